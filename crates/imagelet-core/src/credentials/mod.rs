@@ -1,0 +1,40 @@
+//! Who may ask which registry: secrets that do not print, and credentials made of them.
+
+mod secret;
+
+pub use secret::Secret;
+
+/// What a registry is shown. `Debug` shows who, never what they know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credential {
+    /// The proof itself.
+    pub kind: CredentialKind,
+    /// The registry this was given for; sent along with every pull over CRI.
+    pub server_address: String,
+}
+
+/// The ways to prove who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CredentialKind {
+    /// A user and a password.
+    Basic {
+        /// The user.
+        username: String,
+        /// The password.
+        password: Secret,
+    },
+    /// A refresh token, exchanged at the token service.
+    IdentityToken(Secret),
+    /// A bearer token, sent to the registry as it is.
+    RegistryToken(Secret),
+}
+
+impl Credential {
+    /// A user and a password for one registry.
+    pub fn basic(server_address: impl Into<String>, username: impl Into<String>, password: Secret) -> Self {
+        Self {
+            kind: CredentialKind::Basic { username: username.into(), password },
+            server_address: server_address.into(),
+        }
+    }
+}

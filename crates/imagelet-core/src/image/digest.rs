@@ -1,0 +1,163 @@
+//! A checked content digest; the only form in which registry text reaches a path or a URL.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+/// The algorithms the reference grammar knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DigestAlgorithm {
+    /// SHA-256, 64 hexadecimal digits.
+    Sha256,
+    /// SHA-384, 96 hexadecimal digits.
+    Sha384,
+    /// SHA-512, 128 hexadecimal digits.
+    Sha512,
+}
+
+impl DigestAlgorithm {
+    /// The name as written before the colon.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sha256 => "sha256",
+            Self::Sha384 => "sha384",
+            Self::Sha512 => "sha512",
+        }
+    }
+
+    fn hex_length(self) -> usize {
+        match self {
+            Self::Sha256 => 64,
+            Self::Sha384 => 96,
+            Self::Sha512 => 128,
+        }
+    }
+}
+
+/// `ALGORITHM:HEX`, lower case, of the right length. Safe as one path component pair.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest {
+    algorithm: DigestAlgorithm,
+    text: Arc<str>,
+}
+
+/// Why a text is no digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DigestError {
+    /// Not `algorithm:hex` in lower case.
+    #[error("invalid checksum digest format")]
+    Format,
+    /// An algorithm outside [`DigestAlgorithm`].
+    #[error("unsupported digest algorithm")]
+    Algorithm,
+    /// Too many or too few digits for the algorithm.
+    #[error("invalid checksum digest length")]
+    Length,
+}
+
+impl Digest {
+    /// The digest of raw hash output.
+    ///
+    /// # Panics
+    /// When the bytes are not as long as the algorithm's output.
+    pub fn from_hash(algorithm: DigestAlgorithm, hash: &[u8]) -> Self {
+        use fmt::Write as _;
+        assert_eq!(hash.len() * 2, algorithm.hex_length(), "hash output has the algorithm's length");
+        let mut text = String::with_capacity(8 + hash.len() * 2);
+        text.push_str(algorithm.name());
+        text.push(':');
+        for byte in hash {
+            write!(text, "{byte:02x}").expect("writing to a string cannot fail");
+        }
+        Self { algorithm, text: text.into() }
+    }
+
+    /// The SHA-256 digest of some bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self::from_hash(
+            DigestAlgorithm::Sha256,
+            aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref(),
+        )
+    }
+
+    /// The algorithm.
+    pub fn algorithm(&self) -> DigestAlgorithm {
+        self.algorithm
+    }
+
+    /// The digits behind the colon.
+    pub fn hex(&self) -> &str {
+        &self.text[self.algorithm.name().len() + 1..]
+    }
+
+    /// The whole text.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+impl FromStr for Digest {
+    type Err = DigestError;
+
+    /// Checks in the order of `spec/pull.md §5.2`: form of the algorithm, its name, length, digits.
+    fn from_str(text: &str) -> Result<Self, DigestError> {
+        let (name, hex) = text.split_once(':').ok_or(DigestError::Format)?;
+        if !is_algorithm_name(name) {
+            return Err(DigestError::Format);
+        }
+        let algorithm = match name {
+            "sha256" => DigestAlgorithm::Sha256,
+            "sha384" => DigestAlgorithm::Sha384,
+            "sha512" => DigestAlgorithm::Sha512,
+            _ => return Err(DigestError::Algorithm),
+        };
+        if hex.len() != algorithm.hex_length() {
+            return Err(DigestError::Length);
+        }
+        if !hex.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)) {
+            return Err(DigestError::Format);
+        }
+        Ok(Self { algorithm, text: text.into() })
+    }
+}
+
+fn is_algorithm_name(name: &str) -> bool {
+    name.split(['.', '+', '_', '-'])
+        .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()))
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_are_refused_by_the_first_rule_they_break() {
+        let hex = "ab".repeat(32);
+        assert!(format!("sha256:{hex}").parse::<Digest>().is_ok());
+        for (text, error) in [
+            (hex.clone(), DigestError::Format),
+            (format!("SHA256:{hex}"), DigestError::Format),
+            (format!("md5:{hex}"), DigestError::Algorithm),
+            ("sha256:ab".to_owned(), DigestError::Length),
+            (format!("sha256:{}", "AB".repeat(32)), DigestError::Format),
+            (format!("sha256:{}", "/.".repeat(32)), DigestError::Format),
+        ] {
+            assert_eq!(text.parse::<Digest>(), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_digest_of_nothing_is_the_known_one() {
+        assert_eq!(Digest::of(b"").as_str(), "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    }
+}

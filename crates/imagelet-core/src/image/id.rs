@@ -1,0 +1,95 @@
+//! What identifies an image on a node.
+
+use std::{fmt, sync::Arc};
+
+/// The id a store gave an image: `sha256:` and the digest of its configuration in our own store and in containerd's.
+///
+/// Opaque, as other runtimes choose other forms. Cheap to clone.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ImageId(Arc<str>);
+
+impl ImageId {
+    /// Takes the id as the store spelled it.
+    pub fn new(id: impl AsRef<str>) -> Self {
+        Self(Arc::from(id.as_ref()))
+    }
+
+    /// The id as the store spelled it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The id without algorithm, cut to 13 characters, as crictl shows it.
+    pub fn short(&self) -> &str {
+        let bare = self.0.strip_prefix("sha256:").unwrap_or(&self.0);
+        bare.get(..13).unwrap_or(bare)
+    }
+}
+
+impl fmt::Display for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ImageId({})", self.0)
+    }
+}
+
+/// An image in a handler's store: the inventory's key.
+///
+/// Prints as the id alone when the handler is empty, else `ID,HANDLER` (`spec/gc.md §1.3`).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ImageKey {
+    id: ImageId,
+    handler: String,
+}
+
+impl ImageKey {
+    /// Joins an id and a handler; an empty handler is the default one.
+    pub fn new(id: ImageId, handler: String) -> Self {
+        Self { id, handler }
+    }
+
+    /// Reads the printed form; everything behind the first comma is the handler.
+    pub fn parse(text: &str) -> Self {
+        let (id, handler) = text.split_once(',').unwrap_or((text, ""));
+        Self::new(ImageId::new(id), handler.to_owned())
+    }
+
+    /// The image.
+    pub fn id(&self) -> &ImageId {
+        &self.id
+    }
+
+    /// The handler; empty is the default one.
+    pub fn handler(&self) -> &str {
+        &self.handler
+    }
+}
+
+impl fmt::Display for ImageKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.handler.is_empty() { self.id.fmt(f) } else { write!(f, "{},{}", self.id, self.handler) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_reads_back_what_it_printed() {
+        for text in ["sha256:aa", "sha256:aa,kata", ",kata", "sha256:aa,a,b"] {
+            assert_eq!(ImageKey::parse(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_short_id_has_thirteen_characters_of_the_digest() {
+        assert_eq!(ImageId::new(format!("sha256:{}", "0123456789abcdef".repeat(4))).short(), "0123456789abc");
+        assert_eq!(ImageId::new("image-1").short(), "image-1");
+    }
+}

@@ -1,0 +1,103 @@
+//! Bytes and percents that cannot be mixed up.
+
+use std::{fmt, ops::Add};
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteSize(pub u64);
+
+impl ByteSize {
+    /// Nothing.
+    pub const ZERO: Self = Self(0);
+
+    /// What is left, or nothing.
+    #[must_use]
+    pub fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl Add for ByteSize {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl std::iter::Sum for ByteSize {
+    fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
+        sizes.fold(Self::ZERO, Add::add)
+    }
+}
+
+/// Prints decimal units with three significant digits: `742kB`, `1.15MB`.
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
+        let mut value = self.0 as f64;
+        let mut unit = 0;
+        while value >= 999.5 && unit + 1 < UNITS.len() {
+            value /= 1000.0;
+            unit += 1;
+        }
+        let places = if unit == 0 || value >= 99.95 { 0 } else if value >= 9.995 { 1 } else { 2 };
+        let number = format!("{value:.places$}");
+        let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
+        f.pad(&format!("{number}{}", UNITS[unit]))
+    }
+}
+
+/// A share of a whole, 0 to 100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Percent(u8);
+
+/// The number is no percentage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not between 0 and 100")]
+pub struct PercentError(pub i64);
+
+impl Percent {
+    /// Checks the range.
+    pub fn new(value: i64) -> Result<Self, PercentError> {
+        u8::try_from(value).ok().filter(|percent| *percent <= 100).map(Self).ok_or(PercentError(value))
+    }
+
+    /// The number.
+    pub fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}%", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_print_three_significant_digits() {
+        for (bytes, text) in [
+            (0, "0B"),
+            (999, "999B"),
+            (1000, "1kB"),
+            (742_000, "742kB"),
+            (1_154_361, "1.15MB"),
+            (12_340_000, "12.3MB"),
+            (999_999, "1MB"),
+            (u64::MAX, "18.4EB"),
+        ] {
+            assert_eq!(ByteSize(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_percent_refuses_what_is_not_one() {
+        assert_eq!(Percent::new(101), Err(PercentError(101)));
+        assert_eq!(Percent::new(-1), Err(PercentError(-1)));
+        assert_eq!(Percent::new(100).map(Percent::get), Ok(100));
+    }
+}

@@ -1,0 +1,320 @@
+//! Names of images, read as `distribution/reference` v0.6.0 reads them (`spec/pull.md §5`).
+
+use std::{fmt, str::FromStr};
+
+use super::digest::{Digest, DigestError};
+
+/// Longest repository path, without its domain.
+const PATH_LENGTH_MAX: usize = 255;
+/// Longest tag.
+const TAG_LENGTH_MAX: usize = 128;
+const DEFAULT_DOMAIN: &str = "docker.io";
+const DEFAULT_TAG: &str = "latest";
+
+/// A normalised name: repository with domain, and a tag, a digest, or both.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Reference {
+    repository: String,
+    tag: Option<String>,
+    digest: Option<Digest>,
+}
+
+/// Why a text names no image.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReferenceError {
+    /// It does not match the grammar.
+    #[error("invalid reference format")]
+    Format,
+    /// The repository has capital letters; the part that does.
+    #[error("invalid reference format: repository name ({0}) must be lowercase")]
+    NameUppercase(String),
+    /// The same, found by the parser that does not normalise.
+    #[error("repository name must be lowercase")]
+    Uppercase,
+    /// Nothing was written.
+    #[error("repository name must have at least one component")]
+    Empty,
+    /// It looks like an id.
+    #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
+    LooksLikeId(String),
+    /// The path is longer than the grammar allows.
+    #[error("repository name must not be more than {PATH_LENGTH_MAX} characters")]
+    TooLong,
+    /// The digest is none.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
+}
+
+impl Reference {
+    /// Repository with domain: `docker.io/library/busybox`.
+    pub fn repository(&self) -> &str {
+        &self.repository
+    }
+
+    /// The registry's host and port. Empty for the few names that match only as a path.
+    pub fn domain(&self) -> &str {
+        split_domain(&self.repository).0
+    }
+
+    /// The repository as the registry calls it, without the domain.
+    pub fn path(&self) -> &str {
+        split_domain(&self.repository).1
+    }
+
+    /// The tag, given or defaulted; `None` when only a digest was given.
+    pub fn tag(&self) -> Option<&str> {
+        self.tag.as_deref()
+    }
+
+    /// The digest, where one was given.
+    pub fn digest(&self) -> Option<&Digest> {
+        self.digest.as_ref()
+    }
+
+    /// The same repository by another digest, without tag.
+    #[must_use]
+    pub fn with_digest(&self, digest: Digest) -> Self {
+        Self { repository: self.repository.clone(), tag: None, digest: Some(digest) }
+    }
+
+    /// The name an image is kept under: with a digest the tag is not looked at, so it is dropped.
+    #[must_use]
+    pub fn canonical(&self) -> Self {
+        let tag = if self.digest.is_some() { None } else { self.tag.clone() };
+        Self { tag, ..self.clone() }
+    }
+}
+
+impl FromStr for Reference {
+    type Err = ReferenceError;
+
+    /// Normalises: expands short names, defaults the tag to `latest` when neither tag nor digest is given.
+    fn from_str(text: &str) -> Result<Self, ReferenceError> {
+        if text.len() == 64 && text.bytes().all(is_lower_hex) {
+            return Err(ReferenceError::LooksLikeId(text.to_owned()));
+        }
+        let (domain, remainder) = normalised_domain(text);
+        let name_part = remainder.split(':').next().unwrap_or_default();
+        if name_part.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            return Err(ReferenceError::NameUppercase(name_part.to_owned()));
+        }
+        let full = format!("{domain}/{remainder}");
+        let parts = Parts::parse(&full)?;
+        let tag = parts.tag.map(str::to_owned);
+        let digest = parts.digest.map(str::parse).transpose()?;
+        let tag = if tag.is_none() && digest.is_none() { Some(DEFAULT_TAG.to_owned()) } else { tag };
+        Ok(Self { repository: parts.name.to_owned(), tag, digest })
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.repository)?;
+        if let Some(tag) = &self.tag {
+            write!(f, ":{tag}")?;
+        }
+        self.digest.as_ref().map_or(Ok(()), |digest| write!(f, "@{digest}"))
+    }
+}
+
+impl fmt::Debug for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reference({self})")
+    }
+}
+
+/// The user's spelling, with `:latest` behind it when it has neither tag nor digest: what a runtime is handed.
+///
+/// # Errors
+/// When the text names no image.
+pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
+    text.parse::<Reference>()?;
+    // A parsed name ends in its last path component; a colon behind the last slash starts a tag.
+    let last = text.rsplit('/').next().unwrap_or(text);
+    let bare = !text.contains('@') && !last.contains(':');
+    Ok(if bare { format!("{text}:{DEFAULT_TAG}") } else { text.to_owned() })
+}
+
+/// The user's spelling without tag and digest, by the parser that does not normalise.
+///
+/// # Errors
+/// When the text does not match the grammar as it is written.
+pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
+    match Parts::parse(text) {
+        Ok(parts) => Ok(parts.name),
+        Err(ReferenceError::Format) if text.is_empty() => Err(ReferenceError::Empty),
+        Err(ReferenceError::Format) if Parts::matches(&text.to_lowercase()) => Err(ReferenceError::Uppercase),
+        Err(error) => Err(error),
+    }
+}
+
+fn normalised_domain(text: &str) -> (&str, String) {
+    let (domain, remainder) = match text.split_once('/') {
+        Some((head, tail))
+            if head == "localhost"
+                || head.contains(['.', ':'])
+                || head.bytes().any(|byte| byte.is_ascii_uppercase()) =>
+        {
+            (if head == "index.docker.io" { DEFAULT_DOMAIN } else { head }, tail)
+        }
+        _ => (DEFAULT_DOMAIN, text),
+    };
+    if domain == DEFAULT_DOMAIN && !remainder.contains('/') {
+        return (domain, format!("library/{remainder}"));
+    }
+    (domain, remainder.to_owned())
+}
+
+/// A text cut by the grammar, digest unchecked beyond its form.
+struct Parts<'a> {
+    name: &'a str,
+    tag: Option<&'a str>,
+    digest: Option<&'a str>,
+}
+
+impl<'a> Parts<'a> {
+    fn parse(text: &'a str) -> Result<Self, ReferenceError> {
+        let parts = Self::cut(text).ok_or(ReferenceError::Format)?;
+        if split_domain(parts.name).1.len() > PATH_LENGTH_MAX {
+            return Err(ReferenceError::TooLong);
+        }
+        if let Some(digest) = parts.digest {
+            digest.parse::<Digest>()?;
+        }
+        Ok(parts)
+    }
+
+    fn matches(text: &str) -> bool {
+        Parts::cut(text).is_some()
+    }
+
+    fn cut(text: &'a str) -> Option<Self> {
+        let (rest, digest) = match text.split_once('@') {
+            Some((rest, digest)) => (rest, Some(digest)),
+            None => (text, None),
+        };
+        if !digest.is_none_or(has_digest_form) {
+            return None;
+        }
+        let after_slash = rest.rfind('/').map_or(0, |slash| slash + 1);
+        let (name, tag) = match rest[after_slash..].rfind(':') {
+            Some(colon) => (&rest[..after_slash + colon], Some(&rest[after_slash + colon + 1..])),
+            None => (rest, None),
+        };
+        (is_name(name) && tag.is_none_or(is_tag)).then_some(Self { name, tag, digest })
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let path = |path: &str| path.split('/').all(is_path_component);
+    path(name) || name.split_once('/').is_some_and(|(domain, rest)| is_domain(domain) && path(rest))
+}
+
+/// Domain and path of a name that matched; the domain is empty where the first component is none.
+fn split_domain(name: &str) -> (&str, &str) {
+    match name.split_once('/') {
+        Some((domain, path)) if is_domain(domain) => (domain, path),
+        _ => ("", name),
+    }
+}
+
+fn is_domain(domain: &str) -> bool {
+    let (host, port) = match domain.strip_prefix('[') {
+        Some(rest) => {
+            let Some((address, tail)) = rest.split_once(']') else { return false };
+            if address.is_empty() || !address.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':') {
+                return false;
+            }
+            match tail.strip_prefix(':') {
+                Some(port) => (None, Some(port)),
+                None if tail.is_empty() => (None, None),
+                None => return false,
+            }
+        }
+        None => match domain.split_once(':') {
+            Some((host, port)) => (Some(host), Some(port)),
+            None => (Some(domain), None),
+        },
+    };
+    host.is_none_or(|host| host.split('.').all(is_domain_component))
+        && port.is_none_or(|port| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn is_domain_component(component: &str) -> bool {
+    let bytes = component.as_bytes();
+    let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    ends(bytes.first())
+        && ends(bytes.last())
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
+}
+
+fn is_path_component(component: &str) -> bool {
+    let is_alnum = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = component.as_bytes();
+    if !bytes.first().is_some_and(|byte| is_alnum(*byte)) || !bytes.last().is_some_and(|byte| is_alnum(*byte)) {
+        return false;
+    }
+    bytes.split(|byte| is_alnum(*byte)).all(|separator| {
+        matches!(separator, b"" | b"." | b"_" | b"__") || separator.iter().all(|byte| *byte == b'-')
+    })
+}
+
+fn is_tag(tag: &str) -> bool {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let mut bytes = tag.bytes();
+    tag.len() <= TAG_LENGTH_MAX
+        && bytes.next().is_some_and(word)
+        && bytes.all(|byte| word(byte) || byte == b'.' || byte == b'-')
+}
+
+fn has_digest_form(digest: &str) -> bool {
+    let Some((algorithm, hex)) = digest.split_once(':') else { return false };
+    let part = |part: &str| {
+        part.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic())
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    };
+    algorithm.split(['+', '.', '-', '_']).all(part) && hex.len() >= 32 && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn is_lower_hex(byte: u8) -> bool {
+    byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn every_reference_vector_holds() {
+        let cases = vectors("pull-reference.json");
+        assert_eq!(cases.len(), 270);
+        for case in cases {
+            let image = case["input"]["image"].as_str().expect("a text");
+            let expected = &case["expected"];
+            let wanted = |key: &str| expected.get(key).and_then(serde_json::Value::as_str);
+            let wrapped = |error: &ReferenceError| {
+                format!("couldn't parse image name {}: {error}", crate::testing::go_quoted(image))
+            };
+            match image.parse::<Reference>() {
+                Ok(reference) => {
+                    assert_eq!(wanted("error"), None, "{image}");
+                    assert_eq!(wanted("repo"), Some(reference.repository()), "{image}");
+                    assert_eq!(wanted("tag"), Some(reference.tag().unwrap_or_default()), "{image}");
+                    let digest = reference.digest().map(Digest::as_str).unwrap_or_default();
+                    assert_eq!(wanted("digest"), Some(digest), "{image}");
+                }
+                Err(error) => assert_eq!(wanted("error"), Some(wrapped(&error).as_str()), "{image}"),
+            }
+            match default_tag(image) {
+                Ok(text) => assert_eq!(wanted("with_default_tag"), Some(text.as_str()), "{image}"),
+                Err(error) => assert_eq!(wanted("with_default_tag_error"), Some(wrapped(&error).as_str()), "{image}"),
+            }
+            match trim_tag_and_digest(image) {
+                Ok(text) => assert_eq!(wanted("trimmed"), Some(text), "{image}"),
+                Err(error) => assert_eq!(wanted("trimmed_error"), Some(error.to_string().as_str()), "{image}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! The decisions of a node's image manager: when an image is pulled, who may use it, which image goes.
+//!
+//! Opens no socket and speaks no protocol; it asks through two ports, [`runtime::ImageService`] and
+//! [`runtime::ContainerService`], and touches only local files and child processes.
+
+pub mod credentials;
+pub mod image;
+pub mod runtime;
+#[cfg(any(test, feature = "test-util"))]
+pub mod testing;

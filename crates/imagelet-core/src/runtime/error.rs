@@ -1,0 +1,111 @@
+//! Why a store or runtime did not do what it was asked.
+
+use std::{error::Error, fmt};
+
+/// What kind of refusal it was; a kind exists because some caller acts differently on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RuntimeErrorKind {
+    /// The name is malformed, empty or ambiguous.
+    InvalidArgument,
+    /// The registry has no such image.
+    NotFound,
+    /// The registry refuses the credential, or wants one.
+    Denied,
+    /// The registry cannot be reached.
+    RegistryUnavailable,
+    /// A signature or policy check failed.
+    SignatureInvalid,
+    /// What was fetched is not what its digest, size or format promised.
+    Corrupt,
+    /// The image breaks a limit, or is of a kind that is not supported.
+    Unacceptable,
+    /// Something holds the image.
+    InUse,
+    /// No room on the disk.
+    DiskFull,
+    /// The store or runtime itself cannot be reached or written.
+    Unavailable,
+    /// The store knows no such call.
+    Unsupported,
+    /// Took longer than allowed.
+    TimedOut,
+    /// Given up by whoever asked.
+    Cancelled,
+    /// Anything else.
+    Other,
+}
+
+/// A refusal by a store or runtime. Prints what was tried on what and why; the cause is its source.
+#[derive(Debug)]
+pub struct RuntimeError {
+    kind: RuntimeErrorKind,
+    message: String,
+    hint: Option<String>,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl RuntimeError {
+    /// An error with its kind and message.
+    pub fn new(kind: RuntimeErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), hint: None, source: None }
+    }
+
+    /// An error nobody acts on differently.
+    pub fn other(message: impl Into<String>) -> Self {
+        Self::new(RuntimeErrorKind::Other, message)
+    }
+
+    /// A call this store does not know.
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(RuntimeErrorKind::Unsupported, message)
+    }
+
+    /// Adds the cause.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// Adds where the user can mend it.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// What kind of refusal.
+    pub fn kind(&self) -> RuntimeErrorKind {
+        self.kind
+    }
+
+    /// Where the user can mend it.
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
+    /// The message and all its causes in one line, for wires and logs that carry one text.
+    pub fn chain(&self) -> String {
+        let mut text = self.message.clone();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+}
+
+impl fmt::Display for RuntimeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for RuntimeError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn Error + 'static))
+    }
+}

@@ -1,0 +1,14 @@
+//! The ports to whatever stores images and runs containers; [`RuntimeManager`] is their only caller.
+
+mod container;
+mod error;
+mod image_service;
+mod manager;
+
+pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox};
+pub use error::{RuntimeError, RuntimeErrorKind};
+pub use image_service::{
+    FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest, SandboxConfig,
+    no_progress,
+};
+pub use manager::{Pod, RuntimeManager};

@@ -1,0 +1,33 @@
+//! For the tests of whoever implements or uses a port.
+
+#![allow(clippy::missing_panics_doc, reason = "a test helper panics to fail its test")]
+
+use serde_json::Value;
+
+/// The cases of a vector file in `tests/vectors` of the workspace.
+pub fn vectors(file: &str) -> Vec<Value> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors").join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut document: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}"));
+    match document["vectors"].take() {
+        Value::Array(cases) => cases,
+        other => panic!("{file}: `vectors` is {other}"),
+    }
+}
+
+/// A text in double quotes with Go's escapes, as `%q` prints it.
+pub fn go_quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            '\n' => quoted.push_str("\\n"),
+            '\t' => quoted.push_str("\\t"),
+            '\r' => quoted.push_str("\\r"),
+            control if control.is_control() => quoted.push_str(&format!("\\x{:02x}", control as u32)),
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    quoted
+}

@@ -1,0 +1,1 @@
+//! The Container Runtime Interface `runtime.v1`, both ways: client, server, and the conversion between wire and words.

@@ -1,0 +1,1 @@
+//! An image service without a runtime: engine, registry, manifest, store, unpack.
