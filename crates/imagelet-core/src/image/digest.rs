@@ -72,10 +72,7 @@ impl Digest {
 
     /// The SHA-256 digest of some bytes.
     pub fn of(bytes: &[u8]) -> Self {
-        Self::from_hash(
-            DigestAlgorithm::Sha256,
-            aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref(),
-        )
+        Self::from_hash(DigestAlgorithm::Sha256, aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref())
     }
 
     /// The algorithm.

@@ -40,7 +40,13 @@ impl fmt::Display for ByteSize {
             value /= 1000.0;
             unit += 1;
         }
-        let places = if unit == 0 || value >= 99.95 { 0 } else if value >= 9.995 { 1 } else { 2 };
+        let places = if unit == 0 || value >= 99.95 {
+            0
+        } else if value >= 9.995 {
+            1
+        } else {
+            2
+        };
         let number = format!("{value:.places$}");
         let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
         f.pad(&format!("{number}{}", UNITS[unit]))

@@ -34,7 +34,9 @@ impl FromStr for Platform {
     type Err = PlatformError;
     fn from_str(text: &str) -> Result<Self, PlatformError> {
         let parts: Vec<&str> = text.split('/').collect();
-        let plain = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        let plain = |part: &&str| {
+            !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+        };
         if !(2..=3).contains(&parts.len()) || !parts.iter().all(plain) {
             return Err(PlatformError(text.to_owned()));
         }

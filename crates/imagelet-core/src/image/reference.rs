@@ -244,9 +244,7 @@ fn is_domain(domain: &str) -> bool {
 fn is_domain_component(component: &str) -> bool {
     let bytes = component.as_bytes();
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    ends(bytes.first())
-        && ends(bytes.last())
-        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
+    ends(bytes.first()) && ends(bytes.last()) && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'-')
 }
 
 fn is_path_component(component: &str) -> bool {
@@ -255,9 +253,9 @@ fn is_path_component(component: &str) -> bool {
     if !bytes.first().is_some_and(|byte| is_alnum(*byte)) || !bytes.last().is_some_and(|byte| is_alnum(*byte)) {
         return false;
     }
-    bytes.split(|byte| is_alnum(*byte)).all(|separator| {
-        matches!(separator, b"" | b"." | b"_" | b"__") || separator.iter().all(|byte| *byte == b'-')
-    })
+    bytes
+        .split(|byte| is_alnum(*byte))
+        .all(|separator| matches!(separator, b"" | b"." | b"_" | b"__") || separator.iter().all(|byte| *byte == b'-'))
 }
 
 fn is_tag(tag: &str) -> bool {
@@ -274,7 +272,9 @@ fn has_digest_form(digest: &str) -> bool {
         part.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic())
             && part.bytes().all(|byte| byte.is_ascii_alphanumeric())
     };
-    algorithm.split(['+', '.', '-', '_']).all(part) && hex.len() >= 32 && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
+    algorithm.split(['+', '.', '-', '_']).all(part)
+        && hex.len() >= 32
+        && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn is_lower_hex(byte: u8) -> bool {

@@ -2,6 +2,11 @@
 
 #![allow(clippy::missing_panics_doc, reason = "a test helper panics to fail its test")]
 
+mod fake;
+
+pub mod conformance;
+
+pub use fake::FakeRuntime;
 use serde_json::Value;
 
 /// The cases of a vector file in `tests/vectors` of the workspace.

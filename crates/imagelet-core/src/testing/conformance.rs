@@ -1,0 +1,192 @@
+//! What every [`ImageService`] promises, checked on a live one.
+
+use std::sync::{Arc, Mutex};
+
+use crate::{
+    image::{Image, ImageId, ImageSpec},
+    runtime::{ImageService, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
+};
+
+/// The images a service under test can pull: two that differ, and a second name of the first.
+#[derive(Clone, Debug)]
+pub struct Images {
+    /// A full name with tag.
+    pub first: String,
+    /// Another tag of the same image.
+    pub first_again: String,
+    /// A full name with tag of another image.
+    pub second: String,
+    /// A name its registry does not have.
+    pub absent: String,
+    /// Whether the service reports progress; CRI cannot.
+    pub reports_progress: bool,
+    /// Whether one name can be taken away; CRI cannot.
+    pub untags: bool,
+}
+
+/// Runs all checks. The store must not hold these images before, and does not afterwards.
+///
+/// # Panics
+/// On the first broken promise.
+pub async fn run(service: &dyn ImageService, images: &Images) {
+    nothing_is_found_before(service, images).await;
+    let first = a_pulled_image_is_listed_at_once(service, images).await;
+    every_name_of_an_image_finds_it(service, images, &first).await;
+    two_names_are_one_image(service, images, &first).await;
+    a_failed_pull_leaves_no_image(service, images).await;
+    an_empty_name_is_refused(service).await;
+    the_filesystem_is_told(service).await;
+    if images.untags {
+        a_name_can_go_alone(service, images, &first).await;
+    }
+    a_removed_image_is_gone_at_once(service, images, &first).await;
+    a_dropped_pull_leaves_no_image(service, images).await;
+}
+
+async fn pull(service: &dyn ImageService, name: &str) -> ImageId {
+    let request = PullRequest { image: ImageSpec::new(name), ..PullRequest::default() };
+    service.pull(&request, no_progress()).await.unwrap_or_else(|error| panic!("pull {name}: {}", error.chain()))
+}
+
+async fn status(service: &dyn ImageService, name: &str) -> Option<Image> {
+    service.status(&ImageSpec::new(name)).await.unwrap_or_else(|error| panic!("status of {name}: {}", error.chain()))
+}
+
+async fn list(service: &dyn ImageService) -> Vec<Image> {
+    service.list(None).await.unwrap_or_else(|error| panic!("list: {}", error.chain()))
+}
+
+async fn nothing_is_found_before(service: &dyn ImageService, images: &Images) {
+    for name in [&images.first, &images.first_again, &images.second, &images.absent] {
+        assert_eq!(status(service, name).await, None, "{name} before it was pulled");
+        service.remove(&ImageSpec::new(name)).await.expect("removing an absent image is success");
+    }
+}
+
+async fn a_pulled_image_is_listed_at_once(service: &dyn ImageService, images: &Images) -> ImageId {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let sink: Progress = {
+        let events = Arc::clone(&events);
+        Arc::new(move |event| events.lock().expect("no other user").push(event))
+    };
+    let request = PullRequest { image: ImageSpec::new(&images.first), ..PullRequest::default() };
+    let id = service.pull(&request, sink).await.unwrap_or_else(|error| panic!("first pull: {}", error.chain()));
+    if images.reports_progress {
+        let events = events.lock().expect("no other user");
+        assert!(
+            matches!(events.first(), Some(PullEvent::Resolved { .. })),
+            "progress begins with the manifest: {events:?}"
+        );
+    }
+    let listed: Vec<Image> = list(service).await.into_iter().filter(|image| image.id == id).collect();
+    assert_eq!(listed.len(), 1, "an image is listed once");
+    assert_eq!(listed[0].tags, [images.first.clone()], "a pulled image has the tag it was pulled by");
+    assert!(listed[0].size.0 > 0, "a size is never zero");
+    assert_eq!(pull(service, &images.first).await, id, "a second pull gives the same id");
+    id
+}
+
+async fn every_name_of_an_image_finds_it(service: &dyn ImageService, images: &Images, id: &ImageId) {
+    let image = status(service, &images.first).await.expect("found by tag");
+    assert_eq!(&image.id, id);
+    assert!(!image.digests.is_empty(), "a pulled image has its digest");
+    let names: Vec<String> =
+        image.digests.iter().cloned().chain([id.to_string(), id.as_str()[..23].to_owned()]).collect();
+    for name in names {
+        assert_eq!(status(service, &name).await.as_ref(), Some(&image), "found by {name}");
+    }
+    let filtered = service.list(Some(&ImageSpec::new(&images.first))).await.expect("a filtered list");
+    assert!(filtered.iter().any(|listed| &listed.id == id), "a filter keeps what it names");
+}
+
+async fn two_names_are_one_image(service: &dyn ImageService, images: &Images, id: &ImageId) {
+    assert_eq!(&pull(service, &images.first_again).await, id);
+    let mut tags = status(service, id.as_str()).await.expect("found by id").tags;
+    tags.sort();
+    let mut wanted = vec![images.first.clone(), images.first_again.clone()];
+    wanted.sort();
+    assert_eq!(tags, wanted);
+    let second = pull(service, &images.second).await;
+    assert_ne!(&second, id);
+    assert!(list(service).await.iter().any(|image| image.id == second));
+    service.remove(&ImageSpec::new(second.as_str())).await.expect("remove by id");
+    assert_eq!(status(service, &images.second).await, None);
+    assert!(status(service, &images.first).await.is_some(), "the other image stays");
+}
+
+async fn a_failed_pull_leaves_no_image(service: &dyn ImageService, images: &Images) {
+    let before = list(service).await;
+    let request = PullRequest { image: ImageSpec::new(&images.absent), ..PullRequest::default() };
+    let error = service.pull(&request, no_progress()).await.expect_err("the registry does not have it");
+    assert_eq!(error.kind(), RuntimeErrorKind::NotFound, "{}", error.chain());
+    assert_eq!(list(service).await, before);
+}
+
+async fn an_empty_name_is_refused(service: &dyn ImageService) {
+    let request = PullRequest::default();
+    assert!(service.pull(&request, no_progress()).await.is_err(), "nothing can be pulled by no name");
+}
+
+async fn the_filesystem_is_told(service: &dyn ImageService) {
+    let filesystems = service.filesystem().await.unwrap_or_else(|error| panic!("filesystem: {}", error.chain()));
+    assert!(!filesystems.images.is_empty(), "images live somewhere");
+}
+
+async fn a_name_can_go_alone(service: &dyn ImageService, images: &Images, id: &ImageId) {
+    service.untag(&images.first_again).await.expect("untag");
+    service.untag(&images.first_again).await.expect("untag again is success");
+    assert_eq!(status(service, &images.first_again).await, None);
+    assert_eq!(status(service, &images.first).await.map(|image| image.id).as_ref(), Some(id));
+}
+
+async fn a_removed_image_is_gone_at_once(service: &dyn ImageService, images: &Images, id: &ImageId) {
+    service.remove(&ImageSpec::new(id.as_str())).await.unwrap_or_else(|error| panic!("remove: {}", error.chain()));
+    for name in [images.first.as_str(), images.first_again.as_str(), id.as_str()] {
+        assert_eq!(status(service, name).await, None, "{name} after its removal");
+    }
+    assert!(list(service).await.iter().all(|image| &image.id != id));
+    service.remove(&ImageSpec::new(id.as_str())).await.expect("removing it again is success");
+}
+
+async fn a_dropped_pull_leaves_no_image(service: &dyn ImageService, images: &Images) {
+    let request = PullRequest { image: ImageSpec::new(&images.second), ..PullRequest::default() };
+    let gave_up = {
+        let mut pull = service.pull(&request, no_progress());
+        tokio::select! {
+            biased;
+            done = &mut pull => done.is_err(),
+            () = tokio::task::yield_now() => true,
+        }
+    };
+    if gave_up {
+        // A runtime behind a socket may see the cancel after the image was whole; then it is listed whole.
+        if let Some(image) = status(service, &images.second).await {
+            assert!(image.size.0 > 0);
+        }
+    }
+    let id = pull(service, &images.second).await;
+    service.remove(&ImageSpec::new(id.as_str())).await.expect("remove");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::FakeRuntime;
+
+    #[tokio::test]
+    async fn the_fake_keeps_every_promise() {
+        let fake = FakeRuntime::new();
+        fake.offer("registry.test/a:v1", "a", 1024);
+        fake.offer("registry.test/a:v2", "a", 1024);
+        fake.offer("registry.test/b:v1", "b", 2048);
+        let images = Images {
+            first: "registry.test/a:v1".into(),
+            first_again: "registry.test/a:v2".into(),
+            second: "registry.test/b:v1".into(),
+            absent: "registry.test/none:v1".into(),
+            reports_progress: true,
+            untags: true,
+        };
+        run(&fake, &images).await;
+    }
+}

@@ -1,0 +1,354 @@
+//! A runtime in memory: a registry of images to pull, a store, containers, and a log of what it was asked.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+
+use crate::{
+    image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Reference, default_tag},
+    runtime::{
+        Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService, LayerState,
+        Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Sandbox,
+    },
+};
+
+/// Cheap to clone; clones share all state.
+#[derive(Clone, Debug, Default)]
+pub struct FakeRuntime {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    registry: BTreeMap<String, Offer>,
+    images: BTreeMap<ImageId, Image>,
+    containers: Vec<Container>,
+    sandboxes: Vec<Sandbox>,
+    volumes: HashMap<String, Vec<String>>,
+    calls: Vec<String>,
+    failures: HashMap<String, (RuntimeErrorKind, String)>,
+    pull_takes: Duration,
+    pulls_running: usize,
+    pulls_running_max: usize,
+    requests: Vec<PullRequest>,
+}
+
+#[derive(Clone, Debug)]
+struct Offer {
+    id: ImageId,
+    size: ByteSize,
+    user: Option<String>,
+    password: Option<String>,
+}
+
+impl FakeRuntime {
+    /// A runtime with an empty store, before an empty registry.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Puts an image into the registry; equal `content` means the same image under several names.
+    pub fn offer(&self, name: &str, content: &str, size: u64) -> ImageId {
+        self.offer_to(name, content, size, None)
+    }
+
+    /// The same, for one user and password only.
+    pub fn offer_to(&self, name: &str, content: &str, size: u64, login: Option<(&str, &str)>) -> ImageId {
+        let id = ImageId::new(Digest::of(content.as_bytes()).as_str());
+        let offer = Offer {
+            id: id.clone(),
+            size: ByteSize(size),
+            user: login.map(|(user, _)| user.to_owned()),
+            password: login.map(|(_, password)| password.to_owned()),
+        };
+        self.lock().registry.insert(normal(name), offer);
+        id
+    }
+
+    /// Puts an image into the store as if it had been pulled long ago.
+    pub fn preload(&self, name: &str, content: &str, size: u64) -> ImageId {
+        let id = self.offer(name, content, size);
+        self.lock().store(&normal(name), &id, ByteSize(size));
+        id
+    }
+
+    /// Sets or clears the runtime's own pin on an image.
+    pub fn set_pinned(&self, id: &ImageId, pinned: bool) {
+        if let Some(image) = self.lock().images.get_mut(id) {
+            image.pinned = pinned;
+        }
+    }
+
+    /// Makes one call on one subject fail: `fail("pull docker.io/library/a:v1", …)`, or any subject: `fail("list", …)`.
+    pub fn fail(&self, call: &str, kind: RuntimeErrorKind, message: &str) {
+        self.lock().failures.insert(call.to_owned(), (kind, message.to_owned()));
+    }
+
+    /// Takes all failures back.
+    pub fn heal(&self) {
+        self.lock().failures.clear();
+    }
+
+    /// How long each pull sleeps before it is done.
+    pub fn set_pull_takes(&self, takes: Duration) {
+        self.lock().pull_takes = takes;
+    }
+
+    /// Adds a container of a ready pod `default/POD` that holds an image.
+    pub fn run(&self, pod: &str, name: &str, image: &str, image_id: &ImageId, state: ContainerState) -> String {
+        let mut fake = self.lock();
+        let sandbox_id = format!("sandbox-{pod}");
+        if !fake.sandboxes.iter().any(|sandbox| sandbox.id == sandbox_id) {
+            fake.sandboxes.push(Sandbox {
+                id: sandbox_id.clone(),
+                name: pod.to_owned(),
+                namespace: "default".into(),
+                uid: format!("uid-{pod}"),
+                ready: true,
+                created_at: SystemTime::UNIX_EPOCH,
+                runtime_handler: String::new(),
+            });
+        }
+        let id = format!("container-{pod}-{name}");
+        let labels = [
+            ("io.kubernetes.pod.name", pod),
+            ("io.kubernetes.pod.namespace", "default"),
+            ("io.kubernetes.pod.uid", &format!("uid-{pod}")),
+            ("io.kubernetes.container.name", name),
+        ];
+        fake.containers.push(Container {
+            id: id.clone(),
+            sandbox_id,
+            name: name.to_owned(),
+            image: ImageSpec::new(image),
+            image_ref: image_id.to_string(),
+            image_id: image_id.to_string(),
+            state,
+            created_at: SystemTime::UNIX_EPOCH,
+            labels: labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
+        });
+        id
+    }
+
+    /// Mounts an image into a container as a volume.
+    pub fn mount_volume(&self, container_id: &str, image: &str) {
+        self.lock().volumes.entry(container_id.to_owned()).or_default().push(image.to_owned());
+    }
+
+    /// Removes all containers and sandboxes.
+    pub fn stop_all(&self) {
+        let mut fake = self.lock();
+        fake.containers.clear();
+        fake.sandboxes.clear();
+        fake.volumes.clear();
+    }
+
+    /// The calls since the last look, as `VERB SUBJECT`; reads are `list`, `containers`, `status X`, …
+    pub fn take_calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.lock().calls)
+    }
+
+    /// The pull requests since the start, in order.
+    pub fn pull_requests(&self) -> Vec<PullRequest> {
+        self.lock().requests.clone()
+    }
+
+    /// The most pulls that ran at once.
+    pub fn pulls_running_max(&self) -> usize {
+        self.lock().pulls_running_max
+    }
+
+    /// The pulls that run now.
+    pub fn pulls_running(&self) -> usize {
+        self.lock().pulls_running
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no test panics while it holds the fake")
+    }
+
+    fn enter(&self, verb: &str, subject: &str) -> Result<MutexGuard<'_, State>, RuntimeError> {
+        let mut fake = self.lock();
+        let call = if subject.is_empty() { verb.to_owned() } else { format!("{verb} {subject}") };
+        let failure = fake.failures.get(&call).or_else(|| fake.failures.get(verb)).cloned();
+        fake.calls.push(call);
+        match failure {
+            Some((kind, message)) => Err(RuntimeError::new(kind, message)),
+            None => Ok(fake),
+        }
+    }
+}
+
+impl State {
+    fn store(&mut self, name: &str, id: &ImageId, size: ByteSize) {
+        let reference: Reference = name.parse().expect("normalised names parse");
+        self.forget(name);
+        let image = self.images.entry(id.clone()).or_insert_with(|| Image {
+            id: id.clone(),
+            tags: Vec::new(),
+            digests: Vec::new(),
+            size,
+            user: ImageUser::Unset,
+            spec: ImageSpec::default(),
+            pinned: false,
+        });
+        if reference.digest().is_none() && !image.tags.iter().any(|tag| tag == name) {
+            image.tags.push(name.to_owned());
+        }
+        let digest = format!("{}@{}", reference.repository(), Digest::of(id.as_str().as_bytes()));
+        if !image.digests.contains(&digest) {
+            image.digests.push(digest);
+        }
+    }
+
+    fn forget(&mut self, name: &str) {
+        for image in self.images.values_mut() {
+            image.tags.retain(|tag| tag != name);
+        }
+    }
+
+    fn find(&self, text: &str) -> Result<Option<&Image>, RuntimeError> {
+        if text.is_empty() {
+            return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the image has no name"));
+        }
+        let bare = text.strip_prefix("sha256:").unwrap_or(text);
+        if let Some(image) = self.images.values().find(|image| image.id.as_str() == text) {
+            return Ok(Some(image));
+        }
+        if bare.len() >= 3 && bare.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            let mut found = self.images.values().filter(|image| image.id.as_str()["sha256:".len()..].starts_with(bare));
+            if let (Some(image), None) = (found.next(), found.next()) {
+                return Ok(Some(image));
+            }
+        }
+        let reference: Reference = text.parse().map_err(|error| {
+            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{text}`")).caused_by(Box::new(error))
+        })?;
+        let name = reference.canonical().to_string();
+        Ok(self.images.values().find(|image| image.tags.contains(&name) || image.digests.contains(&name)))
+    }
+}
+
+fn normal(name: &str) -> String {
+    let name = default_tag(name).expect("tests offer names that parse");
+    name.parse::<Reference>().expect("checked above").canonical().to_string()
+}
+
+/// Counts a pull as running until it ends or is dropped.
+struct Running<'a>(&'a FakeRuntime);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.lock().pulls_running -= 1;
+    }
+}
+
+#[async_trait]
+impl ImageService for FakeRuntime {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+        let fake = self.enter("list", "")?;
+        match filter.filter(|spec| !spec.image.is_empty()) {
+            Some(spec) => Ok(fake.find(&spec.image)?.cloned().into_iter().collect()),
+            None => Ok(fake.images.values().cloned().collect()),
+        }
+    }
+
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        Ok(self.enter("status", &spec.image)?.find(&spec.image)?.cloned())
+    }
+
+    async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+        let (offer, takes) = {
+            let mut fake = self.enter("pull", &request.image.image)?;
+            fake.requests.push(request.clone());
+            let name = request
+                .image
+                .image
+                .parse::<Reference>()
+                .map_err(|error| {
+                    RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{}`", request.image.image))
+                        .caused_by(Box::new(error))
+                })?
+                .canonical()
+                .to_string();
+            let Some(offer) = fake.registry.get(&name).cloned() else {
+                return Err(RuntimeError::new(RuntimeErrorKind::NotFound, format!("`{name}` is not in the registry")));
+            };
+            let login = request.credential.as_ref().and_then(|credential| match &credential.kind {
+                crate::credentials::CredentialKind::Basic { username, password } => {
+                    Some((username.clone(), password.expose().to_owned()))
+                }
+                _ => None,
+            });
+            if let (Some(user), Some(password)) = (&offer.user, &offer.password)
+                && login.as_ref() != Some(&(user.clone(), password.clone()))
+            {
+                return Err(RuntimeError::new(RuntimeErrorKind::Denied, format!("the registry refuses `{name}`")));
+            }
+            fake.pulls_running += 1;
+            fake.pulls_running_max = fake.pulls_running_max.max(fake.pulls_running);
+            (Offer { user: Some(name), ..offer }, fake.pull_takes)
+        };
+        let running = Running(self);
+        let layer = Digest::of(offer.id.as_str().as_bytes());
+        progress(PullEvent::Resolved { manifest: layer.clone(), layers: vec![(layer.clone(), offer.size)] });
+        if !takes.is_zero() {
+            tokio::time::sleep(takes).await;
+        }
+        progress(PullEvent::Layer { digest: layer, state: LayerState::Done });
+        drop(running);
+        self.lock().store(&offer.user.unwrap_or_default(), &offer.id, offer.size);
+        Ok(offer.id)
+    }
+
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        let mut fake = self.enter("remove", &spec.image)?;
+        if let Some(id) = fake.find(&spec.image)?.map(|image| image.id.clone()) {
+            fake.images.remove(&id);
+        }
+        Ok(())
+    }
+
+    async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
+        let mut fake = self.enter("untag", name)?;
+        let name = normal(name);
+        fake.forget(&name);
+        let nameless: Vec<ImageId> =
+            fake.images.values().filter(|image| image.tags.is_empty()).map(|image| image.id.clone()).collect();
+        for id in nameless {
+            fake.images.remove(&id);
+        }
+        Ok(())
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        let fake = self.enter("filesystem", "")?;
+        let usage = FilesystemUsage {
+            measured_at: SystemTime::now(),
+            mountpoint: PathBuf::from("/"),
+            used: fake.images.values().map(|image| image.size).sum(),
+            inodes_used: Some(0),
+        };
+        Ok(ImageFilesystems { images: vec![usage.clone()], containers: vec![usage] })
+    }
+}
+
+#[async_trait]
+impl ContainerService for FakeRuntime {
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+        Ok(self.enter("containers", "")?.containers.clone())
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+        Ok(self.enter("sandboxes", "")?.sandboxes.clone())
+    }
+
+    async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        Ok(self.enter("mounts", container_id)?.volumes.get(container_id).cloned().unwrap_or_default())
+    }
+}
