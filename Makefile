@@ -1,0 +1,65 @@
+# The two commands: `make test` proves the tree, `make bench` measures a pull against containerd.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+DENY_VERSION := 0.20.2
+TEST_LOG := target/test.log
+
+# What the tests start for real, as `program:package`.
+PARTS := containerd:containerd runc:runc docker-registry:docker-registry busybox:busybox-static htpasswd:apache2-utils \
+	strace:strace mkfs.ext4:e2fsprogs mount:mount zstd:zstd gzip:gzip cc:gcc make:make python3:python3
+
+.PHONY: help parts fmt lint doc deny test bench
+
+help: ## Lists the targets.
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
+
+parts: ## Installs the Debian packages the tests start, where they are missing.
+	@export PATH="$$PATH:/usr/sbin:/sbin"
+	missing=()
+	for part in $(PARTS); do
+	  command -v "$${part%%:*}" >/dev/null || missing+=("$${part##*:}")
+	done
+	if [ "$${#missing[@]}" -gt 0 ]; then
+	  echo "installing: $${missing[*]}"
+	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo
+	  $$sudo apt-get update -qq
+	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null
+	fi
+	for part in $(PARTS); do
+	  command -v "$${part%%:*}" >/dev/null || { echo "missing: $${part%%:*} (Debian package $${part##*:})" >&2; exit 1; }
+	done
+
+fmt: ## Checks the formatting.
+	@$(CARGO) fmt --all --check
+
+lint: fmt ## Formatting and clippy, warnings are errors.
+	@$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+doc: ## Builds the API documentation, warnings are errors.
+	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --quiet --workspace --no-deps
+
+deny: ## Checks what the dependency tree may hold.
+	@[ "$$($(CARGO) deny --version 2>/dev/null)" = "cargo-deny $(DENY_VERSION)" ] \
+	  || $(CARGO) install --quiet --locked cargo-deny --version $(DENY_VERSION)
+	$(CARGO) deny --offline --log-level error check bans licenses sources
+
+test: parts lint doc deny ## Everything CI checks; ends on `N passed, N failed`.
+	@mkdir -p $(dir $(TEST_LOG))
+	export PATH="$$PATH:/usr/sbin:/sbin"
+	status=0
+	$(CARGO) test --locked --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG) || status=$$?
+	grep -E '^test .* FAILED$$' $(TEST_LOG) || true
+	awk '/^test result:/ { passed += $$4; failed += $$6; ignored += $$8 }
+	  END { printf "%d passed, %d failed, %d ignored\n", passed, failed, ignored; exit passed == 0 }' $(TEST_LOG)
+	exit $$status
+
+bench: parts ## Measures a release pull against containerd's, five runs each, alternating.
+	@export PATH="$$PATH:/usr/sbin:/sbin"
+	$(CARGO) build --locked --release --package imagelet
+	target=$$($(CARGO) metadata --format-version 1 --no-deps | python3 -c 'import json,sys; print(json.load(sys.stdin)["target_directory"])')
+	python3 benches/pull.py --imagelet "$$target/release/imagelet" --work "$$target/bench"

@@ -1,0 +1,267 @@
+//! Fails on every arrow the house does not have: between crates, between rooms, and from outside to the wire.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use crate::source::{first_segments, repository, rust_files, without_comments_and_strings, without_tests};
+
+/// A file longer than this hides a second purpose.
+const LINES_MAX: usize = 600;
+
+/// The rooms of the core, top storey first. A room sees only rooms on lower storeys.
+const CORE_STOREYS: [&[&str]; 5] =
+    [&["manager", "gc"], &["inventory"], &["records", "runtime"], &["credentials", "events"], &["image", "metrics"]];
+
+/// The rooms of the CRI adapter that may name a wire type.
+const WIRE_ROOMS: [&str; 4] = ["client", "convert", "server", "v1"];
+
+/// `from → to`, once for every pair.
+type Arrows = BTreeSet<(String, String)>;
+
+/// The source of a crate: its rooms' names, and the code of each room.
+type Rooms = BTreeMap<String, String>;
+
+#[test]
+fn crates_point_from_the_binary_to_the_adapters_to_the_core() {
+    let mut arrows = Arrows::new();
+    for folder in crate_folders() {
+        let manifest = fs::read_to_string(repository().join("crates").join(&folder).join("Cargo.toml")).unwrap();
+        arrows.extend(dependencies(&manifest).into_iter().map(|to| (folder.clone(), to)));
+    }
+    let xtask = fs::read_to_string(repository().join("xtask/Cargo.toml")).unwrap();
+    arrows.extend(dependencies(&xtask).into_iter().map(|to| ("xtask".to_owned(), to)));
+    assert!(arrows.contains(&("imagelet".to_owned(), "imagelet-core".to_owned())), "the manifests were not read");
+    assert_eq!(forbidden_crate_arrows(&arrows), Vec::<String>::new());
+}
+
+#[test]
+fn a_planted_crate_arrow_is_found() {
+    let sideways = "[package]\nname = \"imagelet-cri\"\n[dependencies]\nimagelet-core.workspace = true\n\
+                    [dev-dependencies]\nimagelet-oci = { workspace = true }\n[dependencies.renamed]\npackage = \"imagelet\"";
+    let arrows = dependencies(sideways).into_iter().map(|to| ("imagelet-cri".to_owned(), to)).collect();
+    assert_eq!(forbidden_crate_arrows(&arrows), ["imagelet-cri → imagelet", "imagelet-cri → imagelet-oci"]);
+}
+
+#[test]
+fn rooms_of_the_core_see_only_lower_storeys() {
+    let rooms = rooms_of("imagelet-core");
+    assert!(rooms.contains_key("runtime"), "the core was not read");
+    assert_eq!(forbidden_core_arrows(&arrows_of(&rooms)), Vec::<String>::new());
+}
+
+#[test]
+fn a_planted_core_arrow_is_found() {
+    let rooms = Rooms::from([
+        ("gc".to_owned(), "use crate::{image::ImageKey, manager::Ensure};".to_owned()),
+        ("manager".to_owned(), "use crate::inventory::Inventory;".to_owned()),
+        ("inventory".to_owned(), String::new()),
+        ("image".to_owned(), "fn f() { crate::testing::fake() }".to_owned()),
+        ("testing".to_owned(), "use crate::gc::plan;".to_owned()),
+    ]);
+    assert_eq!(forbidden_core_arrows(&arrows_of(&rooms)), ["gc → manager", "image → testing"]);
+}
+
+#[test]
+fn no_crate_has_a_circle_between_rooms() {
+    for folder in crate_folders() {
+        let circle = circle(&arrows_of(&rooms_of(&folder)));
+        assert_eq!(circle, None, "rooms of {folder} stand in a circle");
+    }
+}
+
+#[test]
+fn a_planted_circle_is_found() {
+    let rooms = Rooms::from([
+        ("engine".to_owned(), "use crate::store::Store;".to_owned()),
+        ("store".to_owned(), "use crate::unpack;".to_owned()),
+        ("unpack".to_owned(), "fn f() { crate::engine::pull() }".to_owned()),
+    ]);
+    let found = circle(&arrows_of(&rooms)).expect("the circle is found");
+    assert_eq!(found.len(), 3, "{found:?}");
+    let open: Arrows = arrows_of(&rooms).into_iter().filter(|(from, _)| from != "unpack").collect();
+    assert_eq!(circle(&open), None);
+}
+
+#[test]
+fn wire_types_stay_in_the_cri_adapter() {
+    for folder in crate_folders() {
+        let named = rooms_naming_the_wire(&folder, &rooms_of(&folder));
+        assert_eq!(named, Vec::<String>::new(), "rooms of {folder} name a wire type");
+    }
+}
+
+#[test]
+fn a_planted_wire_type_is_found() {
+    let rooms = Rooms::from([
+        ("convert".to_owned(), "use crate::v1::Image;".to_owned()),
+        ("pods".to_owned(), "fn f(image: v1::Image) {}".to_owned()),
+    ]);
+    assert_eq!(rooms_naming_the_wire("imagelet-cri", &rooms), ["pods"]);
+    let outside = Rooms::from([("serve".to_owned(), "use imagelet_cri::v1;".to_owned())]);
+    assert_eq!(rooms_naming_the_wire("imagelet", &outside), ["serve"]);
+}
+
+#[test]
+fn every_file_opens_with_its_purpose_and_has_room_for_one() {
+    let mut wrong = Vec::new();
+    for root in ["crates", "xtask"] {
+        for path in rust_files(&repository().join(root)) {
+            let text = fs::read_to_string(&path).unwrap();
+            if !is_generated(&path, &text) {
+                wrong.extend(complaint(&text).map(|complaint| format!("{}: {complaint}", path.display())));
+            }
+        }
+    }
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+#[test]
+fn a_planted_long_or_purposeless_file_is_found() {
+    assert_eq!(complaint("use std::fs;\n"), Some("does not open with a `//!` line"));
+    assert_eq!(complaint(&format!("//! Purpose.\n{}", "\n".repeat(LINES_MAX))), Some("is longer than 600 lines"));
+    assert_eq!(complaint("//! Purpose.\n"), None);
+}
+
+fn complaint(text: &str) -> Option<&'static str> {
+    if !text.starts_with("//!") {
+        Some("does not open with a `//!` line")
+    } else if text.lines().count() > LINES_MAX {
+        Some("is longer than 600 lines")
+    } else {
+        None
+    }
+}
+
+fn is_generated(path: &Path, text: &str) -> bool {
+    path.components().any(|part| part.as_os_str() == "generated")
+        || text.lines().take(3).any(|line| line.contains("@generated"))
+}
+
+fn crate_folders() -> Vec<String> {
+    let mut folders: Vec<String> = fs::read_dir(repository().join("crates"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    folders.sort();
+    assert!(folders.len() >= 5, "crates found: {folders:?}");
+    folders
+}
+
+/// The crates of this workspace that a manifest names in any dependency table.
+fn dependencies(manifest: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut inside = false;
+    for line in manifest.lines() {
+        let line = line.split('#').next().unwrap_or_default();
+        if line.starts_with('[') {
+            inside = line.contains("dependencies");
+        }
+        if inside {
+            let words = line.split(|letter: char| !(letter.is_alphanumeric() || letter == '-' || letter == '_'));
+            found.extend(words.filter(|word| *word == "imagelet" || word.starts_with("imagelet-")).map(str::to_owned));
+        }
+    }
+    found
+}
+
+fn forbidden_crate_arrows(arrows: &Arrows) -> Vec<String> {
+    let storey = |name: &str| match name {
+        "imagelet" => 2,
+        "imagelet-core" => 0,
+        "xtask" => -1,
+        _ => 1,
+    };
+    // A crate may name itself in its dev-dependencies, to switch on a feature for its own tests.
+    let forbidden = arrows.iter().filter(|(from, to)| from != to && storey(from) <= storey(to));
+    forbidden.map(|(from, to)| format!("{from} → {to}")).collect()
+}
+
+fn forbidden_core_arrows(arrows: &Arrows) -> Vec<String> {
+    let storey = |room: &str| CORE_STOREYS.iter().position(|storey| storey.contains(&room));
+    let allowed = |from: &str, to: &str| match (storey(from), storey(to)) {
+        (Some(from), Some(to)) => from < to,
+        // The fake and the conformance suite see everything; nothing sees them.
+        _ => from == "testing" && storey(to).is_some(),
+    };
+    arrows.iter().filter(|(from, to)| !allowed(from, to)).map(|(from, to)| format!("{from} → {to}")).collect()
+}
+
+/// Reads the code of each room of a crate, tests left out. `lib.rs` and `main.rs` are the door, not a room.
+fn rooms_of(folder: &str) -> Rooms {
+    let source = repository().join("crates").join(folder).join("src");
+    let mut rooms = Rooms::new();
+    for path in rust_files(&source) {
+        let relative = path.strip_prefix(&source).unwrap();
+        let depth = relative.components().count();
+        let first = relative.components().next().unwrap().as_os_str().to_str().unwrap();
+        let name = first.strip_suffix(".rs").unwrap_or(first);
+        let is_test_module =
+            relative.ends_with("tests.rs") || relative.components().any(|part| part.as_os_str() == "tests");
+        if matches!(name, "lib" | "main" | "bin") || is_test_module {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let code = without_tests(&without_comments_and_strings(&text));
+        let is_door = relative.ends_with("mod.rs") || depth == 1;
+        let climbs = depth - usize::from(is_door && depth > 1);
+        rooms.entry(name.to_owned()).or_default().push_str(&from_the_crate_root(&code, climbs));
+    }
+    rooms
+}
+
+/// Spells paths that climb with `super::` out of the room as `crate::`.
+fn from_the_crate_root(code: &str, climbs: usize) -> String {
+    let climbing = "super::".repeat(climbs);
+    let mut named: Vec<String> = first_segments(code, &climbing).into_iter().collect();
+    named.retain(|segment| segment != "super");
+    let arrows: String = named.iter().map(|segment| format!("\ncrate::{segment};")).collect();
+    format!("{code}{arrows}\n")
+}
+
+/// Which room names which. A name of the crate root that is no room is an arrow to whatever it is: it has two paths.
+fn arrows_of(rooms: &Rooms) -> Arrows {
+    let mut arrows = Arrows::new();
+    for (from, code) in rooms {
+        let named = first_segments(code, "crate::").into_iter().filter(|to| to != from);
+        arrows.extend(named.filter(|to| rooms.contains_key(to) || is_type(to)).map(|to| (from.clone(), to)));
+    }
+    arrows
+}
+
+fn is_type(name: &str) -> bool {
+    name.starts_with(|letter: char| letter.is_uppercase())
+}
+
+/// One circle of rooms, if there is any: each names the next, the last names the first.
+fn circle(arrows: &Arrows) -> Option<Vec<String>> {
+    let starts: BTreeSet<&String> = arrows.iter().map(|(from, _)| from).collect();
+    starts.into_iter().find_map(|start| way_back(arrows, start, &mut vec![start.clone()], &mut BTreeSet::new()))
+}
+
+fn way_back(arrows: &Arrows, start: &str, way: &mut Vec<String>, seen: &mut BTreeSet<String>) -> Option<Vec<String>> {
+    let here = way.last().expect("the way has a start").clone();
+    for (_, to) in arrows.iter().filter(|(from, _)| *from == here) {
+        if to == start {
+            return Some(way.clone());
+        }
+        if seen.insert(to.clone()) {
+            way.push(to.clone());
+            if let Some(found) = way_back(arrows, start, way, seen) {
+                return Some(found);
+            }
+            way.pop();
+        }
+    }
+    None
+}
+
+fn rooms_naming_the_wire(folder: &str, rooms: &Rooms) -> Vec<String> {
+    let names_it = |room: &str, code: &str| match folder {
+        "imagelet-cri" => !WIRE_ROOMS.contains(&room) && (code.contains("v1::") || code.contains("::v1")),
+        _ => code.contains("imagelet_cri::v1"),
+    };
+    rooms.iter().filter(|(room, code)| names_it(room, code)).map(|(room, _)| room.clone()).collect()
+}
