@@ -39,12 +39,7 @@ fn runnable(marker: &str) -> Image {
 
 fn push(registry: &Registry) -> Names {
     let push = |name: &str| registry.push(&format!("{name}:v1"), &runnable(name));
-    Names {
-        if_not_present: push("if-not-present"),
-        always: push("always"),
-        never: push("never"),
-        spare: push("spare"),
-    }
+    Names { if_not_present: push("if-not-present"), always: push("always"), never: push("never"), spare: push("spare") }
 }
 
 fn write_pod(folder: &Path, names: &Names) -> String {
@@ -156,8 +151,7 @@ async fn beside_containerd() -> Value {
     let names = push(&registry);
     let containerd = Containerd::start(disk.path(), &registry);
     let config = write_config(folder.path());
-    let daemon =
-        Daemon::start(folder.path(), ["--runtime-endpoint", &containerd.endpoint(), "--config", &config]);
+    let daemon = Daemon::start(folder.path(), ["--runtime-endpoint", &containerd.endpoint(), "--config", &config]);
     ensure(&daemon, folder.path(), &names);
 
     let endpoint: Endpoint = containerd.endpoint().parse().unwrap();

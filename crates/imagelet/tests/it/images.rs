@@ -150,9 +150,10 @@ fn append(builder: &mut tar::Builder<Vec<u8>>, entry: &Entry) {
     header.set_uid(entry.owner.0);
     header.set_gid(entry.owner.1);
     header.set_mtime(entry.mtime);
-    let (folder, name) = entry.path.rsplit_once('/').map_or((String::new(), entry.path.as_str()), |(folder, name)| {
-        (format!("{folder}/"), name)
-    });
+    let (folder, name) = entry
+        .path
+        .rsplit_once('/')
+        .map_or((String::new(), entry.path.as_str()), |(folder, name)| (format!("{folder}/"), name));
     let (path, content): (String, &[u8]) = match &entry.kind {
         Kind::Directory => (format!("{}/", entry.path), &[]),
         Kind::Whiteout => (format!("{folder}.wh.{name}"), &[]),
@@ -227,7 +228,8 @@ impl Image {
     pub(crate) fn busybox(marker: &str) -> Self {
         let program = ["/usr/bin/busybox", "/bin/busybox"].iter().find_map(|path| std::fs::read(path).ok());
         let program = program.expect("busybox is missing: install the Debian package busybox-static");
-        let mut layer = Layer::gzip().directory("bin", 0o755).directory("tmp", 0o1777).file("bin/busybox", program, 0o755);
+        let mut layer =
+            Layer::gzip().directory("bin", 0o755).directory("tmp", 0o1777).file("bin/busybox", program, 0o755);
         for applet in ["sh", "sleep", "true"] {
             layer = layer.symlink(&format!("bin/{applet}"), "busybox");
         }
@@ -271,11 +273,8 @@ impl Image {
         });
         let config = Blob::new(serde_json::to_vec(&config).unwrap(), config_type);
         let docker = manifest_type == DOCKER_MANIFEST;
-        let layers: Vec<Blob> = layers
-            .iter()
-            .zip(&tars)
-            .map(|(layer, tar)| Blob::new(layer.pack(tar), layer.media_type(docker)))
-            .collect();
+        let layers: Vec<Blob> =
+            layers.iter().zip(&tars).map(|(layer, tar)| Blob::new(layer.pack(tar), layer.media_type(docker))).collect();
         let manifest = serde_json::json!({
             "schemaVersion": 2, "mediaType": manifest_type, "config": config.descriptor(),
             "layers": layers.iter().map(Blob::descriptor).collect::<Vec<_>>(),
@@ -310,9 +309,9 @@ pub(crate) struct Random(u64);
 
 impl Random {
     pub(crate) fn new(seed: &str) -> Self {
-        let hash = seed.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+        let hash = seed
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
         Self(hash | 1)
     }
 

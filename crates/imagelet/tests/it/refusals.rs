@@ -5,7 +5,7 @@ use std::{fs, path::Path, time::Duration};
 use crate::{
     fake_registry::{Answer, FakeRegistry},
     images::{Image, Layer, OCI_MANIFEST, noise},
-    program::{run, program, with_store},
+    program::{program, run, with_store},
     testbed::{Disk, Registry, scratch},
     tree::{self, Tree},
 };
@@ -183,10 +183,7 @@ fn climbing(outside: &Path) -> Vec<(&'static str, Vec<Layer>)> {
     vec![
         ("climbing-name", vec![Layer::gzip().file(&relative, "owned", 0o644)]),
         ("absolute-name", vec![Layer::gzip().file(&victim, "owned", 0o644)]),
-        (
-            "through-absolute-link",
-            vec![Layer::gzip().symlink("out", absolute).file("out/canary", "owned", 0o644)],
-        ),
+        ("through-absolute-link", vec![Layer::gzip().symlink("out", absolute).file("out/canary", "owned", 0o644)]),
         (
             "through-relative-link",
             vec![Layer::gzip().symlink("out", &format!("{up}{}", &absolute[1..])).file("out/canary", "owned", 0o644)],

@@ -172,7 +172,12 @@ impl Registry {
         let location = open.header("location").expect("an upload has a location");
         let path = location.split_once(&self.address()).map_or(location.as_str(), |(_, path)| path);
         let mark = if path.contains('?') { '&' } else { '?' };
-        let put = self.request("PUT", &format!("{path}{mark}digest={}", blob.digest), "application/octet-stream", &blob.bytes);
+        let put = self.request(
+            "PUT",
+            &format!("{path}{mark}digest={}", blob.digest),
+            "application/octet-stream",
+            &blob.bytes,
+        );
         assert_eq!(put.status, 201, "push a blob: {}", put.head);
     }
 

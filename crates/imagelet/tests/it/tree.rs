@@ -40,7 +40,9 @@ impl std::fmt::Debug for Content {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Directory => f.write_str("directory"),
-            Self::File(bytes) => write!(f, "file of {} bytes {:?}", bytes.len(), String::from_utf8_lossy(&bytes[..bytes.len().min(24)])),
+            Self::File(bytes) => {
+                write!(f, "file of {} bytes {:?}", bytes.len(), String::from_utf8_lossy(&bytes[..bytes.len().min(24)]))
+            }
             Self::Symlink(target) => write!(f, "→ {target}"),
             Self::Special => f.write_str("special"),
         }
