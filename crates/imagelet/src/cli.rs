@@ -1,0 +1,372 @@
+//! The command line: commands, flags, and how they are told apart from a mistake.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, parser::ValueSource};
+use imagelet_core::image::{ByteSize, Percent, Platform};
+
+use crate::size::parse_size;
+
+/// The node's image manager: pulls, lists and collects container images.
+#[derive(Debug, Parser)]
+#[command(name = "imagelet", version, max_term_width = 100, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags that every command takes, before or after its name.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Global {
+    /// Ask this image service: a running imagelet, or any CRI runtime (`unix:///run/containerd/containerd.sock`).
+    #[arg(long, global = true, env = "IMAGELET_ENDPOINT", value_name = "URI", help_heading = "Global options")]
+    pub(crate) endpoint: Option<String>,
+    /// Use the embedded store in this directory, in this process.
+    #[arg(long, global = true, env = "IMAGELET_STORE", value_name = "DIR", help_heading = "Global options")]
+    pub(crate) store: Option<PathBuf>,
+    /// How to print.
+    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT", help_heading = "Global options")]
+    pub(crate) output: Format,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// For people with wide screens.
+    Wide,
+    /// For programs; stable.
+    Json,
+    /// The same, as YAML.
+    Yaml,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the daemon: CRI image service, imagelet's own API, collection.
+    Serve(ServeArgs),
+    /// Pull images, or find that they are present.
+    Pull(PullArgs),
+    /// Make every image of a Pod manifest present.
+    Ensure(EnsureArgs),
+    /// List images.
+    #[command(visible_alias = "list")]
+    Ls(LsArgs),
+    /// Show one image.
+    Inspect(InspectArgs),
+    /// Show where the bytes are.
+    Df(DfArgs),
+    /// Remove images with all their names.
+    Rm(RmArgs),
+    /// Remove one name; the image goes with its last.
+    Untag(UntagArgs),
+    /// Collect images nobody uses.
+    Gc(GcArgs),
+    /// Keep images out of every collection.
+    Pin(PatternArgs),
+    /// Take a pin back.
+    Unpin(PatternArgs),
+    /// List pins.
+    Pins,
+    /// Mount an image's root filesystem (embedded store).
+    Mount(MountArgs),
+    /// Unmount what `mount` mounted.
+    Unmount(UnmountArgs),
+    /// Show the daemon or store at a glance.
+    Status,
+    /// Check or show the configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print a completion script for a shell.
+    Completions(CompletionsArgs),
+    /// Print the version.
+    Version,
+}
+
+/// Which files and places the daemon uses.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ServeArgs {
+    /// Configuration file (`kind: ImageletConfiguration`), read again on SIGHUP.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Take the image settings from a kubelet's configuration file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubelet_config: Option<PathBuf>,
+    /// Listen on this unix socket.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Serve metrics and health over HTTP here; without authentication, so keep it on loopback.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) http: Option<String>,
+    /// Keep images in this CRI runtime instead of the embedded store.
+    #[arg(long, value_name = "URI")]
+    pub(crate) runtime_endpoint: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PullArgs {
+    /// What to pull.
+    #[arg(required = true, value_name = "REF")]
+    pub(crate) images: Vec<String>,
+    /// User and password for the registry; `-` reads them from stdin. Other users can see the command line:
+    /// prefer `-`, or the variable `IMAGELET_CREDS`.
+    #[arg(long, value_name = "USER:PASS", hide_default_value = true)]
+    pub(crate) creds: Option<String>,
+    /// When to ask the registry.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) policy: Policy,
+    /// Pull for another kind of machine, such as `linux/arm64` (embedded store).
+    #[arg(long, value_name = "OS/ARCH")]
+    pub(crate) platform: Option<Platform>,
+    /// Print nothing but image ids.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+/// When to ask the registry; the kubelet's words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Policy {
+    /// Every time.
+    #[value(name = "Always")]
+    Always,
+    /// When the image is absent.
+    #[default]
+    #[value(name = "IfNotPresent")]
+    IfNotPresent,
+    /// Never: fail when it is absent.
+    #[value(name = "Never")]
+    Never,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EnsureArgs {
+    /// The Pod manifest; `-` reads stdin.
+    #[arg(short, long, value_name = "POD.yaml")]
+    pub(crate) file: PathBuf,
+    /// A Secret manifest of type `kubernetes.io/dockerconfigjson` for the Pod's `imagePullSecrets`.
+    #[arg(long = "secret", value_name = "FILE")]
+    pub(crate) secrets: Vec<PathBuf>,
+    /// Print nothing but image ids.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LsArgs {
+    /// Print ids only.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Also images without a tag.
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// Also the names by digest.
+    #[arg(long)]
+    pub(crate) digests: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// Print nothing; exit 1 when the image is absent.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Name, id, or unique beginning of an id.
+    #[arg(value_name = "REF")]
+    pub(crate) image: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DfArgs {
+    /// Also image by image.
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    /// Names, ids, or unique beginnings of ids.
+    #[arg(required = true, value_name = "REF")]
+    pub(crate) images: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UntagArgs {
+    /// The name to remove.
+    #[arg(value_name = "REF")]
+    pub(crate) image: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GcArgs {
+    /// Show the plan, remove nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Collect when the image filesystem is this full, in percent.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub(crate) high: Option<Percent>,
+    /// Collect until it is no fuller than this, in percent.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub(crate) low: Option<Percent>,
+    /// Free at least this much, whatever the thresholds say: `500M`, `1Gi`.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["high", "low"])]
+    pub(crate) free: Option<ByteSize>,
+    /// Take everything nobody uses or pinned.
+    #[arg(long, conflicts_with_all = ["high", "low", "free"])]
+    pub(crate) all_unused: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PatternArgs {
+    /// A reference, a glob such as `registry.example/base/*`, or a digest.
+    #[arg(value_name = "PATTERN")]
+    pub(crate) pattern: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MountArgs {
+    /// The image; it must be present.
+    #[arg(value_name = "REF")]
+    pub(crate) image: String,
+    /// Where; the directory must exist.
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+    /// Writable; what is written is thrown away at unmount.
+    #[arg(long)]
+    pub(crate) rw: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UnmountArgs {
+    /// Where it is mounted.
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Say whether a configuration file would be accepted.
+    Check {
+        /// The file.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Print the effective configuration and where each value comes from.
+    Show(ServeArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// Which shell.
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+impl Cli {
+    /// Reads the command line. A flag wins over the environment: `--store` hides `IMAGELET_ENDPOINT`, and the reverse.
+    pub(crate) fn read<I, T>(arguments: I) -> Result<Self, clap::Error>
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<std::ffi::OsString> + Clone,
+    {
+        let mut command = Self::command();
+        let matches = command.try_get_matches_from_mut(arguments)?;
+        let mut cli = Self::from_arg_matches(&matches)?;
+        let typed = |name| deepest_source(&matches, name) == Some(ValueSource::CommandLine);
+        match (typed("endpoint"), typed("store")) {
+            (true, true) => {
+                return Err(command.error(
+                    clap::error::ErrorKind::ArgumentConflict,
+                    "the argument '--endpoint <URI>' cannot be used with '--store <DIR>'",
+                ));
+            }
+            (true, false) => cli.global.store = None,
+            (false, true) => cli.global.endpoint = None,
+            (false, false) if cli.global.endpoint.is_some() => cli.global.store = None,
+            (false, false) => {}
+        }
+        if let Command::Serve(serve) = &cli.command {
+            if typed("endpoint") {
+                return Err(command.error(
+                    clap::error::ErrorKind::ArgumentConflict,
+                    "`serve` listens on '--socket <PATH>' and asks '--runtime-endpoint <URI>'; it has no '--endpoint'",
+                ));
+            }
+            if serve.runtime_endpoint.is_some() && typed("store") {
+                return Err(command.error(
+                    clap::error::ErrorKind::ArgumentConflict,
+                    "the argument '--runtime-endpoint <URI>' cannot be used with '--store <DIR>'",
+                ));
+            }
+        }
+        Ok(cli)
+    }
+}
+
+fn deepest_source(matches: &clap::ArgMatches, name: &str) -> Option<ValueSource> {
+    let here = matches.value_source(name);
+    let below = matches.subcommand().and_then(|(_, matches)| {
+        matches.try_contains_id(name).is_ok().then(|| deepest_source(matches, name)).flatten()
+    });
+    here.max(below)
+}
+
+fn parse_percent(text: &str) -> Result<Percent, String> {
+    let number: i64 = text.trim_end_matches('%').parse().map_err(|_| format!("`{text}` is no percentage"))?;
+    Percent::new(number).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<Cli, clap::Error> {
+        Cli::read(std::iter::once("imagelet").chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn the_command_line_holds_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn global_flags_stand_before_or_after_the_command() {
+        for line in ["-o json --store /s ls", "ls -o json --store /s", "--store /s ls -o json"] {
+            let cli = read(line).expect("the line is accepted");
+            assert_eq!(cli.global.output, Format::Json, "{line}");
+            assert_eq!(cli.global.store.as_deref(), Some(std::path::Path::new("/s")), "{line}");
+        }
+    }
+
+    #[test]
+    fn contradictions_and_unknown_words_are_usage_errors() {
+        for line in [
+            "",
+            "frob",
+            "pull",
+            "ls --endpoint unix:///a --store /s",
+            "--endpoint unix:///a ls --store /s",
+            "serve --endpoint unix:///a",
+            "serve --store /s --runtime-endpoint unix:///a",
+            "gc --free 1Gi --high 50",
+            "gc --high 101",
+            "gc --free lots",
+            "pull x --policy Sometimes",
+            "pull x --platform linux",
+            "-o xml ls",
+            "completions tcsh",
+        ] {
+            let error = read(line).expect_err(line);
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn pull_asks_the_registry_only_for_what_is_absent_by_default() {
+        let cli = read("pull a b --policy IfNotPresent").expect("accepted");
+        let Command::Pull(pull) = cli.command else { panic!("another command") };
+        assert_eq!((pull.images.len(), pull.policy), (2, Policy::IfNotPresent));
+    }
+}

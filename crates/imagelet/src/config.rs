@@ -1,0 +1,357 @@
+//! The configuration: its keys, all their defaults, and where each value came from.
+//!
+//! Layers from weak to strong: defaults, a kubelet's file, our own file, flags of the command line. What comes out is
+//! a checked [`Settings`]; the rest of the program reads no file and no environment.
+
+mod duration;
+mod environment;
+mod layers;
+mod validate;
+
+use std::{path::PathBuf, time::Duration};
+
+use imagelet_core::image::Percent;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use duration::GoDuration;
+pub(crate) use environment::Environment;
+pub(crate) use layers::{Layers, Sourced};
+
+/// What `apiVersion` must say.
+pub(crate) const API_VERSION: &str = "imagelet.dev/v1alpha1";
+/// What `kind` must say.
+pub(crate) const KIND: &str = "ImageletConfiguration";
+/// What `kind` says in a kubelet's file.
+const KUBELET_KIND: &str = "KubeletConfiguration";
+/// A configuration file longer than this is none.
+const FILE_LENGTH_MAX: u64 = 1 << 20;
+
+/// Why a configuration cannot be used. Prints one complaint a line, each with its place where that is known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// The file cannot be read.
+    #[error("could not read the configuration `{path}`")]
+    Read { path: PathBuf, #[source] source: std::io::Error },
+    /// It is no YAML, or has a key or a type that is not ours.
+    #[error("{place}: {message}")]
+    Parse { place: String, message: String },
+    /// Values break rules; all of them, in the order the kubelet finds them.
+    #[error("{}", .0.join("\n"))]
+    Invalid(Vec<String>),
+}
+
+/// The file as it is written: each key may be absent.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct File {
+    /// Version of this format: `imagelet.dev/v1alpha1`.
+    #[serde(rename = "apiVersion", skip_serializing_if = "Option::is_none")]
+    api_version: Option<String>,
+    /// Kind of this document: `ImageletConfiguration`.
+    #[serde(rename = "kind", skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
+
+    // The kubelet's keys, to the letter; `--kubelet-config` reads these and no others.
+    /// Start collecting when the image filesystem is this full, in percent. 100 never collects for room.
+    #[serde(rename = "imageGCHighThresholdPercent", skip_serializing_if = "Option::is_none")]
+    gc_high_percent: Option<i32>,
+    /// Collect until it is no fuller than this, in percent. Must be lower than the high threshold.
+    #[serde(rename = "imageGCLowThresholdPercent", skip_serializing_if = "Option::is_none")]
+    gc_low_percent: Option<i32>,
+    /// An image is not collected before it was known for this long. An explicit 0 becomes the default.
+    #[serde(rename = "imageMinimumGCAge", skip_serializing_if = "Option::is_none")]
+    gc_age_min: Option<GoDuration>,
+    /// An image unused for longer than this is collected even when there is room. 0 is off.
+    #[serde(rename = "imageMaximumGCAge", skip_serializing_if = "Option::is_none")]
+    gc_age_max: Option<GoDuration>,
+    /// Pull one image at a time. Defaults to false when `maxParallelImagePulls` is 2 or more.
+    #[serde(rename = "serializeImagePulls", skip_serializing_if = "Option::is_none")]
+    pulls_serial: Option<bool>,
+    /// At most this many images are pulled at once; absent is no bound. Larger than 1 needs `serializeImagePulls: false`.
+    #[serde(rename = "maxParallelImagePulls", skip_serializing_if = "Option::is_none")]
+    pulls_parallel_max: Option<i32>,
+    /// At most this many pulls start per second on average; 0 is no bound.
+    #[serde(rename = "registryPullQPS", skip_serializing_if = "Option::is_none")]
+    pulls_per_second: Option<i32>,
+    /// This many pulls may start at once before the rate holds them. An explicit 0 becomes the default.
+    #[serde(rename = "registryBurst", skip_serializing_if = "Option::is_none")]
+    pulls_burst: Option<i32>,
+    /// How long a runtime may take for any call but a pull.
+    #[serde(rename = "runtimeRequestTimeout", skip_serializing_if = "Option::is_none")]
+    runtime_request_timeout: Option<GoDuration>,
+    /// When a present image needs a pull to prove that its asker may use it: `NeverVerify`,
+    /// `NeverVerifyPreloadedImages`, `NeverVerifyAllowlistedImages` or `AlwaysVerify`.
+    #[serde(rename = "imagePullCredentialsVerificationPolicy", skip_serializing_if = "Option::is_none")]
+    verification_policy: Option<String>,
+    /// Images that `NeverVerifyAllowlistedImages` trusts: names without tag and digest, or prefixes that end in `/*`.
+    #[serde(rename = "preloadedImagesVerificationAllowlist", skip_serializing_if = "Option::is_none")]
+    verification_allowlist: Option<Vec<String>>,
+
+    // Our own keys.
+    /// Where the daemon listens for CRI and for `imagelet` commands: a path of at most 107 bytes.
+    #[serde(rename = "socket", skip_serializing_if = "Option::is_none")]
+    socket: Option<PathBuf>,
+    /// What the daemon tells over HTTP.
+    #[serde(rename = "http", skip_serializing_if = "Option::is_none")]
+    http: Option<HttpFile>,
+    /// The embedded store, used when no CRI endpoint is given.
+    #[serde(rename = "store", skip_serializing_if = "Option::is_none")]
+    store: Option<StoreFile>,
+    /// Another store of images, used in place of the embedded one.
+    #[serde(rename = "imageService", skip_serializing_if = "Option::is_none")]
+    image_service: Option<ImageServiceFile>,
+    /// How registries are reached.
+    #[serde(rename = "registry", skip_serializing_if = "Option::is_none")]
+    registry: Option<RegistryFile>,
+    /// Whose credentials the node itself has.
+    #[serde(rename = "credentials", skip_serializing_if = "Option::is_none")]
+    credentials: Option<CredentialsFile>,
+    /// When images are looked for.
+    #[serde(rename = "detection", skip_serializing_if = "Option::is_none")]
+    detection: Option<DetectionFile>,
+    /// When images are collected.
+    #[serde(rename = "collection", skip_serializing_if = "Option::is_none")]
+    collection: Option<CollectionFile>,
+}
+
+/// `http` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct HttpFile {
+    /// `HOST:PORT` for `/metrics`, `/healthz` and `/readyz`; absent or empty is off. There is no authentication: keep it on loopback.
+    #[serde(rename = "address", skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+}
+
+/// `store` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct StoreFile {
+    /// Its directory, owned by one process at a time.
+    #[serde(rename = "directory", skip_serializing_if = "Option::is_none")]
+    directory: Option<PathBuf>,
+    /// `commit`: a pull answers when its image survives a power cut. `background`: the disk catches up later.
+    #[serde(rename = "durability", skip_serializing_if = "Option::is_none")]
+    durability: Option<DurabilityKind>,
+    /// Keep the compressed layers beside the unpacked ones.
+    #[serde(rename = "keepBlobs", skip_serializing_if = "Option::is_none")]
+    keep_blobs: Option<bool>,
+    /// At most this many layers of one image are fetched and unpacked at once, 1 to 64.
+    #[serde(rename = "layersInFlight", skip_serializing_if = "Option::is_none")]
+    layers_in_flight: Option<i32>,
+}
+
+/// When a pull may answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum DurabilityKind {
+    /// When its image survives a power cut.
+    #[default]
+    Commit,
+    /// At once; the disk catches up later.
+    Background,
+}
+
+/// `imageService` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ImageServiceFile {
+    /// A runtime that speaks CRI.
+    #[serde(rename = "cri", skip_serializing_if = "Option::is_none")]
+    cri: Option<CriFile>,
+}
+
+/// `imageService.cri` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct CriFile {
+    /// Its socket, such as `unix:///run/containerd/containerd.sock`; absent or empty uses the embedded store.
+    #[serde(rename = "endpoint", skip_serializing_if = "Option::is_none")]
+    endpoint: Option<String>,
+}
+
+/// `registry` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RegistryFile {
+    /// Directories with `HOST/hosts.toml` below, as containerd reads them; several are separated by `:`.
+    #[serde(rename = "configPath", skip_serializing_if = "Option::is_none")]
+    config_path: Option<String>,
+}
+
+/// `credentials` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct CredentialsFile {
+    /// A docker configuration (`config.json`) with the node's own registry credentials; read again when it changes.
+    #[serde(rename = "dockerConfig", skip_serializing_if = "Option::is_none")]
+    docker_config: Option<PathBuf>,
+}
+
+/// `detection` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct DetectionFile {
+    /// How often the node looks which images are there and in use.
+    #[serde(rename = "period", skip_serializing_if = "Option::is_none")]
+    period: Option<GoDuration>,
+    /// How often the cached list of images is renewed.
+    #[serde(rename = "cachePeriod", skip_serializing_if = "Option::is_none")]
+    cache_period: Option<GoDuration>,
+}
+
+/// `collection` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct CollectionFile {
+    /// Whether the daemon collects on its own; `imagelet gc` works either way.
+    #[serde(rename = "enabled", skip_serializing_if = "Option::is_none")]
+    enabled: Option<bool>,
+    /// How often it considers to.
+    #[serde(rename = "period", skip_serializing_if = "Option::is_none")]
+    period: Option<GoDuration>,
+}
+
+impl File {
+    /// What holds where nothing else is said. Three of the kubelet's defaults depend on other keys; `given` has those.
+    fn defaults(given: &File, environment: &Environment) -> Self {
+        let parallel = given.pulls_parallel_max.unwrap_or(0) >= 2;
+        Self {
+            api_version: Some(API_VERSION.into()),
+            kind: Some(KIND.into()),
+            gc_high_percent: Some(85),
+            gc_low_percent: Some(80),
+            gc_age_min: Some(GoDuration::minutes(2)),
+            gc_age_max: Some(GoDuration(0)),
+            pulls_serial: Some(!parallel),
+            pulls_parallel_max: None,
+            pulls_per_second: Some(5),
+            pulls_burst: Some(10),
+            runtime_request_timeout: Some(GoDuration::minutes(2)),
+            verification_policy: Some("NeverVerifyPreloadedImages".into()),
+            verification_allowlist: Some(Vec::new()),
+            socket: Some(environment.socket_default()),
+            http: Some(HttpFile { address: Some(String::new()) }),
+            store: Some(StoreFile {
+                directory: Some(environment.store_default()),
+                durability: Some(DurabilityKind::Commit),
+                keep_blobs: Some(false),
+                layers_in_flight: Some(4),
+            }),
+            image_service: Some(ImageServiceFile { cri: Some(CriFile { endpoint: Some(String::new()) }) }),
+            registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
+            credentials: Some(CredentialsFile { docker_config: environment.docker_config_default() }),
+            detection: Some(DetectionFile {
+                period: Some(GoDuration::minutes(5)),
+                cache_period: Some(GoDuration::seconds(30)),
+            }),
+            collection: Some(CollectionFile { enabled: Some(true), period: Some(GoDuration::minutes(5)) }),
+        }
+    }
+
+    /// The kubelet's defaulting turns an explicit 0 of these keys into their default.
+    fn drop_zeros(&mut self) {
+        self.gc_age_min = self.gc_age_min.filter(|age| age.0 != 0);
+        self.pulls_burst = self.pulls_burst.filter(|burst| *burst != 0);
+    }
+}
+
+/// The configuration, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// When to collect.
+    pub(crate) gc: GcSettings,
+    /// How to pull.
+    pub(crate) pulls: PullLimits,
+    /// When to ask for proof.
+    pub(crate) verification: Verification,
+    /// How long a runtime may take.
+    pub(crate) runtime_request_timeout: Duration,
+    /// Where the daemon listens.
+    pub(crate) socket: PathBuf,
+    /// Where it speaks HTTP, if at all.
+    pub(crate) http: Option<String>,
+    /// What it keeps images in.
+    pub(crate) backend: Backend,
+    /// Directories of `HOST/hosts.toml`.
+    pub(crate) hosts_dirs: Vec<PathBuf>,
+    /// The node's own docker configuration.
+    pub(crate) docker_config: Option<PathBuf>,
+    /// How often images are looked for.
+    pub(crate) detection_period: Duration,
+    /// How often the list of images is renewed.
+    pub(crate) cache_period: Duration,
+    /// How often to collect; `None`: on command only.
+    pub(crate) collection_period: Option<Duration>,
+}
+
+/// When images are collected, and how far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GcSettings {
+    /// Start when the filesystem is this full.
+    pub(crate) high: Percent,
+    /// Stop when it is no fuller than this.
+    pub(crate) low: Percent,
+    /// No image younger than this is collected.
+    pub(crate) age_min: Duration,
+    /// Images unused for longer are collected. `None`: age alone removes nothing.
+    pub(crate) age_max: Option<Duration>,
+}
+
+/// How many pulls, how fast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PullLimits {
+    /// One at a time.
+    pub(crate) serial: bool,
+    /// So many at once; `None`: no bound.
+    pub(crate) parallel_max: Option<usize>,
+    /// So many starts a second; `None`: no bound.
+    pub(crate) per_second: Option<u32>,
+    /// So many starts at once before the rate holds them.
+    pub(crate) burst: u32,
+}
+
+/// When a present image needs proof.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verification {
+    /// `NeverVerify`
+    Never,
+    /// `NeverVerifyPreloadedImages`
+    NeverPreloaded,
+    /// `NeverVerifyAllowlistedImages`, with the patterns.
+    NeverAllowlisted(Vec<String>),
+    /// `AlwaysVerify`
+    Always,
+}
+
+/// What images are kept in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// Our own store.
+    Embedded(StoreSettings),
+    /// A runtime behind this CRI endpoint; our own state stays in the directory.
+    Cri { endpoint: String, state: PathBuf },
+}
+
+/// How the embedded store works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoreSettings {
+    /// Its directory.
+    pub(crate) directory: PathBuf,
+    /// When a pull may answer.
+    pub(crate) durability: DurabilityKind,
+    /// Keep compressed layers.
+    pub(crate) keep_blobs: bool,
+    /// Layers of one image at once.
+    pub(crate) layers_in_flight: usize,
+}
+
+impl Backend {
+    /// Where records, pins and the ledger of this node are kept.
+    pub(crate) fn directory(&self) -> &PathBuf {
+        match self {
+            Self::Embedded(store) => &store.directory,
+            Self::Cri { state, .. } => state,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What the process was started in: the one place that reads environment variables.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use imagelet_core::credentials::Secret;
+
+/// Where the daemon of a node listens.
+pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
+/// Where a node keeps its images.
+const SYSTEM_STORE: &str = "/var/lib/imagelet";
+
+/// The environment, as far as it says anything to us. A relative directory says nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Environment {
+    /// Whether this is root.
+    pub(crate) root: bool,
+    /// `HOME`
+    pub(crate) home: Option<PathBuf>,
+    /// `XDG_DATA_HOME`
+    pub(crate) data_home: Option<PathBuf>,
+    /// `XDG_RUNTIME_DIR`
+    pub(crate) runtime_dir: Option<PathBuf>,
+    /// `DOCKER_CONFIG`, a directory.
+    pub(crate) docker_config: Option<PathBuf>,
+    /// `IMAGELET_CREDS`: what `pull --creds` would be given, kept out of the list of processes.
+    pub(crate) creds: Option<Secret>,
+    /// `NOTIFY_SOCKET`: where systemd waits for word.
+    pub(crate) notify_socket: Option<OsString>,
+    /// `IMAGELET_LOG`: which log lines are wanted, in the syntax of `tracing`.
+    pub(crate) log: Option<String>,
+}
+
+impl Environment {
+    /// Reads the variables of this process.
+    pub(crate) fn of_process() -> Self {
+        let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let text = |name: &str| -> Option<String> { std::env::var_os(name)?.into_string().ok().filter(|value| !value.is_empty()) };
+        Self {
+            root: rustix::process::geteuid().is_root(),
+            home: directory("HOME"),
+            data_home: directory("XDG_DATA_HOME"),
+            runtime_dir: directory("XDG_RUNTIME_DIR"),
+            docker_config: directory("DOCKER_CONFIG"),
+            creds: text("IMAGELET_CREDS").map(Secret::new),
+            notify_socket: std::env::var_os("NOTIFY_SOCKET").filter(|value| !value.is_empty()),
+            log: text("IMAGELET_LOG"),
+        }
+    }
+
+    /// Where the daemon listens unless told otherwise.
+    pub(crate) fn socket_default(&self) -> PathBuf {
+        match &self.runtime_dir {
+            Some(directory) if !self.root => directory.join("imagelet/imagelet.sock"),
+            _ => SYSTEM_SOCKET.into(),
+        }
+    }
+
+    /// Where a command looks for a daemon, in this order.
+    pub(crate) fn sockets_to_try(&self) -> Vec<PathBuf> {
+        let mut sockets = vec![self.socket_default()];
+        if sockets[0] != Path::new(SYSTEM_SOCKET) {
+            sockets.push(SYSTEM_SOCKET.into());
+        }
+        sockets
+    }
+
+    /// Where the embedded store is unless told otherwise.
+    pub(crate) fn store_default(&self) -> PathBuf {
+        if self.root {
+            return SYSTEM_STORE.into();
+        }
+        let data = self.data_home.clone().or_else(|| self.home.as_ref().map(|home| home.join(".local/share")));
+        data.map_or_else(|| SYSTEM_STORE.into(), |data| data.join("imagelet"))
+    }
+
+    /// Where `docker login` wrote for this user.
+    pub(crate) fn docker_config_default(&self) -> Option<PathBuf> {
+        let directory = self.docker_config.clone().or_else(|| self.home.as_ref().map(|home| home.join(".docker")))?;
+        Some(directory.join("config.json"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_uses_the_systems_places_and_a_user_his_own() {
+        let root = Environment { root: true, home: Some("/root".into()), ..Environment::default() };
+        assert_eq!(root.store_default(), Path::new("/var/lib/imagelet"));
+        assert_eq!(root.socket_default(), Path::new("/run/imagelet/imagelet.sock"));
+
+        let user = Environment {
+            home: Some("/home/u".into()),
+            runtime_dir: Some("/run/user/1000".into()),
+            ..Environment::default()
+        };
+        assert_eq!(user.store_default(), Path::new("/home/u/.local/share/imagelet"));
+        assert_eq!(user.socket_default(), Path::new("/run/user/1000/imagelet/imagelet.sock"));
+        assert_eq!(user.sockets_to_try().last().map(PathBuf::as_path), Some(Path::new(SYSTEM_SOCKET)));
+
+        let moved = Environment { data_home: Some("/data".into()), ..user };
+        assert_eq!(moved.store_default(), Path::new("/data/imagelet"));
+    }
+}

@@ -1,0 +1,382 @@
+//! Lays files and flags over one another and remembers which of them each value came from.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{ConfigError, Environment, FILE_LENGTH_MAX, File, GoDuration, KUBELET_KIND, Settings, validate};
+
+/// The keys taken from a kubelet's file; everything else in it is not about images.
+const KUBELET_KEYS: [&str; 11] = [
+    "imageGCHighThresholdPercent",
+    "imageGCLowThresholdPercent",
+    "imageMinimumGCAge",
+    "imageMaximumGCAge",
+    "serializeImagePulls",
+    "maxParallelImagePulls",
+    "registryPullQPS",
+    "registryBurst",
+    "runtimeRequestTimeout",
+    "imagePullCredentialsVerificationPolicy",
+    "preloadedImagesVerificationAllowlist",
+];
+
+/// So much of a line is repeated in a complaint about it.
+const WRITTEN_MAX: usize = 80;
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Source {
+    /// Nobody said otherwise.
+    Default,
+    /// A file, at a line where that could be told.
+    File(PathBuf, Option<usize>),
+    /// A flag of the command line.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path, Some(line)) => write!(f, "{}:{line}", path.display()),
+            Self::File(path, None) => write!(f, "{}", path.display()),
+            Self::Flag(flag) => f.write_str(flag),
+        }
+    }
+}
+
+/// One effective value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sourced {
+    /// Its key, with dots between the levels.
+    pub(crate) key: String,
+    /// The value as the file would spell it.
+    pub(crate) value: Value,
+    /// Where it came from.
+    pub(crate) source: Source,
+}
+
+/// What was given, from weak to strong. Later layers win key by key.
+#[derive(Clone, Debug)]
+pub(crate) struct Layers {
+    environment: Environment,
+    given: BTreeMap<String, (Value, Source)>,
+}
+
+impl Layers {
+    /// Nothing but defaults.
+    pub(crate) fn new(environment: Environment) -> Self {
+        Self { environment, given: BTreeMap::new() }
+    }
+
+    /// Adds a file of our own kind.
+    pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
+        let text = read(path)?;
+        let file: File = serde_saphyr::from_str(&text).map_err(|error| parse_error(path, &text, &error))?;
+        self.add(path, &text, file)
+    }
+
+    /// Adds the image settings of a kubelet's file.
+    pub(crate) fn add_kubelet_file(&mut self, path: &Path) -> Result<(), ConfigError> {
+        let text = read(path)?;
+        let mut document: serde_json::Map<String, Value> =
+            serde_saphyr::from_str(&text).map_err(|error| parse_error(path, &text, &error))?;
+        if document.get("kind").and_then(Value::as_str) != Some(KUBELET_KIND) {
+            return Err(ConfigError::Parse {
+                place: place(path, line_of(&text, "kind")),
+                message: format!("this is no `{KUBELET_KIND}`"),
+            });
+        }
+        document.retain(|key, value| KUBELET_KEYS.contains(&key.as_str()) && !value.is_null());
+        // One key at a time, so that a complaint can name it.
+        for (key, value) in document {
+            let alone = Value::Object([(key.clone(), value)].into_iter().collect());
+            let file: File = serde_json::from_value(alone).map_err(|error| ConfigError::Parse {
+                place: place(path, line_of(&text, &key)),
+                message: format!("{key}: {error}"),
+            })?;
+            self.add(path, &text, file)?;
+        }
+        Ok(())
+    }
+
+    /// Adds what a flag says.
+    pub(crate) fn add_flag(&mut self, flag: &'static str, key: &str, value: impl Into<Value>) {
+        self.given.insert(key.to_owned(), (value.into(), Source::Flag(flag)));
+    }
+
+    fn add(&mut self, path: &Path, text: &str, mut file: File) -> Result<(), ConfigError> {
+        file.drop_zeros();
+        for (key, value) in flatten(&file)? {
+            let source = Source::File(path.to_owned(), line_of(text, &key));
+            self.given.insert(key, (value, source));
+        }
+        Ok(())
+    }
+
+    /// All keys with their effective values, sorted.
+    pub(crate) fn effective(&self) -> Result<Vec<Sourced>, ConfigError> {
+        let given = unflatten(self.given.iter().map(|(key, (value, _))| (key, value)))?;
+        let mut all: BTreeMap<String, (Value, Source)> = flatten(&File::defaults(&given, &self.environment))?
+            .into_iter()
+            .map(|(key, value)| (key, (value, Source::Default)))
+            .collect();
+        all.extend(self.given.clone());
+        Ok(all.into_iter().map(|(key, (value, source))| Sourced { key, value, source }).collect())
+    }
+
+    /// The checked configuration.
+    ///
+    /// # Errors
+    /// Every rule that is broken, each with the place of the key that breaks it.
+    pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
+        let effective = self.effective()?;
+        let file = unflatten(effective.iter().map(|one| (&one.key, &one.value)))?;
+        validate::check(&file).map_err(|complaints| {
+            let line = |complaint: validate::Complaint| {
+                match effective.iter().find(|one| one.key == complaint.key).map(|one| &one.source) {
+                    None | Some(Source::Default) => complaint.message,
+                    Some(source) => format!("{source}: {}", complaint.message),
+                }
+            };
+            ConfigError::Invalid(complaints.into_iter().map(line).collect())
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+    let mut text = String::new();
+    std::fs::File::open(path).map_err(failed)?.take(FILE_LENGTH_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > FILE_LENGTH_MAX {
+        let message = format!("longer than {FILE_LENGTH_MAX} bytes");
+        return Err(ConfigError::Parse { place: place(path, None), message });
+    }
+    Ok(text)
+}
+
+fn parse_error(path: &Path, text: &str, error: &serde_saphyr::Error) -> ConfigError {
+    let line = error.location().and_then(|location| usize::try_from(location.line()).ok());
+    let message = error.without_snippet().to_string();
+    let message = message.lines().next().unwrap_or_default();
+    // The place stands in front already; what stands there tells which key it is.
+    let message = message.rsplit_once(" at line ").map_or(message, |(message, _)| message);
+    let written = line.and_then(|line| text.lines().nth(line.checked_sub(1)?)).unwrap_or_default();
+    let written: String = written.trim().chars().take(WRITTEN_MAX).collect();
+    ConfigError::Parse { place: place(path, line), message: format!("{message} in `{written}`") }
+}
+
+fn place(path: &Path, line: Option<usize>) -> String {
+    Source::File(path.to_owned(), line).to_string()
+}
+
+/// The first line that sets a dotted key: levels are looked for one below the other.
+fn line_of(text: &str, key: &str) -> Option<usize> {
+    let mut lines = text.lines().enumerate();
+    let mut found = None;
+    for part in key.split('.') {
+        let sets = |line: &str| {
+            let line = line.trim_start().trim_start_matches(['"', '\'']);
+            line.strip_prefix(part).is_some_and(|rest| rest.trim_start_matches(['"', '\'']).trim_start().starts_with(':'))
+        };
+        found = Some(lines.by_ref().find(|(_, line)| sets(line))?.0 + 1);
+    }
+    found
+}
+
+/// The leaves of a file, by dotted key. A list is a leaf.
+fn flatten(file: &File) -> Result<BTreeMap<String, Value>, ConfigError> {
+    fn walk(prefix: &str, value: Value, leaves: &mut BTreeMap<String, Value>) {
+        match value {
+            Value::Object(fields) => {
+                for (name, field) in fields {
+                    let key = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+                    walk(&key, field, leaves);
+                }
+            }
+            leaf => {
+                leaves.insert(prefix.to_owned(), leaf);
+            }
+        }
+    }
+    let mut leaves = BTreeMap::new();
+    walk("", serde_json::to_value(file).map_err(|error| internal(&error))?, &mut leaves);
+    Ok(leaves)
+}
+
+fn unflatten<'a>(leaves: impl Iterator<Item = (&'a String, &'a Value)>) -> Result<File, ConfigError> {
+    let mut root = Value::Object(serde_json::Map::new());
+    for (key, value) in leaves {
+        let mut node = &mut root;
+        for part in key.split('.') {
+            if !node.is_object() {
+                *node = Value::Object(serde_json::Map::new());
+            }
+            node = &mut node[part];
+        }
+        *node = value.clone();
+    }
+    serde_json::from_value(root).map_err(|error| internal(&error))
+}
+
+fn internal(error: &serde_json::Error) -> ConfigError {
+    ConfigError::Invalid(vec![format!("invalid configuration: {error}")])
+}
+
+impl From<GoDuration> for Value {
+    fn from(duration: GoDuration) -> Self {
+        Value::String(duration.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use imagelet_core::testing::vectors;
+
+    use super::*;
+
+    fn given(text: &str) -> Layers {
+        let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+        let file: File = serde_saphyr::from_str(text).expect("the file parses");
+        layers.add(Path::new("f.yaml"), text, file).expect("the file can be laid over");
+        layers
+    }
+
+    fn in_file(name: &str, text: &str) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().expect("a directory for the test");
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).expect("the test's file is written");
+        (directory, path)
+    }
+
+    /// Keys of the vectors that say nothing about this program.
+    fn is_ours(fields: &Value) -> bool {
+        fields.as_object().is_some_and(|fields| fields.keys().all(|key| KUBELET_KEYS.contains(&key.as_str())))
+    }
+
+    #[test]
+    fn defaults_are_the_kubelets() {
+        let mut checked = 0;
+        for case in vectors("gc-config-defaults.json") {
+            if !is_ours(&case["input"]) {
+                continue;
+            }
+            let layers = given(&case["input"].to_string());
+            let effective: BTreeMap<String, Value> =
+                layers.effective().expect("defaults apply").into_iter().map(|one| (one.key, one.value)).collect();
+            for (key, expected) in case["expected"].as_object().expect("the vector has fields") {
+                if !KUBELET_KEYS.contains(&key.as_str()) {
+                    continue;
+                }
+                let found = effective.get(key).cloned().unwrap_or(Value::Null);
+                let empty = expected.is_null() && found == Value::Array(Vec::new());
+                assert!(empty || &found == expected, "{}: {key}: {found} is not {expected}", case["name"]);
+                checked += 1;
+            }
+        }
+        assert!(checked > 10);
+    }
+
+    #[test]
+    fn validation_says_what_the_kubelet_says() {
+        let mut checked = 0;
+        for case in vectors("gc-config-validation.json") {
+            let gate_off = case["input"]["feature_gates"]["KubeletEnsureSecretPulledImages"] == Value::Bool(false);
+            if !is_ours(&case["input"]["change"]) || gate_off {
+                continue;
+            }
+            // The vectors change a validated configuration, in which serializeImagePulls is off.
+            let mut document = case["input"]["change"].clone();
+            if document.get("serializeImagePulls").is_none() {
+                document["serializeImagePulls"] = Value::Bool(false);
+            }
+            let errors = match given(&document.to_string()).settings() {
+                Ok(_) => String::new(),
+                Err(error) => error.to_string(),
+            };
+            assert_eq!(errors.is_empty(), case["expected"]["valid"].as_bool().expect("a verdict"), "{}: {errors}", case["name"]);
+            for text in case["expected"]["error_contains"].as_array().expect("a list of texts") {
+                let text = text.as_str().expect("a text");
+                assert!(errors.contains(text), "{}: {errors} lacks {text}", case["name"]);
+            }
+            checked += 1;
+        }
+        assert!(checked > 15);
+    }
+
+    #[test]
+    fn flags_win_over_files_and_our_file_over_the_kubelets() {
+        let (_kept, kubelet) = in_file(
+            "kubelet.yaml",
+            "kind: KubeletConfiguration\nclusterDNS: [10.0.0.10]\nimageServiceEndpoint: unix:///x\n\
+             imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60\nregistryPullQPS: null\n",
+        );
+        let (_kept, own) = in_file("imagelet.yaml", "imageGCLowThresholdPercent: 50\nstore:\n  keepBlobs: true\n");
+        let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+        layers.add_kubelet_file(&kubelet).expect("the kubelet's file is read");
+        layers.add_file(&own).expect("our file is read");
+        layers.add_flag("--store", "store.directory", "/srv/images");
+
+        let sources: BTreeMap<String, String> = layers
+            .effective()
+            .expect("layers merge")
+            .into_iter()
+            .map(|one| (one.key, format!("{} {}", one.value, one.source)))
+            .collect();
+        assert_eq!(sources["imageGCHighThresholdPercent"], format!("70 {}:4", kubelet.display()));
+        assert_eq!(sources["imageGCLowThresholdPercent"], format!("50 {}:1", own.display()));
+        assert_eq!(sources["store.keepBlobs"], format!("true {}:3", own.display()));
+        assert_eq!(sources["store.directory"], "\"/srv/images\" --store");
+        assert_eq!(sources["registryPullQPS"], "5 default");
+        let settings = layers.settings().expect("the configuration holds");
+        assert_eq!(settings.backend.directory(), Path::new("/srv/images"));
+    }
+
+    #[test]
+    fn an_unknown_key_or_a_wrong_type_is_refused_with_its_line() {
+        for (text, line, word) in [
+            ("registryBurst: 10\nimageGCHighTreshold: 70\n", 2, "imageGCHighTreshold"),
+            ("store:\n  keepBlob: true\n", 2, "keepBlob"),
+            ("\nregistryPullQPS: many\n", 2, "many"),
+            ("imageMinimumGCAge: 5\n", 1, ""),
+        ] {
+            let (_kept, path) = in_file("imagelet.yaml", text);
+            let mut layers = Layers::new(Environment::default());
+            let Err(error) = layers.add_file(&path) else { panic!("{text} is accepted") };
+            let error = error.to_string();
+            assert!(error.starts_with(&format!("{}:{line}: ", path.display())), "{error}");
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_kubelets_file_names_the_key_of_a_wrong_type_and_must_be_one() {
+        for (text, line, word) in [
+            ("kind: KubeletConfiguration\nregistryBurst: many\n", 2, "registryBurst: "),
+            ("kind: Pod\n", 1, "KubeletConfiguration"),
+        ] {
+            let (_kept, path) = in_file("kubelet.yaml", text);
+            let Err(error) = Layers::new(Environment::default()).add_kubelet_file(&path) else { panic!("accepted") };
+            let error = error.to_string();
+            assert!(error.starts_with(&format!("{}:{line}: ", path.display())) && error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_broken_rule_is_told_with_its_place() {
+        let error = given("socket: relative.sock\nstore:\n  layersInFlight: 0\n").settings().expect_err("refused");
+        assert_eq!(
+            error.to_string(),
+            "f.yaml:1: invalid configuration: socket `relative.sock` must be an absolute path\n\
+             f.yaml:3: invalid configuration: store.layersInFlight 0 must be between 1 and 64, inclusive"
+        );
+    }
+}

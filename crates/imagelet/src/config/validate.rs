@@ -1,0 +1,271 @@
+//! Rules of the configuration: the kubelet's, in its words and order, then our own.
+
+use std::{path::PathBuf, time::Duration};
+
+use imagelet_core::{
+    image::{Percent, Reference, trim_tag_and_digest},
+};
+
+use super::{
+    API_VERSION, Backend, DurabilityKind, File, GcSettings, GoDuration, KIND, PullLimits, Settings, StoreSettings,
+    Verification,
+};
+
+/// A unix socket's path is at most this long.
+const SOCKET_LENGTH_MAX: usize = 107;
+/// More layers in flight than this help nobody.
+const LAYERS_IN_FLIGHT_MAX: i32 = 64;
+/// A loop that runs more often than this only burns the processor.
+const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
+
+/// A key that breaks a rule, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Complaint {
+    /// Its path in the file.
+    pub(super) key: &'static str,
+    /// What is wrong.
+    pub(super) message: String,
+}
+
+/// Checks a file in which every key has its value.
+pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
+    let mut complaints = Complaints::default();
+    document(file, &mut complaints);
+    let gc = collection(file, &mut complaints);
+    let pulls = pulls(file, &mut complaints);
+    let verification = verification(file, &mut complaints);
+    let timeout = file.runtime_request_timeout.unwrap_or_default();
+    if timeout.0 <= 0 {
+        complaints.add("runtimeRequestTimeout", format!("runtimeRequestTimeout {timeout} must be positive"));
+    }
+    let socket = file.socket.clone().unwrap_or_default();
+    check_socket(&socket, &mut complaints);
+    let http = file.http.as_ref().and_then(|http| http.address.clone()).filter(|address| !address.is_empty());
+    if let Some(address) = &http
+        && address.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err())
+    {
+        complaints.add("http.address", format!("http.address `{address}` must be HOST:PORT"));
+    }
+    let backend = backend(file, &mut complaints);
+    let detection = file.detection.clone().unwrap_or_default();
+    let collect = file.collection.clone().unwrap_or_default();
+    let detection_period = period("detection.period", detection.period, &mut complaints);
+    let cache_period = period("detection.cachePeriod", detection.cache_period, &mut complaints);
+    let collection_period = period("collection.period", collect.period, &mut complaints);
+    let config_path = file.registry.as_ref().and_then(|registry| registry.config_path.clone()).unwrap_or_default();
+
+    match (gc, complaints.0.is_empty()) {
+        (Some(gc), true) => Ok(Settings {
+            gc,
+            pulls,
+            verification,
+            runtime_request_timeout: timeout.to_std(),
+            socket,
+            http,
+            backend,
+            hosts_dirs: config_path.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect(),
+            docker_config: file.credentials.as_ref().and_then(|credentials| credentials.docker_config.clone()),
+            detection_period,
+            cache_period,
+            collection_period: collect.enabled.unwrap_or(true).then_some(collection_period),
+        }),
+        _ => Err(complaints.0),
+    }
+}
+
+#[derive(Default)]
+struct Complaints(Vec<Complaint>);
+
+impl Complaints {
+    fn add(&mut self, key: &'static str, message: String) {
+        self.0.push(Complaint { key, message: format!("invalid configuration: {message}") });
+    }
+}
+
+fn document(file: &File, complaints: &mut Complaints) {
+    for (key, given, wanted) in [("apiVersion", &file.api_version, API_VERSION), ("kind", &file.kind, KIND)] {
+        if given.as_deref() != Some(wanted) {
+            let given = given.as_deref().unwrap_or_default();
+            complaints.add(key, format!("{key} is `{given}`, this program reads `{wanted}`"));
+        }
+    }
+}
+
+fn collection(file: &File, complaints: &mut Complaints) -> Option<GcSettings> {
+    let high = file.gc_high_percent.unwrap_or_default();
+    let low = file.gc_low_percent.unwrap_or_default();
+    let age_min = file.gc_age_min.unwrap_or_default();
+    let age_max = file.gc_age_max.unwrap_or_default();
+    let mut percent = |key: &'static str, flag: &str, value: i32| {
+        let checked = Percent::new(i64::from(value)).ok();
+        if checked.is_none() {
+            complaints.add(key, format!("{key} ({flag}) {value} must be between 0 and 100, inclusive"));
+        }
+        checked
+    };
+    let high_checked = percent("imageGCHighThresholdPercent", "--image-gc-high-threshold", high);
+    let low_checked = percent("imageGCLowThresholdPercent", "--image-gc-low-threshold", low);
+    if low >= high {
+        complaints.add(
+            "imageGCLowThresholdPercent",
+            format!(
+                "imageGCLowThresholdPercent (--image-gc-low-threshold) {low} must be less than \
+                 imageGCHighThresholdPercent (--image-gc-high-threshold) {high}"
+            ),
+        );
+    }
+    if age_min.0 < 0 {
+        complaints.add("imageMinimumGCAge", format!("imageMinimumGCAge {age_min} must not be negative"));
+    }
+    if age_max.0 < 0 {
+        complaints.add("imageMaximumGCAge", format!("imageMaximumGCAge {age_max} must not be negative"));
+    }
+    if age_max.0 > 0 && age_max <= age_min {
+        complaints.add(
+            "imageMaximumGCAge",
+            format!("imageMaximumGCAge {age_max} must be greater than imageMinimumGCAge {age_min}"),
+        );
+    }
+    Some(GcSettings {
+        high: high_checked?,
+        low: low_checked?,
+        age_min: age_min.to_std(),
+        age_max: (age_max.0 > 0).then(|| age_max.to_std()),
+    })
+}
+
+fn pulls(file: &File, complaints: &mut Complaints) -> PullLimits {
+    let burst = file.pulls_burst.unwrap_or_default();
+    let rate = file.pulls_per_second.unwrap_or_default();
+    let serial = file.pulls_serial.unwrap_or(true);
+    if burst < 0 {
+        complaints.add("registryBurst", format!("registryBurst (--registry-burst) {burst} must not be a negative number"));
+    }
+    if rate < 0 {
+        complaints.add("registryPullQPS", format!("registryPullQPS (--registry-qps) {rate} must not be a negative number"));
+    }
+    if let Some(parallel) = file.pulls_parallel_max {
+        if parallel < 1 {
+            complaints.add("maxParallelImagePulls", format!("maxParallelImagePulls {parallel} must be a positive number"));
+        }
+        if serial && parallel > 1 {
+            complaints.add(
+                "maxParallelImagePulls",
+                "maxParallelImagePulls cannot be larger than 1 unless SerializeImagePulls (--serialize-image-pulls) \
+                 is set to false"
+                    .into(),
+            );
+        }
+    }
+    PullLimits {
+        serial,
+        parallel_max: file.pulls_parallel_max.and_then(|parallel| usize::try_from(parallel).ok()),
+        per_second: u32::try_from(rate).ok().filter(|rate| *rate > 0),
+        burst: u32::try_from(burst).unwrap_or_default(),
+    }
+}
+
+fn verification(file: &File, complaints: &mut Complaints) -> Verification {
+    const POLICY: &str = "imagePullCredentialsVerificationPolicy";
+    const ALLOWLIST: &str = "preloadedImagesVerificationAllowlist";
+    let policy = file.verification_policy.as_deref().unwrap_or_default();
+    let patterns = file.verification_allowlist.clone().unwrap_or_default();
+    let chosen = match policy {
+        "NeverVerify" => Verification::Never,
+        "NeverVerifyPreloadedImages" => Verification::NeverPreloaded,
+        "NeverVerifyAllowlistedImages" => Verification::NeverAllowlisted(patterns.clone()),
+        "AlwaysVerify" => Verification::Always,
+        other => {
+            complaints.add(
+                POLICY,
+                format!(
+                    "option {other:?} specified for {POLICY}. Valid options are \"NeverVerify\", \
+                     \"NeverVerifyPreloadedImages\", \"NeverVerifyAllowlistedImages\" or \"AlwaysVerify\""
+                ),
+            );
+            return Verification::Always;
+        }
+    };
+    if !patterns.is_empty() && !matches!(chosen, Verification::NeverAllowlisted(_)) {
+        complaints.add(
+            ALLOWLIST,
+            // The misspelling is the kubelet's, and what people search for.
+            format!(
+                "can't set `{ALLOWLIST}` if `imagePullCredentialsVertificationPolicy` is not \
+                 \"NeverVerifyAllowlistedImages\""
+            ),
+        );
+    } else if let Some(error) = patterns.iter().find_map(|pattern| check_pattern(pattern).err()) {
+        complaints.add(ALLOWLIST, format!("invalid image pattern in `{ALLOWLIST}`: {error}"));
+    }
+    chosen
+}
+
+/// `spec/gc.md §17.2`: the first rule a pattern breaks.
+fn check_pattern(pattern: &str) -> Result<(), String> {
+    if pattern.trim() != pattern {
+        return Err(format!("leading/trailing spaces are not allowed: {pattern}"));
+    }
+    let (name, wildcard) = match pattern.strip_suffix("/*") {
+        Some(name) => (name, true),
+        None => (pattern, false),
+    };
+    if name.is_empty() {
+        return Err(if wildcard {
+            "at least registry hostname is required".into()
+        } else {
+            format!("the supplied pattern is too short: {pattern}")
+        });
+    }
+    if name.contains('*') {
+        return Err(format!("not a valid wildcard pattern, only patterns ending with '/*' are allowed: {pattern}"));
+    }
+    name.parse::<Reference>().map_err(|error| format!("failed to parse as an image name: {error}"))?;
+    let host_with_port = wildcard && !name.contains('/');
+    if !host_with_port && trim_tag_and_digest(name).is_ok_and(|bare| bare != name) {
+        return Err(format!("neither tag nor digest is accepted in an image reference: {pattern}"));
+    }
+    Ok(())
+}
+
+fn check_socket(socket: &PathBuf, complaints: &mut Complaints) {
+    let length = socket.as_os_str().len();
+    if !socket.is_absolute() {
+        complaints.add("socket", format!("socket `{}` must be an absolute path", socket.display()));
+    } else if length > SOCKET_LENGTH_MAX {
+        complaints.add("socket", format!("socket has {length} bytes, a unix socket's path has at most {SOCKET_LENGTH_MAX}"));
+    }
+}
+
+fn backend(file: &File, complaints: &mut Complaints) -> Backend {
+    let store = file.store.clone().unwrap_or_default();
+    let directory = store.directory.unwrap_or_default();
+    if !directory.is_absolute() {
+        complaints.add("store.directory", format!("store.directory `{}` must be an absolute path", directory.display()));
+    }
+    let layers = store.layers_in_flight.unwrap_or(1);
+    if !(1..=LAYERS_IN_FLIGHT_MAX).contains(&layers) {
+        complaints.add(
+            "store.layersInFlight",
+            format!("store.layersInFlight {layers} must be between 1 and {LAYERS_IN_FLIGHT_MAX}, inclusive"),
+        );
+    }
+    let endpoint = file.image_service.as_ref().and_then(|service| service.cri.as_ref()).and_then(|cri| cri.endpoint.clone());
+    match endpoint.filter(|endpoint| !endpoint.is_empty()) {
+        Some(endpoint) => Backend::Cri { endpoint, state: directory },
+        None => Backend::Embedded(StoreSettings {
+            directory,
+            durability: store.durability.unwrap_or(DurabilityKind::Commit),
+            keep_blobs: store.keep_blobs.unwrap_or(false),
+            layers_in_flight: usize::try_from(layers).unwrap_or(1),
+        }),
+    }
+}
+
+fn period(key: &'static str, period: Option<GoDuration>, complaints: &mut Complaints) -> Duration {
+    let period = period.unwrap_or_default();
+    if period < PERIOD_MIN {
+        complaints.add(key, format!("{key} {period} must be at least {PERIOD_MIN}"));
+    }
+    period.to_std()
+}

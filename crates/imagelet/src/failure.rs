@@ -1,0 +1,165 @@
+//! A failed command as people and programs are shown it: what, on what, why, and where it can be mended.
+
+use std::{error::Error, fmt, io::Write};
+
+use imagelet_core::{
+    manager::EnsureError,
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::output::printable;
+
+/// More causes than this are no explanation.
+const CAUSES_MAX: usize = 16;
+
+/// Why a command failed. Crosses the daemon's socket, so that both ways of asking fail in the same words.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Failure {
+    /// What failed, on what.
+    pub(crate) message: String,
+    /// Why, from the outside in.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) causes: Vec<String>,
+    /// What the user can do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) hint: Option<String>,
+    /// The word for machines: a kubelet reason or the kind of the runtime's refusal.
+    pub(crate) reason: String,
+}
+
+impl Failure {
+    /// A failure of its own, without a cause.
+    pub(crate) fn new(reason: &str, message: impl Into<String>) -> Self {
+        Self { message: message.into(), reason: reason.to_owned(), ..Self::default() }
+    }
+
+    /// Any error with its causes; the hint of the first of them that has one.
+    pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
+        let mut failure = Self::new("Failed", error.to_string());
+        let mut next: Option<&(dyn Error + 'static)> = Some(error);
+        let mut kind = None;
+        while let Some(error) = next {
+            if failure.causes.last() != Some(&error.to_string()) && failure.causes.len() <= CAUSES_MAX {
+                failure.causes.push(error.to_string());
+            }
+            if let Some(refusal) = runtime_error(error) {
+                failure.hint = failure.hint.or_else(|| refusal.hint().map(str::to_owned));
+                kind = kind.or(Some(refusal.kind()));
+            }
+            next = error.source();
+        }
+        failure.causes.remove(0);
+        failure.causes.retain(|cause| *cause != failure.message);
+        if let Some(kind) = kind {
+            failure.reason = kind_word(kind).to_owned();
+        }
+        failure
+    }
+
+    /// A failed ensure, under the kubelet's reason.
+    pub(crate) fn of_ensure(error: &EnsureError) -> Self {
+        let mut failure = Self::of(error);
+        failure.reason = error.reason().to_owned();
+        failure.hint = failure.hint.or_else(|| match error {
+            EnsureError::NeverPull { .. } => Some("pull it with another policy, such as `--policy IfNotPresent`".into()),
+            _ => None,
+        });
+        failure
+    }
+
+    /// With something the user can do, unless something better is known.
+    #[must_use]
+    pub(crate) fn or_hint(mut self, hint: &str) -> Self {
+        self.hint.get_or_insert_with(|| hint.to_owned());
+        self
+    }
+
+    /// Prints it for people.
+    pub(crate) fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+        writeln!(out, "error: {}", lines(&self.message))?;
+        for cause in &self.causes {
+            writeln!(out, "  because: {}", lines(cause))?;
+        }
+        self.hint.as_ref().map_or(Ok(()), |hint| writeln!(out, "hint: {}", lines(hint)))
+    }
+}
+
+/// Errors keep their line breaks and lose all other control characters.
+fn lines(text: &str) -> String {
+    text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
+}
+
+/// A runtime error may sit in a chain itself or behind an `Arc` that several askers share.
+fn runtime_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a RuntimeError> {
+    error
+        .downcast_ref::<RuntimeError>()
+        .or_else(|| error.downcast_ref::<std::sync::Arc<RuntimeError>>().map(AsRef::as_ref))
+}
+
+fn kind_word(kind: RuntimeErrorKind) -> &'static str {
+    match kind {
+        RuntimeErrorKind::InvalidArgument => "InvalidArgument",
+        RuntimeErrorKind::NotFound => "NotFound",
+        RuntimeErrorKind::Denied => "Denied",
+        RuntimeErrorKind::RegistryUnavailable => "RegistryUnavailable",
+        RuntimeErrorKind::SignatureInvalid => "SignatureInvalid",
+        RuntimeErrorKind::Corrupt => "Corrupt",
+        RuntimeErrorKind::Unacceptable => "Unacceptable",
+        RuntimeErrorKind::InUse => "InUse",
+        RuntimeErrorKind::DiskFull => "DiskFull",
+        RuntimeErrorKind::Unavailable => "Unavailable",
+        RuntimeErrorKind::Unsupported => "Unsupported",
+        RuntimeErrorKind::TimedOut => "TimedOut",
+        RuntimeErrorKind::Cancelled => "Cancelled",
+        _ => "Failed",
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        self.causes.iter().try_for_each(|cause| write!(f, ": {cause}"))
+    }
+}
+
+impl Error for Failure {}
+
+impl From<RuntimeError> for Failure {
+    fn from(error: RuntimeError) -> Self {
+        Self::of(&error)
+    }
+}
+
+impl From<imagelet_core::inventory::InventoryError> for Failure {
+    fn from(error: imagelet_core::inventory::InventoryError) -> Self {
+        Self::of(&error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_tells_what_why_and_how_to_mend_it() {
+        let inner = RuntimeError::new(RuntimeErrorKind::Denied, "registry said\u{1b} 401").with_hint("log in");
+        let error = RuntimeError::other("could not pull `a`").caused_by(inner);
+        let failure = Failure::of(&error);
+        let mut text = Vec::new();
+        failure.write(&mut text).expect("memory takes it");
+        assert_eq!(
+            String::from_utf8_lossy(&text),
+            "error: could not pull `a`\n  because: registry said? 401\nhint: log in\n"
+        );
+        assert_eq!(failure.to_string(), "could not pull `a`: registry said\u{1b} 401");
+    }
+
+    #[test]
+    fn a_failure_survives_the_socket() {
+        let failure = Failure::new("NotFound", "no image `a`").or_hint("look").or_hint("ignored");
+        let wire = serde_json::to_vec(&failure).expect("it has a wire form");
+        assert_eq!(serde_json::from_slice::<Failure>(&wire).ok(), Some(failure));
+    }
+}

@@ -1,0 +1,362 @@
+//! What a node is asked and what it answers: the documents of `-o json` and of the daemon's socket.
+//!
+//! Stable: fields are added, never renamed or removed, and readers skip what they do not know. Times are RFC 3339, sizes
+//! are bytes, ids and names are as the store spells them.
+
+use std::{fmt, path::PathBuf};
+
+use imagelet_core::credentials::Secret;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// A text that crosses the socket and is printed nowhere else.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Hidden(pub(crate) Secret);
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for Hidden {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.expose())
+    }
+}
+
+impl<'de> Deserialize<'de> for Hidden {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|text| Self(Secret::new(text)))
+    }
+}
+
+macro_rules! documents {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        pub(crate) struct $name { $($(#[$field_meta])* pub(crate) $field: $type,)* }
+    )*};
+}
+
+documents! {
+    /// Asks for one image to be there.
+    PullRequest {
+        /// As the user spelled it.
+        image: String,
+        /// `Always`, `IfNotPresent` or `Never`; empty is the kubelet's default for the tag.
+        policy: String,
+        /// Exactly this user and password; nobody else's are tried.
+        login: Option<Login>,
+        /// `OS/ARCH`; absent is this machine.
+        platform: Option<String>,
+        /// For which pod.
+        pod: Option<PodName>,
+        /// The field of the pod that names the image.
+        field: String,
+        /// The pod's pull secrets, in order.
+        secrets: Vec<PullSecretText>,
+    }
+    /// A user and a password.
+    Login {
+        /// The user.
+        user: String,
+        /// The password.
+        password: Option<Hidden>,
+    }
+    /// A pod's identity.
+    PodName {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Its uid.
+        uid: String,
+    }
+    /// A secret of type `kubernetes.io/dockerconfigjson`.
+    PullSecretText {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Its uid.
+        uid: String,
+        /// The docker configuration in it.
+        docker_config: Option<Hidden>,
+    }
+    /// An image that is there.
+    Pulled {
+        /// As it was asked for.
+        image: String,
+        /// Its id.
+        id: String,
+        /// It was there before, so nothing was fetched.
+        present: bool,
+        /// What it occupies, where known.
+        size: Option<u64>,
+        /// How long the pull took, in milliseconds, without waiting for its turn.
+        took_ms: u64,
+    }
+    /// Asks for the list of images.
+    ListRequest {}
+    /// All images.
+    ImageList {
+        /// Sorted by name.
+        images: Vec<ImageRow>,
+    }
+    /// An image.
+    ImageRow {
+        /// Its id.
+        id: String,
+        /// The handler in whose store it is; empty is the default one.
+        runtime_handler: String,
+        /// Full names with tag.
+        names: Vec<String>,
+        /// Full names with digest.
+        digests: Vec<String>,
+        /// What it occupies, shared layers counted in.
+        size: u64,
+        /// What would be freed without it, where the store knows.
+        unique: Option<u64>,
+        /// What it shares with other images, where the store knows.
+        shared: Option<u64>,
+        /// When it was first seen.
+        first_seen: Option<String>,
+        /// When it was last in use or asked for.
+        last_used: Option<String>,
+        /// Who uses it.
+        in_use_by: Vec<String>,
+        /// Patterns that pin it, or `runtime`.
+        pinned_by: Vec<String>,
+    }
+    /// Asks for one image.
+    InspectRequest {
+        /// Name, id, or unique beginning of an id.
+        image: String,
+    }
+    /// One image, or none.
+    Inspected {
+        /// Absent when there is no such image.
+        image: Option<ImageRow>,
+        /// What the embedded store knows beyond that: manifest, configuration, layers.
+        details: Option<serde_json::Value>,
+    }
+    /// Asks where the bytes are.
+    UsageRequest {}
+    /// Where the bytes are.
+    Usage {
+        /// The directory images are in.
+        mountpoint: String,
+        /// All bytes of its file system.
+        capacity: u64,
+        /// Bytes still free there.
+        available: u64,
+        /// Share in use, in percent, rounded up.
+        used_percent: u8,
+        /// Bytes all images take together, each shared layer once.
+        images_size: u64,
+        /// How many images.
+        images_count: u64,
+        /// Bytes of images that nobody uses or pinned; layers shared with others stay.
+        reclaimable: u64,
+        /// Image by image.
+        images: Vec<ImageRow>,
+        /// What the embedded store knows beyond that: blobs, partial downloads.
+        store: Option<serde_json::Value>,
+    }
+    /// Asks for an image to go with all its names.
+    RemoveRequest {
+        /// Name, id, or unique beginning of an id.
+        image: String,
+    }
+    /// An image, or a name, that went.
+    Removed {
+        /// Its id.
+        id: String,
+        /// The names that went.
+        names: Vec<String>,
+        /// Bytes given back to the disk, where measured.
+        freed: Option<u64>,
+    }
+    /// Asks for one name to go.
+    UntagRequest {
+        /// The name.
+        image: String,
+    }
+    /// Asks for a collection.
+    CollectRequest {
+        /// Plan, remove nothing.
+        dry_run: bool,
+        /// Where to start, in percent; absent as configured.
+        high: Option<u8>,
+        /// Where to stop, in percent; absent as configured.
+        low: Option<u8>,
+        /// This many bytes, whatever the thresholds say.
+        free: Option<u64>,
+        /// Everything nobody uses or pinned.
+        all_unused: bool,
+    }
+    /// What a collection did, or would do.
+    Collected {
+        /// Nothing was removed; this is a plan.
+        dry_run: bool,
+        /// Share of the disk in use before, in percent.
+        used_percent_before: u8,
+        /// And after, where something was removed.
+        used_percent_after: Option<u8>,
+        /// Bytes wanted; absent when no room was wanted.
+        wanted: Option<u64>,
+        /// Bytes the removed images were listed with.
+        claimed: u64,
+        /// Bytes the disk has gained, where measured.
+        measured: Option<u64>,
+        /// Every image, and what became of it.
+        images: Vec<CollectedRow>,
+        /// What went wrong on the way.
+        failures: Vec<String>,
+    }
+    /// What became of one image.
+    CollectedRow {
+        /// Its id.
+        id: String,
+        /// Its names.
+        names: Vec<String>,
+        /// What it is listed with.
+        size: u64,
+        /// `keep`, `remove`, `removed` or `failed`.
+        verdict: String,
+        /// Why.
+        reason: String,
+    }
+    /// Asks to pin or unpin.
+    PinRequest {
+        /// A reference, a glob, a digest.
+        pattern: String,
+    }
+    /// Whether pins changed.
+    PinChanged {
+        /// The pattern.
+        pattern: String,
+        /// False: it was so before.
+        changed: bool,
+    }
+    /// Asks for all pins.
+    PinsRequest {}
+    /// All pins.
+    Pins {
+        /// In the order they were pinned.
+        pins: Vec<PinRow>,
+    }
+    /// A pin.
+    PinRow {
+        /// The pattern.
+        pattern: String,
+        /// Ids of the images it holds now.
+        images: Vec<String>,
+    }
+    /// Asks for a mount.
+    MountRequest {
+        /// The image.
+        image: String,
+        /// Where.
+        directory: PathBuf,
+        /// Writable.
+        writable: bool,
+    }
+    /// Asks for an unmount.
+    UnmountRequest {
+        /// Where.
+        directory: PathBuf,
+    }
+    /// What was mounted or unmounted.
+    Mounted {
+        /// The image's id.
+        id: String,
+        /// Where.
+        directory: PathBuf,
+        /// Writable.
+        writable: bool,
+    }
+    /// Asks how the node is.
+    StatusRequest {}
+    /// The node at a glance.
+    Status {
+        /// The program's version.
+        version: String,
+        /// Where images are kept: `store DIR` or `runtime URI`.
+        backend: String,
+        /// `daemon` or `command`.
+        process: String,
+        /// The daemon's process id.
+        pid: u32,
+        /// Since when it runs.
+        started_at: Option<String>,
+        /// How many images.
+        images: u64,
+        /// How many of them in use.
+        in_use: u64,
+        /// Share of the disk in use, in percent; absent where it cannot be seen from here.
+        used_percent: Option<u8>,
+        /// Collecting starts here, in percent.
+        gc_high_percent: u8,
+        /// And stops here.
+        gc_low_percent: u8,
+        /// Pulls that run or wait.
+        pulls: Vec<PullRow>,
+        /// Images left alone because they failed.
+        held_back: Vec<HeldBackRow>,
+        /// What went wrong when asking; the rest is good.
+        problems: Vec<String>,
+    }
+    /// A pull under way.
+    PullRow {
+        /// The image.
+        image: String,
+        /// `running` or `waiting`.
+        state: String,
+        /// For how long, in milliseconds.
+        for_ms: u64,
+        /// How many ask for it.
+        askers: usize,
+    }
+    /// An image left alone.
+    HeldBackRow {
+        /// The image.
+        image: String,
+        /// Until it may be tried again, in milliseconds.
+        remaining_ms: u64,
+        /// Why it failed.
+        failure: String,
+    }
+}
+
+/// How far a pull is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "camelCase")]
+pub(crate) enum Step {
+    /// What will be fetched is known.
+    #[serde(rename_all = "camelCase")]
+    Resolved {
+        /// Digest of the manifest.
+        manifest: String,
+        /// Each layer, in the image's order.
+        layers: Vec<LayerSize>,
+    },
+    /// Bytes of a layer came in; so many of it so far.
+    Fetching { digest: String, received: u64 },
+    /// A layer was here before.
+    Present { digest: String },
+    /// A layer is fetched and unpacked.
+    Done { digest: String },
+    /// All are here; they are made durable and named.
+    Committing,
+}
+
+/// A layer and its compressed size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LayerSize {
+    /// Its digest.
+    pub(crate) digest: String,
+    /// Its compressed size in bytes.
+    pub(crate) size: u64,
+}
