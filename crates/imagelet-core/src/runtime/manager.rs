@@ -1,8 +1,20 @@
 //! The one caller of the runtime ports: asks them, and assembles pods from what they answer (`spec/gc.md §11`).
 
-use std::sync::Arc;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::SystemTime,
+};
 
-use super::{ContainerService, ImageService};
+use super::{
+    Container, ContainerService, ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError, Sandbox,
+};
+use crate::image::{Image, ImageId, ImageSpec};
+
+const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
+const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
+const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 
 /// Asks a store of images and whatever runs containers. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -11,11 +23,21 @@ pub struct RuntimeManager {
     containers: Arc<dyn ContainerService>,
 }
 
-/// A pod as the inventory needs it.
+/// A pod: what shares one uid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Its uid.
+    /// Its uid; empty for containers that belong to no pod.
     pub uid: String,
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// When its newest sandbox, or else its first container, was created.
+    pub created_at: SystemTime,
+    /// Its containers in any state; `image_id` is filled from `image_ref` where the runtime left it empty.
+    pub containers: Vec<Container>,
+    /// Its sandboxes, newest first.
+    pub sandboxes: Vec<Sandbox>,
 }
 
 impl RuntimeManager {
@@ -32,5 +54,169 @@ impl RuntimeManager {
     /// What runs containers.
     pub fn containers(&self) -> &Arc<dyn ContainerService> {
         &self.containers
+    }
+
+    /// Lists images; see [`ImageService::list`].
+    pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+        self.images.list(filter).await
+    }
+
+    /// Finds one image; see [`ImageService::status`].
+    pub async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        self.images.status(spec).await
+    }
+
+    /// Fetches an image; see [`ImageService::pull`].
+    pub async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+        self.images.pull(request, progress).await
+    }
+
+    /// Removes an image with all its names; see [`ImageService::remove`].
+    pub async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        self.images.remove(spec).await
+    }
+
+    /// Takes one name away; see [`ImageService::untag`].
+    pub async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
+        self.images.untag(name).await
+    }
+
+    /// Where images are and what they take; see [`ImageService::filesystem`].
+    pub async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        self.images.filesystem().await
+    }
+
+    /// Images mounted into a container as volumes; see [`ContainerService::mounted_images`].
+    pub async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        self.containers.mounted_images(container_id).await
+    }
+
+    /// All pods with all their containers and sandboxes, whatever their state, newest pod first.
+    pub async fn pods(&self) -> Result<Vec<Pod>, RuntimeError> {
+        let sandboxes = self.containers.sandboxes().await?;
+        let containers = self.containers.containers().await?;
+        Ok(assemble(sandboxes, containers))
+    }
+}
+
+/// Groups by pod uid. The uid stands in a container's labels; without them its sandbox tells it.
+fn assemble(mut sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Vec<Pod> {
+    sandboxes.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+    let mut uid_of_sandbox: HashMap<String, String> = HashMap::new();
+    let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
+    for sandbox in sandboxes {
+        uid_of_sandbox.insert(sandbox.id.clone(), sandbox.uid.clone());
+        pods.entry(sandbox.uid.clone())
+            .or_insert_with(|| Pod {
+                uid: sandbox.uid.clone(),
+                name: sandbox.name.clone(),
+                namespace: sandbox.namespace.clone(),
+                created_at: sandbox.created_at,
+                containers: Vec::new(),
+                sandboxes: Vec::new(),
+            })
+            .sandboxes
+            .push(sandbox);
+    }
+    for mut container in containers {
+        let names_no_image =
+            container.image.image.is_empty() && container.image_ref.is_empty() && container.image_id.is_empty();
+        if container.id.is_empty() || names_no_image {
+            tracing::debug!(container = %container.name, "skipping a container without id or image");
+            continue;
+        }
+        if container.image_id.is_empty() {
+            container.image_id.clone_from(&container.image_ref);
+        }
+        let label = |name: &str| container.labels.get(name).cloned();
+        let uid = label(LABEL_POD_UID)
+            .or_else(|| uid_of_sandbox.get(&container.sandbox_id).cloned())
+            .unwrap_or_default();
+        let pod = pods.entry(uid.clone()).or_insert_with(|| Pod {
+            uid,
+            name: label(LABEL_POD_NAME).unwrap_or_default(),
+            namespace: label(LABEL_POD_NAMESPACE).unwrap_or_default(),
+            created_at: container.created_at,
+            containers: Vec::new(),
+            sandboxes: Vec::new(),
+        });
+        pod.containers.push(container);
+    }
+    let mut pods: Vec<Pod> = pods.into_values().collect();
+    pods.sort_by_key(|pod| Reverse(pod.created_at));
+    pods
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::runtime::ContainerState;
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn sandbox(id: &str, uid: &str, created: u64) -> Sandbox {
+        Sandbox {
+            id: id.to_owned(),
+            name: format!("pod-{uid}"),
+            namespace: "default".to_owned(),
+            uid: uid.to_owned(),
+            ready: true,
+            created_at: at(created),
+            runtime_handler: String::new(),
+        }
+    }
+
+    fn container(id: &str, sandbox_id: &str) -> Container {
+        Container {
+            id: id.to_owned(),
+            sandbox_id: sandbox_id.to_owned(),
+            name: id.to_owned(),
+            image: ImageSpec::new("app"),
+            image_ref: "sha256:r".to_owned(),
+            image_id: String::new(),
+            state: ContainerState::Exited,
+            created_at: at(1),
+            labels: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn pods_come_newest_first() {
+        let pods = assemble(vec![sandbox("a", "1", 10), sandbox("b", "2", 5), sandbox("c", "3", 20)], Vec::new());
+        assert_eq!(pods.iter().map(|pod| pod.uid.as_str()).collect::<Vec<_>>(), ["3", "1", "2"]);
+    }
+
+    #[test]
+    fn a_container_finds_its_pod_by_label_then_by_sandbox_and_else_makes_one() {
+        let mut labelled = container("x", "elsewhere");
+        labelled.labels.insert(LABEL_POD_UID.to_owned(), "1".to_owned());
+        let mut orphan = container("z", "gone");
+        orphan.labels.insert(LABEL_POD_UID.to_owned(), "9".to_owned());
+        orphan.labels.insert(LABEL_POD_NAME.to_owned(), "old".to_owned());
+        let pods = assemble(vec![sandbox("a", "1", 10)], vec![labelled, container("y", "a"), orphan]);
+        assert_eq!(pods[0].containers.len(), 2);
+        assert_eq!((pods[1].uid.as_str(), pods[1].name.as_str()), ("9", "old"));
+    }
+
+    #[test]
+    fn the_image_id_falls_back_to_the_reference_the_runtime_resolved() {
+        let mut modern = container("y", "a");
+        modern.image_id = "sha256:c".to_owned();
+        let pods = assemble(vec![sandbox("a", "1", 1)], vec![container("x", "a"), modern]);
+        let ids: Vec<_> = pods[0].containers.iter().map(|container| container.image_id.as_str()).collect();
+        assert_eq!(ids, ["sha256:r", "sha256:c"]);
+    }
+
+    #[test]
+    fn containers_without_id_or_image_are_skipped() {
+        let mut imageless = container("x", "a");
+        imageless.image = ImageSpec::default();
+        imageless.image_ref = String::new();
+        let pods = assemble(vec![sandbox("a", "1", 1)], vec![container("", "a"), imageless]);
+        assert!(pods[0].containers.is_empty());
     }
 }

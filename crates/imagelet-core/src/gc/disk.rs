@@ -1,0 +1,113 @@
+//! How full the disk is that images are on (`spec/gc.md §13.2`).
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::GcError;
+use crate::{image::ByteSize, runtime::RuntimeManager};
+
+/// What a file system holds. All zero where it could not be looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskUse {
+    /// The directory by which it was found.
+    pub mountpoint: PathBuf,
+    /// All its bytes.
+    pub capacity: ByteSize,
+    /// Bytes an ordinary user can still write; at most the capacity.
+    pub available: ByteSize,
+    /// Capacity without what is available: reserved blocks count as used, as they do in [`Self::used_percent`].
+    pub used: ByteSize,
+    /// All its inodes, where it counts them.
+    pub inodes: Option<u64>,
+    /// Inodes still free, where it counts them.
+    pub inodes_free: Option<u64>,
+    /// What the runtime says its images take.
+    pub images: ByteSize,
+}
+
+impl DiskUse {
+    /// A disk of this capacity with this much available; more than the capacity is cut to it.
+    pub fn of(capacity: ByteSize, available: ByteSize) -> Self {
+        if available > capacity {
+            tracing::info!(%available, %capacity, "Availability is larger than capacity");
+        }
+        let available = available.min(capacity);
+        Self { capacity, available, used: capacity.saturating_sub(available), ..Self::default() }
+    }
+
+    /// The share in use, rounded up to the next percent; 100 for a disk without capacity.
+    pub fn used_percent(&self) -> u8 {
+        if self.capacity == ByteSize::ZERO {
+            return 100;
+        }
+        let free = u128::from(self.available.0) * 100 / u128::from(self.capacity.0);
+        100 - u8::try_from(free.min(100)).unwrap_or(100)
+    }
+}
+
+/// Tells how full the file system of a directory is.
+pub trait DiskProbe: Send + Sync + fmt::Debug {
+    /// Looks now. May block.
+    fn look(&self, directory: &Path) -> io::Result<DiskUse>;
+}
+
+/// The operating system's own answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StatVfs;
+
+impl DiskProbe for StatVfs {
+    fn look(&self, directory: &Path) -> io::Result<DiskUse> {
+        let stat = rustix::fs::statvfs(directory)?;
+        let bytes = |blocks: u64| ByteSize(stat.f_frsize.saturating_mul(blocks));
+        Ok(DiskUse {
+            inodes: Some(stat.f_files).filter(|count| *count > 0),
+            inodes_free: Some(stat.f_ffree).filter(|_| stat.f_files > 0),
+            ..DiskUse::of(bytes(stat.f_blocks), bytes(stat.f_bavail))
+        })
+    }
+}
+
+/// Asks the runtime where its images are, and the probe how full that place is.
+///
+/// A directory that is not visible from here gives a capacity of zero, which a threshold refuses and nothing else minds.
+pub(crate) async fn look(runtime: &RuntimeManager, probe: &Arc<dyn DiskProbe>) -> Result<DiskUse, GcError> {
+    let filesystems = runtime.filesystem().await.map_err(GcError::Filesystem)?;
+    let images = filesystems.images.into_iter().next().ok_or(GcError::NoImageFilesystem)?;
+    let (probe, mountpoint) = (Arc::clone(probe), images.mountpoint.clone());
+    let looked = tokio::task::spawn_blocking(move || probe.look(&mountpoint)).await;
+    let disk = match looked.unwrap_or_else(|error| Err(io::Error::other(error))) {
+        Ok(disk) => disk,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            tracing::debug!(mountpoint = %images.mountpoint.display(), "the image filesystem is not visible from here");
+            DiskUse::default()
+        }
+        Err(source) => return Err(GcError::Probe { source }),
+    };
+    Ok(DiskUse { mountpoint: images.mountpoint, images: images.used, ..disk })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_rounded_up_to_the_next_percent() {
+        for (capacity, available, percent) in
+            [(1000, 600, 40), (1000, 109, 90), (1000, 110, 89), (1000, 0, 100), (1000, 5000, 0), (0, 0, 100)]
+        {
+            let disk = DiskUse::of(ByteSize(capacity), ByteSize(available));
+            assert_eq!(disk.used_percent(), percent, "{available} of {capacity}");
+        }
+    }
+
+    #[test]
+    fn the_operating_system_knows_the_disk_of_a_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = StatVfs.look(directory.path()).unwrap();
+        assert!(disk.capacity > ByteSize::ZERO && disk.available <= disk.capacity);
+        assert!(StatVfs.look(&directory.path().join("absent")).is_err());
+    }
+}

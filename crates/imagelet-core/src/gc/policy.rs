@@ -1,0 +1,153 @@
+//! When to collect, and how far.
+
+use std::time::Duration;
+
+use crate::image::{ByteSize, Percent};
+
+use super::disk::DiskUse;
+
+/// When to collect, and how far. `low <= high` by construction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GcPolicy {
+    high: Percent,
+    low: Percent,
+    age_min: Duration,
+    /// `None`: age alone removes nothing.
+    age_max: Option<Duration>,
+    age_counts: AgeCounts,
+}
+
+/// From when the age of an image that was never used counts, where old images are removed for their age alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AgeCounts {
+    /// From its last use, or from when it was first seen, whichever is later.
+    #[default]
+    FromUseOrSight,
+    /// From its last use; one never used is infinitely old, even seconds after its pull. What the kubelet does.
+    FromUse,
+}
+
+/// Why these numbers are no policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GcPolicyError {
+    /// The high threshold is no percentage.
+    #[error("invalid HighThresholdPercent {0}, must be in range [0-100]")]
+    High(i64),
+    /// The low threshold is no percentage.
+    #[error("invalid LowThresholdPercent {0}, must be in range [0-100]")]
+    Low(i64),
+    /// The thresholds cross.
+    #[error("LowThresholdPercent {low} can not be higher than HighThresholdPercent {high}")]
+    Crossed {
+        /// Where collecting would stop.
+        low: i64,
+        /// Where it would start.
+        high: i64,
+    },
+}
+
+impl GcPolicy {
+    /// Checks the thresholds: collecting starts at `high` percent of the disk used and stops at `low`.
+    ///
+    /// An image first seen less than `age_min` ago stays; one unused for longer than `age_max` goes whatever the disk.
+    pub fn new(high: i64, low: i64, age_min: Duration, age_max: Option<Duration>) -> Result<Self, GcPolicyError> {
+        let high_percent = Percent::new(high).map_err(|_| GcPolicyError::High(high))?;
+        let low_percent = Percent::new(low).map_err(|_| GcPolicyError::Low(low))?;
+        if low_percent > high_percent {
+            return Err(GcPolicyError::Crossed { low, high });
+        }
+        let age_max = age_max.filter(|age| !age.is_zero());
+        Ok(Self { high: high_percent, low: low_percent, age_min, age_max, age_counts: AgeCounts::default() })
+    }
+
+    /// The same policy, counting ages otherwise.
+    #[must_use]
+    pub fn counting(self, age_counts: AgeCounts) -> Self {
+        Self { age_counts, ..self }
+    }
+
+    /// Where collecting starts.
+    pub fn high(&self) -> Percent {
+        self.high
+    }
+
+    /// Where collecting stops.
+    pub fn low(&self) -> Percent {
+        self.low
+    }
+
+    /// How long an image stays after it was first seen, or asked for.
+    pub fn age_min(&self) -> Duration {
+        self.age_min
+    }
+
+    /// How long an image stays unused.
+    pub fn age_max(&self) -> Option<Duration> {
+        self.age_max
+    }
+
+    /// From when ages count.
+    pub fn age_counts(&self) -> AgeCounts {
+        self.age_counts
+    }
+
+    /// Whether the loop has anything to do at all (`spec/gc.md §9`).
+    pub fn is_off(&self) -> bool {
+        self.high.get() == 100 && self.age_max.is_none()
+    }
+
+    /// How much must go for this disk to come down to the low threshold; `None` while it is below the high one.
+    ///
+    /// Zero where the thresholds meet and rounding left nothing to do.
+    pub(crate) fn room_wanted(&self, disk: &DiskUse) -> Option<ByteSize> {
+        if disk.used_percent() < self.high.get() {
+            return None;
+        }
+        // 128 bits: a hundred times a capacity overflows 64 bits above 92 PB.
+        let free_wanted = u128::from(disk.capacity.0) * u128::from(100 - self.low.get()) / 100;
+        let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
+        Some(ByteSize(u64::try_from(missing).unwrap_or(u64::MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn policies_are_refused_with_the_kubelets_texts() {
+        let cases = vectors("gc-policy.json");
+        assert_eq!(cases.len(), 10);
+        for case in cases {
+            let input = &case["input"];
+            let policy = GcPolicy::new(
+                input["high_threshold_percent"].as_i64().unwrap(),
+                input["low_threshold_percent"].as_i64().unwrap(),
+                Duration::from_nanos(input["min_age"].as_u64().unwrap()),
+                Some(Duration::from_nanos(input["max_age"].as_u64().unwrap())),
+            );
+            let error = policy.err().map(|error| error.to_string());
+            assert_eq!(error.as_deref(), case["expected"]["error"].as_str(), "{}", case["name"]);
+        }
+    }
+
+    #[test]
+    fn the_room_wanted_reaches_down_to_the_low_threshold() {
+        let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
+        let disk = |capacity, available| DiskUse::of(ByteSize(capacity), ByteSize(available));
+        assert_eq!(policy.room_wanted(&disk(1000, 600)), None);
+        assert_eq!(policy.room_wanted(&disk(1000, 101)), None);
+        assert_eq!(policy.room_wanted(&disk(1000, 100)), Some(ByteSize(100)));
+        assert_eq!(policy.room_wanted(&disk(1000, 50)), Some(ByteSize(150)));
+        let huge = 1 << 62;
+        assert_eq!(policy.room_wanted(&disk(huge, 0)), Some(ByteSize(922_337_203_685_477_580)));
+    }
+
+    #[test]
+    fn meeting_thresholds_never_want_less_than_nothing() {
+        let policy = GcPolicy::new(50, 50, Duration::ZERO, None).unwrap();
+        let disk = DiskUse::of(ByteSize(1000), ByteSize(509));
+        assert_eq!((disk.used_percent(), policy.room_wanted(&disk)), (50, Some(ByteSize::ZERO)));
+    }
+}
