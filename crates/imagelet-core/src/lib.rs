@@ -4,7 +4,9 @@
 //! [`runtime::ContainerService`], and touches only local files and child processes.
 
 pub mod credentials;
+pub mod gc;
 pub mod image;
+pub mod inventory;
 pub mod runtime;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;

@@ -32,9 +32,6 @@ impl ImageGc {
         let looked = disk::look(&self.runtime, &self.probe).await;
         let mut round = Round::new(self, request, &snapshot);
         let order = round.order(&snapshot);
-        if snapshot.containers_vanished {
-            round.abort(GcError::ContainersVanished);
-        }
 
         let mut disk_before = DiskUse::default();
         let goal_bytes = match (request.goal, looked) {
@@ -76,11 +73,7 @@ impl ImageGc {
     }
 
     /// The disk at the start, and as it is now if images went since.
-    async fn check(
-        &self,
-        looked: Result<DiskUse, GcError>,
-        round: &Round<'_>,
-    ) -> Result<(DiskUse, DiskUse), GcError> {
+    async fn check(&self, looked: Result<DiskUse, GcError>, round: &Round<'_>) -> Result<(DiskUse, DiskUse), GcError> {
         let before = looked?;
         let current = if round.claimed > ByteSize::ZERO && !round.dry_run {
             disk::look(&self.runtime, &self.probe).await?
@@ -113,6 +106,7 @@ struct Round<'a> {
     watched_since: SystemTime,
     now: SystemTime,
     containers: usize,
+    containers_vanished: bool,
     decisions: BTreeMap<ImageKey, GcDecision>,
     removed: Vec<GcRemoval>,
     claimed: ByteSize,
@@ -133,6 +127,7 @@ impl<'a> Round<'a> {
             watched_since: snapshot.watched_since,
             now: snapshot.taken_at,
             containers: snapshot.containers,
+            containers_vanished: snapshot.containers_vanished,
             decisions: BTreeMap::new(),
             removed: Vec::new(),
             claimed: ByteSize::ZERO,
@@ -163,9 +158,7 @@ impl<'a> Round<'a> {
             }
             self.events.push(invalid_id_event(key));
         }
-        let turn = |candidate: Candidate| {
-            by_key.get(&candidate.key).copied().map(|entry| Turn { entry, candidate })
-        };
+        let turn = |candidate: Candidate| by_key.get(&candidate.key).copied().map(|entry| Turn { entry, candidate });
         order.into_iter().filter_map(turn).collect()
     }
 
@@ -183,7 +176,8 @@ impl<'a> Round<'a> {
             return;
         }
         self.is_active = true;
-        for turn in order.iter().filter(|turn| phase.takes(&turn.candidate)) {
+        let old: Vec<&Turn<'_>> = order.iter().filter(|turn| phase.takes(&turn.candidate)).collect();
+        for turn in old {
             if let Attempt::Failed(error) = self.remove(turn.entry, GcPhase::Age).await {
                 phase.failures.push(error);
             }
@@ -253,6 +247,11 @@ impl<'a> Round<'a> {
     async fn remove(&mut self, entry: &Entry, phase: GcPhase) -> Attempt {
         if let Some(why) = self.aborted.clone() {
             self.keep(entry, &Kept::Aborted(why));
+            return Attempt::Spared;
+        }
+        if self.containers_vanished {
+            let kept = self.abort(GcError::ContainersVanished);
+            self.keep(entry, &kept);
             return Attempt::Spared;
         }
         let size = entry.image.size;
@@ -341,7 +340,9 @@ impl<'a> Round<'a> {
         for decision in self.decisions.values() {
             let (image, tags, reason) = (&decision.key, decision.tags.join(" "), decision.reason.as_str());
             match decision.verdict {
-                GcVerdict::Remove { phase } => tracing::info!(%image, tags, reason, %phase, self.dry_run, "chose an image"),
+                GcVerdict::Remove { phase } => {
+                    tracing::info!(%image, tags, reason, %phase, self.dry_run, "chose an image")
+                }
                 GcVerdict::Keep if self.is_active => tracing::info!(%image, tags, reason, "kept an image"),
                 GcVerdict::Keep => tracing::debug!(%image, tags, reason, "kept an image"),
             }

@@ -56,7 +56,6 @@ pub(crate) enum Kept {
     JustUsed,
     /// Enough went before it, or there was no need at all.
     NotNeeded,
-    Failed(String),
     Gone,
     /// The collection ended early.
     Aborted(String),
@@ -83,7 +82,6 @@ impl fmt::Display for Kept {
             Self::Leased(age) => write!(f, "asked for less than {} ago", duration_text(*age)),
             Self::JustUsed => f.write_str("used since the collection began"),
             Self::NotNeeded => f.write_str("not needed"),
-            Self::Failed(error) => write!(f, "could not be removed: {error}"),
             Self::Gone => f.write_str("gone already"),
             Self::Aborted(why) => write!(f, "the collection ended early: {why}"),
         }

@@ -29,7 +29,7 @@ const PINS_LOCK: &str = "pins.lock";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct LedgerFile {
-    version: u32,
+    pub(super) version: u32,
     /// Since when images were watched without a long gap.
     pub(super) observed_since: Option<u64>,
     /// When the last pass was.
@@ -177,8 +177,10 @@ mod tests {
             let state = StateDir::open(directory.path()).unwrap();
             fs::write(directory.path().join(LEDGER), damage).unwrap();
             assert_eq!(state.read_ledger().unwrap(), LedgerFile::default(), "{damage:?}");
-            let names: Vec<_> =
-                fs::read_dir(directory.path()).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+            let names: Vec<_> = fs::read_dir(directory.path())
+                .unwrap()
+                .map(|it| it.unwrap().file_name().into_string().unwrap())
+                .collect();
             assert!(names.iter().all(|name| name.starts_with("ledger.json.corrupt-")), "{names:?}");
             assert_eq!(names.len(), 1);
         }

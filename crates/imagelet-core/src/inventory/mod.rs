@@ -24,13 +24,13 @@ use std::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
+pub use self::pins::PinError;
+pub(crate) use self::recheck::Standing;
 use self::{
     detect::{DetectRules, DetectTimes, Records, Survey, Users, detect},
     ledger::{LedgerFile, LedgerLine, StateDir},
     pins::{PATTERNS_MAX, PinPattern},
 };
-pub(crate) use self::recheck::Standing;
-pub use self::pins::PinError;
 use crate::{
     image::{Image, ImageKey},
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager},
@@ -304,7 +304,9 @@ impl Inventory {
         let read = tokio::task::spawn_blocking(move || directory.read_pins()).await;
         match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(patterns) => self.lock().pins = parse_patterns(patterns),
-            Err(error) => tracing::warn!(path = %path.display(), %error, "could not read the pins; keeping those known"),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "could not read the pins; keeping those known")
+            }
         }
     }
 

@@ -103,7 +103,8 @@ fn spellings(name: &str) -> impl Iterator<Item = &str> {
 /// Whether the pattern covers the whole text; `*` stands for any characters, also none and also slashes.
 fn glob_matches(pattern: &str, text: &str) -> bool {
     let mut pieces = pattern.split('*');
-    let (Some(first), Some(mut rest)) = (pieces.next(), text.strip_prefix(pattern.split('*').next().unwrap_or(""))) else {
+    let (Some(first), Some(mut rest)) = (pieces.next(), text.strip_prefix(pattern.split('*').next().unwrap_or("")))
+    else {
         return false;
     };
     let mut pieces: Vec<&str> = pieces.collect();

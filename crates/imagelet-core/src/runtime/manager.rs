@@ -129,9 +129,8 @@ fn assemble(mut sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Vec<Pod>
             container.image_id.clone_from(&container.image_ref);
         }
         let label = |name: &str| container.labels.get(name).cloned();
-        let uid = label(LABEL_POD_UID)
-            .or_else(|| uid_of_sandbox.get(&container.sandbox_id).cloned())
-            .unwrap_or_default();
+        let uid =
+            label(LABEL_POD_UID).or_else(|| uid_of_sandbox.get(&container.sandbox_id).cloned()).unwrap_or_default();
         let pod = pods.entry(uid.clone()).or_insert_with(|| Pod {
             uid,
             name: label(LABEL_POD_NAME).unwrap_or_default(),
