@@ -57,16 +57,12 @@ impl ImageGc {
                     Ok(disk) => disk_before = disk,
                     Err(error) => tracing::warn!(%error, "collecting without knowing how full the disk is"),
                 }
-                match goal {
-                    GcGoal::Free(bytes) => {
-                        round.make_room(&order, GcPhase::Space, bytes, now).await;
-                        Some(bytes)
-                    }
-                    _ => {
-                        round.make_room(&order, GcPhase::All, ByteSize(u64::MAX), now).await;
-                        None
-                    }
-                }
+                let (phase, bytes) = match goal {
+                    GcGoal::Free(bytes) => (GcPhase::Space, Some(bytes)),
+                    GcGoal::Threshold | GcGoal::AllUnused => (GcPhase::All, None),
+                };
+                round.make_room(&order, phase, bytes.unwrap_or(ByteSize(u64::MAX)), now).await;
+                bytes
             }
         };
         Ok(round.report(disk_before, goal_bytes, now + began.elapsed()).await)
@@ -341,7 +337,7 @@ impl<'a> Round<'a> {
             let (image, tags, reason) = (&decision.key, decision.tags.join(" "), decision.reason.as_str());
             match decision.verdict {
                 GcVerdict::Remove { phase } => {
-                    tracing::info!(%image, tags, reason, %phase, self.dry_run, "chose an image")
+                    tracing::info!(%image, tags, reason, %phase, self.dry_run, "chose an image");
                 }
                 GcVerdict::Keep if self.is_active => tracing::info!(%image, tags, reason, "kept an image"),
                 GcVerdict::Keep => tracing::debug!(%image, tags, reason, "kept an image"),

@@ -137,7 +137,9 @@ mod tests {
         let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
         let disk = |capacity, available| DiskUse::of(ByteSize(capacity), ByteSize(available));
         assert_eq!(policy.room_wanted(&disk(1000, 600)), None);
-        assert_eq!(policy.room_wanted(&disk(1000, 101)), None);
+        assert_eq!(policy.room_wanted(&disk(1000, 110)), None);
+        // 89.9 percent are told as 90.
+        assert_eq!(policy.room_wanted(&disk(1000, 101)), Some(ByteSize(99)));
         assert_eq!(policy.room_wanted(&disk(1000, 100)), Some(ByteSize(100)));
         assert_eq!(policy.room_wanted(&disk(1000, 50)), Some(ByteSize(150)));
         let huge = 1 << 62;

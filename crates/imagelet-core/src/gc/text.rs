@@ -7,7 +7,7 @@ pub(crate) fn duration_text(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     let fraction = |value: u128, scale: u128, places: usize, unit: &str| {
         let rest = value % scale;
-        let text = format!("{:0places$}", rest);
+        let text = format!("{rest:0places$}");
         let text = text.trim_end_matches('0');
         if text.is_empty() { format!("{}{unit}", value / scale) } else { format!("{}.{text}{unit}", value / scale) }
     };

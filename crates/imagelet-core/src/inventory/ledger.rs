@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_set_aside_and_never_an_error() {
-        for damage in ["", "{", "[1]", "{\"images\":{\"a\":{\"first_seen\":-1}}}", "\u{0}\u{0}"] {
+        for damage in ["", "{", "1", "{\"images\":{\"a\":{\"first_seen\":-1}}}", "\u{0}\u{0}"] {
             let directory = tempfile::tempdir().unwrap();
             let state = StateDir::open(directory.path()).unwrap();
             fs::write(directory.path().join(LEDGER), damage).unwrap();

@@ -305,7 +305,7 @@ impl Inventory {
         match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(patterns) => self.lock().pins = parse_patterns(patterns),
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "could not read the pins; keeping those known")
+                tracing::warn!(path = %path.display(), %error, "could not read the pins; keeping those known");
             }
         }
     }

@@ -1,1 +1,329 @@
+//! The vectors of detection through a scripted runtime, and stories of a node over the fake one.
 
+use std::{
+    collections::BTreeSet,
+    fs,
+    sync::{Arc, Mutex},
+};
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::*;
+use crate::{
+    image::{ByteSize, ImageId, ImageSpec, ImageUser},
+    runtime::{
+        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Progress, PullRequest, Sandbox,
+    },
+    testing::{FakeRuntime, vectors},
+};
+
+/// A runtime that lists what a pass of a vector says.
+#[derive(Debug, Default)]
+struct Scripted(Mutex<Value>);
+
+impl Scripted {
+    fn pass(&self) -> Value {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn refusal(&self, field: &str) -> Result<(), RuntimeError> {
+        self.pass()[field].as_str().map_or(Ok(()), |text| Err(RuntimeError::other(text)))
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+#[async_trait]
+impl ImageService for Scripted {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+        self.refusal("list_images_error")?;
+        let image = |it: &Value| Image {
+            id: ImageId::new(text(&it["id"])),
+            tags: Vec::new(),
+            digests: Vec::new(),
+            size: ByteSize(it["size"].as_u64().unwrap()),
+            user: ImageUser::Unset,
+            spec: ImageSpec { runtime_handler: text(&it["runtime_handler"]), ..ImageSpec::default() },
+            pinned: it["pinned"].as_bool().unwrap_or(false),
+        };
+        Ok(self.pass()["images"].as_array().unwrap().iter().map(image).collect())
+    }
+    async fn status(&self, _spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        Ok(None)
+    }
+    async fn pull(&self, _request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
+        Err(RuntimeError::unsupported("scripted"))
+    }
+    async fn remove(&self, _spec: &ImageSpec) -> Result<(), RuntimeError> {
+        Err(RuntimeError::unsupported("scripted"))
+    }
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        Ok(ImageFilesystems::default())
+    }
+}
+
+#[async_trait]
+impl ContainerService for Scripted {
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+        self.refusal("get_pods_error")?;
+        let pass = self.pass();
+        let containers = pass["pods"].as_array().unwrap().iter().flat_map(|pod| pod["containers"].as_array().unwrap());
+        let container = |it: &Value| Container {
+            id: text(&it["id"]),
+            sandbox_id: "sandbox".to_owned(),
+            name: String::new(),
+            image: ImageSpec {
+                image: text(&it["image"]),
+                runtime_handler: text(&it["runtime_handler"]),
+                ..ImageSpec::default()
+            },
+            image_ref: String::new(),
+            image_id: text(&it["image_id"]),
+            state: ContainerState::Exited,
+            created_at: SystemTime::UNIX_EPOCH,
+            labels: BTreeMap::new(),
+        };
+        Ok(containers.map(container).collect())
+    }
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+        Ok(Vec::new())
+    }
+    async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        let pass = self.pass();
+        let mut containers =
+            pass["pods"].as_array().unwrap().iter().flat_map(|pod| pod["containers"].as_array().unwrap());
+        let container = containers.find(|it| it["id"] == container_id).unwrap();
+        match container["status_error"].as_str() {
+            Some(error) => Err(RuntimeError::other(error)),
+            None => Ok(container["image_mounts"].as_array().into_iter().flatten().map(text).collect()),
+        }
+    }
+}
+
+fn at(nanos: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
+}
+
+fn seconds(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
+}
+
+fn records_of(value: &Value) -> Records {
+    let time = |it: &Value| it.as_u64().map(at);
+    let record = |it: &Value| detect::Record {
+        first_seen: time(&it["first_detected"]),
+        last_used: time(&it["last_used"]),
+        handler: text(&it["runtime_handler"]),
+        size: ByteSize(it["size"].as_u64().unwrap()),
+        pinned: it["pinned"].as_bool().unwrap(),
+    };
+    value.as_object().unwrap().iter().map(|(key, it)| (ImageKey::parse(key), record(it))).collect()
+}
+
+#[tokio::test]
+async fn detection_matches_the_kubelets_vectors() {
+    let cases = vectors("gc-detect.json");
+    let mut passes = 0;
+    for case in &cases {
+        let name = &case["name"];
+        let rules = DetectRules {
+            handler_keys: case["input"]["gate_runtime_handler_in_image_api"].as_bool().unwrap(),
+            image_volumes: case["input"]["gate_image_volume"].as_bool().unwrap(),
+            any_spelling: false,
+        };
+        let mut records = Records::new();
+        let expected = case["expected"]["after_each_pass"].as_array().unwrap();
+        for (pass, expected) in case["input"]["passes"].as_array().unwrap().iter().zip(expected) {
+            let scripted = Arc::new(Scripted(Mutex::new(pass.clone())));
+            // A new inventory per pass: it has asked no container before.
+            let inventory = Inventory::open(RuntimeManager::new(scripted.clone(), scripted), None).unwrap();
+            let error = match inventory.survey().await {
+                Ok(survey) => {
+                    let times = DetectTimes {
+                        detected_at: pass["detect_time"].as_u64().map(at),
+                        now: at(pass["now"].as_u64().unwrap()),
+                    };
+                    let users = detect(&mut records, &survey, rules, times);
+                    let keys: BTreeSet<String> = users.keys().map(ToString::to_string).collect();
+                    let in_use: BTreeSet<String> = expected["in_use"].as_array().unwrap().iter().map(text).collect();
+                    assert_eq!(keys, in_use, "{name}");
+                    None
+                }
+                Err(error) => Some(error.to_string()),
+            };
+            assert_eq!(error.as_deref(), expected["error"].as_str(), "{name}");
+            assert_eq!(records, records_of(&expected["records"]), "{name}");
+            passes += 1;
+        }
+    }
+    assert_eq!(cases.len(), 19);
+    assert!(passes > cases.len());
+}
+
+fn node(directory: Option<&Path>) -> (FakeRuntime, Inventory) {
+    let fake = FakeRuntime::new();
+    let inventory = over(&fake, directory);
+    (fake, inventory)
+}
+
+fn over(fake: &FakeRuntime, directory: Option<&Path>) -> Inventory {
+    Inventory::open(RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone())), directory).unwrap()
+}
+
+fn entry(snapshot: &Snapshot, id: &ImageId) -> Entry {
+    snapshot.entries.iter().find(|entry| entry.image.id == *id).unwrap().clone()
+}
+
+#[tokio::test]
+async fn a_container_uses_its_image_however_it_is_spelled() {
+    for spelling in ["app:v1", "docker.io/library/app:v1", "ID", "SHORT", "DIGEST"] {
+        let (fake, inventory) = node(None);
+        let id = fake.preload("app:v1", "app", 10);
+        let digest = fake.list(None).await.unwrap()[0].digests[0].clone();
+        let short = id.as_str()["sha256:".len()..][..12].to_owned();
+        let spelled = spelling.replace("ID", id.as_str()).replace("SHORT", &short).replace("DIGEST", &digest);
+        let stranger = ImageId::new("sha256:something-else");
+        fake.run("web", "app", &spelled, &stranger, ContainerState::Exited);
+        let snapshot = inventory.refresh(seconds(0)).await.unwrap();
+        assert_eq!(entry(&snapshot, &id).in_use_by, ["default/web/app"], "{spelling}");
+        assert!(entry(&snapshot, &id).last_used.is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_mounted_image_is_in_use_and_each_container_is_asked_once() {
+    let (fake, inventory) = node(None);
+    let (app, volume) = (fake.preload("app:v1", "app", 1), fake.preload("models:v1", "models", 1));
+    let container = fake.run("web", "app", "app:v1", &app, ContainerState::Running);
+    fake.mount_volume(&container, "models:v1");
+    let snapshot = inventory.refresh(seconds(0)).await.unwrap();
+    assert_eq!(entry(&snapshot, &volume).in_use_by, ["default/web/app (volume)"]);
+    fake.take_calls();
+    let snapshot = inventory.refresh(seconds(1)).await.unwrap();
+    assert_eq!(entry(&snapshot, &volume).in_use_by, ["default/web/app (volume)"]);
+    assert_eq!(fake.take_calls(), ["list", "sandboxes", "containers"]);
+}
+
+#[tokio::test]
+async fn a_restart_keeps_first_sight_and_last_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let (fake, inventory) = node(Some(directory.path()));
+    let id = fake.preload("app:v1", "app", 1);
+    fake.run("web", "app", "app:v1", &id, ContainerState::Running);
+    let before = entry(&*inventory.refresh(seconds(0)).await.unwrap(), &id);
+    inventory.flush().unwrap();
+    drop(inventory);
+    fake.stop_all();
+    let snapshot = over(&fake, Some(directory.path())).refresh(seconds(500)).await.unwrap();
+    let after = entry(&snapshot, &id);
+    assert_eq!((after.first_seen, after.last_used), (before.first_seen, before.last_used));
+    assert_eq!(snapshot.watched_since, before.last_used.unwrap());
+    assert!(snapshot.containers_vanished, "the empty list right after the restart is doubted");
+}
+
+#[tokio::test]
+async fn a_long_gap_starts_the_watch_anew() {
+    let (fake, inventory) = node(None);
+    fake.preload("app:v1", "app", 1);
+    inventory.refresh(seconds(0)).await.unwrap();
+    let later = seconds(0) + WATCH_GAP_MAX * 2;
+    assert!(inventory.refresh(later).await.unwrap().watched_since >= later);
+}
+
+#[tokio::test]
+async fn an_empty_container_list_is_doubted_for_a_minute() {
+    let (fake, inventory) = node(None);
+    let id = fake.preload("app:v1", "app", 1);
+    fake.run("web", "app", "app:v1", &id, ContainerState::Running);
+    assert!(!inventory.refresh(seconds(0)).await.unwrap().containers_vanished);
+    fake.stop_all();
+    assert!(inventory.refresh(seconds(300)).await.unwrap().containers_vanished);
+    assert!(inventory.refresh(seconds(330)).await.unwrap().containers_vanished);
+    assert!(!inventory.refresh(seconds(400)).await.unwrap().containers_vanished);
+}
+
+#[tokio::test]
+async fn a_clock_set_back_leaves_nothing_in_the_future() {
+    let (fake, inventory) = node(None);
+    let id = fake.preload("app:v1", "app", 1);
+    inventory.refresh(seconds(1000)).await.unwrap();
+    inventory.touch(&ImageKey::new(id.clone(), String::new()), seconds(2000));
+    let snapshot = inventory.refresh(seconds(10)).await.unwrap();
+    let entry = entry(&snapshot, &id);
+    assert!(entry.first_seen <= snapshot.taken_at && entry.last_used <= Some(snapshot.taken_at));
+}
+
+#[tokio::test]
+async fn a_touch_counts_as_use_and_never_moves_back() {
+    let (fake, inventory) = node(None);
+    let id = fake.preload("app:v1", "app", 1);
+    let key = ImageKey::new(id.clone(), String::new());
+    inventory.touch(&key, seconds(20));
+    inventory.touch(&key, seconds(10));
+    let snapshot = inventory.refresh(seconds(30)).await.unwrap();
+    assert_eq!(entry(&snapshot, &id).last_used, Some(seconds(20)));
+    assert_eq!(entry(&snapshot, &id).leased_at, Some(seconds(20)));
+}
+
+#[tokio::test]
+async fn pins_hold_across_processes_and_restarts() {
+    let directory = tempfile::tempdir().unwrap();
+    let (fake, inventory) = node(Some(directory.path()));
+    let id = fake.preload("ghcr.io/team/app:v1", "app", 1);
+    inventory.refresh(seconds(0)).await.unwrap();
+    let other = over(&fake, Some(directory.path()));
+    assert!(other.pin("ghcr.io/team/*").unwrap());
+    assert!(!inventory.pin("ghcr.io/team/*").unwrap(), "the other process pinned it");
+    assert_eq!(entry(&inventory.snapshot().unwrap(), &id).pinned_by, ["ghcr.io/team/*"]);
+    assert_eq!(over(&fake, Some(directory.path())).pins(), ["ghcr.io/team/*"]);
+    assert!(other.unpin("ghcr.io/team/*").unwrap());
+    assert!(!other.unpin("ghcr.io/team/*").unwrap());
+    assert!(entry(&*inventory.refresh(seconds(1)).await.unwrap(), &id).pinned_by.is_empty());
+    assert_eq!(inventory.pin("*").unwrap_err().to_string(), "cannot pin `*`");
+}
+
+#[tokio::test]
+async fn refreshes_that_wait_together_share_one_pass() {
+    let (fake, inventory) = node(None);
+    let inventory = Arc::new(inventory);
+    let busy = inventory.pass.lock().await;
+    let refresh = |_| {
+        let inventory = Arc::clone(&inventory);
+        tokio::spawn(async move { inventory.refresh(seconds(0)).await.unwrap() })
+    };
+    let waiting: Vec<_> = (0..5).map(refresh).collect();
+    tokio::task::yield_now().await;
+    drop(busy);
+    for refreshed in waiting {
+        refreshed.await.unwrap();
+    }
+    assert_eq!(fake.take_calls(), ["list", "sandboxes", "containers"]);
+}
+
+#[tokio::test]
+async fn a_failed_pass_changes_nothing() {
+    let (fake, inventory) = node(None);
+    fake.preload("app:v1", "app", 1);
+    let before = inventory.refresh(seconds(0)).await.unwrap();
+    fake.preload("new:v1", "new", 1);
+    for call in ["list", "containers", "sandboxes"] {
+        fake.fail(call, RuntimeErrorKind::Unavailable, "down");
+        assert_eq!(inventory.refresh(seconds(1)).await.unwrap_err().to_string(), "down");
+        fake.heal();
+    }
+    assert!(Arc::ptr_eq(&before, &inventory.snapshot().unwrap()));
+}
+
+#[tokio::test]
+async fn a_damaged_ledger_is_set_aside() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("ledger.json"), "{ torn").unwrap();
+    let (fake, inventory) = node(Some(directory.path()));
+    fake.preload("app:v1", "app", 1);
+    assert_eq!(inventory.refresh(seconds(0)).await.unwrap().entries.len(), 1);
+    inventory.flush().unwrap();
+    assert!(fs::read_to_string(directory.path().join("ledger.json")).unwrap().contains("first_seen"));
+}
