@@ -116,7 +116,7 @@ impl Node {
     }
 
     async fn collect(&self, goal: GcGoal) -> GcReport {
-        let policy = GcPolicy::new(90, 80, Duration::from_secs(120), None).unwrap();
+        let policy = GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap();
         self.gc.collect(&GcRequest { policy, goal, dry_run: false }, at(10_000)).await.unwrap()
     }
 

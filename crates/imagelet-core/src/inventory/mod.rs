@@ -331,7 +331,11 @@ impl Inventory {
                 match self.runtime.mounted_images(&id).await {
                     Ok(mounted) => Ok((id, mounted)),
                     // A container that went meanwhile holds nothing; a runtime without the call mounts no images.
-                    Err(error) if matches!(error.kind(), RuntimeErrorKind::Unsupported) => Ok((id, Vec::new())),
+                    Err(error)
+                        if matches!(error.kind(), RuntimeErrorKind::NotFound | RuntimeErrorKind::Unsupported) =>
+                    {
+                        Ok((id, Vec::new()))
+                    }
                     Err(error) => Err(InventoryError::Mounts(error)),
                 }
             })
@@ -382,14 +386,16 @@ impl State {
         self.records.clone_from(&before);
         let times = DetectTimes { detected_at: Some(asked_at), now };
         let users = detect(&mut self.records, &survey, DetectRules::INVENTORY, times);
-        for (key, leased_at) in &self.leases {
-            if let Some(record) = self.records.get_mut(key) {
-                record.last_used = record.last_used.max(Some(*leased_at));
+        let leased: Vec<_> = self.records.keys().filter_map(|key| Some((key.clone(), self.leased_at(key)?))).collect();
+        for (key, leased_at) in leased {
+            if let Some(record) = self.records.get_mut(&key) {
+                record.last_used = record.last_used.max(Some(leased_at));
             }
         }
         let records = &self.records;
-        self.leases.retain(|key, leased_at| {
-            records.contains_key(key) || now.duration_since(*leased_at).unwrap_or_default() < LEASE_UNSEEN_MAX
+        self.leases.retain(|leased, leased_at| {
+            records.keys().any(|key| key.id() == leased.id())
+                || now.duration_since(*leased_at).unwrap_or_default() < LEASE_UNSEEN_MAX
         });
         self.dirty |= *records != before || containers > 0;
         let snapshot = Arc::new(self.draw(&survey.images, &users, now));
@@ -419,7 +425,7 @@ impl State {
                 image: image.clone(),
                 first_seen: record.and_then(|record| record.first_seen).unwrap_or(now),
                 last_used: record.and_then(|record| record.last_used),
-                leased_at: self.leases.get(&key).copied(),
+                leased_at: self.leased_at(&key),
                 in_use_by: users.get(&key).cloned().unwrap_or_default(),
                 pinned_by: self.pinned_by(image),
             }
@@ -431,6 +437,12 @@ impl State {
             containers: self.watch.containers,
             containers_vanished: self.watch.vanished_at.is_some(),
         }
+    }
+
+    /// When this image was last asked for. Whoever asks may know the id alone, not the handler.
+    fn leased_at(&self, key: &ImageKey) -> Option<SystemTime> {
+        let by_id = ImageKey::new(key.id().clone(), String::new());
+        self.leases.get(key).max(self.leases.get(&by_id)).copied()
     }
 
     fn pinned_by(&self, image: &Image) -> Vec<String> {

@@ -6,7 +6,7 @@ use super::{
     Entry, Inventory, InventoryError,
     detect::{DetectRules, Survey, users},
 };
-use crate::image::{Image, ImageKey, ImageSpec};
+use crate::image::{Image, ImageSpec};
 
 /// What stands between an image and its removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,10 +50,7 @@ impl Inventory {
         if !pinned_by.is_empty() {
             return Ok(Standing::Pinned(pinned_by));
         }
-        // Whoever asks before a container exists may know the id alone, not the handler.
-        let by_id = ImageKey::new(image.id.clone(), String::new());
-        let leases = [image.key(), by_id].into_iter().filter_map(|key| state.leases.get(&key).copied());
-        Ok(match leases.max() {
+        Ok(match state.leased_at(&image.key()) {
             Some(leased_at) if Some(leased_at) > entry.leased_at => Standing::Leased(leased_at),
             _ => Standing::Free,
         })

@@ -213,7 +213,7 @@ async fn a_restart_keeps_first_sight_and_last_use() {
     let (fake, inventory) = node(Some(directory.path()));
     let id = fake.preload("app:v1", "app", 1);
     fake.run("web", "app", "app:v1", &id, ContainerState::Running);
-    let before = entry(&*inventory.refresh(seconds(0)).await.unwrap(), &id);
+    let before = entry(&inventory.refresh(seconds(0)).await.unwrap(), &id);
     inventory.flush().unwrap();
     drop(inventory);
     fake.stop_all();
@@ -281,7 +281,7 @@ async fn pins_hold_across_processes_and_restarts() {
     assert_eq!(over(&fake, Some(directory.path())).pins(), ["ghcr.io/team/*"]);
     assert!(other.unpin("ghcr.io/team/*").unwrap());
     assert!(!other.unpin("ghcr.io/team/*").unwrap());
-    assert!(entry(&*inventory.refresh(seconds(1)).await.unwrap(), &id).pinned_by.is_empty());
+    assert!(entry(&inventory.refresh(seconds(1)).await.unwrap(), &id).pinned_by.is_empty());
     assert_eq!(inventory.pin("*").unwrap_err().to_string(), "cannot pin `*`");
 }
 
