@@ -1,0 +1,299 @@
+//! The ports to a container runtime, spoken over CRI: its images, and the containers that hold them.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    image::{Image, ImageId, ImageSpec},
+    runtime::{
+        Container, ContainerService, ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError,
+        RuntimeErrorKind, Sandbox,
+    },
+};
+use tonic::transport::Channel;
+
+use crate::{
+    Endpoint, MESSAGE_BYTES_MAX,
+    channel::Peer,
+    convert::{self, Call},
+    v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
+};
+
+/// The version of the interface every runtime must answer.
+const API_VERSION: &str = "0.1.0";
+
+/// The images of a runtime.
+///
+/// Connects with the first call and again after the runtime was away; while it is away, calls fail at once. Every call
+/// has the deadline it was built with, except a pull, which has none: drop it to give it up. CRI reports no progress, so
+/// a pull reports none either.
+#[derive(Clone)]
+pub struct RemoteImageService {
+    peer: Peer,
+    client: ImageServiceClient<Channel>,
+    /// Lists come in a stream; off for good once the runtime says it has none.
+    streaming: Arc<AtomicBool>,
+}
+
+impl RemoteImageService {
+    /// Connects, and proves with one call that a CRI image service listens.
+    ///
+    /// # Errors
+    /// Where the timeout is zero, nobody listens, or whoever does speaks no CRI v1.
+    pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
+        let service = Self::lazy(endpoint, timeout)?;
+        match service.filesystem().await {
+            Ok(_) => Ok(service),
+            Err(error) => Err(service.peer.refused("image", error)),
+        }
+    }
+
+    /// The same without the proof; whether anybody listens shows at the first call. Needs a tokio runtime around it.
+    ///
+    /// # Errors
+    /// Where the timeout is zero.
+    pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
+        let peer = Peer::new(endpoint, timeout)?;
+        let client = ImageServiceClient::new(peer.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        Ok(Self { peer, client, streaming: Arc::default() })
+    }
+
+    /// Asks for lists in a stream, so that none is too long for one message. Falls back where the runtime has none.
+    #[must_use]
+    pub fn with_streaming_lists(mut self) -> Self {
+        self.streaming = Arc::new(AtomicBool::new(true));
+        self
+    }
+
+    async fn list_all(&self) -> Result<Vec<v1::Image>, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::ListImagesRequest::default();
+        let response =
+            self.peer.call(Call::Other, request, |request| async move { client.list_images(request).await }).await?;
+        Ok(response.images)
+    }
+
+    /// Everything or nothing: what came in before an error is dropped.
+    async fn stream_all(&self) -> Result<Vec<v1::Image>, RuntimeError> {
+        let mut client = self.client.clone();
+        self.peer
+            .within_deadline(Call::Other, v1::StreamImagesRequest::default(), |request| async move {
+                let mut stream = client.stream_images(request).await?.into_inner();
+                let mut images = Vec::new();
+                while let Some(message) = stream.message().await? {
+                    images.extend(message.images);
+                }
+                Ok(images)
+            })
+            .await
+    }
+}
+
+#[async_trait]
+impl ImageService for RemoteImageService {
+    /// A filter is answered by `status`: containerd would ignore it and list everything.
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+        if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
+            return Ok(self.status(spec).await?.into_iter().collect());
+        }
+        let images = if self.streaming.load(Ordering::Relaxed) {
+            match self.stream_all().await {
+                Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
+                    tracing::info!("the runtime does not stream lists; asking for whole ones from now on");
+                    self.streaming.store(false, Ordering::Relaxed);
+                    self.list_all().await?
+                }
+                streamed => streamed?,
+            }
+        } else {
+            self.list_all().await?
+        };
+        Ok(images.into_iter().map(convert::image_from_wire).collect())
+    }
+
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        require_name(spec)?;
+        let mut client = self.client.clone();
+        let request = v1::ImageStatusRequest { image: Some(convert::spec_to_wire(spec)), verbose: false };
+        let response =
+            self.peer.call(Call::Other, request, |request| async move { client.image_status(request).await }).await;
+        let image = match response {
+            Ok(response) => response.image,
+            // Not what the interface says, but what it means.
+            Err(error) if error.kind() == RuntimeErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        match image {
+            Some(image) if image.id.is_empty() || image.size == 0 => {
+                Err(RuntimeError::other(format!("Id or size of image {:?} is not set", spec.image)))
+            }
+            image => Ok(image.map(convert::image_from_wire)),
+        }
+    }
+
+    async fn pull(&self, request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
+        require_name(&request.image)?;
+        if let Some(platform) = &request.platform {
+            return Err(RuntimeError::unsupported(format!(
+                "this runtime cannot be asked for the platform `{platform}`"
+            )));
+        }
+        let mut client = self.client.clone();
+        let response = client.pull_image(convert::pull_to_wire(request)).await;
+        match response.map(|response| response.into_inner().image_ref) {
+            Ok(id) if id.is_empty() => {
+                Err(RuntimeError::other(format!("imageRef of image {:?} is not set", request.image.image)))
+            }
+            Ok(id) => Ok(ImageId::new(id)),
+            Err(status) => Err(self.peer.error(Call::Pull, &status)),
+        }
+    }
+
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        require_name(spec)?;
+        let mut client = self.client.clone();
+        let request = v1::RemoveImageRequest { image: Some(convert::spec_to_wire(spec)) };
+        let response =
+            self.peer.call(Call::Remove, request, |request| async move { client.remove_image(request).await }).await;
+        match response {
+            Err(error) if error.kind() != RuntimeErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::ImageFsInfoRequest {};
+        let response =
+            self.peer.call(Call::Other, request, |request| async move { client.image_fs_info(request).await }).await?;
+        Ok(convert::filesystems_from_wire(response))
+    }
+}
+
+impl fmt::Debug for RemoteImageService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteImageService").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+/// The containers and sandboxes of a runtime. Connects, and fails, as [`RemoteImageService`] does.
+#[derive(Clone)]
+pub struct RemoteContainerService {
+    peer: Peer,
+    client: RuntimeServiceClient<Channel>,
+}
+
+/// What a runtime says it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeVersion {
+    /// `containerd`, `cri-o`, …
+    pub name: String,
+    /// The runtime's own version.
+    pub version: String,
+    /// `v1`
+    pub api: String,
+}
+
+impl RemoteContainerService {
+    /// Connects, and proves with one call that a CRI runtime service listens.
+    ///
+    /// # Errors
+    /// Where the timeout is zero, nobody listens, or whoever does speaks no CRI v1.
+    pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
+        let service = Self::lazy(endpoint, timeout)?;
+        match service.ask_version("").await {
+            Ok(_) => Ok(service),
+            Err(error) => Err(service.peer.refused("runtime", error)),
+        }
+    }
+
+    /// The same without the proof; whether anybody listens shows at the first call. Needs a tokio runtime around it.
+    ///
+    /// # Errors
+    /// Where the timeout is zero.
+    pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
+        let peer = Peer::new(endpoint, timeout)?;
+        let client = RuntimeServiceClient::new(peer.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        Ok(Self { peer, client })
+    }
+
+    /// What the runtime says it is.
+    ///
+    /// # Errors
+    /// Where it cannot be asked, or leaves something out.
+    pub async fn version(&self) -> Result<RuntimeVersion, RuntimeError> {
+        let response = self.ask_version(API_VERSION).await?;
+        Ok(RuntimeVersion {
+            name: response.runtime_name,
+            version: response.runtime_version,
+            api: response.runtime_api_version,
+        })
+    }
+
+    async fn ask_version(&self, version: &str) -> Result<v1::VersionResponse, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::VersionRequest { version: version.to_owned() };
+        let response =
+            self.peer.call(Call::Other, request, |request| async move { client.version(request).await }).await?;
+        convert::check_version(&response)?;
+        Ok(response)
+    }
+}
+
+#[async_trait]
+impl ContainerService for RemoteContainerService {
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::ListContainersRequest::default();
+        let response = self
+            .peer
+            .call(Call::Other, request, |request| async move { client.list_containers(request).await })
+            .await?;
+        Ok(response.containers.into_iter().map(convert::container_from_wire).collect())
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::ListPodSandboxRequest::default();
+        let response = self
+            .peer
+            .call(Call::Other, request, |request| async move { client.list_pod_sandbox(request).await })
+            .await?;
+        Ok(response.items.into_iter().map(convert::sandbox_from_wire).collect())
+    }
+
+    async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
+        let response =
+            self.peer.call(Call::Other, request, |request| async move { client.container_status(request).await }).await;
+        let status = match response {
+            Ok(response) => response.status.unwrap_or_default(),
+            Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        convert::check_container_status(&status)?;
+        Ok(convert::volumes_from_wire(status))
+    }
+}
+
+impl fmt::Debug for RemoteContainerService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteContainerService").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+/// No name is refused here: containerd takes it for the only image of its store.
+fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
+    if spec.image.is_empty() {
+        return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "no image specified"));
+    }
+    Ok(())
+}

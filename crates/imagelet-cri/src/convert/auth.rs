@@ -1,0 +1,213 @@
+//! Carries credentials over the wire, only to the registry they are for, and out of every log.
+
+use std::fmt;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use imagelet_core::{
+    credentials::{Credential, CredentialKind, Secret},
+    image::Reference,
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+
+use crate::v1::AuthConfig;
+
+/// The host that serves what is named `docker.io/…`.
+const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
+
+/// Other names people give it.
+const DOCKER_HUB_ALIASES: [&str; 3] = ["docker.io", "index.docker.io", DOCKER_HUB_HOST];
+
+/// The message for a pull of `image`. Its address always names a host, so that no runtime shows it to another one.
+///
+/// containerd compares the address's URL host with the host it is about to ask, and drops the credential in silence where
+/// they differ: so a bare host gets a scheme, Docker Hub's aliases become its host, and an address without one host
+/// (empty or a pattern) becomes the host of the image it was chosen for.
+pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
+    let host = match address_host(&credential.server_address) {
+        host if host.is_empty() || host.contains('*') => image_host(image).unwrap_or_default(),
+        host if DOCKER_HUB_ALIASES.contains(&host) => DOCKER_HUB_HOST.to_owned(),
+        host => host.to_owned(),
+    };
+    let mut auth = AuthConfig {
+        server_address: if host.is_empty() { credential.server_address.clone() } else { format!("https://{host}") },
+        ..AuthConfig::default()
+    };
+    match &credential.kind {
+        CredentialKind::Basic { username, password } => {
+            auth.username.clone_from(username);
+            password.expose().clone_into(&mut auth.password);
+        }
+        CredentialKind::IdentityToken(token) => token.expose().clone_into(&mut auth.identity_token),
+        CredentialKind::RegistryToken(token) => token.expose().clone_into(&mut auth.registry_token),
+    }
+    auth
+}
+
+/// What a caller sends along for a pull of `image`; `None` where it is empty, or for another host.
+///
+/// # Errors
+/// Where the `auth` field does not decode.
+pub(crate) fn credential_from_wire(auth: AuthConfig, image: &str) -> Result<Option<Credential>, RuntimeError> {
+    let host = url_host(&auth.server_address);
+    if !auth.server_address.is_empty() && !is_contacted(host, image) {
+        return Ok(None);
+    }
+    let kind = if !auth.username.is_empty() {
+        CredentialKind::Basic { username: auth.username.clone(), password: Secret::new(auth.password.as_str()) }
+    } else if !auth.identity_token.is_empty() {
+        CredentialKind::IdentityToken(Secret::new(auth.identity_token.as_str()))
+    } else if !auth.auth.is_empty() {
+        basic_from_base64(&auth.auth)?
+    } else if !auth.registry_token.is_empty() {
+        CredentialKind::RegistryToken(Secret::new(auth.registry_token.as_str()))
+    } else {
+        return Ok(None);
+    };
+    let server_address = if host == DOCKER_HUB_HOST { "docker.io" } else { host };
+    Ok(Some(Credential { kind, server_address: server_address.to_owned() }))
+}
+
+fn basic_from_base64(text: &str) -> Result<CredentialKind, RuntimeError> {
+    // Neither message repeats the text: it is the secret.
+    let invalid = |why| RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("invalid auth: {why}"));
+    let decoded = STANDARD.decode(text).map_err(|_| invalid("it is not base64"))?;
+    let decoded = String::from_utf8(decoded).map_err(|_| invalid("it is not text"))?;
+    let (username, password) = decoded.split_once(':').ok_or_else(|| invalid("it has no colon"))?;
+    Ok(CredentialKind::Basic { username: username.to_owned(), password: Secret::new(password.trim_matches('\0')) })
+}
+
+/// The host of an address with or without a scheme.
+fn address_host(address: &str) -> &str {
+    let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
+    rest.split(['/', '?', '#']).next().unwrap_or_default()
+}
+
+/// The host of a URL; an address without a scheme is none and has no host.
+fn url_host(address: &str) -> &str {
+    if address.contains("://") { address_host(address) } else { "" }
+}
+
+/// The host that is asked for an image; `None` where its name does not read.
+fn image_host(image: &str) -> Option<String> {
+    let reference: Reference = image.parse().ok()?;
+    Some(if reference.domain() == "docker.io" { DOCKER_HUB_HOST.to_owned() } else { reference.domain().to_owned() })
+}
+
+fn is_contacted(host: &str, image: &str) -> bool {
+    let host = if DOCKER_HUB_ALIASES.contains(&host) { DOCKER_HUB_HOST } else { host };
+    image_host(image).is_some_and(|contacted| contacted == host)
+}
+
+/// Shows who asks where, and whether a secret is there, never the secret.
+impl fmt::Debug for AuthConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hidden = |secret: &str| if secret.is_empty() { "" } else { "[redacted]" };
+        f.debug_struct("AuthConfig")
+            .field("username", &self.username)
+            .field("password", &hidden(&self.password))
+            .field("auth", &hidden(&self.auth))
+            .field("server_address", &self.server_address)
+            .field("identity_token", &hidden(&self.identity_token))
+            .field("registry_token", &hidden(&self.registry_token))
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v1::PullImageRequest;
+
+    #[test]
+    fn a_printed_pull_request_hides_every_secret() {
+        let request = PullImageRequest {
+            auth: Some(AuthConfig {
+                username: "bob".into(),
+                password: "hunter2".into(),
+                auth: "Ym9iOmh1bnRlcjI=".into(),
+                server_address: "r.example".into(),
+                identity_token: "refresh-me".into(),
+                registry_token: "bearer-me".into(),
+            }),
+            ..PullImageRequest::default()
+        };
+        let text = format!("{request:?}");
+        for secret in ["hunter2", "Ym9i", "refresh-me", "bearer-me"] {
+            assert!(!text.contains(secret), "{text}");
+        }
+        assert!(text.contains("bob") && text.contains("r.example") && text.contains("[redacted]"), "{text}");
+    }
+
+    fn basic(server_address: &str) -> Credential {
+        Credential::basic(server_address, "bob", Secret::new("hunter2"))
+    }
+
+    #[test]
+    fn an_address_names_the_one_host_a_credential_is_for() {
+        for (address, image, wire) in [
+            ("r.example", "r.example/a", "https://r.example"),
+            ("http://r.example:5000/v2/", "r.example:5000/a", "https://r.example:5000"),
+            ("r.example/team", "r.example/team/a", "https://r.example"),
+            ("https://index.docker.io/v1/", "busybox", "https://registry-1.docker.io"),
+            ("docker.io", "busybox", "https://registry-1.docker.io"),
+            ("*.example", "r.example/a", "https://r.example"),
+            ("", "r.example/a", "https://r.example"),
+            ("other.example", "r.example/a", "https://other.example"),
+        ] {
+            assert_eq!(auth_to_wire(&basic(address), image).server_address, wire, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_credential_for_another_host_is_not_used() {
+        let from = |server_address: &str, image: &str| {
+            let auth = AuthConfig {
+                username: "bob".into(),
+                password: "hunter2".into(),
+                server_address: server_address.into(),
+                ..AuthConfig::default()
+            };
+            credential_from_wire(auth, image).unwrap().is_some()
+        };
+        assert!(from("", "r.example/a"));
+        assert!(from("https://r.example", "r.example/a"));
+        assert!(from("https://index.docker.io/v1/", "busybox"));
+        assert!(!from("https://evil.example", "r.example/a"));
+        assert!(!from("r.example", "r.example/a"), "without a scheme there is no host");
+    }
+
+    #[test]
+    fn the_first_form_of_credential_that_is_there_is_used() {
+        let full = AuthConfig {
+            username: "bob".into(),
+            password: "one".into(),
+            identity_token: "two".into(),
+            auth: STANDARD.encode("ann:three\0"),
+            registry_token: "four".into(),
+            ..AuthConfig::default()
+        };
+        let read =
+            |auth: &AuthConfig| credential_from_wire(auth.clone(), "a").unwrap().map(|credential| credential.kind);
+        let user = |username: &str, password: &str| {
+            Some(CredentialKind::Basic { username: username.into(), password: Secret::new(password) })
+        };
+        assert_eq!(read(&full), user("bob", "one"));
+        let full = AuthConfig { username: String::new(), ..full };
+        assert_eq!(read(&full), Some(CredentialKind::IdentityToken(Secret::new("two"))));
+        let full = AuthConfig { identity_token: String::new(), ..full };
+        assert_eq!(read(&full), user("ann", "three"));
+        let full = AuthConfig { auth: String::new(), ..full };
+        assert_eq!(read(&full), Some(CredentialKind::RegistryToken(Secret::new("four"))));
+        assert_eq!(read(&AuthConfig::default()), None);
+    }
+
+    #[test]
+    fn an_auth_that_does_not_decode_is_refused_without_being_shown() {
+        for auth in ["%%%", &STANDARD.encode("nocolon"), &STANDARD.encode([0xff, b':'])] {
+            let config = AuthConfig { auth: auth.to_owned(), ..AuthConfig::default() };
+            let error = credential_from_wire(config, "a").unwrap_err();
+            assert_eq!(error.kind(), RuntimeErrorKind::InvalidArgument);
+            assert!(!error.chain().contains(auth), "{}", error.chain());
+        }
+    }
+}

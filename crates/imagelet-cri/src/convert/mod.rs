@@ -1,0 +1,225 @@
+//! Turns wire messages into our words and back; what is missing or out of range becomes the nearest thing we can say.
+
+mod auth;
+mod checks;
+mod status;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+pub(crate) use auth::{auth_to_wire, credential_from_wire};
+pub(crate) use checks::{check_container_status, check_version};
+use imagelet_core::{
+    image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
+    runtime::{
+        Container, ContainerState, FilesystemUsage, ImageFilesystems, PullRequest, RuntimeError, Sandbox, SandboxConfig,
+    },
+};
+pub(crate) use status::{Call, error_from_status, status_from_error};
+
+use crate::v1;
+
+pub(crate) fn spec_to_wire(spec: &ImageSpec) -> v1::ImageSpec {
+    v1::ImageSpec {
+        image: spec.image.clone(),
+        annotations: spec.annotations.iter().cloned().collect(),
+        runtime_handler: spec.runtime_handler.clone(),
+        ..v1::ImageSpec::default()
+    }
+}
+
+/// An absent spec names nothing.
+pub(crate) fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
+    let spec = spec.unwrap_or_default();
+    ImageSpec {
+        image: spec.image,
+        runtime_handler: spec.runtime_handler,
+        annotations: spec.annotations.into_iter().collect(),
+    }
+}
+
+/// What a filter asks for; `None`, as all three ways to ask for everything.
+pub(crate) fn filter_from_wire(filter: Option<v1::ImageFilter>) -> Option<ImageSpec> {
+    let spec = spec_from_wire(filter?.image);
+    (!spec.image.is_empty()).then_some(spec)
+}
+
+pub(crate) fn image_to_wire(image: Image) -> v1::Image {
+    let (uid, username) = match image.user {
+        ImageUser::Unset => (None, String::new()),
+        ImageUser::Uid(value) => (Some(v1::Int64Value { value }), String::new()),
+        ImageUser::Name(name) => (None, name),
+    };
+    let spec = (image.spec != ImageSpec::default()).then(|| spec_to_wire(&image.spec));
+    v1::Image {
+        id: image.id.as_str().to_owned(),
+        repo_tags: image.tags,
+        repo_digests: image.digests,
+        size: image.size.0,
+        uid,
+        username,
+        spec,
+        pinned: image.pinned,
+    }
+}
+
+pub(crate) fn image_from_wire(image: v1::Image) -> Image {
+    let user = match image.uid {
+        Some(uid) => ImageUser::Uid(uid.value),
+        None if image.username.is_empty() => ImageUser::Unset,
+        None => ImageUser::Name(image.username),
+    };
+    Image {
+        id: ImageId::new(image.id),
+        tags: image.repo_tags,
+        digests: image.repo_digests,
+        size: ByteSize(image.size),
+        user,
+        spec: spec_from_wire(image.spec),
+        pinned: image.pinned,
+    }
+}
+
+pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
+    v1::PullImageRequest {
+        image: Some(spec_to_wire(&request.image)),
+        auth: request.credential.as_ref().map(|credential| auth_to_wire(credential, &request.image.image)),
+        sandbox_config: request.sandbox.as_ref().map(|sandbox| v1::PodSandboxConfig {
+            metadata: Some(v1::PodSandboxMetadata {
+                name: sandbox.name.clone(),
+                uid: sandbox.uid.clone(),
+                namespace: sandbox.namespace.clone(),
+                attempt: 0,
+            }),
+            ..v1::PodSandboxConfig::default()
+        }),
+    }
+}
+
+/// # Errors
+/// Where the credential does not decode.
+pub(crate) fn pull_from_wire(request: v1::PullImageRequest) -> Result<PullRequest, RuntimeError> {
+    let image = spec_from_wire(request.image);
+    let credential = match request.auth {
+        Some(auth) => credential_from_wire(auth, &image.image)?,
+        None => None,
+    };
+    let sandbox = request.sandbox_config.and_then(|config| config.metadata).map(|metadata| SandboxConfig {
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+    });
+    Ok(PullRequest { image, credential, sandbox, platform: None })
+}
+
+/// Fills both lists and every field: a kubelet reads the first entries without looking whether they are there.
+pub(crate) fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFsInfoResponse {
+    let usages = |usages: &[FilesystemUsage]| usages.iter().map(usage_to_wire).collect::<Vec<_>>();
+    let image_filesystems = usages(&filesystems.images);
+    let container_filesystems = match usages(&filesystems.containers) {
+        none if none.is_empty() => image_filesystems.clone(),
+        some => some,
+    };
+    v1::ImageFsInfoResponse { image_filesystems, container_filesystems }
+}
+
+pub(crate) fn filesystems_from_wire(response: v1::ImageFsInfoResponse) -> ImageFilesystems {
+    let usages = |usages: Vec<v1::FilesystemUsage>| usages.into_iter().map(usage_from_wire).collect::<Vec<_>>();
+    let images = usages(response.image_filesystems);
+    // containerd leaves the second list empty: writable layers then live with the images.
+    let containers = match usages(response.container_filesystems) {
+        none if none.is_empty() => images.clone(),
+        some => some,
+    };
+    ImageFilesystems { images, containers }
+}
+
+fn usage_to_wire(usage: &FilesystemUsage) -> v1::FilesystemUsage {
+    v1::FilesystemUsage {
+        timestamp: nanoseconds(usage.measured_at).max(1),
+        fs_id: Some(v1::FilesystemIdentifier { mountpoint: usage.mountpoint.to_string_lossy().into_owned() }),
+        used_bytes: Some(v1::UInt64Value { value: usage.used.0 }),
+        inodes_used: Some(v1::UInt64Value { value: usage.inodes_used.unwrap_or(0) }),
+    }
+}
+
+fn usage_from_wire(usage: v1::FilesystemUsage) -> FilesystemUsage {
+    FilesystemUsage {
+        measured_at: time(usage.timestamp),
+        mountpoint: usage.fs_id.map(|id| PathBuf::from(id.mountpoint)).unwrap_or_default(),
+        used: ByteSize(usage.used_bytes.map_or(0, |bytes| bytes.value)),
+        inodes_used: usage.inodes_used.map(|inodes| inodes.value),
+    }
+}
+
+pub(crate) fn container_from_wire(container: v1::Container) -> Container {
+    let state = match container.state() {
+        v1::ContainerState::ContainerCreated => ContainerState::Created,
+        v1::ContainerState::ContainerRunning => ContainerState::Running,
+        v1::ContainerState::ContainerExited => ContainerState::Exited,
+        v1::ContainerState::ContainerUnknown => ContainerState::Unknown,
+    };
+    // A number this code does not know reads as the first state, which holds the image as any other does.
+    Container {
+        id: container.id,
+        sandbox_id: container.pod_sandbox_id,
+        name: container.metadata.map(|metadata| metadata.name).unwrap_or_default(),
+        image: spec_from_wire(container.image),
+        image_ref: container.image_ref,
+        image_id: container.image_id,
+        state,
+        created_at: time(container.created_at),
+        labels: container.labels,
+    }
+}
+
+pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Sandbox {
+    let ready = sandbox.state == v1::PodSandboxState::SandboxReady as i32;
+    let metadata = sandbox.metadata.unwrap_or_default();
+    Sandbox {
+        id: sandbox.id,
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+        ready,
+        created_at: time(sandbox.created_at),
+        runtime_handler: sandbox.runtime_handler,
+    }
+}
+
+/// What the image volumes of a container hold: what the mount was asked for and what the runtime made of it, each once.
+pub(crate) fn volumes_from_wire(status: v1::ContainerStatus) -> Vec<String> {
+    let mut images: Vec<String> = status
+        .mounts
+        .into_iter()
+        .filter_map(|mount| mount.image)
+        .flat_map(|spec| [spec.image, spec.image_ref])
+        .filter(|image| !image.is_empty())
+        .collect();
+    images.sort_unstable();
+    images.dedup();
+    images
+}
+
+/// Nanoseconds since the epoch; the nearest there is.
+fn nanoseconds(time: SystemTime) -> i64 {
+    match time.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |nanoseconds| -nanoseconds),
+    }
+}
+
+fn time(nanoseconds: i64) -> SystemTime {
+    let distance = Duration::from_nanos(nanoseconds.unsigned_abs());
+    let moved = if nanoseconds < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(distance)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(distance)
+    };
+    moved.unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests;

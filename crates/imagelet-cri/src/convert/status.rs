@@ -1,0 +1,285 @@
+//! Turns refusals into gRPC statuses and back; the one place that reads a peer's message texts (`spec/cri.md §3.2`, §5.10).
+
+use std::error::Error;
+
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use tonic::{Code, Status};
+
+/// How a message begins when the registry cannot be reached; gRPC has no code for it.
+const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
+
+/// How a message begins when a signature or policy check failed.
+const SIGNATURE_INVALID: &str = "SignatureValidationFailed";
+
+/// The longest message we send: a status travels in headers, percent-encoded, and peers take 16 KiB of them.
+const MESSAGE_BYTES_MAX: usize = 4 << 10;
+
+/// What was asked when a status came back; the same text means different things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Pull,
+    Remove,
+    Other,
+}
+
+/// The status our server answers.
+pub(crate) fn status_from_error(error: &RuntimeError) -> Status {
+    let chain = error.chain();
+    let text = undecorated(&chain);
+    let message = match error.kind() {
+        RuntimeErrorKind::RegistryUnavailable => prefixed(REGISTRY_UNAVAILABLE, text),
+        RuntimeErrorKind::SignatureInvalid => prefixed(SIGNATURE_INVALID, text),
+        _ => text.to_owned(),
+    };
+    Status::new(code(error.kind()), shortened(&message))
+}
+
+fn code(kind: RuntimeErrorKind) -> Code {
+    match kind {
+        RuntimeErrorKind::InvalidArgument => Code::InvalidArgument,
+        RuntimeErrorKind::NotFound => Code::NotFound,
+        RuntimeErrorKind::Denied => Code::PermissionDenied,
+        RuntimeErrorKind::Corrupt => Code::DataLoss,
+        RuntimeErrorKind::Unacceptable => Code::OutOfRange,
+        RuntimeErrorKind::InUse => Code::FailedPrecondition,
+        RuntimeErrorKind::DiskFull => Code::ResourceExhausted,
+        RuntimeErrorKind::Unavailable => Code::Unavailable,
+        RuntimeErrorKind::Unsupported => Code::Unimplemented,
+        RuntimeErrorKind::TimedOut => Code::DeadlineExceeded,
+        RuntimeErrorKind::Cancelled => Code::Cancelled,
+        // With any other code a kubelet shows `rpc error: …` first, and does not find the prefix.
+        _ => Code::Unknown,
+    }
+}
+
+/// What a status of a peer means. A status made on our side, because the peer is away, is [`RuntimeErrorKind::Unavailable`].
+pub(crate) fn error_from_status(call: Call, status: &Status) -> RuntimeError {
+    if let Some(cause) = innermost(status) {
+        return if status.code() == Code::Cancelled && cause.is::<tonic::TimeoutExpired>() {
+            RuntimeError::new(RuntimeErrorKind::TimedOut, "the runtime did not answer in time")
+        } else {
+            RuntimeError::new(RuntimeErrorKind::Unavailable, "the runtime cannot be reached")
+                .caused_by(cause.to_string())
+        };
+    }
+    let message = if call == Call::Pull && status.code() == Code::Unknown {
+        status.message().to_owned()
+    } else {
+        format!("rpc error: code = {} desc = {}", code_name(status.code()), status.message())
+    };
+    RuntimeError::new(kind(call, status), message)
+}
+
+fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
+    let mut cause = status.source()?;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    Some(cause)
+}
+
+fn kind(call: Call, status: &Status) -> RuntimeErrorKind {
+    let text = status.message();
+    match status.code() {
+        Code::Unknown | Code::Internal | Code::Aborted => kind_of_text(call, text).unwrap_or(RuntimeErrorKind::Other),
+        Code::Unavailable => kind_of_text(call, text).unwrap_or(RuntimeErrorKind::Unavailable),
+        Code::FailedPrecondition if call == Call::Remove => RuntimeErrorKind::InUse,
+        Code::FailedPrecondition => kind_of_text(call, text).unwrap_or(RuntimeErrorKind::Other),
+        Code::ResourceExhausted | Code::OutOfRange if is_message_too_long(text) => RuntimeErrorKind::Other,
+        Code::ResourceExhausted => RuntimeErrorKind::DiskFull,
+        Code::OutOfRange => RuntimeErrorKind::Unacceptable,
+        Code::InvalidArgument => RuntimeErrorKind::InvalidArgument,
+        Code::NotFound => RuntimeErrorKind::NotFound,
+        Code::PermissionDenied | Code::Unauthenticated => RuntimeErrorKind::Denied,
+        Code::DataLoss => RuntimeErrorKind::Corrupt,
+        Code::Unimplemented => RuntimeErrorKind::Unsupported,
+        Code::DeadlineExceeded => RuntimeErrorKind::TimedOut,
+        Code::Cancelled => RuntimeErrorKind::Cancelled,
+        Code::Ok | Code::AlreadyExists => RuntimeErrorKind::Other,
+    }
+}
+
+/// Texts of containerd and CRI-O that come without a code that says as much, in the order they are looked for.
+///
+/// Each has a space or a colon in it, so that no image name can contain it.
+const PULL_TEXTS: [(&str, RuntimeErrorKind); 27] = [
+    ("no space left on device", RuntimeErrorKind::DiskFull),
+    ("disk quota exceeded", RuntimeErrorKind::DiskFull),
+    ("insufficient_scope:", RuntimeErrorKind::Denied),
+    ("authorization failed", RuntimeErrorKind::Denied),
+    ("pull access denied", RuntimeErrorKind::Denied),
+    ("401 unauthorized", RuntimeErrorKind::Denied),
+    ("403 forbidden", RuntimeErrorKind::Denied),
+    ("no basic auth credentials", RuntimeErrorKind::Denied),
+    ("unauthorized: ", RuntimeErrorKind::Denied),
+    ("authentication required", RuntimeErrorKind::Denied),
+    ("connection refused", RuntimeErrorKind::RegistryUnavailable),
+    ("no such host", RuntimeErrorKind::RegistryUnavailable),
+    ("no route to host", RuntimeErrorKind::RegistryUnavailable),
+    ("network is unreachable", RuntimeErrorKind::RegistryUnavailable),
+    ("connection reset by peer", RuntimeErrorKind::RegistryUnavailable),
+    ("tls handshake timeout", RuntimeErrorKind::RegistryUnavailable),
+    ("i/o timeout", RuntimeErrorKind::RegistryUnavailable),
+    ("502 bad gateway", RuntimeErrorKind::RegistryUnavailable),
+    ("503 service unavailable", RuntimeErrorKind::RegistryUnavailable),
+    ("504 gateway timeout", RuntimeErrorKind::RegistryUnavailable),
+    ("failed to parse image reference", RuntimeErrorKind::InvalidArgument),
+    ("invalid reference format", RuntimeErrorKind::InvalidArgument),
+    ("unexpected commit digest", RuntimeErrorKind::Corrupt),
+    ("failed size validation", RuntimeErrorKind::Corrupt),
+    ("no match for platform", RuntimeErrorKind::Unacceptable),
+    ("404 not found", RuntimeErrorKind::NotFound),
+    (": not found", RuntimeErrorKind::NotFound),
+];
+
+fn kind_of_text(call: Call, text: &str) -> Option<RuntimeErrorKind> {
+    if text.starts_with(REGISTRY_UNAVAILABLE) {
+        return Some(RuntimeErrorKind::RegistryUnavailable);
+    }
+    if text.starts_with(SIGNATURE_INVALID) {
+        return Some(RuntimeErrorKind::SignatureInvalid);
+    }
+    let text = text.to_ascii_lowercase();
+    let told = |part: &str| text.contains(part);
+    match call {
+        Call::Pull => PULL_TEXTS.into_iter().find(|(part, _)| told(part)).map(|(_, kind)| kind),
+        Call::Remove if told("image is in use by") || told("image used by") => Some(RuntimeErrorKind::InUse),
+        _ if told("ambiguous") => Some(RuntimeErrorKind::InvalidArgument),
+        _ if told("no space left on device") => Some(RuntimeErrorKind::DiskFull),
+        _ => None,
+    }
+}
+
+fn is_message_too_long(text: &str) -> bool {
+    text.contains("message length too large") || text.contains("message larger than max")
+}
+
+/// The name as clients print it.
+fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
+}
+
+/// The text without what a client before us put in front: our own server is passed on without piling up.
+fn undecorated(text: &str) -> &str {
+    text.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = ")).map_or(text, |(_, rest)| rest)
+}
+
+fn prefixed(prefix: &str, text: &str) -> String {
+    if text.starts_with(prefix) { text.to_owned() } else { format!("{prefix}: {text}") }
+}
+
+fn shortened(text: &str) -> String {
+    if text.len() <= MESSAGE_BYTES_MAX {
+        return text.to_owned();
+    }
+    let end = (0..=MESSAGE_BYTES_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    format!("{}…", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KINDS: [RuntimeErrorKind; 13] = [
+        RuntimeErrorKind::InvalidArgument,
+        RuntimeErrorKind::NotFound,
+        RuntimeErrorKind::Denied,
+        RuntimeErrorKind::RegistryUnavailable,
+        RuntimeErrorKind::SignatureInvalid,
+        RuntimeErrorKind::Corrupt,
+        RuntimeErrorKind::Unacceptable,
+        RuntimeErrorKind::DiskFull,
+        RuntimeErrorKind::Unavailable,
+        RuntimeErrorKind::Unsupported,
+        RuntimeErrorKind::TimedOut,
+        RuntimeErrorKind::Cancelled,
+        RuntimeErrorKind::Other,
+    ];
+
+    #[test]
+    fn every_kind_crosses_the_wire() {
+        for kind in KINDS {
+            let status = status_from_error(&RuntimeError::new(kind, "it broke"));
+            assert_eq!(error_from_status(Call::Pull, &status).kind(), kind);
+        }
+        let held = status_from_error(&RuntimeError::new(RuntimeErrorKind::InUse, "it is held"));
+        assert_eq!(error_from_status(Call::Remove, &held).kind(), RuntimeErrorKind::InUse);
+    }
+
+    #[test]
+    fn the_two_conditions_without_a_code_are_told_by_their_prefix_once() {
+        let error = RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, "dial").caused_by("connection refused");
+        let status = status_from_error(&error);
+        assert_eq!((status.code(), status.message()), (Code::Unknown, "RegistryUnavailable: dial: connection refused"));
+        let passed_on = status_from_error(&error_from_status(Call::Pull, &status));
+        assert_eq!((passed_on.code(), passed_on.message()), (Code::Unknown, status.message()));
+        let status = status_from_error(&RuntimeError::new(RuntimeErrorKind::SignatureInvalid, "no key"));
+        assert_eq!((status.code(), status.message()), (Code::Unknown, "SignatureValidationFailed: no key"));
+    }
+
+    #[test]
+    fn a_pull_loses_the_decoration_of_an_unknown_code_alone() {
+        let text = |call, code, message| error_from_status(call, &Status::new(code, message)).to_string();
+        assert_eq!(text(Call::Pull, Code::Unknown, "no signal"), "no signal");
+        assert_eq!(text(Call::Pull, Code::NotFound, "not here"), "rpc error: code = NotFound desc = not here");
+        assert_eq!(text(Call::Remove, Code::Unknown, "x"), "rpc error: code = Unknown desc = x");
+        let relayed = status_from_error(&error_from_status(Call::Pull, &Status::not_found("not here")));
+        assert_eq!((relayed.code(), relayed.message()), (Code::NotFound, "not here"));
+    }
+
+    #[test]
+    fn texts_of_other_runtimes_are_told_apart() {
+        for (text, kind) in [
+            (
+                "failed to pull and unpack image \"r/a:v1\": failed to resolve reference \"r/a:v1\": r/a:v1: not found",
+                RuntimeErrorKind::NotFound,
+            ),
+            (
+                "pull access denied, repository does not exist or may require authorization: server message: \
+                 insufficient_scope: authorization failed",
+                RuntimeErrorKind::Denied,
+            ),
+            ("failed to fetch anonymous token: unexpected status: 401 Unauthorized", RuntimeErrorKind::Denied),
+            ("dial tcp 127.0.0.1:1: connect: connection refused", RuntimeErrorKind::RegistryUnavailable),
+            ("dial tcp: lookup r.test: no such host", RuntimeErrorKind::RegistryUnavailable),
+            ("dial tcp 10.0.0.1:443: i/o timeout", RuntimeErrorKind::RegistryUnavailable),
+            ("failed to copy: write /x: no space left on device", RuntimeErrorKind::DiskFull),
+            ("commit failed: unexpected commit digest sha256:a", RuntimeErrorKind::Corrupt),
+            ("pinging container registry r/app-401:not-found: odd", RuntimeErrorKind::Other),
+        ] {
+            assert_eq!(error_from_status(Call::Pull, &Status::unknown(text)).kind(), kind, "{text}");
+        }
+        let kind = |call, status: Status| error_from_status(call, &status).kind();
+        let used = Status::unknown("the image is in use by c1");
+        assert_eq!(kind(Call::Remove, used), RuntimeErrorKind::InUse);
+        assert_eq!(kind(Call::Other, Status::unknown("connection refused")), RuntimeErrorKind::Other);
+        let long =
+            Status::out_of_range("Error, decoded message length too large: found 2 bytes, the limit is: 1 bytes");
+        assert_eq!(kind(Call::Other, long), RuntimeErrorKind::Other);
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let status = status_from_error(&RuntimeError::other("ä".repeat(4000)));
+        assert!(status.message().len() <= MESSAGE_BYTES_MAX + 3);
+        assert!(status.message().ends_with("ä…"));
+    }
+}

@@ -1,0 +1,209 @@
+//! Puts a socket into place, so that a restart is clean and a running daemon is never cut off (`spec/cri.md §1.3`).
+
+use std::{
+    fs::{self, DirBuilder, File, Permissions},
+    io,
+    os::{
+        fd::AsRawFd as _,
+        unix::{
+            ffi::OsStrExt as _,
+            fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _},
+        },
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::endpoint::SOCKET_PATH_BYTES_MAX;
+
+/// Who may open the socket: its owner and group, as access is all the authentication there is.
+const SOCKET_MODE: u32 = 0o660;
+
+/// Who may enter a directory made for the socket.
+const DIRECTORY_MODE: u32 = 0o750;
+
+/// How long a socket may take to say that somebody listens; a full queue of connections is somebody, too.
+const PROBE_MAX: Duration = Duration::from_secs(1);
+
+/// Why nothing listens at a path.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// The path is relative, or names no file.
+    #[error("`{}` is not the absolute path of a socket", .0.display())]
+    Relative(PathBuf),
+    /// Longer than the kernel takes.
+    #[error("the socket path `{}` is longer than {SOCKET_PATH_BYTES_MAX} bytes", .0.display())]
+    TooLong(PathBuf),
+    /// A daemon is there and answers.
+    #[error("another daemon is listening on `{}`", .0.display())]
+    Live(PathBuf),
+    /// Something is there that no daemon left behind.
+    #[error("`{}` exists and is not a socket", .0.display())]
+    NotASocket(PathBuf),
+    /// Whether a daemon is there cannot be told.
+    #[error("cannot tell whether a daemon is listening on `{}`", path.display())]
+    Probe {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The directory is not there and cannot be made.
+    #[error("error creating socket directory `{}`", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket cannot be made next to its place.
+    #[error("failed to create temporary file in `{}`", path.display())]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket cannot be moved into place.
+    #[error("failed to move temporary file to addr `{}`", path.display())]
+    Move {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Listens on a unix socket. Makes its directory, and replaces a socket that a daemon left behind when it died.
+///
+/// The socket appears at its path in one step, with its mode set and its queue open; a failure leaves nothing behind.
+///
+/// # Errors
+/// Where another daemon is listening, the path is no place for a socket, or the system refuses.
+pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
+    let (Some(directory), true, Some(_)) = (path.parent(), path.is_absolute(), path.file_name()) else {
+        return Err(ListenError::Relative(path.to_owned()));
+    };
+    if path.as_os_str().as_bytes().len() > SOCKET_PATH_BYTES_MAX {
+        return Err(ListenError::TooLong(path.to_owned()));
+    }
+    refuse_to_replace(path).await?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(DIRECTORY_MODE)
+        .create(directory)
+        .map_err(|source| ListenError::Directory { path: directory.to_owned(), source })?;
+    let create = |source| ListenError::Create { path: directory.to_owned(), source };
+    let name = format!(".{:08x}.sock", std::process::id());
+    let temporary = Temporary(directory.join(&name));
+    temporary.remove().map_err(create)?;
+    // Through the open directory the path is short, however long the real one is.
+    let opened = File::open(directory).map_err(create)?;
+    let short = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
+    let listener = UnixListener::bind(&short).map_err(create)?;
+    fs::set_permissions(&temporary.0, Permissions::from_mode(SOCKET_MODE)).map_err(create)?;
+    fs::rename(&temporary.0, path).map_err(|source| ListenError::Move { path: path.to_owned(), source })?;
+    Ok(listener)
+}
+
+/// Only a socket that nobody listens on may go.
+async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
+    let probe = |source| ListenError::Probe { path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => return Err(ListenError::NotASocket(path.to_owned())),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(probe(error)),
+    }
+    match tokio::time::timeout(PROBE_MAX, UnixStream::connect(path)).await {
+        Ok(Err(error)) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => Ok(()),
+        Ok(Err(error)) if error.kind() != io::ErrorKind::WouldBlock => Err(probe(error)),
+        _ => Err(ListenError::Live(path.to_owned())),
+    }
+}
+
+/// A socket not yet in place; goes when dropped, unless it was moved.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = self.remove() {
+            tracing::warn!(path = %self.0.display(), %error, "a temporary socket stays behind");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_socket_is_made_with_its_directory_and_modes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run/imagelet.sock");
+        let _listener = listen(&path).await.unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&path), 0o660);
+        assert_eq!(mode(path.parent().unwrap()) & !0o750, 0);
+        assert_eq!(names(path.parent().unwrap()), ["imagelet.sock"]);
+    }
+
+    #[tokio::test]
+    async fn a_running_daemon_is_not_cut_off_and_a_dead_one_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("imagelet.sock");
+        let first = listen(&path).await.unwrap();
+        assert!(matches!(listen(&path).await, Err(ListenError::Live(_))));
+        UnixStream::connect(&path).await.unwrap();
+        drop(first);
+        let _second = listen(&path).await.unwrap();
+        UnixStream::connect(&path).await.unwrap();
+        assert_eq!(names(folder.path()), ["imagelet.sock"]);
+    }
+
+    #[tokio::test]
+    async fn a_path_that_is_no_place_for_a_socket_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "kept").unwrap();
+        assert!(matches!(listen(&file).await, Err(ListenError::NotASocket(_))));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
+        assert!(matches!(
+            listen(&file.join("x.sock")).await,
+            Err(ListenError::Probe { .. } | ListenError::Directory { .. })
+        ));
+        assert!(matches!(listen(Path::new("x.sock")).await, Err(ListenError::Relative(_))));
+        let long = folder.path().join("x".repeat(107));
+        assert!(listen(&long).await.unwrap_err().to_string().contains("longer than 107 bytes"));
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[tokio::test]
+    async fn the_longest_path_the_kernel_takes_is_listened_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let room = SOCKET_PATH_BYTES_MAX - folder.path().as_os_str().len() - 1;
+        let path = folder.path().join(format!("{}/s", "d".repeat(room - 2)));
+        let _listener = listen(&path).await.unwrap();
+        UnixStream::connect(&path).await.unwrap();
+    }
+}

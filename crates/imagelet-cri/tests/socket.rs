@@ -1,0 +1,465 @@
+//! The fake runtime, seen through client and server over a socket, keeps every promise it keeps without them.
+
+use std::{
+    path::PathBuf,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use imagelet_core::{
+    credentials::{Credential, Secret},
+    image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
+    runtime::{ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
+    testing::{FakeRuntime, conformance, vectors},
+};
+use imagelet_cri::{
+    Endpoint, RemoteContainerService, RemoteImageService, image_service, listen,
+    v1::{
+        self,
+        image_service_client::ImageServiceClient,
+        image_service_server::{ImageService as ImageServiceRpc, ImageServiceServer},
+    },
+};
+use tokio::task::JoinHandle;
+use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
+use tonic::{Code, Request, Response, Status, transport::Server};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A server on a socket of its own; ends when dropped.
+struct Served {
+    endpoint: Endpoint,
+    task: JoinHandle<()>,
+    _folder: tempfile::TempDir,
+}
+
+impl Served {
+    async fn images(images: impl ImageService + 'static) -> Self {
+        Self::service(image_service(Arc::new(images))).await
+    }
+
+    async fn service<S: ImageServiceRpc>(service: ImageServiceServer<S>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("cri.sock");
+        let task = serve(path.clone(), service).await;
+        Self { endpoint: Endpoint::at(path).unwrap(), task, _folder: folder }
+    }
+
+    async fn client(&self) -> RemoteImageService {
+        RemoteImageService::connect(&self.endpoint, PATIENCE).await.unwrap()
+    }
+
+    /// A client without our checks and conversions.
+    async fn raw(&self) -> ImageServiceClient<tonic::transport::Channel> {
+        let uri = format!("unix://{}", self.endpoint.path().display());
+        ImageServiceClient::connect(uri).await.unwrap()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve<S: ImageServiceRpc>(path: PathBuf, service: ImageServiceServer<S>) -> JoinHandle<()> {
+    let socket = UnixListenerStream::new(listen(&path).await.unwrap());
+    tokio::spawn(async move { Server::builder().add_service(service).serve_with_incoming(socket).await.unwrap() })
+}
+
+fn fake() -> FakeRuntime {
+    let fake = FakeRuntime::new();
+    fake.offer("registry.test/a:v1", "a", 1024);
+    fake.offer("registry.test/a:v2", "a", 1024);
+    fake.offer("registry.test/b:v1", "b", 2048);
+    fake
+}
+
+fn request(image: &str) -> PullRequest {
+    PullRequest { image: ImageSpec::new(image), ..PullRequest::default() }
+}
+
+fn promised() -> conformance::Images {
+    conformance::Images {
+        first: "registry.test/a:v1".into(),
+        first_again: "registry.test/a:v2".into(),
+        second: "registry.test/b:v1".into(),
+        absent: "registry.test/none:v1".into(),
+        reports_progress: false,
+        untags: false,
+    }
+}
+
+#[tokio::test]
+async fn a_store_behind_client_and_server_keeps_every_promise() {
+    let served = Served::images(fake()).await;
+    conformance::run(&served.client().await, &promised()).await;
+    conformance::run(&served.client().await.with_streaming_lists(), &promised()).await;
+}
+
+#[tokio::test]
+async fn a_store_behind_two_clients_and_two_servers_keeps_every_promise() {
+    let inner = Served::images(fake()).await;
+    let outer = Served::images(inner.client().await).await;
+    conformance::run(&outer.client().await, &promised()).await;
+}
+
+#[tokio::test]
+async fn a_credential_reaches_the_store_as_it_was_given() {
+    let fake = FakeRuntime::new();
+    fake.offer_to("registry.test/private:v1", "a", 1024, Some(("bob", "hunter2")));
+    let served = Served::images(fake.clone()).await;
+    let client = served.client().await;
+    let error = client.pull(&request("registry.test/private:v1"), no_progress()).await.unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::Denied);
+    let credential = Credential::basic("registry.test", "bob", Secret::new("hunter2"));
+    let with = PullRequest { credential: Some(credential.clone()), ..request("registry.test/private:v1") };
+    client.pull(&with, no_progress()).await.unwrap();
+    assert_eq!(fake.pull_requests().last().unwrap().credential, Some(credential));
+    let elsewhere = Credential::basic("other.test", "bob", Secret::new("hunter2"));
+    let without = PullRequest { credential: Some(elsewhere), ..request("registry.test/private:v1") };
+    assert_eq!(client.pull(&without, no_progress()).await.unwrap_err().kind(), RuntimeErrorKind::Denied);
+    assert_eq!(fake.pull_requests().last().unwrap().credential, None);
+}
+
+#[tokio::test]
+async fn an_unreachable_registry_is_told_by_prefix_and_kind() {
+    let fake = fake();
+    fake.fail("pull", RuntimeErrorKind::RegistryUnavailable, "connection refused");
+    let served = Served::images(fake).await;
+    let error = served.client().await.pull(&request("registry.test/a:v1"), no_progress()).await.unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
+    assert_eq!(error.to_string(), "RegistryUnavailable: connection refused");
+}
+
+#[tokio::test]
+async fn a_dropped_pull_is_dropped_in_the_store_too() {
+    let fake = fake();
+    fake.set_pull_takes(Duration::from_secs(3600));
+    let served = Served::images(fake.clone()).await;
+    let client = served.client().await;
+    let pull = tokio::spawn(async move { client.pull(&request("registry.test/a:v1"), no_progress()).await });
+    until(|| fake.pulls_running() == 1).await;
+    pull.abort();
+    until(|| fake.pulls_running() == 0).await;
+}
+
+#[tokio::test]
+async fn a_pull_ends_with_its_callers_deadline() {
+    let fake = fake();
+    fake.set_pull_takes(Duration::from_secs(3600));
+    let served = Served::images(fake.clone()).await;
+    let mut request = Request::new(v1::PullImageRequest {
+        image: Some(v1::ImageSpec { image: "registry.test/a:v1".into(), ..v1::ImageSpec::default() }),
+        ..v1::PullImageRequest::default()
+    });
+    request.set_timeout(Duration::from_millis(50));
+    assert!(served.raw().await.pull_image(request).await.is_err());
+    until(|| fake.pulls_running() == 0).await;
+}
+
+/// Waits until something another task does has happened.
+async fn until(done: impl Fn() -> bool) {
+    let wait = async {
+        while !done() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("it happens");
+}
+
+#[tokio::test]
+async fn the_server_refuses_no_name_and_forgives_absence() {
+    let served = Served::images(fake()).await;
+    let mut raw = served.raw().await;
+    let none = Some(v1::ImageSpec::default());
+    let absent = Some(v1::ImageSpec { image: "registry.test/none:v1".into(), ..v1::ImageSpec::default() });
+    for image in [None, none.clone()] {
+        let status = v1::ImageStatusRequest { image: image.clone(), verbose: false };
+        assert_eq!(raw.image_status(status).await.unwrap_err().code(), Code::InvalidArgument);
+        let pull = v1::PullImageRequest { image: image.clone(), ..v1::PullImageRequest::default() };
+        assert_eq!(raw.pull_image(pull).await.unwrap_err().code(), Code::InvalidArgument);
+        let error = raw.remove_image(v1::RemoveImageRequest { image }).await.unwrap_err();
+        assert_eq!((error.code(), error.message()), (Code::InvalidArgument, "no image specified"));
+    }
+    let status = v1::ImageStatusRequest { image: absent.clone(), verbose: true };
+    assert_eq!(raw.image_status(status).await.unwrap().into_inner(), v1::ImageStatusResponse::default());
+    raw.remove_image(v1::RemoveImageRequest { image: absent.clone() }).await.unwrap();
+    let pull = v1::PullImageRequest { image: absent, ..v1::PullImageRequest::default() };
+    assert_eq!(raw.pull_image(pull).await.unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn the_server_lists_by_filter_and_streams_what_it_lists() {
+    let fake = fake();
+    fake.preload("registry.test/a:v1", "a", 1024);
+    fake.preload("registry.test/b:v1", "b", 2048);
+    let served = Served::images(fake).await;
+    let mut raw = served.raw().await;
+    let filter = |image: &str| {
+        Some(v1::ImageFilter { image: Some(v1::ImageSpec { image: image.into(), ..v1::ImageSpec::default() }) })
+    };
+    for (filter, count) in [
+        (None, 2),
+        (Some(v1::ImageFilter { image: None }), 2),
+        (filter(""), 2),
+        (filter("registry.test/b:v1"), 1),
+        (filter("registry.test/none:v1"), 0),
+    ] {
+        let listed = raw.list_images(v1::ListImagesRequest { filter: filter.clone() }).await.unwrap().into_inner();
+        assert_eq!(listed.images.len(), count, "{filter:?}");
+        assert!(listed.images.is_sorted_by(|one, other| one.id < other.id));
+        let stream = raw.stream_images(v1::StreamImagesRequest { filter }).await.unwrap().into_inner();
+        let messages: Vec<_> = stream.map(Result::unwrap).collect().await;
+        assert!(messages.iter().all(|message| !message.images.is_empty()));
+        let streamed: Vec<_> = messages.into_iter().flat_map(|message| message.images).collect();
+        assert_eq!(streamed, listed.images);
+    }
+    let verbose = v1::ImageStatusRequest { image: filter("registry.test/a:v1").unwrap().image, verbose: true };
+    let status = raw.image_status(verbose).await.unwrap().into_inner();
+    assert_eq!(status.info.get("info").map(String::as_str), Some("{}"));
+}
+
+/// Lists one image with a long note.
+#[derive(Debug)]
+struct Wordy(usize);
+
+#[async_trait::async_trait]
+impl ImageService for Wordy {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+        let annotations = vec![("note".to_owned(), "x".repeat(self.0))];
+        Ok(vec![Image {
+            id: ImageId::new("a"),
+            tags: Vec::new(),
+            digests: Vec::new(),
+            size: ByteSize(1),
+            user: ImageUser::Unset,
+            spec: ImageSpec { annotations, ..ImageSpec::default() },
+            pinned: false,
+        }])
+    }
+    async fn status(&self, _spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        Ok(None)
+    }
+    async fn pull(&self, _request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
+        Err(RuntimeError::unsupported("nothing is pulled here"))
+    }
+    async fn remove(&self, _spec: &ImageSpec) -> Result<(), RuntimeError> {
+        Ok(())
+    }
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        Ok(ImageFilesystems::default())
+    }
+}
+
+#[tokio::test]
+async fn a_list_larger_than_the_usual_limit_of_the_stack_arrives_whole() {
+    const MIB: usize = 1 << 20;
+    let note = async |client: RemoteImageService| client.list(None).await.unwrap()[0].spec.annotations.len();
+    let served = Served::images(Wordy(8 * MIB)).await;
+    assert_eq!(note(served.client().await).await, 1);
+    assert_eq!(note(served.client().await.with_streaming_lists()).await, 1);
+    let served = Served::images(Wordy(20 * MIB)).await;
+    assert_eq!(note(served.client().await).await, 0, "beyond 16 MiB annotations are left out");
+}
+
+#[tokio::test]
+async fn a_client_outlives_a_restart_of_the_runtime() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cri.sock");
+    let endpoint = Endpoint::at(&path).unwrap();
+    let client = RemoteImageService::lazy(&endpoint, PATIENCE).unwrap();
+    let away = client.list(None).await.unwrap_err();
+    assert_eq!(away.kind(), RuntimeErrorKind::Unavailable);
+    assert!(away.chain().contains("cri.sock") && away.hint().is_some(), "{}", away.chain());
+
+    let task = serve(path.clone(), image_service(Arc::new(fake()))).await;
+    client.list(None).await.unwrap();
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    std::fs::remove_file(&path).unwrap();
+
+    let task = serve(path, image_service(Arc::new(fake()))).await;
+    // The first call may still find the old connection broken.
+    let first = client.list(None).await;
+    assert!(first.is_ok() || first.unwrap_err().kind() == RuntimeErrorKind::Unavailable);
+    client.list(None).await.unwrap();
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_failed_handshake_names_the_api_and_the_endpoint() {
+    let served = Served::images(fake()).await;
+    let error = RemoteContainerService::connect(&served.endpoint, PATIENCE).await.unwrap_err();
+    let wanted =
+        format!("validate service connection: validate CRI v1 runtime API for endpoint \"{}\"", served.endpoint);
+    assert_eq!((error.kind(), error.to_string()), (RuntimeErrorKind::Unsupported, wanted));
+    let zero = RemoteImageService::connect(&served.endpoint, Duration::ZERO).await.unwrap_err();
+    assert_eq!(zero.to_string(), "connectionTimeout must be positive");
+}
+
+/// Answers what a vector says.
+#[derive(Default)]
+struct Scripted {
+    image: Option<v1::Image>,
+    image_ref: String,
+    refusal: Option<Status>,
+    batches: Vec<Vec<&'static str>>,
+    stream_end: Option<Status>,
+    lists: Arc<AtomicUsize>,
+    /// The deadline of the last call, as it was sent.
+    deadlines: Arc<Mutex<Vec<Option<String>>>>,
+    hangs: bool,
+}
+
+impl Scripted {
+    async fn answer<T>(&self, request: Request<impl Send>, answer: T) -> Result<Response<T>, Status> {
+        let deadline = request.metadata().get("grpc-timeout").map(|value| value.to_str().unwrap().to_owned());
+        self.deadlines.lock().unwrap().push(deadline);
+        if self.hangs {
+            std::future::pending::<()>().await;
+        }
+        self.refusal.clone().map_or(Ok(Response::new(answer)), Err)
+    }
+}
+
+fn listed(ids: &[&str]) -> Vec<v1::Image> {
+    ids.iter().map(|id| v1::Image { id: (*id).to_owned(), ..v1::Image::default() }).collect()
+}
+
+#[tonic::async_trait]
+impl ImageServiceRpc for Scripted {
+    type StreamImagesStream = Pin<Box<dyn Stream<Item = Result<v1::StreamImagesResponse, Status>> + Send>>;
+
+    async fn list_images(
+        &self,
+        request: Request<v1::ListImagesRequest>,
+    ) -> Result<Response<v1::ListImagesResponse>, Status> {
+        self.lists.fetch_add(1, Ordering::SeqCst);
+        self.answer(request, v1::ListImagesResponse { images: listed(&["a"]) }).await
+    }
+    async fn stream_images(
+        &self,
+        _request: Request<v1::StreamImagesRequest>,
+    ) -> Result<Response<Self::StreamImagesStream>, Status> {
+        let images = self.batches.iter().map(|ids| Ok(v1::StreamImagesResponse { images: listed(ids) }));
+        let messages: Vec<_> = images.chain(self.stream_end.clone().map(Err)).collect();
+        Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
+    }
+    async fn image_status(
+        &self,
+        request: Request<v1::ImageStatusRequest>,
+    ) -> Result<Response<v1::ImageStatusResponse>, Status> {
+        self.answer(request, v1::ImageStatusResponse { image: self.image.clone(), ..Default::default() }).await
+    }
+    async fn pull_image(
+        &self,
+        request: Request<v1::PullImageRequest>,
+    ) -> Result<Response<v1::PullImageResponse>, Status> {
+        self.answer(request, v1::PullImageResponse { image_ref: self.image_ref.clone() }).await
+    }
+    async fn remove_image(
+        &self,
+        request: Request<v1::RemoveImageRequest>,
+    ) -> Result<Response<v1::RemoveImageResponse>, Status> {
+        self.answer(request, v1::RemoveImageResponse {}).await
+    }
+    async fn image_fs_info(
+        &self,
+        request: Request<v1::ImageFsInfoRequest>,
+    ) -> Result<Response<v1::ImageFsInfoResponse>, Status> {
+        self.answer(request, v1::ImageFsInfoResponse::default()).await
+    }
+}
+
+async fn scripted(script: Scripted) -> (Served, RemoteImageService) {
+    let served = Served::service(ImageServiceServer::new(script)).await;
+    let client = RemoteImageService::lazy(&served.endpoint, PATIENCE).unwrap();
+    (served, client)
+}
+
+#[tokio::test]
+async fn the_client_checks_answers_as_the_vectors_say() {
+    let mut ran = 0;
+    for case in vectors("cri-client.json") {
+        let (input, expected) = (&case["input"], &case["expected"]);
+        if !input["tracer"].is_null() || input["image"].is_null() {
+            continue;
+        }
+        let response = &input["response"];
+        let image = response.get("image").filter(|image| !image.is_null()).map(|image| v1::Image {
+            id: image["id"].as_str().unwrap().to_owned(),
+            size: image["size"].as_u64().unwrap(),
+            ..v1::Image::default()
+        });
+        let refusal = input.get("grpc").map(|grpc| {
+            let code = if grpc["code"] == "NotFound" { Code::NotFound } else { Code::Unknown };
+            Status::new(code, grpc["message"].as_str().unwrap())
+        });
+        let image_ref = response["image_ref"].as_str().unwrap_or_default().to_owned();
+        let (_served, client) = scripted(Scripted { image, refusal, image_ref, ..Scripted::default() }).await;
+        let spec = ImageSpec::new(input["image"].as_str().unwrap());
+        let result = match input["step"].as_str().unwrap() {
+            "ImageStatus" => client.status(&spec).await.map(|image| assert!(image.is_none())),
+            "PullImage" => client.pull(&request(&spec.image), no_progress()).await.map(|_: ImageId| ()),
+            "RemoveImage" => client.remove(&spec).await,
+            other => panic!("no such step: {other}"),
+        };
+        assert_eq!(
+            result.err().map(|error| error.to_string()).as_deref(),
+            expected["error"].as_str(),
+            "{}",
+            case["name"]
+        );
+        ran += 1;
+    }
+    assert_eq!(ran, 7);
+}
+
+#[tokio::test]
+async fn a_stream_is_taken_whole_or_not_at_all() {
+    let ids = |images: Vec<Image>| images.into_iter().map(|image| image.id.to_string()).collect::<Vec<_>>().join(" ");
+    let script = |batches: Vec<Vec<&'static str>>, stream_end| Scripted { batches, stream_end, ..Scripted::default() };
+
+    let (_served, client) = scripted(script(vec![vec!["a", "b"], vec!["c"]], None)).await;
+    assert_eq!(ids(client.with_streaming_lists().list(None).await.unwrap()), "a b c");
+
+    let (_served, client) = scripted(script(vec![vec!["x"]], Some(Status::internal("boom")))).await;
+    let error = client.with_streaming_lists().list(None).await.unwrap_err();
+    assert_eq!(error.to_string(), "rpc error: code = Internal desc = boom");
+
+    let unimplemented = script(vec![vec!["x"]], Some(Status::unimplemented("no streams here")));
+    let lists = Arc::clone(&unimplemented.lists);
+    let (_served, client) = scripted(unimplemented).await;
+    let client = client.with_streaming_lists();
+    assert_eq!(ids(client.list(None).await.unwrap()), "a");
+    assert_eq!(ids(client.list(None).await.unwrap()), "a", "streaming stays off");
+    assert_eq!(lists.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn every_call_but_a_pull_has_a_deadline() {
+    let script = Scripted { image_ref: "sha256:a".into(), ..Scripted::default() };
+    let deadlines = Arc::clone(&script.deadlines);
+    let (_served, client) = scripted(script).await;
+    client.list(None).await.unwrap();
+    client.status(&ImageSpec::new("a")).await.unwrap();
+    client.remove(&ImageSpec::new("a")).await.unwrap();
+    client.filesystem().await.unwrap();
+    client.pull(&request("a"), no_progress()).await.unwrap();
+    let given: Vec<bool> = deadlines.lock().unwrap().iter().map(Option::is_some).collect();
+    assert_eq!(given, [true, true, true, true, false]);
+}
+
+#[tokio::test]
+async fn a_runtime_that_does_not_answer_is_given_up() {
+    let served = Served::service(ImageServiceServer::new(Scripted { hangs: true, ..Scripted::default() })).await;
+    let client = RemoteImageService::lazy(&served.endpoint, Duration::from_millis(50)).unwrap();
+    let error = client.list(None).await.unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::TimedOut, "{}", error.chain());
+    assert!(error.to_string().contains("did not answer within 50ms"), "{error}");
+}

@@ -1,0 +1,105 @@
+//! The daemon as an operator meets it: one owner, signals, a configuration that is read again.
+
+use std::{fs, path::Path, process::Stdio, thread, time::Duration};
+
+use rustix::process::Signal;
+
+use crate::{
+    fake_registry::FakeRegistry,
+    images::Image,
+    program::{Daemon, with_store},
+    testbed::{scratch, wait_until},
+    tree,
+};
+
+#[test]
+fn a_second_user_of_a_store_is_told_who_holds_it() {
+    let folder = scratch();
+    let store = folder.path().join("store");
+    let daemon = Daemon::start(folder.path(), ["--store", store.to_str().unwrap()]);
+    let owner = daemon.part.id().to_string();
+    with_store(&store, ["pull", "127.0.0.1:1/app:v1"]).refused(&[store.to_str().unwrap(), &owner]);
+    let second = scratch();
+    let mut other = Daemon::spawn(second.path(), ["--store", store.to_str().unwrap()]);
+    wait_until("the second daemon to give up", || other.part.ended().is_some());
+    assert_eq!(other.part.ended().and_then(|status| status.code()), Some(1));
+    assert!(other.part.log().contains(&owner), "the owner is not told:\n{}", other.part.log());
+    assert!(daemon.stop(Signal::TERM).success());
+    with_store(&store, ["ls"]).ok();
+}
+
+#[test]
+fn a_stop_gives_running_pulls_up_and_leaves_nothing_half_done() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let (folder, registry) = (scratch(), FakeRegistry::start());
+        let store = folder.path().join("store");
+        let daemon = Daemon::start(folder.path(), ["--store", store.to_str().unwrap()]);
+        let before = tree::disk_usage(&store);
+        let image = Image::marked("slow", 8_000_000);
+        let name = registry.put("slow:v1", &image);
+        registry.spoil("slow", &image.layers[0].digest, |answer| answer.pause = Duration::from_millis(200));
+        let mut pull =
+            daemon.command().args(["pull", &name]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_until("the pull to begin", || registry.requests().iter().any(|request| request.contains("/blobs/")));
+        assert!(daemon.stop(signal).success(), "a stop by {signal:?} is no failure");
+        assert!(!pull.wait().unwrap().success(), "the pull was given up");
+        assert!(!folder.path().join("imagelet.sock").exists(), "the socket is left behind");
+        assert_eq!(with_store(&store, ["ls", "-q", "--all"]).ok(), "");
+        let after = tree::disk_usage(&store);
+        assert!(after <= before + (1 << 20), "{before} bytes before, {after} after");
+    }
+}
+
+fn write_config(path: &Path, high: u8) {
+    let text = format!(
+        "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nimageGCHighThresholdPercent: {high}\n\
+         imageGCLowThresholdPercent: 10\n"
+    );
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn a_reload_takes_a_good_file_and_refuses_a_bad_one() {
+    let folder = scratch();
+    let (store, config) = (folder.path().join("store"), folder.path().join("config.yaml"));
+    write_config(&config, 90);
+    let daemon =
+        Daemon::start(folder.path(), ["--store", store.to_str().unwrap(), "--config", config.to_str().unwrap()]);
+    let reloads = |word: &str| daemon.part.log().matches(word).count();
+
+    write_config(&config, 80);
+    daemon.part.signal(Signal::HUP);
+    wait_until("the reload", || reloads("configuration reloaded") == 1);
+
+    fs::write(&config, "kind: ImageletConfiguration\nimageGCHighThresholdPercent: 180\n").unwrap();
+    daemon.part.signal(Signal::HUP);
+    wait_until("the refusal", || reloads("imageGCHighThresholdPercent") > 0);
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(reloads("configuration reloaded"), 1, "a bad file was taken:\n{}", daemon.part.log());
+    daemon.run(["ls"]).ok();
+
+    write_config(&config, 70);
+    daemon.part.signal(Signal::HUP);
+    wait_until("the second reload", || reloads("configuration reloaded") == 2);
+    assert!(daemon.stop(Signal::TERM).success());
+}
+
+#[test]
+fn a_pin_survives_a_restart() {
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let store = folder.path().join("store");
+    let name = registry.put("base:v1", &Image::marked("base", 1000));
+    let pattern = format!("{}*", name.split(':').take(2).collect::<Vec<_>>().join(":"));
+    let arguments = ["--store", store.to_str().unwrap()];
+    let daemon = Daemon::start(folder.path(), arguments);
+    daemon.run(["pull", &name]).ok();
+    daemon.run(["pin", &pattern]).ok();
+    assert!(daemon.stop(Signal::TERM).success());
+    let daemon = Daemon::start(folder.path(), arguments);
+    assert!(daemon.run(["pins"]).ok().contains(&pattern));
+    daemon.run(["gc", "--all-unused"]).ok();
+    daemon.run(["inspect", "-q", &name]).ok();
+    daemon.run(["unpin", &pattern]).ok();
+    daemon.run(["gc", "--all-unused"]).ok();
+    assert_eq!(daemon.run(["inspect", "-q", &name]).code, 1);
+}

@@ -1,0 +1,194 @@
+//! A registry that counts its requests and lies as told: what no honest one would serve.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use crate::images::Image;
+
+/// Bytes written between two pauses of a slow answer.
+const SLICE: usize = 64 << 10;
+
+/// What is served at one path.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) media_type: String,
+    pub(crate) body: Vec<u8>,
+    /// Send only this many bytes of the body, then close.
+    pub(crate) cut_at: Option<usize>,
+    /// Wait this long between slices of the body.
+    pub(crate) pause: Duration,
+}
+
+impl Answer {
+    pub(crate) fn ok(media_type: &str, body: &[u8]) -> Self {
+        Self {
+            status: 200,
+            media_type: media_type.to_owned(),
+            body: body.to_vec(),
+            cut_at: None,
+            pause: Duration::ZERO,
+        }
+    }
+
+    pub(crate) fn status(status: u16, body: &str) -> Self {
+        Self { status, ..Self::ok("application/json", body.as_bytes()) }
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    answers: BTreeMap<String, Answer>,
+    requests: Vec<String>,
+}
+
+/// Serves on a free port of 127.0.0.1 until dropped.
+#[derive(Debug)]
+pub(crate) struct FakeRegistry {
+    address: String,
+    state: Arc<Mutex<State>>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl FakeRegistry {
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let state = Arc::new(Mutex::new(State::default()));
+        let stopped = Arc::new(AtomicBool::new(false));
+        let (shared, ended) = (Arc::clone(&state), Arc::clone(&stopped));
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                if ended.load(Ordering::SeqCst) {
+                    return;
+                }
+                let state = Arc::clone(&shared);
+                // A client that goes away in the middle is its own affair.
+                thread::spawn(move || stream.and_then(|stream| serve(&stream, &state)));
+            }
+        });
+        Self { address, state, stopped }
+    }
+
+    /// Serves the image and answers its full name.
+    pub(crate) fn put(&self, name: &str, image: &Image) -> String {
+        let (repository, tag) = name.rsplit_once(':').expect("a name with a tag");
+        let manifest = Answer::ok(&image.manifest.media_type, &image.manifest.bytes);
+        self.answer(&format!("/v2/{repository}/manifests/{tag}"), manifest.clone());
+        self.answer(&format!("/v2/{repository}/manifests/{}", image.manifest.digest), manifest);
+        for blob in image.layers.iter().chain([&image.config]) {
+            let path = format!("/v2/{repository}/blobs/{}", blob.digest);
+            self.answer(&path, Answer::ok("application/octet-stream", &blob.bytes));
+        }
+        self.name(name)
+    }
+
+    /// `address/name`.
+    pub(crate) fn name(&self, name: &str) -> String {
+        format!("{}/{name}", self.address)
+    }
+
+    /// Serves this at the path from now on.
+    pub(crate) fn answer(&self, path: &str, answer: Answer) {
+        self.state.lock().unwrap().answers.insert(path.to_owned(), answer);
+    }
+
+    /// Changes what is served for one blob of a repository.
+    pub(crate) fn spoil(&self, repository: &str, digest: &str, edit: impl FnOnce(&mut Answer)) {
+        let mut state = self.state.lock().unwrap();
+        edit(state.answers.get_mut(&format!("/v2/{repository}/blobs/{digest}")).expect("the blob is served"));
+    }
+
+    /// `METHOD path` of every request so far.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.state.lock().unwrap().requests.clone()
+    }
+}
+
+impl Drop for FakeRegistry {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::SeqCst);
+        // Wakes the listener, so that it sees the flag.
+        drop(TcpStream::connect(&self.address));
+    }
+}
+
+fn serve(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let Some((method, path, range)) = read_request(&mut reader)? else { return Ok(()) };
+        let answer = {
+            let mut state = state.lock().expect("no request panics under the lock");
+            state.requests.push(format!("{method} {path}"));
+            state.answers.get(&path).cloned().unwrap_or_else(|| absent(&path))
+        };
+        if !write_answer(stream, &method, &answer, range)? {
+            return Ok(());
+        }
+    }
+}
+
+fn absent(path: &str) -> Answer {
+    match path {
+        "/v2/" | "/v2" => Answer::status(200, "{}"),
+        _ if path.contains("/manifests/") => {
+            Answer::status(404, r#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}"#)
+        }
+        _ => Answer::status(404, r#"{"errors":[{"code":"BLOB_UNKNOWN","message":"blob unknown to registry"}]}"#),
+    }
+}
+
+/// Method, path and first byte asked for; `None` at the end of the connection.
+fn read_request(reader: &mut BufReader<&TcpStream>) -> std::io::Result<Option<(String, String, usize)>> {
+    let mut line = String::new();
+    if reader.by_ref().take(8192).read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    let mut words = line.split(' ').map(str::to_owned);
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let mut range = 0;
+    loop {
+        let mut header = String::new();
+        if reader.by_ref().take(8192).read_line(&mut header)? == 0 || header.trim().is_empty() {
+            return Ok(Some((method, path, range)));
+        }
+        if let Some(asked) = header.to_ascii_lowercase().strip_prefix("range: bytes=") {
+            range = asked.split('-').next().and_then(|first| first.parse().ok()).unwrap_or(0);
+        }
+    }
+}
+
+/// Whether the connection can be used again.
+fn write_answer(mut stream: &TcpStream, method: &str, answer: &Answer, first: usize) -> std::io::Result<bool> {
+    let total = answer.body.len();
+    let partial = first > 0 && first < total && answer.status == 200;
+    let (status, body) = if partial { (206, &answer.body[first..]) } else { (answer.status, &answer.body[..]) };
+    let mut head = format!(
+        "HTTP/1.1 {status} Answer\r\nContent-Type: {}\r\nContent-Length: {}\r\nAccept-Ranges: bytes\r\n",
+        answer.media_type,
+        body.len()
+    );
+    if partial {
+        head += &format!("Content-Range: bytes {first}-{}/{total}\r\n", total - 1);
+    }
+    head += "\r\n";
+    stream.write_all(head.as_bytes())?;
+    if method == "HEAD" {
+        return Ok(true);
+    }
+    let end = answer.cut_at.map_or(body.len(), |cut| cut.saturating_sub(first).min(body.len()));
+    for slice in body[..end].chunks(SLICE) {
+        stream.write_all(slice)?;
+        thread::sleep(answer.pause);
+    }
+    Ok(end == body.len())
+}
