@@ -4,9 +4,13 @@
 //! [`runtime::ContainerService`], and touches only local files and child processes.
 
 pub mod credentials;
+pub mod events;
 pub mod gc;
 pub mod image;
 pub mod inventory;
+pub mod manager;
+pub mod metrics;
+pub mod records;
 pub mod runtime;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;

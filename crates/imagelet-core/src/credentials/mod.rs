@@ -1,7 +1,15 @@
 //! Who may ask which registry: secrets that do not print, and credentials made of them.
 
+mod docker_config;
+mod glob;
+mod keyring;
 mod secret;
 
+pub use docker_config::{AuthError, DockerConfig, DockerConfigError, DockerEntry};
+pub use keyring::{
+    CredentialSource, Keyring, KeyringError, ObjectIdentity, PullSecret, PullSecretKind, TrackedCredential,
+    is_default_registry, registry_key,
+};
 pub use secret::Secret;
 
 /// What a registry is shown. `Debug` shows who, never what they know.

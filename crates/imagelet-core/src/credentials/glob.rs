@@ -1,0 +1,193 @@
+//! Whether a key with wildcards is meant for a repository (`spec/pull.md §6.7`).
+
+/// Host and path of a URL, decoded, as Go's parser reads them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Location {
+    /// Host, and port where one is written.
+    pub(super) host: String,
+    /// What follows, with its leading slash.
+    pub(super) path: String,
+}
+
+/// The text is no URL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum LocationError {
+    #[error("invalid control character in URL")]
+    Control,
+    #[error("invalid URL escape")]
+    Escape,
+    #[error("invalid port after host")]
+    Port,
+    #[error("missing ']' in host")]
+    Bracket,
+    #[error("invalid IP-literal")]
+    IpLiteral,
+    #[error("invalid character in host name")]
+    Host,
+    #[error("invalid userinfo")]
+    UserInfo,
+    #[error("missing protocol scheme")]
+    Scheme,
+}
+
+/// Whether a glob matches a repository; neither has a scheme, and what cannot be parsed matches nothing.
+pub(super) fn matches(glob: &str, target: &str) -> bool {
+    match (Location::parse(&format!("https://{glob}")), Location::parse(&format!("https://{target}"))) {
+        (Ok(glob), Ok(target)) => glob.covers(&target),
+        _ => false,
+    }
+}
+
+impl Location {
+    /// Reads `http://…` or `https://…`.
+    pub(super) fn parse(url: &str) -> Result<Self, LocationError> {
+        if url.bytes().any(|byte| byte.is_ascii_control()) {
+            return Err(LocationError::Control);
+        }
+        let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://")).ok_or(LocationError::Scheme)?;
+        let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
+        unescape(fragment)?;
+        let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let host = match authority.rsplit_once('@') {
+            Some((user, host)) => {
+                check_user(user)?;
+                host
+            }
+            None => authority,
+        };
+        check_host(host)?;
+        Ok(Self { host: unescape(host)?, path: unescape(path)? })
+    }
+
+    fn covers(&self, target: &Self) -> bool {
+        let (name, port) = split_port(&self.host);
+        let (target_name, target_port) = split_port(&target.host);
+        port == target_port
+            && name.split('.').count() == target_name.split('.').count()
+            && target.path.starts_with(&self.path)
+            && name.split('.').zip(target_name.split('.')).all(|(glob, label)| label_matches(glob, label))
+    }
+}
+
+/// Host and port; the whole text is the host where it is not one host with one port.
+fn split_port(host: &str) -> (&str, &str) {
+    if let Some(rest) = host.strip_prefix('[') {
+        return match rest.split_once("]:") {
+            Some((address, port)) => (address, port),
+            None => (host, ""),
+        };
+    }
+    match host.rsplit_once(':') {
+        Some((name, port)) if !name.contains(':') => (name, port),
+        _ => (host, ""),
+    }
+}
+
+/// `*` stands for any characters of one label; all else for itself.
+fn label_matches(glob: &str, label: &str) -> bool {
+    // Brackets are left only around an address without port, and there they act as a class of characters.
+    if let Some(class) = glob.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        let mut characters = label.chars();
+        return matches!((characters.next(), characters.next()), (Some(only), None) if class.contains(only));
+    }
+    let mut parts = glob.split('*');
+    let Some(rest) = label.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+    let middle: Vec<&str> = parts.collect();
+    let Some((last, middle)) = middle.split_last() else { return rest.is_empty() };
+    let mut rest = rest;
+    for part in middle {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
+}
+
+fn check_user(user: &str) -> Result<(), LocationError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:~!$&'()*+,;=%@".contains(&byte);
+    if !user.bytes().all(plain) {
+        return Err(LocationError::UserInfo);
+    }
+    unescape(user).map(drop)
+}
+
+fn check_host(host: &str) -> Result<(), LocationError> {
+    let port = if host.starts_with('[') {
+        let end = host.rfind(']').ok_or(LocationError::Bracket)?;
+        &host[end + 1..]
+    } else if host.contains('[') {
+        return Err(LocationError::IpLiteral);
+    } else {
+        host.rfind(':').map_or("", |colon| &host[colon..])
+    };
+    if !port.is_empty() && !port.strip_prefix(':').is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit())) {
+        return Err(LocationError::Port);
+    }
+    let bytes = host.as_bytes();
+    for (index, byte) in bytes.iter().enumerate() {
+        let plain = byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]<>\"".contains(byte) || !byte.is_ascii();
+        if *byte == b'%' {
+            // An escape in a host may hide no ASCII character; only the zone's own percent sign is let through.
+            let escape = bytes.get(index + 1..index + 3).ok_or(LocationError::Escape)?;
+            let value = hex(escape[0]).zip(hex(escape[1])).map(|(high, low)| high << 4 | low);
+            if value.ok_or(LocationError::Escape)? < 0x80 && escape != b"25" {
+                return Err(LocationError::Escape);
+            }
+        } else if !plain {
+            return Err(LocationError::Host);
+        }
+    }
+    Ok(())
+}
+
+fn unescape(text: &str) -> Result<String, LocationError> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte == b'%' {
+            let digit = |byte: Option<u8>| byte.and_then(hex).ok_or(LocationError::Escape);
+            let high = digit(bytes.next())?;
+            decoded.push(high << 4 | digit(bytes.next())?);
+        } else {
+            decoded.push(byte);
+        }
+    }
+    Ok(String::from_utf8_lossy(&decoded).into_owned())
+}
+
+fn hex(byte: u8) -> Option<u8> {
+    char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn every_glob_vector_holds() {
+        let cases = vectors("pull-url-glob.json");
+        for case in &cases {
+            let glob = case["input"]["glob"].as_str().expect("a glob");
+            let target = case["input"]["target"].as_str().expect("a target");
+            assert_eq!(Some(matches(glob, target)), case["expected"]["match"].as_bool(), "{glob} ~ {target}");
+            let parsed = Location::parse(&format!("https://{glob}")).is_ok()
+                && Location::parse(&format!("https://{target}")).is_ok();
+            assert_eq!(parsed, case["expected"]["error"].is_null(), "{glob} ~ {target}");
+        }
+        assert_eq!(cases.len(), 84);
+    }
+
+    #[test]
+    fn a_star_spans_what_is_left_between_its_neighbours() {
+        for (glob, label, expected) in [
+            ("a*b*c", "aXbYc", true),
+            ("a*b*c", "abc", true),
+            ("a*a", "a", false),
+            ("*", "", true),
+            ("ab", "abc", false),
+        ] {
+            assert_eq!(label_matches(glob, label), expected, "{glob} ~ {label}");
+        }
+    }
+}

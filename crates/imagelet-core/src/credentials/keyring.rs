@@ -1,0 +1,375 @@
+//! Which credentials open which repository (`spec/pull.md §6.4`).
+
+use std::{cmp::Reverse, collections::BTreeMap, fmt};
+
+use super::{
+    Credential, CredentialKind, Secret,
+    docker_config::{DockerConfig, DockerConfigError},
+    glob::{Location, matches},
+};
+use crate::image::Digest;
+
+/// The key of the default registry's credentials.
+const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
+
+/// Credentials by the registries and repositories they are for. `Debug` shows for which and whose, nothing more.
+#[derive(Clone, Debug, Default)]
+pub struct Keyring {
+    /// Longest and most literal keys first: reverse lexical order.
+    index: BTreeMap<Reverse<String>, Vec<TrackedCredential>>,
+}
+
+/// A credential and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrackedCredential {
+    /// What the registry is shown.
+    pub credential: Credential,
+    /// Whose it is.
+    pub source: CredentialSource,
+    /// What tells it from others in the pull records (`spec/pull.md §6.6`).
+    pub hash: String,
+}
+
+/// Whose a credential is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum CredentialSource {
+    /// The node's: each pod may use what it opens.
+    Node,
+    /// It was handed in with the request, by whoever asked.
+    Request,
+    /// A pull secret's.
+    Secret(ObjectIdentity),
+    /// A service account's.
+    ServiceAccount(ObjectIdentity),
+}
+
+/// Which object of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ObjectIdentity {
+    /// Its uid.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// The two types of secret that hold registry credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullSecretKind {
+    /// `kubernetes.io/dockerconfigjson`, key `.dockerconfigjson`.
+    DockerConfigJson,
+    /// `kubernetes.io/dockercfg`, key `.dockercfg`.
+    DockerCfg,
+}
+
+impl PullSecretKind {
+    /// The kind by its name in the Kubernetes API; `None` for secrets that hold something else.
+    pub fn from_type(name: &str) -> Option<Self> {
+        match name {
+            "kubernetes.io/dockerconfigjson" => Some(Self::DockerConfigJson),
+            "kubernetes.io/dockercfg" => Some(Self::DockerCfg),
+            _ => None,
+        }
+    }
+
+    /// The key under which the secret holds its document.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::DockerConfigJson => ".dockerconfigjson",
+            Self::DockerCfg => ".dockercfg",
+        }
+    }
+}
+
+/// A pull secret, unread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PullSecret {
+    /// Which.
+    pub identity: ObjectIdentity,
+    /// How to read it.
+    pub kind: PullSecretKind,
+    /// The document. An empty one is passed over.
+    pub document: Secret,
+}
+
+/// A pull secret cannot be read. Prints nothing of what it holds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read the pull secret `{namespace}/{name}`")]
+pub struct KeyringError {
+    /// The secret's namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// What is wrong with it.
+    #[source]
+    pub source: DockerConfigError,
+}
+
+impl Keyring {
+    /// One without credentials.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One of pull secrets, in order.
+    ///
+    /// # Errors
+    /// When a single one cannot be read: a pull with half of its rights would fail for a misleading reason.
+    pub fn of_secrets(secrets: &[PullSecret]) -> Result<Self, KeyringError> {
+        let mut keyring = Self::new();
+        for secret in secrets.iter().filter(|secret| !secret.document.expose().is_empty()) {
+            let document = DockerConfig::parse(secret.kind, secret.document.expose().as_bytes()).map_err(|source| {
+                KeyringError {
+                    namespace: secret.identity.namespace.clone(),
+                    name: secret.identity.name.clone(),
+                    source,
+                }
+            })?;
+            keyring.add(&CredentialSource::Secret(secret.identity.clone()), document);
+        }
+        Ok(keyring)
+    }
+
+    /// Adds a document's entries behind those that are there. An entry whose key is no URL is passed over.
+    pub fn add(&mut self, source: &CredentialSource, document: DockerConfig) {
+        for (entry_key, entry) in document.entries {
+            let key = match Location::parse(&with_scheme(&entry_key)) {
+                Ok(location) => index_key(&location),
+                Err(error) => {
+                    tracing::warn!(key = entry_key, %error, "the docker config has an entry whose key is no URL");
+                    continue;
+                }
+            };
+            let hash = credential_hash(&[
+                ("username", &entry.username),
+                ("password", entry.password.expose()),
+                ("email", &entry.email),
+            ]);
+            // No address goes with it: the runtime would compare it with the host it asks, and a key may be a glob.
+            let credential = Credential::basic("", entry.username, entry.password);
+            let tracked = TrackedCredential { credential, source: source.clone(), hash };
+            self.index.entry(Reverse(key)).or_default().push(tracked);
+        }
+    }
+
+    /// Adds one credential for all repositories that a key matches: `reg.io`, `*.reg.io/team`.
+    pub fn add_credential(&mut self, key: &str, source: CredentialSource, credential: Credential) {
+        let hash = hash_of(&credential);
+        let tracked = TrackedCredential { credential, source, hash };
+        self.index.entry(Reverse(key.to_owned())).or_default().push(tracked);
+    }
+
+    /// All credentials for a repository, in the order in which to try them.
+    pub fn lookup(&self, repository: &str) -> Vec<TrackedCredential> {
+        let found: Vec<TrackedCredential> = self
+            .index
+            .iter()
+            .filter(|(Reverse(key), _)| matches(key, repository))
+            .flat_map(|(_, credentials)| credentials.iter().cloned())
+            .collect();
+        if found.is_empty() && is_default_registry(repository) {
+            return self.index.get(&Reverse(DEFAULT_REGISTRY_KEY.to_owned())).cloned().unwrap_or_default();
+        }
+        found
+    }
+
+    /// For which registries and repositories there are credentials, in the order in which they are tried.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.index.keys().map(|Reverse(key)| key.as_str())
+    }
+}
+
+impl TrackedCredential {
+    /// One that came with the request itself.
+    pub fn of_request(credential: Credential) -> Self {
+        let hash = hash_of(&credential);
+        Self { credential, source: CredentialSource::Request, hash }
+    }
+}
+
+impl fmt::Display for ObjectIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Whether a name belongs to the registry that is meant when none is named.
+pub fn is_default_registry(repository: &str) -> bool {
+    match repository.split_once('/') {
+        Some(("", _)) => false,
+        None => !repository.is_empty(),
+        Some(("docker.io" | "index.docker.io", _)) => true,
+        Some((first, _)) => !first.contains(['.', ':']),
+    }
+}
+
+/// The registry under which a credential provider's answer is kept: the repository up to its first slash.
+pub fn registry_key(repository: &str) -> &str {
+    repository.split_once('/').map_or(repository, |(registry, _)| registry)
+}
+
+fn with_scheme(key: &str) -> String {
+    if key.starts_with("http://") || key.starts_with("https://") { key.to_owned() } else { format!("https://{key}") }
+}
+
+fn index_key(location: &Location) -> String {
+    let path = location.path.as_str();
+    let path = if path.starts_with("/v1/") || path.starts_with("/v2/") { &path[3..] } else { path };
+    if path == "/" { location.host.clone() } else { format!("{}{path}", location.host) }
+}
+
+fn hash_of(credential: &Credential) -> String {
+    let (username, password, identity, registry) = match &credential.kind {
+        CredentialKind::Basic { username, password } => (username.as_str(), password.expose(), "", ""),
+        CredentialKind::IdentityToken(token) => ("", "", token.expose(), ""),
+        CredentialKind::RegistryToken(token) => ("", "", "", token.expose()),
+    };
+    credential_hash(&[
+        ("username", username),
+        ("password", password),
+        ("serveraddress", &credential.server_address),
+        ("identitytoken", identity),
+        ("registrytoken", registry),
+    ])
+}
+
+/// SHA-256 of the fields that are not empty, as the JSON object Go would write.
+fn credential_hash(fields: &[(&str, &str)]) -> String {
+    Digest::of(canonical_json(fields).as_bytes()).hex().to_owned()
+}
+
+fn canonical_json(fields: &[(&str, &str)]) -> String {
+    let members: Vec<String> = fields
+        .iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, value)| format!("\"{name}\":{}", serde_json::Value::from(*value)))
+        .collect();
+    // Go escapes these inside strings, and outside of strings they do not occur.
+    format!("{{{}}}", members.join(","))
+        .replace('<', "\\u003c")
+        .replace('>', "\\u003e")
+        .replace('&', "\\u0026")
+        .replace('\u{2028}', "\\u2028")
+        .replace('\u{2029}', "\\u2029")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{image::Reference, testing::vectors};
+
+    fn text(value: &serde_json::Value) -> String {
+        value.as_str().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn every_keyring_vector_holds() {
+        let cases = vectors("pull-keyring.json");
+        for case in &cases {
+            let mut keyring = Keyring::new();
+            for config in case["input"]["configs"].as_array().expect("configs") {
+                let kind = match config["format"].as_str() {
+                    Some("dockercfg") => PullSecretKind::DockerCfg,
+                    _ => PullSecretKind::DockerConfigJson,
+                };
+                let source = match config["source"].as_str() {
+                    Some(name) => {
+                        CredentialSource::Secret(ObjectIdentity { name: name.into(), ..ObjectIdentity::default() })
+                    }
+                    None => CredentialSource::Node,
+                };
+                keyring.add(&source, DockerConfig::parse(kind, text(&config["data"]).as_bytes()).expect("readable"));
+            }
+            let keys: Vec<&str> = keyring.keys().collect();
+            let expected: Vec<String> = serde_json::from_value(case["expected"]["index"].clone()).unwrap_or_default();
+            assert_eq!(keys, expected, "{}", case["name"]);
+            for lookup in case["expected"]["lookups"].as_array().expect("lookups") {
+                let found: Vec<(String, String, String, Option<String>)> = keyring
+                    .lookup(lookup["image"].as_str().expect("an image"))
+                    .into_iter()
+                    .map(|tracked| {
+                        let CredentialKind::Basic { username, password } = tracked.credential.kind else {
+                            panic!("only user and password come from documents")
+                        };
+                        let source = match tracked.source {
+                            CredentialSource::Secret(identity) => Some(identity.name),
+                            _ => None,
+                        };
+                        (username, password.expose().to_owned(), tracked.hash, source)
+                    })
+                    .collect();
+                let expected: Vec<_> = lookup["credentials"]
+                    .as_array()
+                    .map(Vec::as_slice)
+                    .unwrap_or_default()
+                    .iter()
+                    .map(|credential| {
+                        let source = credential["source_secret"].as_str().map(str::to_owned);
+                        (
+                            text(&credential["username"]),
+                            text(&credential["password"]),
+                            text(&credential["hash"]),
+                            source,
+                        )
+                    })
+                    .collect();
+                assert_eq!(found, expected, "{}: {}", case["name"], lookup["image"]);
+            }
+        }
+        assert_eq!(cases.len(), 39);
+    }
+
+    #[test]
+    fn every_hash_vector_holds() {
+        let cases: Vec<_> =
+            vectors("pull-docker-config.json").into_iter().filter(|case| case["input"]["kind"] == "hash").collect();
+        for case in &cases {
+            let auth = &case["input"]["auth"];
+            let names = ["username", "password", "auth", "email", "serveraddress", "identitytoken", "registrytoken"];
+            let fields: Vec<(&str, &str)> =
+                names.into_iter().map(|name| (name, auth[name].as_str().unwrap_or_default())).collect();
+            assert_eq!(Some(canonical_json(&fields).as_str()), case["expected"]["canonical_json"].as_str());
+            assert_eq!(Some(credential_hash(&fields).as_str()), case["expected"]["sha256"].as_str());
+        }
+        assert_eq!(cases.len(), 9);
+    }
+
+    #[test]
+    fn every_default_registry_vector_holds() {
+        let cases = vectors("pull-default-registry.json");
+        for case in &cases {
+            let image = case["input"]["image"].as_str().expect("a name");
+            assert_eq!(Some(is_default_registry(image)), case["expected"]["default_registry"].as_bool(), "{image:?}");
+        }
+        assert!(!cases.is_empty());
+    }
+
+    #[test]
+    fn every_reference_vector_has_its_registry() {
+        let mut cases = 0;
+        for case in vectors("pull-reference.json") {
+            let image = case["input"]["image"].as_str().expect("a text");
+            let Ok(reference) = image.parse::<Reference>() else { continue };
+            let repository = reference.repository();
+            let expected = &case["expected"];
+            assert_eq!(
+                Some(is_default_registry(repository)),
+                expected["default_registry_match_of_repo"].as_bool(),
+                "{image}"
+            );
+            assert_eq!(Some(registry_key(repository)), expected["plugin_registry_key"].as_str(), "{image}");
+            cases += 1;
+        }
+        assert!(cases > 100);
+    }
+
+    #[test]
+    fn a_keyring_does_not_print_what_it_holds() {
+        let document = Secret::new(r#"{"auths": {"reg.io": {"username": "u", "password": "hunter2"}}}"#);
+        let identity = ObjectIdentity { namespace: "n".into(), name: "s".into(), ..ObjectIdentity::default() };
+        let secret = PullSecret { identity, kind: PullSecretKind::DockerConfigJson, document };
+        let keyring = Keyring::of_secrets(std::slice::from_ref(&secret)).unwrap();
+        assert!(!format!("{secret:?} {keyring:?} {:?}", keyring.lookup("reg.io/a")).contains("hunter2"));
+    }
+}

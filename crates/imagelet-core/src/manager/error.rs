@@ -1,0 +1,229 @@
+//! Why an image is not there, in the kubelet's words.
+
+use std::{error::Error, sync::Arc};
+
+use super::text::quoted;
+use crate::{
+    credentials::KeyringError,
+    image::ReferenceError,
+    records::RecordsError,
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+
+/// Why an image is not there. [`EnsureError::reason`] is the word that pod status shows.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnsureError {
+    /// The name names no image.
+    #[error("`{image}` names no image")]
+    InvalidName {
+        /// As it was asked for.
+        image: String,
+        /// What is wrong with it.
+        source: ReferenceError,
+    },
+    /// The store could not say whether the image is there.
+    #[error("could not look for `{image}`")]
+    Inspect {
+        /// As it was asked for.
+        image: String,
+        /// Why.
+        source: Arc<RuntimeError>,
+    },
+    /// Absent, or present and not this asker's to use. Which of the two is not told.
+    #[error("`{image}` is not present, and its pull policy is `Never`")]
+    NeverPull {
+        /// As it was asked for.
+        image: String,
+    },
+    /// A pull secret cannot be read.
+    #[error("could not read the credentials for `{image}`")]
+    Credentials {
+        /// As it was asked for.
+        image: String,
+        /// Which, and what is wrong with it.
+        source: KeyringError,
+    },
+    /// The pull could not be put on record, so it was not begun.
+    #[error("could not record the pull of `{image}`")]
+    Intent {
+        /// As it was asked for.
+        image: String,
+        /// Why.
+        source: Arc<RecordsError>,
+    },
+    /// It failed a short while ago and is left alone.
+    #[error("pulling `{image}` is held back{}", after(.failure))]
+    HeldBack {
+        /// As it was asked for.
+        image: String,
+        /// `REASON: MESSAGE` of the last failure; empty while another try runs.
+        failure: String,
+    },
+    /// The registry cannot be reached.
+    #[error("could not pull `{image}`: the registry is unavailable")]
+    RegistryUnavailable {
+        /// As it was asked for.
+        image: String,
+        /// Why.
+        source: Arc<RuntimeError>,
+    },
+    /// The signature is missing or wrong.
+    #[error("could not pull `{image}`: its signature was not accepted")]
+    SignatureInvalid {
+        /// As it was asked for.
+        image: String,
+        /// Why.
+        source: Arc<RuntimeError>,
+    },
+    /// The store did not deliver it.
+    #[error("could not pull `{image}`")]
+    Pull {
+        /// As it was asked for.
+        image: String,
+        /// Why.
+        source: Arc<RuntimeError>,
+    },
+}
+
+fn after(failure: &str) -> String {
+    if failure.is_empty() { String::new() } else { format!(" after {failure}") }
+}
+
+/// What the runtimes of the kubelet's contract begin the text with when no registry answers.
+const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
+/// The same for a signature.
+const SIGNATURE_VALIDATION_FAILED: &str = "SignatureValidationFailed";
+
+impl EnsureError {
+    /// Names a failed pull: by the kind the store gave, else by the text runtimes begin it with.
+    pub(crate) fn of_pull(image: &str, source: Arc<RuntimeError>) -> Self {
+        let image = image.to_owned();
+        let text = source.chain();
+        match source.kind() {
+            RuntimeErrorKind::RegistryUnavailable => Self::RegistryUnavailable { image, source },
+            RuntimeErrorKind::SignatureInvalid => Self::SignatureInvalid { image, source },
+            _ if text.starts_with(REGISTRY_UNAVAILABLE) => Self::RegistryUnavailable { image, source },
+            _ if text.starts_with(SIGNATURE_VALIDATION_FAILED) => Self::SignatureInvalid { image, source },
+            _ => Self::Pull { image, source },
+        }
+    }
+
+    /// The word that pod status shows as the container's waiting reason.
+    ///
+    /// Where the kubelet shows a raw error text (an unreadable pull secret, a failed record), this is `ErrImagePull`:
+    /// a reason is one of a known few.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::InvalidName { .. } => "InvalidImageName",
+            Self::Inspect { .. } => "ImageInspectError",
+            Self::NeverPull { .. } => "ErrImageNeverPull",
+            Self::HeldBack { .. } => "ImagePullBackOff",
+            Self::RegistryUnavailable { .. } => "RegistryUnavailable",
+            Self::SignatureInvalid { .. } => "SignatureValidationFailed",
+            Self::Credentials { .. } | Self::Intent { .. } | Self::Pull { .. } => "ErrImagePull",
+        }
+    }
+
+    /// The text that pod status shows as the container's waiting message.
+    pub fn message(&self) -> String {
+        match self {
+            Self::InvalidName { image, source } => {
+                let name = quoted(image);
+                format!("Failed to apply default image tag {name}: couldn't parse image name {name}: {source}")
+            }
+            // The kubelet prints an empty name here, and whoever filters its events knows the text.
+            Self::Inspect { source, .. } => format!("Failed to inspect image \"\": {}", source.chain()),
+            Self::NeverPull { image } => {
+                format!("Container image {} is not present with pull policy of Never", quoted(image))
+            }
+            Self::Credentials { source, .. } => chain(source),
+            Self::Intent { image, source } => format!(
+                "Failed to record image pull intent for container image {}: failed to record image pull intent: {}",
+                quoted(image),
+                chain(source.as_ref())
+            ),
+            Self::HeldBack { image, failure } if failure.is_empty() => {
+                format!("Back-off pulling image {}", quoted(image))
+            }
+            Self::HeldBack { image, failure } => format!("Back-off pulling image {}: {failure}", quoted(image)),
+            Self::RegistryUnavailable { image, source } => format!(
+                "image pull failed for {image} because the registry is unavailable{}",
+                rest(&source.chain(), REGISTRY_UNAVAILABLE)
+            ),
+            Self::SignatureInvalid { image, source } => format!(
+                "image pull failed for {image} because the signature validation failed{}",
+                rest(&source.chain(), SIGNATURE_VALIDATION_FAILED)
+            ),
+            Self::Pull { source, .. } => source.chain(),
+        }
+    }
+
+    /// Where the user can mend it.
+    pub fn hint(&self) -> Option<&str> {
+        self.runtime_error().and_then(RuntimeError::hint)
+    }
+
+    /// What kind of refusal by the store is below this, if one is.
+    pub fn kind(&self) -> Option<RuntimeErrorKind> {
+        self.runtime_error().map(RuntimeError::kind)
+    }
+
+    fn runtime_error(&self) -> Option<&RuntimeError> {
+        match self {
+            Self::Inspect { source, .. }
+            | Self::RegistryUnavailable { source, .. }
+            | Self::SignatureInvalid { source, .. }
+            | Self::Pull { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// What follows the word a text begins with; the whole text where it does not.
+fn rest(text: &str, word: &str) -> String {
+    text.strip_prefix(word).map_or_else(|| format!(": {text}"), str::to_owned)
+}
+
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn every_classification_vector_holds() {
+        let cases = vectors("pull-error-classification.json");
+        for case in &cases {
+            let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+            let source = Arc::new(RuntimeError::other(text(&case["input"]["cri_error"])));
+            let error = EnsureError::of_pull(&text(&case["input"]["image"]), source);
+            assert_eq!(error.reason(), text(&case["expected"]["reason"]), "{}", case["name"]);
+            assert_eq!(error.message(), text(&case["expected"]["message"]), "{}", case["name"]);
+        }
+        assert!(!cases.is_empty());
+    }
+
+    #[test]
+    fn a_kind_is_believed_before_a_text() {
+        let source =
+            RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, "could not reach `reg.io`").with_hint("h");
+        let error = EnsureError::of_pull("reg.io/a", Arc::new(source));
+        assert_eq!(error.reason(), "RegistryUnavailable");
+        assert_eq!(
+            error.message(),
+            "image pull failed for reg.io/a because the registry is unavailable: could not reach `reg.io`"
+        );
+        assert_eq!((error.hint(), error.kind()), (Some("h"), Some(RuntimeErrorKind::RegistryUnavailable)));
+    }
+}

@@ -1,0 +1,150 @@
+//! What the manager counts, under the kubelet's names (`spec/pull.md §9.1`).
+
+use std::{sync::Arc, time::Duration};
+
+use super::request::PullPolicy;
+use crate::{
+    image::ByteSize,
+    metrics::{Family, MetricKind, Metrics},
+    records::PullRecords,
+};
+
+static REQUESTS: Family = Family {
+    name: "kubelet_image_manager_ensure_image_requests_total",
+    help: "Number of ensure-image requests processed by the kubelet.",
+    kind: MetricKind::Counter,
+    labels: &["present_locally", "pull_policy", "pull_required"],
+};
+
+static PULL_SECONDS: Family = Family {
+    name: "kubelet_image_pull_duration_seconds",
+    help: "Duration in seconds to pull an image.",
+    kind: MetricKind::Histogram(&[
+        1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0,
+        2700.0, 3600.0,
+    ]),
+    labels: &["image_size_in_bytes"],
+};
+
+static CHECKS: Family = Family {
+    name: "kubelet_imagemanager_image_mustpull_checks_total",
+    help: "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
+    kind: MetricKind::Counter,
+    labels: &["result"],
+};
+
+static INTENTS: Family = Family {
+    name: "kubelet_imagemanager_ondisk_pullintents",
+    help: "Number of ImagePullIntents stored on disk.",
+    kind: MetricKind::Gauge,
+    labels: &[],
+};
+
+static RECORDS: Family = Family {
+    name: "kubelet_imagemanager_ondisk_pulledrecords",
+    help: "Number of ImagePulledRecords stored on disk.",
+    kind: MetricKind::Gauge,
+    labels: &[],
+};
+
+/// Counts what the manager does.
+#[derive(Clone, Debug)]
+pub(crate) struct Meters {
+    metrics: Arc<Metrics>,
+}
+
+impl Meters {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        for family in [&REQUESTS, &PULL_SECONDS, &CHECKS, &INTENTS, &RECORDS] {
+            metrics.declare(family);
+        }
+        Self { metrics }
+    }
+
+    pub(crate) fn checked(&self, outcome: &str) {
+        self.metrics.increment(&CHECKS, &[outcome]);
+    }
+
+    pub(crate) fn pulled(&self, size: ByteSize, took: Duration) {
+        let seconds = Duration::from_millis(u64::try_from(took.as_millis()).unwrap_or(u64::MAX)).as_secs_f64();
+        self.metrics.observe(&PULL_SECONDS, &[size_label(size)], seconds);
+    }
+
+    pub(crate) fn recorded(&self, records: &PullRecords) {
+        if records.is_durable() {
+            let (intents, pulled) = records.counts();
+            self.metrics.set(&INTENTS, &[], intents as f64);
+            self.metrics.set(&RECORDS, &[], pulled as f64);
+        }
+    }
+}
+
+/// Counts one request, whatever becomes of it, when it is dropped.
+pub(crate) struct Tally<'a> {
+    meters: &'a Meters,
+    policy: PullPolicy,
+    /// Whether the image was here, as far as anybody looked.
+    pub(crate) present: Option<bool>,
+    /// Whether it had to be pulled, as far as that was decided.
+    pub(crate) required: Option<bool>,
+}
+
+impl<'a> Tally<'a> {
+    pub(crate) fn new(meters: &'a Meters, policy: PullPolicy) -> Self {
+        Self { meters, policy, present: None, required: None }
+    }
+}
+
+impl Drop for Tally<'_> {
+    fn drop(&mut self) {
+        let word = |answer| match answer {
+            Some(true) => "true",
+            Some(false) => "false",
+            None => "unknown",
+        };
+        let policy = self.policy.name().to_ascii_lowercase();
+        self.meters.metrics.increment(&REQUESTS, &[word(self.present), &policy, word(self.required)]);
+    }
+}
+
+/// The class of size a pull is counted under; the lower bound is outside.
+fn size_label(size: ByteSize) -> &'static str {
+    const MEBIBYTE: u64 = 1 << 20;
+    const GIBIBYTE: u64 = 1 << 30;
+    const CLASSES: [(u64, &str); 11] = [
+        (100 * GIBIBYTE, "GT100GB"),
+        (60 * GIBIBYTE, "60GB-100GB"),
+        (40 * GIBIBYTE, "40GB-60GB"),
+        (30 * GIBIBYTE, "30GB-40GB"),
+        (20 * GIBIBYTE, "20GB-30GB"),
+        (10 * GIBIBYTE, "10GB-20GB"),
+        (5 * GIBIBYTE, "5GB-10GB"),
+        (GIBIBYTE, "1GB-5GB"),
+        (500 * MEBIBYTE, "500MB-1GB"),
+        (100 * MEBIBYTE, "100MB-500MB"),
+        (10 * MEBIBYTE, "10MB-100MB"),
+    ];
+    match size.0 {
+        0 => "N/A",
+        bytes => CLASSES.iter().find(|(above, _)| bytes > *above).map_or("0-10MB", |(_, label)| label),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_on_a_border_is_in_the_class_below() {
+        for (bytes, label) in [
+            (0, "N/A"),
+            (1, "0-10MB"),
+            (10 << 20, "0-10MB"),
+            ((10 << 20) + 1, "10MB-100MB"),
+            (1 << 30, "500MB-1GB"),
+            (u64::MAX, "GT100GB"),
+        ] {
+            assert_eq!(size_label(ByteSize(bytes)), label);
+        }
+    }
+}

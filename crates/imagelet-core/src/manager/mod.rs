@@ -1,0 +1,355 @@
+//! Sees to it that an image is there, and that whoever asks may use it (`spec/pull.md §2`).
+
+mod backoff;
+mod decide;
+mod error;
+mod meters;
+mod progress;
+mod puller;
+mod request;
+mod text;
+mod throttle;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
+    time::{Duration, SystemTime},
+};
+
+use tokio::{task::spawn_blocking, time::Instant};
+
+use backoff::Backoff;
+use decide::{Decision, Presence, decide, wants_look};
+pub use error::EnsureError;
+use meters::{Meters, Tally};
+use puller::{Pulled, Puller, Work};
+pub use request::{
+    Concurrency, EnsureRequest, Ensured, HeldBack, ManagerParts, ManagerStatus, Origin, PodIdentity, PullPolicy,
+    PullPolicyError, PullSettings, PullState, PullStatus, Touched,
+};
+use text::{quoted, whole_milliseconds};
+pub use throttle::PullRate;
+
+use crate::{
+    credentials::{CredentialSource, Keyring, KeyringError, TrackedCredential},
+    events::{Event, EventKind, EventSink},
+    image::{ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
+    records::{Asker, ImageAccess, Intent, PullRecords, RecordedSecret, RecordedServiceAccount, RecordsError},
+    runtime::{Progress, RuntimeManager},
+};
+
+/// Ensures images. One per node; any number of callers at once.
+pub struct ImageManager {
+    runtime: RuntimeManager,
+    puller: Arc<Puller>,
+    keyring: RwLock<Arc<Keyring>>,
+    records: Arc<PullRecords>,
+    events: Arc<dyn EventSink>,
+    meters: Meters,
+    touched: Option<Touched>,
+    backoff: Mutex<Backoff<BackoffKey>>,
+}
+
+/// What is left alone after a failure: one pod's one spelling of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct BackoffKey {
+    pod_uid: String,
+    image: String,
+}
+
+impl ImageManager {
+    /// Puts a manager together.
+    pub fn new(parts: ManagerParts) -> Self {
+        let ManagerParts { runtime, settings, keyring, records, events, metrics, touched } = parts;
+        Self {
+            puller: Arc::new(Puller::new(runtime.clone(), &settings, Instant::now())),
+            backoff: Mutex::new(Backoff::new(settings.backoff_first, settings.backoff_max)),
+            meters: Meters::new(metrics),
+            keyring: RwLock::new(keyring),
+            runtime,
+            records,
+            events,
+            touched,
+        }
+    }
+
+    /// Sees to it that an image is there and that the asker may use it; pulls it where the policy wants that.
+    ///
+    /// Dropping the future gives up: its place in the queue is free, what it put on record is taken back, and the pull
+    /// ends unless others wait for the same.
+    pub async fn ensure(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
+        let tally = Tally::new(&self.meters, request.policy);
+        Ensuring { manager: self, request, tally, credentials: OnceLock::new() }.run(progress).await
+    }
+
+    /// What is being pulled, and what is left alone for now.
+    pub fn status(&self) -> ManagerStatus {
+        let now = Instant::now();
+        let mut held_back: Vec<HeldBack> = self
+            .backoff()
+            .all_held(now)
+            .map(|(key, held)| HeldBack {
+                image: key.image.clone(),
+                pod_uid: key.pod_uid.clone(),
+                until: held.since + held.window,
+                remaining: (held.since + held.window).saturating_duration_since(now),
+                failure: held.failure.clone(),
+            })
+            .collect();
+        held_back.sort_by(|a, b| (a.until, &a.image, &a.pod_uid).cmp(&(b.until, &b.image, &b.pod_uid)));
+        ManagerStatus { pulls: self.puller.status(), held_back }
+    }
+
+    /// Replaces the node's own credentials, from the next request on.
+    pub fn replace_keyring(&self, keyring: Arc<Keyring>) {
+        *self.keyring.write().unwrap_or_else(PoisonError::into_inner) = keyring;
+    }
+
+    fn backoff(&self) -> MutexGuard<'_, Backoff<BackoffKey>> {
+        self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ImageManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImageManager")
+            .field("runtime", &self.runtime)
+            .field("puller", &self.puller)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One request on its way.
+struct Ensuring<'a> {
+    manager: &'a ImageManager,
+    request: &'a EnsureRequest,
+    tally: Tally<'a>,
+    /// Looked up at most once, and only where they matter.
+    credentials: OnceLock<Result<Vec<TrackedCredential>, KeyringError>>,
+}
+
+impl Ensuring<'_> {
+    async fn run(mut self, progress: Progress) -> Result<Ensured, EnsureError> {
+        let spec = self.name().map_err(|source| {
+            let error = EnsureError::InvalidName { image: self.request.image.clone(), source };
+            self.told(EventKind::Warning, "InspectFailed", error)
+        })?;
+        let (presence, id) = self.look(&spec).await?;
+        match (decide(self.request.policy, presence), id) {
+            (Decision::Use, Some(id)) => Ok(self.hand_out_present(id, spec)),
+            (Decision::Refuse, _) => {
+                let error = EnsureError::NeverPull { image: self.request.image.clone() };
+                Err(self.told(EventKind::Warning, "ErrImageNeverPull", error))
+            }
+            (Decision::Use | Decision::Pull, _) => {
+                self.tally.required = Some(true);
+                self.pull(spec, progress).await
+            }
+        }
+    }
+
+    fn name(&self) -> Result<ImageSpec, ReferenceError> {
+        Ok(ImageSpec {
+            image: default_tag(&self.request.image)?,
+            runtime_handler: self.request.runtime_handler.clone(),
+            annotations: self.request.annotations.clone(),
+        })
+    }
+
+    /// Whether the image is here, and whether the asker may use it.
+    async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageId>), EnsureError> {
+        if !wants_look(self.request.policy) {
+            return Ok((Presence::Unchecked, None));
+        }
+        let found = self.manager.runtime.images().status(spec).await.map_err(|source| {
+            let error = EnsureError::Inspect { image: self.request.image.clone(), source: Arc::new(source) };
+            self.told(EventKind::Warning, "InspectFailed", error)
+        })?;
+        self.tally.present = Some(found.is_some());
+        let Some(found) = found else { return Ok((Presence::Absent, None)) };
+        let usable = self.may_use(&found.id).await?;
+        self.tally.required = Some(!usable);
+        Ok((if usable { Presence::Usable } else { Presence::Guarded }, Some(found.id)))
+    }
+
+    async fn may_use(&self, id: &ImageId) -> Result<bool, EnsureError> {
+        let records = &self.manager.records;
+        let asker = || self.credentials().map(|credentials| asker_of(&credentials));
+        let judged = records.judge(&self.request.image, id, asker);
+        let verdict = judged.inspect_err(|_| self.manager.meters.checked("error"))?;
+        let Some(verdict) = verdict else { return Ok(true) };
+        self.manager.meters.checked(verdict.outcome);
+        if let Some(access) = verdict.learned {
+            let (records, image, id) = (Arc::clone(records), self.request.image.clone(), id.clone());
+            let learn = move || records.learn(&image, &id, &access, SystemTime::now());
+            if let Err(error) = on_disk(&self.manager.records, learn).await {
+                tracing::warn!(image = self.request.image, %error, "could not add a credential to a pull record");
+            }
+        }
+        Ok(verdict.allowed)
+    }
+
+    fn hand_out_present(&self, id: ImageId, spec: ImageSpec) -> Ensured {
+        let suffix = if self.manager.records.is_on() { " and can be accessed by the pod" } else { "" };
+        let message = format!("Container image {} already present on machine{suffix}", quoted(&self.request.image));
+        self.tell(EventKind::Normal, "Pulled", message.clone());
+        self.touch(&id);
+        Ensured { id, reference: spec.image, origin: Origin::AlreadyPresent, message }
+    }
+
+    async fn pull(&self, spec: ImageSpec, progress: Progress) -> Result<Ensured, EnsureError> {
+        let image = &self.request.image;
+        let credentials = self.credentials()?;
+        let key = BackoffKey { pod_uid: self.request.pod.uid.clone(), image: image.clone() };
+        // Asked before the intent is written: an image that is left alone costs no disk.
+        let held = self.manager.backoff().held(&key, Instant::now()).map(|held| held.failure.clone());
+        if let Some(failure) = held {
+            self.tell(EventKind::Normal, "BackOff", format!("Back-off pulling image {}", quoted(image)));
+            return Err(EnsureError::HeldBack { image: image.clone(), failure });
+        }
+        let intent = self.intend().await?;
+        self.manager.backoff().begin(&key);
+        self.tell(EventKind::Normal, "Pulling", format!("Pulling image {}", quoted(image)));
+        let began = Instant::now();
+        let work = Work {
+            image: spec.clone(),
+            credentials,
+            sandbox: self.request.sandbox(),
+            platform: self.request.platform.clone(),
+        };
+        let credentials = work.credentials.clone();
+        match self.manager.puller.pull(work, progress).await {
+            Ok(pulled) => {
+                let used = pulled.credential.and_then(|index| credentials.get(index));
+                self.fulfil(intent, &pulled.id, access_of(used)).await;
+                Ok(self.hand_out_pulled(pulled, spec, began.elapsed()))
+            }
+            Err(failure) => {
+                let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
+                self.tell(EventKind::Warning, "Failed", message);
+                let error = EnsureError::of_pull(image, failure);
+                let remembered = format!("{}: {}", error.reason(), error.message());
+                self.manager.backoff().advance(key, remembered, Instant::now());
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts the pull on record before its first byte.
+    async fn intend(&self) -> Result<Intent, EnsureError> {
+        let (records, image) = (Arc::clone(&self.manager.records), self.request.image.clone());
+        let intended = on_disk(&self.manager.records, move || records.intend(&image)).await;
+        intended.map_err(|source| EnsureError::Intent { image: self.request.image.clone(), source: Arc::new(source) })
+    }
+
+    /// Puts on record that the pull succeeded, before anybody is told. A failure leaves the intent, and lets nobody in.
+    async fn fulfil(&self, intent: Intent, id: &ImageId, access: ImageAccess) {
+        let fulfilled = {
+            let id = id.clone();
+            on_disk(&self.manager.records, move || intent.fulfil(&id, &access, SystemTime::now())).await
+        };
+        if let Err(error) = fulfilled {
+            tracing::error!(image = self.request.image, %error, "an image was pulled and could not be put on record");
+        }
+        self.manager.meters.recorded(&self.manager.records);
+    }
+
+    fn hand_out_pulled(&self, pulled: Pulled, spec: ImageSpec, waited: Duration) -> Ensured {
+        let message = format!(
+            "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",
+            quoted(&self.request.image),
+            whole_milliseconds(pulled.took),
+            whole_milliseconds(waited),
+            pulled.size.0
+        );
+        self.tell(EventKind::Normal, "Pulled", message);
+        self.manager.meters.pulled(pulled.size, waited);
+        self.manager.backoff().forget_expired(Instant::now());
+        self.touch(&pulled.id);
+        let origin = Origin::Pulled { took: pulled.took, size: pulled.size };
+        Ensured { id: pulled.id, reference: spec.image, origin, message: String::new() }
+    }
+
+    /// What to show the registry, in order.
+    fn credentials(&self) -> Result<Vec<TrackedCredential>, EnsureError> {
+        let found = self.credentials.get_or_init(|| {
+            if !self.request.credentials.is_empty() {
+                return Ok(self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect());
+            }
+            let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Vec::new()) };
+            let mut credentials = Keyring::of_secrets(&self.request.secrets)?.lookup(reference.repository());
+            let node = Arc::clone(&self.manager.keyring.read().unwrap_or_else(PoisonError::into_inner));
+            credentials.extend(node.lookup(reference.repository()));
+            Ok(credentials)
+        });
+        found.clone().map_err(|source| EnsureError::Credentials { image: self.request.image.clone(), source })
+    }
+
+    fn touch(&self, id: &ImageId) {
+        if let Some(touched) = &self.manager.touched {
+            touched(&ImageKey::new(id.clone(), self.request.runtime_handler.clone()));
+        }
+    }
+
+    /// Tells an error's own message, and hands the error back.
+    fn told(&self, kind: EventKind, reason: &'static str, error: EnsureError) -> EnsureError {
+        self.tell(kind, reason, error.message());
+        error
+    }
+
+    fn tell(&self, kind: EventKind, reason: &'static str, message: String) {
+        self.manager.events.record(Event { kind, reason, message, subject: self.request.subject() });
+    }
+}
+
+/// Does what may wait for a disk off the async threads. Given up by its caller, it is still done to its end.
+async fn on_disk<T: Send + 'static>(
+    records: &PullRecords,
+    work: impl FnOnce() -> Result<T, RecordsError> + Send + 'static,
+) -> Result<T, RecordsError> {
+    if !records.is_durable() {
+        return work();
+    }
+    spawn_blocking(work).await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// What an asker's credentials say about it: its secrets, and the first service account.
+fn asker_of(credentials: &[TrackedCredential]) -> Asker {
+    let mut asker = Asker::default();
+    for tracked in credentials {
+        let access = access_of(Some(tracked));
+        asker.secrets.extend(access.kubernetes_secrets);
+        if asker.service_account.is_none() {
+            asker.service_account = access.kubernetes_service_accounts.into_iter().next();
+        }
+    }
+    asker
+}
+
+/// Who may use an image that this credential opened; anonymous access opens it to all.
+fn access_of(used: Option<&TrackedCredential>) -> ImageAccess {
+    let mut access = ImageAccess::default();
+    match used.map(|tracked| (&tracked.source, &tracked.hash)) {
+        None | Some((CredentialSource::Node, _)) => access.node_pods_accessible = true,
+        Some((CredentialSource::Secret(object), hash)) => access.kubernetes_secrets.push(RecordedSecret {
+            uid: object.uid.clone(),
+            namespace: object.namespace.clone(),
+            name: object.name.clone(),
+            credential_hash: hash.clone(),
+        }),
+        // Nobody told whose it is. It is its own object, so that only who shows the same again is known by it.
+        Some((CredentialSource::Request, hash)) => access.kubernetes_secrets.push(RecordedSecret {
+            uid: format!("credential:{hash}"),
+            credential_hash: hash.clone(),
+            ..RecordedSecret::default()
+        }),
+        Some((CredentialSource::ServiceAccount(object), _)) => {
+            access.kubernetes_service_accounts.push(RecordedServiceAccount {
+                uid: object.uid.clone(),
+                namespace: object.namespace.clone(),
+                name: object.name.clone(),
+            });
+        }
+    }
+    access
+}

@@ -1,0 +1,149 @@
+//! One pull's progress, told to all who wait for it; whoever joins late is told where it stands.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{
+    image::Digest,
+    runtime::{LayerState, Progress, PullEvent},
+};
+
+/// Most layers whose state is kept for late joiners; no image format allows more.
+const LAYERS_MAX: usize = 512;
+
+/// Tells all listeners. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct Broadcast {
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    resolved: Option<PullEvent>,
+    layers: BTreeMap<Digest, LayerState>,
+    committing: bool,
+    listeners: HashMap<u64, Progress>,
+    next: u64,
+}
+
+/// Listens until it is dropped.
+pub(crate) struct Listening {
+    broadcast: Broadcast,
+    number: u64,
+}
+
+impl Broadcast {
+    /// Adds a listener, and tells it where the pull stands.
+    pub(crate) fn listen(&self, progress: Progress) -> Listening {
+        let (number, missed) = {
+            let mut shared = self.lock();
+            let number = shared.next;
+            shared.next += 1;
+            shared.listeners.insert(number, Arc::clone(&progress));
+            (number, shared.story())
+        };
+        for event in missed {
+            progress(event);
+        }
+        Listening { broadcast: self.clone(), number }
+    }
+
+    /// What the store is given to report to.
+    pub(crate) fn sink(&self) -> Progress {
+        let broadcast = self.clone();
+        Arc::new(move |event| broadcast.tell(&event))
+    }
+
+    /// How many listen.
+    pub(crate) fn listeners(&self) -> usize {
+        self.lock().listeners.len()
+    }
+
+    fn tell(&self, event: &PullEvent) {
+        let listeners: Vec<Progress> = {
+            let mut shared = self.lock();
+            shared.note(event);
+            shared.listeners.values().cloned().collect()
+        };
+        // Called without the lock: a listener may be slow, though it must not block.
+        for listener in listeners {
+            listener(event.clone());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    fn note(&mut self, event: &PullEvent) {
+        match event {
+            PullEvent::Resolved { .. } => {
+                // A second credential begins anew.
+                self.layers.clear();
+                self.committing = false;
+                self.resolved = Some(event.clone());
+            }
+            PullEvent::Layer { digest, state } => {
+                if self.layers.len() < LAYERS_MAX || self.layers.contains_key(digest) {
+                    self.layers.insert(digest.clone(), *state);
+                }
+            }
+            PullEvent::Committing => self.committing = true,
+        }
+    }
+
+    fn story(&self) -> Vec<PullEvent> {
+        let layers =
+            self.layers.iter().map(|(digest, state)| PullEvent::Layer { digest: digest.clone(), state: *state });
+        let committing = self.committing.then_some(PullEvent::Committing);
+        self.resolved.iter().cloned().chain(layers).chain(committing).collect()
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.broadcast.lock().listeners.remove(&self.number);
+    }
+}
+
+impl fmt::Debug for Broadcast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Broadcast").field("listeners", &self.listeners()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::ByteSize;
+
+    #[test]
+    fn a_late_joiner_is_told_where_the_pull_stands() {
+        let layer = Digest::of(b"layer");
+        let resolved = PullEvent::Resolved { manifest: Digest::of(b"m"), layers: vec![(layer.clone(), ByteSize(9))] };
+        let fetching = |received| PullEvent::Layer {
+            digest: layer.clone(),
+            state: LayerState::Fetching { received: ByteSize(received) },
+        };
+        let broadcast = Broadcast::default();
+        let sink = broadcast.sink();
+        for event in [resolved.clone(), fetching(1), fetching(5)] {
+            sink(event);
+        }
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let listening = {
+            let heard = Arc::clone(&heard);
+            broadcast.listen(Arc::new(move |event| heard.lock().unwrap().push(event)))
+        };
+        sink(fetching(9));
+        drop(listening);
+        sink(PullEvent::Committing);
+        assert_eq!(*heard.lock().unwrap(), [resolved, fetching(5), fetching(9)]);
+        assert_eq!(broadcast.listeners(), 0);
+    }
+}

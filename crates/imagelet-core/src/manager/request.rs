@@ -1,0 +1,301 @@
+//! What is asked of the manager, and what it answers.
+
+use std::{fmt, num::NonZeroUsize, str::FromStr, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::throttle::PullRate;
+use crate::{
+    credentials::{Credential, Keyring, PullSecret},
+    events::{EventSink, EventSubject},
+    image::{ByteSize, ImageId, ImageKey, Platform, Reference, ReferenceError},
+    metrics::Metrics,
+    records::PullRecords,
+    runtime::{RuntimeManager, SandboxConfig},
+};
+
+/// Told of each image handed out, so that an inventory knows it as used.
+pub type Touched = Arc<dyn Fn(&ImageKey) + Send + Sync>;
+
+/// What a manager is made of.
+pub struct ManagerParts {
+    /// Where images are.
+    pub runtime: RuntimeManager,
+    /// How pulls are run.
+    pub settings: PullSettings,
+    /// The node's own credentials.
+    pub keyring: Arc<Keyring>,
+    /// What was pulled for whom.
+    pub records: Arc<PullRecords>,
+    /// Who hears what happens.
+    pub events: Arc<dyn EventSink>,
+    /// Where pulls are counted.
+    pub metrics: Arc<Metrics>,
+    /// Told of each image handed out.
+    pub touched: Option<Touched>,
+}
+
+impl fmt::Debug for ManagerParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ManagerParts")
+            .field("runtime", &self.runtime)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How pulls are run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PullSettings {
+    /// How many run at once.
+    pub concurrency: Concurrency,
+    /// How many may begin in a time; `None`: any.
+    pub rate: Option<PullRate>,
+    /// How long an image that failed is left alone at first.
+    pub backoff_first: Duration,
+    /// How long at most.
+    pub backoff_max: Duration,
+}
+
+/// How many pulls run at once. Whoever waits is served in the order of asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Concurrency {
+    /// One.
+    Serial,
+    /// Several.
+    Parallel {
+        /// How many; `None`: no limit.
+        max: Option<NonZeroUsize>,
+    },
+}
+
+/// When an image is pulled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PullPolicy {
+    /// Each time.
+    Always,
+    /// When it is not here.
+    IfNotPresent,
+    /// Not at all.
+    Never,
+}
+
+/// The text is no pull policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no pull policy; there are `Always`, `IfNotPresent` and `Never`")]
+pub struct PullPolicyError(String);
+
+impl PullPolicy {
+    /// The policy of an image for which none is given: `Always` for the tag `latest`, written or defaulted.
+    pub fn default_for(image: &str) -> Result<Self, ReferenceError> {
+        let reference: Reference = image.parse()?;
+        Ok(if reference.tag() == Some("latest") { Self::Always } else { Self::IfNotPresent })
+    }
+
+    /// The name in a pod spec.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Always => "Always",
+            Self::IfNotPresent => "IfNotPresent",
+            Self::Never => "Never",
+        }
+    }
+}
+
+impl FromStr for PullPolicy {
+    type Err = PullPolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PullPolicyError> {
+        [Self::Always, Self::IfNotPresent, Self::Never]
+            .into_iter()
+            .find(|policy| policy.name() == text)
+            .ok_or_else(|| PullPolicyError(text.to_owned()))
+    }
+}
+
+impl fmt::Display for PullPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which pod asks. All empty: none does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PodIdentity {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+}
+
+/// That an image shall be there.
+#[derive(Clone, Debug)]
+pub struct EnsureRequest {
+    /// The image as the user spelled it.
+    pub image: String,
+    /// When to pull it.
+    pub policy: PullPolicy,
+    /// Who asks.
+    pub pod: PodIdentity,
+    /// The field of the pod that names the image: `spec.containers{NAME}`; events carry it.
+    pub container: String,
+    /// Whose store; empty is the default handler.
+    pub runtime_handler: String,
+    /// Hints to the runtime: the pod's annotations, sorted by name.
+    pub annotations: Vec<(String, String)>,
+    /// Exactly these, in order, and none else; pull secrets and the node's own are not asked. Empty: see `secrets`.
+    pub credentials: Vec<Credential>,
+    /// The pod's pull secrets, asked before the node's own credentials.
+    pub secrets: Vec<PullSecret>,
+    /// For which kind of machine; `None`: this one.
+    pub platform: Option<Platform>,
+}
+
+impl EnsureRequest {
+    /// A request by nobody in particular, with the node's credentials.
+    pub fn new(image: impl Into<String>, policy: PullPolicy) -> Self {
+        Self {
+            image: image.into(),
+            policy,
+            pod: PodIdentity::default(),
+            container: String::new(),
+            runtime_handler: String::new(),
+            annotations: Vec::new(),
+            credentials: Vec::new(),
+            secrets: Vec::new(),
+            platform: None,
+        }
+    }
+
+    pub(crate) fn subject(&self) -> EventSubject {
+        EventSubject::Pod {
+            namespace: self.pod.namespace.clone(),
+            name: self.pod.name.clone(),
+            uid: self.pod.uid.clone(),
+            field_path: self.container.clone(),
+        }
+    }
+
+    pub(crate) fn sandbox(&self) -> Option<SandboxConfig> {
+        (self.pod != PodIdentity::default()).then(|| SandboxConfig {
+            name: self.pod.name.clone(),
+            namespace: self.pod.namespace.clone(),
+            uid: self.pod.uid.clone(),
+        })
+    }
+}
+
+/// An image that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ensured {
+    /// Its id.
+    pub id: ImageId,
+    /// The name the runtime was asked for: the image with its default tag.
+    pub reference: String,
+    /// How it came to be there.
+    pub origin: Origin,
+    /// What the kubelet says of it; empty after a pull.
+    pub message: String,
+}
+
+/// Where an ensured image came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It was here, and the asker may use it.
+    AlreadyPresent,
+    /// It was fetched.
+    Pulled {
+        /// How long the pull took, without waiting for its turn.
+        took: Duration,
+        /// What the store says it occupies; zero when it does not say.
+        size: ByteSize,
+    },
+}
+
+/// What a manager is doing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ManagerStatus {
+    /// Pulls that run or wait for their turn, oldest first.
+    pub pulls: Vec<PullStatus>,
+    /// Images left alone because they failed, soonest free first.
+    pub held_back: Vec<HeldBack>,
+}
+
+impl ManagerStatus {
+    /// How many pulls run.
+    pub fn running(&self) -> usize {
+        self.pulls.iter().filter(|pull| pull.state == PullState::Running).count()
+    }
+
+    /// How many wait for their turn.
+    pub fn waiting(&self) -> usize {
+        self.pulls.iter().filter(|pull| pull.state == PullState::Waiting).count()
+    }
+}
+
+/// A pull that is under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PullStatus {
+    /// The image with its default tag.
+    pub image: String,
+    /// Whether it has its turn.
+    pub state: PullState,
+    /// Since when it is in that state.
+    pub since: Instant,
+    /// How many ask for it.
+    pub askers: usize,
+}
+
+/// Whether a pull has its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullState {
+    /// Not yet.
+    Waiting,
+    /// It has.
+    Running,
+}
+
+/// An image that is left alone for a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldBack {
+    /// The image as the pod spelled it.
+    pub image: String,
+    /// The pod's uid.
+    pub pod_uid: String,
+    /// When it may be tried again.
+    pub until: Instant,
+    /// How long that is from now.
+    pub remaining: Duration,
+    /// Why it failed.
+    pub failure: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_reads_back_its_name_and_refuses_other_spellings() {
+        for policy in [PullPolicy::Always, PullPolicy::IfNotPresent, PullPolicy::Never] {
+            assert_eq!(policy.name().parse(), Ok(policy));
+        }
+        assert!("always".parse::<PullPolicy>().is_err());
+        assert!("".parse::<PullPolicy>().is_err());
+    }
+
+    #[test]
+    fn the_default_policy_pulls_what_is_tagged_latest_each_time() {
+        let digest = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        for (image, policy) in [
+            ("busybox".to_owned(), PullPolicy::Always),
+            ("busybox:latest".to_owned(), PullPolicy::Always),
+            (format!("busybox:latest@{digest}"), PullPolicy::Always),
+            (format!("busybox@{digest}"), PullPolicy::IfNotPresent),
+            ("busybox:1.36".to_owned(), PullPolicy::IfNotPresent),
+        ] {
+            assert_eq!(PullPolicy::default_for(&image), Ok(policy), "{image}");
+        }
+    }
+}

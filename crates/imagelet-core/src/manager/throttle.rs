@@ -1,0 +1,77 @@
+//! How many pulls may begin in how much time (`spec/pull.md §4.1`).
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A bucket of tokens: full at first, refilled steadily, one taken per pull. Nobody waits at it.
+#[derive(Debug)]
+pub(crate) struct Throttle {
+    rate: PullRate,
+    tokens: f64,
+    filled: Instant,
+}
+
+/// How many pulls may begin a second, and how many at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PullRate {
+    /// Pulls per second; above zero.
+    pub qps: f32,
+    /// How many may begin at once after a quiet time. Zero: none ever.
+    pub burst: u32,
+}
+
+impl Throttle {
+    pub(crate) fn new(rate: PullRate, now: Instant) -> Self {
+        Self { rate, tokens: f64::from(rate.burst), filled: now }
+    }
+
+    /// Takes a token, if there is one.
+    pub(crate) fn try_take(&mut self, now: Instant) -> bool {
+        let tokens = self.tokens_at(now);
+        // What is a whole token up to a rounding of the clock is one: a nanosecond of refill is the finest step.
+        let step = f64::from(self.rate.qps) * Duration::from_nanos(1).as_secs_f64();
+        if tokens + step < 1.0 {
+            return false;
+        }
+        self.tokens = (tokens - 1.0).max(0.0);
+        self.filled = self.filled.max(now);
+        true
+    }
+
+    fn tokens_at(&self, now: Instant) -> f64 {
+        let refilled = now.saturating_duration_since(self.filled).as_secs_f64() * f64::from(self.rate.qps);
+        (self.tokens + refilled).min(f64::from(self.rate.burst))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn every_throttle_vector_holds() {
+        let mut cases = 0;
+        for case in vectors("pull-throttle.json") {
+            let input = &case["input"];
+            let start = Instant::now();
+            #[expect(clippy::cast_possible_truncation, reason = "a rate is small")]
+            let rate = PullRate {
+                qps: input["qps"].as_f64().expect("a rate") as f32,
+                burst: u32::try_from(input["burst"].as_u64().expect("a number")).expect("small"),
+            };
+            let mut throttle = Throttle::new(rate, start);
+            let accepted: Vec<bool> = input["try_at_ms"]
+                .as_array()
+                .expect("times")
+                .iter()
+                .map(|at| throttle.try_take(start + Duration::from_millis(at.as_u64().expect("milliseconds"))))
+                .collect();
+            let expected: Vec<bool> = serde_json::from_value(case["expected"]["accept"].clone()).expect("answers");
+            assert_eq!(accepted, expected, "{}", case["name"]);
+            cases += 1;
+        }
+        assert_eq!(cases, 5);
+    }
+}

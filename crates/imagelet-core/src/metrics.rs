@@ -1,0 +1,232 @@
+//! Counts and measures, and tells them in Prometheus' text format.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Most label sets a family keeps; what comes after is counted under [`OVERFLOW`].
+const SERIES_MAX: usize = 256;
+/// The value of every label of what came after [`SERIES_MAX`].
+const OVERFLOW: &str = "other";
+
+/// A metric: its name, what it tells, and what tells its series apart. Declared as a constant by the room that counts.
+#[derive(Debug)]
+pub struct Family {
+    /// The full name: `kubelet_…` where the kubelet has it, `imagelet_…` elsewhere.
+    pub name: &'static str,
+    /// What it tells, one line.
+    pub help: &'static str,
+    /// How its values move.
+    pub kind: MetricKind,
+    /// Label names, in the order in which their values are given.
+    pub labels: &'static [&'static str],
+}
+
+/// How a metric's values move.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MetricKind {
+    /// Only up.
+    Counter,
+    /// Up and down.
+    Gauge,
+    /// Observations, counted below each of these bounds.
+    Histogram(&'static [f64]),
+}
+
+/// All metrics of a program.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    families: Mutex<BTreeMap<&'static str, Registered>>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    family: &'static Family,
+    series: BTreeMap<Vec<String>, Value>,
+}
+
+#[derive(Debug)]
+enum Value {
+    Number(f64),
+    Histogram { buckets: Vec<u64>, sum: f64, count: u64 },
+}
+
+impl Metrics {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes a family without labels show its zero before anything happened.
+    pub fn declare(&self, family: &'static Family) {
+        let mut families = self.lock();
+        let registered = registered(&mut families, family);
+        if family.labels.is_empty() {
+            registered.value(&[]);
+        }
+    }
+
+    /// Adds to a counter or gauge.
+    pub fn add(&self, family: &'static Family, labels: &[&str], amount: f64) {
+        if let Value::Number(number) = registered(&mut self.lock(), family).value(labels) {
+            *number += amount;
+        }
+    }
+
+    /// Adds one.
+    pub fn increment(&self, family: &'static Family, labels: &[&str]) {
+        self.add(family, labels, 1.0);
+    }
+
+    /// Sets a gauge.
+    pub fn set(&self, family: &'static Family, labels: &[&str], value: f64) {
+        if let Value::Number(number) = registered(&mut self.lock(), family).value(labels) {
+            *number = value;
+        }
+    }
+
+    /// Adds an observation to a histogram.
+    pub fn observe(&self, family: &'static Family, labels: &[&str], observed: f64) {
+        let MetricKind::Histogram(bounds) = family.kind else { return };
+        if let Value::Histogram { buckets, sum, count } = registered(&mut self.lock(), family).value(labels) {
+            for (bucket, bound) in buckets.iter_mut().zip(bounds) {
+                *bucket += u64::from(observed <= *bound);
+            }
+            *sum += observed;
+            *count += 1;
+        }
+    }
+
+    /// The value of one counter or gauge, or the count of one histogram; zero when it never moved.
+    pub fn value(&self, family: &'static Family, labels: &[&str]) -> f64 {
+        let key: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
+        match self.lock().get(family.name).and_then(|registered| registered.series.get(&key)) {
+            Some(Value::Number(number)) => *number,
+            Some(Value::Histogram { count, .. }) => *count as f64,
+            None => 0.0,
+        }
+    }
+
+    /// Everything in Prometheus' text format, by name.
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        for registered in self.lock().values() {
+            registered.render(&mut text).expect("writing to a string cannot fail");
+        }
+        text
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Registered>> {
+        self.families.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn registered<'a>(families: &'a mut BTreeMap<&'static str, Registered>, family: &'static Family) -> &'a mut Registered {
+    families.entry(family.name).or_insert_with(|| Registered { family, series: BTreeMap::new() })
+}
+
+impl Registered {
+    fn value(&mut self, labels: &[&str]) -> &mut Value {
+        debug_assert_eq!(labels.len(), self.family.labels.len(), "{}: a value for each label", self.family.name);
+        let mut key: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
+        if self.series.len() >= SERIES_MAX && !self.series.contains_key(&key) {
+            key = vec![OVERFLOW.to_owned(); self.family.labels.len()];
+        }
+        let kind = self.family.kind;
+        self.series.entry(key).or_insert_with(|| match kind {
+            MetricKind::Counter | MetricKind::Gauge => Value::Number(0.0),
+            MetricKind::Histogram(bounds) => Value::Histogram { buckets: vec![0; bounds.len()], sum: 0.0, count: 0 },
+        })
+    }
+
+    fn render(&self, text: &mut String) -> fmt::Result {
+        let Family { name, help, kind, labels } = self.family;
+        let word = match kind {
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram(_) => "histogram",
+        };
+        writeln!(text, "# HELP {name} {}", help.replace('\\', "\\\\").replace('\n', "\\n"))?;
+        writeln!(text, "# TYPE {name} {word}")?;
+        for (values, value) in &self.series {
+            match (value, kind) {
+                (Value::Histogram { buckets, sum, count }, MetricKind::Histogram(bounds)) => {
+                    for (bound, below) in bounds.iter().zip(buckets) {
+                        let labels = Labels { names: labels, values, bound: Some(&bound.to_string()) };
+                        writeln!(text, "{name}_bucket{labels} {below}")?;
+                    }
+                    let infinite = Labels { names: labels, values, bound: Some("+Inf") };
+                    writeln!(text, "{name}_bucket{infinite} {count}")?;
+                    let labels = Labels { names: labels, values, bound: None };
+                    writeln!(text, "{name}_sum{labels} {sum}")?;
+                    writeln!(text, "{name}_count{labels} {count}")?;
+                }
+                (Value::Number(number), _) => {
+                    writeln!(text, "{name}{} {number}", Labels { names: labels, values, bound: None })?;
+                }
+                (Value::Histogram { .. }, _) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Labels<'a> {
+    names: &'a [&'a str],
+    values: &'a [String],
+    bound: Option<&'a str>,
+}
+
+impl fmt::Display for Labels<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let values = self.values.iter().map(String::as_str);
+        let pairs = self.names.iter().copied().zip(values).chain(self.bound.map(|bound| ("le", bound)));
+        let mut separator = '{';
+        for (name, value) in pairs {
+            let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            write!(f, "{separator}{name}=\"{value}\"")?;
+            separator = ',';
+        }
+        if separator == ',' { f.write_char('}') } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PULLS: Family =
+        Family { name: "x_pulls_total", help: "Pulls.", kind: MetricKind::Counter, labels: &["policy"] };
+    const KEPT: Family = Family { name: "x_kept", help: "Kept.", kind: MetricKind::Gauge, labels: &[] };
+    const TOOK: Family =
+        Family { name: "x_seconds", help: "Took.", kind: MetricKind::Histogram(&[0.5, 10.0]), labels: &["size"] };
+
+    #[test]
+    fn metrics_are_told_as_prometheus_reads_them() {
+        static FAMILIES: [Family; 3] = [PULLS, KEPT, TOOK];
+        let metrics = Metrics::new();
+        metrics.declare(&FAMILIES[1]);
+        metrics.increment(&FAMILIES[0], &["a\"b"]);
+        metrics.observe(&FAMILIES[2], &["N/A"], 0.5);
+        metrics.observe(&FAMILIES[2], &["N/A"], 11.0);
+        let expected = "# HELP x_kept Kept.\n# TYPE x_kept gauge\nx_kept 0\n\
+            # HELP x_pulls_total Pulls.\n# TYPE x_pulls_total counter\nx_pulls_total{policy=\"a\\\"b\"} 1\n\
+            # HELP x_seconds Took.\n# TYPE x_seconds histogram\n\
+            x_seconds_bucket{size=\"N/A\",le=\"0.5\"} 1\nx_seconds_bucket{size=\"N/A\",le=\"10\"} 1\n\
+            x_seconds_bucket{size=\"N/A\",le=\"+Inf\"} 2\nx_seconds_sum{size=\"N/A\"} 11.5\nx_seconds_count{size=\"N/A\"} 2\n";
+        assert_eq!(metrics.render(), expected);
+    }
+
+    #[test]
+    fn label_sets_are_bounded() {
+        static FAMILY: Family = PULLS;
+        let metrics = Metrics::new();
+        for index in 0..SERIES_MAX + 10 {
+            metrics.increment(&FAMILY, &[&index.to_string()]);
+        }
+        assert_eq!(metrics.render().lines().count(), 2 + SERIES_MAX + 1);
+        assert!(metrics.value(&FAMILY, &[OVERFLOW]) > 9.0);
+    }
+}

@@ -1,0 +1,220 @@
+//! Whether an asker may use an image that is here (`spec/pull.md §8.3, §8.4`). Touches nothing.
+
+use std::str::FromStr;
+
+use super::file::{ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
+use crate::image::{Reference, trim_tag_and_digest};
+
+/// Most secrets recorded for one name of an image.
+const SECRETS_MAX: usize = 100;
+
+/// For which images that are here an asker has to show credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VerificationPolicy {
+    /// For none.
+    NeverVerify,
+    /// For those that were pulled, not for those that were here before.
+    NeverVerifyPreloadedImages,
+    /// For all but these.
+    NeverVerifyAllowlistedImages(Allowlist),
+    /// For all.
+    AlwaysVerify,
+}
+
+/// Names of images anybody may use: exact ones, and prefixes that end in `/*`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allowlist {
+    exact: Vec<String>,
+    prefixes: Vec<String>,
+}
+
+/// A pattern is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllowlistError {
+    /// It begins or ends with white space.
+    #[error("leading/trailing spaces are not allowed: {0}")]
+    Spaces(String),
+    /// Nothing is left of it.
+    #[error("the supplied pattern is too short: {0}")]
+    Short(String),
+    /// It has a star in another place.
+    #[error("not a valid wildcard pattern, only patterns ending with '/*' are allowed: {0}")]
+    Wildcard(String),
+    /// It is a slash alone.
+    #[error("at least registry hostname is required")]
+    Hostname,
+    /// It is no name.
+    #[error("failed to parse as an image name: {0}")]
+    Name(String),
+    /// It has a tag or a digest.
+    #[error("neither tag nor digest is accepted in an image reference: {0}")]
+    Tagged(String),
+}
+
+impl Allowlist {
+    /// Checks and takes patterns.
+    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a str>) -> Result<Self, AllowlistError> {
+        let mut list = Self::default();
+        for pattern in patterns {
+            if pattern.trim() != pattern {
+                return Err(AllowlistError::Spaces(pattern.to_owned()));
+            }
+            let prefix = pattern.strip_suffix('*').filter(|prefix| prefix.ends_with('/'));
+            let text = prefix.unwrap_or(pattern);
+            if text.is_empty() {
+                return Err(AllowlistError::Short(pattern.to_owned()));
+            }
+            if text.contains('*') {
+                return Err(AllowlistError::Wildcard(pattern.to_owned()));
+            }
+            match prefix {
+                Some("/") => return Err(AllowlistError::Hostname),
+                Some(prefix) => list.prefixes.push(prefix.to_owned()),
+                None => {
+                    let name = trim_tag_and_digest(pattern).map_err(|error| AllowlistError::Name(error.to_string()))?;
+                    if name != pattern {
+                        return Err(AllowlistError::Tagged(pattern.to_owned()));
+                    }
+                    list.exact.push(pattern.to_owned());
+                }
+            }
+        }
+        Ok(list)
+    }
+
+    fn contains(&self, image: &str) -> bool {
+        let name = trim_tag_and_digest(image).unwrap_or(image);
+        self.exact.iter().any(|exact| exact == name) || self.prefixes.iter().any(|prefix| name.starts_with(prefix))
+    }
+}
+
+impl VerificationPolicy {
+    /// Whether credentials matter for an image, given whether it was pulled by us.
+    fn wants_credentials(&self, image: &str, pulled: bool) -> bool {
+        match self {
+            Self::NeverVerify => false,
+            Self::NeverVerifyPreloadedImages => pulled,
+            Self::NeverVerifyAllowlistedImages(list) => !list.contains(image),
+            Self::AlwaysVerify => true,
+        }
+    }
+}
+
+/// What an asker can show.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asker {
+    /// Its pull secrets that match the image.
+    pub secrets: Vec<RecordedSecret>,
+    /// Its service account, where a credential came from one.
+    pub service_account: Option<RecordedServiceAccount>,
+}
+
+/// Whether an asker may use an image that is here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// `false`: the registry has to be asked.
+    pub allowed: bool,
+    /// The word the metric counts it under.
+    pub outcome: &'static str,
+    /// What is to be added to the record.
+    pub learned: Option<ImageAccess>,
+}
+
+impl Verdict {
+    const fn new(allowed: bool, outcome: &'static str) -> Self {
+        Self { allowed, outcome, learned: None }
+    }
+
+    const POLICY: Self = Self::new(true, "credentialPolicyAllowed");
+    const FOUND: Self = Self::new(true, "credentialRecordFound");
+    const AUTHENTICATE: Self = Self::new(false, "mustAuthenticate");
+    /// What is on record cannot be read: nobody is let in by that.
+    pub(super) const UNREADABLE: Self = Self::new(false, "error");
+}
+
+/// Chooses. `record`: what is recorded for the image's id; `intended`: a pull of this spelling was begun.
+///
+/// # Errors
+/// What `asker` failed with; it is called only where its answer matters.
+pub(super) fn judge<E>(
+    policy: &VerificationPolicy,
+    image: &str,
+    record: Option<&PulledRecord>,
+    intended: bool,
+    asker: impl FnOnce() -> Result<Asker, E>,
+) -> Result<Verdict, E> {
+    if !policy.wants_credentials(image, record.is_some() || intended) {
+        return Ok(Verdict::POLICY);
+    }
+    let Some(record) = record else { return Ok(Verdict::AUTHENTICATE) };
+    let Ok(name) = trim_tag_and_digest(image) else { return Ok(Verdict::UNREADABLE) };
+    let Some(access) = record.mapping.get(name) else { return Ok(Verdict::AUTHENTICATE) };
+    if access.node_pods_accessible {
+        return Ok(Verdict::FOUND);
+    }
+    if access.kubernetes_secrets.is_empty() && access.kubernetes_service_accounts.is_empty() {
+        return Ok(Verdict::AUTHENTICATE);
+    }
+    let asker = asker()?;
+    if let Some(verdict) = judge_secrets(access, &asker.secrets) {
+        return Ok(verdict);
+    }
+    let known = |account| access.kubernetes_service_accounts.contains(account);
+    Ok(if asker.service_account.as_ref().is_some_and(known) { Verdict::FOUND } else { Verdict::AUTHENTICATE })
+}
+
+fn judge_secrets(access: &ImageAccess, shown: &[RecordedSecret]) -> Option<Verdict> {
+    let room = access.kubernetes_secrets.len() < SECRETS_MAX;
+    for secret in shown {
+        for known in &access.kubernetes_secrets {
+            let same_credential = !known.credential_hash.is_empty() && known.credential_hash == secret.credential_hash;
+            let same_object =
+                (&known.uid, &known.namespace, &known.name) == (&secret.uid, &secret.namespace, &secret.name);
+            let learned =
+                room.then(|| ImageAccess { kubernetes_secrets: vec![secret.clone()], ..ImageAccess::default() });
+            match (same_credential, same_object) {
+                (true, true) => return Some(Verdict::FOUND),
+                (true, false) => return Some(Verdict { learned, ..Verdict::FOUND }),
+                (false, true) if room => return Some(Verdict { learned, ..Verdict::FOUND }),
+                (false, _) => {}
+            }
+        }
+    }
+    None
+}
+
+/// The one form all spellings of a name share; the text itself where it names nothing.
+pub(super) fn normal(image: &str) -> String {
+    Reference::from_str(image).map_or_else(|_| image.to_owned(), |reference| reference.canonical().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_refused_by_the_first_rule_they_break() {
+        for (pattern, message) in [
+            (" a/*", "leading/trailing spaces are not allowed:  a/*"),
+            ("", "the supplied pattern is too short: "),
+            ("*", "not a valid wildcard pattern, only patterns ending with '/*' are allowed: *"),
+            ("/*", "at least registry hostname is required"),
+            (
+                "test.io/test/image1:tagged",
+                "neither tag nor digest is accepted in an image reference: test.io/test/image1:tagged",
+            ),
+        ] {
+            assert_eq!(Allowlist::new([pattern]).unwrap_err().to_string(), message);
+        }
+        assert!(matches!(Allowlist::new(["test.io/Upper"]), Err(AllowlistError::Name(_))));
+    }
+
+    #[test]
+    fn a_listed_image_is_matched_by_name_alone() {
+        let list = Allowlist::new(["test.io/test/image1", "docker.io/library/*"]).unwrap();
+        assert!(list.contains("test.io/test/image1:any"));
+        assert!(list.contains("docker.io/library/ubuntu"));
+        assert!(!list.contains("ubuntu"));
+        assert!(!list.contains("test.io/test/image1x"));
+    }
+}
