@@ -1,1 +1,3 @@
 //! An image service without a runtime: engine, registry, manifest, store, unpack.
+
+pub mod manifest;

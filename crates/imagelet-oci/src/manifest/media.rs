@@ -1,0 +1,96 @@
+//! What a media type says about a document or a layer.
+
+/// How a layer's tar stream is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// gzip, of one or more members.
+    Gzip,
+    /// Zstandard.
+    Zstd,
+}
+
+/// What kind of layer it is, by its media type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LayerKind {
+    /// A tar stream.
+    Tar(Compression),
+    /// One the registry may not hand out, with a link to elsewhere.
+    Foreign,
+    /// One that needs a key.
+    Encrypted,
+    /// Anything else.
+    Unknown,
+}
+
+impl LayerKind {
+    /// The kind a media type names.
+    pub fn of(media_type: &str) -> Self {
+        let media_type = essence(media_type);
+        if media_type.ends_with("+encrypted") {
+            return Self::Encrypted;
+        }
+        match media_type.as_str() {
+            "application/vnd.oci.image.layer.v1.tar" | "application/vnd.docker.image.rootfs.diff.tar" => {
+                Self::Tar(Compression::None)
+            }
+            "application/vnd.oci.image.layer.v1.tar+gzip"
+            | "application/vnd.docker.image.rootfs.diff.tar.gzip"
+            | "application/vnd.docker.image.rootfs.diff.tar+gzip" => Self::Tar(Compression::Gzip),
+            "application/vnd.oci.image.layer.v1.tar+zstd"
+            | "application/vnd.docker.image.rootfs.diff.tar.zstd"
+            | "application/vnd.docker.image.rootfs.diff.tar+zstd" => Self::Tar(Compression::Zstd),
+            other
+                if other.starts_with("application/vnd.docker.image.rootfs.foreign.")
+                    || other.starts_with("application/vnd.oci.image.layer.nondistributable.") =>
+            {
+                Self::Foreign
+            }
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// What kind of document it is, by its media type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DocumentKind {
+    Image,
+    Index,
+    Schema1,
+}
+
+const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+
+/// What is asked for, in an `Accept` header.
+pub(crate) const MANIFEST_MEDIA_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
+     application/vnd.oci.image.manifest.v1+json, \
+     application/vnd.docker.distribution.manifest.list.v2+json, \
+     application/vnd.docker.distribution.manifest.v2+json";
+
+impl DocumentKind {
+    /// The kind a media type without parameters names.
+    pub(crate) fn of(media_type: &str) -> Option<Self> {
+        match media_type {
+            OCI_MANIFEST | DOCKER_MANIFEST => Some(Self::Image),
+            OCI_INDEX | DOCKER_LIST => Some(Self::Index),
+            "application/vnd.docker.distribution.manifest.v1+json"
+            | "application/vnd.docker.distribution.manifest.v1+prettyjws"
+            | "application/vnd.docker.container.image.v1+prettyjws" => Some(Self::Schema1),
+            _ => None,
+        }
+    }
+
+    /// Whether an index entry of this type can end at an image.
+    pub(crate) fn may_lead_to_image(media_type: &str) -> bool {
+        matches!(Self::of(&essence(media_type)), Some(Self::Image | Self::Index))
+    }
+}
+
+/// A media type without its parameters, in lower case.
+pub(crate) fn essence(media_type: &str) -> String {
+    media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}

@@ -1,0 +1,284 @@
+//! The documents an image is made of, read as leniently as Go reads them and no more.
+//!
+//! Everything here is hostile text with a bound: a digest is checked before anything else can see it, a size fits in 63
+//! bits, and lists have a length. The bytes a document was read from are kept by the caller, since its digest is over
+//! them and not over what was understood.
+
+mod config;
+mod media;
+mod platform;
+
+use std::{collections::BTreeMap, str::FromStr};
+
+use imagelet_core::{
+    image::{Digest, Platform},
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+use serde::{Deserialize, Deserializer, de::Error as _};
+
+pub use config::{CONFIG_BYTES_MAX, ImageConfig};
+pub use media::{Compression, LayerKind};
+pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, essence};
+
+/// Largest manifest or index that is read.
+pub const MANIFEST_BYTES_MAX: u64 = 4 << 20;
+/// Most entries an index may have.
+pub const INDEX_ENTRIES_MAX: usize = 1000;
+/// Most indexes that may stand between a tag and its manifest.
+pub const INDEX_DEPTH_MAX: usize = 4;
+/// Most layers an image may have.
+pub const LAYERS_MAX: usize = 500;
+
+/// What names a piece of content: its digest, size and kind.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    /// The kind of content; empty where none was given.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub media_type: String,
+    /// The digest of the content.
+    #[serde(deserialize_with = "digest")]
+    pub digest: Digest,
+    /// The length of the content in bytes.
+    #[serde(default, deserialize_with = "size")]
+    pub size: u64,
+    /// The machine it is for, in an index.
+    #[serde(default)]
+    pub platform: Option<DescriptorPlatform>,
+    /// Where else it is said to be. Never followed.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub urls: Vec<String>,
+    /// Free text, without meaning here.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// The machine an index entry names, as it is written there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct DescriptorPlatform {
+    /// `linux`
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub os: String,
+    /// `amd64`, …
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub architecture: String,
+    /// `v8`, …; empty for none.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub variant: String,
+}
+
+/// An image: its configuration and its layers, lowest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// The configuration; its digest is the image's id.
+    pub config: Descriptor,
+    /// The layers, lowest first.
+    pub layers: Vec<Descriptor>,
+    /// What the manifest says it is when it is no image.
+    pub artifact_type: Option<String>,
+}
+
+/// A choice of manifests for several machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Index {
+    /// The entries, as written.
+    pub manifests: Vec<Descriptor>,
+}
+
+/// What a reference can name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ManifestDocument {
+    /// One image.
+    Image(Manifest),
+    /// Several, to choose from.
+    Index(Index),
+}
+
+/// A document as it stands, before it is decided what it is.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Raw {
+    #[serde(default, deserialize_with = "null_as_default")]
+    schema_version: i64,
+    #[serde(default, deserialize_with = "null_as_default")]
+    media_type: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    artifact_type: String,
+    #[serde(default)]
+    config: Option<Descriptor>,
+    #[serde(default)]
+    layers: Option<Vec<Descriptor>>,
+    #[serde(default)]
+    manifests: Option<Vec<Descriptor>>,
+    #[serde(default)]
+    fs_layers: Option<serde::de::IgnoredAny>,
+}
+
+impl ManifestDocument {
+    /// Reads a document. `content_type` is what the transport called it, empty where it said nothing.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is not what it says it is, `Unacceptable` when it is of a kind or size that is not taken.
+    pub fn parse(bytes: &[u8], content_type: &str) -> Result<Self, RuntimeError> {
+        if bytes.len() as u64 > MANIFEST_BYTES_MAX {
+            return Err(unacceptable(format!("the manifest is larger than {MANIFEST_BYTES_MAX} bytes")));
+        }
+        let content_type = essence(content_type);
+        if DocumentKind::of(&content_type) == Some(DocumentKind::Schema1) {
+            return Err(schema1());
+        }
+        let raw: Raw = object(bytes).map_err(|error| {
+            let content_type = printable(&content_type);
+            let kind = if content_type.is_empty() { String::new() } else { format!(" of type `{content_type}`") };
+            corrupt(format!("the answer{kind} is not an image manifest")).caused_by(error)
+        })?;
+        raw.decide(&content_type)
+    }
+}
+
+impl Raw {
+    fn decide(self, content_type: &str) -> Result<ManifestDocument, RuntimeError> {
+        let media_type = essence(&self.media_type);
+        if self.schema_version == 1 || self.fs_layers.is_some() {
+            return Err(schema1());
+        }
+        if !content_type.is_empty() && !media_type.is_empty() && content_type != media_type {
+            return Err(corrupt(format!(
+                "the registry calls the manifest `{}`, but it calls itself `{}`",
+                printable(content_type),
+                printable(&media_type)
+            )));
+        }
+        let named = if media_type.is_empty() { content_type } else { &media_type };
+        let kind = match DocumentKind::of(named) {
+            Some(kind) => kind,
+            None if !named.is_empty() => {
+                return Err(unacceptable(format!(
+                    "`{}` is neither an image manifest nor an image index",
+                    printable(named)
+                )));
+            }
+            None if self.manifests.is_some() => DocumentKind::Index,
+            None => DocumentKind::Image,
+        };
+        let has = |list: &Option<Vec<Descriptor>>| list.as_ref().is_some_and(|list| !list.is_empty());
+        if has(&self.manifests) && (has(&self.layers) || self.config.is_some()) {
+            return Err(unacceptable("the document is an image manifest and an image index at once"));
+        }
+        match kind {
+            DocumentKind::Schema1 => Err(schema1()),
+            DocumentKind::Index => {
+                let manifests = self.manifests.unwrap_or_default();
+                bounded("index", "entries", manifests.len(), INDEX_ENTRIES_MAX)?;
+                if has(&self.layers) {
+                    return Err(corrupt("the image index has layers"));
+                }
+                Ok(ManifestDocument::Index(Index { manifests }))
+            }
+            DocumentKind::Image => {
+                if has(&self.manifests) {
+                    return Err(corrupt("the image manifest lists manifests"));
+                }
+                let config = self.config.ok_or_else(|| corrupt("the image manifest names no configuration"))?;
+                let layers = self.layers.unwrap_or_default();
+                bounded("image", "layers", layers.len(), LAYERS_MAX)?;
+                let artifact_type = Some(self.artifact_type).filter(|text| !text.is_empty());
+                Ok(ManifestDocument::Image(Manifest { config, layers, artifact_type }))
+            }
+        }
+    }
+}
+
+impl Index {
+    /// The entry for a platform.
+    ///
+    /// The best match wins; among equals the first. An entry without a platform is taken when nothing matches by
+    /// name, as containerd takes it.
+    ///
+    /// # Errors
+    /// `Unacceptable`, listing what is offered.
+    pub fn choose(&self, platform: &Platform) -> Result<&Descriptor, RuntimeError> {
+        let ranked = self.manifests.iter().filter_map(|entry| match &entry.platform {
+            Some(offered) => platform::rank(offered, platform).map(|rank| (rank, entry)),
+            None => DocumentKind::may_lead_to_image(&entry.media_type).then_some((usize::MAX, entry)),
+        });
+        ranked.min_by_key(|(rank, _)| *rank).map(|(_, entry)| entry).ok_or_else(|| {
+            let offered = platform::offered(&self.manifests);
+            unacceptable(format!("the image is not offered for `{platform}`, only for: {offered}"))
+                .with_hint("ask for one of these with --platform, or use another tag")
+        })
+    }
+}
+
+impl Descriptor {
+    /// How the layer this describes is packed.
+    ///
+    /// # Errors
+    /// `Unacceptable` for a layer that cannot be unpacked, saying why.
+    pub fn layer_compression(&self) -> Result<Compression, RuntimeError> {
+        let refuse = |why: String| Err(unacceptable(format!("layer `{}` {why}", self.digest)));
+        match LayerKind::of(&self.media_type) {
+            LayerKind::Tar(compression) => Ok(compression),
+            LayerKind::Foreign => {
+                refuse("is not distributed by the registry (a foreign layer); such images are not supported".into())
+            }
+            LayerKind::Encrypted => refuse("is encrypted; encrypted images are not supported".into()),
+            LayerKind::Unknown => refuse(format!("is of the unknown type `{}`", printable(&self.media_type))),
+        }
+    }
+}
+
+fn schema1() -> RuntimeError {
+    unacceptable("the manifest is of Docker schema version 1, which is no longer supported")
+        .with_hint("push the image again with a current tool")
+}
+
+fn bounded(of: &str, what: &str, count: usize, max: usize) -> Result<(), RuntimeError> {
+    if count <= max {
+        return Ok(());
+    }
+    Err(unacceptable(format!("the {of} has {count} {what}; more than {max} are refused")))
+}
+
+pub(crate) fn corrupt(message: impl Into<String>) -> RuntimeError {
+    RuntimeError::new(RuntimeErrorKind::Corrupt, message)
+}
+
+pub(crate) fn unacceptable(message: impl Into<String>) -> RuntimeError {
+    RuntimeError::new(RuntimeErrorKind::Unacceptable, message)
+}
+
+/// Hostile text made fit for a message: short, and on one line.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().filter(|character| !character.is_control()).take(128).collect()
+}
+
+/// Reads a JSON object. Serde would take an array for a struct; Go would not.
+fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        return Err(serde_json::Error::custom("a list where an object is expected"));
+    }
+    serde_json::from_slice(bytes)
+}
+
+/// Go reads `null` as the empty value.
+fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+fn digest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    Digest::from_str(&text).map_err(|error| D::Error::custom(format!("`{}`: {error}", printable(&text))))
+}
+
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let size = Option::<i64>::deserialize(deserializer)?.unwrap_or_default();
+    u64::try_from(size).map_err(|_| D::Error::custom(format!("size {size} is negative")))
+}
+
+#[cfg(test)]
+mod tests;

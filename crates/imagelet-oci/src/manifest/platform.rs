@@ -1,0 +1,93 @@
+//! Which index entry runs on which machine, best first, as containerd's `platforms.Only` orders them.
+
+use imagelet_core::image::Platform;
+
+use super::{Descriptor, DescriptorPlatform, printable};
+
+/// Most platforms that an error message lists.
+const OFFERED_MAX: usize = 20;
+
+/// How well an offer suits the wanted platform: 0 is exact, `None` does not run.
+pub(super) fn rank(offered: &DescriptorPlatform, wanted: &Platform) -> Option<usize> {
+    let os = normalised_os(&offered.os);
+    if os != normalised_os(&wanted.os) {
+        return None;
+    }
+    let offer = normalised(&offered.architecture, &offered.variant);
+    acceptable(wanted).iter().position(|accepted| *accepted == offer)
+}
+
+/// The platforms an index offers, for a message.
+pub(super) fn offered(entries: &[Descriptor]) -> String {
+    let mut names: Vec<String> = Vec::new();
+    for platform in entries.iter().filter_map(|entry| entry.platform.as_ref()) {
+        let mut name = format!("{}/{}", printable(&platform.os), printable(&platform.architecture));
+        if !platform.variant.is_empty() {
+            name = format!("{name}/{}", printable(&platform.variant));
+        }
+        if !names.contains(&name) {
+            names.push(name);
+        }
+        if names.len() > OFFERED_MAX {
+            names.pop();
+            names.push("…".to_owned());
+            break;
+        }
+    }
+    if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+}
+
+/// Architecture and variant pairs a machine runs, best first.
+fn acceptable(wanted: &Platform) -> Vec<(String, String)> {
+    let (architecture, variant) = normalised(&wanted.architecture, wanted.variant.as_deref().unwrap_or_default());
+    let pair = |architecture: &str, variant: &str| (architecture.to_owned(), variant.to_owned());
+    let generation = variant.strip_prefix('v').and_then(|digits| digits.parse::<u8>().ok());
+    match (architecture.as_str(), generation) {
+        ("amd64", Some(level @ 2..=4)) => {
+            let mut pairs: Vec<_> = (2..=level).rev().map(|level| pair("amd64", &format!("v{level}"))).collect();
+            pairs.extend([pair("amd64", ""), pair("386", "")]);
+            pairs
+        }
+        ("amd64", None) if variant.is_empty() => vec![pair("amd64", ""), pair("386", "")],
+        ("arm64", None) if variant.is_empty() => {
+            let mut pairs = vec![pair("arm64", "")];
+            pairs.extend((5..=8).rev().map(|level| pair("arm", &format!("v{level}"))));
+            pairs
+        }
+        ("arm", Some(level @ 5..=8)) => (5..=level).rev().map(|level| pair("arm", &format!("v{level}"))).collect(),
+        _ => {
+            let mut pairs = vec![(architecture.clone(), variant.clone())];
+            if !variant.is_empty() {
+                pairs.push((architecture, String::new()));
+            }
+            pairs
+        }
+    }
+}
+
+fn normalised_os(os: &str) -> String {
+    match os.to_ascii_lowercase().as_str() {
+        "macos" => "darwin".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+/// One spelling for each machine; the variant every machine of its kind has is left out.
+fn normalised(architecture: &str, variant: &str) -> (String, String) {
+    let variant = variant.to_ascii_lowercase();
+    let (architecture, variant) = match (architecture.to_ascii_lowercase().as_str(), variant.as_str()) {
+        ("amd64" | "x86_64" | "x86-64", "v1") => ("amd64".to_owned(), ""),
+        ("amd64" | "x86_64" | "x86-64", variant) => ("amd64".to_owned(), variant),
+        ("386" | "i386" | "i686", _) => ("386".to_owned(), ""),
+        ("arm64" | "aarch64", "8" | "v8" | "v8.0") => ("arm64".to_owned(), ""),
+        ("arm64" | "aarch64", variant) => ("arm64".to_owned(), variant),
+        ("armhf", _) => ("arm".to_owned(), "v7"),
+        ("armel", _) => ("arm".to_owned(), "v6"),
+        ("arm", "" | "7") => ("arm".to_owned(), "v7"),
+        ("arm", "5") => ("arm".to_owned(), "v5"),
+        ("arm", "6") => ("arm".to_owned(), "v6"),
+        ("arm", "8") => ("arm".to_owned(), "v8"),
+        (other, variant) => (other.to_owned(), variant),
+    };
+    (architecture, variant.to_owned())
+}

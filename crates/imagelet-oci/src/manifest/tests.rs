@@ -1,0 +1,191 @@
+//! Documents as registries send them, well and ill.
+
+use imagelet_core::runtime::RuntimeErrorKind;
+
+use super::*;
+
+const HEX: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+fn entry(platform: &str) -> String {
+    format!(r#"{{"mediaType":"{OCI}","digest":"sha256:{HEX}","size":1{platform}}}"#)
+}
+
+fn index(entries: &[&str]) -> Index {
+    let entries: Vec<String> = entries
+        .iter()
+        .map(|text| {
+            let parts: Vec<&str> = text.split('/').collect();
+            let variant = parts.get(2).map(|variant| format!(r#","variant":"{variant}""#)).unwrap_or_default();
+            entry(&format!(r#","platform":{{"os":"{}","architecture":"{}"{variant}}}"#, parts[0], parts[1]))
+        })
+        .collect();
+    let text = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, entries.join(","));
+    match ManifestDocument::parse(text.as_bytes(), INDEX).unwrap() {
+        ManifestDocument::Index(index) => index,
+        ManifestDocument::Image(_) => panic!("an index was read as an image"),
+    }
+}
+
+#[test]
+fn the_best_entry_for_a_platform_is_chosen() {
+    for (wanted, offered, chosen) in [
+        ("linux/amd64", vec!["linux/arm64", "linux/amd64"], Some(1)),
+        ("linux/amd64", vec!["windows/amd64", "linux/x86_64"], Some(1)),
+        ("linux/amd64", vec!["linux/amd64/v3", "linux/amd64/v1"], Some(1)),
+        ("linux/amd64", vec!["linux/amd64/v3"], None),
+        ("linux/amd64/v3", vec!["linux/amd64", "linux/amd64/v2", "linux/amd64/v4"], Some(1)),
+        ("linux/arm64", vec!["linux/arm/v7", "linux/arm64/v8"], Some(1)),
+        ("linux/arm64/v8", vec!["linux/arm64"], Some(0)),
+        ("linux/arm/v6", vec!["linux/arm/v7", "linux/arm/v5"], Some(1)),
+        ("linux/arm", vec!["linux/arm/v6", "linux/arm/v7"], Some(1)),
+        ("linux/riscv64", vec!["linux/amd64", "unknown/unknown"], None),
+        ("linux/amd64", vec![], None),
+    ] {
+        let index = index(&offered);
+        let wanted: Platform = wanted.parse().unwrap();
+        let found = index.choose(&wanted).ok().map(|found| {
+            index.manifests.iter().position(|entry| std::ptr::eq(entry, found)).expect("chosen from the index")
+        });
+        assert_eq!(found, chosen, "{wanted} of {offered:?}");
+    }
+}
+
+#[test]
+fn a_platform_that_is_not_offered_is_refused_with_those_that_are() {
+    let error = index(&["linux/arm64/v8", "linux/s390x"]).choose(&"linux/amd64".parse().unwrap()).unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
+    assert!(error.to_string().contains("linux/arm64/v8, linux/s390x"), "{error}");
+}
+
+#[test]
+fn an_entry_without_platform_is_the_last_resort() {
+    let text =
+        format!(r#"{{"manifests":[{},{}]}}"#, entry(""), entry(r#","platform":{"os":"linux","architecture":"amd64"}"#));
+    let ManifestDocument::Index(index) = ManifestDocument::parse(text.as_bytes(), INDEX).unwrap() else { panic!() };
+    let chosen = |platform: &str| index.choose(&platform.parse().unwrap()).unwrap().platform.is_some();
+    assert!(chosen("linux/amd64"));
+    assert!(!chosen("linux/s390x"));
+}
+
+#[test]
+fn what_go_accepts_is_accepted() {
+    for text in [
+        format!(r#"{{"schemaVersion":2,"config":{},"layers":null}}"#, entry("")),
+        format!(r#"{{"config":{}}}"#, entry(r#","urls":null,"annotations":null,"platform":null"#)),
+        format!(r#"{{"mediaType":null,"config":{},"layers":[],"later":{{"a":1}}}}"#, entry("")),
+    ] {
+        let document = ManifestDocument::parse(text.as_bytes(), OCI);
+        assert!(matches!(&document, Ok(ManifestDocument::Image(image)) if image.layers.is_empty()), "{document:?}");
+    }
+    assert_eq!(ManifestDocument::parse(br#"{"manifests":null}"#, INDEX).unwrap(), {
+        ManifestDocument::Index(Index { manifests: Vec::new() })
+    });
+}
+
+#[test]
+fn a_document_is_what_it_and_its_transport_agree_on() {
+    let body = |media: &str| format!(r#"{{"mediaType":"{media}","config":{}}}"#, entry(""));
+    assert!(ManifestDocument::parse(body(OCI).as_bytes(), "").is_ok());
+    assert!(ManifestDocument::parse(body(OCI).as_bytes(), &format!("{OCI}; charset=utf-8")).is_ok());
+    let error = ManifestDocument::parse(body(OCI).as_bytes(), INDEX).unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::Corrupt);
+    assert!(error.to_string().contains(OCI) && error.to_string().contains(INDEX), "{error}");
+    let error = ManifestDocument::parse(body("application/x").as_bytes(), "").unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
+}
+
+#[test]
+fn hostile_documents_are_refused() {
+    let many = |count: usize| vec![entry(""); count].join(",");
+    let descriptor =
+        |digest: &str, size: &str| format!(r#"{{"config":{{"mediaType":"a","digest":"{digest}","size":{size}}}}}"#);
+    let good = format!("sha256:{HEX}");
+    use RuntimeErrorKind::{Corrupt, Unacceptable};
+    for (name, text, content_type, kind) in [
+        ("html", "<html>".to_owned(), "text/html", Corrupt),
+        ("empty", String::new(), OCI, Corrupt),
+        ("deep", "[".repeat(100_000), OCI, Corrupt),
+        ("both", format!(r#"{{"config":{0},"layers":[{0}],"manifests":[{0}]}}"#, entry("")), OCI, Unacceptable),
+        ("layers in an index", format!(r#"{{"layers":[{0}],"manifests":[{0}]}}"#, entry("")), INDEX, Unacceptable),
+        ("index as image", format!(r#"{{"manifests":[{}]}}"#, entry("")), OCI, Corrupt),
+        ("nothing", "{}".to_owned(), OCI, Corrupt),
+        ("schema 1", r#"{"schemaVersion":1,"fsLayers":[]}"#.to_owned(), "", Unacceptable),
+        ("501 layers", format!(r#"{{"config":{},"layers":[{}]}}"#, entry(""), many(501)), OCI, Unacceptable),
+        ("1001 entries", format!(r#"{{"manifests":[{}]}}"#, many(1001)), INDEX, Unacceptable),
+        ("too long", " ".repeat(5 << 20), OCI, Unacceptable),
+        ("repeated key", format!(r#"{{"config":{0},"config":{0}}}"#, entry("")), OCI, Corrupt),
+        ("negative size", descriptor(&good, "-1"), OCI, Corrupt),
+        ("huge size", descriptor(&good, "1e30"), OCI, Corrupt),
+        ("larger than Go's", descriptor(&good, "9223372036854775808"), OCI, Corrupt),
+        ("md5", descriptor("md5:00", "1"), OCI, Corrupt),
+        ("short", descriptor("sha256:00", "1"), OCI, Corrupt),
+        ("path", descriptor("sha256:../../etc", "1"), OCI, Corrupt),
+        ("upper case", descriptor(&good.to_uppercase(), "1"), OCI, Corrupt),
+    ] {
+        let error = ManifestDocument::parse(text.as_bytes(), content_type).expect_err(name);
+        assert_eq!(error.kind(), kind, "{name}: {error}");
+        assert!(error.chain().len() < 600, "{name}: the message is as long as the input");
+    }
+}
+
+#[test]
+fn each_layer_type_is_unpacked_or_refused_by_name() {
+    for (media_type, kind) in [
+        ("application/vnd.oci.image.layer.v1.tar", LayerKind::Tar(Compression::None)),
+        ("application/vnd.oci.image.layer.v1.tar+gzip", LayerKind::Tar(Compression::Gzip)),
+        ("application/vnd.oci.image.layer.v1.tar+zstd", LayerKind::Tar(Compression::Zstd)),
+        ("application/vnd.docker.image.rootfs.diff.tar.gzip", LayerKind::Tar(Compression::Gzip)),
+        ("application/vnd.docker.image.rootfs.diff.tar", LayerKind::Tar(Compression::None)),
+        ("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", LayerKind::Foreign),
+        ("application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", LayerKind::Foreign),
+        ("application/vnd.oci.image.layer.v1.tar+gzip+encrypted", LayerKind::Encrypted),
+        ("application/vnd.oci.image.layer.v1.tar+lzma", LayerKind::Unknown),
+        ("", LayerKind::Unknown),
+    ] {
+        assert_eq!(LayerKind::of(media_type), kind, "{media_type}");
+        let descriptor: Descriptor =
+            serde_json::from_str(&format!(r#"{{"mediaType":"{media_type}","digest":"sha256:{HEX}","size":1}}"#))
+                .unwrap();
+        match descriptor.layer_compression() {
+            Ok(compression) => assert_eq!(kind, LayerKind::Tar(compression)),
+            Err(error) => {
+                assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
+                assert!(error.to_string().contains(HEX), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_configuration_is_read_as_written() {
+    let config = ImageConfig::parse(
+        format!(
+            r#"{{"architecture":"amd64","os":"linux","config":{{"User":"1000:1000","Env":["A=b"],"Cmd":null,
+               "Entrypoint":["/x"],"WorkingDir":"/w","Labels":null,"Volumes":{{"/../v":{{}}}}}},
+               "rootfs":{{"type":"layers","diff_ids":["sha256:{HEX}"]}},"history":[{{}}]}}"#
+        )
+        .as_bytes(),
+    )
+    .unwrap();
+    assert_eq!(config.user, "1000:1000");
+    assert_eq!(config.env, ["A=b"]);
+    assert_eq!(config.entrypoint, ["/x"]);
+    assert_eq!(config.volumes, ["/../v"]);
+    assert_eq!(config.diff_ids.len(), 1);
+    assert!(config.check_platform(&"linux/amd64".parse().unwrap()).is_ok());
+    assert!(config.check_platform(&"linux/arm64".parse().unwrap()).is_err());
+}
+
+#[test]
+fn a_configuration_may_say_nothing_but_not_nonsense() {
+    for text in ["{}", r#"{"config":null,"rootfs":null}"#, r#"{"rootfs":{"diff_ids":null}}"#] {
+        let config = ImageConfig::parse(text.as_bytes()).unwrap();
+        assert_eq!(config, ImageConfig::default(), "{text}");
+        assert!(config.check_platform(&"linux/arm64".parse().unwrap()).is_ok());
+    }
+    for text in ["", "<html>", "[]", r#"{"rootfs":{"diff_ids":["sha256:0"]}}"#] {
+        assert_eq!(ImageConfig::parse(text.as_bytes()).unwrap_err().kind(), RuntimeErrorKind::Corrupt, "{text}");
+    }
+}
