@@ -1,3 +1,4 @@
 //! An image service without a runtime: engine, registry, manifest, store, unpack.
 
 pub mod manifest;
+pub mod registry;

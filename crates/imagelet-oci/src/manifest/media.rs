@@ -84,6 +84,15 @@ impl DocumentKind {
         }
     }
 
+    /// The OCI name of a kind.
+    pub(crate) fn oci_media_type(self) -> &'static str {
+        match self {
+            Self::Image => OCI_MANIFEST,
+            Self::Index => OCI_INDEX,
+            Self::Schema1 => "application/vnd.docker.distribution.manifest.v1+json",
+        }
+    }
+
     /// Whether an index entry of this type can end at an image.
     pub(crate) fn may_lead_to_image(media_type: &str) -> bool {
         matches!(Self::of(&essence(media_type)), Some(Self::Image | Self::Index))

@@ -134,6 +134,28 @@ impl ManifestDocument {
         })?;
         raw.decide(&content_type)
     }
+
+    /// What a document that was read is called: by its transport, by itself, or by what it turned out to be.
+    pub(crate) fn media_type(bytes: &[u8], content_type: &str, read: &Self) -> String {
+        let named = essence(content_type);
+        if !named.is_empty() {
+            return named;
+        }
+        let own = object::<Raw>(bytes).map(|raw| essence(&raw.media_type)).unwrap_or_default();
+        if own.is_empty() { read.kind().oci_media_type().to_owned() } else { own }
+    }
+
+    /// Whether a media type, where it is known at all, names this kind of document.
+    pub(crate) fn is_called(&self, media_type: &str) -> bool {
+        DocumentKind::of(&essence(media_type)).is_none_or(|kind| kind == self.kind())
+    }
+
+    fn kind(&self) -> DocumentKind {
+        match self {
+            Self::Image(_) => DocumentKind::Image,
+            Self::Index(_) => DocumentKind::Index,
+        }
+    }
 }
 
 impl Raw {

@@ -1,0 +1,299 @@
+//! Proves to a registry who asks.
+//!
+//! **Invariant:** a credential, and every token got with it, lives in one pull session and is shown to one origin: the
+//! registry it was given for, and the token service that registry names, if that passes [`check_realm`].
+
+use std::{fmt, sync::PoisonError, time::Duration};
+
+use base64::Engine as _;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use imagelet_core::{
+    credentials::{Credential, CredentialKind, Secret},
+    runtime::RuntimeError,
+};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::{
+    Registry,
+    challenge::{Challenge, challenges},
+    error::{Failure, denied, explanation, unavailable},
+    hosts::Host,
+    session::PullSession,
+    target::{Origin, Target},
+    transport::{Redirects, Request},
+};
+
+/// Longest answer of a token service.
+const TOKEN_BYTES_MAX: usize = 1 << 20;
+/// Time a token service has for all of its answer.
+const TOKEN_TIMEOUT: Duration = Duration::from_secs(30);
+const CLIENT_ID: &str = "imagelet";
+const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// What a host is shown until it no longer takes it.
+#[derive(Clone)]
+pub(super) struct Grant {
+    pub(super) header: HeaderValue,
+    /// For taking it out of messages.
+    pub(super) secret: Secret,
+    /// Tells a grant from the one it replaced.
+    pub(super) number: u64,
+}
+
+impl fmt::Debug for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grant").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl Grant {
+    /// The grant of a credential that needs no exchange.
+    pub(super) fn ready(credential: &Credential) -> Option<Self> {
+        match &credential.kind {
+            CredentialKind::RegistryToken(token) => Self::new("Bearer", token.clone(), 0).ok(),
+            CredentialKind::Basic { .. } | CredentialKind::IdentityToken(_) => None,
+        }
+    }
+
+    fn new(scheme: &str, secret: Secret, number: u64) -> Result<Self, http::header::InvalidHeaderValue> {
+        let mut header = HeaderValue::try_from(format!("{scheme} {}", secret.expose()))?;
+        header.set_sensitive(true);
+        Ok(Self { header, secret, number })
+    }
+}
+
+/// What goes behind `Basic`.
+pub(super) fn basic(username: &str, password: &Secret) -> Secret {
+    Secret::new(base64::engine::general_purpose::STANDARD.encode(format!("{username}:{}", password.expose())))
+}
+
+impl Registry {
+    /// Answers a 401: gets what the challenge asks for. `shown` is the grant that was not taken.
+    pub(super) async fn authenticate(
+        &self,
+        session: &PullSession,
+        index: usize,
+        headers: &HeaderMap,
+        shown: Option<u64>,
+    ) -> Result<(), Failure> {
+        let host = session.host(index);
+        let place = host.origin.authority();
+        if session.grant(index).map(|grant| grant.number) != shown {
+            return Ok(()); // Another request of this pull was quicker.
+        }
+        let credential = session.credential_for(host);
+        if matches!(credential.map(|credential| &credential.kind), Some(CredentialKind::RegistryToken(_))) {
+            return Err(session.denied(index, None).into());
+        }
+        let challenges = challenges(headers).map_err(|error| {
+            denied(format!("registry `{place}` asks for a credential unintelligibly")).caused_by(error)
+        })?;
+        let number = shown.map_or(0, |number| number + 1);
+        let secret = if let Some(bearer) = challenges.iter().find(|challenge| challenge.scheme == "bearer") {
+            ("Bearer", self.token(session, index, bearer).await?)
+        } else if challenges.iter().any(|challenge| challenge.scheme == "basic") {
+            match credential.map(|credential| &credential.kind) {
+                Some(CredentialKind::Basic { username, password }) if shown.is_none() => {
+                    ("Basic", basic(username, password))
+                }
+                _ => return Err(session.denied(index, None).into()),
+            }
+        } else {
+            return Err(
+                denied(format!("registry `{place}` asks for a kind of credential that is not supported")).into()
+            );
+        };
+        let grant = Grant::new(secret.0, secret.1, number)
+            .map_err(|_| denied(format!("the credential for registry `{place}` cannot be sent in a header")))?;
+        *session.grant_slot(index).lock().unwrap_or_else(PoisonError::into_inner) = Some(grant);
+        Ok(())
+    }
+
+    /// Gets a token that allows to pull this one repository.
+    async fn token(&self, session: &PullSession, index: usize, challenge: &Challenge) -> Result<Secret, Failure> {
+        let host = session.host(index);
+        let realm = challenge.parameter("realm").unwrap_or_default();
+        let target = check_realm(realm, &host.origin)?;
+        let place = target.origin.authority();
+        let credential = session.credential_for(host);
+        let request = token_request(target, challenge.parameter("service"), &session.scope(host), credential, host)?;
+        let exchange = async {
+            let answer = self.transport().send(request).await?;
+            let (body, cut) = self
+                .transport()
+                .read(answer.body, TOKEN_BYTES_MAX)
+                .await
+                .map_err(|error| error.failure("a token", &place))?;
+            if cut {
+                return Err(
+                    denied(format!("token service `{place}` answered with more than {TOKEN_BYTES_MAX} bytes")).into()
+                );
+            }
+            let kind =
+                answer.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+            if answer.status == StatusCode::OK {
+                return read_token(&body).ok_or_else(|| {
+                    denied(format!("token service `{place}` answered without a token{}", of_type(kind))).into()
+                });
+            }
+            let words = explanation(kind, &body[..body.len().min(8 << 10)], body.len() > 8 << 10, &session.secrets());
+            Err(token_refused(session, index, &place, answer.status, words))
+        };
+        match tokio::time::timeout(TOKEN_TIMEOUT, exchange).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                Err(unavailable(format!("token service `{place}` did not answer within {} s", TOKEN_TIMEOUT.as_secs()))
+                    .into())
+            }
+        }
+    }
+}
+
+fn of_type(content_type: &str) -> String {
+    let essence = crate::manifest::essence(content_type);
+    if essence.is_empty() { String::new() } else { format!(", with `{}`", crate::manifest::printable(&essence)) }
+}
+
+fn token_refused(
+    session: &PullSession,
+    index: usize,
+    place: &str,
+    status: StatusCode,
+    words: Option<String>,
+) -> Failure {
+    let words = words.map(|words| format!(": {words}")).unwrap_or_default();
+    let message = format!("token service `{place}` answered {status}{words}");
+    match status.as_u16() {
+        401 | 403 => session.denied(index, Some(message)).into(),
+        408 | 429 | 500..=599 => Failure::passing(unavailable(message)),
+        _ => denied(message).into(),
+    }
+}
+
+/// The request for a token: a GET, or a POST when a refresh token is to be exchanged.
+fn token_request(
+    target: Target,
+    service: Option<&str>,
+    scope: &str,
+    credential: Option<&Credential>,
+    host: &Host,
+) -> Result<Request, RuntimeError> {
+    let pair = |name: &str, value: &str| format!("{name}={}", utf8_percent_encode(value, QUERY));
+    let mut query: Vec<String> = service.map(|service| pair("service", service)).into_iter().collect();
+    query.push(pair("scope", scope));
+    let mut bound = HeaderMap::new();
+    let mut form = None;
+    match credential.map(|credential| &credential.kind) {
+        Some(CredentialKind::Basic { username, password }) => {
+            let unsendable = |_| denied("the credential cannot be sent in a header");
+            bound.insert(
+                header::AUTHORIZATION,
+                Grant::new("Basic", basic(username, password), 0).map_err(unsendable)?.header,
+            );
+            query.push(pair("account", username));
+        }
+        Some(CredentialKind::IdentityToken(token)) => {
+            let exchange = [
+                pair("grant_type", "refresh_token"),
+                pair("client_id", CLIENT_ID),
+                pair("refresh_token", token.expose()),
+            ];
+            form = Some(exchange.into_iter().chain(query.drain(..)).collect::<Vec<_>>().join("&"));
+        }
+        Some(CredentialKind::RegistryToken(_)) | None => {}
+    }
+    let target = if query.is_empty() { target } else { target.with_query(&query.join("&")) };
+    // The token service is verified as the registry is, but shown a certificate only where it is the registry.
+    let mut tls = host.tls.clone();
+    tls.identity = tls.identity.filter(|_| target.origin == host.origin);
+    Ok(Request { target, tls, bound, open: HeaderMap::new(), form, redirects: Redirects::SameOrigin })
+}
+
+/// Where a challenge sends for a token, if credentials may go there.
+///
+/// It need not be the registry's own host (Docker Hub's is not), so the rules are: encrypted, unless the registry
+/// itself is not and it is the same host; and no address inside the network, unless the registry is one.
+fn check_realm(realm: &str, registry: &Origin) -> Result<Target, RuntimeError> {
+    let place = registry.authority();
+    let refuse = |why: String| denied(format!("registry `{place}` names a token service that is not asked: {why}"));
+    if realm.is_empty() {
+        return Err(refuse("its address is missing".to_owned()));
+    }
+    let target = Target::parse(realm).map_err(|problem| refuse(format!("its address is {problem}")))?;
+    let authority = realm.split("://").nth(1).unwrap_or_default().split(['/', '?', '#']).next().unwrap_or_default();
+    if authority.contains('@') {
+        return Err(refuse("its address has a user in it".to_owned()));
+    }
+    let service = &target.origin;
+    let beside = service.is_same_host(registry) || (service.is_loopback() && registry.is_loopback());
+    if !service.is_https() && (registry.is_https() || !beside) {
+        return Err(refuse(format!("`{service}` is not encrypted")));
+    }
+    if service.is_internal() && !registry.is_internal() {
+        return Err(refuse(format!("`{service}` is inside the network, and the registry is not")));
+    }
+    Ok(target)
+}
+
+fn read_token(body: &[u8]) -> Option<Secret> {
+    #[derive(serde::Deserialize)]
+    struct Answer {
+        #[serde(default)]
+        token: Option<String>,
+        #[serde(default)]
+        access_token: Option<String>,
+    }
+    let answer: Answer = serde_json::from_slice(body).ok()?;
+    let token = answer.token.filter(|token| !token.is_empty()).or(answer.access_token)?;
+    (!token.is_empty()).then(|| Secret::new(token))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_service_is_asked_only_where_credentials_may_go() {
+        for (registry, realm, allowed) in [
+            ("https://registry-1.docker.io", "https://auth.docker.io/token", true),
+            ("https://r.example", "https://r.example/token?x=1", true),
+            ("https://r.example", "http://r.example/token", false),
+            ("https://r.example", "https://127.0.0.1/token", false),
+            ("https://r.example", "https://localhost/token", false),
+            ("https://r.example", "https://169.254.169.254/latest", false),
+            ("https://r.example", "https://[::1]/token", false),
+            ("https://r.example", "https://2130706433/token", false),
+            ("https://r.example", "https://user:pw@auth.example/token", false),
+            ("https://r.example", "file:///etc/passwd", false),
+            ("https://r.example", "/token", false),
+            ("https://r.example", "", false),
+            ("http://r.example:5000", "http://r.example:5001/token", true),
+            ("http://r.example:5000", "http://other.example/token", false),
+            ("http://r.example:5000", "https://other.example/token", true),
+            ("http://127.0.0.1:5000", "http://127.0.0.1:5001/token", true),
+            ("http://127.0.0.1:5000", "http://localhost:5001/token", true),
+            ("http://10.0.0.1:5000", "http://169.254.169.254/token", false),
+            ("https://10.0.0.1:5000", "https://10.0.0.2/token", true),
+        ] {
+            let origin = Target::parse(registry).unwrap().origin;
+            assert_eq!(check_realm(realm, &origin).is_ok(), allowed, "{registry} -> {realm}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_read_by_either_name() {
+        let token = |body: &str| read_token(body.as_bytes()).map(|token| token.expose().to_owned());
+        assert_eq!(token(r#"{"token":"a","access_token":"b","expires_in":60}"#).as_deref(), Some("a"));
+        assert_eq!(token(r#"{"access_token":"b"}"#).as_deref(), Some("b"));
+        for body in ["", "<html>", "{}", r#"{"token":""}"#, r#"{"token":null}"#, "[]"] {
+            assert_eq!(token(body), None, "{body}");
+        }
+    }
+
+    #[test]
+    fn a_grant_does_not_print() {
+        let grant = Grant::new("Basic", basic("user", &Secret::new("hunter2")), 0).unwrap();
+        assert!(!format!("{grant:?} {:?}", grant.header).contains("aHVudGVyMg"));
+        assert!(!format!("{grant:?}").contains("dXNlcjpodW50ZXIy"));
+    }
+}

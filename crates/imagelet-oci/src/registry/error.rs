@@ -1,0 +1,206 @@
+//! What goes wrong with a registry, said without its secrets.
+
+use std::{error::Error as StdError, time::Duration};
+
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+
+/// Most of a registry's own words that a message repeats.
+const BODY_SHOWN_MAX: usize = 1024;
+const REDACTED: &str = "[redacted]";
+
+/// An attempt that failed, and whether another may do better.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) error: RuntimeError,
+    pub(super) again: Again,
+}
+
+/// Whether to try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Again {
+    /// It would end the same way.
+    Never,
+    /// After a pause of our choice.
+    Soon,
+    /// After a pause of the registry's choice.
+    After(Duration),
+}
+
+impl Failure {
+    pub(super) fn passing(error: RuntimeError) -> Self {
+        Self { error, again: Again::Soon }
+    }
+}
+
+impl From<RuntimeError> for Failure {
+    fn from(error: RuntimeError) -> Self {
+        Self { error, again: Again::Never }
+    }
+}
+
+pub(super) fn denied(message: impl Into<String>) -> RuntimeError {
+    RuntimeError::new(RuntimeErrorKind::Denied, message)
+}
+
+pub(super) fn unavailable(message: impl Into<String>) -> RuntimeError {
+    RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message)
+}
+
+/// A request that got no answer.
+pub(super) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
+    let hint = tls_hint(&cause, host);
+    let error = unavailable(format!("could not reach registry `{host}`")).caused_by(cause);
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}
+
+/// What a user can do about a failed handshake.
+fn tls_hint(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let inner = error.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref());
+        let tls = error.downcast_ref::<rustls::Error>().or_else(|| inner.and_then(|inner| inner.downcast_ref()));
+        match tls {
+            Some(rustls::Error::InvalidCertificate(_)) => {
+                return Some(format!("if you trust it, name its certificate authority as `ca` in `{host}/hosts.toml`"));
+            }
+            Some(rustls::Error::InvalidMessage(_)) => {
+                return Some(format!(
+                    "if it speaks plain HTTP, say `server = \"http://{host}\"` in `{host}/hosts.toml`"
+                ));
+            }
+            Some(_) => return None,
+            None => next = error.source(),
+        }
+    }
+    None
+}
+
+/// A registry's own words, fit for a message: no control characters, no live secret, and short.
+///
+/// `cut` says that more followed; then the end, which may hold half a secret, is left out.
+pub(super) fn scrubbed(body: &[u8], cut: bool, secrets: &[String]) -> String {
+    let printable = |text: &str| text.chars().filter(|character| !is_hidden(*character)).collect::<String>();
+    // Hidden characters go first, or a secret written with one in its middle would come together afterwards.
+    let mut text = printable(&String::from_utf8_lossy(body));
+    let mut secrets: Vec<String> = secrets.iter().flat_map(|secret| spellings(&printable(secret))).collect();
+    secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    if cut {
+        let unsafe_tail = secrets.first().map_or(0, String::len);
+        text.truncate(floor(&text, text.len().saturating_sub(unsafe_tail)));
+    }
+    for secret in secrets.iter().filter(|secret| !secret.is_empty()) {
+        text = text.replace(secret.as_str(), REDACTED);
+    }
+    text = without_authorization(&text);
+    if text.len() > BODY_SHOWN_MAX {
+        text.truncate(floor(&text, BODY_SHOWN_MAX));
+        text.push('…');
+    }
+    text
+}
+
+/// The message of a registry's error document, or its plain text. Pages for browsers are not repeated.
+pub(super) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &[String]) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Document {
+        errors: Vec<Entry>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Entry {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let text = match serde_json::from_slice::<Document>(body) {
+        Ok(document) => {
+            let parts = document.errors.iter().take(4).map(|entry| match entry.message.as_str() {
+                "" => entry.code.clone(),
+                message => format!("{}: {message}", entry.code),
+            });
+            scrubbed(parts.collect::<Vec<_>>().join("; ").as_bytes(), false, secrets)
+        }
+        Err(_) if content_type.starts_with("text/html") => return None,
+        Err(_) => scrubbed(body, cut, secrets),
+    };
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// The ways a secret may be written in an answer.
+fn spellings(secret: &str) -> Vec<String> {
+    if secret.is_empty() {
+        return Vec::new();
+    }
+    let url = percent_encoding::utf8_percent_encode(secret, percent_encoding::NON_ALPHANUMERIC).to_string();
+    let json = serde_json::to_string(secret).unwrap_or_default();
+    vec![secret.to_owned(), url, json.trim_matches('"').to_owned()]
+}
+
+/// Takes out whatever follows the name of an authentication scheme.
+fn without_authorization(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut follows_scheme = false;
+    for (index, word) in text.split(' ').enumerate() {
+        if index > 0 {
+            kept.push(' ');
+        }
+        let looks_secret = word.len() >= 12 && !word.bytes().all(|byte| byte.is_ascii_lowercase());
+        kept.push_str(if follows_scheme && looks_secret { REDACTED } else { word });
+        let bare = word.trim_matches(|character: char| !character.is_ascii_alphanumeric()).to_ascii_lowercase();
+        follows_scheme = bare.ends_with("bearer") || bare.ends_with("basic");
+    }
+    kept
+}
+
+fn is_hidden(character: char) -> bool {
+    character.is_control() || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{feff}')
+}
+
+fn floor(text: &str, mut index: usize) -> usize {
+    while !text.is_char_boundary(index) {
+        index -= 1;
+    }
+    index
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_repeated_without_its_secrets() {
+        let secrets = ["p@ss\"word".to_owned(), "dXNlcjpwYXNz".to_owned()];
+        for (body, shown) in [
+            ("no p@ss\"word here", "no [redacted] here"),
+            ("no p@s\u{0}s\"word here", "no [redacted] here"),
+            ("no p%40ss%22word here", "no [redacted] here"),
+            (r#"{"pw":"p@ss\"word"}"#, r#"{"pw":"[redacted]"}"#),
+            ("Authorization: Basic dXNlcjpwYXNz", "Authorization: Basic [redacted]"),
+            ("Authorization: Bearer abcdefgh.ijklmnop", "Authorization: Bearer [redacted]"),
+            ("the basic authentication failed", "the basic authentication failed"),
+            ("a\r\nb\u{1b}[31m", "ab[31m"),
+        ] {
+            assert_eq!(scrubbed(body.as_bytes(), false, &secrets), shown, "{body:?}");
+        }
+    }
+
+    #[test]
+    fn half_a_secret_at_the_cut_is_left_out_and_long_answers_end() {
+        let secrets = ["secrettoken".to_owned()];
+        assert_eq!(scrubbed(b"before secrettok", true, &secrets), "befor");
+        assert!(scrubbed(&[b'x'; 9000], true, &secrets).len() <= BODY_SHOWN_MAX + 4);
+    }
+
+    #[test]
+    fn an_error_document_is_reduced_to_its_words() {
+        let body = br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown","detail":{"Tag":"v9"}}]}"#;
+        let shown = explanation("application/json", body, false, &[]);
+        assert_eq!(shown.as_deref(), Some("MANIFEST_UNKNOWN: manifest unknown"));
+        assert_eq!(explanation("text/html", b"<html>", false, &[]), None);
+        assert_eq!(explanation("text/plain", b" gone \n", false, &[]).as_deref(), Some("gone"));
+    }
+}

@@ -1,0 +1,305 @@
+//! A registry on loopback that keeps or breaks its promises as a test asks, and remembers who asked it what.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    response::Response,
+};
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header};
+use imagelet_core::image::{Digest, Reference};
+
+pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+
+/// A running registry. Stops when dropped.
+#[derive(Debug)]
+pub(crate) struct FakeRegistry {
+    pub(crate) address: SocketAddr,
+    state: Arc<Mutex<Inner>>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+/// A request as it came in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) query: String,
+    pub(crate) authorization: Option<String>,
+    pub(crate) range: Option<String>,
+    pub(crate) body: String,
+}
+
+/// What a registry asks to be shown.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Guard {
+    /// Nothing.
+    #[default]
+    Open,
+    /// This user and password.
+    Basic(&'static str, &'static str),
+    /// A token from its own `/token`, which hands it out for this `Authorization` or form, or to anybody.
+    Bearer { shown: Option<String>, form: Option<String>, realm: Option<String> },
+    /// Something nobody has.
+    Never,
+}
+
+/// An answer instead of the usual one.
+#[derive(Clone, Debug)]
+pub(crate) enum Trick {
+    /// A status with headers and a body.
+    Answer(u16, Vec<(&'static str, String)>, Bytes),
+    /// So many bytes of the body, then the connection is cut.
+    CutAfter(usize),
+    /// So many bytes of the body, then nothing for ever.
+    StallAfter(usize),
+    /// The whole body whatever range was asked for.
+    IgnoreRange,
+    /// The usual answer with another header.
+    Header(&'static str, String),
+    /// The usual answer with another body, and no length told.
+    Body(Bytes),
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    documents: HashMap<String, (String, Bytes)>,
+    blobs: HashMap<String, Bytes>,
+    guard: Guard,
+    /// Tricks for paths that end so, each played so many times.
+    tricks: Vec<(String, u32, Trick)>,
+    seen: Vec<Seen>,
+    tokens: u32,
+}
+
+impl FakeRegistry {
+    pub(crate) async fn start() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let state = Arc::new(Mutex::new(Inner::default()));
+        let router = Router::new().fallback(serve).with_state((address, Arc::clone(&state)));
+        let server = tokio::spawn(async move {
+            axum::serve(listener, router).await.expect("serving loopback");
+        });
+        Self { address, state, server }
+    }
+
+    pub(crate) fn reference(&self, name: &str) -> Reference {
+        format!("{}/{name}", self.address).parse().expect("a reference")
+    }
+
+    pub(crate) fn guard(&self, guard: Guard) {
+        self.lock().guard = guard;
+    }
+
+    /// Plays a trick on so many requests for paths that end so.
+    pub(crate) fn trick(&self, path_end: impl Into<String>, times: u32, trick: Trick) {
+        self.lock().tricks.push((path_end.into(), times, trick));
+    }
+
+    /// Makes tokens that were handed out worthless.
+    pub(crate) fn expire_tokens(&self) {
+        self.lock().tokens += 1;
+    }
+
+    pub(crate) fn put_blob(&self, bytes: impl Into<Bytes>) -> Digest {
+        let bytes = bytes.into();
+        let digest = Digest::of(&bytes);
+        self.lock().blobs.insert(digest.to_string(), bytes);
+        digest
+    }
+
+    pub(crate) fn put_document(&self, tag: &str, media_type: &str, bytes: impl Into<Bytes>) -> Digest {
+        let bytes = bytes.into();
+        let digest = Digest::of(&bytes);
+        let mut inner = self.lock();
+        for name in [tag.to_owned(), digest.to_string()] {
+            inner.documents.insert(name, (media_type.to_owned(), bytes.clone()));
+        }
+        digest
+    }
+
+    /// An image of some layers under a tag; answers the digest of its manifest.
+    pub(crate) fn put_image(&self, tag: &str, layers: &[&[u8]]) -> Digest {
+        let config = br#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
+        let describe = |media_type: &str, bytes: &[u8]| {
+            let digest = self.put_blob(bytes.to_vec());
+            format!(r#"{{"mediaType":"{media_type}","digest":"{digest}","size":{}}}"#, bytes.len())
+        };
+        let layers: Vec<String> = layers.iter().map(|layer| describe(LAYER, layer)).collect();
+        let config = describe("application/vnd.oci.image.config.v1+json", config);
+        let layers = layers.join(",");
+        let text =
+            format!(r#"{{"schemaVersion":2,"mediaType":"{OCI_MANIFEST}","config":{config},"layers":[{layers}]}}"#);
+        self.put_document(tag, OCI_MANIFEST, text)
+    }
+
+    /// What was asked since the last call.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.lock().seen)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.state.lock().expect("no test panicked in here")
+    }
+}
+
+impl Drop for FakeRegistry {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn serve(State((address, state)): State<(SocketAddr, Arc<Mutex<Inner>>)>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let body = axum::body::to_bytes(body, 1 << 20).await.unwrap_or_default();
+    let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let seen = Seen {
+        method: head.method.to_string(),
+        path: head.uri.path().to_owned(),
+        query: head.uri.query().unwrap_or_default().to_owned(),
+        authorization: header(header::AUTHORIZATION),
+        range: header(header::RANGE),
+        body: String::from_utf8_lossy(&body).into_owned(),
+    };
+    let mut inner = state.lock().expect("no test panicked in here");
+    inner.seen.push(seen.clone());
+    let trick = inner.tricks.iter_mut().find(|(end, times, _)| *times > 0 && seen.path.ends_with(end.as_str()));
+    let trick = trick.map(|(_, times, trick)| {
+        *times -= 1;
+        trick.clone()
+    });
+    if let Some(Trick::Answer(status, headers, body)) = trick {
+        return answer(status, &headers, body);
+    }
+    if seen.path == "/token" {
+        return inner.token(&seen);
+    }
+    if let Some(refusal) = inner.check(address, seen.authorization.as_deref()) {
+        return refusal;
+    }
+    inner.content(&seen, trick, &head.headers)
+}
+
+impl Inner {
+    fn token(&self, seen: &Seen) -> Response {
+        let Guard::Bearer { shown, form, .. } = &self.guard else { return answer(404, &[], Bytes::new()) };
+        let allowed = match form {
+            Some(form) => seen.method == "POST" && seen.body.contains(form.as_str()),
+            None => shown.is_none() || seen.authorization == *shown,
+        };
+        if !allowed {
+            return answer(401, &[], Bytes::from_static(b"who are you"));
+        }
+        let text = format!(r#"{{"token":"token-{}","expires_in":60}}"#, self.tokens);
+        answer(200, &[("content-type", "application/json".to_owned())], text.into())
+    }
+
+    fn check(&self, address: SocketAddr, authorization: Option<&str>) -> Option<Response> {
+        use base64::Engine as _;
+        let (challenge, wanted) = match &self.guard {
+            Guard::Open => return None,
+            Guard::Never => (r#"Basic realm="fake""#.to_owned(), None),
+            Guard::Basic(user, password) => {
+                let pair = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
+                (r#"Basic realm="fake""#.to_owned(), Some(format!("Basic {pair}")))
+            }
+            Guard::Bearer { realm, .. } => {
+                let realm = realm.clone().unwrap_or_else(|| format!("http://{address}/token"));
+                let challenge = format!(r#"Bearer realm="{realm}",service="fake",scope="repository:everything:*""#);
+                (challenge, Some(format!("Bearer token-{}", self.tokens)))
+            }
+        };
+        if wanted.is_some() && authorization == wanted.as_deref() {
+            return None;
+        }
+        let echo = format!("you sent {}", authorization.unwrap_or("nothing"));
+        Some(answer(401, &[("www-authenticate", challenge)], echo.into()))
+    }
+
+    fn content(&self, seen: &Seen, trick: Option<Trick>, headers: &HeaderMap) -> Response {
+        let name = seen.path.rsplit('/').next().unwrap_or_default();
+        let (media_type, bytes) = if seen.path.contains("/manifests/") {
+            match self.documents.get(name) {
+                Some(found) => found.clone(),
+                None => {
+                    return answer(404, &[], r#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"unknown"}]}"#.into());
+                }
+            }
+        } else {
+            match self.blobs.get(name) {
+                Some(bytes) => ("application/octet-stream".to_owned(), bytes.clone()),
+                None => return answer(404, &[], r#"{"errors":[{"code":"BLOB_UNKNOWN","message":"unknown"}]}"#.into()),
+            }
+        };
+        let mut told = BTreeMap::from([("content-type", media_type)]);
+        if seen.path.contains("/manifests/") {
+            told.insert("docker-content-digest", Digest::of(&bytes).to_string());
+        }
+        let total = bytes.len();
+        let offset = headers
+            .get(header::RANGE)
+            .filter(|_| !matches!(trick, Some(Trick::IgnoreRange)))
+            .and_then(|range| range.to_str().ok()?.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
+        let (status, bytes) = match offset {
+            Some(offset) => {
+                told.insert("content-range", format!("bytes {offset}-{}/{total}", total - 1));
+                (206, bytes.slice(offset..))
+            }
+            None => (200, bytes),
+        };
+        let body = match trick {
+            Some(Trick::CutAfter(count)) => broken(&bytes, count, false, &mut told),
+            Some(Trick::StallAfter(count)) => broken(&bytes, count, true, &mut told),
+            Some(Trick::Body(bytes)) => unmeasured(bytes),
+            Some(Trick::Header(name, value)) => {
+                told.insert(name, value);
+                Body::from(bytes)
+            }
+            _ => Body::from(bytes),
+        };
+        let mut response = Response::builder().status(status);
+        for (name, value) in told {
+            response = response.header(name, value);
+        }
+        response.body(body).expect("a response")
+    }
+}
+
+fn answer(status: u16, headers: &[(&'static str, String)], body: Bytes) -> Response {
+    let mut response = Response::builder().status(StatusCode::from_u16(status).expect("a status"));
+    for (name, value) in headers {
+        response = response.header(*name, value);
+    }
+    response.body(Body::from(body)).expect("a response")
+}
+
+/// A body that promises all and sends a part.
+fn broken(bytes: &Bytes, count: usize, stalls: bool, told: &mut BTreeMap<&str, String>) -> Body {
+    use futures_util::{StreamExt as _, stream};
+    told.insert("content-length", bytes.len().to_string());
+    let part = bytes.slice(..count.min(bytes.len()));
+    let start = stream::iter([Ok::<_, std::io::Error>(part)]);
+    if stalls {
+        return Body::from_stream(start.chain(stream::pending()));
+    }
+    // The part must leave before the connection is cut, so the cut waits for its turn.
+    let cut = stream::once(async {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        Err(std::io::Error::other("cut"))
+    });
+    Body::from_stream(start.chain(cut))
+}
+
+fn unmeasured(bytes: Bytes) -> Body {
+    Body::from_stream(futures_util::stream::iter([Ok::<_, std::io::Error>(bytes)]))
+}

@@ -1,0 +1,104 @@
+//! Asks registries for manifests and blobs.
+//!
+//! ```text
+//! resolve, blob      what is asked, and what of the answer is believed
+//!   ask              one question put to mirrors and registry in order, again where that may help
+//!     auth, challenge    a 401 answered, once
+//!     transport, target  one request, its redirects, and what is left behind at them
+//!       tls              connections
+//! hosts              where to ask;  session: as whom;  error: how it is told
+//! ```
+//!
+//! Nothing here outlives a pull but connections: a token got with one credential never serves another.
+
+mod ask;
+mod auth;
+mod blob;
+mod challenge;
+mod error;
+mod hosts;
+mod resolve;
+mod session;
+mod target;
+mod tls;
+mod transport;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use http::HeaderValue;
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+
+use self::{tls::Clients, transport::Transport};
+
+pub use blob::BlobStream;
+pub use resolve::{Document, Resolved};
+pub use session::PullSession;
+
+/// How registries are asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistryConfig {
+    /// Trees of `HOST/hosts.toml`, the first that knows a host wins.
+    pub hosts_dirs: Vec<PathBuf>,
+    /// Time from a request to the head of its answer, connecting included.
+    pub header_timeout: Duration,
+    /// Time without any byte after which an answer is given up. A trickle counts as none.
+    pub progress_timeout: Duration,
+    /// How often one thing is asked for again after it failed in a way that may pass.
+    pub retries: u32,
+    /// Who asks.
+    pub user_agent: String,
+}
+
+impl Default for RegistryConfig {
+    fn default() -> Self {
+        Self {
+            hosts_dirs: Vec::new(),
+            header_timeout: Duration::from_secs(30),
+            progress_timeout: Duration::from_secs(60),
+            retries: 4,
+            user_agent: concat!("imagelet/", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
+}
+
+/// A client for all registries. Cheap to clone; clones share their connections.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    hosts_dirs: Vec<PathBuf>,
+    retries: u32,
+    transport: Transport,
+}
+
+impl Registry {
+    /// A client. Reads the system's certificate authorities.
+    ///
+    /// # Errors
+    /// When the user agent cannot be sent in a header.
+    pub fn new(config: RegistryConfig) -> Result<Self, RuntimeError> {
+        let user_agent = HeaderValue::try_from(&config.user_agent).map_err(|error| {
+            RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the user agent cannot be sent in a header")
+                .caused_by(error)
+        })?;
+        let transport = Transport {
+            clients: Clients::new(config.header_timeout),
+            header_timeout: config.header_timeout,
+            progress_timeout: config.progress_timeout,
+            user_agent,
+        };
+        Ok(Self { shared: Arc::new(Shared { hosts_dirs: config.hosts_dirs, retries: config.retries, transport }) })
+    }
+
+    fn transport(&self) -> &Transport {
+        &self.shared.transport
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod fake;
+#[cfg(test)]
+mod tests;

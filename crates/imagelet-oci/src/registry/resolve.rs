@@ -1,0 +1,240 @@
+//! From a name to the manifest for a platform, each step held to the digest the step before it named.
+
+use bytes::Bytes;
+use http::{StatusCode, header};
+use imagelet_core::{
+    credentials::Credential,
+    image::{Digest, DigestAlgorithm, DigestError, Platform, Reference},
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+
+use super::{
+    PullSession, Registry,
+    ask::{Budget, Question},
+    error::Failure,
+    hosts,
+};
+use crate::manifest::{
+    Descriptor, INDEX_DEPTH_MAX, MANIFEST_BYTES_MAX, MANIFEST_MEDIA_TYPES, Manifest, ManifestDocument, corrupt,
+    printable, unacceptable,
+};
+
+/// What a reference named, and the image it leads to.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// For fetching the rest.
+    pub session: PullSession,
+    /// What the reference named.
+    pub root: Document,
+    /// The image manifest; the same as `root` where no index stands between.
+    pub chosen: Document,
+    /// `chosen`, read.
+    pub manifest: Manifest,
+}
+
+/// A manifest or index as it was sent; its digest is checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// The digest of `bytes`.
+    pub digest: Digest,
+    /// What it is, by itself or by its registry.
+    pub media_type: String,
+    /// It, byte for byte.
+    pub bytes: Bytes,
+}
+
+impl Registry {
+    /// Finds the image that a reference names for a platform.
+    ///
+    /// # Errors
+    /// `NotFound`, `Denied`, `RegistryUnavailable` by the registry's answer; `Corrupt` when a digest, size or format is
+    /// not as promised; `Unacceptable` when the image is not for this platform or breaks a limit.
+    pub async fn resolve(
+        &self,
+        reference: &Reference,
+        credential: Option<&Credential>,
+        platform: &Platform,
+    ) -> Result<Resolved, RuntimeError> {
+        let hosts = self.hosts(reference).await?;
+        let session = PullSession::new(reference.canonical(), hosts, credential.cloned());
+        let (root, mut read) = self.fetch_manifest(&session, &Wanted::Named(reference)).await?;
+        let mut chosen = root.clone();
+        for _ in 0..=INDEX_DEPTH_MAX {
+            match read {
+                ManifestDocument::Image(manifest) => return Ok(Resolved { session, root, chosen, manifest }),
+                ManifestDocument::Index(index) => {
+                    let entry = index.choose(platform).map_err(|error| about(error, &format!("`{reference}`")))?;
+                    (chosen, read) = self.fetch_manifest(&session, &Wanted::Entry(entry)).await?;
+                }
+            }
+        }
+        Err(unacceptable(format!("`{reference}` is an index of more than {INDEX_DEPTH_MAX} levels")))
+    }
+
+    async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
+        let domain = reference.domain().to_owned();
+        if domain.is_empty() {
+            let message = format!("`{reference}` names no registry");
+            return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message));
+        }
+        let shared = std::sync::Arc::clone(&self.shared);
+        tokio::task::spawn_blocking(move || hosts::load(&shared.hosts_dirs, &domain))
+            .await
+            .map_err(|error| RuntimeError::other("reading the registry configuration was given up").caused_by(error))?
+    }
+
+    /// Fetches a manifest from the first host that has it as it should be.
+    async fn fetch_manifest(
+        &self,
+        session: &PullSession,
+        wanted: &Wanted<'_>,
+    ) -> Result<(Document, ManifestDocument), RuntimeError> {
+        let question = wanted.question(session);
+        let indexes = question.hosts(session)?;
+        let mut before = Vec::new();
+        let (last, mirrors) = indexes.split_last().expect("there is a host to ask");
+        for index in mirrors {
+            match self.fetch_manifest_from(session, *index, wanted, &question).await {
+                Ok(found) => return Ok(found),
+                Err(failure) => before.push(passed_over(session, *index, &failure)),
+            }
+        }
+        let mut budget = Budget::new(self.shared.retries);
+        loop {
+            match self.fetch_manifest_from(session, *last, wanted, &question).await {
+                Ok(found) => return Ok(found),
+                Err(failure) => budget.pause(failure).await.map_err(|error| after_mirrors(error, &before))?,
+            }
+        }
+    }
+
+    async fn fetch_manifest_from(
+        &self,
+        session: &PullSession,
+        index: usize,
+        wanted: &Wanted<'_>,
+        question: &Question,
+    ) -> Result<(Document, ManifestDocument), Failure> {
+        let answer = self.ask_host(session, index, question).await?;
+        let place = answer.target.origin.authority();
+        let subject = &question.subject;
+        if answer.status != StatusCode::OK {
+            return Err(corrupt(format!("registry `{place}` answered {} for {subject}", answer.status)).into());
+        }
+        let text = |name: &str| answer.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let content_type = text(header::CONTENT_TYPE.as_str()).to_owned();
+        let claimed = text("docker-content-digest").to_owned();
+        let limit = usize::try_from(MANIFEST_BYTES_MAX).unwrap_or(usize::MAX);
+        let (bytes, cut) =
+            self.transport().read(answer.body, limit).await.map_err(|error| error.failure(subject, &place))?;
+        if cut {
+            return Err(
+                unacceptable(format!("the manifest of {subject} is larger than {MANIFEST_BYTES_MAX} bytes")).into()
+            );
+        }
+        let context = format!("registry `{place}` sent no usable manifest for {subject}");
+        let digest = wanted.verified(&bytes, &claimed).map_err(|error| about(error, &context))?;
+        let read = ManifestDocument::parse(&bytes, &content_type).map_err(|error| about(error, &context))?;
+        let media_type = ManifestDocument::media_type(&bytes, &content_type, &read);
+        wanted.check_kind(&read, &media_type).map_err(|error| about(error, &context))?;
+        Ok((Document { digest, media_type, bytes }, read))
+    }
+}
+
+/// Which manifest is wanted.
+enum Wanted<'a> {
+    /// By tag or digest.
+    Named(&'a Reference),
+    /// As an index describes it.
+    Entry(&'a Descriptor),
+}
+
+impl Wanted<'_> {
+    fn question(&self, session: &PullSession) -> Question {
+        let (name, is_tag) = match self {
+            Self::Named(reference) => match (reference.digest(), reference.tag()) {
+                (Some(digest), _) => (digest.to_string(), false),
+                (None, tag) => (tag.unwrap_or("latest").to_owned(), true),
+            },
+            Self::Entry(entry) => (entry.digest.to_string(), false),
+        };
+        let subject = match self {
+            Self::Named(reference) => format!("`{reference}`"),
+            Self::Entry(entry) => format!("`{}`", session.reference().with_digest(entry.digest.clone())),
+        };
+        let accept = Some(MANIFEST_MEDIA_TYPES);
+        Question { path: format!("manifests/{name}"), accept, offset: None, is_tag, subject }
+    }
+
+    /// The digest of what came, when it is what was wanted and what the registry said it sent.
+    fn verified(&self, bytes: &[u8], claimed: &str) -> Result<Digest, RuntimeError> {
+        let wanted = match self {
+            Self::Named(reference) => reference.digest(),
+            Self::Entry(entry) => {
+                if entry.size != bytes.len() as u64 {
+                    return Err(corrupt(format!("its size is {}, not {} as the index says", bytes.len(), entry.size)));
+                }
+                Some(&entry.digest)
+            }
+        };
+        if let Some(digest) = wanted {
+            verify(digest, bytes)?;
+        }
+        if claimed.is_empty() {
+            return Ok(wanted.cloned().unwrap_or_else(|| Digest::of(bytes)));
+        }
+        let claimed: Digest = claimed.parse().map_err(|error: DigestError| {
+            corrupt(format!("the registry calls it `{}`, which is no digest", printable(claimed))).caused_by(error)
+        })?;
+        verify(&claimed, bytes)?;
+        Ok(wanted.cloned().unwrap_or(claimed))
+    }
+
+    /// An index entry said what it would be.
+    fn check_kind(&self, read: &ManifestDocument, media_type: &str) -> Result<(), RuntimeError> {
+        match self {
+            Self::Entry(entry) if !read.is_called(&entry.media_type) => {
+                Err(corrupt(format!("it is `{media_type}`, not `{}` as the index says", printable(&entry.media_type))))
+            }
+            Self::Entry(_) | Self::Named(_) => Ok(()),
+        }
+    }
+}
+
+/// Checks some bytes against a digest.
+pub(super) fn verify(wanted: &Digest, bytes: &[u8]) -> Result<(), RuntimeError> {
+    use aws_lc_rs::digest::{SHA256, SHA384, SHA512, digest};
+    let algorithm = match wanted.algorithm() {
+        DigestAlgorithm::Sha256 => &SHA256,
+        DigestAlgorithm::Sha384 => &SHA384,
+        DigestAlgorithm::Sha512 => &SHA512,
+    };
+    let found = Digest::from_hash(wanted.algorithm(), digest(algorithm, bytes).as_ref());
+    if found == *wanted { Ok(()) } else { Err(corrupt(format!("its digest is `{found}`, not `{wanted}`"))) }
+}
+
+/// The same error with what it is about before it; kind and hint stay.
+pub(super) fn about(error: RuntimeError, context: &str) -> RuntimeError {
+    let hint = error.hint().map(str::to_owned);
+    let outer = RuntimeError::new(error.kind(), context).caused_by(error);
+    match hint {
+        Some(hint) => outer.with_hint(hint),
+        None => outer,
+    }
+}
+
+/// Notes that a mirror did not help.
+pub(super) fn passed_over(session: &PullSession, index: usize, failure: &Failure) -> String {
+    let place = session.host(index).origin.authority();
+    let why = failure.error.chain();
+    tracing::debug!(host = place, error = why, "a mirror did not help, asking the next host");
+    format!("`{place}`: {why}")
+}
+
+/// Adds what the mirrors said, unless there is something better to say.
+pub(super) fn after_mirrors(error: RuntimeError, before: &[String]) -> RuntimeError {
+    if before.is_empty() || error.hint().is_some() {
+        return error;
+    }
+    error.with_hint(format!("asked before, without success: {}", before.join("; ")))
+}

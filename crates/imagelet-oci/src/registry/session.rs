@@ -1,0 +1,137 @@
+//! What one pull knows: whose repository it asks for, where, and as whom.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use imagelet_core::{
+    credentials::{Credential, CredentialKind},
+    image::Reference,
+    runtime::RuntimeError,
+};
+
+use super::{
+    auth::{Grant, basic},
+    error::denied,
+    hosts::Host,
+    target::Target,
+};
+
+/// One pull's way to its registry. Tokens got on the way live and die with it, so no other credential can use them.
+#[derive(Clone)]
+pub struct PullSession {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    reference: Reference,
+    hosts: Vec<Host>,
+    /// One for each host.
+    grants: Vec<Mutex<Option<Grant>>>,
+    credential: Option<Credential>,
+}
+
+impl PullSession {
+    pub(super) fn new(reference: Reference, hosts: Vec<Host>, credential: Option<Credential>) -> Self {
+        let inner = Inner { reference, grants: Vec::new(), hosts, credential };
+        let grants =
+            inner.hosts.iter().map(|host| Mutex::new(inner.credential_for(host).and_then(Grant::ready))).collect();
+        Self { inner: Arc::new(Inner { grants, ..inner }) }
+    }
+
+    /// What is pulled.
+    pub fn reference(&self) -> &Reference {
+        &self.inner.reference
+    }
+
+    pub(super) fn hosts(&self) -> &[Host] {
+        &self.inner.hosts
+    }
+
+    pub(super) fn host(&self, index: usize) -> &Host {
+        &self.inner.hosts[index]
+    }
+
+    pub(super) fn grant_slot(&self, index: usize) -> &Mutex<Option<Grant>> {
+        &self.inner.grants[index]
+    }
+
+    pub(super) fn grant(&self, index: usize) -> Option<Grant> {
+        self.grant_slot(index).lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn credential_for(&self, host: &Host) -> Option<&Credential> {
+        self.inner.credential_for(host)
+    }
+
+    /// The URL of a manifest or blob at a host.
+    pub(super) fn target(&self, host: &Host, path: &str) -> Target {
+        let path_and_query = format!("{}/{}/{path}", host.base_path, self.inner.reference.path());
+        let target = Target { origin: host.origin.clone(), path_and_query };
+        // A mirror serves many registries, and is told which is meant.
+        if host.is_mirror { target.with_query(&format!("ns={}", self.inner.reference.domain())) } else { target }
+    }
+
+    /// What a token is asked for: to pull this repository, whatever the challenge would have us ask.
+    pub(super) fn scope(&self, host: &Host) -> String {
+        let prefix = host.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
+        format!("repository:{prefix}{}:pull", self.inner.reference.path())
+    }
+
+    /// Every secret in use, for taking it out of messages.
+    pub(super) fn secrets(&self) -> Vec<String> {
+        let mut secrets = Vec::new();
+        match self.inner.credential.as_ref().map(|credential| &credential.kind) {
+            Some(CredentialKind::Basic { username, password }) => {
+                secrets.push(basic(username, password).expose().to_owned());
+                secrets.push(password.expose().to_owned());
+            }
+            Some(CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token)) => {
+                secrets.push(token.expose().to_owned());
+            }
+            None => {}
+        }
+        secrets.extend(
+            (0..self.inner.hosts.len())
+                .filter_map(|index| self.grant(index))
+                .map(|grant| grant.secret.expose().to_owned()),
+        );
+        let headers = self.inner.hosts.iter().flat_map(|host| host.headers.values());
+        secrets.extend(headers.filter_map(|value| value.to_str().ok()).map(str::to_owned));
+        secrets
+    }
+
+    /// The registry does not take what it was shown, or wants to be shown something.
+    pub(super) fn denied(&self, index: usize, detail: Option<String>) -> RuntimeError {
+        let host = self.host(index);
+        let place = host.origin.authority();
+        let reference = &self.inner.reference;
+        let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
+        match self.credential_for(host) {
+            Some(_) => denied(format!("registry `{place}` does not accept the credential for `{reference}`{detail}"))
+                .with_hint("check user and password or token, and that it may pull this repository"),
+            None => denied(format!("registry `{place}` does not hand out `{reference}` without a credential{detail}"))
+                .with_hint("check the name; if the image is private, give a credential (imagePullSecrets, or --creds)"),
+        }
+    }
+}
+
+impl Inner {
+    /// The credential goes to the registry it was given for. A mirror gets it only when it names that mirror.
+    fn credential_for(&self, host: &Host) -> Option<&Credential> {
+        self.credential.as_ref().filter(|credential| !host.is_mirror || names(&credential.server_address, host))
+    }
+}
+
+fn names(server_address: &str, host: &Host) -> bool {
+    let url =
+        if server_address.contains("://") { server_address.to_owned() } else { format!("https://{server_address}") };
+    !server_address.is_empty() && Target::parse(&url).is_ok_and(|target| target.origin.is_same_place(&host.origin))
+}
+
+impl fmt::Debug for PullSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PullSession").field("reference", &self.inner.reference).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,171 @@
+//! HTTP clients, one for each way of speaking TLS.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use imagelet_core::runtime::RuntimeError;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+};
+
+use super::hosts::TlsSettings;
+
+/// Most clients that are kept; configuration that changes often starts over.
+const CLIENTS_MAX: usize = 64;
+/// Most bytes a connection reads ahead, and the longest head of an answer.
+const READ_AHEAD_MAX: usize = 512 << 10;
+/// Connections to one host that wait for their next request: as many as layers are fetched at once.
+const IDLE_MAX: usize = 8;
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// Makes clients and keeps them, with their connections.
+pub(super) struct Clients {
+    provider: Arc<CryptoProvider>,
+    roots: RootCertStore,
+    connect_timeout: Duration,
+    made: Mutex<HashMap<TlsSettings, HttpClient>>,
+}
+
+impl Clients {
+    /// Reads the system's certificate authorities, once. Without any, only plain HTTP and hosts with their own work.
+    pub(super) fn new(connect_timeout: Duration) -> Self {
+        let mut roots = RootCertStore::empty();
+        let found = rustls_native_certs::load_native_certs();
+        let (added, _) = roots.add_parsable_certificates(found.certs);
+        if added == 0 {
+            tracing::warn!("the system has no certificate authorities; registries cannot be reached over HTTPS");
+        }
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        Self { provider, roots, connect_timeout, made: Mutex::default() }
+    }
+
+    /// The client for some settings.
+    pub(super) fn get(&self, settings: &TlsSettings) -> Result<HttpClient, RuntimeError> {
+        if let Some(client) = self.lock().get(settings) {
+            return Ok(client.clone());
+        }
+        let client = self.make(settings)?;
+        let mut made = self.lock();
+        if made.len() >= CLIENTS_MAX {
+            made.clear();
+        }
+        Ok(made.entry(settings.clone()).or_insert(client).clone())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<TlsSettings, HttpClient>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn make(&self, settings: &TlsSettings) -> Result<HttpClient, RuntimeError> {
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_nodelay(true);
+        http.set_keepalive(Some(KEEPALIVE));
+        http.set_connect_timeout(Some(self.connect_timeout));
+        let https = HttpsConnectorBuilder::new()
+            .with_tls_config(self.tls_config(settings)?)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(http);
+        Ok(Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_max_idle_per_host(IDLE_MAX)
+            .http1_max_buf_size(READ_AHEAD_MAX)
+            .build(https))
+    }
+
+    fn tls_config(&self, settings: &TlsSettings) -> Result<ClientConfig, RuntimeError> {
+        let unusable =
+            |what: &str| RuntimeError::other(format!("the {what} in the registry configuration cannot be used"));
+        let mut roots = self.roots.clone();
+        for pem in &settings.authorities {
+            for certificate in CertificateDer::pem_slice_iter(pem) {
+                let certificate = certificate.map_err(|error| unusable("`ca`").caused_by(error))?;
+                roots.add(certificate).map_err(|error| unusable("`ca`").caused_by(error))?;
+            }
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| RuntimeError::other("TLS cannot be set up").caused_by(error))?;
+        let builder = if settings.skip_verify {
+            let verifier = AnyCertificate { provider: Arc::clone(&self.provider) };
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+        } else {
+            builder.with_root_certificates(roots)
+        };
+        let Some((certificate, key)) = &settings.identity else { return Ok(builder.with_no_client_auth()) };
+        // The causes are left out: they could quote the key.
+        let chain = CertificateDer::pem_slice_iter(certificate)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|_| unusable("`client` certificate"))?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| unusable("`client` key"))?;
+        builder.with_client_auth_cert(chain, key).map_err(|_| unusable("`client` certificate and key"))
+    }
+}
+
+impl fmt::Debug for Clients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Clients").field("made", &self.lock().len()).finish_non_exhaustive()
+    }
+}
+
+/// What `skip_verify` asks for: whoever answers is taken at their word, though they must hold the key they show.
+#[derive(Debug)]
+struct AnyCertificate {
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

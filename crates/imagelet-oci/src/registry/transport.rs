@@ -1,0 +1,247 @@
+//! Sends one request and follows where it is sent, leaving credentials behind at the door of another origin.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Body as _, Incoming};
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use tokio::time::{Instant, timeout};
+
+use super::{
+    error::{Again, Failure, unavailable, unreachable},
+    hosts::TlsSettings,
+    target::Target,
+    tls::Clients,
+};
+
+/// Most redirects that are followed, as curl and Go do.
+const REDIRECTS_MAX: usize = 10;
+/// Longest body that is read only to use its connection again.
+const DRAIN_BYTES_MAX: usize = 16 << 10;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Bytes that must come while the progress timeout runs: fewer is a trickle meant to hold a slot.
+const PROGRESS_BYTES_MIN: u64 = 4 << 10;
+
+/// Sends requests.
+#[derive(Debug)]
+pub(super) struct Transport {
+    pub(super) clients: Clients,
+    pub(super) header_timeout: Duration,
+    pub(super) progress_timeout: Duration,
+    pub(super) user_agent: HeaderValue,
+}
+
+/// One request.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) target: Target,
+    pub(super) tls: TlsSettings,
+    /// For the origin of `target` alone: its configured headers, and the authorization.
+    pub(super) bound: HeaderMap,
+    /// For whoever answers.
+    pub(super) open: HeaderMap,
+    /// A form to post; `None` gets.
+    pub(super) form: Option<String>,
+    pub(super) redirects: Redirects,
+}
+
+/// How far a request may be sent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Redirects {
+    /// Anywhere, without credentials.
+    Any,
+    /// Within its origin.
+    SameOrigin,
+}
+
+/// The head of an answer, and its body still to come.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Incoming,
+    /// Who answered in the end.
+    pub(super) target: Target,
+    /// It came from, or by way of, another origin than was asked.
+    pub(super) strayed: bool,
+}
+
+impl Transport {
+    /// Sends a request and waits for the head of its answer.
+    pub(super) async fn send(&self, request: Request) -> Result<Answer, Failure> {
+        let origin = request.target.origin.clone();
+        // A client certificate is a credential too.
+        let stray_tls = TlsSettings { identity: None, ..request.tls.clone() };
+        let mut target = request.target.clone();
+        let mut strayed = false;
+        for _ in 0..=REDIRECTS_MAX {
+            let mut headers = request.open.clone();
+            if !strayed {
+                headers.extend(request.bound.clone());
+            }
+            headers.insert(header::USER_AGENT, self.user_agent.clone());
+            let tls = if strayed { &stray_tls } else { &request.tls };
+            let response = self.exchange(&target, tls, headers, request.form.as_deref()).await?;
+            let (head, body) = response.into_parts();
+            if !is_redirect(head.status) {
+                return Ok(Answer { status: head.status, headers: head.headers, body, target, strayed });
+            }
+            let next = location(&head.headers, &target)?;
+            let allowed = request.form.is_none() && (request.redirects == Redirects::Any || next.origin == origin);
+            if !allowed {
+                return Err(
+                    refused(&target, format!("sends on to `{}`, which is not followed here", next.origin)).into()
+                );
+            }
+            if target.origin.is_https() && !next.origin.is_https() {
+                return Err(refused(&target, format!("sends on to `{}`, which is not encrypted", next.origin)).into());
+            }
+            drain(body).await;
+            strayed |= next.origin != origin;
+            target = next;
+        }
+        Err(refused(&request.target, format!("redirects more than {REDIRECTS_MAX} times")).into())
+    }
+
+    async fn exchange(
+        &self,
+        target: &Target,
+        tls: &TlsSettings,
+        headers: HeaderMap,
+        form: Option<&str>,
+    ) -> Result<http::Response<Incoming>, Failure> {
+        let place = target.origin.authority();
+        let invalid =
+            |error: http::Error| refused(target, "has an address that cannot be asked".into()).caused_by(error);
+        let mut request = http::Request::builder().uri(target.uri().map_err(invalid)?);
+        request = match form {
+            Some(_) => request
+                .method(Method::POST)
+                .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded")),
+            None => request.method(Method::GET),
+        };
+        let body = Full::new(form.map_or_else(Bytes::new, |form| Bytes::copy_from_slice(form.as_bytes())));
+        let mut request = request.body(body).map_err(invalid)?;
+        request.headers_mut().extend(headers);
+        let client = self.clients.get(tls)?;
+        match timeout(self.header_timeout, client.request(request)).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => {
+                let error = unreachable(&place, error);
+                // Where there is a hint, there is something to mend first.
+                let again = if error.hint().is_some() { Again::Never } else { Again::Soon };
+                Err(Failure { error, again })
+            }
+            Err(_) => Err(Failure::passing(unavailable(format!(
+                "registry `{place}` did not answer within {} s",
+                self.header_timeout.as_secs_f32()
+            )))),
+        }
+    }
+
+    /// Reads a body of at most `limit` bytes; `true` when more was to come.
+    pub(super) async fn read(&self, mut body: Incoming, limit: usize) -> Result<(Bytes, bool), ReadError> {
+        let mut patience = Patience::new(self.progress_timeout);
+        let mut all = BytesMut::new();
+        while let Some(chunk) = patience.next(&mut body).await? {
+            let room = limit - all.len();
+            if chunk.len() > room {
+                all.extend_from_slice(&chunk[..room]);
+                return Ok((all.freeze(), true));
+            }
+            all.extend_from_slice(&chunk);
+        }
+        Ok((all.freeze(), false))
+    }
+}
+
+/// Why a body did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error("no progress for {0} s")]
+    Stalled(f32),
+    #[error("the connection was cut")]
+    Cut(#[source] hyper::Error),
+}
+
+impl ReadError {
+    /// The same as a failure to fetch something.
+    pub(super) fn failure(self, what: &str, place: &str) -> Failure {
+        let kind = match self {
+            Self::Stalled(_) => RuntimeErrorKind::TimedOut,
+            Self::Cut(_) => RuntimeErrorKind::RegistryUnavailable,
+        };
+        let message = format!("could not read {what} from registry `{place}`");
+        Failure::passing(RuntimeError::new(kind, message).caused_by(self))
+    }
+}
+
+/// Waits for bytes, but not for ever. Only time spent waiting counts: a slow reader is not the sender's fault.
+#[derive(Debug)]
+pub(super) struct Patience {
+    limit: Duration,
+    waited: Duration,
+    received: u64,
+}
+
+impl Patience {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { limit, waited: Duration::ZERO, received: 0 }
+    }
+
+    /// The next bytes of a body; `None` at its end.
+    pub(super) async fn next(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, ReadError> {
+        loop {
+            let started = Instant::now();
+            let frame = match timeout(self.limit.saturating_sub(self.waited), body.frame()).await {
+                Ok(frame) => frame,
+                Err(_) => return Err(ReadError::Stalled(self.limit.as_secs_f32())),
+            };
+            self.waited += started.elapsed();
+            let Some(frame) = frame else { return Ok(None) };
+            let Ok(chunk) = frame.map_err(ReadError::Cut)?.into_data() else { continue };
+            self.received += chunk.len() as u64;
+            if self.received >= PROGRESS_BYTES_MIN {
+                (self.received, self.waited) = (0, Duration::ZERO);
+            }
+            if !chunk.is_empty() {
+                return Ok(Some(chunk));
+            }
+        }
+    }
+}
+
+/// Reads a short body away, so that its connection serves the next request.
+pub(super) async fn drain(mut body: Incoming) {
+    if body.size_hint().lower() > DRAIN_BYTES_MAX as u64 {
+        return;
+    }
+    let read = async {
+        let mut left = DRAIN_BYTES_MAX;
+        while let Some(Ok(frame)) = body.frame().await {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            left = match left.checked_sub(length) {
+                Some(left) => left,
+                None => return,
+            };
+        }
+    };
+    // Whether it ended or not, the connection is dropped or kept by what was read.
+    let _ = timeout(DRAIN_TIMEOUT, read).await;
+}
+
+fn is_redirect(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+}
+
+fn location(headers: &HeaderMap, from: &Target) -> Result<Target, RuntimeError> {
+    let value = headers.get(header::LOCATION).ok_or_else(|| refused(from, "redirects to nowhere".into()))?;
+    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| refused(from, "redirects to no URL".into()))?;
+    from.join(text).map_err(|problem| refused(from, format!("redirects to {problem}")))
+}
+
+fn refused(target: &Target, what: String) -> RuntimeError {
+    RuntimeError::new(RuntimeErrorKind::Other, format!("`{target}` {what}"))
+}
