@@ -78,11 +78,37 @@ struct RawExecution {
     #[serde(default, deserialize_with = "null_as_default")]
     working_dir: String,
     #[serde(default, deserialize_with = "null_as_default")]
-    volumes: BTreeMap<String, serde::de::IgnoredAny>,
+    volumes: Keys,
     #[serde(default, deserialize_with = "null_as_default")]
-    exposed_ports: BTreeMap<String, serde::de::IgnoredAny>,
+    exposed_ports: Keys,
     #[serde(default, deserialize_with = "null_as_default")]
     stop_signal: String,
+}
+
+/// The names in an object whose values mean nothing.
+#[derive(Default)]
+struct Keys(Vec<String>);
+
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Keys;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
+                let mut keys = Vec::new();
+                while let Some((key, serde::de::IgnoredAny)) = map.next_entry()? {
+                    keys.push(key);
+                }
+                Ok(Keys(keys))
+            }
+        }
+        deserializer.deserialize_map(Visitor)
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -116,8 +142,8 @@ impl ImageConfig {
             entrypoint: execution.entrypoint,
             cmd: execution.cmd,
             working_dir: execution.working_dir,
-            volumes: execution.volumes.into_keys().collect(),
-            exposed_ports: execution.exposed_ports.into_keys().collect(),
+            volumes: execution.volumes.0,
+            exposed_ports: execution.exposed_ports.0,
             stop_signal: execution.stop_signal,
         })
     }

@@ -1,6 +1,6 @@
 //! Documents as registries send them, well and ill.
 
-use imagelet_core::runtime::RuntimeErrorKind;
+use imagelet_core::runtime::RuntimeErrorKind::{self, Corrupt, Unacceptable};
 
 use super::*;
 
@@ -102,7 +102,6 @@ fn hostile_documents_are_refused() {
     let descriptor =
         |digest: &str, size: &str| format!(r#"{{"config":{{"mediaType":"a","digest":"{digest}","size":{size}}}}}"#);
     let good = format!("sha256:{HEX}");
-    use RuntimeErrorKind::{Corrupt, Unacceptable};
     for (name, text, content_type, kind) in [
         ("html", "<html>".to_owned(), "text/html", Corrupt),
         ("empty", String::new(), OCI, Corrupt),

@@ -17,7 +17,7 @@ use super::{
 };
 
 /// Longest wait that a registry may ask for.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// Most of an error answer that is read.
@@ -149,9 +149,11 @@ impl Registry {
             )
             .into(),
             401 | 403 => session.denied(index, Some(words.unwrap_or_else(|| status.to_string()))).into(),
-            404 => RuntimeError::new(RuntimeErrorKind::NotFound, format!("registry `{place}` has no {subject}{told}"))
-                .with_hint("check the name and the tag")
-                .into(),
+            404 => {
+                let error =
+                    RuntimeError::new(RuntimeErrorKind::NotFound, format!("registry `{place}` has no {subject}{told}"));
+                if question.is_tag { error.with_hint("check the name and the tag").into() } else { error.into() }
+            }
             408 | 425 | 429 | 500..=599 => {
                 let error = unavailable(format!("registry `{place}` answered {status} for {subject}{told}"));
                 let now = SystemTime::now();
@@ -202,7 +204,7 @@ fn backoff(round: u32) -> Duration {
 fn jittered(wait: Duration) -> Duration {
     let random = std::hash::RandomState::new().build_hasher().finish() % 256;
     let quarter = wait / 4;
-    wait - quarter.mul_f64(random as f64 / 256.0)
+    wait.saturating_sub(quarter.mul_f64(random as f64 / 256.0))
 }
 
 #[cfg(test)]

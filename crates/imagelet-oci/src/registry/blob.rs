@@ -199,23 +199,28 @@ impl BlobStream {
         let mut before = Vec::new();
         for index in mirrors {
             match self.registry.open_blob_at(&self.session, *index, &question, size).await {
-                Ok(answer) => return self.begin(answer),
+                Ok(answer) => {
+                    self.begin(answer);
+                    return Ok(());
+                }
                 Err(failure) => before.push(passed_over(&self.session, *index, &failure)),
             }
         }
         loop {
             match self.registry.open_blob_at(&self.session, *last, &question, size).await {
-                Ok(answer) => return self.begin(answer),
+                Ok(answer) => {
+                    self.begin(answer);
+                    return Ok(());
+                }
                 Err(failure) => self.budget.pause(failure).await.map_err(|error| after_mirrors(error, &before))?,
             }
         }
     }
 
-    fn begin(&mut self, answer: Answer) -> Result<(), RuntimeError> {
+    fn begin(&mut self, answer: Answer) {
         self.place = answer.target.origin.authority();
         self.patience = Patience::new(self.registry.transport().progress_timeout);
         self.body = Some(answer.body);
-        Ok(())
     }
 
     fn wrong_size(&self, bound: &str) -> RuntimeError {

@@ -60,9 +60,7 @@ pub(super) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'stat
 fn tls_hint(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
     let mut next = Some(error);
     while let Some(error) = next {
-        let inner = error.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref());
-        let tls = error.downcast_ref::<rustls::Error>().or_else(|| inner.and_then(|inner| inner.downcast_ref()));
-        match tls {
+        match error.downcast_ref::<rustls::Error>() {
             Some(rustls::Error::InvalidCertificate(_)) => {
                 return Some(format!("if you trust it, name its certificate authority as `ca` in `{host}/hosts.toml`"));
             }
@@ -72,8 +70,14 @@ fn tls_hint(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
                 ));
             }
             Some(_) => return None,
-            None => next = error.source(),
+            None => {}
         }
+        // What an I/O error wraps is not its source but stands in its place.
+        let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        next = match wrapped {
+            Some(wrapped) => Some(wrapped),
+            None => error.source(),
+        };
     }
     None
 }

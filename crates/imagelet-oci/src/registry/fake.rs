@@ -85,6 +85,27 @@ impl FakeRegistry {
     pub(crate) async fn start() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
+        Self::serving(address, listener)
+    }
+
+    /// One that speaks TLS, and the certificate in PEM that vouches for it.
+    pub(crate) async fn start_encrypted() -> (Self, String) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("protocol versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .expect("a server configuration");
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+        (Self::serving(address, Encrypted { listener, acceptor }), made.cert.pem())
+    }
+
+    fn serving<L: axum::serve::Listener<Addr = SocketAddr>>(address: SocketAddr, listener: L) -> Self {
         let state = Arc::new(Mutex::new(Inner::default()));
         let router = Router::new().fallback(serve).with_state((address, Arc::clone(&state)));
         let server = tokio::spawn(async move {
@@ -150,6 +171,30 @@ impl FakeRegistry {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.state.lock().expect("no test panicked in here")
+    }
+}
+
+struct Encrypted {
+    listener: tokio::net::TcpListener,
+    acceptor: tokio_rustls::TlsAcceptor,
+}
+
+impl axum::serve::Listener for Encrypted {
+    type Io = tokio_rustls::server::TlsStream<tokio::net::TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        loop {
+            let (stream, peer) = self.listener.accept().await.expect("a connection");
+            // Who does not shake hands is left; that is what some tests ask for.
+            if let Ok(stream) = self.acceptor.accept(stream).await {
+                return (stream, peer);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
     }
 }
 

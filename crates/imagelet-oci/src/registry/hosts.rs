@@ -50,10 +50,17 @@ pub(super) struct Host {
 pub(super) struct TlsSettings {
     /// Trusted beside the system's, in PEM.
     pub(super) authorities: Vec<Arc<[u8]>>,
-    /// Certificate chain and key, in PEM.
-    pub(super) identity: Option<(Arc<[u8]>, Arc<[u8]>)>,
+    /// Shown to who asks for a certificate.
+    pub(super) identity: Option<Identity>,
     /// Take any certificate.
     pub(super) skip_verify: bool,
+}
+
+/// A certificate and its key, in PEM. Has no `Debug`.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Identity {
+    pub(super) chain: Arc<[u8]>,
+    pub(super) key: Arc<[u8]>,
 }
 
 impl fmt::Debug for TlsSettings {
@@ -79,11 +86,11 @@ pub(super) fn load(directories: &[PathBuf], registry: &str) -> Result<Vec<Host>,
         };
         let file = directory.join("hosts.toml");
         return match read(&file) {
-            Ok(bytes) => parse(&bytes, registry, &directory).map_err(|problem| complaint(&file, problem)),
+            Ok(bytes) => parse(&bytes, registry, &directory).map_err(|problem| complaint(&file, &problem)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                certificates(&directory, registry).map_err(|problem| complaint(&directory, problem))
+                certificates(&directory, registry).map_err(|problem| complaint(&directory, &problem))
             }
-            Err(error) => Err(complaint(&file, error.to_string())),
+            Err(error) => Err(complaint(&file, &error.to_string())),
         };
     }
     Ok(vec![own_host(registry).map_err(invalid)?])
@@ -201,7 +208,7 @@ fn with_settings(host: Host, settings: &Table, directory: &Path) -> Result<Host,
     }
     if let Some(value) = settings.get("client") {
         let (certificate, key) = client_paths(value).ok_or("`client` is neither a path nor pairs of paths")?;
-        tls.identity = Some((file(&certificate)?, file(&key)?));
+        tls.identity = Some(Identity { chain: file(&certificate)?, key: file(&key)? });
     }
     let headers = match settings.get("header") {
         Some(Value::Table(table)) => headers(table)?,
@@ -258,7 +265,7 @@ fn certificates(directory: &Path, registry: &str) -> Result<Vec<Host>, String> {
         match path.extension().and_then(std::ffi::OsStr::to_str) {
             Some("crt") => host.tls.authorities.push(bytes(path)?),
             Some("cert") if host.tls.identity.is_none() => {
-                host.tls.identity = Some((bytes(path)?, bytes(&path.with_extension("key"))?));
+                host.tls.identity = Some(Identity { chain: bytes(path)?, key: bytes(&path.with_extension("key"))? });
             }
             _ => {}
         }
@@ -302,7 +309,7 @@ fn shown(text: &str) -> String {
     crate::manifest::printable(&text)
 }
 
-fn complaint(path: &Path, problem: String) -> RuntimeError {
+fn complaint(path: &Path, problem: &str) -> RuntimeError {
     RuntimeError::other(format!("registry configuration `{}` cannot be used: {problem}", path.display()))
         .with_hint("mend the file, or remove it to ask the registry directly")
 }

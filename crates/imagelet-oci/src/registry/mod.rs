@@ -54,8 +54,8 @@ impl Default for RegistryConfig {
         Self {
             hosts_dirs: Vec::new(),
             header_timeout: Duration::from_secs(30),
-            progress_timeout: Duration::from_secs(60),
-            retries: 4,
+            progress_timeout: Duration::from_mins(1),
+            retries: 3,
             user_agent: concat!("imagelet/", env!("CARGO_PKG_VERSION")).to_owned(),
         }
     }

@@ -316,7 +316,7 @@ async fn a_range_that_is_not_honoured_is_never_spliced() {
 #[tokio::test]
 async fn a_stalled_blob_is_given_up_after_one_more_connection() {
     let fake = FakeRegistry::start().await;
-    fake.put_image("v1", &[&[7; 50_000]]);
+    fake.put_image("v1", &[&vec![7; 50_000]]);
     let resolved = pull(&fake, None).await.unwrap();
     let descriptor = &resolved.manifest.layers[0];
     fake.trick(descriptor.digest.as_str(), 1, Trick::StallAfter(10_000));
@@ -424,9 +424,7 @@ async fn mirrors_are_asked_first_without_the_credential_and_then_the_registry() 
     let directory = tempfile::tempdir().unwrap();
     let own = directory.path().join(fake.address.to_string());
     std::fs::create_dir(&own).unwrap();
-    let text =
-        format!("[host.\"http://{}\"]\n[host.\"http://{}\".header]\nx-key = \"k\"\n", mirror.address, mirror.address);
-    let text = text.replace(&format!("[host.\"http://{}\"]\n[", mirror.address), "[");
+    let text = format!("[host.\"http://{}\".header]\nx-key = \"k\"\n", mirror.address);
     std::fs::write(own.join("hosts.toml"), text).unwrap();
     let config = RegistryConfig { hosts_dirs: vec![directory.path().to_owned()], ..RegistryConfig::default() };
     let registry = Registry::new(config).unwrap();
@@ -443,4 +441,28 @@ async fn mirrors_are_asked_first_without_the_credential_and_then_the_registry() 
     mirror.put_blob(&b"layer"[..]);
     let bytes = registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.layers[0], 100).await.unwrap();
     assert_eq!((&bytes[..], fake.seen().len()), (&b"layer"[..], 0));
+}
+
+#[tokio::test]
+async fn an_encrypted_registry_is_believed_only_with_its_authority() {
+    let (fake, authority) = FakeRegistry::start_encrypted().await;
+    fake.put_image("v1", &[]);
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path().join(format!("127.0.0.1_{}_", fake.address.port()));
+    std::fs::create_dir(&own).unwrap();
+    std::fs::write(own.join("ca.pem"), authority).unwrap();
+    for (settings, works) in [("", false), ("ca = \"ca.pem\"", true), ("skip_verify = true", true)] {
+        let text = format!("server = \"https://{}\"\n{settings}\n", fake.address);
+        std::fs::write(own.join("hosts.toml"), text).unwrap();
+        let config = RegistryConfig { hosts_dirs: vec![directory.path().to_owned()], ..RegistryConfig::default() };
+        let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
+        assert_eq!(resolved.is_ok(), works, "{settings}");
+        assert_eq!(fake.seen().len(), usize::from(works), "{settings}");
+        if let Err(error) = resolved {
+            assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
+            assert!(error.hint().unwrap().contains("`ca`"), "{}", error.chain());
+        }
+    }
+    // Without configuration a loopback registry is asked in plain text, and nothing else is tried.
+    assert_eq!(pull(&fake, None).await.unwrap_err().kind(), RuntimeErrorKind::RegistryUnavailable);
 }

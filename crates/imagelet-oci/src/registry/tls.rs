@@ -30,7 +30,7 @@ const CLIENTS_MAX: usize = 64;
 const READ_AHEAD_MAX: usize = 512 << 10;
 /// Connections to one host that wait for their next request: as many as layers are fetched at once.
 const IDLE_MAX: usize = 8;
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
@@ -111,12 +111,12 @@ impl Clients {
         } else {
             builder.with_root_certificates(roots)
         };
-        let Some((certificate, key)) = &settings.identity else { return Ok(builder.with_no_client_auth()) };
+        let Some(identity) = &settings.identity else { return Ok(builder.with_no_client_auth()) };
         // The causes are left out: they could quote the key.
-        let chain = CertificateDer::pem_slice_iter(certificate)
+        let chain = CertificateDer::pem_slice_iter(&identity.chain)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|_| unusable("`client` certificate"))?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| unusable("`client` key"))?;
+        let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(|_| unusable("`client` key"))?;
         builder.with_client_auth_cert(chain, key).map_err(|_| unusable("`client` certificate and key"))
     }
 }

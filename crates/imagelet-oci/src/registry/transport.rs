@@ -92,17 +92,17 @@ impl Transport {
             let allowed = request.form.is_none() && (request.redirects == Redirects::Any || next.origin == origin);
             if !allowed {
                 return Err(
-                    refused(&target, format!("sends on to `{}`, which is not followed here", next.origin)).into()
+                    refused(&target, &format!("sends on to `{}`, which is not followed here", next.origin)).into()
                 );
             }
             if target.origin.is_https() && !next.origin.is_https() {
-                return Err(refused(&target, format!("sends on to `{}`, which is not encrypted", next.origin)).into());
+                return Err(refused(&target, &format!("sends on to `{}`, which is not encrypted", next.origin)).into());
             }
             drain(body).await;
             strayed |= next.origin != origin;
             target = next;
         }
-        Err(refused(&request.target, format!("redirects more than {REDIRECTS_MAX} times")).into())
+        Err(refused(&request.target, &format!("redirects more than {REDIRECTS_MAX} times")).into())
     }
 
     async fn exchange(
@@ -113,8 +113,7 @@ impl Transport {
         form: Option<&str>,
     ) -> Result<http::Response<Incoming>, Failure> {
         let place = target.origin.authority();
-        let invalid =
-            |error: http::Error| refused(target, "has an address that cannot be asked".into()).caused_by(error);
+        let invalid = |error: http::Error| refused(target, "has an address that cannot be asked").caused_by(error);
         let mut request = http::Request::builder().uri(target.uri().map_err(invalid)?);
         request = match form {
             Some(_) => request
@@ -195,9 +194,8 @@ impl Patience {
     pub(super) async fn next(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, ReadError> {
         loop {
             let started = Instant::now();
-            let frame = match timeout(self.limit.saturating_sub(self.waited), body.frame()).await {
-                Ok(frame) => frame,
-                Err(_) => return Err(ReadError::Stalled(self.limit.as_secs_f32())),
+            let Ok(frame) = timeout(self.limit.saturating_sub(self.waited), body.frame()).await else {
+                return Err(ReadError::Stalled(self.limit.as_secs_f32()));
             };
             self.waited += started.elapsed();
             let Some(frame) = frame else { return Ok(None) };
@@ -237,11 +235,11 @@ fn is_redirect(status: StatusCode) -> bool {
 }
 
 fn location(headers: &HeaderMap, from: &Target) -> Result<Target, RuntimeError> {
-    let value = headers.get(header::LOCATION).ok_or_else(|| refused(from, "redirects to nowhere".into()))?;
-    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| refused(from, "redirects to no URL".into()))?;
-    from.join(text).map_err(|problem| refused(from, format!("redirects to {problem}")))
+    let value = headers.get(header::LOCATION).ok_or_else(|| refused(from, "redirects to nowhere"))?;
+    let text = std::str::from_utf8(value.as_bytes()).map_err(|_| refused(from, "redirects to no URL"))?;
+    from.join(text).map_err(|problem| refused(from, &format!("redirects to {problem}")))
 }
 
-fn refused(target: &Target, what: String) -> RuntimeError {
+fn refused(target: &Target, what: &str) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Other, format!("`{target}` {what}"))
 }
