@@ -466,3 +466,18 @@ async fn an_encrypted_registry_is_believed_only_with_its_authority() {
     // Without configuration a loopback registry is asked in plain text, and nothing else is tried.
     assert_eq!(pull(&fake, None).await.unwrap_err().kind(), RuntimeErrorKind::RegistryUnavailable);
 }
+
+#[tokio::test]
+async fn a_plain_registry_asked_over_tls_says_how_to_mend_it() {
+    let fake = FakeRegistry::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path().join(fake.address.to_string());
+    std::fs::create_dir(&own).unwrap();
+    std::fs::write(own.join("hosts.toml"), format!("server = \"https://{}\"\n", fake.address)).unwrap();
+    let config = RegistryConfig { hosts_dirs: vec![directory.path().to_owned()], ..RegistryConfig::default() };
+    let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
+    let error = resolved.unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
+    assert!(error.hint().unwrap().contains("plain HTTP"), "{}", error.chain());
+    assert!(fake.seen().is_empty());
+}
