@@ -194,7 +194,7 @@ mod tests {
             let wanted = |key: &str| expected[key].as_str().unwrap_or_default().to_owned();
             match Address::parse(text) {
                 Ok(Address::Unix { path, .. }) => {
-                    assert_eq!(("unix".into(), path), (wanted("protocol"), wanted("address")))
+                    assert_eq!(("unix".into(), path), (wanted("protocol"), wanted("address")));
                 }
                 Ok(Address::Tcp(host)) => assert_eq!(("tcp".into(), host), (wanted("protocol"), wanted("address"))),
                 Err(error) => assert_eq!(error.to_string(), wanted("error_text"), "{text}"),

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// How long a runtime may take to start or stop a pod.
-const CALL_MAX: Duration = Duration::from_secs(60);
+const CALL_MAX: Duration = Duration::from_mins(1);
 
 /// Pods of a runtime for a test. Needs no network plug-in; leaves what it started to whoever calls `remove`.
 #[derive(Clone, Debug)]
@@ -102,12 +102,15 @@ impl TestPods {
             image: Some(v1::ImageSpec { image: (*image).to_owned(), ..v1::ImageSpec::default() }),
             ..v1::Mount::default()
         });
+        // As a kubelet does: a container repeats whose it is.
+        let mut labels = sandbox.config.labels.clone();
+        labels.insert("io.kubernetes.container.name".to_owned(), "main".to_owned());
         let config = v1::ContainerConfig {
             metadata: Some(v1::ContainerMetadata { name: "main".into(), attempt: 0 }),
             image: Some(v1::ImageSpec { image: image.to_owned(), ..v1::ImageSpec::default() }),
             command: command.iter().map(|word| (*word).to_owned()).collect(),
             mounts: mounts.collect(),
-            labels: [("io.kubernetes.container.name".to_owned(), "main".to_owned())].into(),
+            labels,
             log_path: format!("{}.log", sandbox.id),
             linux: Some(v1::LinuxContainerConfig {
                 security_context: Some(v1::LinuxContainerSecurityContext {

@@ -139,7 +139,7 @@ async fn an_unreachable_registry_is_told_by_prefix_and_kind() {
 #[tokio::test]
 async fn a_dropped_pull_is_dropped_in_the_store_too() {
     let fake = fake();
-    fake.set_pull_takes(Duration::from_secs(3600));
+    fake.set_pull_takes(Duration::from_hours(1));
     let served = Served::images(fake.clone()).await;
     let client = served.client().await;
     let pull = tokio::spawn(async move { client.pull(&request("registry.test/a:v1"), no_progress()).await });
@@ -151,7 +151,7 @@ async fn a_dropped_pull_is_dropped_in_the_store_too() {
 #[tokio::test]
 async fn a_pull_ends_with_its_callers_deadline() {
     let fake = fake();
-    fake.set_pull_takes(Duration::from_secs(3600));
+    fake.set_pull_takes(Duration::from_hours(1));
     let served = Served::images(fake.clone()).await;
     let mut request = Request::new(v1::PullImageRequest {
         image: Some(v1::ImageSpec { image: "registry.test/a:v1".into(), ..v1::ImageSpec::default() }),
@@ -401,7 +401,7 @@ async fn the_client_checks_answers_as_the_vectors_say() {
             Status::new(code, grpc["message"].as_str().unwrap())
         });
         let image_ref = response["image_ref"].as_str().unwrap_or_default().to_owned();
-        let (_served, client) = scripted(Scripted { image, refusal, image_ref, ..Scripted::default() }).await;
+        let (_served, client) = scripted(Scripted { image, image_ref, refusal, ..Scripted::default() }).await;
         let spec = ImageSpec::new(input["image"].as_str().unwrap());
         let result = match input["step"].as_str().unwrap() {
             "ImageStatus" => client.status(&spec).await.map(|image| assert!(image.is_none())),

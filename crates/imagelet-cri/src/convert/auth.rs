@@ -47,7 +47,7 @@ pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
 ///
 /// # Errors
 /// Where the `auth` field does not decode.
-pub(crate) fn credential_from_wire(auth: AuthConfig, image: &str) -> Result<Option<Credential>, RuntimeError> {
+pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Option<Credential>, RuntimeError> {
     let host = url_host(&auth.server_address);
     if !auth.server_address.is_empty() && !is_contacted(host, image) {
         return Ok(None);
@@ -167,7 +167,7 @@ mod tests {
                 server_address: server_address.into(),
                 ..AuthConfig::default()
             };
-            credential_from_wire(auth, image).unwrap().is_some()
+            credential_from_wire(&auth, image).unwrap().is_some()
         };
         assert!(from("", "r.example/a"));
         assert!(from("https://r.example", "r.example/a"));
@@ -186,8 +186,7 @@ mod tests {
             registry_token: "four".into(),
             ..AuthConfig::default()
         };
-        let read =
-            |auth: &AuthConfig| credential_from_wire(auth.clone(), "a").unwrap().map(|credential| credential.kind);
+        let read = |auth: &AuthConfig| credential_from_wire(auth, "a").unwrap().map(|credential| credential.kind);
         let user = |username: &str, password: &str| {
             Some(CredentialKind::Basic { username: username.into(), password: Secret::new(password) })
         };
@@ -205,7 +204,7 @@ mod tests {
     fn an_auth_that_does_not_decode_is_refused_without_being_shown() {
         for auth in ["%%%", &STANDARD.encode("nocolon"), &STANDARD.encode([0xff, b':'])] {
             let config = AuthConfig { auth: auth.to_owned(), ..AuthConfig::default() };
-            let error = credential_from_wire(config, "a").unwrap_err();
+            let error = credential_from_wire(&config, "a").unwrap_err();
             assert_eq!(error.kind(), RuntimeErrorKind::InvalidArgument);
             assert!(!error.chain().contains(auth), "{}", error.chain());
         }

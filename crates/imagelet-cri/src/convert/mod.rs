@@ -103,7 +103,7 @@ pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
 pub(crate) fn pull_from_wire(request: v1::PullImageRequest) -> Result<PullRequest, RuntimeError> {
     let image = spec_from_wire(request.image);
     let credential = match request.auth {
-        Some(auth) => credential_from_wire(auth, &image.image)?,
+        Some(auth) => credential_from_wire(&auth, &image.image)?,
         None => None,
     };
     let sandbox = request.sandbox_config.and_then(|config| config.metadata).map(|metadata| SandboxConfig {
