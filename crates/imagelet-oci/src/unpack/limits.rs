@@ -1,0 +1,133 @@
+//! What one layer may take, counted while it is written.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use rustix::fd::BorrowedFd;
+
+use super::error::Fault;
+
+/// Bytes written between two looks at the free space.
+const BYTES_BETWEEN_LOOKS: u64 = 8 << 20;
+/// Entries between two looks at the free space and inodes.
+const ENTRIES_BETWEEN_LOOKS: u64 = 1_000;
+
+/// What one layer may take. Each bound is inclusive.
+#[derive(Clone, Copy, Debug)]
+pub struct UnpackLimits {
+    /// Headers in the archive, extension headers counted.
+    pub entries_max: u64,
+    /// Sum of all file sizes, holes of sparse files counted.
+    pub bytes_max: u64,
+    /// One PAX header or GNU long name, in bytes.
+    pub header_max: usize,
+    /// A name, or a link's target, in bytes.
+    pub path_max: usize,
+    /// Components of a name.
+    pub depth_max: usize,
+    /// Ranges in the map of one sparse file.
+    pub ranges_max: usize,
+    /// What may be remembered until the end, in bytes: directories' metadata, whiteouts, owners.
+    pub memory_max: usize,
+    /// Free bytes that must stay on the file system.
+    pub free_bytes_floor: u64,
+    /// Free inodes that must stay on the file system.
+    pub free_inodes_floor: u64,
+}
+
+impl Default for UnpackLimits {
+    /// Wide enough for any real image, narrow enough for a node of 1 GiB memory. No floors.
+    fn default() -> Self {
+        UnpackLimits {
+            entries_max: 2_000_000,
+            bytes_max: 256 << 30,
+            header_max: 1 << 20,
+            path_max: 4096,
+            depth_max: 512,
+            ranges_max: 1 << 16,
+            memory_max: 256 << 20,
+            free_bytes_floor: 0,
+            free_inodes_floor: 0,
+        }
+    }
+}
+
+/// Counts what the layer takes and says when it is too much, or when the caller has lost interest.
+#[derive(Debug)]
+pub(super) struct Gauge<'a> {
+    limits: UnpackLimits,
+    root: BorrowedFd<'a>,
+    cancelled: Arc<AtomicBool>,
+    entries: u64,
+    bytes: u64,
+    unlooked_bytes: u64,
+    unlooked_entries: u64,
+}
+
+impl<'a> Gauge<'a> {
+    pub(super) fn new(limits: UnpackLimits, root: BorrowedFd<'a>, cancelled: Arc<AtomicBool>) -> Self {
+        // The first entry looks at once: a full disk is told before anything is written.
+        let unlooked_entries = ENTRIES_BETWEEN_LOOKS;
+        Gauge { limits, root, cancelled, entries: 0, bytes: 0, unlooked_bytes: 0, unlooked_entries }
+    }
+
+    pub(super) fn limits(&self) -> &UnpackLimits {
+        &self.limits
+    }
+
+    /// Counts headers up to `seen`, the reader's count.
+    pub(super) fn headers(&mut self, seen: u64) -> Result<(), Fault> {
+        self.go_on()?;
+        let more = seen.saturating_sub(self.entries);
+        self.entries = seen;
+        if seen > self.limits.entries_max {
+            return Err(Fault::limit(format!("more than {} entries", self.limits.entries_max)));
+        }
+        self.unlooked_entries += more;
+        if self.unlooked_entries >= ENTRIES_BETWEEN_LOOKS { self.look(0) } else { Ok(()) }
+    }
+
+    /// Counts a file before it is written: `apparent` bytes long, of which `stored` take space.
+    pub(super) fn file(&mut self, apparent: u64, stored: u64) -> Result<(), Fault> {
+        self.bytes = self.bytes.saturating_add(apparent.max(stored));
+        if self.bytes > self.limits.bytes_max {
+            return Err(Fault::limit(format!("files of more than {} bytes in all", self.limits.bytes_max)));
+        }
+        if stored > BYTES_BETWEEN_LOOKS { self.look(stored) } else { Ok(()) }
+    }
+
+    /// Counts bytes as they are written.
+    pub(super) fn wrote(&mut self, bytes: usize) -> Result<(), Fault> {
+        self.unlooked_bytes += bytes as u64;
+        if self.unlooked_bytes >= BYTES_BETWEEN_LOOKS {
+            self.look(0)?;
+        }
+        self.go_on()
+    }
+
+    /// Fails once the caller has cancelled.
+    pub(super) fn go_on(&self) -> Result<(), Fault> {
+        if self.cancelled.load(Ordering::Relaxed) { Err(Fault::Cancelled) } else { Ok(()) }
+    }
+
+    /// Looks whether the floors hold when `wanted` more bytes are written.
+    fn look(&mut self, wanted: u64) -> Result<(), Fault> {
+        self.unlooked_bytes = 0;
+        self.unlooked_entries = 0;
+        let disk = rustix::fs::fstatvfs(self.root).map_err(Fault::io("measure the disk for"))?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let floor = self.limits.free_bytes_floor;
+        if free < floor.saturating_add(wanted) {
+            let wants = if wanted == 0 { String::new() } else { format!("{wanted} bytes are wanted, ") };
+            return Err(Fault::limit(format!("{wants}{free} bytes are free, of which {floor} must stay free")));
+        }
+        // File systems without a table of inodes, as btrfs, report zero of zero.
+        let floor = self.limits.free_inodes_floor;
+        if disk.f_files > 0 && disk.f_favail < floor {
+            return Err(Fault::limit(format!("{} inodes are free, {floor} must stay free", disk.f_favail)));
+        }
+        Ok(())
+    }
+}

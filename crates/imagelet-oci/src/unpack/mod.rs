@@ -1,0 +1,122 @@
+//! Unpacks a layer's tar stream into a directory of its own, in the form overlayfs mounts.
+//!
+//! Whatever the archive says, nothing outside the directory is read or changed: names that are absolute or climb out
+//! are refused, links on the way are walked here and refused where they lead out, all else is done below directory
+//! descriptors (see `tree`). What a layer may take is bounded (see `limits`). The last entry of a name wins.
+//!
+//! Whiteouts become overlayfs': a layer does not need those below it to be unpacked. Directories that no entry names
+//! are made with mode 0755 and reported, because a layer below may know better. Nothing is synced: the directory is
+//! garbage until the caller has committed it.
+
+mod error;
+mod header;
+mod ledger;
+mod limits;
+mod name;
+mod pax;
+mod sparse;
+mod tar;
+mod tree;
+mod whiteout;
+mod writer;
+mod xattr;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io::BufRead,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use rustix::fd::BorrowedFd;
+
+use self::{error::Fault, tar::Reader, writer::Writer};
+pub use self::{
+    error::UnpackError,
+    ledger::{DeviceRecord, OwnershipRecord},
+    limits::UnpackLimits,
+    whiteout::OverlayForm,
+};
+
+/// What a directory takes on disk.
+const DIRECTORY_COST: u64 = 4096;
+
+/// How a layer is to be unpacked.
+#[derive(Clone, Debug)]
+pub struct UnpackOptions {
+    /// What becomes of owners and devices.
+    pub ownership: Ownership,
+    /// How whiteouts are kept.
+    pub overlay: OverlayForm,
+    /// What the layer may take.
+    pub limits: UnpackLimits,
+    /// Once true, unpacking ends soon with [`UnpackError::Cancelled`].
+    pub cancelled: Arc<AtomicBool>,
+}
+
+/// What becomes of owners and devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ownership {
+    /// Set on disk; wants root.
+    Apply,
+    /// Files belong to us; what the archive says is reported. Directories stay open to us (`u+rwx`).
+    Record,
+}
+
+/// What was unpacked.
+#[derive(Clone, Debug, Default)]
+pub struct UnpackReport {
+    /// Entries, without extension headers.
+    pub entries: u64,
+    /// Sizes of the files that stand, holes counted, hard links once.
+    pub bytes: u64,
+    /// About what the layer takes on disk: data in units of 4 KiB, directories.
+    pub disk_bytes: u64,
+    /// What the archive gives and the disk does not have, by path.
+    pub ownership: Vec<OwnershipRecord>,
+    /// Directories that no entry names, as raw bytes below the root: a lower layer may know their metadata.
+    pub implicit_directories: Vec<Vec<u8>>,
+    /// The layer hides all below it. Set on the root as any opaque directory's mark, which overlayfs does not read there.
+    pub root_opaque: bool,
+}
+
+/// Unpacks one uncompressed tar stream into an empty directory.
+///
+/// Reads `input` up to the archive's end blocks and no further; what follows them is never extracted. File data goes
+/// from the input's buffer straight to the file, so that buffer's size (128 KiB and more serve well) is that of a write.
+///
+/// # Errors
+/// One error that names the entry. What was written stays for the caller to remove.
+pub fn unpack_layer(
+    input: &mut dyn BufRead,
+    root: BorrowedFd<'_>,
+    options: &UnpackOptions,
+) -> Result<UnpackReport, UnpackError> {
+    let mut reader = Reader::new(input, options.limits);
+    let mut writer = Writer::new(root, options).map_err(|fault| fault.at(reader.place()))?;
+    loop {
+        match unpack_next(&mut reader, &mut writer) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(fault) => return Err(fault.at(reader.place())),
+        }
+    }
+    writer.finish()
+}
+
+fn unpack_next(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<bool, Fault> {
+    let entry = reader.next()?;
+    writer.gauge.headers(reader.headers())?;
+    let Some(entry) = entry else {
+        return Ok(false);
+    };
+    writer.write(entry, reader)?;
+    Ok(true)
+}
+
+/// What a file of `size` bytes of data takes on disk.
+fn disk_size(size: u64) -> u64 {
+    const UNIT: u64 = 4096;
+    size.div_ceil(UNIT).saturating_mul(UNIT)
+}

@@ -1,0 +1,108 @@
+//! From a name in the archive to a path inside the layer.
+
+use super::{UnpackLimits, error::Fault};
+
+/// What the kernel takes as one component.
+const COMPONENT_MAX: usize = 255;
+
+/// Cleans an entry's name: no `.`, no `..`, no doubled or trailing slash. Empty means the layer's root.
+pub(super) fn clean_entry(name: &[u8], limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
+    if name.first() == Some(&b'/') {
+        return Err(Fault::refused("its name is absolute"));
+    }
+    clean(name, "name", limits)
+}
+
+/// Cleans a hard link's target. A leading slash means the layer's root, as other unpackers have it.
+pub(super) fn clean_target(target: &[u8], limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
+    clean(target, "hard link target", limits)
+}
+
+fn clean(name: &[u8], what: &'static str, limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
+    if name.is_empty() {
+        return Err(Fault::refused(format!("its {what} is empty")));
+    }
+    if name.contains(&0) {
+        return Err(Fault::malformed(format!("its {what} has a NUL byte")));
+    }
+    if name.len() > limits.path_max {
+        return Err(Fault::limit(format!("its {what} is longer than {} bytes", limits.path_max)));
+    }
+    let mut path = Vec::with_capacity(name.len());
+    let mut depth = 0;
+    for component in name.split(|&byte| byte == b'/') {
+        match component {
+            b"" | b"." => {}
+            b".." => {
+                if path.is_empty() {
+                    return Err(Fault::refused(format!("its {what} climbs out of the layer")));
+                }
+                path.truncate(split(&path).0.len());
+                depth -= 1;
+            }
+            _ => {
+                depth += 1;
+                if component.len() > COMPONENT_MAX {
+                    return Err(Fault::limit(format!(
+                        "a component of its {what} is longer than {COMPONENT_MAX} bytes"
+                    )));
+                }
+                if depth > limits.depth_max {
+                    return Err(Fault::limit(format!("its {what} is deeper than {} directories", limits.depth_max)));
+                }
+                push(&mut path, component);
+            }
+        }
+    }
+    Ok(path)
+}
+
+/// The parent and the last component of a clean path.
+pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|&byte| byte == b'/') {
+        Some(slash) => (&path[..slash], &path[slash + 1..]),
+        None => (&[], path),
+    }
+}
+
+/// `parent/name`, or `name` below the root.
+pub(super) fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(parent.len() + 1 + name.len());
+    path.extend_from_slice(parent);
+    push(&mut path, name);
+    path
+}
+
+fn push(path: &mut Vec<u8>, component: &[u8]) {
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(component);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_cleaned_and_never_climb() {
+        let limits = UnpackLimits::default();
+        for (name, path) in
+            [("a", "a"), ("./a//b/", "a/b"), (".", ""), ("./", ""), ("d/..", ""), ("a/../b/./c", "b/c"), ("..a", "..a")]
+        {
+            assert_eq!(clean_entry(name.as_bytes(), &limits).unwrap(), path.as_bytes(), "{name}");
+        }
+        for name in ["", "/", "//", "/a", "..", "../a", "a/../..", "a/../../b", "./..", "a\0b"] {
+            clean_entry(name.as_bytes(), &limits).expect_err(name);
+        }
+        assert_eq!(clean_target(b"/etc/passwd", &limits).unwrap(), b"etc/passwd");
+    }
+
+    #[test]
+    fn long_and_deep_names_are_over_the_limit() {
+        let limits = UnpackLimits::default();
+        for name in ["x".repeat(256), "abc/".repeat(1100), "d/".repeat(2000)] {
+            assert!(matches!(clean_entry(name.as_bytes(), &limits), Err(Fault::Limit(_))));
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Layers as attackers and as builders make them.

@@ -1,0 +1,330 @@
+//! Directories of the layer: finds, makes, replaces them without ever leaving the root.
+//!
+//! **Invariant:** no path of more than one component reaches the kernel. Each directory is opened below its parent's
+//! descriptor with `O_NOFOLLOW`; links are read and walked here, so none can lead out.
+
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    rc::Rc,
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat},
+    io::Errno,
+};
+
+use super::{
+    UnpackLimits,
+    error::{Fault, shown},
+    ledger::{Ledger, Note},
+    name,
+    whiteout::{Opacity, look},
+};
+
+/// Open directories kept at hand; each is a file descriptor.
+const OPEN_MAX: usize = 64;
+/// Links followed for one name, as the kernel has it.
+const LINKS_MAX: u32 = 40;
+/// Components walked for one name because of links.
+const STEPS_MAX: usize = 1024;
+/// Mode of a directory that no entry names.
+const IMPLICIT_MODE: u32 = 0o755;
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// An open directory of the layer.
+#[derive(Debug)]
+pub(super) struct Directory {
+    fd: OwnedFd,
+    /// Where it really is, all links resolved. Empty for the root.
+    pub(super) path: Vec<u8>,
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What to do where a directory is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// Make it, as part of the layer.
+    Create,
+    /// Say so.
+    Tell,
+}
+
+/// What a walk may still do.
+struct Walk {
+    missing: Missing,
+    links: u32,
+    steps: usize,
+}
+
+/// What was freed by removing something.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Freed {
+    pub(super) bytes: u64,
+    pub(super) disk_bytes: u64,
+}
+
+/// The layer's directories.
+#[derive(Debug)]
+pub(super) struct Tree {
+    root: Rc<Directory>,
+    /// By path as entries name it, links included. Dropped whole when a directory or link goes away.
+    open: HashMap<Vec<u8>, Rc<Directory>>,
+    pub(super) ledger: Ledger,
+    /// Bits the process takes from new modes.
+    pub(super) umask: u32,
+    path_max: usize,
+    depth_max: usize,
+}
+
+impl Tree {
+    pub(super) fn new(root: BorrowedFd<'_>, limits: &UnpackLimits) -> Result<Self, Fault> {
+        let fd = rustix::fs::openat(root, c".", DIRECTORY, Mode::empty()).map_err(Fault::io("open the root for"))?;
+        Ok(Tree {
+            root: Rc::new(Directory { fd, path: Vec::new() }),
+            open: HashMap::new(),
+            ledger: Ledger::new(limits.memory_max),
+            umask: process_umask(),
+            path_max: limits.path_max,
+            depth_max: limits.depth_max,
+        })
+    }
+
+    /// Opens the directory a clean path names. Links on the way are followed inside the layer; `None` where
+    /// something is missing and shall be told.
+    pub(super) fn directory(&mut self, path: &[u8], missing: Missing) -> Result<Option<Rc<Directory>>, Fault> {
+        self.walk(path, &mut Walk { missing, links: LINKS_MAX, steps: STEPS_MAX + self.depth_max })
+    }
+
+    /// Opens the directory that really is at a path, following nothing.
+    pub(super) fn real_directory(&mut self, path: &[u8]) -> Result<Option<Rc<Directory>>, Fault> {
+        self.walk(path, &mut Walk { missing: Missing::Tell, links: 0, steps: STEPS_MAX + self.depth_max })
+    }
+
+    /// Removes what stands at a name, directories with all they hold. Nothing there is fine.
+    pub(super) fn remove(&mut self, parent: &Directory, name: &[u8]) -> Result<Freed, Fault> {
+        let Some(stat) = look(parent.as_fd(), name)? else {
+            return Ok(Freed::default());
+        };
+        let mut freed = Freed::default();
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                self.open.clear();
+                remove_tree(parent.as_fd(), name, &mut freed)?;
+            }
+            kind => {
+                if kind == FileType::Symlink {
+                    self.open.clear();
+                }
+                unlink(parent.as_fd(), name, &stat, &mut freed)?;
+            }
+        }
+        self.ledger.forget(&name::join(&parent.path, name));
+        Ok(freed)
+    }
+
+    /// Where a name really is.
+    pub(super) fn place(parent: &Directory, name: &[u8]) -> Vec<u8> {
+        name::join(&parent.path, name)
+    }
+
+    fn walk(&mut self, path: &[u8], walk: &mut Walk) -> Result<Option<Rc<Directory>>, Fault> {
+        let mut known = path;
+        let mut here = loop {
+            if known.is_empty() {
+                break Rc::clone(&self.root);
+            }
+            if let Some(directory) = self.open.get(known) {
+                break Rc::clone(directory);
+            }
+            known = name::split(known).0;
+        };
+        let mut at = known.len();
+        while at < path.len() {
+            let start = if at == 0 { 0 } else { at + 1 };
+            let end = path[start..].iter().position(|&byte| byte == b'/').map_or(path.len(), |slash| start + slash);
+            let Some(next) = self.step(&here, &path[start..end], walk)? else {
+                return Ok(None);
+            };
+            here = next;
+            self.keep(&path[..end], &here);
+            at = end;
+        }
+        Ok(Some(here))
+    }
+
+    fn keep(&mut self, path: &[u8], directory: &Rc<Directory>) {
+        if self.open.len() >= OPEN_MAX {
+            self.open.clear();
+        }
+        self.open.insert(path.to_vec(), Rc::clone(directory));
+    }
+
+    /// Goes one component down, through a link if there is one.
+    fn step(&mut self, here: &Rc<Directory>, name: &[u8], walk: &mut Walk) -> Result<Option<Rc<Directory>>, Fault> {
+        walk.steps = walk.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;
+        let errno = match rustix::fs::openat(here, name, DIRECTORY, Mode::empty()) {
+            Ok(fd) => return self.opened(here, name, fd).map(Some),
+            Err(errno) => errno,
+        };
+        match errno {
+            Errno::NOENT if walk.missing == Missing::Tell => Ok(None),
+            Errno::NOENT => self.make(here, name, Opacity::Merged).map(Some),
+            // A link, a file, or a whiteout.
+            Errno::NOTDIR | Errno::LOOP => match rustix::fs::readlinkat(here, name, Vec::new()) {
+                Ok(target) => self.follow(here, name, target.to_bytes(), walk),
+                Err(Errno::INVAL) => self.enter_whiteout(here, name, walk.missing),
+                Err(errno) => Err(Fault::Io { action: "read a link above", errno }),
+            },
+            errno => Err(Fault::Io { action: "open the directory of", errno }),
+        }
+    }
+
+    fn opened(&self, here: &Directory, name: &[u8], fd: OwnedFd) -> Result<Rc<Directory>, Fault> {
+        // Names are bounded, but links let short names reach ever deeper.
+        let path = name::join(&here.path, name);
+        if path.len() > self.path_max || path.iter().filter(|&&byte| byte == b'/').count() >= self.depth_max {
+            return Err(Fault::limit("it lies too deep in the layer"));
+        }
+        Ok(Rc::new(Directory { fd, path }))
+    }
+
+    fn make(&mut self, here: &Directory, name: &[u8], opacity: Opacity) -> Result<Rc<Directory>, Fault> {
+        let action = "make the directory of";
+        rustix::fs::mkdirat(here, name, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
+        let fd = rustix::fs::openat(here, name, DIRECTORY, Mode::empty()).map_err(Fault::io(action))?;
+        if self.umask & IMPLICIT_MODE != 0 {
+            rustix::fs::fchmod(&fd, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
+        }
+        let directory = self.opened(here, name, fd)?;
+        let note = self.ledger.note(&directory.path, 0)?;
+        *note = Note { implicit: true, opacity, ..Note::default() };
+        Ok(directory)
+    }
+
+    /// What was removed from the layers below gets a new life as a directory that hides them.
+    fn enter_whiteout(
+        &mut self,
+        here: &Directory,
+        name: &[u8],
+        missing: Missing,
+    ) -> Result<Option<Rc<Directory>>, Fault> {
+        let path = name::join(&here.path, name);
+        let whiteout = self.ledger.get(&path).is_some_and(|note| note.whiteout);
+        match (whiteout, missing) {
+            (true, Missing::Tell) => Ok(None),
+            (true, Missing::Create) => {
+                rustix::fs::unlinkat(here, name, AtFlags::empty()).map_err(Fault::io("replace a whiteout above"))?;
+                self.make(here, name, Opacity::Opaque).map(Some)
+            }
+            (false, _) => Err(Fault::refused(format!("`{}` above it is no directory", shown(&path)))),
+        }
+    }
+
+    fn follow(
+        &mut self,
+        here: &Rc<Directory>,
+        name: &[u8],
+        target: &[u8],
+        walk: &mut Walk,
+    ) -> Result<Option<Rc<Directory>>, Fault> {
+        let refused = |why: &str| {
+            let link = shown(&name::join(&here.path, name));
+            Err(Fault::refused(format!("`{link}` above it is a symbolic link to `{}`, {why}", shown(target))))
+        };
+        if target.first() == Some(&b'/') {
+            return refused("which leaves the layer");
+        }
+        let Some(links) = walk.links.checked_sub(1) else {
+            return refused("one link too many");
+        };
+        walk.links = links;
+        let mut here = Rc::clone(here);
+        for component in target.split(|&byte| byte == b'/') {
+            let next = match component {
+                b"" | b"." => continue,
+                b".." if here.path.is_empty() => return refused("which leaves the layer"),
+                b".." => {
+                    walk.steps =
+                        walk.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;
+                    let above = name::split(&here.path).0.to_vec();
+                    self.walk(&above, walk)?
+                }
+                _ => self.step(&here, component, walk)?,
+            };
+            let Some(next) = next else {
+                return Ok(None);
+            };
+            here = next;
+        }
+        Ok(Some(here))
+    }
+}
+
+/// Removes a directory and all below it, with two descriptors whatever its depth.
+fn remove_tree(parent: BorrowedFd<'_>, name: &[u8], freed: &mut Freed) -> Result<(), Fault> {
+    let action = "remove the directory replaced by";
+    let open = |at: BorrowedFd<'_>, name: &[u8]| {
+        rustix::fs::openat(at, name, DIRECTORY, Mode::empty()).map_err(Fault::io(action))
+    };
+    let mut here = open(parent, name)?;
+    let mut below: Vec<Vec<u8>> = Vec::new();
+    loop {
+        if let Some(child) = remove_files(here.as_fd(), freed)? {
+            here = open(here.as_fd(), &child)?;
+            below.push(child);
+            continue;
+        }
+        freed.disk_bytes += super::DIRECTORY_COST;
+        let Some(empty) = below.pop() else {
+            break;
+        };
+        // Nobody else moves directories in the layer: the parent is where we came from.
+        here = open(here.as_fd(), b"..")?;
+        rustix::fs::unlinkat(&here, empty, AtFlags::REMOVEDIR).map_err(Fault::io(action))?;
+    }
+    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map_err(Fault::io(action))
+}
+
+/// Unlinks what is no directory, up to the first directory, which it names.
+fn remove_files(directory: BorrowedFd<'_>, freed: &mut Freed) -> Result<Option<Vec<u8>>, Fault> {
+    let action = "remove the directory replaced by";
+    for entry in Dir::read_from(directory).map_err(Fault::io(action))? {
+        let entry = entry.map_err(Fault::io(action))?;
+        let name = entry.file_name().to_bytes();
+        if matches!(name, b"." | b"..") {
+            continue;
+        }
+        let Some(stat) = look(directory, name)? else {
+            continue;
+        };
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            return Ok(Some(name.to_vec()));
+        }
+        unlink(directory, name, &stat, freed)?;
+    }
+    Ok(None)
+}
+
+fn unlink(parent: BorrowedFd<'_>, name: &[u8], stat: &Stat, freed: &mut Freed) -> Result<(), Fault> {
+    rustix::fs::unlinkat(parent, name, AtFlags::empty()).map_err(Fault::io("replace what stood at"))?;
+    if stat.st_nlink == 1 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+        let size = stat.st_size.cast_unsigned();
+        freed.bytes += size;
+        // A file just written may have no blocks yet; with holes it has fewer than its size wants.
+        freed.disk_bytes += super::disk_size(size);
+    }
+    Ok(())
+}
+
+/// The process's umask, without changing it; all bits where it cannot be read, which costs a `chmod` an entry.
+fn process_umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    umask.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0o777)
+}

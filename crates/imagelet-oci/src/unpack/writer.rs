@@ -1,0 +1,521 @@
+//! Writes entries into the layer's directory.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    rc::Rc,
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid},
+    io::Errno,
+};
+
+use super::{
+    DIRECTORY_COST, Ownership, UnpackError, UnpackOptions, UnpackReport, disk_size,
+    error::{Fault, shown},
+    ledger::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord, encoded},
+    limits::Gauge,
+    name,
+    pax::Time,
+    tar::{Entry, Kind, Reader},
+    tree::{Directory, Freed, Missing, Tree},
+    whiteout::{Mark, Opacity, OverlayForm, is_whiteout_device, look, mark},
+    xattr::{self, Strictness},
+};
+
+/// Bits a directory needs while we write below it.
+const DIRECTORY_OPEN: u32 = 0o700;
+/// What the kernel keeps of a device number's parts; it cuts larger ones, down to 0:0 even.
+const MAJOR_MAX: i64 = 0xfff;
+const MINOR_MAX: i64 = 0xf_ffff;
+
+/// Writes one layer.
+pub(super) struct Writer<'a> {
+    pub(super) gauge: Gauge<'a>,
+    tree: Tree,
+    ownership: Ownership,
+    overlay: OverlayForm,
+    /// Who owns what this process makes.
+    process: (u32, u32),
+    report: UnpackReport,
+}
+
+/// A name in an open directory.
+struct Place {
+    parent: Rc<Directory>,
+    name: Vec<u8>,
+}
+
+impl Place {
+    fn path(&self) -> Vec<u8> {
+        Tree::place(&self.parent, &self.name)
+    }
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(root: BorrowedFd<'a>, options: &UnpackOptions) -> Result<Self, Fault> {
+        let tree = Tree::new(root, &options.limits)?;
+        let stat = rustix::fs::fstat(root).map_err(Fault::io("look at the root for"))?;
+        if stat.st_mode & 0o2000 != 0 {
+            // Files would get the directory's group instead of ours.
+            let mode = Mode::from_raw_mode(stat.st_mode & 0o777);
+            rustix::fs::fchmod(root, mode).map_err(Fault::io("prepare the root for"))?;
+        }
+        Ok(Writer {
+            gauge: Gauge::new(options.limits, root, options.cancelled.clone()),
+            tree,
+            ownership: options.ownership,
+            overlay: options.overlay,
+            process: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+            report: UnpackReport::default(),
+        })
+    }
+
+    /// Writes one entry, its data taken from `reader`.
+    pub(super) fn write(&mut self, entry: Entry, reader: &mut Reader<'_>) -> Result<(), Fault> {
+        self.report.entries += 1;
+        let path = name::clean_entry(&entry.name, self.gauge.limits())?;
+        if path.is_empty() {
+            return match entry.kind {
+                Kind::Directory => self.remember_directory(&[], entry),
+                _ => Err(Fault::refused("only a directory can be the layer's root")),
+            };
+        }
+        let (parent, name) = name::split(&path);
+        match mark(parent, name)? {
+            Mark::Ignored => return self.gauge.file(0, entry.stored),
+            Mark::Opaque => {
+                self.gauge.file(0, entry.stored)?;
+                let parent = self.parent(parent)?;
+                return self.set_opacity(&parent.path, Opacity::Opaque);
+            }
+            Mark::Whiteout(hidden) => {
+                self.gauge.file(0, entry.stored)?;
+                let place = Place { parent: self.parent(parent)?, name: hidden.to_vec() };
+                return self.hide(&place);
+            }
+            Mark::Plain => {}
+        }
+        if entry.kind == Kind::Unknown {
+            return self.gauge.file(0, entry.stored);
+        }
+        let place = Place { parent: self.parent(parent)?, name: name.to_vec() };
+        match entry.kind {
+            Kind::File => self.file(&place, entry, reader),
+            Kind::Directory => self.directory(&place, entry),
+            Kind::Symlink => self.symlink(&place, &entry),
+            Kind::HardLink => self.hard_link(&place, &entry),
+            Kind::Fifo => self.node(&place, &entry, FileType::Fifo, 0),
+            Kind::CharDevice | Kind::BlockDevice => self.device(&place, &entry),
+            Kind::Unknown => Ok(()),
+        }
+    }
+
+    /// Applies what had to wait for the last entry, and reports.
+    pub(super) fn finish(mut self) -> Result<UnpackReport, UnpackError> {
+        let ledger = std::mem::take(&mut self.tree.ledger);
+        // Children come after their parents in the order of paths: backwards, a parent's mode and times are set when
+        // nothing below it changes any more.
+        for (path, note) in ledger.into_notes().into_iter().rev() {
+            let shown = if path.is_empty() { &b"."[..] } else { &path };
+            self.finish_note(&path, note).map_err(|fault| fault.at(shown))?;
+        }
+        self.report.ownership.reverse();
+        self.report.implicit_directories.reverse();
+        Ok(self.report)
+    }
+
+    fn parent(&mut self, path: &[u8]) -> Result<Rc<Directory>, Fault> {
+        let implied = self.tree.directory(path, Missing::Create)?;
+        Ok(implied.expect("missing directories are made"))
+    }
+
+    fn file(&mut self, place: &Place, mut entry: Entry, reader: &mut Reader<'_>) -> Result<(), Fault> {
+        self.gauge.file(entry.size, entry.stored)?;
+        let mode = Mode::from_raw_mode(entry.mode & 0o777);
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
+        let name = place.name.as_slice();
+        let create = || rustix::fs::openat(&place.parent, name, flags, mode);
+        let file = match create() {
+            Err(Errno::EXIST) => {
+                self.replace(place)?;
+                create()
+            }
+            created => created,
+        };
+        let file = file.map_err(Fault::io("create"))?;
+        match entry.sparse.take() {
+            None => self.copy(&file, entry.stored, None, reader)?,
+            Some(map) => {
+                rustix::fs::ftruncate(&file, entry.size).map_err(Fault::io("size"))?;
+                for range in map.ranges {
+                    self.copy(&file, range.length, Some(range.offset), reader)?;
+                }
+            }
+        }
+        self.report.bytes += entry.size;
+        self.report.disk_bytes += disk_size(entry.stored);
+
+        // Writing and changing owners take set-id bits and capabilities away: mode after owner, xattrs after both.
+        if let Some((uid, gid)) = self.owner_wanted(&entry) {
+            rustix::fs::fchown(&file, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
+        }
+        if entry.mode & (self.tree.umask | 0o7000) != 0 {
+            let mode = Mode::from_raw_mode(entry.mode);
+            rustix::fs::fchmod(&file, mode).map_err(Fault::io("set the mode of"))?;
+        }
+        let left_out = match entry.xattrs.as_slice() {
+            [] => Vec::new(),
+            xattrs => xattr::set(&file, xattrs, self.strictness())?,
+        };
+        rustix::fs::futimens(&file, &times(&entry)).map_err(Fault::io("set the times of"))?;
+        self.record(|| place.path(), &entry, None, &left_out)
+    }
+
+    /// Copies data from the reader's buffer to the file, at an offset or at its end.
+    fn copy(
+        &mut self,
+        file: &OwnedFd,
+        length: u64,
+        mut offset: Option<u64>,
+        reader: &mut Reader<'_>,
+    ) -> Result<(), Fault> {
+        let mut left = length;
+        while left > 0 {
+            let chunk = reader.fill()?;
+            let chunk = &chunk[..chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX))];
+            let written = match offset {
+                None => rustix::io::write(file, chunk),
+                Some(offset) => rustix::io::pwrite(file, chunk, offset),
+            };
+            let written = match written {
+                Ok(0) => return Err(Fault::Io { action: "write", errno: Errno::IO }),
+                Ok(written) => written,
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(Fault::Io { action: "write", errno }),
+            };
+            reader.consume(written);
+            left -= written as u64;
+            offset = offset.map(|offset| offset + written as u64);
+            self.gauge.wrote(written)?;
+        }
+        Ok(())
+    }
+
+    fn directory(&mut self, place: &Place, entry: Entry) -> Result<(), Fault> {
+        let make = || {
+            // Set-group-id would be inherited by what comes below; it waits for the end with the other bits.
+            let mode = Mode::from_raw_mode(entry.mode & 0o777 | DIRECTORY_OPEN);
+            rustix::fs::mkdirat(&place.parent, place.name.as_slice(), mode)
+        };
+        let path = place.path();
+        match make() {
+            Ok(()) => self.report.disk_bytes += DIRECTORY_COST,
+            Err(Errno::EXIST) => {
+                let stat = look(place.parent.as_fd(), &place.name)?;
+                if stat.is_none_or(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory) {
+                    // The layer says that no directory of lower layers lives on here.
+                    self.replace(place)?;
+                    make().map_err(Fault::io("make the directory"))?;
+                    self.report.disk_bytes += DIRECTORY_COST;
+                    self.set_opacity(&path, Opacity::Opaque)?;
+                }
+            }
+            Err(errno) => return Err(Fault::Io { action: "make the directory", errno }),
+        }
+        self.remember_directory(&path, entry)
+    }
+
+    fn remember_directory(&mut self, path: &[u8], entry: Entry) -> Result<(), Fault> {
+        let cost = entry.xattrs.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
+        let note = self.tree.ledger.note(path, cost)?;
+        note.implicit = false;
+        let atime = atime(&entry);
+        let Entry { mode, uid, gid, mtime, xattrs, .. } = entry;
+        note.directory = Some(DirectoryMeta { mode, uid, gid, mtime, atime, xattrs });
+        Ok(())
+    }
+
+    fn symlink(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
+        if entry.link.is_empty() || entry.link.contains(&0) {
+            return Err(Fault::malformed("its link target is empty or has a NUL byte"));
+        }
+        if entry.link.len() > self.gauge.limits().path_max {
+            let path_max = self.gauge.limits().path_max;
+            return Err(Fault::limit(format!("its link target is longer than {path_max} bytes")));
+        }
+        let link = || rustix::fs::symlinkat(entry.link.as_slice(), &place.parent, place.name.as_slice());
+        self.replacing(place, "make the symbolic link", link)?;
+        self.finish_special(place, entry, None)
+    }
+
+    fn hard_link(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
+        let target = name::clean_target(&entry.link, self.gauge.limits())?;
+        let missing = || {
+            let target = shown(&entry.link);
+            Err(Fault::refused(format!("it is a hard link to `{target}`, which this layer does not have")))
+        };
+        let (target_parent, target_name) = name::split(&target);
+        if target_name.is_empty() {
+            return Err(Fault::refused("it is a hard link to the layer's root"));
+        }
+        let Some(target_parent) = self.tree.directory(target_parent, Missing::Tell)? else {
+            return missing();
+        };
+        let from = Place { parent: target_parent, name: target_name.to_vec() };
+        let from_path = from.path();
+        let Some(stat) = look(from.parent.as_fd(), &from.name)? else {
+            return missing();
+        };
+        if is_whiteout_device(&stat) || self.tree.ledger.get(&from_path).is_some_and(|note| note.whiteout) {
+            return missing();
+        }
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            let target = shown(&entry.link);
+            return Err(Fault::refused(format!("it is a hard link to the directory `{target}`")));
+        }
+        let link = || {
+            let (from_name, name) = (from.name.as_slice(), place.name.as_slice());
+            rustix::fs::linkat(&from.parent, from_name, &place.parent, name, AtFlags::empty())
+        };
+        match link() {
+            Ok(()) => {}
+            Err(Errno::EXIST) => {
+                let here = look(place.parent.as_fd(), &place.name)?;
+                if here.is_some_and(|here| (here.st_dev, here.st_ino) == (stat.st_dev, stat.st_ino)) {
+                    return Ok(());
+                }
+                self.replace(place)?;
+                match link() {
+                    Ok(()) => {}
+                    // The target lay in what was replaced.
+                    Err(Errno::NOENT) => return missing(),
+                    Err(errno) => return Err(Fault::Io { action: "make the hard link", errno }),
+                }
+            }
+            Err(errno) => return Err(Fault::Io { action: "make the hard link", errno }),
+        }
+        let record = self.tree.ledger.get(&from_path).and_then(|note| note.record.clone());
+        if let Some(mut record) = record {
+            let path = place.path();
+            record.path = encoded(&path);
+            self.remember_record(&path, record)?;
+        }
+        Ok(())
+    }
+
+    fn device(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
+        let (major, minor) = entry.device;
+        let kind = match entry.kind {
+            Kind::BlockDevice => FileType::BlockDevice,
+            _ => FileType::CharacterDevice,
+        };
+        let record = DeviceRecord { block: kind == FileType::BlockDevice, major, minor };
+        let in_range = (0..=MAJOR_MAX).contains(&major) && (0..=MINOR_MAX).contains(&minor);
+        // Character device 0:0 would be a whiteout.
+        let whiteout = (major, minor) == (0, 0) && kind == FileType::CharacterDevice;
+        if self.ownership == Ownership::Apply && in_range && !whiteout {
+            let part = |number| u32::try_from(number).expect("is in range");
+            match self.node(place, entry, kind, rustix::fs::makedev(part(major), part(minor))) {
+                Err(Fault::Io { errno: Errno::PERM, .. }) => {}
+                made => return made,
+            }
+        }
+        // A whiteout stays: the layer wants nothing of lower layers here, also where its own node is left out.
+        if !self.tree.ledger.get(&place.path()).is_some_and(|note| note.whiteout) {
+            self.replace(place)?;
+        }
+        self.record(|| place.path(), entry, Some(record), &[])
+    }
+
+    fn node(&mut self, place: &Place, entry: &Entry, kind: FileType, device: u64) -> Result<(), Fault> {
+        let mode = Mode::from_raw_mode(entry.mode & 0o777);
+        let make = || rustix::fs::mknodat(&place.parent, place.name.as_slice(), kind, mode, device);
+        self.replacing(place, "make the node", make)?;
+        self.finish_special(place, entry, Some(mode))
+    }
+
+    /// Owner, mode, xattrs and times of what must not or cannot be opened.
+    fn finish_special(&mut self, place: &Place, entry: &Entry, made: Option<Mode>) -> Result<(), Fault> {
+        let (parent, name) = (&place.parent, place.name.as_slice());
+        if let Some((uid, gid)) = self.owner_wanted(entry) {
+            rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(Fault::io("set the owner of"))?;
+        }
+        if made.is_some() && entry.mode & (self.tree.umask | 0o7000) != 0 {
+            // `chmod` would follow a link; this is a node we made a moment ago in a directory only we write to.
+            rustix::fs::chmodat(parent, name, Mode::from_raw_mode(entry.mode), AtFlags::empty())
+                .map_err(Fault::io("set the mode of"))?;
+        }
+        let left_out = match entry.xattrs.as_slice() {
+            [] => Vec::new(),
+            xattrs => xattr::set_special(parent, name, xattrs, self.strictness())?,
+        };
+        rustix::fs::utimensat(parent, name, &times(entry), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(Fault::io("set the times of"))?;
+        self.record(|| place.path(), entry, None, &left_out)
+    }
+
+    /// Hides a name of lower layers, unless this layer has its own.
+    fn hide(&mut self, place: &Place) -> Result<(), Fault> {
+        let path = place.path();
+        if let Some(own) = look(place.parent.as_fd(), &place.name)? {
+            return match FileType::from_raw_mode(own.st_mode) {
+                FileType::Directory => self.set_opacity(&path, Opacity::Opaque),
+                _ => Ok(()),
+            };
+        }
+        let needed = self.overlay.hide(place.parent.as_fd(), &place.name)?;
+        self.tree.ledger.note(&path, 0)?.whiteout = true;
+        match needed {
+            Opacity::Merged => Ok(()),
+            needed => self.set_opacity(&place.parent.path, needed),
+        }
+    }
+
+    /// Makes a directory at least so opaque.
+    fn set_opacity(&mut self, path: &[u8], opacity: Opacity) -> Result<(), Fault> {
+        let note = self.tree.ledger.note(path, 0)?;
+        note.opacity = note.opacity.max(opacity);
+        Ok(())
+    }
+
+    fn replacing(
+        &mut self,
+        place: &Place,
+        action: &'static str,
+        make: impl Fn() -> Result<(), Errno>,
+    ) -> Result<(), Fault> {
+        match make() {
+            Err(Errno::EXIST) => {
+                self.replace(place)?;
+                make().map_err(Fault::io(action))
+            }
+            made => made.map_err(Fault::io(action)),
+        }
+    }
+
+    fn replace(&mut self, place: &Place) -> Result<(), Fault> {
+        let Freed { bytes, disk_bytes } = self.tree.remove(&place.parent, &place.name)?;
+        self.report.bytes = self.report.bytes.saturating_sub(bytes);
+        self.report.disk_bytes = self.report.disk_bytes.saturating_sub(disk_bytes);
+        Ok(())
+    }
+
+    /// The owner to set, where the process's own is not it.
+    fn owner_wanted(&self, entry: &Entry) -> Option<(Uid, Gid)> {
+        self.owner(entry.uid, entry.gid)
+    }
+
+    fn owner(&self, uid: u32, gid: u32) -> Option<(Uid, Gid)> {
+        (self.ownership == Ownership::Apply && (uid, gid) != self.process)
+            .then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
+    }
+
+    fn strictness(&self) -> Strictness {
+        match self.ownership {
+            Ownership::Apply => Strictness::Fail,
+            Ownership::Record => Strictness::LeaveOut,
+        }
+    }
+
+    /// Remembers what the disk does not say of a path. Most files of most images need no record.
+    fn record(
+        &mut self,
+        path: impl FnOnce() -> Vec<u8>,
+        entry: &Entry,
+        device: Option<DeviceRecord>,
+        left_out: &[Vec<u8>],
+    ) -> Result<(), Fault> {
+        let owned = self.ownership == Ownership::Apply || (entry.uid, entry.gid) == (0, 0);
+        if owned && device.is_none() && left_out.is_empty() {
+            return Ok(());
+        }
+        let path = path();
+        let xattrs = left_out.iter().map(|name| encoded(name)).collect();
+        let Entry { uid, gid, mode, .. } = *entry;
+        let record = OwnershipRecord { path: encoded(&path), uid, gid, mode, device, xattrs };
+        self.remember_record(&path, record)
+    }
+
+    fn remember_record(&mut self, path: &[u8], record: OwnershipRecord) -> Result<(), Fault> {
+        let cost = record.path.len() + record.xattrs.iter().map(|name| name.len() + 32).sum::<usize>();
+        self.tree.ledger.note(path, cost)?.record = Some(record);
+        Ok(())
+    }
+
+    fn finish_note(&mut self, path: &[u8], mut note: Note) -> Result<(), Fault> {
+        self.gauge.go_on()?;
+        if let Some(meta) = note.directory.take() {
+            note.record = self.finish_directory(path, &meta, note.opacity)?;
+        } else if let Some((name, value)) = self.overlay.xattr(note.opacity) {
+            let directory = self.open_real(path)?;
+            set_overlay_xattr(&directory, name, value)?;
+        }
+        if path.is_empty() {
+            self.report.root_opaque = note.opacity == Opacity::Opaque;
+        }
+        if note.implicit {
+            self.report.disk_bytes += DIRECTORY_COST;
+            self.report.implicit_directories.push(path.to_vec());
+        }
+        self.report.ownership.extend(note.record);
+        Ok(())
+    }
+
+    fn finish_directory(
+        &mut self,
+        path: &[u8],
+        meta: &DirectoryMeta,
+        opacity: Opacity,
+    ) -> Result<Option<OwnershipRecord>, Fault> {
+        let mode = match self.ownership {
+            Ownership::Apply => meta.mode,
+            Ownership::Record => meta.mode | DIRECTORY_OPEN,
+        };
+        let directory = self.open_real(path)?;
+        if let Some((uid, gid)) = self.owner(meta.uid, meta.gid) {
+            rustix::fs::fchown(&*directory, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
+        }
+        rustix::fs::fchmod(&*directory, Mode::from_raw_mode(mode)).map_err(Fault::io("set the mode of"))?;
+        let left_out = xattr::set(&*directory, &meta.xattrs, self.strictness())?;
+        if let Some((name, value)) = self.overlay.xattr(opacity) {
+            set_overlay_xattr(&directory, name, value)?;
+        }
+        rustix::fs::futimens(&*directory, &timestamps(meta.mtime, meta.atime))
+            .map_err(Fault::io("set the times of"))?;
+        let owned = self.ownership == Ownership::Apply || ((meta.uid, meta.gid) == (0, 0) && mode == meta.mode);
+        Ok((!owned || !left_out.is_empty()).then(|| OwnershipRecord {
+            path: encoded(path),
+            uid: meta.uid,
+            gid: meta.gid,
+            mode: meta.mode,
+            device: None,
+            xattrs: left_out.iter().map(|name| encoded(name)).collect(),
+        }))
+    }
+
+    fn open_real(&mut self, path: &[u8]) -> Result<Rc<Directory>, Fault> {
+        let directory = self.tree.real_directory(path)?;
+        directory.ok_or(Fault::Io { action: "find again the directory", errno: Errno::NOENT })
+    }
+}
+
+fn set_overlay_xattr(directory: &Directory, name: &str, value: &[u8]) -> Result<(), Fault> {
+    rustix::fs::fsetxattr(directory, name, value, rustix::fs::XattrFlags::empty())
+        .map_err(Fault::io("mark as opaque the directory"))
+}
+
+/// Files have never been read before they were last changed.
+fn atime(entry: &Entry) -> Time {
+    entry.atime.map_or(entry.mtime, |atime| atime.max(entry.mtime))
+}
+
+fn times(entry: &Entry) -> Timestamps {
+    timestamps(entry.mtime, atime(entry))
+}
+
+fn timestamps(mtime: Time, atime: Time) -> Timestamps {
+    let timespec = |time: Time| Timespec { tv_sec: time.secs, tv_nsec: time.nanos.into() };
+    Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) }
+}

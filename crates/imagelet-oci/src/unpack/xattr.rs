@@ -1,0 +1,83 @@
+//! Extended attributes: which ones a layer may set, and how they are set.
+
+use rustix::{
+    fd::{AsFd, AsRawFd},
+    fs::XattrFlags,
+    io::Errno,
+};
+
+use super::error::Fault;
+
+/// Whether an attribute of the archive is kept. Overlayfs' own are not: they would speak for us.
+pub(super) fn allowed(name: &[u8]) -> bool {
+    if name.contains(&0) || name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.") {
+        return false;
+    }
+    name.starts_with(b"user.")
+        || name.starts_with(b"trusted.")
+        || name == b"security.capability"
+        || name.starts_with(b"system.posix_acl_")
+}
+
+/// Whether the kernel knows the attribute on links, devices and pipes; users' and ACLs are for files and directories.
+pub(super) fn allowed_on_special(name: &[u8]) -> bool {
+    name.starts_with(b"trusted.")
+}
+
+/// How a failing attribute is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Strictness {
+    /// It fails the entry.
+    Fail,
+    /// What the kernel does not allow us, or does not have, is left out and told.
+    LeaveOut,
+}
+
+/// Sets attributes on an open file or directory; returns the names left out.
+pub(super) fn set(
+    file: impl AsFd,
+    xattrs: &[(Vec<u8>, Vec<u8>)],
+    strictness: Strictness,
+) -> Result<Vec<Vec<u8>>, Fault> {
+    let mut left_out = Vec::new();
+    for (name, value) in xattrs.iter().filter(|(name, _)| allowed(name)) {
+        let result = rustix::fs::fsetxattr(&file, name.as_slice(), value, XattrFlags::empty());
+        judge(result, name, strictness, &mut left_out)?;
+    }
+    Ok(left_out)
+}
+
+/// Sets attributes on what cannot be opened: a link, device or pipe called `name` in `parent`.
+pub(super) fn set_special(
+    parent: impl AsFd,
+    file_name: &[u8],
+    xattrs: &[(Vec<u8>, Vec<u8>)],
+    strictness: Strictness,
+) -> Result<Vec<Vec<u8>>, Fault> {
+    let mut left_out = Vec::new();
+    for (name, value) in xattrs.iter().filter(|(name, _)| allowed(name) && allowed_on_special(name)) {
+        // There is no call that takes a directory and a name. The first part leads to the directory we hold, the
+        // last is not followed.
+        let mut path = format!("/proc/self/fd/{}/", parent.as_fd().as_raw_fd()).into_bytes();
+        path.extend_from_slice(file_name);
+        let result = rustix::fs::lsetxattr(path, name.as_slice(), value, XattrFlags::empty());
+        judge(result, name, strictness, &mut left_out)?;
+    }
+    Ok(left_out)
+}
+
+fn judge(
+    result: Result<(), Errno>,
+    name: &[u8],
+    strictness: Strictness,
+    left_out: &mut Vec<Vec<u8>>,
+) -> Result<(), Fault> {
+    match (result, strictness) {
+        (Ok(()), _) => Ok(()),
+        (Err(Errno::NOTSUP | Errno::PERM | Errno::ACCESS), Strictness::LeaveOut) => {
+            left_out.push(name.to_vec());
+            Ok(())
+        }
+        (Err(errno), _) => Err(Fault::Io { action: "set an extended attribute of", errno }),
+    }
+}
