@@ -215,8 +215,8 @@ fn from_the_crate_root(code: &str, climbs: usize) -> String {
     let climbing = "super::".repeat(climbs);
     let mut named: Vec<String> = first_segments(code, &climbing).into_iter().collect();
     named.retain(|segment| segment != "super");
-    let arrows: String = named.iter().map(|segment| format!("\ncrate::{segment};")).collect();
-    format!("{code}{arrows}\n")
+    let arrows: Vec<String> = named.iter().map(|segment| format!("crate::{segment};")).collect();
+    format!("{code}\n{}\n", arrows.join("\n"))
 }
 
 /// Which room names which. A name of the crate root that is no room is an arrow to whatever it is: it has two paths.

@@ -14,6 +14,9 @@ use crate::{
     testbed::{Containerd, Registry, scratch},
 };
 
+/// How long a call to containerd may take.
+const CALL_MAX: Duration = Duration::from_mins(1);
+
 #[test]
 fn containerd_seen_through_the_client_keeps_the_contract() {
     let (registry, folder) = (Registry::start(), scratch());
@@ -29,7 +32,7 @@ fn containerd_seen_through_the_client_keeps_the_contract() {
     let containerd = Containerd::start(folder.path(), &registry);
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let endpoint: Endpoint = containerd.endpoint().parse().unwrap();
-        let service = RemoteImageService::connect(&endpoint, Duration::from_secs(60)).await.unwrap();
+        let service = RemoteImageService::connect(&endpoint, CALL_MAX).await.unwrap();
         conformance::run(&service, &images).await;
     });
 }
@@ -43,8 +46,8 @@ fn a_container_of_containerd_names_its_image_while_it_runs_and_after_it_exited()
     let containerd = Containerd::start(folder.path(), &registry);
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let endpoint: Endpoint = containerd.endpoint().parse().unwrap();
-        let images = RemoteImageService::connect(&endpoint, Duration::from_secs(60)).await.unwrap();
-        let containers = RemoteContainerService::connect(&endpoint, Duration::from_secs(60)).await.unwrap();
+        let images = RemoteImageService::connect(&endpoint, CALL_MAX).await.unwrap();
+        let containers = RemoteContainerService::connect(&endpoint, CALL_MAX).await.unwrap();
         let request = PullRequest { image: ImageSpec::new(&name), ..PullRequest::default() };
         images.pull(&request, no_progress()).await.unwrap();
 

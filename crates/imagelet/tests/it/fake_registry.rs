@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Write as _,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
     sync::{
@@ -178,7 +179,7 @@ fn write_answer(mut stream: &TcpStream, method: &str, answer: &Answer, first: us
         body.len()
     );
     if partial {
-        head += &format!("Content-Range: bytes {first}-{}/{total}\r\n", total - 1);
+        write!(head, "Content-Range: bytes {first}-{}/{total}\r\n", total - 1).expect("a string takes all");
     }
     head += "\r\n";
     stream.write_all(head.as_bytes())?;

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::images::{Blob, Image};
 
 /// How long a part may take until it answers; it takes a tenth of a second on an idle machine.
-const READY_MAX: Duration = Duration::from_secs(60);
+const READY_MAX: Duration = Duration::from_mins(1);
 
 /// A temporary directory; kept for a look when `IMAGELET_TEST_KEEP` is set.
 pub(crate) fn scratch() -> tempfile::TempDir {
@@ -97,7 +97,11 @@ impl Drop for Part {
             let log = self.log();
             let tail = log.len().saturating_sub(6000);
             let tail = (tail..log.len()).find(|at| log.is_char_boundary(*at)).unwrap_or(log.len());
-            eprintln!("--- {} ---\n{}", self.log.display(), &log[tail..]);
+            // The harness shows what a failed test wrote to its own streams.
+            #[expect(clippy::print_stderr, reason = "shown with the failure of a test, and only then")]
+            {
+                eprintln!("--- {} ---\n{}", self.log.display(), &log[tail..]);
+            }
         }
     }
 }
@@ -124,16 +128,16 @@ impl Registry {
     fn start_with(login: Option<&str>) -> Self {
         let folder = scratch();
         let port = free_port();
-        let mut config = format!(
-            "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}, delete: {{enabled: true}}}}\n\
-             http: {{addr: \"127.0.0.1:{port}\"}}\n",
-            folder.path().join("blobs").display()
-        );
-        if let Some(login) = login {
+        let auth = login.map_or(String::new(), |login| {
             let passwords = folder.path().join("htpasswd");
             fs::write(&passwords, htpasswd(login)).unwrap();
-            config += &format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", passwords.display());
-        }
+            format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", passwords.display())
+        });
+        let config = format!(
+            "version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {}}}, delete: {{enabled: true}}}}\n\
+             http: {{addr: \"127.0.0.1:{port}\"}}\n{auth}",
+            folder.path().join("blobs").display()
+        );
         let file = folder.path().join("config.yml");
         fs::write(&file, config).unwrap();
         let mut command = Command::new("docker-registry");
