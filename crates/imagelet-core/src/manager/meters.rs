@@ -9,7 +9,7 @@ use crate::{
     records::PullRecords,
 };
 
-static REQUESTS: Family = Family {
+pub(super) static REQUESTS: Family = Family {
     name: "kubelet_image_manager_ensure_image_requests_total",
     help: "Number of ensure-image requests processed by the kubelet.",
     kind: MetricKind::Counter,

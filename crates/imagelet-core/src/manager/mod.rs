@@ -353,3 +353,6 @@ fn access_of(used: Option<&TrackedCredential>) -> ImageAccess {
     }
     access
 }
+
+#[cfg(test)]
+mod tests;

@@ -37,12 +37,12 @@ pub(crate) struct Listening {
 
 impl Broadcast {
     /// Adds a listener, and tells it where the pull stands.
-    pub(crate) fn listen(&self, progress: Progress) -> Listening {
+    pub(crate) fn listen(&self, progress: &Progress) -> Listening {
         let (number, missed) = {
             let mut shared = self.lock();
             let number = shared.next;
             shared.next += 1;
-            shared.listeners.insert(number, Arc::clone(&progress));
+            shared.listeners.insert(number, Arc::clone(progress));
             (number, shared.story())
         };
         for event in missed {
@@ -138,7 +138,8 @@ mod tests {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let listening = {
             let heard = Arc::clone(&heard);
-            broadcast.listen(Arc::new(move |event| heard.lock().unwrap().push(event)))
+            let progress: Progress = Arc::new(move |event| heard.lock().unwrap().push(event));
+            broadcast.listen(&progress)
         };
         sink(fetching(9));
         drop(listening);

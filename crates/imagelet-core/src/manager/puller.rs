@@ -111,10 +111,9 @@ impl Puller {
             credentials: work.credentials.iter().map(|tracked| tracked.hash.clone()).collect(),
         };
         let (flight, broadcast, number) = self.join(&key, work);
-        // Dropped in reverse: first the flight, so that the guard sees whether it was the last.
+        // A dropped call drops what it awaits first, so that this guard sees whether it was the last.
         let _leaving = Leaving { puller: self, key, number };
-        let _listening = broadcast.listen(progress);
-        let flight = flight;
+        let _listening = broadcast.listen(&progress);
         flight.await
     }
 

@@ -149,6 +149,12 @@ impl PullRecords {
         (state.intents.len(), state.records.len())
     }
 
+    /// What is recorded for an image; `None` also for a record that cannot be read.
+    pub fn record(&self, id: &ImageId) -> Option<PulledRecord> {
+        let (record, is_new) = self.record_of(id);
+        (!is_new).then_some(record)
+    }
+
     /// Puts on record that an image is about to be pulled. Durable on return; taken back when the guard is dropped.
     pub fn intend(self: &Arc<Self>, image: &str) -> Result<Intent, RecordsError> {
         let mut intent = Intent { records: Arc::clone(self), image: image.to_owned(), held: false };
@@ -417,3 +423,6 @@ fn load<T>(
 fn failed(action: &'static str, subject: &str, source: io::Error) -> RecordsError {
     RecordsError::Io { action, subject: subject.to_owned(), source }
 }
+
+#[cfg(test)]
+mod tests;

@@ -170,8 +170,9 @@ fn judge_secrets(access: &ImageAccess, shown: &[RecordedSecret]) -> Option<Verdi
             let same_credential = !known.credential_hash.is_empty() && known.credential_hash == secret.credential_hash;
             let same_object =
                 (&known.uid, &known.namespace, &known.name) == (&secret.uid, &secret.namespace, &secret.name);
+            let is_news = room && !(same_object && known.credential_hash == secret.credential_hash);
             let learned =
-                room.then(|| ImageAccess { kubernetes_secrets: vec![secret.clone()], ..ImageAccess::default() });
+                is_news.then(|| ImageAccess { kubernetes_secrets: vec![secret.clone()], ..ImageAccess::default() });
             match (same_credential, same_object) {
                 (true, true) => return Some(Verdict::FOUND),
                 (true, false) => return Some(Verdict { learned, ..Verdict::FOUND }),

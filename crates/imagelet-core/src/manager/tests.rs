@@ -1,0 +1,596 @@
+//! Stories of `ensure` over runtimes in memory, time paused.
+
+use std::{
+    collections::VecDeque,
+    num::{NonZeroU32, NonZeroUsize},
+};
+
+use async_trait::async_trait;
+use serde_json::Value;
+use tokio::{task::yield_now, time::advance};
+
+use super::*;
+use crate::{
+    credentials::{Credential, CredentialKind, DockerConfig, ObjectIdentity, PullSecret, PullSecretKind, Secret},
+    events::LogEvents,
+    image::{ByteSize, Image, ImageUser},
+    metrics::Metrics,
+    records::VerificationPolicy,
+    runtime::{ImageFilesystems, ImageService, NoContainers, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
+    testing::{FakeRuntime, vectors},
+};
+
+/// A manager over some store, and what can be seen of it.
+struct TestNode {
+    manager: Arc<ImageManager>,
+    events: Arc<LogEvents>,
+    metrics: Arc<Metrics>,
+    records: Arc<PullRecords>,
+}
+
+/// What of a node a test chooses.
+struct Wanted {
+    settings: PullSettings,
+    keyring: Keyring,
+    records: PullRecords,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self {
+            settings: PullSettings {
+                concurrency: Concurrency::Parallel { max: None },
+                rate: None,
+                backoff_first: Duration::from_secs(10),
+                backoff_max: Duration::from_secs(300),
+            },
+            keyring: Keyring::new(),
+            records: PullRecords::off(),
+        }
+    }
+}
+
+impl TestNode {
+    fn new(images: Arc<dyn ImageService>, wanted: Wanted) -> Self {
+        let events = Arc::new(LogEvents::new(NonZeroUsize::new(100).expect("not zero")));
+        let metrics = Arc::new(Metrics::new());
+        let records = Arc::new(wanted.records);
+        let manager = ImageManager::new(ManagerParts {
+            runtime: RuntimeManager::new(images, Arc::new(NoContainers)),
+            settings: wanted.settings,
+            keyring: Arc::new(wanted.keyring),
+            records: Arc::clone(&records),
+            events: Arc::clone(&events) as Arc<dyn EventSink>,
+            metrics: Arc::clone(&metrics),
+            touched: None,
+        });
+        Self { manager: Arc::new(manager), events, metrics, records }
+    }
+
+    async fn ensure(&self, request: &EnsureRequest) -> Result<Ensured, EnsureError> {
+        self.manager.ensure(request, no_progress()).await
+    }
+
+    /// Asks in a task of its own, and lets it go as far as it can.
+    async fn begin(&self, request: &EnsureRequest) -> tokio::task::JoinHandle<Result<Ensured, EnsureError>> {
+        let (manager, request) = (Arc::clone(&self.manager), request.clone());
+        let task = tokio::spawn(async move { manager.ensure(&request, no_progress()).await });
+        for _ in 0..20 {
+            yield_now().await;
+        }
+        task
+    }
+
+    fn told(&self) -> Vec<(&'static str, &'static str, String)> {
+        let event = |recorded: crate::events::RecordedEvent| {
+            (recorded.event.kind.name(), recorded.event.reason, recorded.event.message)
+        };
+        self.events.recent().into_iter().map(event).collect()
+    }
+}
+
+fn request(image: &str) -> EnsureRequest {
+    let pod = PodIdentity { namespace: "default".into(), name: "web".into(), uid: "uid-web".into() };
+    EnsureRequest { pod, ..EnsureRequest::new(image, PullPolicy::IfNotPresent) }
+}
+
+fn secret(name: &str, document: &str) -> PullSecret {
+    PullSecret {
+        identity: ObjectIdentity { uid: format!("uid-{name}"), namespace: "test-ns".into(), name: name.into() },
+        kind: PullSecretKind::DockerConfigJson,
+        document: Secret::new(document),
+    }
+}
+
+/// A store that answers by script; an image's id is the name it was asked for by.
+#[derive(Debug, Default)]
+struct Scripted {
+    state: Mutex<Script>,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    present: Vec<String>,
+    size: u64,
+    inspect_error: Option<String>,
+    pull_error: Option<String>,
+    /// Taken one after another before `pull_error`; `None` is success.
+    attempts: VecDeque<Option<String>>,
+    calls: Vec<&'static str>,
+    shown: Vec<Option<Credential>>,
+}
+
+impl Scripted {
+    fn lock(&self) -> MutexGuard<'_, Script> {
+        self.state.lock().expect("no test panics while it holds the script")
+    }
+}
+
+#[async_trait]
+impl ImageService for Scripted {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+        Ok(Vec::new())
+    }
+
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        let mut script = self.lock();
+        script.calls.push("status");
+        if let Some(error) = &script.inspect_error {
+            return Err(RuntimeError::other(error.clone()));
+        }
+        Ok(script.present.contains(&spec.image).then(|| Image {
+            id: ImageId::new(&spec.image),
+            tags: vec![spec.image.clone()],
+            digests: Vec::new(),
+            size: ByteSize(script.size),
+            user: ImageUser::Unset,
+            spec: spec.clone(),
+            pinned: false,
+        }))
+    }
+
+    async fn pull(&self, request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
+        let mut script = self.lock();
+        script.calls.push("pull");
+        script.shown.push(request.credential.clone());
+        let failure = script.attempts.pop_front().unwrap_or_else(|| script.pull_error.clone());
+        if let Some(error) = failure {
+            return Err(RuntimeError::other(error));
+        }
+        script.present.push(request.image.image.clone());
+        Ok(ImageId::new(&request.image.image))
+    }
+
+    async fn remove(&self, _spec: &ImageSpec) -> Result<(), RuntimeError> {
+        Ok(())
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        Ok(ImageFilesystems::default())
+    }
+}
+
+fn text(value: &Value) -> Option<String> {
+    value.as_str().map(str::to_owned)
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    value.as_array().map(|all| all.iter().filter_map(text).collect()).unwrap_or_default()
+}
+
+fn milliseconds(value: &Value) -> Duration {
+    Duration::from_millis(value.as_u64().expect("a number"))
+}
+
+fn secrets_of(value: &Value) -> Vec<PullSecret> {
+    let all = value.as_array().map(Vec::as_slice).unwrap_or_default();
+    all.iter()
+        .filter_map(|secret| {
+            let kind = PullSecretKind::from_type(secret["type"].as_str()?)?;
+            let field = |name: &str| text(&secret[name]).unwrap_or_default();
+            Some(PullSecret {
+                identity: ObjectIdentity { uid: field("uid"), namespace: field("namespace"), name: field("name") },
+                kind,
+                document: Secret::new(secret["data"][kind.key()].as_str()?),
+            })
+        })
+        .collect()
+}
+
+/// The vectors that cannot be put as a question here, and why.
+const NOT_ASKED: [(&str, &str); 3] = [
+    ("unknown pull policy pulls without inspecting", "no other policy can be written down"),
+    ("pull-manager error surfaces as raw reason", "the records fail with the asker's own error alone, tested below"),
+    ("intent write fails", "needs a broken disk, tested below"),
+];
+
+#[tokio::test(start_paused = true)]
+async fn every_ensure_vector_holds() {
+    let cases = vectors("pull-ensure-image.json");
+    let mut asked = 0;
+    for case in &cases {
+        let name = case["name"].as_str().expect("a name");
+        if NOT_ASKED.iter().any(|(skipped, _)| *skipped == name) {
+            continue;
+        }
+        ensure_vector_holds(name, &case["input"], &case["expected"]).await;
+        asked += 1;
+    }
+    assert_eq!((asked, cases.len()), (39, 42));
+}
+
+async fn ensure_vector_holds(name: &str, input: &Value, expected: &Value) {
+    let store = Arc::new(Scripted::default());
+    {
+        let mut script = store.lock();
+        script.present = texts(&input["images_present"]);
+        script.size = input["image_size"].as_u64().unwrap_or_default();
+        script.inspect_error = text(&input["cri_inspect_error"]);
+        script.pull_error = text(&input["cri_pull_error"]);
+    }
+    let image = input["image"].as_str().expect("an image");
+    let secrets = secrets_of(&input["pull_secrets"]);
+    let must_pull = input["must_attempt_pull"].as_bool() == Some(true) || name.ends_with("verification needed");
+    let records = match (input["feature_ensure_secret_pulled_images"].as_bool(), must_pull) {
+        (Some(true), true) => PullRecords::in_memory_with(VerificationPolicy::AlwaysVerify),
+        (Some(true), false) => PullRecords::in_memory_with(VerificationPolicy::NeverVerify),
+        _ => PullRecords::off(),
+    };
+    if must_pull {
+        // Somebody else's image, so that the asker's own credentials are looked at.
+        let theirs =
+            RecordedSecret { uid: "other".into(), credential_hash: "other".into(), ..RecordedSecret::default() };
+        let access = ImageAccess { kubernetes_secrets: vec![theirs], ..ImageAccess::default() };
+        let id = ImageId::new(default_tag(image).expect("these names are good"));
+        records.learn(image, &id, &access, SystemTime::now()).expect("memory does not fail");
+    }
+    let qps = input["registry_pull_qps"].as_u64().unwrap_or_default();
+    #[expect(clippy::cast_possible_truncation, reason = "a rate is small")]
+    let rate = NonZeroU32::new(qps as u32).map(|qps| PullRate {
+        qps: qps.get() as f32,
+        burst: input["registry_burst"].as_u64().unwrap_or_default() as u32,
+    });
+    let settings = PullSettings {
+        rate,
+        backoff_first: milliseconds(&input["backoff_initial_ms"]),
+        backoff_max: milliseconds(&input["backoff_max_ms"]),
+        ..Wanted::default().settings
+    };
+    let node =
+        TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted { settings, records, ..Wanted::default() });
+    let request = EnsureRequest {
+        policy: input["pull_policy"].as_str().expect("a policy").parse().expect("a known one"),
+        secrets,
+        ..request(image)
+    };
+    let steps = expected["steps"].as_array().expect("steps");
+    assert_eq!(Some(steps.len() as u64), input["calls"].as_u64());
+    for (index, step) in steps.iter().enumerate() {
+        let place = format!("{name}, step {index}");
+        advance(milliseconds(&input["clock_step_before_each_call_ms"])).await;
+        let seen = node.told().len();
+        store.lock().calls.clear();
+        let labels = &step["metric_labels"];
+        let labels: Vec<String> = ["present_locally", "pull_policy", "pull_required"]
+            .iter()
+            .filter_map(|label| text(&labels[label]))
+            .collect();
+        let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+        let counted = node.metrics.value(&meters::REQUESTS, &labels);
+
+        match node.ensure(&request).await {
+            Ok(ensured) => {
+                assert_eq!(text(&step["reason"]), None, "{place}");
+                assert_eq!(Some(ensured.id.to_string()), text(&step["image_ref"]), "{place}");
+                assert_eq!(Some(ensured.message), text(&step["message"]), "{place}");
+            }
+            // The kubelet shows Go's own complaint here, as reason and as message; we name the secret.
+            Err(error @ EnsureError::Credentials { .. }) => {
+                assert_eq!(error.reason(), "ErrImagePull");
+                assert!(text(&step["reason"]).is_some_and(|reason| reason.starts_with("invalid character")), "{place}");
+            }
+            Err(error) => {
+                assert_eq!(Some(error.reason().to_owned()), text(&step["reason"]), "{place}");
+                assert_eq!(Some(error.message()), text(&step["message"]), "{place}");
+            }
+        }
+        let told: Vec<Value> = node.told()[seen..]
+            .iter()
+            .map(|(kind, reason, message)| serde_json::json!({"type": kind, "reason": reason, "message": message}))
+            .collect();
+        assert_eq!(Value::from(told), step["events"], "{place}");
+        let calls: Vec<&str> =
+            texts(&step["cri_calls"]).iter().map(|call| if call == "PullImage" { "pull" } else { "status" }).collect();
+        assert_eq!(store.lock().calls, calls, "{place}");
+        assert!((node.metrics.value(&meters::REQUESTS, &labels) - counted - 1.0).abs() < 0.1, "{place}: {labels:?}");
+        if let Some(recorded) = step.get("recorded_credentials").filter(|recorded| !recorded.is_null()) {
+            let id = ImageId::new(step["image_ref"].as_str().expect("an id"));
+            let record = node.records.record(&id).expect("it was recorded");
+            let access = record.mapping.values().next().expect("for this image");
+            assert_eq!(serde_json::to_value(access).expect("it encodes"), *recorded, "{place}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_vector_of_pulls_with_secrets_holds() {
+    let cases = vectors("pull-with-secrets.json");
+    for case in &cases {
+        let (input, expected) = (&case["input"], &case["expected"]);
+        let store = Arc::new(Scripted::default());
+        let mut keyring = Keyring::new();
+        if let Some(entries) = input.get("node_config") {
+            let document = DockerConfig::parse(PullSecretKind::DockerCfg, entries.to_string().as_bytes());
+            keyring.add(&CredentialSource::Node, document.expect("readable"));
+        }
+        for user in texts(&input["credentials"]) {
+            keyring.add_credential("docker.io", CredentialSource::Node, Credential::basic("", user, Secret::new("")));
+        }
+        store.lock().pull_error = text(&input["runtime_error"]);
+        let results = input["attempt_results"].as_array().map(Vec::as_slice).unwrap_or_default();
+        store.lock().attempts = results.iter().map(text).collect();
+        let node = TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted { keyring, ..Wanted::default() });
+        let image = text(&input["image"]).unwrap_or_else(|| "app:v1".into());
+        let request =
+            EnsureRequest { policy: PullPolicy::Always, secrets: secrets_of(&input["secrets"]), ..request(&image) };
+        let result = node.ensure(&request).await;
+
+        let users = |shown: &[Option<Credential>]| -> Vec<(String, String)> {
+            shown
+                .iter()
+                .flatten()
+                .filter_map(|credential| match &credential.kind {
+                    CredentialKind::Basic { username, password } => {
+                        Some((username.clone(), password.expose().to_owned()))
+                    }
+                    _ => None,
+                })
+                .collect()
+        };
+        let shown = store.lock().shown.clone();
+        if let Some(ok) = expected["ok"].as_bool() {
+            assert_eq!(result.is_ok(), ok, "{}", case["name"]);
+            let first = &expected["auth_of_first_attempt"];
+            let wanted = first
+                .as_object()
+                .map(|_| (text(&first["username"]).unwrap_or_default(), text(&first["password"]).unwrap_or_default()));
+            assert_eq!(users(&shown).into_iter().next(), wanted, "{}", case["name"]);
+        } else {
+            let names: Vec<String> = users(&shown).into_iter().map(|(user, _)| user).collect();
+            assert_eq!(names, texts(&expected["attempts"]), "{}", case["name"]);
+            assert_eq!(result.is_ok(), expected["error"].is_null(), "{}", case["name"]);
+            if let Err(error) = result {
+                let source = std::error::Error::source(&error).expect("the store's error").to_string();
+                assert_eq!(Some(source), text(&expected["error"]), "{}", case["name"]);
+                assert_eq!(Some(error.reason().to_owned()), text(&expected["reason"]), "{}", case["name"]);
+            }
+        }
+        if let Some(attempts) = expected["pull_attempts"].as_u64() {
+            assert_eq!(shown.len() as u64, attempts, "{}", case["name"]);
+        }
+    }
+    assert_eq!(cases.len(), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_pull_is_held_back_then_tried_again() {
+    let fake = FakeRuntime::new();
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted::default());
+    let request = request("app:v1");
+    assert_eq!(node.ensure(&request).await.unwrap_err().reason(), "ErrImagePull");
+    let held = node.ensure(&request).await.unwrap_err();
+    assert_eq!(held.reason(), "ImagePullBackOff");
+    assert!(held.message().starts_with("Back-off pulling image \"app:v1\": ErrImagePull: "), "{}", held.message());
+    assert_eq!(fake.take_calls(), ["status app:v1", "pull app:v1", "status app:v1"]);
+    let status = node.manager.status();
+    assert_eq!(status.held_back[0].remaining, Duration::from_secs(10));
+
+    advance(Duration::from_secs(10)).await;
+    fake.offer("app:v1", "app", 1000);
+    let ensured = node.ensure(&request).await.unwrap();
+    assert!(matches!(ensured.origin, Origin::Pulled { size: ByteSize(1000), .. }));
+    assert_eq!(ensured.reference, "app:v1");
+    assert_eq!(node.ensure(&request).await.unwrap().origin, Origin::AlreadyPresent);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_serial_manager_pulls_one_after_another_and_a_dropped_one_frees_its_slot() {
+    let fake = FakeRuntime::new();
+    for name in ["a:v1", "b:v1", "c:v1"] {
+        fake.offer(name, name, 1000);
+    }
+    fake.set_pull_takes(Duration::from_secs(60));
+    let settings = PullSettings { concurrency: Concurrency::Serial, ..Wanted::default().settings };
+    let wanted = Wanted { settings, records: PullRecords::in_memory(), ..Wanted::default() };
+    let node = TestNode::new(Arc::new(fake.clone()), wanted);
+    let [first, second, third] = ["a:v1", "b:v1", "c:v1"].map(request);
+    let first = node.begin(&first).await;
+    let second = node.begin(&second).await;
+    let third = node.begin(&third).await;
+    let status = node.manager.status();
+    assert_eq!((status.running(), status.waiting()), (1, 2));
+    assert_eq!(node.records.counts(), (3, 0));
+
+    first.abort();
+    second.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    assert!(second.await.unwrap_err().is_cancelled());
+    for _ in 0..20 {
+        yield_now().await;
+    }
+    let status = node.manager.status();
+    assert_eq!((status.running(), status.waiting()), (1, 0), "{status:?}");
+    assert_eq!(node.records.counts(), (1, 0), "what was given up is taken back");
+    third.await.unwrap().unwrap();
+    assert_eq!(fake.pulls_running_max(), 1);
+    assert_eq!(node.manager.status(), ManagerStatus::default());
+    assert_eq!(node.records.counts(), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn parallel_pulls_keep_to_their_bound() {
+    let fake = FakeRuntime::new();
+    fake.set_pull_takes(Duration::from_secs(1));
+    let max = NonZeroUsize::new(3);
+    let settings = PullSettings { concurrency: Concurrency::Parallel { max }, ..Wanted::default().settings };
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted { settings, ..Wanted::default() });
+    let mut tasks = Vec::new();
+    for index in 0..10 {
+        let name = format!("image{index}:v1");
+        fake.offer(&name, &name, 1000);
+        tasks.push(node.begin(&request(&name)).await);
+    }
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+    assert_eq!(fake.pulls_running_max(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_ask_the_same_share_one_pull_and_it_outlives_the_first_of_them() {
+    let fake = FakeRuntime::new();
+    fake.offer("app:v1", "app", 1000);
+    fake.set_pull_takes(Duration::from_secs(60));
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted::default());
+    let first = node.begin(&request("app:v1")).await;
+    let heard = Arc::new(Mutex::new(0));
+    let second = {
+        let (manager, heard) = (Arc::clone(&node.manager), Arc::clone(&heard));
+        tokio::spawn(async move {
+            let progress: Progress = Arc::new(move |_| *heard.lock().unwrap() += 1);
+            manager.ensure(&request("app:v1"), progress).await
+        })
+    };
+    yield_now().await;
+    yield_now().await;
+    assert_eq!(node.manager.status().pulls[0].askers, 2);
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    second.await.unwrap().unwrap();
+    assert_eq!(fake.pull_requests().len(), 1);
+    assert!(*heard.lock().unwrap() >= 2, "a late joiner hears where the pull stands");
+
+    let third = node.begin(&EnsureRequest { policy: PullPolicy::Always, ..request("app:v1") }).await;
+    assert_eq!(fake.pulls_running(), 1);
+    third.abort();
+    assert!(third.await.unwrap_err().is_cancelled());
+    assert_eq!(fake.pulls_running(), 0, "the last to leave ends the pull");
+    assert_eq!(node.manager.status(), ManagerStatus::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_shares_a_pull_that_anothers_right_makes_possible() {
+    let fake = FakeRuntime::new();
+    fake.offer_to("reg.io/app:v1", "app", 1000, Some(("ada", "smash")));
+    fake.set_pull_takes(Duration::from_secs(60));
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted::default());
+    let document = r#"{"auths": {"reg.io": {"username": "ada", "password": "smash"}}}"#;
+    let entitled = EnsureRequest { secrets: vec![secret("s", document)], ..request("reg.io/app:v1") };
+    let entitled = node.begin(&entitled).await;
+    let error = node.ensure(&request("reg.io/app:v1")).await.unwrap_err();
+    assert_eq!(error.kind(), Some(RuntimeErrorKind::Denied));
+    entitled.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_private_image_on_the_node_is_not_open_to_who_cannot_pull_it() {
+    let fake = FakeRuntime::new();
+    fake.offer_to("reg.io/app:v1", "app", 1000, Some(("ada", "smash")));
+    let wanted = Wanted { records: PullRecords::in_memory(), ..Wanted::default() };
+    let node = TestNode::new(Arc::new(fake.clone()), wanted);
+    let document = r#"{"auths": {"reg.io": {"username": "ada", "password": "smash"}}}"#;
+    let entitled = EnsureRequest { secrets: vec![secret("s", document)], ..request("reg.io/app:v1") };
+    node.ensure(&entitled).await.unwrap();
+    assert_eq!(node.ensure(&entitled).await.unwrap().origin, Origin::AlreadyPresent);
+
+    let never = EnsureRequest { policy: PullPolicy::Never, ..request("reg.io/app:v1") };
+    assert_eq!(node.ensure(&never).await.unwrap_err().reason(), "ErrImageNeverPull");
+    assert_eq!(node.ensure(&request("reg.io/app:v1")).await.unwrap_err().kind(), Some(RuntimeErrorKind::Denied));
+    // The same credential in another secret opens it, and is remembered.
+    let other = EnsureRequest { secrets: vec![secret("t", document)], ..request("reg.io/app:v2") };
+    assert!(node.ensure(&other).await.is_err(), "another tag is another image, and it is not there");
+    let other = EnsureRequest { image: "reg.io/app:v1".into(), ..other };
+    assert_eq!(node.ensure(&other).await.unwrap().origin, Origin::AlreadyPresent);
+}
+
+#[tokio::test(start_paused = true)]
+async fn credentials_given_with_the_request_are_the_only_ones_shown() {
+    let fake = FakeRuntime::new();
+    fake.offer_to("reg.io/app:v1", "app", 1000, Some(("ada", "smash")));
+    let mut keyring = Keyring::new();
+    keyring.add_credential("reg.io", CredentialSource::Node, Credential::basic("", "ada", Secret::new("smash")));
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted { keyring, ..Wanted::default() });
+    let wrong = Credential::basic("", "ada", Secret::new("guess"));
+    let wrong = EnsureRequest { credentials: vec![wrong], ..request("reg.io/app:v1") };
+    assert!(!format!("{wrong:?}").contains("guess"));
+    assert_eq!(node.ensure(&wrong).await.unwrap_err().kind(), Some(RuntimeErrorKind::Denied));
+    let other_pod = EnsureRequest { pod: PodIdentity::default(), ..request("reg.io/app:v1") };
+    node.ensure(&other_pod).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_that_is_away_is_asked_once_and_not_with_each_credential() {
+    let fake = FakeRuntime::new();
+    fake.fail("pull reg.io/app:v1", RuntimeErrorKind::RegistryUnavailable, "could not reach `reg.io`");
+    let mut keyring = Keyring::new();
+    for user in ["a", "b"] {
+        keyring.add_credential("reg.io", CredentialSource::Node, Credential::basic("", user, Secret::new("x")));
+    }
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted { keyring, ..Wanted::default() });
+    assert_eq!(node.ensure(&request("reg.io/app:v1")).await.unwrap_err().reason(), "RegistryUnavailable");
+    assert_eq!(fake.take_calls(), ["status reg.io/app:v1", "pull reg.io/app:v1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_pulls_at_once_fail_at_once() {
+    let fake = FakeRuntime::new();
+    let settings = PullSettings { rate: Some(PullRate { qps: 1.0, burst: 1 }), ..Wanted::default().settings };
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted { settings, ..Wanted::default() });
+    for name in ["a:v1", "b:v1"] {
+        fake.offer(name, name, 1000);
+    }
+    node.ensure(&request("a:v1")).await.unwrap();
+    let error = node.ensure(&request("b:v1")).await.unwrap_err();
+    assert_eq!((error.reason(), error.message().as_str()), ("ErrImagePull", "pull QPS exceeded"));
+    assert!(error.hint().is_some());
+}
+
+#[tokio::test]
+async fn without_a_record_nothing_is_pulled() {
+    let root = tempfile::tempdir().unwrap();
+    let records = PullRecords::open(root.path(), VerificationPolicy::NeverVerifyPreloadedImages).unwrap();
+    let pulling = root.path().join("image_manager/pulling");
+    std::fs::remove_dir(&pulling).unwrap();
+    std::fs::write(&pulling, "in the way").unwrap();
+    let fake = FakeRuntime::new();
+    fake.offer("app:v1", "app", 1000);
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted { records, ..Wanted::default() });
+    let error = node.ensure(&request("app:v1")).await.unwrap_err();
+    assert!(matches!(error, EnsureError::Intent { .. }));
+    assert_eq!(error.reason(), "ErrImagePull");
+    let message =
+        "Failed to record image pull intent for container image \"app:v1\": failed to record image pull intent: ";
+    assert!(error.message().starts_with(message), "{}", error.message());
+    assert_eq!(fake.take_calls(), ["status app:v1"]);
+    assert!(node.told().is_empty());
+}
+
+#[tokio::test]
+async fn a_pull_is_on_disk_as_begun_while_it_runs_and_as_done_when_it_is_told() {
+    let root = tempfile::tempdir().unwrap();
+    let files = |folder: &str| std::fs::read_dir(root.path().join("image_manager").join(folder)).unwrap().count();
+    let records = PullRecords::open(root.path(), VerificationPolicy::NeverVerifyPreloadedImages).unwrap();
+    let fake = FakeRuntime::new();
+    fake.offer("app:v1", "app", 1000);
+    let node = TestNode::new(Arc::new(fake), Wanted { records, ..Wanted::default() });
+    let seen = Arc::new(Mutex::new(0));
+    let progress: Progress = {
+        let seen = Arc::clone(&seen);
+        let pulling = root.path().join("image_manager/pulling");
+        Arc::new(move |_| *seen.lock().unwrap() = std::fs::read_dir(&pulling).unwrap().count())
+    };
+    node.manager.ensure(&request("app:v1"), progress).await.unwrap();
+    assert_eq!(*seen.lock().unwrap(), 1);
+    assert_eq!((files("pulling"), files("pulled")), (0, 1));
+    assert!(node.metrics.render().contains("kubelet_imagemanager_ondisk_pulledrecords 1\n"));
+}
