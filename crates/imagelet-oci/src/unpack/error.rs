@@ -121,11 +121,14 @@ pub(super) fn shown(name: &[u8]) -> String {
     let mut text = String::with_capacity(cut.len());
     for chunk in cut.utf8_chunks() {
         for letter in chunk.valid().chars() {
-            if letter.is_control() || letter == '`' || letter == '\\' {
+            if letter.is_control() {
                 text.extend(letter.escape_default());
-            } else {
-                text.push(letter);
+                continue;
             }
+            if matches!(letter, '`' | '\\') {
+                text.push('\\');
+            }
+            text.push(letter);
         }
         for byte in chunk.invalid() {
             write!(text, "\\x{byte:02x}").expect("writing to a string cannot fail");

@@ -76,6 +76,8 @@ pub(super) struct Tree {
     /// By path as entries name it, links included. Dropped whole when a directory or link goes away.
     open: HashMap<Vec<u8>, Rc<Directory>>,
     pub(super) ledger: Ledger,
+    /// Bytes of disk that directories took which no entry names, until the writer takes them into account.
+    pub(super) made_bytes: u64,
     /// Bits the process takes from new modes.
     pub(super) umask: u32,
     path_max: usize,
@@ -89,6 +91,7 @@ impl Tree {
             root: Rc::new(Directory { fd, path: Vec::new() }),
             open: HashMap::new(),
             ledger: Ledger::new(limits.memory_max),
+            made_bytes: 0,
             umask: process_umask(),
             path_max: limits.path_max,
             depth_max: limits.depth_max,
@@ -202,6 +205,7 @@ impl Tree {
             rustix::fs::fchmod(&fd, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
         }
         let directory = self.opened(here, name, fd)?;
+        self.made_bytes += super::DIRECTORY_COST;
         let note = self.ledger.note(&directory.path, 0)?;
         *note = Note { implicit: true, opacity, ..Note::default() };
         Ok(directory)

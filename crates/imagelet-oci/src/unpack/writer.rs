@@ -126,8 +126,9 @@ impl<'a> Writer<'a> {
     }
 
     fn parent(&mut self, path: &[u8]) -> Result<Rc<Directory>, Fault> {
-        let implied = self.tree.directory(path, Missing::Create)?;
-        Ok(implied.expect("missing directories are made"))
+        let parent = self.tree.directory(path, Missing::Create)?;
+        self.report.disk_bytes += std::mem::take(&mut self.tree.made_bytes);
+        Ok(parent.expect("missing directories are made"))
     }
 
     fn file(&mut self, place: &Place, mut entry: Entry, reader: &mut Reader<'_>) -> Result<(), Fault> {
@@ -456,7 +457,6 @@ impl<'a> Writer<'a> {
             self.report.root_opaque = note.opacity == Opacity::Opaque;
         }
         if note.implicit {
-            self.report.disk_bytes += DIRECTORY_COST;
             self.report.implicit_directories.push(path.to_vec());
         }
         self.report.ownership.extend(note.record);

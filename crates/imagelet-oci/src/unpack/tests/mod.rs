@@ -1,1 +1,155 @@
 //! Layers as attackers and as builders make them.
+
+mod archive;
+mod entries;
+mod escapes;
+mod format;
+mod limits;
+mod whiteouts;
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::BufReader,
+    os::{
+        fd::AsFd,
+        unix::fs::{FileTypeExt, MetadataExt},
+    },
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use super::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, unpack_layer};
+
+/// A layer directory between things that must not be touched.
+struct Site {
+    home: tempfile::TempDir,
+    options: UnpackOptions,
+}
+
+impl Site {
+    fn new() -> Site {
+        let home = tempfile::tempdir().unwrap();
+        fs::create_dir_all(home.path().join("layer")).unwrap();
+        fs::create_dir_all(home.path().join("host/dir")).unwrap();
+        fs::write(home.path().join("host/secret"), "untouched").unwrap();
+        fs::write(home.path().join("host/dir/file"), "untouched").unwrap();
+        let (ownership, overlay) =
+            if is_root() { (Ownership::Apply, OverlayForm::Trusted) } else { (Ownership::Record, OverlayForm::User) };
+        let limits = UnpackLimits::default();
+        let options = UnpackOptions { ownership, overlay, limits, cancelled: Arc::new(AtomicBool::new(false)) };
+        Site { home, options }
+    }
+
+    fn rootless() -> Site {
+        let mut site = Site::new();
+        site.options.ownership = Ownership::Record;
+        site.options.overlay = OverlayForm::User;
+        site
+    }
+
+    fn layer(&self) -> std::path::PathBuf {
+        self.home.path().join("layer")
+    }
+
+    fn host(&self) -> String {
+        self.home.path().join("host").to_str().unwrap().to_owned()
+    }
+
+    fn unpack(&self, archive: &[u8]) -> Result<UnpackReport, UnpackError> {
+        // A small and odd buffer puts headers and data across its ends.
+        self.unpack_from(&mut BufReader::with_capacity(1000, archive))
+    }
+
+    fn unpack_from(&self, input: &mut dyn std::io::BufRead) -> Result<UnpackReport, UnpackError> {
+        let before = snapshot(&self.home.path().join("host"));
+        let root = File::open(self.layer()).unwrap();
+        let result = unpack_layer(input, root.as_fd(), &self.options);
+        assert_eq!(snapshot(&self.home.path().join("host")), before, "the host was touched");
+        assert_eq!(fs::read_dir(self.home.path()).unwrap().count(), 2, "something lies beside the layer");
+        result
+    }
+
+    /// What lies in the layer, by path: `d`, `l->target`, `w` (whiteout), `p`, `n`, or `f:content`.
+    fn listing(&self) -> BTreeMap<String, String> {
+        let mut listing = BTreeMap::new();
+        list(&self.layer(), "", &mut listing);
+        listing
+    }
+
+    #[track_caller]
+    fn assert_listing<const N: usize>(&self, wanted: [(&str, &str); N]) {
+        let wanted: BTreeMap<_, _> = wanted.map(|(path, what)| (path.to_owned(), what.to_owned())).into();
+        assert_eq!(self.listing(), wanted);
+    }
+
+    fn opaque(&self, path: &str) -> Option<u8> {
+        let name = match self.options.overlay {
+            OverlayForm::Trusted => "trusted.overlay.opaque",
+            OverlayForm::User => "user.overlay.opaque",
+        };
+        xattr(&self.layer().join(path), name).map(|value| value[0])
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn xattr(path: &Path, name: &str) -> Option<Vec<u8>> {
+    let mut value = [0; 256];
+    let length = rustix::fs::lgetxattr(path, name, &mut value).ok()?;
+    Some(value[..length].to_vec())
+}
+
+fn list(directory: &Path, prefix: &str, listing: &mut BTreeMap<String, String>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let entry = entry.unwrap();
+        let path = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        let metadata = fs::symlink_metadata(entry.path()).unwrap();
+        let kind = metadata.file_type();
+        let what = if kind.is_dir() {
+            list(&entry.path(), &format!("{path}/"), listing);
+            "d".to_owned()
+        } else if kind.is_symlink() {
+            format!("l->{}", fs::read_link(entry.path()).unwrap().display())
+        } else if kind.is_char_device() && metadata.rdev() == 0
+            || xattr(&entry.path(), "user.overlay.whiteout").is_some()
+        {
+            "w".to_owned()
+        } else if kind.is_fifo() {
+            "p".to_owned()
+        } else if kind.is_file() {
+            let content = fs::read(entry.path()).unwrap();
+            format!("f:{}", String::from_utf8_lossy(&content[..content.len().min(64)]))
+        } else {
+            "n".to_owned()
+        };
+        listing.insert(path, what);
+    }
+}
+
+/// All of a tree that an attack could change.
+fn snapshot(root: &Path) -> Vec<(String, u32, u32, u64, i64, i64, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut open = vec![root.to_owned()];
+    while let Some(path) = open.pop() {
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        let content = if metadata.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+        let times = (metadata.mtime(), metadata.mtime_nsec());
+        found.push((
+            path.display().to_string(),
+            metadata.mode(),
+            metadata.uid(),
+            metadata.nlink(),
+            times.0,
+            times.1,
+            content,
+        ));
+        if metadata.is_dir() {
+            open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    found.sort();
+    found
+}

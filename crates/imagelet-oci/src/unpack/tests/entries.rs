@@ -1,0 +1,265 @@
+//! What ends up on disk: metadata, replacements, owners.
+
+use std::{
+    fs::{self, Metadata},
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+};
+
+use super::{
+    super::OwnershipRecord,
+    Site, UnpackError,
+    archive::{Archive, Header},
+    is_root, xattr,
+};
+
+fn metadata(site: &Site, path: &str) -> Metadata {
+    fs::symlink_metadata(site.layer().join(path)).unwrap()
+}
+
+#[test]
+fn the_last_entry_of_a_name_wins() {
+    let site = Site::new();
+    let archive = Archive::new()
+        .file("twice", "first, longer")
+        .file("twice", "second")
+        .dir("to-file")
+        .file("to-file/deep/x", "")
+        .dir("to-file/deep/a/b")
+        .file("to-file", "file")
+        .file("to-dir", "file")
+        .dir("to-dir")
+        .file("to-dir/x", "1")
+        .dir("to-link")
+        .file("to-link/x", "")
+        .symlink("to-link", "twice")
+        .dir("stays")
+        .file("stays/x", "1")
+        .dir("stays");
+    let report = site.unpack(&archive.end()).unwrap();
+    site.assert_listing([
+        ("stays", "d"),
+        ("stays/x", "f:1"),
+        ("to-dir", "d"),
+        ("to-dir/x", "f:1"),
+        ("to-file", "f:file"),
+        ("to-link", "l->twice"),
+        ("twice", "f:second"),
+    ]);
+    assert_eq!(report.bytes, 12);
+    // Four files and two directories.
+    assert_eq!(report.disk_bytes, 6 * 4096);
+}
+
+#[test]
+fn a_replaced_file_keeps_its_other_names() {
+    let site = Site::new();
+    let archive = Archive::new().file("a", "old").hard_link("b", "./a").file("a", "new").hard_link("c", "/b");
+    site.unpack(&archive.hard_link("c", "c").end()).unwrap();
+    site.assert_listing([("a", "f:new"), ("b", "f:old"), ("c", "f:old")]);
+    assert_eq!(metadata(&site, "b").nlink(), 2);
+}
+
+#[test]
+fn modes_and_times_are_those_of_the_archive_also_for_directories() {
+    let site = Site::new();
+    let archive = Archive::new()
+        .header(Header::new(b'5', "./", 0).mode(0o700))
+        .header(Header::new(b'5', "d", 0).mode(0o2555))
+        .header(Header::new(b'0', "d/suid", 3).mode(0o4755))
+        .data(b"abc")
+        .header(Header::new(b'0', "d/open", 0).mode(0o666))
+        .header(Header::new(b'6', "d/fifo", 0).mode(0o622))
+        .symlink("d/link", "nowhere");
+    let report = site.unpack(&archive.end()).unwrap();
+    let mode = |path| metadata(&site, path).mode() & 0o7777;
+    let kept = if is_root() { 0o2555 } else { 0o2755 };
+    assert_eq!(
+        [mode(""), mode("d"), mode("d/suid"), mode("d/open"), mode("d/fifo")],
+        [0o700, kept, 0o4755, 0o666, 0o622]
+    );
+    for path in ["", "d", "d/suid", "d/open", "d/fifo", "d/link"] {
+        assert_eq!(metadata(&site, path).mtime(), 1_000_000_000, "{path}");
+    }
+    assert_eq!(report.entries, 6);
+    assert!(report.implicit_directories.is_empty());
+}
+
+#[test]
+fn a_directory_its_owner_may_not_enter_is_filled_all_the_same() {
+    for site in [Site::new(), Site::rootless()] {
+        let archive = Archive::new().header(Header::new(b'5', "d", 0).mode(0)).file("d/e/x", "1");
+        site.unpack(&archive.end()).unwrap();
+        let rootless = site.options.ownership == super::Ownership::Record;
+        assert_eq!(metadata(&site, "d").mode() & 0o777, if rootless { 0o700 } else { 0 });
+    }
+}
+
+#[test]
+fn directories_that_no_entry_names_are_reported() {
+    let site = Site::new();
+    let archive = Archive::new().file("a/b/x", "").file("c/x", "").dir("c");
+    let report = site.unpack(&archive.end()).unwrap();
+    assert_eq!(report.implicit_directories, [b"a".to_vec(), b"a/b".to_vec()]);
+    assert_eq!(metadata(&site, "a/b").mode() & 0o7777, 0o755);
+}
+
+#[test]
+fn times_before_1970_and_of_fractions_are_kept() {
+    let site = Site::new();
+    let mut archive = Archive::new();
+    for (name, mtime) in [("old", "-1.25"), ("late", "8589934593.000000007"), ("plain", "1.5")] {
+        archive = archive.pax(&[("mtime", mtime.as_bytes())]).file(name, "");
+    }
+    site.unpack(&archive.end()).unwrap();
+    let time = |path| (metadata(&site, path).mtime(), metadata(&site, path).mtime_nsec());
+    assert_eq!([time("old"), time("plain")], [(-2, 750_000_000), (1, 500_000_000)]);
+    assert_eq!(time("late"), (8_589_934_593, 7));
+}
+
+#[test]
+fn names_that_are_not_utf8_keep_their_bytes() {
+    let site = Site::new();
+    site.unpack(&Archive::new().pax(&[("path", b"\xff\xfe/\xc3")]).file("x", "1").end()).unwrap();
+    let path = site.layer().join(std::ffi::OsStr::from_bytes(b"\xff\xfe")).join(std::ffi::OsStr::from_bytes(b"\xc3"));
+    assert_eq!(fs::read(path).unwrap(), b"1");
+}
+
+#[test]
+fn as_root_owners_and_devices_are_applied() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new();
+    let archive = Archive::new()
+        .header(Header::new(b'5', "d", 0).owner(10, 20).mode(0o2755))
+        .header(Header::new(b'0', "d/f", 3).owner(1000, 0o1777777).mode(0o6755))
+        .data(b"abc")
+        .header(Header::new(b'2', "d/l", 0).link("f").owner(3, 4))
+        .pax(&[("uid", b"2147483648"), ("gid", b"4294967294")])
+        .file("far", "")
+        .file("d/mine", "")
+        .header(Header::new(b'3', "null", 0).device(1, 3).mode(0o666))
+        .header(Header::new(b'4', "disk", 0).device(8, 1));
+    let report = site.unpack(&archive.end()).unwrap();
+    let owner = |path| (metadata(&site, path).uid(), metadata(&site, path).gid());
+    assert_eq!([owner("d"), owner("d/l"), owner("d/mine")], [(10, 20), (3, 4), (0, 0)]);
+    assert_eq!((owner("d/f"), metadata(&site, "d/f").mode() & 0o7777), ((1000, 0o1777777), 0o6755));
+    assert_eq!(owner("far"), (2_147_483_648, 4_294_967_294));
+    // A container without CAP_MKNOD leaves devices out, and says so.
+    if report.ownership.is_empty() {
+        assert_eq!(metadata(&site, "null").rdev(), rustix::fs::makedev(1, 3));
+        assert_eq!(metadata(&site, "null").mode() & 0o777, 0o666);
+        assert_eq!(metadata(&site, "disk").rdev(), rustix::fs::makedev(8, 1));
+    } else {
+        assert_eq!(report.ownership.len(), 2);
+    }
+}
+
+#[test]
+fn owners_that_the_kernel_would_misread_are_malformed() {
+    for uid in ["4294967295", "-1", "9223372036854775807"] {
+        let error = Site::new().unpack(&Archive::new().pax(&[("uid", uid.as_bytes())]).file("f", "").end());
+        assert!(matches!(error, Err(UnpackError::Malformed { .. })), "{uid}");
+    }
+}
+
+#[test]
+fn without_root_owners_and_devices_are_recorded() {
+    let site = Site::rootless();
+    let archive = Archive::new()
+        .file("plain", "")
+        .header(Header::new(b'5', "d%", 0).owner(10, 20).mode(0o500))
+        .header(Header::new(b'0', "d%/f", 0).owner(1000, 1001).mode(0o4755))
+        .hard_link("other", "d%/f")
+        .header(Header::new(b'0', "gone", 0).owner(5, 5))
+        .file("gone", "")
+        .header(Header::new(b'3', "null", 0).device(1, 3).mode(0o666));
+    let report = site.unpack(&archive.end()).unwrap();
+    let record = |path: &str, uid, gid, mode| OwnershipRecord {
+        path: path.to_owned(),
+        uid,
+        gid,
+        mode,
+        device: None,
+        xattrs: Vec::new(),
+    };
+    let (null, others) = report
+        .ownership
+        .split_first()
+        .map(|_| report.ownership.iter().partition::<Vec<_>, _>(|record| record.device.is_some()))
+        .unwrap();
+    assert_eq!(null[0].path, "null");
+    let wanted =
+        [record("d%25", 10, 20, 0o500), record("d%25/f", 1000, 1001, 0o4755), record("other", 1000, 1001, 0o4755)];
+    assert_eq!(others.into_iter().cloned().collect::<Vec<_>>(), wanted);
+    let ours = rustix::process::geteuid().as_raw();
+    assert_eq!(metadata(&site, "d%/f").uid(), ours);
+    assert_eq!(metadata(&site, "d%").mode() & 0o777, 0o700);
+    assert!(!site.listing().contains_key("null"));
+    let json = serde_json::to_string(&report.ownership).unwrap();
+    assert_eq!(serde_json::from_str::<Vec<OwnershipRecord>>(&json).unwrap(), report.ownership);
+}
+
+#[test]
+fn xattrs_are_set_in_both_spellings_and_others_dropped() {
+    let site = Site::new();
+    let records: [(&str, &[u8]); 5] = [
+        ("SCHILY.xattr.user.a", b"one\0two"),
+        ("LIBARCHIVE.xattr.user.a", b"bm90IHRoaXM"),
+        ("LIBARCHIVE.xattr.user%2Eb%20c", b"dHdv"),
+        ("SCHILY.xattr.security.selinux", b"x"),
+        ("SCHILY.xattr.com.apple.quarantine", b"x"),
+    ];
+    site.unpack(&Archive::new().pax(&records).file("f", "").pax(&records).dir("d").end()).unwrap();
+    for path in ["f", "d"] {
+        let path = site.layer().join(path);
+        assert_eq!(xattr(&path, "user.a").unwrap(), b"one\0two");
+        assert_eq!(xattr(&path, "user.b c").unwrap(), b"two");
+        assert_eq!(xattr(&path, "security.selinux"), None);
+    }
+}
+
+#[test]
+fn capabilities_survive_the_change_of_owner() {
+    let capability: &[u8] = b"\x01\0\0\x02\0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let records = [("SCHILY.xattr.security.capability", capability)];
+    let site = if is_root() { Site::new() } else { Site::rootless() };
+    let header = Header::new(b'0', "ping", 3).owner(7, 7).mode(0o755).clone();
+    let report = site.unpack(&Archive::new().pax(&records).header(&header).data(b"elf").end()).unwrap();
+    if is_root() {
+        assert_eq!(xattr(&site.layer().join("ping"), "security.capability").unwrap(), capability);
+    } else {
+        assert_eq!(report.ownership[0].xattrs, ["security.capability"]);
+    }
+}
+
+#[test]
+fn a_default_acl_of_the_layer_does_not_change_what_lies_below() {
+    // user::rwx group::--- other::---
+    let acl: &[u8] = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x04\0\0\0\xff\xff\xff\xff\x20\0\0\0\xff\xff\xff\xff";
+    let site = Site::rootless();
+    let archive = Archive::new().pax(&[("SCHILY.xattr.system.posix_acl_default", acl)]).dir("d").file("d/f", "");
+    site.unpack(&archive.end()).unwrap();
+    assert_eq!(metadata(&site, "d/f").mode() & 0o777, 0o644);
+}
+
+#[test]
+fn an_archive_of_the_tar_crate_is_unpacked() {
+    let mut builder = tar::Builder::new(Vec::new());
+    let long = format!("{}/name", "long".repeat(40));
+    for (name, content) in [("etc/passwd", "root"), (long.as_str(), "x"), ("empty", "")] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o640);
+        header.set_mtime(1_600_000_000);
+        header.set_uid(0);
+        header.set_gid(0);
+        builder.append_data(&mut header, name, content.as_bytes()).unwrap();
+    }
+    let site = Site::new();
+    let report = site.unpack(&builder.into_inner().unwrap()).unwrap();
+    assert_eq!((report.entries, report.bytes), (3, 5));
+    assert_eq!(site.listing()[&long], "f:x");
+    assert_eq!(metadata(&site, "etc/passwd").mode() & 0o7777, 0o640);
+    assert_eq!(metadata(&site, "etc/passwd").mtime(), 1_600_000_000);
+}

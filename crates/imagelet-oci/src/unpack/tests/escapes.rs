@@ -1,0 +1,204 @@
+//! Archives that want out of the layer.
+
+use super::{
+    super::UnpackError,
+    Site, archive,
+    archive::{Archive, Header},
+};
+
+/// Refused, with the entry and this in the message.
+#[track_caller]
+fn refused(build: impl FnOnce(&str) -> Vec<u8>, entry: &str, why: &str) {
+    let site = Site::new();
+    let error = site.unpack(&build(&site.host())).expect_err(entry);
+    assert!(matches!(error, UnpackError::Refused { .. } | UnpackError::Malformed { .. }), "{error:?}");
+    let text = error.to_string();
+    let host = site.host();
+    assert!(text.contains(&format!("`{}`", entry.replace("HOST", &host))), "{text}");
+    assert!(text.contains(why), "{text}");
+}
+
+#[test]
+fn names_that_climb_or_are_absolute_are_refused() {
+    for name in ["../x", "a/../../x", "..", "./../host/secret", "a/b/../../../x"] {
+        refused(|_| Archive::new().file(name, "evil").end(), name, "climbs out");
+        refused(|_| Archive::new().dir(name).end(), name, "climbs out");
+        refused(|_| Archive::new().symlink(name, "x").end(), name, "climbs out");
+    }
+    for name in ["/x", "//", "//x", "/../x"] {
+        refused(|_| Archive::new().file(name, "evil").end(), name, "absolute");
+    }
+    refused(|_| Archive::new().file("", "evil").end(), "", "empty");
+    refused(|_| Archive::new().file(".", "evil").end(), ".", "root");
+    refused(|_| Archive::new().file("d/..", "evil").end(), "d/..", "root");
+}
+
+#[test]
+fn overridden_names_are_held_to_the_same_rules() {
+    refused(|_| Archive::new().pax(&[("path", b"../x")]).file("ok", "").end(), "../x", "climbs out");
+    refused(|_| Archive::new().gnu_long(b'L', "../x").file("ok", "").end(), "../x", "climbs out");
+    refused(|_| Archive::new().pax(&[("path", b"a\0b")]).file("ok", "").end(), "PaxHeaders/x", "path");
+    refused(
+        |_| Archive::new().pax(&[("linkpath", b"../../host/secret")]).hard_link("l", "ok").end(),
+        "l",
+        "climbs out",
+    );
+    refused(|_| Archive::new().gnu_long(b'K', "../host/secret").hard_link("l", "ok").end(), "l", "climbs out");
+    let sparse: [(&str, &[u8]); 5] = [
+        ("GNU.sparse.major", b"0"),
+        ("GNU.sparse.minor", b"1"),
+        ("GNU.sparse.name", b"../x"),
+        ("GNU.sparse.numblocks", b"1"),
+        ("GNU.sparse.map", b"0,1"),
+    ];
+    refused(|_| Archive::new().pax(&sparse).file("ok", "x").end(), "../x", "climbs out");
+}
+
+#[test]
+fn nothing_is_written_through_a_link_that_leads_out() {
+    let through = |target: &str| {
+        [
+            Archive::new().symlink("link", target).file("link/secret", "evil"),
+            Archive::new().symlink("link", target).dir("link/new"),
+            Archive::new().symlink("link", target).symlink("link/new", "x"),
+            Archive::new().symlink("link", target).hard_link("copy", "link/secret"),
+            Archive::new().symlink("link", target).file("a", "").hard_link("link/copy", "a"),
+            Archive::new().symlink("link", target).file("link/.wh.secret", ""),
+            Archive::new().symlink("link", target).file("link/.wh..wh..opq", ""),
+            Archive::new().symlink("link", target).header(&Header::new(b'6', "link/fifo", 0)),
+            Archive::new().symlink("a", "link").symlink("link", target).file("a/secret", "evil"),
+        ]
+    };
+    let site = Site::new();
+    for target in [site.host().as_str(), "../host", "/", "x/../../host", "../../../../../../.."] {
+        for archive in through(target) {
+            let site = Site::new();
+            let error = site.unpack(&archive.end()).unwrap_err();
+            let text = error.to_string();
+            let entry = text.split('`').nth(1).unwrap();
+            assert!(matches!(error, UnpackError::Refused { .. }), "{error:?}");
+            assert!(entry.contains('/') || entry == "copy", "{text}");
+        }
+    }
+}
+
+#[test]
+fn the_full_host_path_below_a_link_to_the_root_is_refused() {
+    refused(
+        |host| {
+            let name = format!("r{host}/secret");
+            Archive::new().symlink("r", "/").pax(&[("path", name.as_bytes())]).file("x", "evil").end()
+        },
+        "rHOST/secret",
+        "symbolic link to `/`",
+    );
+}
+
+#[test]
+fn an_entry_replaces_a_link_and_never_its_target() {
+    for flag in [b'0', b'5', b'2', b'6'] {
+        for target in ["secret", "dir"] {
+            let site = Site::new();
+            let target = format!("{}/{target}", site.host());
+            let header = Header::new(flag, "link", 0).link("elsewhere").mode(0o7777).owner(12, 34).clone();
+            site.unpack(&Archive::new().symlink("link", &target).header(&header).end()).unwrap();
+            let what = &site.listing()["link"];
+            assert_ne!(*what, format!("l->{target}"));
+        }
+    }
+}
+
+#[test]
+fn a_directory_turned_link_and_back_many_times_ends_as_the_last_entry_says() {
+    let site = Site::new();
+    let mut archive = Archive::new();
+    for _ in 0..50 {
+        archive = archive.dir("d").file("d/x", "in").symlink("d", &site.host());
+        archive = archive.dir("d").file("d/secret", "mine");
+    }
+    site.unpack(&archive.clone().end()).unwrap();
+    site.assert_listing([("d", "d"), ("d/secret", "f:mine")]);
+
+    let site = Site::new();
+    let error = site.unpack(&archive.symlink("d", &site.host()).file("d/secret", "evil").end()).unwrap_err();
+    assert!(error.to_string().contains("`d/secret`"), "{error}");
+}
+
+#[test]
+fn loops_of_links_end() {
+    refused(|_| Archive::new().symlink("a", "b").symlink("b", "a").file("a/x", "").end(), "a/x", "link too many");
+    refused(|_| Archive::new().symlink("a", "a/b").file("a/x", "").end(), "a/x", "link too many");
+}
+
+#[test]
+fn links_that_double_the_way_are_bounded() {
+    let mut archive = Archive::new().dir("d").symlink("l0", "d");
+    for level in 1..30 {
+        let below = format!("l{}/..", level - 1);
+        archive = archive.symlink(&format!("l{level}"), &format!("{below}/{below}/l{}", level - 1));
+    }
+    let error = Site::new().unpack(&archive.file("l29/x", "").end()).unwrap_err();
+    assert!(error.to_string().contains("link"), "{error}");
+}
+
+#[test]
+fn links_that_reach_ever_deeper_are_bounded() {
+    let mut archive = Archive::new().symlink("l0", "d");
+    for level in 1..20 {
+        let way = "d/".repeat(40);
+        archive = archive.symlink(&format!("l{level}"), &format!("l{}/{way}", level - 1));
+    }
+    for level in 0..20 {
+        archive = archive.file(&format!("l{level}/x"), "");
+    }
+    let error = Site::new().unpack(&archive.end()).unwrap_err();
+    assert!(matches!(error, UnpackError::Limit { .. }), "{error}");
+}
+
+#[test]
+fn links_inside_the_layer_are_followed() {
+    let site = Site::new();
+    let archive = Archive::new()
+        .dir("usr/lib")
+        .symlink("lib", "usr/lib")
+        .symlink("usr/back", "../lib/./deep")
+        .file("lib/x", "1")
+        .file("usr/back/y", "2")
+        .hard_link("lib/z", "lib/x");
+    site.unpack(&archive.end()).unwrap();
+    site.assert_listing([
+        ("lib", "l->usr/lib"),
+        ("usr", "d"),
+        ("usr/back", "l->../lib/./deep"),
+        ("usr/lib", "d"),
+        ("usr/lib/deep", "d"),
+        ("usr/lib/deep/y", "f:2"),
+        ("usr/lib/x", "f:1"),
+        ("usr/lib/z", "f:1"),
+    ]);
+}
+
+#[test]
+fn hard_links_stay_in_the_layer() {
+    refused(|host| Archive::new().hard_link("l", &format!("{host}/secret")).end(), "l", "does not have");
+    refused(|_| Archive::new().hard_link("l", "../host/secret").end(), "l", "climbs out");
+    refused(|_| Archive::new().hard_link("l", "gone").end(), "l", "`gone`");
+    refused(|_| Archive::new().dir("d").hard_link("l", "d").end(), "l", "directory `d`");
+    refused(|_| Archive::new().file(".wh.x", "").hard_link("y", "x").end(), "y", "does not have");
+
+    // A link to a link is a second name of the link; a file of that name replaces it.
+    let site = Site::new();
+    let secret = format!("{}/secret", site.host());
+    let archive = Archive::new().symlink("s", &secret).hard_link("h", "s").file("h", "mine").file("s", "too");
+    site.unpack(&archive.end()).unwrap();
+    site.assert_listing([("h", "f:mine"), ("s", "f:too")]);
+}
+
+#[test]
+fn messages_escape_and_cut_names() {
+    let name = format!("../\x1b[31m`{}", "x".repeat(1000));
+    let records = archive::pax_records(&[("path", name.as_bytes())]);
+    let error = Site::new().unpack(&Archive::new().pax_raw(b'x', &records).file("f", "").end()).unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with("tar entry `../\\u{1b}[31m\\`xxx") && text.len() < 400, "{text}");
+}

@@ -1,0 +1,139 @@
+//! Archives that want too much.
+
+use std::{
+    io::{self, BufReader, Read},
+    sync::atomic::Ordering,
+};
+
+use super::{
+    Site, UnpackError,
+    archive::{Archive, Header},
+};
+
+#[track_caller]
+fn limited(site: &Site, archive: &[u8], why: &str) {
+    let error = site.unpack(archive).unwrap_err();
+    assert!(matches!(error, UnpackError::Limit { .. }), "{error:?}");
+    assert!(error.to_string().contains(why), "{error}");
+    assert!(error.io_error().is_none());
+}
+
+#[test]
+fn names_that_are_too_long_or_deep_are_told() {
+    let named = |name: &str| Archive::new().pax(&[("path", name.as_bytes())]).file("f", "").end();
+    limited(&Site::new(), &named(&"x".repeat(256)), "255");
+    limited(&Site::new(), &named(&"abcdefg/".repeat(600)), "4096");
+    limited(&Site::new(), &named(&"d/".repeat(2000)), "deeper");
+    Site::new().unpack(&named(&format!("{}{}", "d/".repeat(500), "x".repeat(255)))).unwrap();
+}
+
+#[test]
+fn a_deep_directory_can_be_replaced() {
+    let site = Site::new();
+    let deep = "d/".repeat(511);
+    let archive = Archive::new().pax(&[("path", deep.as_bytes())]).dir("x").file("d", "flat");
+    site.unpack(&archive.end()).unwrap();
+    site.assert_listing([("d", "f:flat")]);
+}
+
+#[test]
+fn extension_headers_end_at_their_limit() {
+    for flag in *b"xgLK" {
+        let header = Header::new(flag, "big", 48 << 20);
+        // The data is not even looked for.
+        limited(&Site::new(), &Archive::new().header(&header).end(), "1048576");
+    }
+}
+
+#[test]
+fn entries_and_extension_headers_are_counted() {
+    let mut site = Site::new();
+    site.options.limits.entries_max = 3;
+    let three = Archive::new().file("a", "").file("b", "").file("c", "");
+    site.unpack(&three.clone().end()).unwrap();
+    limited(&site, &three.file("d", "").end(), "3 entries");
+    let headers = (0..10).fold(Archive::new(), |archive, _| archive.pax(&[("mtime", b"1")]));
+    limited(&site, &headers.end(), "3 entries");
+}
+
+#[test]
+fn bytes_are_counted_holes_included() {
+    let mut site = Site::new();
+    site.options.limits.bytes_max = 1000;
+    limited(&site, &Archive::new().file("a", &"x".repeat(600)).file("b", &"x".repeat(600)).end(), "1000 bytes");
+    let hole: [(&str, &[u8]); 3] =
+        [("GNU.sparse.size", b"2147483648"), ("GNU.sparse.numblocks", b"1"), ("GNU.sparse.map", b"0,1")];
+    limited(&site, &Archive::new().pax(&hole).file("f", "x").end(), "1000 bytes");
+    limited(&site, &Archive::new().header(&Header::new(b'Z', "odd", 4096)).end(), "1000 bytes");
+}
+
+#[test]
+fn sparse_maps_are_bounded() {
+    let mut site = Site::new();
+    site.options.limits.ranges_max = 8;
+    let mut header = Header::new(b'S', "f", 0);
+    header.gnu().number(483, 12, 0).0[482] = 1;
+    let mut extension = [0; 512];
+    extension[504] = 1;
+    let archive = (0..20).fold(Archive::new().header(&header), |archive, _| archive.raw(&extension));
+    limited(&site, &archive.end(), "sparse map");
+    let map = "0,0,".repeat(20) + "0,0";
+    let records: [(&str, &[u8]); 2] = [("GNU.sparse.numblocks", b"21"), ("GNU.sparse.map", map.as_bytes())];
+    limited(&site, &Archive::new().pax(&records).file("f", "").end(), "8 ranges");
+}
+
+#[test]
+fn what_must_be_remembered_is_bounded() {
+    let mut site = Site::new();
+    site.options.limits.memory_max = 64 << 10;
+    let archive = (0..1000).fold(Archive::new(), |archive, number| archive.dir(&format!("d{number}")));
+    limited(&site, &archive.end(), "remember");
+}
+
+#[test]
+fn floors_of_the_disk_are_kept() {
+    let mut site = Site::new();
+    site.options.limits.free_bytes_floor = u64::MAX;
+    limited(&site, &Archive::new().file("a", "").end(), "must stay free");
+    let mut site = Site::new();
+    site.options.limits.free_inodes_floor = u64::MAX;
+    // File systems without inode tables know no such floor.
+    let disk = rustix::fs::statvfs(site.layer()).unwrap();
+    if disk.f_files > 0 {
+        limited(&site, &Archive::new().file("a", "").end(), "inodes");
+    }
+}
+
+#[test]
+fn a_cancelled_unpacking_stops() {
+    let site = Site::new();
+    site.options.cancelled.store(true, Ordering::Relaxed);
+    assert!(matches!(site.unpack(&Archive::new().file("a", "").end()), Err(UnpackError::Cancelled)));
+    site.assert_listing([]);
+}
+
+#[test]
+fn a_reader_that_breaks_is_told_apart_from_the_disk() {
+    struct Broken;
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::new(io::ErrorKind::ConnectionReset, "peer went away"))
+        }
+    }
+    let site = Site::new();
+    let bytes = Archive::new().file("a", &"x".repeat(3000)).bytes();
+    let mut input = BufReader::new(bytes[..2000].chain(Broken));
+    let error = site.unpack_from(&mut input).unwrap_err();
+    assert!(matches!(&error, UnpackError::Read { entry, .. } if entry == "a"), "{error:?}");
+    assert_eq!(error.io_error().unwrap().kind(), io::ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn an_error_of_the_disk_has_its_errno() {
+    let site = Site::new();
+    // Longer than any link can be, and shorter than our limit.
+    let archive = Archive::new().pax(&[("linkpath", "x".repeat(4096).as_bytes())]).symlink("l", "x").end();
+    let error = site.unpack(&archive).unwrap_err();
+    assert!(matches!(error, UnpackError::Io { .. }), "{error:?}");
+    assert_eq!(error.io_error().unwrap().raw_os_error(), Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()));
+}
