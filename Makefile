@@ -41,7 +41,7 @@ lint: fmt ## Formatting and clippy, warnings are errors.
 	@$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
 doc: ## Builds the API documentation, warnings are errors.
-	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --quiet --workspace --no-deps
+	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --quiet --workspace --all-features --no-deps
 
 deny: ## Checks what the dependency tree may hold.
 	@[ "$$($(CARGO) deny --version 2>/dev/null)" = "cargo-deny $(DENY_VERSION)" ] \
