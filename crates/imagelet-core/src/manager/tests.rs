@@ -42,7 +42,7 @@ impl Default for Wanted {
                 concurrency: Concurrency::Parallel { max: None },
                 rate: None,
                 backoff_first: Duration::from_secs(10),
-                backoff_max: Duration::from_secs(300),
+                backoff_max: Duration::from_mins(5),
             },
             keyring: Keyring::new(),
             records: PullRecords::off(),
@@ -399,7 +399,7 @@ async fn a_serial_manager_pulls_one_after_another_and_a_dropped_one_frees_its_sl
     for name in ["a:v1", "b:v1", "c:v1"] {
         fake.offer(name, name, 1000);
     }
-    fake.set_pull_takes(Duration::from_secs(60));
+    fake.set_pull_takes(Duration::from_mins(1));
     let settings = PullSettings { concurrency: Concurrency::Serial, ..Wanted::default().settings };
     let wanted = Wanted { settings, records: PullRecords::in_memory(), ..Wanted::default() };
     let node = TestNode::new(Arc::new(fake.clone()), wanted);
@@ -450,7 +450,7 @@ async fn parallel_pulls_keep_to_their_bound() {
 async fn those_who_ask_the_same_share_one_pull_and_it_outlives_the_first_of_them() {
     let fake = FakeRuntime::new();
     fake.offer("app:v1", "app", 1000);
-    fake.set_pull_takes(Duration::from_secs(60));
+    fake.set_pull_takes(Duration::from_mins(1));
     let node = TestNode::new(Arc::new(fake.clone()), Wanted::default());
     let first = node.begin(&request("app:v1")).await;
     let heard = Arc::new(Mutex::new(0));
@@ -482,7 +482,7 @@ async fn those_who_ask_the_same_share_one_pull_and_it_outlives_the_first_of_them
 async fn nobody_shares_a_pull_that_anothers_right_makes_possible() {
     let fake = FakeRuntime::new();
     fake.offer_to("reg.io/app:v1", "app", 1000, Some(("ada", "smash")));
-    fake.set_pull_takes(Duration::from_secs(60));
+    fake.set_pull_takes(Duration::from_mins(1));
     let node = TestNode::new(Arc::new(fake.clone()), Wanted::default());
     let document = r#"{"auths": {"reg.io": {"username": "ada", "password": "smash"}}}"#;
     let entitled = EnsureRequest { secrets: vec![secret("s", document)], ..request("reg.io/app:v1") };

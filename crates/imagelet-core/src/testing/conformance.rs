@@ -80,7 +80,7 @@ async fn a_pulled_image_is_listed_at_once(service: &dyn ImageService, images: &I
     }
     let listed: Vec<Image> = list(service).await.into_iter().filter(|image| image.id == id).collect();
     assert_eq!(listed.len(), 1, "an image is listed once");
-    assert_eq!(listed[0].tags, [images.first.clone()], "a pulled image has the tag it was pulled by");
+    assert_eq!(listed[0].tags, std::slice::from_ref(&images.first), "a pulled image has the tag it was pulled by");
     assert!(listed[0].size.0 > 0, "a size is never zero");
     assert_eq!(pull(service, &images.first).await, id, "a second pull gives the same id");
     id

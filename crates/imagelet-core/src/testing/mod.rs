@@ -29,7 +29,7 @@ pub fn go_quoted(text: &str) -> String {
             '\n' => quoted.push_str("\\n"),
             '\t' => quoted.push_str("\\t"),
             '\r' => quoted.push_str("\\r"),
-            control if control.is_control() => quoted.push_str(&format!("\\x{:02x}", control as u32)),
+            control if control.is_control() => quoted.extend(format!("\\x{:02x}", control as u32).chars()),
             other => quoted.push(other),
         }
     }
