@@ -1,0 +1,409 @@
+//! A pull told in one function, and the store behind the one seam.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, Weak},
+    time::SystemTime,
+};
+
+use async_trait::async_trait;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use imagelet_core::{
+    image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Platform, Reference},
+    runtime::{
+        ContainerService, FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest,
+        RuntimeError, RuntimeErrorKind,
+    },
+};
+
+use crate::{
+    manifest::ImageConfig,
+    mount::{self, MountUses, MountedImage},
+    pipeline::{LayerJob, LayerLimits},
+    registry::{Registry, RegistryConfig, Resolved},
+    store::{ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
+    usage::{ImageDetails, StoreUsage, details, usage},
+};
+
+/// Largest configuration that is read.
+const CONFIG_SIZE_MAX: u64 = 8 << 20;
+
+/// How an engine works.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Where the store is.
+    pub root: PathBuf,
+    /// How registries are asked.
+    pub registry: RegistryConfig,
+    /// Layers of one image that are fetched and unpacked side by side.
+    pub layers_in_flight: usize,
+    /// What a layer may do to the node.
+    pub limits: LayerLimits,
+}
+
+impl EngineConfig {
+    /// The usual settings for a store at `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            registry: RegistryConfig::default(),
+            layers_in_flight: 4,
+            limits: LayerLimits {
+                expansion_max: 200,
+                expansion_free: 256 << 20,
+                entries_max: 2_000_000,
+                free_bytes_floor: 16 << 20,
+                free_inodes_floor: 1_000,
+            },
+        }
+    }
+}
+
+/// The embedded image service: registry client, pipeline and store.
+#[derive(Debug)]
+pub struct Engine {
+    registry: Registry,
+    store: Arc<Store>,
+    config: EngineConfig,
+    /// One entry for each layer somebody fetches: who comes second waits, and then shares it.
+    fetching: Mutex<HashMap<Digest, Arc<LayerSlot>>>,
+}
+
+/// A layer in the making. The lock is held while it is fetched.
+#[derive(Debug, Default)]
+struct LayerSlot(tokio::sync::Mutex<Weak<StagedLayer>>);
+
+impl Engine {
+    /// Opens the store, which makes this process its owner, and clears what a crash left.
+    ///
+    /// # Errors
+    /// When another process owns the store, or the disk or the registry settings refuse.
+    pub async fn open(config: EngineConfig) -> Result<Arc<Self>, RuntimeError> {
+        let registry = Registry::new(config.registry.clone())?;
+        let root = config.root.clone();
+        let store = Arc::new(blocking(move || Store::open(&root)).await?);
+        if !store.is_read_only() {
+            // The trash can be large; nobody has to wait for it.
+            let store = Arc::clone(&store);
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = store.empty_trash() {
+                    tracing::warn!(error = error.chain(), "could not empty the trash");
+                }
+            });
+        }
+        Ok(Arc::new(Self { registry, store, config, fetching: Mutex::default() }))
+    }
+
+    /// Where the store is.
+    pub fn root(&self) -> &Path {
+        self.store.root()
+    }
+
+    /// Removes the content that no name reaches any more.
+    pub async fn sweep(&self) -> Result<SweepReport, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || store.sweep()).await
+    }
+
+    /// What each image takes, alone and shared.
+    pub async fn disk_usage(&self) -> Result<StoreUsage, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || Ok(usage(&store))).await
+    }
+
+    /// Everything the store knows of one image.
+    pub async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        let Some(id) = self.store.resolve(&spec.image)? else { return Ok(None) };
+        let store = Arc::clone(&self.store);
+        blocking(move || details(&store, &id)).await
+    }
+
+    /// Shows an image as a directory tree.
+    pub async fn mount(&self, spec: &ImageSpec, target: &Path, writable: bool) -> Result<MountedImage, RuntimeError> {
+        let id = self.store.resolve(&spec.image)?.ok_or_else(|| {
+            RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{}` is not present", spec.image))
+                .with_hint(format!("imagelet pull {}", spec.image))
+        })?;
+        let (store, target) = (Arc::clone(&self.store), target.to_owned());
+        blocking(move || mount::mount(&store, &id, &target, writable)).await
+    }
+
+    /// Takes a mount away, and what was written into it.
+    pub async fn unmount(&self, target: &Path) -> Result<(), RuntimeError> {
+        let (store, target) = (Arc::clone(&self.store), target.to_owned());
+        blocking(move || mount::unmount_image(&store, &target)).await
+    }
+
+    /// What is mounted.
+    pub async fn mounts(&self) -> Result<Vec<MountedImage>, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || mount::mounts(&store)).await
+    }
+
+    /// The store's mounts, as uses of its images.
+    pub fn container_service(&self) -> Arc<dyn ContainerService> {
+        Arc::new(MountUses(Arc::clone(&self.store)))
+    }
+
+    /// Fetches what is missing of a resolved image and commits it.
+    async fn fetch(&self, reference: &Reference, resolved: Resolved, progress: &Progress) -> Result<ImageId, RuntimeError> {
+        let id = ImageId::new(resolved.manifest.config.digest.as_str());
+        let names = names(reference, &resolved.root.digest);
+        let layers = &resolved.manifest.layers;
+        progress(PullEvent::Resolved {
+            manifest: resolved.chosen.digest.clone(),
+            layers: layers.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect(),
+        });
+        if self.already_here(&id, &names, layers, progress).await? {
+            return Ok(id);
+        }
+        let config_bytes = self.registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_SIZE_MAX).await?;
+        let config = ImageConfig::parse(&config_bytes)?;
+        if config.diff_ids.len() != layers.len() {
+            return Err(RuntimeError::new(
+                RuntimeErrorKind::Corrupt,
+                format!("the manifest has {} layers and the configuration `{id}` {}", layers.len(), config.diff_ids.len()),
+            ));
+        }
+        let lease = self.store.lease(&config.diff_ids);
+        let jobs = largest_first(layers.iter().zip(&config.diff_ids).map(|(descriptor, diff_id)| LayerJob {
+            registry: self.registry.clone(),
+            session: resolved.session.clone(),
+            descriptor: descriptor.clone(),
+            diff_id: diff_id.clone(),
+            store: Arc::clone(&self.store),
+            limits: self.config.limits,
+        }));
+        let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)
+            .map(|job| self.fetch_layer(job, progress))
+            .buffer_unordered(self.config.layers_in_flight.max(1))
+            .try_collect()
+            .await?;
+        progress(PullEvent::Committing);
+        let new = new_image(&id, &resolved, &config, &config_bytes, names);
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
+            let committed = store.commit(new, &staged);
+            drop(lease);
+            committed
+        })
+        .await
+    }
+
+    async fn already_here(
+        &self,
+        id: &ImageId,
+        names: &[String],
+        layers: &[crate::manifest::Descriptor],
+        progress: &Progress,
+    ) -> Result<bool, RuntimeError> {
+        let (store, image, names) = (Arc::clone(&self.store), id.clone(), names.to_vec());
+        let here = blocking(move || store.add_names(&image, &names)).await?;
+        if here {
+            for layer in layers {
+                progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Present });
+            }
+        }
+        Ok(here)
+    }
+
+    /// Fetches a layer, or shares one that is here or that another pull fetches. `None`: it is in the store.
+    async fn fetch_layer(&self, job: LayerJob, progress: &Progress) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
+        let present = || {
+            progress(PullEvent::Layer { digest: job.descriptor.digest.clone(), state: LayerState::Present });
+        };
+        let slot = {
+            let mut fetching = self.fetching.lock().expect("nobody panics while holding it");
+            fetching.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.is_alive());
+            Arc::clone(fetching.entry(job.diff_id.clone()).or_default())
+        };
+        let mut shared = slot.0.lock().await;
+        if self.store.layer(&job.diff_id).is_some() {
+            present();
+            return Ok(None);
+        }
+        if let Some(staged) = shared.upgrade() {
+            present();
+            return Ok(Some(staged));
+        }
+        let staged = Arc::new(job.run(progress).await?);
+        *shared = Arc::downgrade(&staged);
+        Ok(Some(staged))
+    }
+}
+
+impl LayerSlot {
+    fn is_alive(&self) -> bool {
+        self.0.try_lock().is_ok_and(|shared| shared.strong_count() > 0)
+    }
+}
+
+#[async_trait]
+impl ImageService for Engine {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+        match filter.filter(|spec| !spec.image.is_empty()) {
+            Some(spec) => Ok(self.status(spec).await?.into_iter().collect()),
+            None => {
+                Ok(self.store.images().into_iter().map(|(record, names)| listed(&self.store, &record, &names)).collect())
+            }
+        }
+    }
+
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        let id = self.store.resolve(&spec.image)?;
+        Ok(id.and_then(|id| self.store.image(&id)).map(|(record, names)| listed(&self.store, &record, &names)))
+    }
+
+    async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+        let reference: Reference = request.image.image.parse().map_err(|error| {
+            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{}` names no image", request.image.image))
+                .caused_by(error)
+        })?;
+        self.store.check_writable()?;
+        let platform = request.platform.clone().unwrap_or_else(Platform::host);
+        let resolved = self.registry.resolve(&reference, request.credential.as_ref(), &platform).await?;
+        self.fetch(&reference, resolved, &progress).await
+    }
+
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        let Some(id) = self.store.resolve(&spec.image)? else { return Ok(()) };
+        if let Some(mounted) = self.mounts().await?.into_iter().find(|mounted| mounted.image == id.as_str()) {
+            let target = mounted.target.display();
+            return Err(RuntimeError::new(RuntimeErrorKind::InUse, format!("image `{}` is mounted on `{target}`", spec.image))
+                .with_hint(format!("imagelet unmount {target}")));
+        }
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            store.remove_image(&id)?;
+            store.sweep().map(drop)
+        })
+        .await
+    }
+
+    async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
+        let reference: Reference = name.parse().map_err(|error| {
+            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{name}` names no image")).caused_by(error)
+        })?;
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            store.remove_name(&reference.canonical().to_string())?;
+            store.sweep().map(drop)
+        })
+        .await
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        let usage = FilesystemUsage {
+            measured_at: SystemTime::now(),
+            mountpoint: self.store.root().to_owned(),
+            used: usage(&self.store).total,
+            inodes_used: Some(self.store.layers().iter().map(|layer| layer.entries).sum()),
+        };
+        Ok(ImageFilesystems { images: vec![usage.clone()], containers: vec![usage] })
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
+) -> Result<T, RuntimeError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| RuntimeError::other("a thread of the store ended early").caused_by(error))?
+}
+
+/// By tag and by digest, or by digest alone when that is how it was asked for.
+fn names(reference: &Reference, root: &Digest) -> Vec<String> {
+    let by_digest = reference.with_digest(root.clone()).to_string();
+    match reference.digest() {
+        Some(_) => vec![by_digest],
+        None => vec![reference.to_string(), by_digest],
+    }
+}
+
+/// The largest layer decides how long a pull takes; it must not start last.
+fn largest_first(jobs: impl Iterator<Item = LayerJob>) -> Vec<LayerJob> {
+    let mut jobs: Vec<LayerJob> = jobs.collect();
+    jobs.sort_by_key(|job| std::cmp::Reverse(job.descriptor.size));
+    jobs
+}
+
+fn new_image(id: &ImageId, resolved: &Resolved, config: &ImageConfig, config_bytes: &[u8], names: Vec<String>) -> NewImage {
+    let manifest = resolved.chosen.bytes.to_vec();
+    let record = ImageRecord {
+        id: id.to_string(),
+        manifest: resolved.chosen.digest.to_string(),
+        layers: resolved
+            .manifest
+            .layers
+            .iter()
+            .zip(&config.diff_ids)
+            .map(|(layer, diff_id)| LayerEntry {
+                blob: layer.digest.to_string(),
+                size: layer.size,
+                diff_id: diff_id.to_string(),
+                media_type: layer.media_type.clone(),
+            })
+            .collect(),
+        metadata_size: (manifest.len() + config_bytes.len()) as u64,
+        user: config.user.clone(),
+        platform: format!("{}/{}", config.os, config.architecture),
+        pulled_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
+        names: Vec::new(),
+    };
+    let mut files = vec![("manifest.json", manifest), ("config.json", config_bytes.to_vec())];
+    if resolved.root.digest != resolved.chosen.digest {
+        files.push(("index.json", resolved.root.bytes.to_vec()));
+    }
+    NewImage { record, files, names }
+}
+
+fn listed(store: &Store, record: &ImageRecord, names: &[String]) -> Image {
+    let layers: u64 = record.diff_ids().iter().filter_map(|layer| store.layer(layer)).map(|layer| layer.disk_bytes).sum();
+    let (digests, tags): (Vec<String>, Vec<String>) = names.iter().cloned().partition(|name| name.contains('@'));
+    Image {
+        id: record.image_id(),
+        tags,
+        digests,
+        size: ByteSize(layers + record.metadata_size),
+        user: user(&record.user),
+        spec: ImageSpec::new(record.id.clone()),
+        pinned: false,
+    }
+}
+
+/// The user of a configuration: `USER`, `UID`, `USER:GROUP`. A number out of range is nobody (`reliability.md B065`).
+fn user(text: &str) -> ImageUser {
+    let name = text.split(':').next().unwrap_or_default();
+    if name.is_empty() {
+        return ImageUser::Unset;
+    }
+    match name.parse::<i64>() {
+        Ok(uid) if (0..=i64::from(u32::MAX)).contains(&uid) => ImageUser::Uid(uid),
+        Ok(_) => ImageUser::Unset,
+        Err(_) if name.bytes().all(|byte| byte.is_ascii_digit()) => ImageUser::Unset,
+        Err(_) => ImageUser::Name(name.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_a_number_in_range_or_a_name() {
+        for (text, wanted) in [
+            ("", ImageUser::Unset),
+            ("0", ImageUser::Uid(0)),
+            ("1002:7", ImageUser::Uid(1002)),
+            ("www-data", ImageUser::Name("www-data".into())),
+            ("www-data:www", ImageUser::Name("www-data".into())),
+            ("4294967296", ImageUser::Unset),
+            ("-1", ImageUser::Unset),
+            ("99999999999999999999999", ImageUser::Unset),
+        ] {
+            assert_eq!(user(text), wanted, "{text}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! An image as a directory tree, by overlayfs, without a runtime.
+//!
+//! What is mounted is written down in `mounts/KEY.json`, where KEY is the digest of the target's path, and believed only
+//! as far as the kernel's own table agrees: a mount that is gone holds nothing.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    image::{Digest, ImageId, ImageSpec},
+    runtime::{Container, ContainerService, ContainerState, RuntimeError, RuntimeErrorKind, Sandbox},
+};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::store::{Store, storage_error};
+
+/// An image mounted somewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountedImage {
+    /// Where.
+    pub target: PathBuf,
+    /// The image's id.
+    pub image: String,
+    /// Whether it can be written; what is written goes with the mount.
+    pub writable: bool,
+    /// When, in seconds since 1970.
+    pub mounted_at: u64,
+}
+
+/// Mounts an image of the store. Blocks on the disk.
+pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) -> Result<MountedImage, RuntimeError> {
+    store.check_writable()?;
+    let failed = |error: io::Error| {
+        let denied = error.kind() == io::ErrorKind::PermissionDenied;
+        let error = storage_error(format!("could not mount image `{id}` on `{}`", target.display()), error);
+        if denied { error.with_hint("mounting needs root") } else { error }
+    };
+    let target = target.canonicalize().map_err(failed)?;
+    if !target.is_dir() {
+        return Err(failed(io::ErrorKind::NotADirectory.into()));
+    }
+    if mounts(store)?.iter().any(|mounted| mounted.target == target) {
+        return Err(RuntimeError::new(RuntimeErrorKind::InUse, format!("`{}` already shows an image", target.display()))
+            .with_hint(format!("imagelet unmount {}", target.display())));
+    }
+    let (record, _) = store
+        .image(id)
+        .ok_or_else(|| RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{id}` is not here")))?;
+    let work = Work::prepare(store, &target, writable).map_err(failed)?;
+    let mounted = MountedImage {
+        target: target.clone(),
+        image: id.to_string(),
+        writable,
+        mounted_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
+    };
+    // Written down first: a crash in between leaves a note that the kernel's table contradicts, not a hidden use.
+    fs::write(work.note(), serde_json::to_vec(&mounted).expect("a mount is JSON")).map_err(failed)?;
+    let mut lower = topmost(&record.diff_ids()).map(|layer| store.layer_tree(layer)).collect::<Vec<_>>();
+    // Overlayfs without an upper layer wants at least two lower ones.
+    while lower.len() < 2 {
+        lower.push(work.empty());
+    }
+    if let Err(error) = overlay(&lower, writable.then_some(&work), &target) {
+        work.discard();
+        return Err(failed(error));
+    }
+    Ok(mounted)
+}
+
+/// Each layer once, topmost first. Overlayfs refuses a folder twice, and a layer's lower occurrence shows nothing that
+/// the upper one does not show over it.
+fn topmost(layers: &[Digest]) -> impl Iterator<Item = &Digest> {
+    layers.iter().enumerate().rev().filter(|(at, layer)| !layers[at + 1..].contains(layer)).map(|(_, layer)| layer)
+}
+
+/// Takes a mount away, and what was written into it.
+pub(crate) fn unmount_image(store: &Store, target: &Path) -> Result<(), RuntimeError> {
+    let failed = |error: io::Error| storage_error(format!("could not unmount `{}`", target.display()), error);
+    let target = target.canonicalize().map_err(failed)?;
+    if !mounts(store)?.iter().any(|mounted| mounted.target == target) {
+        return Err(RuntimeError::new(
+            RuntimeErrorKind::NotFound,
+            format!("no image of this store is mounted on `{}`", target.display()),
+        ));
+    }
+    unmount(&target, UnmountFlags::empty()).map_err(|error| {
+        let busy = error == rustix::io::Errno::BUSY;
+        let error = failed(error.into());
+        if busy { error.with_hint("something still works in there; `fuser -vm DIR` names it") } else { error }
+    })?;
+    Work::at(store, &target).discard();
+    Ok(())
+}
+
+/// What is mounted now. Notes whose mount is gone are removed.
+pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
+    let folder = store.root().join("mounts");
+    let failed = |error| storage_error(format!("could not read `{}`", folder.display()), error);
+    let mut mounted = Vec::new();
+    let entries = fs::read_dir(&folder).map_err(failed)?.collect::<io::Result<Vec<_>>>().map_err(failed)?;
+    let notes: Vec<PathBuf> =
+        entries.iter().map(fs::DirEntry::path).filter(|path| path.extension().is_some_and(|end| end == "json")).collect();
+    if notes.is_empty() {
+        return Ok(mounted);
+    }
+    let table = fs::read("/proc/self/mountinfo").map_err(failed)?;
+    for path in notes {
+        let note = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<MountedImage>(&bytes).ok());
+        match note {
+            Some(note) if shows_overlay(&table, &note.target) => mounted.push(note),
+            Some(note) if !store.is_read_only() => Work::at(store, &note.target).discard(),
+            _ => tracing::warn!(path = %path.display(), "a mount's note cannot be read or is out of date; it is passed over"),
+        }
+    }
+    mounted.sort_by(|a, b| a.target.cmp(&b.target));
+    Ok(mounted)
+}
+
+/// Whether the kernel shows an overlay of ours at a place. Paths there have spaces and the like as octal escapes.
+fn shows_overlay(table: &[u8], target: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt as _;
+    let mut escaped = Vec::new();
+    for byte in target.as_os_str().as_bytes() {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => escaped.extend(format!("\\{byte:03o}").bytes()),
+            other => escaped.push(*other),
+        }
+    }
+    table.split(|byte| *byte == b'\n').any(|line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        fields.nth(4) == Some(&escaped[..]) && line.windows(SOURCE.len()).any(|part| part == SOURCE.as_bytes())
+    })
+}
+
+/// The mount's source, as the kernel's table shows it.
+const SOURCE: &str = "imagelet";
+
+fn overlay(lower: &[PathBuf], upper: Option<&Work>, target: &Path) -> io::Result<()> {
+    let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, "source", SOURCE)?;
+    for layer in lower {
+        fsconfig_set_string(&context, "lowerdir+", layer.as_path())?;
+    }
+    if let Some(work) = upper {
+        fsconfig_set_string(&context, "upperdir", work.folder.join("upper").as_path())?;
+        fsconfig_set_string(&context, "workdir", work.folder.join("work").as_path())?;
+    } else {
+        fsconfig_set_flag(&context, "ro")?;
+    }
+    fsconfig_create(&context)?;
+    let attributes = if upper.is_none() { MountAttrFlags::MOUNT_ATTR_RDONLY } else { MountAttrFlags::empty() };
+    let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes | MountAttrFlags::MOUNT_ATTR_NODEV)?;
+    move_mount(&mount, "", rustix::fs::CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    Ok(())
+}
+
+/// A mount's note and its folder.
+struct Work {
+    folder: PathBuf,
+}
+
+impl Work {
+    fn at(store: &Store, target: &Path) -> Self {
+        use std::os::unix::ffi::OsStrExt as _;
+        let key = Digest::of(target.as_os_str().as_bytes());
+        Self { folder: store.root().join("mounts").join(key.hex()) }
+    }
+
+    fn prepare(store: &Store, target: &Path, writable: bool) -> io::Result<Self> {
+        let work = Self::at(store, target);
+        crate::store::remove_tree(&work.folder)?;
+        fs::create_dir_all(work.empty())?;
+        if writable {
+            fs::create_dir(work.folder.join("upper"))?;
+            fs::create_dir(work.folder.join("work"))?;
+        }
+        Ok(work)
+    }
+
+    fn note(&self) -> PathBuf {
+        self.folder.with_extension("json")
+    }
+
+    fn empty(&self) -> PathBuf {
+        self.folder.join("empty")
+    }
+
+    fn discard(&self) {
+        let removed = crate::store::remove_tree(&self.note()).and_then(|()| crate::store::remove_tree(&self.folder));
+        if let Err(error) = removed {
+            tracing::warn!(path = %self.folder.display(), %error, "could not remove a mount's folder");
+        }
+    }
+}
+
+/// Mounts seen as containers, so that what is mounted counts as in use.
+#[derive(Clone, Debug)]
+pub(crate) struct MountUses(pub(crate) Arc<Store>);
+
+#[async_trait]
+impl ContainerService for MountUses {
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+        let store = Arc::clone(&self.0);
+        let mounted = tokio::task::spawn_blocking(move || mounts(&store))
+            .await
+            .map_err(|error| RuntimeError::other("could not list mounts").caused_by(error))??;
+        Ok(mounted
+            .into_iter()
+            .map(|mount| Container {
+                id: format!("mount:{}", mount.target.display()),
+                sandbox_id: String::new(),
+                name: format!("mount {}", mount.target.display()),
+                image: ImageSpec::new(&mount.image),
+                image_ref: mount.image.clone(),
+                image_id: mount.image,
+                state: ContainerState::Running,
+                created_at: SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(mount.mounted_at),
+                labels: std::collections::BTreeMap::default(),
+            })
+            .collect())
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+        Ok(Vec::new())
+    }
+
+    async fn mounted_images(&self, _container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        Ok(Vec::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_found_by_its_whole_path_and_our_source() {
+        let table = b"36 35 0:50 / /mnt/a\\040b rw - overlay imagelet ro,lowerdir=x\n37 35 0:51 / /mnt/c rw - overlay overlay ro\n";
+        assert!(shows_overlay(table, Path::new("/mnt/a b")));
+        assert!(!shows_overlay(table, Path::new("/mnt/a")));
+        assert!(!shows_overlay(table, Path::new("/mnt/c")));
+    }
+}

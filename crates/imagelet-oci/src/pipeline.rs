@@ -1,0 +1,258 @@
+//! One layer, one pass: socket → digest → inflate → diff-id → files in a staging folder.
+//!
+//! Three stages side by side. The task that asked fetches and hashes compressed bytes; a blocking thread inflates them
+//! into recycled buffers; another hashes what was inflated and unpacks it. The queues between them are short, so memory
+//! does not grow with the layer. Dropping the future closes the first queue without its end mark, which the threads
+//! take as a failure: they stop, and the staging folder goes with them.
+
+mod blocks;
+mod inflate;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use aws_lc_rs::digest::{Context, SHA256, SHA384, SHA512};
+use imagelet_core::{
+    image::{ByteSize, Digest, DigestAlgorithm},
+    runtime::{LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
+};
+use rustix::fs::{Mode, OFlags};
+use tokio::sync::mpsc;
+
+use crate::{
+    manifest::Descriptor,
+    registry::{PullSession, Registry},
+    store::{LayerRecord, StagedLayer, Store, storage_error},
+    unpack::{Ownership, OverlayForm, UnpackError, UnpackLimits, UnpackOptions, unpack_layer},
+};
+use blocks::{Block, BlockReader};
+
+/// Frames between socket and inflater; a frame is at most as large as the transport's read buffer.
+const FRAMES_QUEUED: usize = 8;
+/// Progress is told each time this many more bytes came in.
+const PROGRESS_STEP: u64 = 1 << 20;
+
+/// What a layer may do to the node.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerLimits {
+    /// Inflated bytes per compressed byte; gzip reaches 1,032 on zeros alone.
+    pub expansion_max: u64,
+    /// Inflated bytes that are fine whatever the ratio.
+    pub expansion_free: u64,
+    /// Entries in one layer.
+    pub entries_max: u64,
+    /// Bytes that stay free on the store's file system.
+    pub free_bytes_floor: u64,
+    /// Inodes that stay free on it.
+    pub free_inodes_floor: u64,
+}
+
+/// A layer to fetch.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerJob {
+    pub(crate) registry: Registry,
+    pub(crate) session: PullSession,
+    pub(crate) descriptor: Descriptor,
+    pub(crate) diff_id: Digest,
+    pub(crate) store: Arc<Store>,
+    pub(crate) limits: LayerLimits,
+}
+
+impl LayerJob {
+    /// Fetches, verifies and unpacks the layer; answers when it is whole, not yet durable.
+    pub(crate) async fn run(&self, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
+        let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
+        let (blocks, blocks_out) = blocks::queue();
+
+        let expansion = self.limits.expansion_free.max(self.descriptor.size.saturating_mul(self.limits.expansion_max));
+        let inflater = tokio::task::spawn_blocking(move || inflate::inflate(frames_out, &blocks, expansion));
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let _cancel = CancelOnDrop(Arc::clone(&cancelled));
+        let unpacker = {
+            let job = self.clone();
+            tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, cancelled))
+        };
+
+        let fetched = self.fetch(frames, progress).await;
+        let inflated = inflater.await.map_err(panicked)?;
+        let unpacked = unpacker.await.map_err(panicked)?;
+        // The stage nearest the source knows the cause; the others only saw their queue break.
+        match (fetched, inflated, unpacked) {
+            (Err(Stopped::Failed(error)), _, _) => Err(error),
+            (_, Err(Stopped::Failed(error)), _) => Err(self.in_layer(error)),
+            (_, _, Err(error)) => Err(error),
+            (Err(Stopped::Downstream), _, Ok(_)) | (_, Err(Stopped::Downstream), Ok(_)) => {
+                Err(self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob")))
+            }
+            (Ok(()), Ok(()), Ok(layer)) => {
+                progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
+                Ok(layer)
+            }
+        }
+    }
+
+    async fn fetch(&self, frames: mpsc::Sender<inflate::Frame>, progress: &Progress) -> Result<(), Stopped> {
+        let mut stream = self.registry.open_blob(&self.session, &self.descriptor, 0).await?;
+        let mut hash = Hash::new(self.descriptor.digest.algorithm());
+        let mut received: u64 = 0;
+        let mut told: u64 = 0;
+        while let Some(bytes) = stream.next().await? {
+            hash.update(&bytes);
+            received += bytes.len() as u64;
+            if received - told >= PROGRESS_STEP {
+                told = received;
+                progress(PullEvent::Layer {
+                    digest: self.descriptor.digest.clone(),
+                    state: LayerState::Fetching { received: ByteSize(received) },
+                });
+            }
+            if frames.send(inflate::Frame::Bytes(bytes)).await.is_err() {
+                return Err(Stopped::Downstream);
+            }
+        }
+        let digest = hash.finish();
+        if digest != self.descriptor.digest {
+            return Err(Stopped::Failed(RuntimeError::new(
+                RuntimeErrorKind::Corrupt,
+                format!("layer `{}` arrived as `{digest}`", self.descriptor.digest),
+            )));
+        }
+        frames.send(inflate::Frame::End).await.map_err(|_| Stopped::Downstream)
+    }
+
+    /// Runs on a blocking thread. The staging folder goes with an error.
+    fn unpack(
+        &self,
+        staging: crate::store::Staging,
+        blocks: std::sync::mpsc::Receiver<Block>,
+        cancelled: Arc<AtomicBool>,
+    ) -> Result<StagedLayer, RuntimeError> {
+        let tree = staging.path().join("fs");
+        let open = || -> std::io::Result<_> {
+            std::fs::DirBuilder::new().create(&tree)?;
+            Ok(rustix::fs::open(&tree, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+        };
+        let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
+        let mut reader = BlockReader::new(blocks, Hash::new(self.diff_id.algorithm()));
+        let as_root = rustix::process::geteuid().is_root();
+        let options = UnpackOptions {
+            ownership: if as_root { Ownership::Apply } else { Ownership::Record },
+            overlay: if as_root { OverlayForm::Trusted } else { OverlayForm::User },
+            limits: UnpackLimits {
+                entries_max: self.limits.entries_max,
+                free_bytes_floor: self.limits.free_bytes_floor,
+                free_inodes_floor: self.limits.free_inodes_floor,
+                ..UnpackLimits::default()
+            },
+            cancelled,
+        };
+        let report = unpack_layer(&mut reader, std::os::fd::AsFd::as_fd(&root), &options)
+            .map_err(|error| self.in_layer(unpack_error(error)))?;
+        let diff_id = reader
+            .drain()
+            .map_err(|error| self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error)))?;
+        if diff_id != self.diff_id {
+            return Err(RuntimeError::new(
+                RuntimeErrorKind::Corrupt,
+                format!(
+                    "layer `{}` unpacks to `{diff_id}`, and the image's configuration says `{}`",
+                    self.descriptor.digest, self.diff_id
+                ),
+            ));
+        }
+        if !report.ownership.is_empty() {
+            let bytes = serde_json::to_vec(&report.ownership).expect("a list of owners is JSON");
+            std::fs::write(staging.path().join("ownership.json"), bytes)
+                .map_err(|error| storage_error("could not write the layer's ownership", error))?;
+        }
+        let record = LayerRecord {
+            diff_id: diff_id.to_string(),
+            entries: report.entries,
+            bytes: report.bytes,
+            disk_bytes: report.disk_bytes,
+        };
+        self.store.staged(staging, diff_id, record)
+    }
+
+    fn in_layer(&self, error: RuntimeError) -> RuntimeError {
+        let hint = error.hint().map(str::to_owned);
+        let wrapped = RuntimeError::new(error.kind(), format!("could not unpack layer `{}`", self.descriptor.digest)).caused_by(error);
+        match hint {
+            Some(hint) => wrapped.with_hint(hint),
+            None => wrapped,
+        }
+    }
+}
+
+fn unpack_error(error: UnpackError) -> RuntimeError {
+    match error.io_error() {
+        Some(cause) => {
+            let cause = match cause.raw_os_error() {
+                Some(number) => std::io::Error::from_raw_os_error(number),
+                None => std::io::Error::new(cause.kind(), cause.to_string()),
+            };
+            storage_error(error.to_string(), cause)
+        }
+        None => {
+            let kind = if error.is_limit() { RuntimeErrorKind::Unacceptable } else { RuntimeErrorKind::Corrupt };
+            RuntimeError::new(kind, error.to_string())
+        }
+    }
+}
+
+fn panicked(error: tokio::task::JoinError) -> RuntimeError {
+    RuntimeError::other("a thread of the pull ended early").caused_by(error)
+}
+
+/// Why a stage stopped.
+#[derive(Debug)]
+pub(crate) enum Stopped {
+    /// It failed itself.
+    Failed(RuntimeError),
+    /// The stage after it went away, and knows why.
+    Downstream,
+}
+
+impl From<RuntimeError> for Stopped {
+    fn from(error: RuntimeError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Tells the unpacker that nobody waits any more.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A running hash of one of the digest algorithms.
+pub(crate) struct Hash {
+    algorithm: DigestAlgorithm,
+    context: Context,
+}
+
+impl Hash {
+    pub(crate) fn new(algorithm: DigestAlgorithm) -> Self {
+        let context = Context::new(match algorithm {
+            DigestAlgorithm::Sha256 => &SHA256,
+            DigestAlgorithm::Sha384 => &SHA384,
+            DigestAlgorithm::Sha512 => &SHA512,
+        });
+        Self { algorithm, context }
+    }
+
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.context.update(bytes);
+    }
+
+    pub(crate) fn finish(self) -> Digest {
+        Digest::from_hash(self.algorithm, self.context.finish().as_ref())
+    }
+}

@@ -1,0 +1,134 @@
+//! Recycled buffers between the inflater and the unpacker.
+
+use std::{
+    io::{self, BufRead, Read},
+    sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+};
+
+use imagelet_core::image::Digest;
+
+use super::Hash;
+
+/// Large enough to make a queue operation cheap, small enough to stay in the second-level cache.
+const BLOCK_SIZE: usize = 256 * 1024;
+/// Full blocks that may wait; with the one being filled and the one being read, four a layer.
+const BLOCKS_QUEUED: usize = 2;
+
+/// What travels: a full block with the way back for its buffer, or the end.
+pub(super) enum Block {
+    Bytes { buffer: Vec<u8>, length: usize, home: Sender<Vec<u8>> },
+    /// The stream ended as it should; a queue that closes without this was cut.
+    End,
+}
+
+/// The inflater's end of the queue.
+pub(super) struct BlockWriter {
+    queue: SyncSender<Block>,
+    home: Sender<Vec<u8>>,
+    returned: Receiver<Vec<u8>>,
+}
+
+pub(super) fn queue() -> (BlockWriter, Receiver<Block>) {
+    let (queue, out) = sync_channel(BLOCKS_QUEUED);
+    let (home, returned) = channel();
+    (BlockWriter { queue, home, returned }, out)
+}
+
+impl BlockWriter {
+    /// Moves a stream through the queue until its end. `Ok(false)`: the reader went away.
+    pub(super) fn copy(&self, stream: &mut dyn Read, limit: u64) -> io::Result<bool> {
+        let mut total: u64 = 0;
+        loop {
+            let mut buffer = self.returned.try_recv().unwrap_or_else(|_| vec![0; BLOCK_SIZE]);
+            let mut length = 0;
+            while length < buffer.len() {
+                match stream.read(&mut buffer[length..]) {
+                    Ok(0) => break,
+                    Ok(read) => length += read,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            total += length as u64;
+            if total > limit {
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it inflates to more than {limit} bytes")));
+            }
+            let last = length < buffer.len();
+            if length > 0 && self.queue.send(Block::Bytes { buffer, length, home: self.home.clone() }).is_err() {
+                return Ok(false);
+            }
+            if last {
+                return Ok(self.queue.send(Block::End).is_ok());
+            }
+        }
+    }
+}
+
+/// The unpacker's end: hashes each block as it arrives and lends it out without a copy.
+pub(super) struct BlockReader {
+    queue: Receiver<Block>,
+    hash: Hash,
+    current: Option<(Vec<u8>, usize, Sender<Vec<u8>>)>,
+    position: usize,
+    ended: bool,
+}
+
+impl BlockReader {
+    pub(super) fn new(queue: Receiver<Block>, hash: Hash) -> Self {
+        Self { queue, hash, current: None, position: 0, ended: false }
+    }
+
+    /// Reads to the end and answers the digest of the whole stream.
+    pub(super) fn drain(mut self) -> io::Result<Digest> {
+        loop {
+            let length = self.fill_buf()?.len();
+            if length == 0 {
+                return Ok(self.hash.finish());
+            }
+            self.consume(length);
+        }
+    }
+
+    fn advance(&mut self) -> io::Result<()> {
+        if let Some((buffer, _, home)) = self.current.take() {
+            // The inflater may be done; then the buffer is simply freed.
+            let _ = home.send(buffer);
+        }
+        self.position = 0;
+        match self.queue.recv() {
+            Ok(Block::Bytes { buffer, length, home }) => {
+                self.hash.update(&buffer[..length]);
+                self.current = Some((buffer, length, home));
+                Ok(())
+            }
+            Ok(Block::End) => {
+                self.ended = true;
+                Ok(())
+            }
+            Err(_) => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the stream was cut")),
+        }
+    }
+}
+
+impl BufRead for BlockReader {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while !self.ended && self.current.as_ref().is_none_or(|(_, length, _)| self.position >= *length) {
+            self.advance()?;
+        }
+        Ok(self.current.as_ref().map_or(&[], |(buffer, length, _)| &buffer[self.position..*length]))
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.position += amount;
+    }
+}
+
+impl Read for BlockReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let available = self.fill_buf()?;
+        let length = available.len().min(out.len());
+        out[..length].copy_from_slice(&available[..length]);
+        self.consume(length);
+        Ok(length)
+    }
+}

@@ -1,0 +1,177 @@
+//! Compressed frames in, plain blocks out, on a thread of its own.
+
+use std::io::{self, BufRead, Read};
+
+use bytes::Bytes;
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use tokio::sync::mpsc;
+
+use super::{Stopped, blocks::BlockWriter};
+
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// A frame may ask for 2^27 = 128 MiB of window and no more.
+const ZSTD_WINDOW_LOG_MAX: u32 = 27;
+
+/// What arrives from the socket.
+pub(super) enum Frame {
+    Bytes(Bytes),
+    /// The blob is complete and its digest is right; a queue that closes without this was cut.
+    End,
+}
+
+/// Inflates until the end mark. What a layer is compressed with is told by its first bytes, as every runtime does it.
+pub(super) fn inflate(frames: mpsc::Receiver<Frame>, blocks: &BlockWriter, limit: u64) -> Result<(), Stopped> {
+    let mut source = FrameReader { frames, current: Bytes::new(), ended: false, cut: false };
+    let moved = match source.fill_first() {
+        Ok(head) if head.starts_with(&GZIP_MAGIC) => {
+            blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), limit)
+        }
+        Ok(head) if head.starts_with(&ZSTD_MAGIC) => zstd::stream::read::Decoder::with_buffer(&mut source)
+            .and_then(|mut decoder| {
+                decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
+                blocks.copy(&mut decoder, limit)
+            }),
+        Ok(_) => blocks.copy(&mut source, limit),
+        Err(error) => Err(error),
+    };
+    match moved {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Stopped::Downstream),
+        // The socket side knows why it stopped.
+        Err(_) if source.cut => Err(Stopped::Downstream),
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            Err(Stopped::Failed(RuntimeError::new(RuntimeErrorKind::Unacceptable, "it expands beyond the limit").caused_by(error)))
+        }
+        Err(error) => {
+            Err(Stopped::Failed(RuntimeError::new(RuntimeErrorKind::Corrupt, "it does not decompress").caused_by(error)))
+        }
+    }
+}
+
+/// The frames as one stream.
+struct FrameReader {
+    frames: mpsc::Receiver<Frame>,
+    current: Bytes,
+    ended: bool,
+    cut: bool,
+}
+
+impl FrameReader {
+    /// The first bytes, at least as many as the longest magic has, unless the blob is shorter.
+    fn fill_first(&mut self) -> io::Result<&[u8]> {
+        self.fill_buf()?;
+        while self.current.len() < ZSTD_MAGIC.len() && !self.ended {
+            let head = std::mem::take(&mut self.current);
+            let tail = self.fill_buf()?;
+            self.current = [&head[..], tail].concat().into();
+        }
+        Ok(&self.current)
+    }
+}
+
+impl BufRead for FrameReader {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while self.current.is_empty() && !self.ended {
+            match self.frames.blocking_recv() {
+                Some(Frame::Bytes(bytes)) => self.current = bytes,
+                Some(Frame::End) => self.ended = true,
+                None => {
+                    self.cut = true;
+                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the download was cut"));
+                }
+            }
+        }
+        Ok(&self.current)
+    }
+
+    fn consume(&mut self, amount: usize) {
+        // `split_to` keeps the frame alive only as long as bytes of it are left.
+        let _ = self.current.split_to(amount);
+    }
+}
+
+impl Read for FrameReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let available = self.fill_buf()?;
+        let length = available.len().min(out.len());
+        out[..length].copy_from_slice(&available[..length]);
+        self.consume(length);
+        Ok(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+    use crate::pipeline::{Hash, blocks};
+    use imagelet_core::image::{Digest, DigestAlgorithm};
+
+    fn through(frames: Vec<Frame>, limit: u64) -> (Result<(), Stopped>, io::Result<Digest>) {
+        let (sender, receiver) = mpsc::channel(64);
+        for frame in frames {
+            sender.try_send(frame).ok().expect("the queue is long enough");
+        }
+        drop(sender);
+        let (writer, out) = blocks::queue();
+        let reader = std::thread::spawn(move || blocks::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
+        let inflated = inflate(receiver, &writer, limit);
+        drop(writer);
+        (inflated, reader.join().expect("the reader does not panic"))
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(bytes).expect("memory takes all");
+        encoder.finish().expect("memory takes all")
+    }
+
+    fn frames(bytes: &[u8]) -> Vec<Frame> {
+        let mut frames: Vec<Frame> = bytes.chunks(bytes.len().div_ceil(20).max(1)).map(|part| Frame::Bytes(Bytes::copy_from_slice(part))).collect();
+        frames.push(Frame::End);
+        frames
+    }
+
+    #[test]
+    fn gzip_members_zstd_frames_and_plain_bytes_come_out_as_they_went_in() {
+        let plain: Vec<u8> = (0..1_500_000_u32).flat_map(u32::to_le_bytes).collect();
+        let (head, tail) = plain.split_at(700_001);
+        let cases = [
+            gzip(&plain),
+            [gzip(head), gzip(tail)].concat(),
+            zstd::encode_all(&plain[..], 1).expect("it compresses"),
+            [zstd::encode_all(head, 1).expect("it compresses"), zstd::encode_all(tail, 1).expect("it compresses")].concat(),
+            plain.clone(),
+        ];
+        for case in cases {
+            let (inflated, digest) = through(frames(&case), u64::MAX);
+            assert!(inflated.is_ok(), "{inflated:?}");
+            assert_eq!(digest.expect("whole"), Digest::of(&plain));
+        }
+    }
+
+    #[test]
+    fn a_cut_a_lie_and_a_bomb_are_told_apart_and_never_reach_the_end() {
+        let plain = vec![7_u8; 3_000_000];
+        let whole = gzip(&plain);
+        let truncated = &whole[..whole.len() / 2];
+        let garbage = [&whole[..], b"garbage behind the last member"].concat();
+        let mut flipped = whole.clone();
+        *flipped.last_mut().expect("not empty") ^= 1;
+        for bytes in [truncated, &garbage, &flipped] {
+            let (inflated, digest) = through(frames(bytes), u64::MAX);
+            assert!(matches!(&inflated, Err(Stopped::Failed(error)) if error.kind() == RuntimeErrorKind::Corrupt), "{inflated:?}");
+            assert!(digest.is_err());
+        }
+        let (inflated, digest) = through(frames(&whole), 1_000_000);
+        assert!(matches!(&inflated, Err(Stopped::Failed(error)) if error.kind() == RuntimeErrorKind::Unacceptable), "{inflated:?}");
+        assert!(digest.is_err());
+        let mut cut = frames(&whole);
+        cut.pop();
+        let (inflated, digest) = through(cut, u64::MAX);
+        assert!(matches!(inflated, Err(Stopped::Downstream)));
+        assert!(digest.is_err());
+    }
+}

@@ -1,0 +1,216 @@
+//! The one moment an image begins to exist, and the staging before it.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use imagelet_core::{
+    image::{Digest, ImageId},
+    runtime::RuntimeError,
+};
+
+use super::{
+    Store,
+    disk::{remove_tree, replace_file, sync_filesystem, sync_folder},
+    record::{ImageRecord, LayerRecord},
+    storage_error,
+};
+
+/// A layer that is whole but not yet part of the store. Dropped uncommitted, it is removed.
+#[derive(Debug)]
+pub struct StagedLayer {
+    record: LayerRecord,
+    diff_id: Digest,
+    /// `None` once it is in the store.
+    folder: Mutex<Option<PathBuf>>,
+}
+
+impl StagedLayer {
+    /// The layer's key.
+    pub fn diff_id(&self) -> &Digest {
+        &self.diff_id
+    }
+
+    fn folder(&self) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
+        self.folder.lock().expect("nobody panics while holding it")
+    }
+}
+
+impl Drop for StagedLayer {
+    fn drop(&mut self) {
+        if let Some(folder) = self.folder().take() {
+            discard(&folder);
+        }
+    }
+}
+
+/// A folder under `tmp/` that goes away with its owner.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    path: Option<PathBuf>,
+}
+
+impl Staging {
+    pub(crate) fn path(&self) -> &Path {
+        self.path.as_deref().expect("only `keep` takes the path, and it consumes the staging")
+    }
+
+    fn keep(mut self) -> PathBuf {
+        self.path.take().expect("only `keep` takes the path")
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Some(path) = self.path.take() {
+            discard(&path);
+        }
+    }
+}
+
+fn discard(path: &Path) {
+    if let Err(error) = remove_tree(path) {
+        tracing::warn!(path = %path.display(), %error, "could not remove a staging folder; the next start takes it");
+    }
+}
+
+/// Everything a commit needs.
+#[derive(Debug)]
+pub struct NewImage {
+    /// The record.
+    pub record: ImageRecord,
+    /// File name and bytes: `manifest.json`, `config.json`, `index.json`.
+    pub files: Vec<(&'static str, Vec<u8>)>,
+    /// The names it shall have; a name another image has moves over.
+    pub names: Vec<String>,
+}
+
+impl Store {
+    /// A fresh folder for a layer or an image in the making.
+    pub(crate) fn stage(&self) -> Result<Staging, RuntimeError> {
+        self.check_writable()?;
+        let path = self.fresh_path("tmp");
+        fs::create_dir(&path).map_err(|error| storage_error(format!("could not create `{}`", path.display()), error))?;
+        Ok(Staging { path: Some(path) })
+    }
+
+    /// Turns a staging folder with a complete `fs/` into a layer that a commit can take.
+    pub(crate) fn staged(&self, staging: Staging, diff_id: Digest, record: LayerRecord) -> Result<StagedLayer, RuntimeError> {
+        let bytes = serde_json::to_vec(&record).expect("a record is JSON");
+        fs::write(staging.path().join("layer.json"), bytes)
+            .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
+        Ok(StagedLayer { record, diff_id, folder: Mutex::new(Some(staging.keep())) })
+    }
+
+    /// Makes an image exist: content durable, content in place, names last. On an error nothing is visible.
+    pub fn commit(&self, new: NewImage, layers: &[Arc<StagedLayer>]) -> Result<ImageId, RuntimeError> {
+        let id = new.record.image_id();
+        let failed = |what: &str| {
+            let message = format!("could not commit image `{id}`: {what}");
+            move |error: io::Error| storage_error(message, error)
+        };
+        let staging = self.stage()?;
+        let mut record = new.record;
+        record.names.clone_from(&new.names);
+        for (name, bytes) in &new.files {
+            fs::write(staging.path().join(name), bytes).map_err(failed(name))?;
+        }
+        fs::write(staging.path().join("image.json"), serde_json::to_vec(&record).expect("a record is JSON"))
+            .map_err(failed("image.json"))?;
+        // One sync for every file of every layer; nothing below this line becomes visible before it.
+        sync_filesystem(&self.root).map_err(failed("sync"))?;
+
+        let mut index = self.index();
+        for layer in layers {
+            let mut folder = layer.folder();
+            if let Some(path) = folder.as_ref() {
+                if index.layers.contains_key(&layer.diff_id) {
+                    continue;
+                }
+                let home = self.layer_folder(&layer.diff_id);
+                move_folder(path, &home, || self.fresh_path("trash")).map_err(failed("layers"))?;
+                *folder = None;
+                index.layers.insert(layer.diff_id.clone(), layer.record.clone());
+            }
+        }
+        sync_folder(&self.root.join("layers")).map_err(failed("layers"))?;
+        if !index.images.contains_key(&id) {
+            move_folder(&staging.keep(), &self.image_folder(&id), || self.fresh_path("trash")).map_err(failed("images"))?;
+            sync_folder(&self.root.join("images")).map_err(failed("images"))?;
+        }
+        let names_before = index.names.clone();
+        for name in new.names {
+            index.names.insert(name, id.clone());
+        }
+        if let Err(error) = replace_file(&self.root.join("names.json"), &index.names_file()) {
+            index.names = names_before;
+            return Err(failed("names.json")(error));
+        }
+        index.images.entry(id.clone()).or_insert(record);
+        index.drop_nameless();
+        Ok(id)
+    }
+
+    /// Gives an image that is here more names. Writes nothing when it has them all.
+    ///
+    /// Answers `false` when the image is not here any more.
+    pub fn add_names(&self, id: &ImageId, names: &[String]) -> Result<bool, RuntimeError> {
+        self.change_names(|index| {
+            if !index.images.contains_key(id) {
+                return false;
+            }
+            for name in names {
+                index.names.insert(name.clone(), id.clone());
+            }
+            true
+        })
+    }
+
+    /// Takes an image with all its names away; its content goes with the next sweep. Answers whether it was here.
+    pub fn remove_image(&self, id: &ImageId) -> Result<bool, RuntimeError> {
+        self.change_names(|index| {
+            index.names.retain(|_, named| named != id);
+            index.images.contains_key(id)
+        })
+    }
+
+    /// Takes one tag away, and with the last tag what digests are left of the image. Answers whether it was here.
+    pub fn remove_name(&self, name: &str) -> Result<bool, RuntimeError> {
+        self.change_names(|index| {
+            let Some(id) = index.names.remove(name) else { return false };
+            let is_tag = |name: &String| !name.contains('@');
+            if !index.names.iter().any(|(name, named)| named == &id && is_tag(name)) {
+                index.names.retain(|_, named| named != &id);
+            }
+            true
+        })
+    }
+
+    fn change_names(&self, change: impl FnOnce(&mut super::index::Index) -> bool) -> Result<bool, RuntimeError> {
+        let mut index = self.index();
+        let before = index.names.clone();
+        let answer = change(&mut index);
+        if index.names != before {
+            let written = self.check_writable().and_then(|()| {
+                replace_file(&self.root.join("names.json"), &index.names_file())
+                    .map_err(|error| storage_error("could not write the store's names", error))
+            });
+            if let Err(error) = written {
+                index.names = before;
+                return Err(error);
+            }
+            index.drop_nameless();
+        }
+        Ok(answer)
+    }
+}
+
+/// Renames a folder to its home; whatever nobody knows there moves to the trash first.
+fn move_folder(from: &Path, home: &Path, trash: impl FnOnce() -> PathBuf) -> io::Result<()> {
+    if home.exists() {
+        fs::rename(home, trash())?;
+    }
+    fs::rename(from, home)
+}

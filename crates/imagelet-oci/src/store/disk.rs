@@ -1,0 +1,75 @@
+//! Folders made, files replaced and trees removed so that a crash at any point is harmless.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::Path,
+};
+
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+
+const FOLDERS: [&str; 5] = ["images", "layers", "mounts", "tmp", "trash"];
+
+/// Makes the root and its folders, for the owner alone.
+pub(super) fn create_folders(root: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(root)?;
+    for folder in FOLDERS {
+        builder.create(root.join(folder))?;
+    }
+    // Existing folders pass `create` even where nothing can be written.
+    if rustix::fs::statvfs(root)?.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
+        return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+    }
+    Ok(())
+}
+
+/// Whoever may write to the store may put anything into a container.
+pub(super) fn refuse_if_others_write(root: &Path) -> Result<(), RuntimeError> {
+    let mode = fs::metadata(root)
+        .map_err(|error| super::storage_error(format!("could not open the store `{}`", root.display()), error))?
+        .mode();
+    if mode & 0o022 != 0 {
+        return Err(RuntimeError::new(
+            RuntimeErrorKind::Unavailable,
+            format!("the store `{}` can be written by others (mode {:o})", root.display(), mode & 0o7777),
+        )
+        .with_hint(format!("chmod go-w {}", root.display())));
+    }
+    Ok(())
+}
+
+/// Replaces a file as a whole: written beside, synced, renamed, folder synced.
+pub(super) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let beside = path.with_extension("new");
+    let written = File::create(&beside).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_data()
+    });
+    if let Err(error) = written.and_then(|()| fs::rename(&beside, path)) {
+        let _ = fs::remove_file(&beside);
+        return Err(error);
+    }
+    sync_folder(folder)
+}
+
+/// Makes the names in a folder durable.
+pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Makes everything written to the file system of `root` durable.
+pub(super) fn sync_filesystem(root: &Path) -> io::Result<()> {
+    Ok(rustix::fs::syncfs(File::open(root)?)?)
+}
+
+/// Removes a tree; what is already gone is fine.
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(path),
+        other => other,
+    }
+}

@@ -1,0 +1,221 @@
+//! The store in memory: loaded once, kept in step with the disk by commits and removals.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs,
+    io::{self, Read as _},
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use imagelet_core::{
+    image::{Digest, ImageId, Reference},
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::record::{ImageRecord, LayerRecord};
+
+/// No file of ours is larger; what is, is damaged.
+const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
+/// The shortest prefix of an id that may stand for it.
+const PREFIX_LENGTH_MIN: usize = 3;
+
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    pub(super) names: BTreeMap<String, ImageId>,
+    pub(super) images: BTreeMap<ImageId, ImageRecord>,
+    pub(super) layers: HashMap<Digest, LayerRecord>,
+    pub(super) leases: HashMap<Digest, usize>,
+}
+
+/// `names.json`
+#[derive(Debug, Serialize, Deserialize)]
+struct NamesFile {
+    version: u32,
+    names: BTreeMap<String, String>,
+}
+
+const NAMES_VERSION: u32 = 1;
+
+impl Index {
+    /// Reads the store. A damaged names file is set aside and rebuilt from the records; an image whose record or layer
+    /// is missing is dropped and named in the log, so that a start always succeeds.
+    pub(super) fn load(root: &Path, writable: bool) -> Result<Self, RuntimeError> {
+        let mut index = Self::default();
+        for folder in folders(&root.join("layers"))? {
+            let path = root.join("layers").join(&folder);
+            match read_json::<LayerRecord>(&path.join("layer.json")) {
+                Ok(record) => match record.diff_id.parse::<Digest>() {
+                    Ok(diff_id) if diff_id.hex() == folder && path.join("fs").is_dir() => {
+                        index.layers.insert(diff_id, record);
+                    }
+                    _ => tracing::error!(layer = folder, "a layer's record does not belong to it; it is dropped"),
+                },
+                Err(error) => tracing::error!(layer = folder, %error, "a layer has no readable record; it is dropped"),
+            }
+        }
+        let mut records = BTreeMap::new();
+        for folder in folders(&root.join("images"))? {
+            match read_json::<ImageRecord>(&root.join("images").join(&folder).join("image.json")) {
+                Ok(record) if record.is_sound(&folder) => {
+                    records.insert(record.image_id(), record);
+                }
+                Ok(_) => tracing::error!(image = folder, "an image's record does not belong to it; it is dropped"),
+                Err(error) => tracing::error!(image = folder, %error, "an image has no readable record; it is dropped"),
+            }
+        }
+        for (name, id) in load_names(root, &records, writable)? {
+            let Some(record) = records.get(&id) else {
+                tracing::error!(name, image = %id, "a name has no image behind it; it is dropped");
+                continue;
+            };
+            if let Some(missing) = record.diff_ids().iter().find(|layer| !index.layers.contains_key(*layer)) {
+                tracing::error!(name, image = %id, layer = %missing, "an image lacks a layer; it is dropped");
+                continue;
+            }
+            index.images.insert(id.clone(), record.clone());
+            index.names.insert(name, id);
+        }
+        Ok(index)
+    }
+
+    pub(super) fn names_file(&self) -> Vec<u8> {
+        let names = self.names.iter().map(|(name, id)| (name.clone(), id.to_string())).collect();
+        serde_json::to_vec(&NamesFile { version: NAMES_VERSION, names }).expect("a map of texts is JSON")
+    }
+
+    pub(super) fn images_with_names(&self) -> Vec<(ImageRecord, Vec<String>)> {
+        let mut names: HashMap<&ImageId, Vec<String>> = HashMap::new();
+        for (name, id) in &self.names {
+            names.entry(id).or_default().push(name.clone());
+        }
+        self.images
+            .iter()
+            .map(|(id, record)| (record.clone(), names.remove(id).unwrap_or_default()))
+            .collect()
+    }
+
+    pub(super) fn image_with_names(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
+        let record = self.images.get(id)?;
+        let names = self.names.iter().filter(|(_, named)| *named == id).map(|(name, _)| name.clone()).collect();
+        Some((record.clone(), names))
+    }
+
+    pub(super) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
+        if text.is_empty() {
+            return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the image has no name"));
+        }
+        if let Some((id, _)) = self.images.get_key_value(&ImageId::new(text)) {
+            return Ok(Some(id.clone()));
+        }
+        let bare = text.strip_prefix("sha256:").unwrap_or(text);
+        if (PREFIX_LENGTH_MIN..=64).contains(&bare.len()) && bare.bytes().all(is_lower_hex) {
+            let prefix = format!("sha256:{bare}");
+            let mut found =
+                self.images.range(ImageId::new(&prefix)..).map(|(id, _)| id).take_while(|id| id.as_str().starts_with(&prefix));
+            match (found.next(), found.next()) {
+                (Some(id), None) => return Ok(Some(id.clone())),
+                (Some(_), Some(_)) if text.starts_with("sha256:") || !self.is_name(text) => {
+                    return Err(RuntimeError::new(
+                        RuntimeErrorKind::InvalidArgument,
+                        format!("`{text}` is the beginning of several image ids"),
+                    )
+                    .with_hint("write more digits of the id"));
+                }
+                _ if bare.len() == 64 => return Ok(None),
+                _ => {}
+            }
+        }
+        let reference: Reference = text.parse().map_err(|error| {
+            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{text}` names no image")).caused_by(error)
+        })?;
+        Ok(self.names.get(&reference.canonical().to_string()).cloned())
+    }
+
+    fn is_name(&self, text: &str) -> bool {
+        text.parse::<Reference>().is_ok_and(|reference| self.names.contains_key(&reference.canonical().to_string()))
+    }
+
+    /// The layers no image and no lease needs.
+    pub(super) fn unneeded_layers(&self) -> Vec<Digest> {
+        let needed: BTreeSet<Digest> = self.images.values().flat_map(ImageRecord::diff_ids).collect();
+        let mut unneeded: Vec<Digest> = self
+            .layers
+            .keys()
+            .filter(|layer| !needed.contains(*layer) && !self.leases.contains_key(*layer))
+            .cloned()
+            .collect();
+        unneeded.sort();
+        unneeded
+    }
+
+    /// Drops images that no name reaches any more.
+    pub(super) fn drop_nameless(&mut self) -> Vec<ImageId> {
+        let named: BTreeSet<&ImageId> = self.names.values().collect();
+        let nameless: Vec<ImageId> = self.images.keys().filter(|id| !named.contains(id)).cloned().collect();
+        for id in &nameless {
+            self.images.remove(id);
+        }
+        nameless
+    }
+}
+
+fn load_names(
+    root: &Path,
+    records: &BTreeMap<ImageId, ImageRecord>,
+    writable: bool,
+) -> Result<Vec<(String, ImageId)>, RuntimeError> {
+    let path = root.join("names.json");
+    let error = match read_json::<NamesFile>(&path) {
+        Ok(file) if file.version > NAMES_VERSION => {
+            return Err(RuntimeError::new(
+                RuntimeErrorKind::Unavailable,
+                format!("the store `{}` was written by a newer imagelet (format {})", root.display(), file.version),
+            )
+            .with_hint("use that version, or name another place with --store DIR"));
+        }
+        Ok(file) => return Ok(file.names.into_iter().map(|(name, id)| (name, ImageId::new(id))).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => error,
+        Err(error) => return Err(super::storage_error(format!("could not read `{}`", path.display()), error)),
+    };
+    if writable {
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let aside = root.join(format!("names.json.corrupt-{seconds}"));
+        tracing::error!(%error, aside = %aside.display(), "the names file is damaged; it is set aside and rebuilt from the image records");
+        fs::rename(&path, &aside)
+            .map_err(|error| super::storage_error(format!("could not set `{}` aside", path.display()), error))?;
+    }
+    Ok(records.values().flat_map(|record| record.names.iter().map(|name| (name.clone(), record.image_id()))).collect())
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
+    serde_json::from_slice(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// The names of the digest-named folders in a folder.
+fn folders(path: &Path) -> Result<Vec<String>, RuntimeError> {
+    let refused = |error| super::storage_error(format!("could not read `{}`", path.display()), error);
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(refused(error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        if let Ok(name) = entry.map_err(refused)?.file_name().into_string()
+            && name.len() >= 64
+            && name.bytes().all(is_lower_hex)
+        {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+fn is_lower_hex(byte: u8) -> bool {
+    byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
+}

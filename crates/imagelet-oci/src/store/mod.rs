@@ -1,0 +1,210 @@
+//! What images are here: layers, image records and names on disk, and an index of them in memory.
+//!
+//! ```text
+//! ROOT/                      0700, one owner at a time
+//!   lock                     flocked; holds the owner's pid and command
+//!   names.json               name → image id; an image exists because a name is in here
+//!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
+//!   layers/DIFF-HEX/         fs/ (overlay form), layer.json; a directory here is complete and durable
+//!   mounts/KEY.json, KEY/    what is mounted where; upper and work of writable mounts
+//!   tmp/, trash/             may vanish at any time; emptied at start
+//! ```
+//!
+//! `names.json` is the only root. A commit makes everything else durable first and replaces that file last, so a crash
+//! leaves either the whole image or things no name reaches, which the next sweep takes. Removal goes the other way:
+//! the name first, the content after. Files this version does not know are left alone.
+
+mod commit;
+mod disk;
+mod index;
+mod lock;
+mod record;
+mod sweep;
+
+pub use commit::{NewImage, StagedLayer};
+pub use record::{ImageRecord, LayerEntry, LayerRecord};
+pub use sweep::SweepReport;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use imagelet_core::{
+    image::{Digest, ImageId},
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+
+pub(crate) use commit::Staging;
+pub(crate) use disk::remove_tree;
+use index::Index;
+use lock::Lock;
+
+/// A store on disk, owned by this process until it is dropped. Its methods block on the disk.
+#[derive(Debug)]
+pub struct Store {
+    root: PathBuf,
+    index: Mutex<Index>,
+    sequence: AtomicU64,
+    /// Two that empty the trash at once would trip over one another.
+    trash: Mutex<()>,
+    /// `None`: the file system is read-only, and so is the store.
+    lock: Option<Lock>,
+}
+
+impl Store {
+    /// Opens a store, creating it if it is not there, and takes back what an interrupted pull or removal left.
+    ///
+    /// # Errors
+    /// When another process owns it (the error says which), when others may write to it, or when the disk refuses.
+    pub fn open(root: &Path) -> Result<Self, RuntimeError> {
+        let created = disk::create_folders(root);
+        let read_only = matches!(&created, Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem);
+        match created {
+            Err(error) if !read_only => return Err(storage_error(format!("could not create the store `{}`", root.display()), error)),
+            _ => {}
+        }
+        let root = root
+            .canonicalize()
+            .map_err(|error| storage_error(format!("could not open the store `{}`", root.display()), error))?;
+        disk::refuse_if_others_write(&root)?;
+        let lock = if read_only { None } else { Some(Lock::take(&root)?) };
+        let index = Index::load(&root, !read_only)?;
+        let store = Self { root, index: Mutex::new(index), sequence: AtomicU64::new(first_number()), trash: Mutex::new(()), lock };
+        if !store.is_read_only() {
+            store.discard_leftovers()?;
+        }
+        Ok(store)
+    }
+
+    /// Where it is.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Whether nothing can be written.
+    pub fn is_read_only(&self) -> bool {
+        self.lock.is_none()
+    }
+
+    /// Refuses when nothing can be written.
+    pub fn check_writable(&self) -> Result<(), RuntimeError> {
+        if self.is_read_only() {
+            return Err(RuntimeError::new(
+                RuntimeErrorKind::Unavailable,
+                format!("the store `{}` is on a read-only file system", self.root.display()),
+            )
+            .with_hint("mount it read-write, or name another place with --store DIR"));
+        }
+        Ok(())
+    }
+
+    /// All images with their names.
+    pub fn images(&self) -> Vec<(ImageRecord, Vec<String>)> {
+        self.index().images_with_names()
+    }
+
+    /// One image with its names.
+    pub fn image(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
+        self.index().image_with_names(id)
+    }
+
+    /// The image a reference, id or unique prefix of an id means here.
+    pub fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
+        self.index().resolve(text)
+    }
+
+    /// The record of a layer that is here.
+    pub fn layer(&self, diff_id: &Digest) -> Option<LayerRecord> {
+        self.index().layers.get(diff_id).cloned()
+    }
+
+    /// All layers that are here.
+    pub fn layers(&self) -> Vec<LayerRecord> {
+        self.index().layers.values().cloned().collect()
+    }
+
+    /// The unpacked tree of a layer.
+    pub fn layer_tree(&self, diff_id: &Digest) -> PathBuf {
+        self.layer_folder(diff_id).join("fs")
+    }
+
+    /// A file of an image's folder: `manifest.json`, `config.json` or `index.json`.
+    pub fn image_file(&self, id: &ImageId, name: &str) -> io::Result<Vec<u8>> {
+        std::fs::read(self.image_folder(id).join(name))
+    }
+
+    /// Keeps layers from being swept while the lease lives, whether they are here yet or not.
+    pub fn lease(self: &std::sync::Arc<Self>, layers: &[Digest]) -> Lease {
+        let mut index = self.index();
+        for layer in layers {
+            *index.leases.entry(layer.clone()).or_default() += 1;
+        }
+        Lease { store: std::sync::Arc::clone(self), layers: layers.to_vec() }
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().expect("nobody panics while holding the index")
+    }
+
+    fn layer_folder(&self, diff_id: &Digest) -> PathBuf {
+        self.root.join("layers").join(diff_id.hex())
+    }
+
+    fn image_folder(&self, id: &ImageId) -> PathBuf {
+        self.root.join("images").join(record::hex(id))
+    }
+
+    fn fresh_path(&self, folder: &str) -> PathBuf {
+        let number = self.sequence.fetch_add(1, Ordering::Relaxed);
+        self.root.join(folder).join(format!("{}-{number}", std::process::id()))
+    }
+}
+
+/// Numbers folders so that none meets one that a process of the same id left behind.
+fn first_number() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or_default()
+}
+
+/// Holds layers against sweeps.
+#[derive(Debug)]
+pub struct Lease {
+    store: std::sync::Arc<Store>,
+    layers: Vec<Digest>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut index = self.store.index();
+        for layer in &self.layers {
+            if let Some(count) = index.leases.get_mut(layer) {
+                *count -= 1;
+                if *count == 0 {
+                    index.leases.remove(layer);
+                }
+            }
+        }
+    }
+}
+
+/// The store's words for a refusal of the disk.
+pub(crate) fn storage_error(message: impl Into<String>, error: io::Error) -> RuntimeError {
+    let message = message.into();
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => RuntimeError::new(RuntimeErrorKind::DiskFull, message)
+            .caused_by(error)
+            .with_hint("make room with `imagelet gc`, or name a larger place with --store DIR"),
+        io::ErrorKind::ReadOnlyFilesystem => RuntimeError::new(RuntimeErrorKind::Unavailable, message)
+            .caused_by(error)
+            .with_hint("mount it read-write, or name another place with --store DIR"),
+        io::ErrorKind::PermissionDenied => RuntimeError::new(RuntimeErrorKind::Unavailable, message)
+            .caused_by(error)
+            .with_hint("run as the store's owner, or name another place with --store DIR"),
+        _ => RuntimeError::other(message).caused_by(error),
+    }
+}

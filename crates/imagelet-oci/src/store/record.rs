@@ -1,0 +1,78 @@
+//! What is written down of an image and of a layer.
+
+use imagelet_core::image::{Digest, ImageId};
+use serde::{Deserialize, Serialize};
+
+/// An image, as `images/HEX/image.json` holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// Digest of the configuration.
+    pub id: String,
+    /// Digest of the manifest it was pulled by.
+    pub manifest: String,
+    /// Its layers, lowest first.
+    pub layers: Vec<LayerEntry>,
+    /// Bytes of manifest and configuration.
+    pub metadata_size: u64,
+    /// The user its configuration asks for; empty for none.
+    #[serde(default)]
+    pub user: String,
+    /// `OS/ARCHITECTURE`
+    pub platform: String,
+    /// When it was pulled, in seconds since 1970.
+    pub pulled_at: u64,
+    /// The names it had at first, to rebuild `names.json` from if that is lost.
+    #[serde(default)]
+    pub names: Vec<String>,
+}
+
+/// A layer in the manifest of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerEntry {
+    /// Digest of the compressed blob.
+    pub blob: String,
+    /// Size of the compressed blob.
+    pub size: u64,
+    /// Digest of the uncompressed tar, the key of the layer in the store.
+    pub diff_id: String,
+    /// As the manifest says it.
+    pub media_type: String,
+}
+
+/// An unpacked layer, as `layers/HEX/layer.json` holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerRecord {
+    /// Digest of the uncompressed tar.
+    pub diff_id: String,
+    /// Entries in the tar.
+    pub entries: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Bytes it takes on the disk, rounded to blocks.
+    pub disk_bytes: u64,
+}
+
+impl ImageRecord {
+    /// The image's id.
+    pub fn image_id(&self) -> ImageId {
+        ImageId::new(&self.id)
+    }
+
+    /// The layers' keys, lowest first. What does not parse is left out; a loaded record has been checked.
+    pub fn diff_ids(&self) -> Vec<Digest> {
+        self.layers.iter().filter_map(|layer| layer.diff_id.parse().ok()).collect()
+    }
+
+    /// Whether every digest in it is one, and the id is the name of its folder.
+    pub(super) fn is_sound(&self, folder: &str) -> bool {
+        self.id.parse::<Digest>().is_ok_and(|id| id.hex() == folder) && self.diff_ids().len() == self.layers.len()
+    }
+}
+
+/// The digits of an id, for a path. An id that is no digest has none that could climb out.
+pub(super) fn hex(id: &ImageId) -> String {
+    match id.as_str().parse::<Digest>() {
+        Ok(digest) => digest.hex().to_owned(),
+        Err(_) => "none".to_owned(),
+    }
+}

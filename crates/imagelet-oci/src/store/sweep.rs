@@ -1,0 +1,90 @@
+//! Takes away what no name reaches: collection is policy, a sweep only follows the names.
+
+use std::{collections::HashSet, fs, io, path::PathBuf};
+
+use imagelet_core::{image::Digest, runtime::RuntimeError};
+
+use super::{Store, disk::remove_tree, storage_error};
+
+/// What a sweep took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SweepReport {
+    /// Layers removed.
+    pub layers: u64,
+    /// Bytes those took, by the store's own accounting.
+    pub bytes: u64,
+}
+
+impl Store {
+    /// Removes layers and image folders that no name and no running pull needs.
+    ///
+    /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it.
+    pub fn sweep(&self) -> Result<SweepReport, RuntimeError> {
+        self.check_writable()?;
+        let mut report = SweepReport::default();
+        {
+            let mut index = self.index();
+            for layer in index.unneeded_layers() {
+                self.move_to_trash(&self.layer_folder(&layer))?;
+                report.layers += 1;
+                report.bytes += index.layers.remove(&layer).map_or(0, |record| record.disk_bytes);
+            }
+            let images: HashSet<String> = index.images.keys().map(super::record::hex).collect();
+            for folder in self.unknown_folders("images", |name| images.contains(name))? {
+                self.move_to_trash(&folder)?;
+            }
+        }
+        self.empty_trash()?;
+        Ok(report)
+    }
+
+    /// At start, when nothing runs: what an interrupted pull or removal left behind goes to the trash by renames.
+    pub(super) fn discard_leftovers(&self) -> Result<(), RuntimeError> {
+        for folder in self.unknown_folders("tmp", |_| false)? {
+            self.move_to_trash(&folder)?;
+        }
+        let mut index = self.index();
+        let unneeded = index.unneeded_layers();
+        for layer in &unneeded {
+            index.layers.remove(layer);
+        }
+        let layers: HashSet<&str> = index.layers.keys().map(Digest::hex).collect();
+        for folder in self.unknown_folders("layers", |name| layers.contains(name))? {
+            self.move_to_trash(&folder)?;
+        }
+        let images: HashSet<String> = index.images.keys().map(super::record::hex).collect();
+        for folder in self.unknown_folders("images", |name| images.contains(name))? {
+            self.move_to_trash(&folder)?;
+        }
+        Ok(())
+    }
+
+    /// Unlinks what lies in the trash.
+    pub fn empty_trash(&self) -> Result<(), RuntimeError> {
+        let _alone = self.trash.lock().expect("nobody panics while holding it");
+        for path in self.unknown_folders("trash", |_| false)? {
+            remove_tree(&path).map_err(|error| storage_error(format!("could not remove `{}`", path.display()), error))?;
+        }
+        Ok(())
+    }
+
+    fn unknown_folders(&self, folder: &str, known: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, RuntimeError> {
+        let path = self.root.join(folder);
+        let entries = fs::read_dir(&path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let entries = entries.map_err(|error| storage_error(format!("could not read `{}`", path.display()), error))?;
+        Ok(entries
+            .into_iter()
+            .filter(|entry| !entry.file_name().to_str().is_some_and(&known))
+            .map(|entry| entry.path())
+            .collect())
+    }
+
+    fn move_to_trash(&self, path: &std::path::Path) -> Result<(), RuntimeError> {
+        match fs::rename(path, self.fresh_path("trash")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(storage_error(format!("could not move `{}` to the trash", path.display()), error))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Layers, images and a registry that serves them, also wrongly.
+
+use std::{
+    collections::HashMap,
+    io::Write as _,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Path, State},
+    http::{StatusCode, header},
+    response::{IntoResponse as _, Response},
+};
+use imagelet_core::image::Digest;
+
+/// A layer in the making, then its bytes and what is said of them.
+#[derive(Clone)]
+pub struct Layer {
+    tar: Vec<u8>,
+    blob: Vec<u8>,
+    served: Option<Vec<u8>>,
+    media_type: String,
+    diff_id: Option<Digest>,
+    stall: Option<usize>,
+}
+
+const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
+
+impl Layer {
+    pub fn new() -> Self {
+        Self { tar: Vec::new(), blob: Vec::new(), served: None, media_type: PLAIN.into(), diff_id: None, stall: None }
+    }
+
+    pub fn file(self, path: &str, bytes: &[u8]) -> Self {
+        self.raw(path, bytes)
+    }
+
+    /// A regular file under whatever name, also one that the usual builders refuse to write.
+    pub fn raw(mut self, path: &str, bytes: &[u8]) -> Self {
+        self.header(path, "", b'0', bytes.len());
+        self.tar.extend_from_slice(bytes);
+        self.tar.resize(self.tar.len().next_multiple_of(512), 0);
+        self
+    }
+
+    pub fn link(mut self, path: &str, target: &str) -> Self {
+        self.header(path, target, b'2', 0);
+        self
+    }
+
+    fn header(&mut self, path: &str, link: &str, kind: u8, size: usize) {
+        let mut header = [0_u8; 512];
+        let mut put = |at: usize, text: &[u8]| header[at..at + text.len()].copy_from_slice(text);
+        put(0, path.as_bytes());
+        put(100, b"0000644\0");
+        put(108, b"0000000\0");
+        put(116, b"0000000\0");
+        put(124, format!("{size:011o}\0").as_bytes());
+        put(136, b"14000000000\0");
+        put(148, b"        ");
+        put(156, &[kind]);
+        put(157, link.as_bytes());
+        put(257, b"ustar\x0000");
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        self.tar.extend_from_slice(&header);
+    }
+
+    fn ended(mut self) -> Self {
+        self.tar.extend([0; 1024]);
+        self
+    }
+
+    pub fn plain(self) -> Self {
+        let ended = self.ended();
+        Self { blob: ended.tar.clone(), ..ended }
+    }
+
+    pub fn gzip(self) -> Self {
+        let ended = self.ended();
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(&ended.tar).expect("memory takes all");
+        Self { blob: encoder.finish().expect("memory takes all"), media_type: format!("{PLAIN}+gzip"), ..ended }
+    }
+
+    pub fn zstd(self) -> Self {
+        let ended = self.ended();
+        let blob = zstd::encode_all(&ended.tar[..], 3).expect("it compresses");
+        Self { blob, media_type: format!("{PLAIN}+zstd"), ..ended }
+    }
+
+    pub fn serving(mut self, change: impl FnOnce(&mut Vec<u8>)) -> Self {
+        let mut bytes = self.blob.clone();
+        change(&mut bytes);
+        self.served = Some(bytes);
+        self
+    }
+
+    pub fn typed(self, media_type: &str) -> Self {
+        Self { media_type: media_type.into(), ..self }
+    }
+
+    pub fn with_diff_id_of(self, bytes: &[u8]) -> Self {
+        Self { diff_id: Some(Digest::of(bytes)), ..self }
+    }
+
+    pub fn stalling_at(self, bytes: usize) -> Self {
+        Self { stall: Some(bytes), ..self }
+    }
+}
+
+#[derive(Default)]
+struct Content {
+    /// Path below `/v2/` → media type, bytes, and where sending stops for good.
+    files: Mutex<HashMap<String, (String, Vec<u8>, Option<usize>)>>,
+    layer_requests: AtomicUsize,
+}
+
+/// A registry on loopback.
+pub struct TestRegistry {
+    port: u16,
+    content: Arc<Content>,
+}
+
+impl TestRegistry {
+    pub async fn start() -> Self {
+        let content = Arc::new(Content::default());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        let router = Router::new().route("/v2/{*path}", axum::routing::get(serve)).with_state(Arc::clone(&content));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Self { port, content }
+    }
+
+    pub fn name(&self, name: &str) -> String {
+        format!("127.0.0.1:{}/{name}", self.port)
+    }
+
+    pub fn take_layer_requests(&self) -> usize {
+        self.content.layer_requests.swap(0, Ordering::SeqCst)
+    }
+
+    pub fn image(&self, name: &str, tag: &str, layers: &[Layer]) {
+        let diff_ids: Vec<String> = layers
+            .iter()
+            .map(|layer| layer.diff_id.clone().unwrap_or_else(|| Digest::of(&layer.tar)).to_string())
+            .collect();
+        let config = serde_json::to_vec(&serde_json::json!({
+            "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
+            "os": "linux",
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
+        }))
+        .expect("JSON");
+        let mut described = Vec::new();
+        for layer in layers {
+            let digest = Digest::of(&layer.blob);
+            described.push(serde_json::json!({
+                "mediaType": layer.media_type, "digest": digest.as_str(), "size": layer.blob.len(),
+            }));
+            let bytes = layer.served.clone().unwrap_or_else(|| layer.blob.clone());
+            self.put(&format!("{name}/blobs/{digest}"), "layer", bytes, layer.stall);
+        }
+        let config_digest = Digest::of(&config);
+        let media_type = "application/vnd.oci.image.manifest.v1+json";
+        let manifest = serde_json::to_vec(&serde_json::json!({
+            "schemaVersion": 2,
+            "mediaType": media_type,
+            "config": {
+                "mediaType": "application/vnd.oci.image.config.v1+json",
+                "digest": config_digest.as_str(),
+                "size": config.len(),
+            },
+            "layers": described,
+        }))
+        .expect("JSON");
+        self.put(&format!("{name}/blobs/{config_digest}"), "config", config, None);
+        self.put(&format!("{name}/manifests/{}", Digest::of(&manifest)), media_type, manifest.clone(), None);
+        self.put(&format!("{name}/manifests/{tag}"), media_type, manifest, None);
+    }
+
+    fn put(&self, path: &str, media_type: &str, bytes: Vec<u8>, stall: Option<usize>) {
+        self.content.files.lock().expect("no panic").insert(path.into(), (media_type.into(), bytes, stall));
+    }
+}
+
+async fn serve(State(content): State<Arc<Content>>, Path(path): Path<String>) -> Response {
+    let found = content.files.lock().expect("no panic").get(&path).cloned();
+    let Some((media_type, bytes, stall)) = found else {
+        return (StatusCode::NOT_FOUND, r#"{"errors":[{"code":"MANIFEST_UNKNOWN"}]}"#).into_response();
+    };
+    if media_type == "layer" {
+        content.layer_requests.fetch_add(1, Ordering::SeqCst);
+    }
+    let media_type = if path.contains("/blobs/") { "application/octet-stream".to_owned() } else { media_type };
+    match stall {
+        Some(at) => {
+            let head = axum::body::Bytes::copy_from_slice(&bytes[..at]);
+            let length = bytes.len();
+            let stream = futures_util::StreamExt::chain(
+                futures_util::stream::iter([Ok::<_, std::io::Error>(head)]),
+                futures_util::stream::pending(),
+            );
+            ([(header::CONTENT_LENGTH, length)], Body::from_stream(stream)).into_response()
+        }
+        None => ([(header::CONTENT_TYPE, media_type)], bytes).into_response(),
+    }
+}

@@ -1,0 +1,219 @@
+//! The engine against a registry in this process: its promises, its refusals, and what it leaves on the disk.
+
+mod fixture;
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use fixture::{Layer, TestRegistry};
+use imagelet_core::{
+    image::{ImageId, ImageSpec},
+    runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
+    testing::conformance,
+};
+use imagelet_oci::{Engine, EngineConfig};
+
+async fn open(root: &Path) -> Arc<Engine> {
+    Engine::open(EngineConfig::new(root)).await.unwrap_or_else(|error| panic!("open: {}", error.chain()))
+}
+
+async fn pull(engine: &Engine, name: &str) -> Result<ImageId, RuntimeError> {
+    engine.pull(&PullRequest { image: ImageSpec::new(name), ..PullRequest::default() }, no_progress()).await
+}
+
+/// Path and size of everything below a folder.
+fn tree(root: &Path) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("the folder can be read") {
+            let entry = entry.expect("the entry can be read");
+            let metadata = entry.metadata().expect("the entry has metadata");
+            if metadata.is_dir() {
+                folders.push(entry.path());
+            } else {
+                found.insert(entry.path().strip_prefix(root).expect("below it").display().to_string(), metadata.len());
+            }
+        }
+    }
+    found
+}
+
+/// What is left when nothing is: the lock and an empty table of names.
+fn content(root: &Path) -> Vec<String> {
+    tree(root).into_keys().filter(|path| path != "lock" && path != "names.json").collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_engine_keeps_every_promise() {
+    let registry = TestRegistry::start().await;
+    registry.image("a", "v1", &[Layer::new().file("bin/a", b"a").gzip(), Layer::new().file("etc/a", b"x").zstd()]);
+    registry.image("a", "v2", &[Layer::new().file("bin/a", b"a").gzip(), Layer::new().file("etc/a", b"x").zstd()]);
+    registry.image("b", "v1", &[Layer::new().file("bin/b", &vec![7; 300_000]).plain()]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open(folder.path()).await;
+    let images = conformance::Images {
+        first: registry.name("a:v1"),
+        first_again: registry.name("a:v2"),
+        second: registry.name("b:v1"),
+        absent: registry.name("none:v1"),
+        reports_progress: true,
+        untags: true,
+    };
+    conformance::run(&*engine, &images).await;
+    engine.sweep().await.expect("a sweep");
+    assert_eq!(content(folder.path()), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_is_here_is_never_fetched_again_in_whatever_stacking() {
+    let registry = TestRegistry::start().await;
+    let (base, one, two) =
+        (Layer::new().file("base", b"b").gzip(), Layer::new().file("one", b"1").gzip(), Layer::new().file("two", b"2").gzip());
+    registry.image("first", "v1", &[base.clone(), one.clone(), two.clone()]);
+    registry.image("second", "v1", &[base, two, one]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open(folder.path()).await;
+    pull(&engine, &registry.name("first:v1")).await.expect("the first");
+    registry.take_layer_requests();
+    pull(&engine, &registry.name("second:v1")).await.expect("the second");
+    assert_eq!(registry.take_layer_requests(), 0, "all layers were here");
+
+    let states = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let sink: Progress = {
+        let states = Arc::clone(&states);
+        Arc::new(move |event| {
+            if let PullEvent::Layer { state, .. } = event {
+                states.lock().expect("no other user").push(state);
+            }
+        })
+    };
+    let request = PullRequest { image: ImageSpec::new(registry.name("first:v1")), ..PullRequest::default() };
+    engine.pull(&request, sink).await.expect("again");
+    assert_eq!(*states.lock().expect("no other user"), [LayerState::Present; 3]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_pulls_of_one_layer_at_once_fetch_it_once() {
+    let registry = TestRegistry::start().await;
+    let shared = Layer::new().file("shared", &vec![3; 2_000_000]).gzip();
+    for name in ["x", "y", "z"] {
+        registry.image(name, "v1", &[shared.clone(), Layer::new().file(name, b"own").gzip()]);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open(folder.path()).await;
+    let (x, y, z) = (registry.name("x:v1"), registry.name("y:v1"), registry.name("z:v1"));
+    let (x, y, z) = tokio::join!(pull(&engine, &x), pull(&engine, &y), pull(&engine, &z));
+    for result in [x, y, z] {
+        result.unwrap_or_else(|error| panic!("{}", error.chain()));
+    }
+    assert_eq!(registry.take_layer_requests(), 4, "one shared layer and three own");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_refused_has_one_clear_error_and_leaves_nothing() {
+    let registry = TestRegistry::start().await;
+    let good = Layer::new().file("good", b"g").gzip();
+    let big = Layer::new().file("big", &vec![1; 500_000]).plain();
+    registry.image("wrong-digest", "v1", &[good.clone(), big.clone().serving(|bytes| bytes[1000] ^= 1)]);
+    registry.image("truncated", "v1", &[good.clone(), big.clone().serving(|bytes| bytes.truncate(200_000))]);
+    registry.image("longer", "v1", &[good.clone(), big.clone().serving(|bytes| bytes.extend([0; 100]))]);
+    registry.image("wrong-diff-id", "v1", &[good.clone(), big.clone().with_diff_id_of(b"other")]);
+    registry.image("bomb", "v1", &[Layer::new().file("zeros", &vec![0; 300 << 20]).gzip()]);
+    registry.image("unknown-type", "v1", &[good.clone(), big.clone().typed("application/x-unknown")]);
+    registry.image("climbs", "v1", &[good.clone(), Layer::new().raw("../../climbed", b"x").gzip()]);
+    registry.image("absolute", "v1", &[good.clone(), Layer::new().raw("/etc/absolute", b"x").gzip()]);
+    registry.image("through-link", "v1", &[Layer::new().link("out", "/tmp").raw("out/through", b"x").gzip()]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open(folder.path()).await;
+    let empty = content(folder.path());
+    for (name, kind, words) in [
+        ("wrong-digest", RuntimeErrorKind::Corrupt, "sha256:"),
+        ("truncated", RuntimeErrorKind::Corrupt, "sha256:"),
+        ("longer", RuntimeErrorKind::Corrupt, "sha256:"),
+        ("wrong-diff-id", RuntimeErrorKind::Corrupt, "configuration says"),
+        ("bomb", RuntimeErrorKind::Unacceptable, "limit"),
+        ("unknown-type", RuntimeErrorKind::Unacceptable, "application/x-unknown"),
+        ("climbs", RuntimeErrorKind::Corrupt, "climbed"),
+        ("absolute", RuntimeErrorKind::Corrupt, "absolute"),
+        ("through-link", RuntimeErrorKind::Corrupt, "out"),
+        ("none", RuntimeErrorKind::NotFound, "none"),
+    ] {
+        let error = pull(&engine, &registry.name(&format!("{name}:v1"))).await.expect_err(name);
+        assert_eq!(error.kind(), kind, "{name}: {}", error.chain());
+        assert!(error.chain().contains(words), "{name}: {}", error.chain());
+        assert!(engine.list(None).await.expect("a list").is_empty(), "{name} is listed");
+        engine.sweep().await.expect("a sweep");
+        assert_eq!(content(folder.path()), empty, "{name} left something");
+    }
+    assert!(!Path::new("/tmp/through").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_pull_stops_and_leaves_nothing() {
+    let registry = TestRegistry::start().await;
+    registry.image("stalls", "v1", &[Layer::new().file("big", &vec![1; 4_000_000]).plain().stalling_at(1_500_000)]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open(folder.path()).await;
+    let name = registry.name("stalls:v1");
+    let gave_up = tokio::time::timeout(std::time::Duration::from_millis(300), pull(&engine, &name)).await;
+    assert!(gave_up.is_err(), "it stalls");
+    for _ in 0..100 {
+        if content(folder.path()).is_empty() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(content(folder.path()), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_reopens_with_what_was_committed_and_without_what_was_not() {
+    let registry = TestRegistry::start().await;
+    registry.image("a", "v1", &[Layer::new().file("bin/a", b"a").gzip()]);
+    registry.image("b", "v1", &[Layer::new().file("bin/b", b"b").gzip()]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let (a, before) = {
+        let engine = open(folder.path()).await;
+        let a = pull(&engine, &registry.name("a:v1")).await.expect("a");
+        pull(&engine, &registry.name("b:v1")).await.expect("b");
+        (a, engine.list(None).await.expect("a list"))
+    };
+    std::fs::create_dir_all(folder.path().join("tmp/999-1/fs")).expect("a leftover");
+    std::fs::create_dir_all(folder.path().join("layers").join("ab".repeat(32)).join("fs")).expect("half a layer");
+    {
+        let engine = open(folder.path()).await;
+        assert_eq!(engine.list(None).await.expect("a list"), before);
+        assert!(std::fs::read_dir(folder.path().join("tmp")).expect("tmp").next().is_none());
+    }
+    std::fs::write(folder.path().join("names.json"), b"{ torn").expect("a torn write");
+    let engine = open(folder.path()).await;
+    assert_eq!(engine.list(None).await.expect("a list"), before, "the names were rebuilt from the records");
+    drop(engine);
+    let layer = std::fs::read_dir(folder.path().join("layers")).expect("layers").next().expect("one").expect("one");
+    std::fs::remove_file(layer.path().join("layer.json")).expect("a lost record");
+    let engine = open(folder.path()).await;
+    assert_eq!(engine.list(None).await.expect("a list").len(), 1, "an image that lacks a layer is dropped");
+    pull(&engine, &registry.name("a:v1")).await.expect("a pull heals");
+    pull(&engine, &registry.name("b:v1")).await.expect("a pull heals");
+    assert!(engine.list(None).await.expect("a list").iter().any(|image| image.id == a));
+    assert_eq!(engine.list(None).await.expect("a list").len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_owner_is_told_who_the_first_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let _engine = open(folder.path()).await;
+    let error = Engine::open(EngineConfig::new(folder.path())).await.expect_err("it is taken");
+    assert_eq!(error.kind(), RuntimeErrorKind::InUse);
+    assert!(error.to_string().contains(&format!("pid {}", std::process::id())), "{error}");
+    assert!(error.hint().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_others_may_write_is_refused() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).expect("chmod");
+    let error = Engine::open(EngineConfig::new(folder.path())).await.expect_err("anybody may write");
+    assert!(error.to_string().contains("777"), "{error}");
+}
