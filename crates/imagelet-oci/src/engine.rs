@@ -147,10 +147,20 @@ impl Engine {
     }
 
     /// Fetches what is missing of a resolved image and commits it.
-    async fn fetch(&self, reference: &Reference, resolved: Resolved, progress: &Progress) -> Result<ImageId, RuntimeError> {
+    async fn fetch(
+        &self,
+        reference: &Reference,
+        platform: &Platform,
+        resolved: Resolved,
+        progress: &Progress,
+    ) -> Result<ImageId, RuntimeError> {
         let id = ImageId::new(resolved.manifest.config.digest.as_str());
         let names = names(reference, &resolved.root.digest);
         let layers = &resolved.manifest.layers;
+        // A kind of layer that cannot be unpacked is refused before a byte of any other is fetched.
+        for layer in layers {
+            layer.layer_compression()?;
+        }
         progress(PullEvent::Resolved {
             manifest: resolved.chosen.digest.clone(),
             layers: layers.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect(),
@@ -160,6 +170,7 @@ impl Engine {
         }
         let config_bytes = self.registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_SIZE_MAX).await?;
         let config = ImageConfig::parse(&config_bytes)?;
+        config.check_platform(platform)?;
         if config.diff_ids.len() != layers.len() {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::Corrupt,
@@ -264,7 +275,7 @@ impl ImageService for Engine {
         self.store.check_writable()?;
         let platform = request.platform.clone().unwrap_or_else(Platform::host);
         let resolved = self.registry.resolve(&reference, request.credential.as_ref(), &platform).await?;
-        self.fetch(&reference, resolved, &progress).await
+        self.fetch(&reference, &platform, resolved, &progress).await
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {

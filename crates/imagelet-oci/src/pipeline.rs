@@ -189,19 +189,19 @@ impl LayerJob {
 }
 
 fn unpack_error(error: UnpackError) -> RuntimeError {
-    match error.io_error() {
-        Some(cause) => {
-            let cause = match cause.raw_os_error() {
-                Some(number) => std::io::Error::from_raw_os_error(number),
-                None => std::io::Error::new(cause.kind(), cause.to_string()),
+    let kind = match &error {
+        UnpackError::Io { .. } => {
+            let message = error.to_string();
+            return match error {
+                UnpackError::Io { source, .. } => storage_error(message, source),
+                _ => RuntimeError::other(message),
             };
-            storage_error(error.to_string(), cause)
         }
-        None => {
-            let kind = if error.is_limit() { RuntimeErrorKind::Unacceptable } else { RuntimeErrorKind::Corrupt };
-            RuntimeError::new(kind, error.to_string())
-        }
-    }
+        UnpackError::Limit { .. } => RuntimeErrorKind::Unacceptable,
+        UnpackError::Cancelled => RuntimeErrorKind::Cancelled,
+        _ => RuntimeErrorKind::Corrupt,
+    };
+    RuntimeError::new(kind, error.to_string())
 }
 
 fn panicked(error: tokio::task::JoinError) -> RuntimeError {
