@@ -12,8 +12,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Platform, Reference},
     runtime::{
-        ContainerService, FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest,
-        RuntimeError, RuntimeErrorKind,
+        ContainerService, FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent,
+        PullRequest, RuntimeError, RuntimeErrorKind,
     },
 };
 
@@ -168,13 +168,18 @@ impl Engine {
         if self.already_here(&id, &names, layers, progress).await? {
             return Ok(id);
         }
-        let config_bytes = self.registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_SIZE_MAX).await?;
+        let config_bytes =
+            self.registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_SIZE_MAX).await?;
         let config = ImageConfig::parse(&config_bytes)?;
         config.check_platform(platform)?;
         if config.diff_ids.len() != layers.len() {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::Corrupt,
-                format!("the manifest has {} layers and the configuration `{id}` {}", layers.len(), config.diff_ids.len()),
+                format!(
+                    "the manifest has {} layers and the configuration `{id}` {}",
+                    layers.len(),
+                    config.diff_ids.len()
+                ),
             ));
         }
         let lease = self.store.lease(&config.diff_ids);
@@ -256,9 +261,12 @@ impl ImageService for Engine {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
         match filter.filter(|spec| !spec.image.is_empty()) {
             Some(spec) => Ok(self.status(spec).await?.into_iter().collect()),
-            None => {
-                Ok(self.store.images().into_iter().map(|(record, names)| listed(&self.store, &record, &names)).collect())
-            }
+            None => Ok(self
+                .store
+                .images()
+                .into_iter()
+                .map(|(record, names)| listed(&self.store, &record, &names))
+                .collect()),
         }
     }
 
@@ -282,8 +290,11 @@ impl ImageService for Engine {
         let Some(id) = self.store.resolve(&spec.image)? else { return Ok(()) };
         if let Some(mounted) = self.mounts().await?.into_iter().find(|mounted| mounted.image == id.as_str()) {
             let target = mounted.target.display();
-            return Err(RuntimeError::new(RuntimeErrorKind::InUse, format!("image `{}` is mounted on `{target}`", spec.image))
-                .with_hint(format!("imagelet unmount {target}")));
+            return Err(RuntimeError::new(
+                RuntimeErrorKind::InUse,
+                format!("image `{}` is mounted on `{target}`", spec.image),
+            )
+            .with_hint(format!("imagelet unmount {target}")));
         }
         let store = Arc::clone(&self.store);
         blocking(move || {
@@ -340,7 +351,13 @@ fn largest_first(jobs: impl Iterator<Item = LayerJob>) -> Vec<LayerJob> {
     jobs
 }
 
-fn new_image(id: &ImageId, resolved: &Resolved, config: &ImageConfig, config_bytes: &[u8], names: Vec<String>) -> NewImage {
+fn new_image(
+    id: &ImageId,
+    resolved: &Resolved,
+    config: &ImageConfig,
+    config_bytes: &[u8],
+    names: Vec<String>,
+) -> NewImage {
     let manifest = resolved.chosen.bytes.to_vec();
     let record = ImageRecord {
         id: id.to_string(),
@@ -371,7 +388,8 @@ fn new_image(id: &ImageId, resolved: &Resolved, config: &ImageConfig, config_byt
 }
 
 fn listed(store: &Store, record: &ImageRecord, names: &[String]) -> Image {
-    let layers: u64 = record.diff_ids().iter().filter_map(|layer| store.layer(layer)).map(|layer| layer.disk_bytes).sum();
+    let layers: u64 =
+        record.diff_ids().iter().filter_map(|layer| store.layer(layer)).map(|layer| layer.disk_bytes).sum();
     let (digests, tags): (Vec<String>, Vec<String>) = names.iter().cloned().partition(|name| name.contains('@'));
     Image {
         id: record.image_id(),

@@ -49,8 +49,11 @@ pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) 
         return Err(failed(io::ErrorKind::NotADirectory.into()));
     }
     if mounts(store)?.iter().any(|mounted| mounted.target == target) {
-        return Err(RuntimeError::new(RuntimeErrorKind::InUse, format!("`{}` already shows an image", target.display()))
-            .with_hint(format!("imagelet unmount {}", target.display())));
+        return Err(RuntimeError::new(
+            RuntimeErrorKind::InUse,
+            format!("`{}` already shows an image", target.display()),
+        )
+        .with_hint(format!("imagelet unmount {}", target.display())));
     }
     let (record, _) = store
         .image(id)
@@ -107,8 +110,11 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
     let failed = |error| storage_error(format!("could not read `{}`", folder.display()), error);
     let mut mounted = Vec::new();
     let entries = fs::read_dir(&folder).map_err(failed)?.collect::<io::Result<Vec<_>>>().map_err(failed)?;
-    let notes: Vec<PathBuf> =
-        entries.iter().map(fs::DirEntry::path).filter(|path| path.extension().is_some_and(|end| end == "json")).collect();
+    let notes: Vec<PathBuf> = entries
+        .iter()
+        .map(fs::DirEntry::path)
+        .filter(|path| path.extension().is_some_and(|end| end == "json"))
+        .collect();
     if notes.is_empty() {
         return Ok(mounted);
     }
@@ -118,7 +124,9 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
         match note {
             Some(note) if shows_overlay(&table, &note.target) => mounted.push(note),
             Some(note) if !store.is_read_only() => Work::at(store, &note.target).discard(),
-            _ => tracing::warn!(path = %path.display(), "a mount's note cannot be read or is out of date; it is passed over"),
+            _ => {
+                tracing::warn!(path = %path.display(), "a mount's note cannot be read or is out of date; it is passed over")
+            }
         }
     }
     mounted.sort_by(|a, b| a.target.cmp(&b.target));

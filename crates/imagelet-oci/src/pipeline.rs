@@ -25,7 +25,7 @@ use crate::{
     manifest::Descriptor,
     registry::{PullSession, Registry},
     store::{LayerRecord, StagedLayer, Store, storage_error},
-    unpack::{Ownership, OverlayForm, UnpackError, UnpackLimits, UnpackOptions, unpack_layer},
+    unpack::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, unpack_layer},
 };
 use blocks::{Block, BlockReader};
 
@@ -152,9 +152,9 @@ impl LayerJob {
         };
         let report = unpack_layer(&mut reader, std::os::fd::AsFd::as_fd(&root), &options)
             .map_err(|error| self.in_layer(unpack_error(error)))?;
-        let diff_id = reader
-            .drain()
-            .map_err(|error| self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error)))?;
+        let diff_id = reader.drain().map_err(|error| {
+            self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error))
+        })?;
         if diff_id != self.diff_id {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::Corrupt,
@@ -180,7 +180,8 @@ impl LayerJob {
 
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
         let hint = error.hint().map(str::to_owned);
-        let wrapped = RuntimeError::new(error.kind(), format!("could not unpack layer `{}`", self.descriptor.digest)).caused_by(error);
+        let wrapped = RuntimeError::new(error.kind(), format!("could not unpack layer `{}`", self.descriptor.digest))
+            .caused_by(error);
         match hint {
             Some(hint) => wrapped.with_hint(hint),
             None => wrapped,

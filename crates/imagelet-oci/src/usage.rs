@@ -52,11 +52,8 @@ pub struct ImageDetails {
 }
 
 pub(crate) fn usage(store: &Store) -> StoreUsage {
-    let layers: HashMap<Digest, u64> = store
-        .layers()
-        .into_iter()
-        .filter_map(|layer| Some((layer.diff_id.parse().ok()?, layer.disk_bytes)))
-        .collect();
+    let layers: HashMap<Digest, u64> =
+        store.layers().into_iter().filter_map(|layer| Some((layer.diff_id.parse().ok()?, layer.disk_bytes))).collect();
     let images: Vec<_> = store.images().into_iter().map(|(record, _)| (record.diff_ids(), record)).collect();
     let mut users: HashMap<&Digest, usize> = HashMap::new();
     for (diff_ids, _) in &images {

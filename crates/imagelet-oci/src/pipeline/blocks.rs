@@ -16,7 +16,11 @@ const BLOCKS_QUEUED: usize = 2;
 
 /// What travels: a full block with the way back for its buffer, or the end.
 pub(super) enum Block {
-    Bytes { buffer: Vec<u8>, length: usize, home: Sender<Vec<u8>> },
+    Bytes {
+        buffer: Vec<u8>,
+        length: usize,
+        home: Sender<Vec<u8>>,
+    },
     /// The stream ended as it should; a queue that closes without this was cut.
     End,
 }
@@ -51,7 +55,10 @@ impl BlockWriter {
             }
             total += length as u64;
             if total > limit {
-                return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it inflates to more than {limit} bytes")));
+                return Err(io::Error::new(
+                    io::ErrorKind::FileTooLarge,
+                    format!("it inflates to more than {limit} bytes"),
+                ));
             }
             let last = length < buffer.len();
             if length > 0 && self.queue.send(Block::Bytes { buffer, length, home: self.home.clone() }).is_err() {

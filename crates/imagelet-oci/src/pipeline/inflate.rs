@@ -27,11 +27,12 @@ pub(super) fn inflate(frames: mpsc::Receiver<Frame>, blocks: &BlockWriter, limit
         Ok(head) if head.starts_with(&GZIP_MAGIC) => {
             blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), limit)
         }
-        Ok(head) if head.starts_with(&ZSTD_MAGIC) => zstd::stream::read::Decoder::with_buffer(&mut source)
-            .and_then(|mut decoder| {
+        Ok(head) if head.starts_with(&ZSTD_MAGIC) => {
+            zstd::stream::read::Decoder::with_buffer(&mut source).and_then(|mut decoder| {
                 decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
                 blocks.copy(&mut decoder, limit)
-            }),
+            })
+        }
         Ok(_) => blocks.copy(&mut source, limit),
         Err(error) => Err(error),
     };
@@ -40,12 +41,12 @@ pub(super) fn inflate(frames: mpsc::Receiver<Frame>, blocks: &BlockWriter, limit
         Ok(false) => Err(Stopped::Downstream),
         // The socket side knows why it stopped.
         Err(_) if source.cut => Err(Stopped::Downstream),
-        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
-            Err(Stopped::Failed(RuntimeError::new(RuntimeErrorKind::Unacceptable, "it expands beyond the limit").caused_by(error)))
-        }
-        Err(error) => {
-            Err(Stopped::Failed(RuntimeError::new(RuntimeErrorKind::Corrupt, "it does not decompress").caused_by(error)))
-        }
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Err(Stopped::Failed(
+            RuntimeError::new(RuntimeErrorKind::Unacceptable, "it expands beyond the limit").caused_by(error),
+        )),
+        Err(error) => Err(Stopped::Failed(
+            RuntimeError::new(RuntimeErrorKind::Corrupt, "it does not decompress").caused_by(error),
+        )),
     }
 }
 
@@ -116,7 +117,8 @@ mod tests {
         }
         drop(sender);
         let (writer, out) = blocks::queue();
-        let reader = std::thread::spawn(move || blocks::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
+        let reader =
+            std::thread::spawn(move || blocks::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
         let inflated = inflate(receiver, &writer, limit);
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
@@ -129,7 +131,10 @@ mod tests {
     }
 
     fn frames(bytes: &[u8]) -> Vec<Frame> {
-        let mut frames: Vec<Frame> = bytes.chunks(bytes.len().div_ceil(20).max(1)).map(|part| Frame::Bytes(Bytes::copy_from_slice(part))).collect();
+        let mut frames: Vec<Frame> = bytes
+            .chunks(bytes.len().div_ceil(20).max(1))
+            .map(|part| Frame::Bytes(Bytes::copy_from_slice(part)))
+            .collect();
         frames.push(Frame::End);
         frames
     }
@@ -142,7 +147,8 @@ mod tests {
             gzip(&plain),
             [gzip(head), gzip(tail)].concat(),
             zstd::encode_all(&plain[..], 1).expect("it compresses"),
-            [zstd::encode_all(head, 1).expect("it compresses"), zstd::encode_all(tail, 1).expect("it compresses")].concat(),
+            [zstd::encode_all(head, 1).expect("it compresses"), zstd::encode_all(tail, 1).expect("it compresses")]
+                .concat(),
             plain.clone(),
         ];
         for case in cases {
@@ -162,11 +168,17 @@ mod tests {
         *flipped.last_mut().expect("not empty") ^= 1;
         for bytes in [truncated, &garbage, &flipped] {
             let (inflated, digest) = through(frames(bytes), u64::MAX);
-            assert!(matches!(&inflated, Err(Stopped::Failed(error)) if error.kind() == RuntimeErrorKind::Corrupt), "{inflated:?}");
+            assert!(
+                matches!(&inflated, Err(Stopped::Failed(error)) if error.kind() == RuntimeErrorKind::Corrupt),
+                "{inflated:?}"
+            );
             assert!(digest.is_err());
         }
         let (inflated, digest) = through(frames(&whole), 1_000_000);
-        assert!(matches!(&inflated, Err(Stopped::Failed(error)) if error.kind() == RuntimeErrorKind::Unacceptable), "{inflated:?}");
+        assert!(
+            matches!(&inflated, Err(Stopped::Failed(error)) if error.kind() == RuntimeErrorKind::Unacceptable),
+            "{inflated:?}"
+        );
         assert!(digest.is_err());
         let mut cut = frames(&whole);
         cut.pop();

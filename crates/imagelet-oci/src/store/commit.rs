@@ -20,7 +20,7 @@ use super::{
 
 /// A layer that is whole but not yet part of the store. Dropped uncommitted, it is removed.
 #[derive(Debug)]
-pub struct StagedLayer {
+pub(crate) struct StagedLayer {
     record: LayerRecord,
     diff_id: Digest,
     /// `None` once it is in the store.
@@ -28,11 +28,6 @@ pub struct StagedLayer {
 }
 
 impl StagedLayer {
-    /// The layer's key.
-    pub fn diff_id(&self) -> &Digest {
-        &self.diff_id
-    }
-
     fn folder(&self) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
         self.folder.lock().expect("nobody panics while holding it")
     }
@@ -78,7 +73,7 @@ fn discard(path: &Path) {
 
 /// Everything a commit needs.
 #[derive(Debug)]
-pub struct NewImage {
+pub(crate) struct NewImage {
     /// The record.
     pub record: ImageRecord,
     /// File name and bytes: `manifest.json`, `config.json`, `index.json`.
@@ -92,12 +87,18 @@ impl Store {
     pub(crate) fn stage(&self) -> Result<Staging, RuntimeError> {
         self.check_writable()?;
         let path = self.fresh_path("tmp");
-        fs::create_dir(&path).map_err(|error| storage_error(format!("could not create `{}`", path.display()), error))?;
+        fs::create_dir(&path)
+            .map_err(|error| storage_error(format!("could not create `{}`", path.display()), error))?;
         Ok(Staging { path: Some(path) })
     }
 
     /// Turns a staging folder with a complete `fs/` into a layer that a commit can take.
-    pub(crate) fn staged(&self, staging: Staging, diff_id: Digest, record: LayerRecord) -> Result<StagedLayer, RuntimeError> {
+    pub(crate) fn staged(
+        &self,
+        staging: Staging,
+        diff_id: Digest,
+        record: LayerRecord,
+    ) -> Result<StagedLayer, RuntimeError> {
         let bytes = serde_json::to_vec(&record).expect("a record is JSON");
         fs::write(staging.path().join("layer.json"), bytes)
             .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
@@ -137,7 +138,8 @@ impl Store {
         }
         sync_folder(&self.root.join("layers")).map_err(failed("layers"))?;
         if !index.images.contains_key(&id) {
-            move_folder(&staging.keep(), &self.image_folder(&id), || self.fresh_path("trash")).map_err(failed("images"))?;
+            move_folder(&staging.keep(), &self.image_folder(&id), || self.fresh_path("trash"))
+                .map_err(failed("images"))?;
             sync_folder(&self.root.join("images")).map_err(failed("images"))?;
         }
         let names_before = index.names.clone();

@@ -65,7 +65,8 @@ impl Index {
                 Err(error) => tracing::error!(image = folder, %error, "an image has no readable record; it is dropped"),
             }
         }
-        for (name, id) in load_names(root, &records, writable)? {
+        let (names, rebuilt) = load_names(root, &records, writable)?;
+        for (name, id) in names {
             let Some(record) = records.get(&id) else {
                 tracing::error!(name, image = %id, "a name has no image behind it; it is dropped");
                 continue;
@@ -76,6 +77,10 @@ impl Index {
             }
             index.images.insert(id.clone(), record.clone());
             index.names.insert(name, id);
+        }
+        if rebuilt && writable {
+            super::disk::replace_file(&root.join("names.json"), &index.names_file())
+                .map_err(|error| super::storage_error("could not write the store's names", error))?;
         }
         Ok(index)
     }
@@ -90,10 +95,7 @@ impl Index {
         for (name, id) in &self.names {
             names.entry(id).or_default().push(name.clone());
         }
-        self.images
-            .iter()
-            .map(|(id, record)| (record.clone(), names.remove(id).unwrap_or_default()))
-            .collect()
+        self.images.iter().map(|(id, record)| (record.clone(), names.remove(id).unwrap_or_default())).collect()
     }
 
     pub(super) fn image_with_names(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
@@ -112,8 +114,11 @@ impl Index {
         let bare = text.strip_prefix("sha256:").unwrap_or(text);
         if (PREFIX_LENGTH_MIN..=64).contains(&bare.len()) && bare.bytes().all(is_lower_hex) {
             let prefix = format!("sha256:{bare}");
-            let mut found =
-                self.images.range(ImageId::new(&prefix)..).map(|(id, _)| id).take_while(|id| id.as_str().starts_with(&prefix));
+            let mut found = self
+                .images
+                .range(ImageId::new(&prefix)..)
+                .map(|(id, _)| id)
+                .take_while(|id| id.as_str().starts_with(&prefix));
             match (found.next(), found.next()) {
                 (Some(id), None) => return Ok(Some(id.clone())),
                 (Some(_), Some(_)) if text.starts_with("sha256:") || !self.is_name(text) => {
@@ -161,11 +166,12 @@ impl Index {
     }
 }
 
+/// The names, and whether they had to be rebuilt from the records.
 fn load_names(
     root: &Path,
     records: &BTreeMap<ImageId, ImageRecord>,
     writable: bool,
-) -> Result<Vec<(String, ImageId)>, RuntimeError> {
+) -> Result<(Vec<(String, ImageId)>, bool), RuntimeError> {
     let path = root.join("names.json");
     let error = match read_json::<NamesFile>(&path) {
         Ok(file) if file.version > NAMES_VERSION => {
@@ -175,19 +181,20 @@ fn load_names(
             )
             .with_hint("use that version, or name another place with --store DIR"));
         }
-        Ok(file) => return Ok(file.names.into_iter().map(|(name, id)| (name, ImageId::new(id))).collect()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => error,
+        Ok(file) => return Ok((file.names.into_iter().map(|(name, id)| (name, ImageId::new(id))).collect(), false)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && records.is_empty() => return Ok((Vec::new(), false)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => error,
         Err(error) => return Err(super::storage_error(format!("could not read `{}`", path.display()), error)),
     };
-    if writable {
+    if writable && error.kind() == io::ErrorKind::InvalidData {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let aside = root.join(format!("names.json.corrupt-{seconds}"));
         tracing::error!(%error, aside = %aside.display(), "the names file is damaged; it is set aside and rebuilt from the image records");
         fs::rename(&path, &aside)
             .map_err(|error| super::storage_error(format!("could not set `{}` aside", path.display()), error))?;
     }
-    Ok(records.values().flat_map(|record| record.names.iter().map(|name| (name.clone(), record.image_id()))).collect())
+    let rebuilt = records.values().flat_map(|record| record.names.iter().map(|name| (name.clone(), record.image_id())));
+    Ok((rebuilt.collect(), true))
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {

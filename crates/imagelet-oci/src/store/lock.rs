@@ -19,18 +19,16 @@ pub(super) struct Lock {
 impl Lock {
     pub(super) fn take(root: &Path) -> Result<Self, RuntimeError> {
         let path = root.join("lock");
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| super::storage_error(format!("could not open the lock `{}`", path.display()), error))?;
+        let mut file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(
+                |error| super::storage_error(format!("could not open the lock `{}`", path.display()), error),
+            )?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(held_by_another(root, &mut file)),
-            Err(error) => return Err(super::storage_error(format!("could not lock `{}`", path.display()), error.into())),
+            Err(error) => {
+                return Err(super::storage_error(format!("could not lock `{}`", path.display()), error.into()));
+            }
         }
         // Only for the error message of others: without it the lock holds as well.
         let _ = file.set_len(0).and_then(|()| write!(file, "{} {}", std::process::id(), command_line()));
@@ -58,7 +56,8 @@ fn command_line() -> String {
     let program = arguments.next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default().to_owned();
     const COMMANDS: [&str; 14] = [
-        "serve", "pull", "ensure", "ls", "inspect", "rm", "untag", "gc", "df", "pin", "unpin", "pins", "mount", "unmount",
+        "serve", "pull", "ensure", "ls", "inspect", "rm", "untag", "gc", "df", "pin", "unpin", "pins", "mount",
+        "unmount",
     ];
     match arguments.find(|argument| COMMANDS.contains(&argument.as_str())) {
         Some(command) => format!("{program} {command}"),

@@ -21,8 +21,9 @@ mod lock;
 mod record;
 mod sweep;
 
-pub use commit::{NewImage, StagedLayer};
-pub use record::{ImageRecord, LayerEntry, LayerRecord};
+pub(crate) use commit::{NewImage, StagedLayer};
+pub use record::LayerEntry;
+pub(crate) use record::{ImageRecord, LayerRecord};
 pub use sweep::SweepReport;
 
 use std::{
@@ -46,7 +47,7 @@ use lock::Lock;
 
 /// A store on disk, owned by this process until it is dropped. Its methods block on the disk.
 #[derive(Debug)]
-pub struct Store {
+pub(crate) struct Store {
     root: PathBuf,
     index: Mutex<Index>,
     sequence: AtomicU64,
@@ -65,7 +66,9 @@ impl Store {
         let created = disk::create_folders(root);
         let read_only = matches!(&created, Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem);
         match created {
-            Err(error) if !read_only => return Err(storage_error(format!("could not create the store `{}`", root.display()), error)),
+            Err(error) if !read_only => {
+                return Err(storage_error(format!("could not create the store `{}`", root.display()), error));
+            }
             _ => {}
         }
         let root = root
@@ -74,7 +77,13 @@ impl Store {
         disk::refuse_if_others_write(&root)?;
         let lock = if read_only { None } else { Some(Lock::take(&root)?) };
         let index = Index::load(&root, !read_only)?;
-        let store = Self { root, index: Mutex::new(index), sequence: AtomicU64::new(first_number()), trash: Mutex::new(()), lock };
+        let store = Self {
+            root,
+            index: Mutex::new(index),
+            sequence: AtomicU64::new(first_number()),
+            trash: Mutex::new(()),
+            lock,
+        };
         if !store.is_read_only() {
             store.discard_leftovers()?;
         }
@@ -173,7 +182,7 @@ fn first_number() -> u64 {
 
 /// Holds layers against sweeps.
 #[derive(Debug)]
-pub struct Lease {
+pub(crate) struct Lease {
     store: std::sync::Arc<Store>,
     layers: Vec<Digest>,
 }
@@ -196,9 +205,11 @@ impl Drop for Lease {
 pub(crate) fn storage_error(message: impl Into<String>, error: io::Error) -> RuntimeError {
     let message = message.into();
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => RuntimeError::new(RuntimeErrorKind::DiskFull, message)
-            .caused_by(error)
-            .with_hint("make room with `imagelet gc`, or name a larger place with --store DIR"),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            RuntimeError::new(RuntimeErrorKind::DiskFull, message)
+                .caused_by(error)
+                .with_hint("make room with `imagelet gc`, or name a larger place with --store DIR")
+        }
         io::ErrorKind::ReadOnlyFilesystem => RuntimeError::new(RuntimeErrorKind::Unavailable, message)
             .caused_by(error)
             .with_hint("mount it read-write, or name another place with --store DIR"),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// An image, as `images/HEX/image.json` holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageRecord {
+pub(crate) struct ImageRecord {
     /// Digest of the configuration.
     pub id: String,
     /// Digest of the manifest it was pulled by.
@@ -41,7 +41,7 @@ pub struct LayerEntry {
 
 /// An unpacked layer, as `layers/HEX/layer.json` holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LayerRecord {
+pub(crate) struct LayerRecord {
     /// Digest of the uncompressed tar.
     pub diff_id: String,
     /// Entries in the tar.

@@ -63,7 +63,8 @@ impl Store {
     pub fn empty_trash(&self) -> Result<(), RuntimeError> {
         let _alone = self.trash.lock().expect("nobody panics while holding it");
         for path in self.unknown_folders("trash", |_| false)? {
-            remove_tree(&path).map_err(|error| storage_error(format!("could not remove `{}`", path.display()), error))?;
+            remove_tree(&path)
+                .map_err(|error| storage_error(format!("could not remove `{}`", path.display()), error))?;
         }
         Ok(())
     }

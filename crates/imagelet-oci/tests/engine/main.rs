@@ -7,7 +7,9 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use fixture::{Layer, TestRegistry};
 use imagelet_core::{
     image::{ImageId, ImageSpec},
-    runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
+    runtime::{
+        ImageService as _, LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, no_progress,
+    },
     testing::conformance,
 };
 use imagelet_oci::{Engine, EngineConfig};
@@ -67,8 +69,11 @@ async fn the_engine_keeps_every_promise() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_layer_that_is_here_is_never_fetched_again_in_whatever_stacking() {
     let registry = TestRegistry::start().await;
-    let (base, one, two) =
-        (Layer::new().file("base", b"b").gzip(), Layer::new().file("one", b"1").gzip(), Layer::new().file("two", b"2").gzip());
+    let (base, one, two) = (
+        Layer::new().file("base", b"b").gzip(),
+        Layer::new().file("one", b"1").gzip(),
+        Layer::new().file("two", b"2").gzip(),
+    );
     registry.image("first", "v1", &[base.clone(), one.clone(), two.clone()]);
     registry.image("second", "v1", &[base, two, one]);
     let folder = tempfile::tempdir().expect("a folder");
@@ -118,13 +123,16 @@ async fn what_is_refused_has_one_clear_error_and_leaves_nothing() {
     registry.image("truncated", "v1", &[good.clone(), big.clone().serving(|bytes| bytes.truncate(200_000))]);
     registry.image("longer", "v1", &[good.clone(), big.clone().serving(|bytes| bytes.extend([0; 100]))]);
     registry.image("wrong-diff-id", "v1", &[good.clone(), big.clone().with_diff_id_of(b"other")]);
-    registry.image("bomb", "v1", &[Layer::new().file("zeros", &vec![0; 300 << 20]).gzip()]);
+    registry.image("bomb", "v1", &[Layer::new().file("zeros", &vec![0; 8 << 20]).gzip()]);
     registry.image("unknown-type", "v1", &[good.clone(), big.clone().typed("application/x-unknown")]);
     registry.image("climbs", "v1", &[good.clone(), Layer::new().raw("../../climbed", b"x").gzip()]);
     registry.image("absolute", "v1", &[good.clone(), Layer::new().raw("/etc/absolute", b"x").gzip()]);
     registry.image("through-link", "v1", &[Layer::new().link("out", "/tmp").raw("out/through", b"x").gzip()]);
     let folder = tempfile::tempdir().expect("a folder");
-    let engine = open(folder.path()).await;
+    let mut config = EngineConfig::new(folder.path());
+    config.limits.expansion_free = 1 << 20;
+    config.limits.expansion_max = 50;
+    let engine = Engine::open(config).await.expect("an engine");
     let empty = content(folder.path());
     for (name, kind, words) in [
         ("wrong-digest", RuntimeErrorKind::Corrupt, "sha256:"),
