@@ -1,5 +1,20 @@
 //! An image service without a runtime: engine, registry, manifest, store, unpack.
+//!
+//! [`Engine`] is the whole of it behind one seam. It opens no state outside its store and asks only the registries that
+//! the references it is given name.
 
+mod engine;
 pub mod manifest;
+mod mount;
+mod pipeline;
 pub mod registry;
+mod store;
 pub mod unpack;
+mod usage;
+
+pub use engine::{Engine, EngineConfig};
+pub use mount::MountedImage;
+pub use pipeline::LayerLimits;
+pub use registry::RegistryConfig;
+pub use store::{LayerEntry, SweepReport};
+pub use usage::{ImageDetails, ImageUsage, StoreUsage};

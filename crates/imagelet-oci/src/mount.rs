@@ -125,7 +125,7 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
             Some(note) if shows_overlay(&table, &note.target) => mounted.push(note),
             Some(note) if !store.is_read_only() => Work::at(store, &note.target).discard(),
             _ => {
-                tracing::warn!(path = %path.display(), "a mount's note cannot be read or is out of date; it is passed over")
+                tracing::warn!(path = %path.display(), "a mount's note cannot be read or is out of date; it is passed over");
             }
         }
     }

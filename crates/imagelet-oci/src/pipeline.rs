@@ -175,7 +175,7 @@ impl LayerJob {
             bytes: report.bytes,
             disk_bytes: report.disk_bytes,
         };
-        self.store.staged(staging, diff_id, record)
+        StagedLayer::new(staging, diff_id, record)
     }
 
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {

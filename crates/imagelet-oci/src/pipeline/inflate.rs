@@ -14,6 +14,7 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
 /// What arrives from the socket.
+#[derive(Debug)]
 pub(super) enum Frame {
     Bytes(Bytes),
     /// The blob is complete and its digest is right; a queue that closes without this was cut.
@@ -113,7 +114,7 @@ mod tests {
     fn through(frames: Vec<Frame>, limit: u64) -> (Result<(), Stopped>, io::Result<Digest>) {
         let (sender, receiver) = mpsc::channel(64);
         for frame in frames {
-            sender.try_send(frame).ok().expect("the queue is long enough");
+            sender.try_send(frame).expect("the queue is long enough");
         }
         drop(sender);
         let (writer, out) = blocks::queue();

@@ -28,6 +28,14 @@ pub(crate) struct StagedLayer {
 }
 
 impl StagedLayer {
+    /// Turns a staging folder with a complete `fs/` into a layer that a commit can take.
+    pub(crate) fn new(staging: Staging, diff_id: Digest, record: LayerRecord) -> Result<Self, RuntimeError> {
+        let bytes = serde_json::to_vec(&record).expect("a record is JSON");
+        fs::write(staging.path().join("layer.json"), bytes)
+            .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
+        Ok(Self { record, diff_id, folder: Mutex::new(Some(staging.keep())) })
+    }
+
     fn folder(&self) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
         self.folder.lock().expect("nobody panics while holding it")
     }
@@ -92,21 +100,8 @@ impl Store {
         Ok(Staging { path: Some(path) })
     }
 
-    /// Turns a staging folder with a complete `fs/` into a layer that a commit can take.
-    pub(crate) fn staged(
-        &self,
-        staging: Staging,
-        diff_id: Digest,
-        record: LayerRecord,
-    ) -> Result<StagedLayer, RuntimeError> {
-        let bytes = serde_json::to_vec(&record).expect("a record is JSON");
-        fs::write(staging.path().join("layer.json"), bytes)
-            .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
-        Ok(StagedLayer { record, diff_id, folder: Mutex::new(Some(staging.keep())) })
-    }
-
     /// Makes an image exist: content durable, content in place, names last. On an error nothing is visible.
-    pub fn commit(&self, new: NewImage, layers: &[Arc<StagedLayer>]) -> Result<ImageId, RuntimeError> {
+    pub(crate) fn commit(&self, new: NewImage, layers: &[Arc<StagedLayer>]) -> Result<ImageId, RuntimeError> {
         let id = new.record.image_id();
         let failed = |what: &str| {
             let message = format!("could not commit image `{id}`: {what}");
@@ -158,7 +153,7 @@ impl Store {
     /// Gives an image that is here more names. Writes nothing when it has them all.
     ///
     /// Answers `false` when the image is not here any more.
-    pub fn add_names(&self, id: &ImageId, names: &[String]) -> Result<bool, RuntimeError> {
+    pub(crate) fn add_names(&self, id: &ImageId, names: &[String]) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             if !index.images.contains_key(id) {
                 return false;
@@ -171,7 +166,7 @@ impl Store {
     }
 
     /// Takes an image with all its names away; its content goes with the next sweep. Answers whether it was here.
-    pub fn remove_image(&self, id: &ImageId) -> Result<bool, RuntimeError> {
+    pub(crate) fn remove_image(&self, id: &ImageId) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             index.names.retain(|_, named| named != id);
             index.images.contains_key(id)
@@ -179,7 +174,7 @@ impl Store {
     }
 
     /// Takes one tag away, and with the last tag what digests are left of the image. Answers whether it was here.
-    pub fn remove_name(&self, name: &str) -> Result<bool, RuntimeError> {
+    pub(crate) fn remove_name(&self, name: &str) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             let Some(id) = index.names.remove(name) else { return false };
             let is_tag = |name: &String| !name.contains('@');

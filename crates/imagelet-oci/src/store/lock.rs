@@ -50,15 +50,14 @@ fn held_by_another(root: &Path, file: &mut File) -> RuntimeError {
         .with_hint("talk to that process with --endpoint unix://SOCKET, wait for it to end, or name another place with --store DIR")
 }
 
+const COMMANDS: [&str; 14] =
+    ["serve", "pull", "ensure", "ls", "inspect", "rm", "untag", "gc", "df", "pin", "unpin", "pins", "mount", "unmount"];
+
 /// Program and command word only: arguments may hold what others must not see.
 fn command_line() -> String {
     let mut arguments = std::env::args();
     let program = arguments.next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default().to_owned();
-    const COMMANDS: [&str; 14] = [
-        "serve", "pull", "ensure", "ls", "inspect", "rm", "untag", "gc", "df", "pin", "unpin", "pins", "mount",
-        "unmount",
-    ];
     match arguments.find(|argument| COMMANDS.contains(&argument.as_str())) {
         Some(command) => format!("{program} {command}"),
         None => program,

@@ -62,7 +62,7 @@ impl Store {
     ///
     /// # Errors
     /// When another process owns it (the error says which), when others may write to it, or when the disk refuses.
-    pub fn open(root: &Path) -> Result<Self, RuntimeError> {
+    pub(crate) fn open(root: &Path) -> Result<Self, RuntimeError> {
         let created = disk::create_folders(root);
         let read_only = matches!(&created, Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem);
         match created {
@@ -91,17 +91,17 @@ impl Store {
     }
 
     /// Where it is.
-    pub fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
     /// Whether nothing can be written.
-    pub fn is_read_only(&self) -> bool {
+    pub(crate) fn is_read_only(&self) -> bool {
         self.lock.is_none()
     }
 
     /// Refuses when nothing can be written.
-    pub fn check_writable(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn check_writable(&self) -> Result<(), RuntimeError> {
         if self.is_read_only() {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::Unavailable,
@@ -113,42 +113,42 @@ impl Store {
     }
 
     /// All images with their names.
-    pub fn images(&self) -> Vec<(ImageRecord, Vec<String>)> {
+    pub(crate) fn images(&self) -> Vec<(ImageRecord, Vec<String>)> {
         self.index().images_with_names()
     }
 
     /// One image with its names.
-    pub fn image(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
+    pub(crate) fn image(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
         self.index().image_with_names(id)
     }
 
     /// The image a reference, id or unique prefix of an id means here.
-    pub fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
+    pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
         self.index().resolve(text)
     }
 
     /// The record of a layer that is here.
-    pub fn layer(&self, diff_id: &Digest) -> Option<LayerRecord> {
+    pub(crate) fn layer(&self, diff_id: &Digest) -> Option<LayerRecord> {
         self.index().layers.get(diff_id).cloned()
     }
 
     /// All layers that are here.
-    pub fn layers(&self) -> Vec<LayerRecord> {
+    pub(crate) fn layers(&self) -> Vec<LayerRecord> {
         self.index().layers.values().cloned().collect()
     }
 
     /// The unpacked tree of a layer.
-    pub fn layer_tree(&self, diff_id: &Digest) -> PathBuf {
+    pub(crate) fn layer_tree(&self, diff_id: &Digest) -> PathBuf {
         self.layer_folder(diff_id).join("fs")
     }
 
     /// A file of an image's folder: `manifest.json`, `config.json` or `index.json`.
-    pub fn image_file(&self, id: &ImageId, name: &str) -> io::Result<Vec<u8>> {
+    pub(crate) fn image_file(&self, id: &ImageId, name: &str) -> io::Result<Vec<u8>> {
         std::fs::read(self.image_folder(id).join(name))
     }
 
     /// Keeps layers from being swept while the lease lives, whether they are here yet or not.
-    pub fn lease(self: &std::sync::Arc<Self>, layers: &[Digest]) -> Lease {
+    pub(crate) fn lease(self: &std::sync::Arc<Self>, layers: &[Digest]) -> Lease {
         let mut index = self.index();
         for layer in layers {
             *index.leases.entry(layer.clone()).or_default() += 1;

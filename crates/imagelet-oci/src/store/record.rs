@@ -54,12 +54,12 @@ pub(crate) struct LayerRecord {
 
 impl ImageRecord {
     /// The image's id.
-    pub fn image_id(&self) -> ImageId {
+    pub(crate) fn image_id(&self) -> ImageId {
         ImageId::new(&self.id)
     }
 
     /// The layers' keys, lowest first. What does not parse is left out; a loaded record has been checked.
-    pub fn diff_ids(&self) -> Vec<Digest> {
+    pub(crate) fn diff_ids(&self) -> Vec<Digest> {
         self.layers.iter().filter_map(|layer| layer.diff_id.parse().ok()).collect()
     }
 

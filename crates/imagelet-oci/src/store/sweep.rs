@@ -19,7 +19,7 @@ impl Store {
     /// Removes layers and image folders that no name and no running pull needs.
     ///
     /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it.
-    pub fn sweep(&self) -> Result<SweepReport, RuntimeError> {
+    pub(crate) fn sweep(&self) -> Result<SweepReport, RuntimeError> {
         self.check_writable()?;
         let mut report = SweepReport::default();
         {
@@ -60,7 +60,7 @@ impl Store {
     }
 
     /// Unlinks what lies in the trash.
-    pub fn empty_trash(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn empty_trash(&self) -> Result<(), RuntimeError> {
         let _alone = self.trash.lock().expect("nobody panics while holding it");
         for path in self.unknown_folders("trash", |_| false)? {
             remove_tree(&path)

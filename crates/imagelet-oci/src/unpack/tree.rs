@@ -191,7 +191,7 @@ impl Tree {
     fn opened(&self, here: &Directory, name: &[u8], fd: OwnedFd) -> Result<Rc<Directory>, Fault> {
         // Names are bounded, but links let short names reach ever deeper.
         let path = name::join(&here.path, name);
-        if path.len() > self.path_max || path.iter().filter(|&&byte| byte == b'/').count() >= self.depth_max {
+        if path.len() > self.path_max || path.split(|&byte| byte == b'/').count() > self.depth_max {
             return Err(Fault::limit("it lies too deep in the layer"));
         }
         Ok(Rc::new(Directory { fd, path }))
