@@ -27,7 +27,15 @@ pub(crate) struct Global {
     #[arg(long, global = true, env = "IMAGELET_STORE", value_name = "DIR", help_heading = "Global options")]
     pub(crate) store: Option<PathBuf>,
     /// How to print.
-    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT", help_heading = "Global options")]
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        value_name = "FORMAT",
+        help_heading = "Global options"
+    )]
     pub(crate) output: Format,
 }
 

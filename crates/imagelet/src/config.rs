@@ -31,7 +31,11 @@ const FILE_LENGTH_MAX: u64 = 1 << 20;
 pub(crate) enum ConfigError {
     /// The file cannot be read.
     #[error("could not read the configuration `{path}`")]
-    Read { path: PathBuf, #[source] source: std::io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     /// It is no YAML, or has a key or a type that is not ours.
     #[error("{place}: {message}")]
     Parse { place: String, message: String },

@@ -39,7 +39,9 @@ impl Table {
     pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let widths: Vec<usize> = (0..columns)
-            .map(|column| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max().unwrap_or(0))
+            .map(|column| {
+                self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max().unwrap_or(0)
+            })
             .collect();
         for row in &self.rows {
             let mut line = String::new();
@@ -69,7 +71,9 @@ pub(crate) fn print<T: Serialize>(
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = match format {
         Format::Table | Format::Wide => human(&mut out),
-        Format::Json => serde_json::to_writer_pretty(&mut out, result).map_err(io::Error::from).and_then(|()| writeln!(out)),
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut out, result).map_err(io::Error::from).and_then(|()| writeln!(out))
+        }
         Format::Yaml => out.write_all(serde_saphyr::to_string(result)?.as_bytes()),
     };
     match written.and_then(|()| out.flush()) {

@@ -20,7 +20,7 @@ use imagelet_core::image::Digest;
 
 /// A layer in the making, then its bytes and what is said of them.
 #[derive(Clone)]
-pub struct Layer {
+pub(crate) struct Layer {
     tar: Vec<u8>,
     blob: Vec<u8>,
     served: Option<Vec<u8>>,
@@ -32,23 +32,23 @@ pub struct Layer {
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 
 impl Layer {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { tar: Vec::new(), blob: Vec::new(), served: None, media_type: PLAIN.into(), diff_id: None, stall: None }
     }
 
-    pub fn file(self, path: &str, bytes: &[u8]) -> Self {
+    pub(crate) fn file(self, path: &str, bytes: &[u8]) -> Self {
         self.raw(path, bytes)
     }
 
     /// A regular file under whatever name, also one that the usual builders refuse to write.
-    pub fn raw(mut self, path: &str, bytes: &[u8]) -> Self {
+    pub(crate) fn raw(mut self, path: &str, bytes: &[u8]) -> Self {
         self.header(path, "", b'0', bytes.len());
         self.tar.extend_from_slice(bytes);
         self.tar.resize(self.tar.len().next_multiple_of(512), 0);
         self
     }
 
-    pub fn link(mut self, path: &str, target: &str) -> Self {
+    pub(crate) fn link(mut self, path: &str, target: &str) -> Self {
         self.header(path, target, b'2', 0);
         self
     }
@@ -76,59 +76,62 @@ impl Layer {
         self
     }
 
-    pub fn plain(self) -> Self {
+    pub(crate) fn plain(self) -> Self {
         let ended = self.ended();
         Self { blob: ended.tar.clone(), ..ended }
     }
 
-    pub fn gzip(self) -> Self {
+    pub(crate) fn gzip(self) -> Self {
         let ended = self.ended();
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         encoder.write_all(&ended.tar).expect("memory takes all");
         Self { blob: encoder.finish().expect("memory takes all"), media_type: format!("{PLAIN}+gzip"), ..ended }
     }
 
-    pub fn zstd(self) -> Self {
+    pub(crate) fn zstd(self) -> Self {
         let ended = self.ended();
         let blob = zstd::encode_all(&ended.tar[..], 3).expect("it compresses");
         Self { blob, media_type: format!("{PLAIN}+zstd"), ..ended }
     }
 
-    pub fn serving(mut self, change: impl FnOnce(&mut Vec<u8>)) -> Self {
+    pub(crate) fn serving(mut self, change: impl FnOnce(&mut Vec<u8>)) -> Self {
         let mut bytes = self.blob.clone();
         change(&mut bytes);
         self.served = Some(bytes);
         self
     }
 
-    pub fn typed(self, media_type: &str) -> Self {
+    pub(crate) fn typed(self, media_type: &str) -> Self {
         Self { media_type: media_type.into(), ..self }
     }
 
-    pub fn with_diff_id_of(self, bytes: &[u8]) -> Self {
+    pub(crate) fn with_diff_id_of(self, bytes: &[u8]) -> Self {
         Self { diff_id: Some(Digest::of(bytes)), ..self }
     }
 
-    pub fn stalling_at(self, bytes: usize) -> Self {
+    pub(crate) fn stalling_at(self, bytes: usize) -> Self {
         Self { stall: Some(bytes), ..self }
     }
 }
 
+/// Media type, bytes, and where sending stops for good.
+type Served = (String, Vec<u8>, Option<usize>);
+
 #[derive(Default)]
 struct Content {
-    /// Path below `/v2/` → media type, bytes, and where sending stops for good.
-    files: Mutex<HashMap<String, (String, Vec<u8>, Option<usize>)>>,
+    /// By path below `/v2/`.
+    files: Mutex<HashMap<String, Served>>,
     layer_requests: AtomicUsize,
 }
 
 /// A registry on loopback.
-pub struct TestRegistry {
+pub(crate) struct TestRegistry {
     port: u16,
     content: Arc<Content>,
 }
 
 impl TestRegistry {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let content = Arc::new(Content::default());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let port = listener.local_addr().expect("bound").port();
@@ -137,15 +140,15 @@ impl TestRegistry {
         Self { port, content }
     }
 
-    pub fn name(&self, name: &str) -> String {
+    pub(crate) fn name(&self, name: &str) -> String {
         format!("127.0.0.1:{}/{name}", self.port)
     }
 
-    pub fn take_layer_requests(&self) -> usize {
+    pub(crate) fn take_layer_requests(&self) -> usize {
         self.content.layer_requests.swap(0, Ordering::SeqCst)
     }
 
-    pub fn image(&self, name: &str, tag: &str, layers: &[Layer]) {
+    pub(crate) fn image(&self, name: &str, tag: &str, layers: &[Layer]) {
         let diff_ids: Vec<String> = layers
             .iter()
             .map(|layer| layer.diff_id.clone().unwrap_or_else(|| Digest::of(&layer.tar)).to_string())

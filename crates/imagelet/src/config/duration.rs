@@ -171,7 +171,8 @@ mod tests {
         {
             assert_eq!(text.parse(), Ok(GoDuration(nanoseconds)), "{text}");
         }
-        for text in ["", "-", "5", "5 m", "m", "1d", "1..5s", "99999999999999999999h", "1h-5m", "9223372036854775807s"] {
+        for text in ["", "-", "5", "5 m", "m", "1d", "1..5s", "99999999999999999999h", "1h-5m", "9223372036854775807s"]
+        {
             assert!(text.parse::<GoDuration>().is_err(), "{text}");
         }
     }

@@ -37,7 +37,9 @@ impl Environment {
     /// Reads the variables of this process.
     pub(crate) fn of_process() -> Self {
         let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let text = |name: &str| -> Option<String> { std::env::var_os(name)?.into_string().ok().filter(|value| !value.is_empty()) };
+        let text = |name: &str| -> Option<String> {
+            std::env::var_os(name)?.into_string().ok().filter(|value| !value.is_empty())
+        };
         Self {
             root: rustix::process::geteuid().is_root(),
             home: directory("HOME"),

@@ -141,11 +141,13 @@ impl Layers {
         let effective = self.effective()?;
         let file = unflatten(effective.iter().map(|one| (&one.key, &one.value)))?;
         validate::check(&file).map_err(|complaints| {
-            let line = |complaint: validate::Complaint| {
-                match effective.iter().find(|one| one.key == complaint.key).map(|one| &one.source) {
-                    None | Some(Source::Default) => complaint.message,
-                    Some(source) => format!("{source}: {}", complaint.message),
-                }
+            let line = |complaint: validate::Complaint| match effective
+                .iter()
+                .find(|one| one.key == complaint.key)
+                .map(|one| &one.source)
+            {
+                None | Some(Source::Default) => complaint.message,
+                Some(source) => format!("{source}: {}", complaint.message),
             };
             ConfigError::Invalid(complaints.into_iter().map(line).collect())
         })
@@ -185,7 +187,8 @@ fn line_of(text: &str, key: &str) -> Option<usize> {
     for part in key.split('.') {
         let sets = |line: &str| {
             let line = line.trim_start().trim_start_matches(['"', '\'']);
-            line.strip_prefix(part).is_some_and(|rest| rest.trim_start_matches(['"', '\'']).trim_start().starts_with(':'))
+            line.strip_prefix(part)
+                .is_some_and(|rest| rest.trim_start_matches(['"', '\'']).trim_start().starts_with(':'))
         };
         found = Some(lines.by_ref().find(|(_, line)| sets(line))?.0 + 1);
     }
@@ -302,7 +305,12 @@ mod tests {
                 Ok(_) => String::new(),
                 Err(error) => error.to_string(),
             };
-            assert_eq!(errors.is_empty(), case["expected"]["valid"].as_bool().expect("a verdict"), "{}: {errors}", case["name"]);
+            assert_eq!(
+                errors.is_empty(),
+                case["expected"]["valid"].as_bool().expect("a verdict"),
+                "{}: {errors}",
+                case["name"]
+            );
             for text in case["expected"]["error_contains"].as_array().expect("a list of texts") {
                 let text = text.as_str().expect("a text");
                 assert!(errors.contains(text), "{}: {errors} lacks {text}", case["name"]);

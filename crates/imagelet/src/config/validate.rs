@@ -2,9 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use imagelet_core::{
-    image::{Percent, Reference, trim_tag_and_digest},
-};
+use imagelet_core::image::{Percent, Reference, trim_tag_and_digest};
 
 use super::{
     API_VERSION, Backend, DurabilityKind, File, GcSettings, GoDuration, KIND, PullLimits, Settings, StoreSettings,
@@ -139,14 +137,17 @@ fn pulls(file: &File, complaints: &mut Complaints) -> PullLimits {
     let rate = file.pulls_per_second.unwrap_or_default();
     let serial = file.pulls_serial.unwrap_or(true);
     if burst < 0 {
-        complaints.add("registryBurst", format!("registryBurst (--registry-burst) {burst} must not be a negative number"));
+        complaints
+            .add("registryBurst", format!("registryBurst (--registry-burst) {burst} must not be a negative number"));
     }
     if rate < 0 {
-        complaints.add("registryPullQPS", format!("registryPullQPS (--registry-qps) {rate} must not be a negative number"));
+        complaints
+            .add("registryPullQPS", format!("registryPullQPS (--registry-qps) {rate} must not be a negative number"));
     }
     if let Some(parallel) = file.pulls_parallel_max {
         if parallel < 1 {
-            complaints.add("maxParallelImagePulls", format!("maxParallelImagePulls {parallel} must be a positive number"));
+            complaints
+                .add("maxParallelImagePulls", format!("maxParallelImagePulls {parallel} must be a positive number"));
         }
         if serial && parallel > 1 {
             complaints.add(
@@ -233,7 +234,8 @@ fn check_socket(socket: &PathBuf, complaints: &mut Complaints) {
     if !socket.is_absolute() {
         complaints.add("socket", format!("socket `{}` must be an absolute path", socket.display()));
     } else if length > SOCKET_LENGTH_MAX {
-        complaints.add("socket", format!("socket has {length} bytes, a unix socket's path has at most {SOCKET_LENGTH_MAX}"));
+        complaints
+            .add("socket", format!("socket has {length} bytes, a unix socket's path has at most {SOCKET_LENGTH_MAX}"));
     }
 }
 
@@ -241,7 +243,8 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
     let store = file.store.clone().unwrap_or_default();
     let directory = store.directory.unwrap_or_default();
     if !directory.is_absolute() {
-        complaints.add("store.directory", format!("store.directory `{}` must be an absolute path", directory.display()));
+        complaints
+            .add("store.directory", format!("store.directory `{}` must be an absolute path", directory.display()));
     }
     let layers = store.layers_in_flight.unwrap_or(1);
     if !(1..=LAYERS_IN_FLIGHT_MAX).contains(&layers) {
@@ -250,7 +253,8 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
             format!("store.layersInFlight {layers} must be between 1 and {LAYERS_IN_FLIGHT_MAX}, inclusive"),
         );
     }
-    let endpoint = file.image_service.as_ref().and_then(|service| service.cri.as_ref()).and_then(|cri| cri.endpoint.clone());
+    let endpoint =
+        file.image_service.as_ref().and_then(|service| service.cri.as_ref()).and_then(|cri| cri.endpoint.clone());
     match endpoint.filter(|endpoint| !endpoint.is_empty()) {
         Some(endpoint) => Backend::Cri { endpoint, state: directory },
         None => Backend::Embedded(StoreSettings {
