@@ -135,16 +135,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_on_a_border_is_in_the_class_below() {
-        for (bytes, label) in [
-            (0, "N/A"),
-            (1, "0-10MB"),
-            (10 << 20, "0-10MB"),
-            ((10 << 20) + 1, "10MB-100MB"),
-            (1 << 30, "500MB-1GB"),
-            (u64::MAX, "GT100GB"),
-        ] {
-            assert_eq!(size_label(ByteSize(bytes)), label);
+    fn every_size_label_vector_holds() {
+        let cases = crate::testing::vectors("pull-size-label.json");
+        for case in &cases {
+            let size = ByteSize(case["input"]["size_bytes"].as_u64().unwrap());
+            assert_eq!(Some(size_label(size)), case["expected"]["image_size_in_bytes"].as_str(), "{size:?}");
         }
+        assert_eq!(cases.len(), 25);
     }
 }

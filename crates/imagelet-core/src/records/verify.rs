@@ -192,6 +192,33 @@ pub(super) fn normal(image: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn every_allowlist_vector_holds() {
+        let cases = vectors("pull-allowlist.json");
+        for case in &cases {
+            let (input, expected) = (&case["input"], &case["expected"]);
+            if let Some(pattern) = input["pattern"].as_str() {
+                match Allowlist::new([pattern]) {
+                    Err(error) => assert_eq!(Some(error.to_string().as_str()), expected["error"].as_str()),
+                    Ok(list) => {
+                        assert!(expected["error"].is_null(), "{pattern:?} is accepted");
+                        let kept = if expected["prefix_match"] == true { &list.prefixes } else { &list.exact };
+                        assert_eq!(kept.first().map(String::as_str), expected["stored_as"].as_str());
+                    }
+                }
+                continue;
+            }
+            let patterns: Vec<String> = serde_json::from_value(input["allowlist"].clone()).unwrap();
+            let list = Allowlist::new(patterns.iter().map(String::as_str)).unwrap();
+            let policy = VerificationPolicy::NeverVerifyAllowlistedImages(list);
+            let image = input["image"].as_str().unwrap();
+            let verifies = policy.wants_credentials(image, true);
+            assert_eq!(Some(verifies), expected["require_verification"].as_bool(), "{patterns:?} {image}");
+        }
+        assert_eq!(cases.len(), 58);
+    }
 
     #[test]
     fn patterns_are_refused_by_the_first_rule_they_break() {
