@@ -250,6 +250,7 @@ impl<'a> Writer<'a> {
         self.finish_special(place, entry, None)
     }
 
+    /// The entry's own metadata is not applied: the file has its target's, which writers repeat here.
     fn hard_link(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
         let target = name::clean_target(&entry.link, self.gauge.limits())?;
         let missing = || {

@@ -132,7 +132,7 @@ fn as_root_owners_and_devices_are_applied() {
     let site = Site::new();
     let archive = Archive::new()
         .header(Header::new(b'5', "d", 0).owner(10, 20).mode(0o2755))
-        .header(Header::new(b'0', "d/f", 3).owner(1000, 0o1777777).mode(0o6755))
+        .header(Header::new(b'0', "d/f", 3).owner(1000, 0o1_777_777).mode(0o6755))
         .data(b"abc")
         .header(Header::new(b'2', "d/l", 0).link("f").owner(3, 4))
         .pax(&[("uid", b"2147483648"), ("gid", b"4294967294")])
@@ -143,7 +143,7 @@ fn as_root_owners_and_devices_are_applied() {
     let report = site.unpack(&archive.end()).unwrap();
     let owner = |path| (metadata(&site, path).uid(), metadata(&site, path).gid());
     assert_eq!([owner("d"), owner("d/l"), owner("d/mine")], [(10, 20), (3, 4), (0, 0)]);
-    assert_eq!((owner("d/f"), metadata(&site, "d/f").mode() & 0o7777), ((1000, 0o1777777), 0o6755));
+    assert_eq!((owner("d/f"), metadata(&site, "d/f").mode() & 0o7777), ((1000, 0o1_777_777), 0o6755));
     assert_eq!(owner("far"), (2_147_483_648, 4_294_967_294));
     // A container without CAP_MKNOD leaves devices out, and says so.
     if report.ownership.is_empty() {
@@ -183,11 +183,7 @@ fn without_root_owners_and_devices_are_recorded() {
         device: None,
         xattrs: Vec::new(),
     };
-    let (null, others) = report
-        .ownership
-        .split_first()
-        .map(|_| report.ownership.iter().partition::<Vec<_>, _>(|record| record.device.is_some()))
-        .unwrap();
+    let (null, others): (Vec<_>, Vec<_>) = report.ownership.iter().partition(|record| record.device.is_some());
     assert_eq!(null[0].path, "null");
     let wanted =
         [record("d%25", 10, 20, 0o500), record("d%25/f", 1000, 1001, 0o4755), record("other", 1000, 1001, 0o4755)];

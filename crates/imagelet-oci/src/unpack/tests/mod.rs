@@ -5,6 +5,7 @@ mod entries;
 mod escapes;
 mod format;
 mod limits;
+mod random;
 mod whiteouts;
 
 use std::{
@@ -129,23 +130,23 @@ fn list(directory: &Path, prefix: &str, listing: &mut BTreeMap<String, String>) 
     }
 }
 
-/// All of a tree that an attack could change.
-fn snapshot(root: &Path) -> Vec<(String, u32, u32, u64, i64, i64, Vec<u8>)> {
+/// All of a file that an attack could change.
+type Seen = (String, Vec<u8>, [i64; 5]);
+
+fn snapshot(root: &Path) -> Vec<Seen> {
     let mut found = Vec::new();
     let mut open = vec![root.to_owned()];
     while let Some(path) = open.pop() {
         let metadata = fs::symlink_metadata(&path).unwrap();
         let content = if metadata.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
-        let times = (metadata.mtime(), metadata.mtime_nsec());
-        found.push((
-            path.display().to_string(),
-            metadata.mode(),
-            metadata.uid(),
-            metadata.nlink(),
-            times.0,
-            times.1,
-            content,
-        ));
+        let numbers = [
+            i64::from(metadata.mode()),
+            i64::from(metadata.uid()),
+            metadata.nlink().cast_signed(),
+            metadata.mtime(),
+            metadata.mtime_nsec(),
+        ];
+        found.push((path.display().to_string(), content, numbers));
         if metadata.is_dir() {
             open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
         }
