@@ -12,7 +12,7 @@ use crate::{
 
 /// A store of images: a runtime seen through CRI, the embedded engine, or a fake.
 ///
-/// Promises every implementation keeps, and [`crate::testing::conformance`] checks:
+/// Promises every implementation keeps, and the conformance suite of `testing` checks:
 /// what was pulled is listed at once and what was removed is gone at once; one image has one id, the same in every
 /// answer; an absent image is no error for `status` and `remove`; a failed or dropped pull leaves no image.
 #[async_trait]
