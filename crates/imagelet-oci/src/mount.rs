@@ -67,7 +67,13 @@ pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) 
     };
     // Written down first: a crash in between leaves a note that the kernel's table contradicts, not a hidden use.
     fs::write(work.note(), serde_json::to_vec(&mounted).expect("a mount is JSON")).map_err(failed)?;
-    let mut lower = topmost(&record.diff_ids()).map(|layer| store.layer_tree(layer)).collect::<Vec<_>>();
+    let mut lower = Vec::new();
+    for layer in topmost(&record.diff_ids()) {
+        lower.push(store.layer_tree(layer));
+        if store.layer(layer).is_some_and(|layer| layer.root_opaque) {
+            break;
+        }
+    }
     // Overlayfs without an upper layer wants at least two lower ones.
     while lower.len() < 2 {
         lower.push(work.empty());
@@ -249,6 +255,13 @@ impl ContainerService for MountUses {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layer_that_stands_twice_is_shown_once_at_its_upper_place() {
+        let [a, b, c] = [b"a", b"b", b"c"].map(|bytes| Digest::of(bytes));
+        let layers = [a.clone(), b.clone(), a.clone(), c.clone()];
+        assert_eq!(topmost(&layers).collect::<Vec<_>>(), [&c, &a, &b]);
+    }
 
     #[test]
     fn a_mount_is_found_by_its_whole_path_and_our_source() {

@@ -174,6 +174,7 @@ impl LayerJob {
             entries: report.entries,
             bytes: report.bytes,
             disk_bytes: report.disk_bytes,
+            root_opaque: report.root_opaque,
         };
         StagedLayer::new(staging, diff_id, record)
     }

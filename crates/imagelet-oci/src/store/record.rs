@@ -50,6 +50,9 @@ pub(crate) struct LayerRecord {
     pub bytes: u64,
     /// Bytes it takes on the disk, rounded to blocks.
     pub disk_bytes: u64,
+    /// It hides every layer below it. Overlayfs does not read that mark on a root, so a mount leaves the others out.
+    #[serde(default)]
+    pub root_opaque: bool,
 }
 
 impl ImageRecord {
