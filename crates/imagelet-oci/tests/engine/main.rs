@@ -225,3 +225,63 @@ async fn a_store_that_others_may_write_is_refused() {
     let error = Engine::open(EngineConfig::new(folder.path())).await.expect_err("anybody may write");
     assert!(error.to_string().contains("777"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_shows_the_merged_tree_and_holds_its_image() {
+    let registry = TestRegistry::start().await;
+    registry.image(
+        "merged",
+        "v1",
+        &[
+            Layer::new().file("kept", b"1").file("gone", b"1").file("dir/old", b"1").file("over", b"1").gzip(),
+            Layer::new()
+                .raw(".wh.gone", b"")
+                .raw("dir/.wh..wh..opq", b"")
+                .file("dir/new", b"2")
+                .file("over", b"2")
+                .zstd(),
+        ],
+    );
+    registry.image(
+        "hidden",
+        "v1",
+        &[Layer::new().file("below", b"1").gzip(), Layer::new().raw(".wh..wh..opq", b"").file("top", b"2").gzip()],
+    );
+    let (folder, target) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let engine = open(folder.path()).await;
+    let (merged, hidden) = (registry.name("merged:v1"), registry.name("hidden:v1"));
+    pull(&engine, &merged).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    pull(&engine, &hidden).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let spec = ImageSpec::new(&merged);
+    let mounted = engine.mount(&spec, target.path(), false).await;
+    if !rustix::process::geteuid().is_root() {
+        assert!(mounted.expect_err("mounting needs root").hint().is_some());
+        return;
+    }
+    mounted.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let shown: Vec<String> = tree(target.path()).into_keys().collect();
+    assert_eq!(shown, ["dir/new", "kept", "over"]);
+    assert_eq!(std::fs::read(target.path().join("over")).expect("a file"), b"2");
+    assert!(std::fs::write(target.path().join("kept"), b"x").is_err(), "it is read-only");
+    let uses = engine.container_service().containers().await.expect("uses");
+    assert_eq!(uses.len(), 1);
+    assert_eq!(engine.remove(&spec).await.expect_err("it is in use").kind(), RuntimeErrorKind::InUse);
+    assert_eq!(engine.mount(&spec, target.path(), false).await.expect_err("taken").kind(), RuntimeErrorKind::InUse);
+    engine.unmount(target.path()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert!(tree(target.path()).is_empty());
+
+    engine
+        .mount(&ImageSpec::new(&hidden), target.path(), true)
+        .await
+        .unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(tree(target.path()).into_keys().collect::<Vec<_>>(), ["top"]);
+    std::fs::write(target.path().join("top"), b"written").expect("it is writable");
+    engine.unmount(target.path()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    engine.mount(&ImageSpec::new(&hidden), target.path(), false).await.expect("again");
+    assert_eq!(std::fs::read(target.path().join("top")).expect("a file"), b"2", "what was written went with the mount");
+    engine.unmount(target.path()).await.expect("unmount");
+    for name in [&merged, &hidden] {
+        engine.remove(&ImageSpec::new(name)).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    }
+    assert_eq!(content(folder.path()), Vec::<String>::new());
+}
