@@ -134,26 +134,9 @@ struct StoreFile {
     /// Its directory, owned by one process at a time.
     #[serde(rename = "directory", skip_serializing_if = "Option::is_none")]
     directory: Option<PathBuf>,
-    /// `commit`: a pull answers when its image survives a power cut. `background`: the disk catches up later.
-    #[serde(rename = "durability", skip_serializing_if = "Option::is_none")]
-    durability: Option<DurabilityKind>,
-    /// Keep the compressed layers beside the unpacked ones.
-    #[serde(rename = "keepBlobs", skip_serializing_if = "Option::is_none")]
-    keep_blobs: Option<bool>,
     /// At most this many layers of one image are fetched and unpacked at once, 1 to 64.
     #[serde(rename = "layersInFlight", skip_serializing_if = "Option::is_none")]
     layers_in_flight: Option<i32>,
-}
-
-/// When a pull may answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum DurabilityKind {
-    /// When its image survives a power cut.
-    #[default]
-    Commit,
-    /// At once; the disk catches up later.
-    Background,
 }
 
 /// `imageService` in the file.
@@ -199,9 +182,6 @@ struct DetectionFile {
     /// How often the node looks which images are there and in use.
     #[serde(rename = "period", skip_serializing_if = "Option::is_none")]
     period: Option<GoDuration>,
-    /// How often the cached list of images is renewed.
-    #[serde(rename = "cachePeriod", skip_serializing_if = "Option::is_none")]
-    cache_period: Option<GoDuration>,
 }
 
 /// `collection` in the file.
@@ -236,19 +216,11 @@ impl File {
             verification_allowlist: Some(Vec::new()),
             socket: Some(environment.socket_default()),
             http: Some(HttpFile { address: Some(String::new()) }),
-            store: Some(StoreFile {
-                directory: Some(environment.store_default()),
-                durability: Some(DurabilityKind::Commit),
-                keep_blobs: Some(false),
-                layers_in_flight: Some(4),
-            }),
+            store: Some(StoreFile { directory: Some(environment.store_default()), layers_in_flight: Some(4) }),
             image_service: Some(ImageServiceFile { cri: Some(CriFile { endpoint: Some(String::new()) }) }),
             registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
             credentials: Some(CredentialsFile { docker_config: environment.docker_config_default() }),
-            detection: Some(DetectionFile {
-                period: Some(GoDuration::minutes(5)),
-                cache_period: Some(GoDuration::seconds(30)),
-            }),
+            detection: Some(DetectionFile { period: Some(GoDuration::minutes(5)) }),
             collection: Some(CollectionFile { enabled: Some(true), period: Some(GoDuration::minutes(5)) }),
         }
     }
@@ -283,8 +255,6 @@ pub(crate) struct Settings {
     pub(crate) docker_config: Option<PathBuf>,
     /// How often images are looked for.
     pub(crate) detection_period: Duration,
-    /// How often the list of images is renewed.
-    pub(crate) cache_period: Duration,
     /// How often to collect; `None`: on command only.
     pub(crate) collection_period: Option<Duration>,
 }
@@ -342,20 +312,6 @@ pub(crate) enum Backend {
 pub(crate) struct StoreSettings {
     /// Its directory.
     pub(crate) directory: PathBuf,
-    /// When a pull may answer.
-    pub(crate) durability: DurabilityKind,
-    /// Keep compressed layers.
-    pub(crate) keep_blobs: bool,
     /// Layers of one image at once.
     pub(crate) layers_in_flight: usize,
-}
-
-impl Backend {
-    /// Where records, pins and the ledger of this node are kept.
-    pub(crate) fn directory(&self) -> &PathBuf {
-        match self {
-            Self::Embedded(store) => &store.directory,
-            Self::Cri { state, .. } => state,
-        }
-    }
 }

@@ -63,7 +63,9 @@ impl Failure {
         let mut failure = Self::of(error);
         failure.reason = error.reason().to_owned();
         failure.hint = failure.hint.or_else(|| match error {
-            EnsureError::NeverPull { .. } => Some("pull it with another policy, such as `--policy IfNotPresent`".into()),
+            EnsureError::NeverPull { .. } => {
+                Some("pull it with another policy, such as `--policy IfNotPresent`".into())
+            }
             _ => None,
         });
         failure
@@ -128,6 +130,12 @@ impl Error for Failure {}
 
 impl From<RuntimeError> for Failure {
     fn from(error: RuntimeError) -> Self {
+        Self::of(&error)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
         Self::of(&error)
     }
 }

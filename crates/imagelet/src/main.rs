@@ -1,8 +1,67 @@
 //! The command line of the node image manager.
 
+mod api;
 mod cli;
+mod commands;
 mod config;
+mod failure;
+mod http;
+mod jobs;
+mod node;
 mod output;
+mod progress;
+mod serve;
 mod size;
 
-fn main() {}
+use std::{
+    io::{IsTerminal as _, Write as _},
+    process::ExitCode,
+};
+
+use tracing_subscriber::EnvFilter;
+
+use cli::{Cli, Command};
+use config::Environment;
+
+/// A refused command line; what `clap` uses, too.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = match Cli::read(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors and go to stdout; a closed pipe is nobody's fault.
+            drop(error.print());
+            return if error.exit_code() == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) };
+        }
+    };
+    let environment = Environment::of_process();
+    start_log(&environment, matches!(cli.command, Command::Serve(_)));
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return told(&failure::Failure::of(&error)),
+    };
+    match runtime.block_on(commands::run(cli, environment)) {
+        Ok(code) => code,
+        Err(failure) => told(&failure),
+    }
+}
+
+/// The daemon tells its decisions; a command only what would otherwise be lost, as its errors end on stderr anyway.
+fn start_log(environment: &Environment, is_daemon: bool) {
+    let default = if is_daemon { "info" } else { "error" };
+    let wanted = environment.log.as_deref().unwrap_or(default);
+    let filter = EnvFilter::try_new(wanted).unwrap_or_else(|_| EnvFilter::new(default));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if std::io::stderr().is_terminal() {
+        builder.with_target(false).init();
+    } else {
+        builder.json().flatten_event(true).init();
+    }
+}
+
+fn told(failure: &failure::Failure) -> ExitCode {
+    let mut stderr = std::io::stderr().lock();
+    drop(failure.write(&mut stderr).and_then(|()| stderr.flush()));
+    ExitCode::FAILURE
+}

@@ -67,18 +67,20 @@ pub(crate) fn print<T: Serialize>(
     format: Format,
     result: &T,
     human: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> anyhow::Result<()> {
+) -> io::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = match format {
         Format::Table | Format::Wide => human(&mut out),
         Format::Json => {
             serde_json::to_writer_pretty(&mut out, result).map_err(io::Error::from).and_then(|()| writeln!(out))
         }
-        Format::Yaml => out.write_all(serde_saphyr::to_string(result)?.as_bytes()),
+        Format::Yaml => {
+            serde_saphyr::to_string(result).map_err(io::Error::other).and_then(|text| out.write_all(text.as_bytes()))
+        }
     };
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+        other => other,
     }
 }
 

@@ -327,7 +327,7 @@ mod tests {
             "kind: KubeletConfiguration\nclusterDNS: [10.0.0.10]\nimageServiceEndpoint: unix:///x\n\
              imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60\nregistryPullQPS: null\n",
         );
-        let (_kept, own) = in_file("imagelet.yaml", "imageGCLowThresholdPercent: 50\nstore:\n  keepBlobs: true\n");
+        let (_kept, own) = in_file("imagelet.yaml", "imageGCLowThresholdPercent: 50\nstore:\n  layersInFlight: 2\n");
         let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
         layers.add_kubelet_file(&kubelet).expect("the kubelet's file is read");
         layers.add_file(&own).expect("our file is read");
@@ -341,18 +341,19 @@ mod tests {
             .collect();
         assert_eq!(sources["imageGCHighThresholdPercent"], format!("70 {}:4", kubelet.display()));
         assert_eq!(sources["imageGCLowThresholdPercent"], format!("50 {}:1", own.display()));
-        assert_eq!(sources["store.keepBlobs"], format!("true {}:3", own.display()));
+        assert_eq!(sources["store.layersInFlight"], format!("2 {}:3", own.display()));
         assert_eq!(sources["store.directory"], "\"/srv/images\" --store");
         assert_eq!(sources["registryPullQPS"], "5 default");
         let settings = layers.settings().expect("the configuration holds");
-        assert_eq!(settings.backend.directory(), Path::new("/srv/images"));
+        let super::super::Backend::Embedded(store) = settings.backend else { panic!("another backend") };
+        assert_eq!(store.directory, Path::new("/srv/images"));
     }
 
     #[test]
     fn an_unknown_key_or_a_wrong_type_is_refused_with_its_line() {
         for (text, line, word) in [
             ("registryBurst: 10\nimageGCHighTreshold: 70\n", 2, "imageGCHighTreshold"),
-            ("store:\n  keepBlob: true\n", 2, "keepBlob"),
+            ("store:\n  layersInFligt: 2\n", 2, "layersInFligt"),
             ("\nregistryPullQPS: many\n", 2, "many"),
             ("imageMinimumGCAge: 5\n", 1, ""),
         ] {

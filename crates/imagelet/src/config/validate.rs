@@ -5,8 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use imagelet_core::image::{Percent, Reference, trim_tag_and_digest};
 
 use super::{
-    API_VERSION, Backend, DurabilityKind, File, GcSettings, GoDuration, KIND, PullLimits, Settings, StoreSettings,
-    Verification,
+    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, PullLimits, Settings, StoreSettings, Verification,
 };
 
 /// A unix socket's path is at most this long.
@@ -48,7 +47,6 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     let detection = file.detection.clone().unwrap_or_default();
     let collect = file.collection.clone().unwrap_or_default();
     let detection_period = period("detection.period", detection.period, &mut complaints);
-    let cache_period = period("detection.cachePeriod", detection.cache_period, &mut complaints);
     let collection_period = period("collection.period", collect.period, &mut complaints);
     let config_path = file.registry.as_ref().and_then(|registry| registry.config_path.clone()).unwrap_or_default();
 
@@ -64,7 +62,6 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             hosts_dirs: config_path.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect(),
             docker_config: file.credentials.as_ref().and_then(|credentials| credentials.docker_config.clone()),
             detection_period,
-            cache_period,
             collection_period: collect.enabled.unwrap_or(true).then_some(collection_period),
         }),
         _ => Err(complaints.0),
@@ -257,12 +254,7 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
         file.image_service.as_ref().and_then(|service| service.cri.as_ref()).and_then(|cri| cri.endpoint.clone());
     match endpoint.filter(|endpoint| !endpoint.is_empty()) {
         Some(endpoint) => Backend::Cri { endpoint, state: directory },
-        None => Backend::Embedded(StoreSettings {
-            directory,
-            durability: store.durability.unwrap_or(DurabilityKind::Commit),
-            keep_blobs: store.keep_blobs.unwrap_or(false),
-            layers_in_flight: usize::try_from(layers).unwrap_or(1),
-        }),
+        None => Backend::Embedded(StoreSettings { directory, layers_in_flight: usize::try_from(layers).unwrap_or(1) }),
     }
 }
 

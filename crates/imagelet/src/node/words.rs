@@ -228,9 +228,14 @@ documents! {
         /// Why.
         reason: String,
     }
-    /// Asks to pin or unpin.
+    /// Asks to pin.
     PinRequest {
         /// A reference, a glob, a digest.
+        pattern: String,
+    }
+    /// Asks to unpin.
+    UnpinRequest {
+        /// The pattern as it was pinned.
         pattern: String,
     }
     /// Whether pins changed.

@@ -1,0 +1,241 @@
+//! The daemon's own interface on its socket: one call that carries any command as JSON.
+//!
+//! **Invariant:** this room knows no command. It moves documents; `node` says what is in them.
+
+#[rustfmt::skip]
+mod v1;
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use futures_util::Stream;
+use hyper_util::rt::TokioIo;
+use tokio::{net::UnixStream, sync::mpsc};
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
+use tonic::{Code, Request, Response, Status, codegen::http::Uri, transport::Channel};
+
+use v1::{CallReply, CallRequest, call_reply::Reply, node_client::NodeClient, node_server::NodeServer};
+
+/// The longest command.
+const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// The longest answer: a list of ten thousand images has about five megabytes.
+const REPLY_BYTES_MAX: usize = 64 << 20;
+/// Progress that a slow reader has not taken yet; what comes on top is dropped.
+const PROGRESS_WAITING_MAX: usize = 256;
+/// A daemon on the same machine answers within this, or is none.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Takes documents about how far a command is. Must not block.
+pub(crate) type ProgressDocuments = Arc<dyn Fn(Vec<u8>) + Send + Sync>;
+
+/// Runs commands, whatever they are.
+#[async_trait]
+pub(crate) trait Handler: Send + Sync + 'static {
+    /// Runs one. Dropping the future gives the command up.
+    async fn handle(&self, command: &str, body: &[u8], progress: ProgressDocuments) -> Result<Vec<u8>, Refusal>;
+}
+
+/// Why there is no result.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// No such command, or its document does not read.
+    Unknown(String),
+    /// It failed; the document says why.
+    Failed(Vec<u8>),
+}
+
+/// What a call ended with, short of a result.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    /// Whoever listens there does not speak this interface.
+    NotOurs,
+    /// Nobody listens there.
+    Absent(std::io::Error),
+    /// The command failed; the document says why.
+    Failed(Vec<u8>),
+    /// The connection or the daemon gave out.
+    Broken(String),
+}
+
+/// The interface, for a tonic router.
+pub(crate) fn service(handler: Arc<dyn Handler>) -> NodeServer<impl v1::node_server::Node> {
+    NodeServer::new(Server { handler })
+        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_encoding_message_size(REPLY_BYTES_MAX)
+}
+
+struct Server {
+    handler: Arc<dyn Handler>,
+}
+
+#[tonic::async_trait]
+impl v1::node_server::Node for Server {
+    type CallStream = Pin<Box<dyn Stream<Item = Result<CallReply, Status>> + Send>>;
+
+    async fn call(&self, request: Request<CallRequest>) -> Result<Response<Self::CallStream>, Status> {
+        let CallRequest { command, body } = request.into_inner();
+        let handler = Arc::clone(&self.handler);
+        let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
+        let progress: ProgressDocuments = {
+            let sender = sender.clone();
+            // A full queue drops the message: the next one says where things stand, too.
+            Arc::new(move |document| drop(sender.try_send(Ok(reply(Reply::Progress(document))))))
+        };
+        // The command runs inside of the answer's stream, so that a caller that goes away drops it.
+        let run = async move {
+            match handler.handle(&command, &body, progress).await {
+                Ok(document) => Ok(reply(Reply::Result(document))),
+                Err(Refusal::Failed(document)) => Ok(reply(Reply::Failure(document))),
+                Err(Refusal::Unknown(why)) => Err(Status::invalid_argument(why)),
+            }
+        };
+        drop(sender);
+        Ok(Response::new(Box::pin(Answer { steps: ReceiverStream::new(receiver), last: Some(Box::pin(run)) })))
+    }
+}
+
+type Last = Pin<Box<dyn Future<Output = Result<CallReply, Status>> + Send>>;
+
+/// Progress while the command runs, then its last message.
+struct Answer {
+    steps: ReceiverStream<Result<CallReply, Status>>,
+    last: Option<Last>,
+}
+
+impl Stream for Answer {
+    type Item = Result<CallReply, Status>;
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        use std::task::Poll;
+        if let Poll::Ready(Some(step)) = Pin::new(&mut self.steps).poll_next(context) {
+            return Poll::Ready(Some(step));
+        }
+        let Some(last) = &mut self.last else { return Poll::Ready(None) };
+        match last.as_mut().poll(context) {
+            Poll::Ready(reply) => {
+                self.last = None;
+                Poll::Ready(Some(reply))
+            }
+            // What the command has just reported wakes nobody that looked before it.
+            Poll::Pending => match Pin::new(&mut self.steps).poll_next(context) {
+                Poll::Ready(Some(step)) => Poll::Ready(Some(step)),
+                _ => Poll::Pending,
+            },
+        }
+    }
+}
+
+fn reply(reply: Reply) -> CallReply {
+    CallReply { reply: Some(reply) }
+}
+
+/// A daemon on a unix socket. Each call has a connection of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    socket: std::path::PathBuf,
+}
+
+impl Client {
+    /// The daemon at this path, asked with the first call.
+    pub(crate) fn new(socket: impl Into<std::path::PathBuf>) -> Self {
+        Self { socket: socket.into() }
+    }
+
+    /// Runs a command there.
+    pub(crate) async fn call(
+        &self,
+        command: &str,
+        body: Vec<u8>,
+        progress: &(dyn Fn(&[u8]) + Send + Sync),
+    ) -> Result<Vec<u8>, CallError> {
+        let request = CallRequest { command: command.to_owned(), body };
+        let mut client = NodeClient::new(self.connect().await?)
+            .max_decoding_message_size(REPLY_BYTES_MAX)
+            .max_encoding_message_size(REQUEST_BYTES_MAX);
+        let mut replies = client.call(request).await.map_err(|status| refused(&status))?.into_inner();
+        while let Some(message) = replies.next().await {
+            match message.map_err(|status| refused(&status))?.reply {
+                Some(Reply::Progress(document)) => progress(&document),
+                Some(Reply::Result(document)) => return Ok(document),
+                Some(Reply::Failure(document)) => return Err(CallError::Failed(document)),
+                None => {}
+            }
+        }
+        Err(CallError::Broken("the daemon ended the call without an answer".into()))
+    }
+
+    /// Connects by hand first: only that tells a socket nobody listens on from a broken call.
+    async fn connect(&self) -> Result<Channel, CallError> {
+        let timed_out = || std::io::Error::from(std::io::ErrorKind::TimedOut);
+        let stream = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(&self.socket)).await {
+            Ok(connected) => connected.map_err(CallError::Absent)?,
+            Err(_) => return Err(CallError::Absent(timed_out())),
+        };
+        let stream = std::sync::Mutex::new(Some(stream));
+        let connector = tower::service_fn(move |_: Uri| {
+            let stream = stream.lock().ok().and_then(|mut stream| stream.take());
+            async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::other("the connection is gone")) }
+        });
+        tonic::transport::Endpoint::from_static("http://localhost")
+            .connect_with_connector(connector)
+            .await
+            .map_err(|error| CallError::Broken(error.to_string()))
+    }
+}
+
+fn refused(status: &Status) -> CallError {
+    match status.code() {
+        Code::Unimplemented => CallError::NotOurs,
+        _ if status.message().is_empty() => CallError::Broken(format!("the daemon answered {:?}", status.code())),
+        _ => CallError::Broken(status.message().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    struct Echo;
+
+    #[async_trait]
+    impl Handler for Echo {
+        async fn handle(&self, command: &str, body: &[u8], progress: ProgressDocuments) -> Result<Vec<u8>, Refusal> {
+            for step in [b"1".to_vec(), b"2".to_vec()] {
+                progress(step);
+                tokio::task::yield_now().await;
+            }
+            match command {
+                "echo" => Ok(body.to_vec()),
+                "fail" => Err(Refusal::Failed(b"why".to_vec())),
+                other => Err(Refusal::Unknown(format!("no command `{other}`"))),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_tells_its_progress_and_ends_with_one_answer() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("s.sock");
+        let listener = tokio::net::UnixListener::bind(&path).expect("a socket");
+        let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+        let server = tonic::transport::Server::builder().add_service(service(Arc::new(Echo)));
+        let served = tokio::spawn(server.serve_with_incoming(incoming));
+        let client = Client::new(&path);
+        let steps = Mutex::new(Vec::new());
+        let note = |step: &[u8]| steps.lock().expect("no panic").push(step.to_vec());
+        assert_eq!(client.call("echo", b"x".to_vec(), &note).await.expect("a result"), b"x");
+        assert_eq!(*steps.lock().expect("no panic"), [b"1".to_vec(), b"2".to_vec()]);
+        let failed = client.call("fail", Vec::new(), &|_| {}).await;
+        assert!(matches!(failed, Err(CallError::Failed(why)) if why == b"why"));
+        let unknown = client.call("frob", Vec::new(), &|_| {}).await;
+        assert!(matches!(unknown, Err(CallError::Broken(why)) if why.contains("frob")));
+        served.abort();
+        let absent = Client::new(folder.path().join("none.sock")).call("echo", Vec::new(), &|_| {}).await;
+        assert!(matches!(absent, Err(CallError::Absent(_))));
+    }
+}

@@ -1,0 +1,51 @@
+//! `config check` and `config show`.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use serde_json::json;
+
+use crate::{
+    cli::{ConfigCommand, Format, ServeArgs},
+    config::{Environment, Sourced},
+    failure::Failure,
+    output::{Table, print},
+    serve::layers,
+};
+
+pub(super) fn run(
+    command: ConfigCommand,
+    store: Option<&PathBuf>,
+    environment: &Environment,
+    format: Format,
+) -> Result<ExitCode, Failure> {
+    let (arguments, is_check) = match command {
+        ConfigCommand::Check { file } => (ServeArgs { config: Some(file), ..ServeArgs::default() }, true),
+        ConfigCommand::Show(arguments) => (arguments, false),
+    };
+    let layers = layers(&arguments, store, environment)?;
+    layers.settings().map_err(|error| Failure::of(&error).or_hint("docs/configuration.md lists all keys"))?;
+    let effective = layers.effective().map_err(|error| Failure::of(&error))?;
+    if is_check {
+        let file = arguments.config.unwrap_or_default();
+        let result = json!({ "file": file, "valid": true });
+        print(format, &result, |out| writeln!(out, "{} is valid", file.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(format, &document(&effective), |mut out| {
+        let mut table = Table::new(["KEY", "VALUE", "SOURCE"]);
+        for one in &effective {
+            let value = one.value.as_str().map_or_else(|| one.value.to_string(), str::to_owned);
+            table.row([one.key.clone(), if value.is_empty() { "-".into() } else { value }, one.source.to_string()]);
+        }
+        table.write(&mut out)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn document(effective: &[Sourced]) -> serde_json::Value {
+    let settings: Vec<_> = effective
+        .iter()
+        .map(|one| json!({ "key": one.key, "value": one.value, "source": one.source.to_string() }))
+        .collect();
+    json!({ "settings": settings })
+}

@@ -1,0 +1,169 @@
+//! `ls`, `inspect` and `df`.
+
+use std::{io::Write, process::ExitCode, time::SystemTime};
+
+use imagelet_core::image::{ByteSize, ImageId};
+
+use crate::{
+    cli::{DfArgs, Format, InspectArgs, LsArgs},
+    failure::Failure,
+    node::{ImageRow, InspectRequest, ListRequest, Node, Usage, UsageRequest, no_steps},
+    output::{Table, age, names, print},
+};
+
+pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
+    let mut listed = node.ask(ListRequest::default(), no_steps()).await?;
+    if !arguments.all {
+        listed.images.retain(|image| !image.names.is_empty() || !image.digests.is_empty() && arguments.digests);
+    }
+    if arguments.quiet {
+        let ids = |out: &mut dyn Write| listed.images.iter().try_for_each(|image| writeln!(out, "{}", image.id));
+        print(Format::Table, &(), ids)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(format, &listed, |mut out| table(&listed.images, format, arguments.digests).write(&mut out))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
+    let wide = format == Format::Wide;
+    let mut header = vec!["NAME", "ID", "SIZE", "AGE", "LAST USED", "USE"];
+    if digests {
+        header.insert(1, "DIGEST");
+    }
+    if wide {
+        header.extend(["UNIQUE", "SHARED", "PINNED BY", "IN USE BY"]);
+    }
+    let now = SystemTime::now();
+    let mut table = Table::plain();
+    table.row(header);
+    for image in images {
+        let id = ImageId::new(&image.id);
+        let mut row = vec![
+            if wide && image.names.len() > 1 { image.names.join(",") } else { names(&image.names) },
+            if wide { image.id.clone() } else { id.short().to_owned() },
+            ByteSize(image.size).to_string(),
+            age(time(image.first_seen.as_deref()), now),
+            age(time(image.last_used.as_deref()), now),
+            use_word(image),
+        ];
+        if digests {
+            row.insert(1, image.digests.first().map_or("-", |name| name.rsplit('@').next().unwrap_or(name)).to_owned());
+        }
+        if wide {
+            let size = |size: Option<u64>| size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string());
+            let list = |list: &[String]| if list.is_empty() { "-".into() } else { list.join(",") };
+            row.extend([size(image.unique), size(image.shared), list(&image.pinned_by), list(&image.in_use_by)]);
+        }
+        table.row(row);
+    }
+    table
+}
+
+/// What keeps an image, in one word.
+fn use_word(image: &ImageRow) -> String {
+    match (image.in_use_by.is_empty(), image.pinned_by.is_empty()) {
+        (false, false) => "in use, pinned",
+        (false, true) => "in use",
+        (true, false) => "pinned",
+        (true, true) => "-",
+    }
+    .into()
+}
+
+fn time(text: Option<&str>) -> Option<SystemTime> {
+    text?.parse::<jiff::Timestamp>().ok().map(SystemTime::from)
+}
+
+pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format) -> Result<ExitCode, Failure> {
+    let found = node.ask(InspectRequest { image: arguments.image.clone() }, no_steps()).await?;
+    let Some(image) = &found.image else {
+        if arguments.quiet {
+            return Ok(ExitCode::FAILURE);
+        }
+        return Err(Failure::new("NotFound", format!("no image `{}`", arguments.image))
+            .or_hint("`imagelet ls --all` lists what is present"));
+    };
+    if arguments.quiet {
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(format, &found, |mut out| {
+        let list = |list: &[String]| if list.is_empty() { "-".into() } else { list.join("\n") };
+        let now = SystemTime::now();
+        let shared = image.unique.zip(image.shared).map_or_else(String::new, |(unique, shared)| {
+            format!(" ({} its own, {} shared)", ByteSize(unique), ByteSize(shared))
+        });
+        let mut table = Table::plain();
+        let mut rows = |name: &str, text: String| {
+            for (number, line) in text.lines().enumerate() {
+                table.row([if number == 0 { name } else { "" }, line]);
+            }
+        };
+        rows("Id:", image.id.clone());
+        rows("Names:", list(&image.names));
+        rows("Digests:", list(&image.digests));
+        rows("Size:", format!("{}{shared}", ByteSize(image.size)));
+        rows("First seen:", format!("{} ago", age(time(image.first_seen.as_deref()), now)));
+        rows("Last used:", age(time(image.last_used.as_deref()), now));
+        rows("In use by:", list(&image.in_use_by));
+        rows("Pinned by:", list(&image.pinned_by));
+        if let Some(details) = &found.details {
+            let text = |key: &str| details[key].as_str().unwrap_or("-").to_owned();
+            rows("Platform:", text("platform"));
+            rows("Manifest:", text("manifest"));
+            let layers = details["layers"].as_array().into_iter().flatten();
+            let layers: Vec<String> = layers
+                .map(|layer| {
+                    let size = ByteSize(layer["size"].as_u64().unwrap_or(0));
+                    format!("{} {size}", layer["blob"].as_str().unwrap_or("-"))
+                })
+                .collect();
+            rows("Layers:", list(&layers));
+        }
+        table.write(&mut out)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) async fn usage(node: &Node, arguments: &DfArgs, format: Format) -> Result<ExitCode, Failure> {
+    let usage = node.ask(UsageRequest::default(), no_steps()).await?;
+    print(format, &usage, |mut out| {
+        totals(&usage).write(&mut out)?;
+        if arguments.verbose || format == Format::Wide {
+            writeln!(out)?;
+            let mut table = Table::new(["NAME", "ID", "SIZE", "UNIQUE", "SHARED", "USE"]);
+            let size = |size: Option<u64>| size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string());
+            let mut images: Vec<&ImageRow> = usage.images.iter().collect();
+            images.sort_by_key(|image| std::cmp::Reverse(image.unique.unwrap_or(image.size)));
+            for image in images {
+                table.row([
+                    names(&image.names),
+                    ImageId::new(&image.id).short().to_owned(),
+                    ByteSize(image.size).to_string(),
+                    size(image.unique),
+                    size(image.shared),
+                    use_word(image),
+                ]);
+            }
+            table.write(&mut out)?;
+        }
+        Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn totals(usage: &Usage) -> Table {
+    let mut table = Table::plain();
+    table.row(["Directory:", &usage.mountpoint]);
+    if usage.capacity > 0 {
+        let (capacity, available) = (ByteSize(usage.capacity), ByteSize(usage.available));
+        let disk = format!("{available} free of {capacity} ({}% used)", usage.used_percent);
+        table.row(["Disk:", &disk]);
+    }
+    table.row(["Images:", &format!("{} ({} on disk)", usage.images_count, ByteSize(usage.images_size))]);
+    table.row(["Reclaimable:", &ByteSize(usage.reclaimable).to_string()]);
+    if let Some(layers) = usage.store.as_ref().and_then(|store| store["layers"].as_u64()) {
+        table.row(["Layers:", &layers.to_string()]);
+    }
+    table
+}

@@ -1,0 +1,64 @@
+//! What each command of the line asks of a node, and how its answer is printed.
+
+mod choose;
+mod configuration;
+mod images;
+mod pull;
+mod upkeep;
+
+use std::{io::Write as _, process::ExitCode};
+
+use clap::CommandFactory as _;
+
+use crate::{
+    cli::{Cli, Command},
+    config::Environment,
+    failure::Failure,
+    serve,
+};
+use choose::choose;
+
+/// Runs a command to its end.
+pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, Failure> {
+    let format = cli.global.output;
+    match cli.command {
+        Command::Serve(arguments) => {
+            serve::serve(arguments, cli.global.store, environment).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format),
+        Command::Completions(arguments) => {
+            let mut script = Vec::new();
+            clap_complete::generate(arguments.shell, &mut Cli::command(), "imagelet", &mut script);
+            print_bytes(&script)
+        }
+        Command::Version => print_bytes(format!("imagelet {}\n", env!("CARGO_PKG_VERSION")).as_bytes()),
+        command => {
+            // Read before anything is opened: a mistake in it is the user's, and quickly told.
+            let asked = pull::Asked::read(&command, &environment)?;
+            let node = choose(&cli.global, &environment).await?;
+            match command {
+                Command::Pull(_) | Command::Ensure(_) => pull::run(&node, asked, format).await,
+                Command::Ls(arguments) => images::list(&node, &arguments, format).await,
+                Command::Inspect(arguments) => images::inspect(&node, &arguments, format).await,
+                Command::Df(arguments) => images::usage(&node, &arguments, format).await,
+                Command::Rm(arguments) => upkeep::remove(&node, &arguments, format).await,
+                Command::Untag(arguments) => upkeep::untag(&node, arguments, format).await,
+                Command::Gc(arguments) => upkeep::collect(&node, &arguments, format).await,
+                Command::Pin(arguments) => upkeep::pin(&node, arguments, format).await,
+                Command::Unpin(arguments) => upkeep::unpin(&node, arguments, format).await,
+                Command::Pins => upkeep::pins(&node, format).await,
+                Command::Mount(arguments) => upkeep::mount(&node, arguments, format).await,
+                Command::Unmount(arguments) => upkeep::unmount(&node, arguments, format).await,
+                _ => upkeep::status(&node, format).await,
+            }
+        }
+    }
+}
+
+fn print_bytes(bytes: &[u8]) -> Result<ExitCode, Failure> {
+    match std::io::stdout().lock().write_all(bytes) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::of(&error)),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}

@@ -1,0 +1,194 @@
+//! `rm`, `untag`, `gc`, pins, mounts and `status`.
+
+use std::{io::Write as _, process::ExitCode, time::Duration};
+
+use imagelet_core::image::{ByteSize, ImageId, Percent};
+use serde_json::json;
+
+use crate::{
+    cli::{Format, GcArgs, MountArgs, PatternArgs, RmArgs, UnmountArgs, UntagArgs},
+    config::GoDuration,
+    failure::Failure,
+    node::{
+        CollectRequest, Collected, CollectedRow, MountRequest, Node, PinRequest, PinsRequest, RemoveRequest, Status,
+        StatusRequest, UnmountRequest, UnpinRequest, UntagRequest, no_steps,
+    },
+    output::{Table, names, print},
+};
+
+pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> Result<ExitCode, Failure> {
+    let (mut removed, mut failed) = (Vec::new(), false);
+    for image in &arguments.images {
+        match node.ask(RemoveRequest { image: image.clone() }, no_steps()).await {
+            Ok(one) => removed.push(one),
+            Err(failure) => {
+                failed = true;
+                complain(&failure);
+            }
+        }
+    }
+    print(format, &json!({ "removed": removed }), |out| {
+        removed.iter().try_for_each(|one| writeln!(out, "{}", one.id))
+    })?;
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// One of several things failed; the others go on.
+pub(super) fn complain(failure: &Failure) {
+    drop(failure.write(&mut std::io::stderr().lock()));
+}
+
+pub(super) async fn untag(node: &Node, arguments: UntagArgs, format: Format) -> Result<ExitCode, Failure> {
+    let removed = node.ask(UntagRequest { image: arguments.image }, no_steps()).await?;
+    print(format, &removed, |out| removed.names.iter().try_for_each(|name| writeln!(out, "{name}")))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> Result<ExitCode, Failure> {
+    let request = CollectRequest {
+        dry_run: arguments.dry_run,
+        high: arguments.high.map(Percent::get),
+        low: arguments.low.map(Percent::get),
+        free: arguments.free.map(|size| size.0),
+        all_unused: arguments.all_unused,
+    };
+    let done = node.ask(request, no_steps()).await?;
+    print(format, &done, |mut out| {
+        plan(&done, format).write(&mut out)?;
+        writeln!(out, "{}", summary(&done))
+    })?;
+    for failure in &done.failures {
+        complain(&Failure::new("Failed", failure.clone()));
+    }
+    let failed = !done.dry_run && !done.failures.is_empty();
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn plan(done: &Collected, format: Format) -> Table {
+    let mut table = Table::new(["NAME", "ID", "SIZE", "VERDICT", "REASON"]);
+    for row in &done.images {
+        let id = ImageId::new(&row.id);
+        let id = if format == Format::Wide { row.id.as_str() } else { id.short() };
+        let size = ByteSize(row.size).to_string();
+        table.row([names(&row.names).as_str(), id, &size, &row.verdict, &row.reason]);
+    }
+    table
+}
+
+fn summary(done: &Collected) -> String {
+    let count = |verdict: &str| done.images.iter().filter(|row: &&CollectedRow| row.verdict == verdict).count();
+    let total = |verdict: &str| -> ByteSize {
+        done.images.iter().filter(|row| row.verdict == verdict).map(|row| ByteSize(row.size)).sum()
+    };
+    let wanted = done.wanted.map_or_else(String::new, |bytes| format!(", {} wanted", ByteSize(bytes)));
+    if done.dry_run {
+        return format!(
+            "would remove {} of {} images ({}{wanted})",
+            count("remove"),
+            done.images.len(),
+            total("remove")
+        );
+    }
+    let measured = done.measured.map_or_else(String::new, |bytes| format!(", the disk gained {}", ByteSize(bytes)));
+    let claimed = ByteSize(done.claimed);
+    format!("removed {} of {} images ({claimed} as listed{measured}{wanted})", count("removed"), done.images.len())
+}
+
+pub(super) async fn pin(node: &Node, arguments: PatternArgs, format: Format) -> Result<ExitCode, Failure> {
+    let changed = node.ask(PinRequest { pattern: arguments.pattern }, no_steps()).await?;
+    if !changed.changed {
+        note(&format!("{} was pinned before", changed.pattern));
+    }
+    print(format, &changed, |out| writeln!(out, "{}", changed.pattern))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) async fn unpin(node: &Node, arguments: PatternArgs, format: Format) -> Result<ExitCode, Failure> {
+    let changed = node.ask(UnpinRequest { pattern: arguments.pattern }, no_steps()).await?;
+    if !changed.changed {
+        return Err(Failure::new("NotFound", format!("`{}` is not pinned", changed.pattern))
+            .or_hint("`imagelet pins` lists the patterns as they were pinned"));
+    }
+    print(format, &changed, |out| writeln!(out, "{}", changed.pattern))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn note(text: &str) {
+    drop(writeln!(std::io::stderr(), "{text}"));
+}
+
+pub(super) async fn pins(node: &Node, format: Format) -> Result<ExitCode, Failure> {
+    let pins = node.ask(PinsRequest::default(), no_steps()).await?;
+    print(format, &pins, |mut out| {
+        let mut table = Table::new(["PATTERN", "IMAGES"]);
+        for pin in &pins.pins {
+            table.row([pin.pattern.clone(), pin.images.len().to_string()]);
+        }
+        table.write(&mut out)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) async fn mount(node: &Node, arguments: MountArgs, format: Format) -> Result<ExitCode, Failure> {
+    let directory = absolute(&arguments.directory)?;
+    let request = MountRequest { image: arguments.image, directory, writable: arguments.rw };
+    let mounted = node.ask(request, no_steps()).await?;
+    print(format, &mounted, |out| writeln!(out, "{}", mounted.directory.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) async fn unmount(node: &Node, arguments: UnmountArgs, format: Format) -> Result<ExitCode, Failure> {
+    let request = UnmountRequest { directory: absolute(&arguments.directory)? };
+    let mounted = node.ask(request, no_steps()).await?;
+    print(format, &mounted, |out| writeln!(out, "{}", mounted.directory.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A daemon has another working directory, and the store knows mounts by their real place.
+fn absolute(directory: &std::path::Path) -> Result<std::path::PathBuf, Failure> {
+    let absolute = std::path::absolute(directory).map_err(|error| Failure::of(&error))?;
+    Ok(std::fs::canonicalize(&absolute).unwrap_or(absolute))
+}
+
+pub(super) async fn status(node: &Node, format: Format) -> Result<ExitCode, Failure> {
+    let status = node.ask(StatusRequest::default(), no_steps()).await?;
+    print(format, &status, |mut out| {
+        overview(&status).write(&mut out)?;
+        let duration = |milliseconds| GoDuration::from_std(Duration::from_secs(milliseconds / 1000)).to_string();
+        if !status.pulls.is_empty() {
+            writeln!(out)?;
+            let mut table = Table::new(["PULL", "STATE", "FOR", "ASKERS"]);
+            for pull in &status.pulls {
+                table.row([pull.image.clone(), pull.state.clone(), duration(pull.for_ms), pull.askers.to_string()]);
+            }
+            table.write(&mut out)?;
+        }
+        if !status.held_back.is_empty() {
+            writeln!(out)?;
+            let mut table = Table::new(["HELD BACK", "AGAIN IN", "BECAUSE"]);
+            for held in &status.held_back {
+                table.row([held.image.clone(), duration(held.remaining_ms), held.failure.clone()]);
+            }
+            table.write(&mut out)?;
+        }
+        Ok(())
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn overview(status: &Status) -> Table {
+    let mut table = Table::plain();
+    table.row(["Version:", &status.version]);
+    table.row(["Images in:", &status.backend]);
+    let since = status.started_at.as_deref().unwrap_or("-");
+    let process = format!("{} (pid {}, since {since})", status.process, status.pid);
+    table.row(["Process:", &process]);
+    table.row(["Images:", &format!("{} ({} in use)", status.images, status.in_use)]);
+    let used = status.used_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent}%"));
+    let disk = format!("{used} used, collecting at {}% down to {}%", status.gc_high_percent, status.gc_low_percent);
+    table.row(["Disk:", &disk]);
+    for problem in &status.problems {
+        table.row(["Problem:", problem]);
+    }
+    table
+}

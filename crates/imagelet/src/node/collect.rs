@@ -1,0 +1,147 @@
+//! A collection on command or by the clock: what is asked becomes a policy, what was done becomes a document.
+
+use std::{
+    collections::BTreeMap,
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    gc::{GcGoal, GcOutcome, GcPolicy, GcReport, GcRequest, GcVerdict},
+    image::{ByteSize, ImageKey},
+};
+
+use super::{CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps};
+use crate::{config::GcSettings, failure::Failure};
+
+#[async_trait]
+impl Command for CollectRequest {
+    const NAME: &'static str = "collect";
+    type Answer = Collected;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Collected, Failure> {
+        if !node.parts.uses_known && !self.dry_run {
+            let message = format!("{} does not say which images are in use, so none is collected", node.parts.backend);
+            return Err(Failure::new("Unsupported", message));
+        }
+        let request = gc_request(&self, &node.settings().gc)?;
+        collect(node, &request).await
+    }
+}
+
+/// Collects and forgets what belongs to images that are gone.
+pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Collected, Failure> {
+    let began = SystemTime::now();
+    let report = node.parts.gc.collect(request, began).await.map_err(|error| {
+        if let Some(event) = error.event() {
+            tracing::warn!(reason = event.reason, "{}", event.message);
+        }
+        Failure::of(&error)
+    })?;
+    for event in &report.events {
+        tracing::warn!(reason = event.reason, "{}", event.message);
+    }
+    if let Some(present) = &report.present {
+        let present: BTreeSet<_> = present.iter().cloned().collect();
+        let records = Arc::clone(&node.parts.records);
+        let pruned = tokio::task::spawn_blocking(move || records.prune(&present, began)).await;
+        let (pruned, failures) = pruned.map_err(|error| Failure::of(&error))?;
+        for error in failures {
+            tracing::warn!(
+                error = Failure::of(&error).to_string(),
+                "could not remove the pull record of an absent image"
+            );
+        }
+        if pruned > 0 {
+            tracing::info!(pruned, "removed the pull records of absent images");
+        }
+    }
+    if !request.dry_run
+        && let Some(engine) = &node.parts.engine
+    {
+        engine.sweep().await?;
+    }
+    Ok(collected(&report, request.dry_run))
+}
+
+/// What is asked over what is configured.
+fn gc_request(asked: &CollectRequest, configured: &GcSettings) -> Result<GcRequest, Failure> {
+    let high = asked.high.unwrap_or(configured.high.get());
+    // A high threshold alone must not be stopped by a configured low one above it.
+    let low = asked.low.unwrap_or_else(|| configured.low.get().min(high));
+    let goal = match (asked.free, asked.all_unused) {
+        (Some(bytes), _) => GcGoal::Free(ByteSize(bytes)),
+        (None, true) => GcGoal::AllUnused,
+        (None, false) => GcGoal::Threshold,
+    };
+    // Who asks for everything means the young ones, too; uses and pins still hold.
+    let age_min = if goal == GcGoal::AllUnused { Duration::ZERO } else { configured.age_min };
+    let policy = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max)
+        .map_err(|error| Failure::new("InvalidArgument", error.to_string()))?;
+    Ok(GcRequest { policy, goal, dry_run: asked.dry_run })
+}
+
+fn collected(report: &GcReport, dry_run: bool) -> Collected {
+    let outcomes: BTreeMap<&ImageKey, &GcOutcome> =
+        report.removed.iter().map(|removal| (&removal.key, &removal.outcome)).collect();
+    let images = report.decisions.iter().map(|decision| {
+        let (verdict, reason) = match (decision.verdict, outcomes.get(&decision.key)) {
+            (_, Some(GcOutcome::Removed { .. })) => ("removed", decision.reason.clone()),
+            (_, Some(GcOutcome::Failed { error })) => ("failed", error.clone()),
+            (GcVerdict::Remove { .. }, None) if dry_run => ("remove", decision.reason.clone()),
+            (GcVerdict::Remove { .. } | GcVerdict::Keep, None) => ("keep", decision.reason.clone()),
+        };
+        CollectedRow {
+            id: decision.key.id().to_string(),
+            names: decision.tags.clone(),
+            size: decision.size.0,
+            verdict: verdict.into(),
+            reason,
+        }
+    });
+    Collected {
+        dry_run,
+        used_percent_before: report.disk_before.used_percent(),
+        used_percent_after: report.disk_after.as_ref().map(imagelet_core::gc::DiskUse::used_percent),
+        wanted: report.goal_bytes.map(|bytes| bytes.0),
+        claimed: report.claimed.0,
+        measured: report.measured.map(|bytes| bytes.0),
+        images: images.collect(),
+        failures: report.failures.iter().map(|error| Failure::of(error).to_string()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use imagelet_core::image::Percent;
+
+    use super::*;
+
+    fn configured() -> GcSettings {
+        let percent = |value| Percent::new(value).expect("a percentage");
+        GcSettings { high: percent(85), low: percent(80), age_min: Duration::from_mins(2), age_max: None }
+    }
+
+    #[test]
+    fn a_command_goes_by_the_configuration_unless_it_says_otherwise() {
+        let plain = gc_request(&CollectRequest::default(), &configured()).expect("a request");
+        assert_eq!((plain.policy.high().get(), plain.policy.low().get(), plain.goal), (85, 80, GcGoal::Threshold));
+        let high = CollectRequest { high: Some(10), ..CollectRequest::default() };
+        let high = gc_request(&high, &configured()).expect("a request");
+        assert_eq!((high.policy.high().get(), high.policy.low().get()), (10, 10));
+        let crossed = CollectRequest { high: Some(10), low: Some(20), ..CollectRequest::default() };
+        assert!(gc_request(&crossed, &configured()).is_err());
+    }
+
+    #[test]
+    fn only_a_command_for_everything_takes_young_images() {
+        let all = CollectRequest { all_unused: true, ..CollectRequest::default() };
+        let all = gc_request(&all, &configured()).expect("a request");
+        assert_eq!((all.goal, all.policy.age_min()), (GcGoal::AllUnused, Duration::ZERO));
+        let some = CollectRequest { free: Some(1), ..CollectRequest::default() };
+        let some = gc_request(&some, &configured()).expect("a request");
+        assert_eq!((some.goal, some.policy.age_min()), (GcGoal::Free(ByteSize(1)), Duration::from_mins(2)));
+    }
+}

@@ -1,0 +1,491 @@
+//! A node whose parts are in this process: store or runtime, inventory, manager, collector.
+
+use std::{
+    fmt,
+    sync::{Arc, PoisonError, RwLock},
+    time::SystemTime,
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    credentials::{Credential, CredentialKind, ObjectIdentity, PullSecret, PullSecretKind, Secret},
+    gc::ImageGc,
+    image::{ByteSize, Image, ImageKey, ImageSpec, Reference},
+    inventory::{Entry, Inventory, Snapshot},
+    manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy, PullState},
+    metrics::Metrics,
+    records::PullRecords,
+    runtime::{LayerState, Progress, PullEvent, RuntimeManager},
+};
+use imagelet_oci::{Engine, StoreUsage};
+
+use super::{
+    Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, LayerSize, ListRequest, MountRequest,
+    Mounted, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullRequest, PullRow, Pulled, RemoveRequest, Removed,
+    Status, StatusRequest, Step, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage, UsageRequest,
+};
+use crate::{config::Settings, failure::Failure};
+
+/// What a node is made of.
+pub(crate) struct NodeParts {
+    /// Store and containers behind their ports.
+    pub(crate) runtime: RuntimeManager,
+    /// What is there, since when, used by whom.
+    pub(crate) inventory: Arc<Inventory>,
+    /// Pulls.
+    pub(crate) manager: ImageManager,
+    /// Collects.
+    pub(crate) gc: ImageGc,
+    /// What was pulled for whom.
+    pub(crate) records: Arc<PullRecords>,
+    /// Counters.
+    pub(crate) metrics: Arc<Metrics>,
+    /// The embedded store, where there is one.
+    pub(crate) engine: Option<Arc<Engine>>,
+    /// `store DIR` or `runtime URI`.
+    pub(crate) backend: String,
+    /// Whether this is the daemon, not a single command.
+    pub(crate) is_daemon: bool,
+    /// False where nobody can say what is in use: then nothing may be collected.
+    pub(crate) uses_known: bool,
+}
+
+/// A node in this process.
+pub(crate) struct LocalNode {
+    pub(super) parts: NodeParts,
+    settings: RwLock<Arc<Settings>>,
+    started_at: SystemTime,
+}
+
+impl LocalNode {
+    /// Puts a node together.
+    pub(crate) fn new(parts: NodeParts, settings: Settings) -> Self {
+        Self { parts, settings: RwLock::new(Arc::new(settings)), started_at: SystemTime::now() }
+    }
+
+    /// Its parts.
+    pub(crate) fn parts(&self) -> &NodeParts {
+        &self.parts
+    }
+
+    /// The configuration now in force.
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes another configuration; thresholds, ages and periods hold from the next pass on.
+    pub(crate) fn replace_settings(&self, settings: Settings) {
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+    }
+
+    pub(super) async fn refresh(&self) -> Result<Arc<Snapshot>, Failure> {
+        Ok(self.parts.inventory.refresh(SystemTime::now()).await?)
+    }
+
+    async fn usage(&self) -> Result<Option<StoreUsage>, Failure> {
+        match &self.parts.engine {
+            Some(engine) => Ok(Some(engine.disk_usage().await?)),
+            None => Ok(None),
+        }
+    }
+
+    async fn rows(&self) -> Result<Vec<ImageRow>, Failure> {
+        let snapshot = self.refresh().await?;
+        let usage = self.usage().await?;
+        let mut rows: Vec<ImageRow> = snapshot.entries.iter().map(|entry| row(entry, usage.as_ref())).collect();
+        rows.sort_by(|a, b| (&a.names, &a.id).cmp(&(&b.names, &b.id)));
+        Ok(rows)
+    }
+
+    /// The image a person means, by any spelling of its name or the beginning of its id.
+    async fn find(&self, text: &str) -> Result<Image, Failure> {
+        let found = self.look(text).await?;
+        found.ok_or_else(|| {
+            Failure::new("NotFound", format!("no image `{text}`")).or_hint("`imagelet ls --all` lists what is present")
+        })
+    }
+
+    async fn look(&self, text: &str) -> Result<Option<Image>, Failure> {
+        if text.is_empty() {
+            return Err(Failure::new("InvalidArgument", "an empty text names no image"));
+        }
+        if let Some(image) = self.parts.runtime.status(&ImageSpec::new(text)).await? {
+            return Ok(Some(image));
+        }
+        // Runtimes look names up as they are spelled; people leave the registry and the tag out.
+        match text.parse::<Reference>() {
+            Ok(reference) if reference.to_string() != text => {
+                Ok(self.parts.runtime.status(&ImageSpec::new(reference.canonical().to_string())).await?)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn engine(&self, what: &str) -> Result<&Arc<Engine>, Failure> {
+        self.parts.engine.as_ref().ok_or_else(|| {
+            Failure::new("Unsupported", format!("{what} needs the embedded store, this is {}", self.parts.backend))
+                .or_hint("use `--store DIR`")
+        })
+    }
+}
+
+impl fmt::Debug for LocalNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalNode").field("backend", &self.parts.backend).finish_non_exhaustive()
+    }
+}
+
+/// RFC 3339, whole seconds, UTC.
+pub(super) fn moment(time: SystemTime) -> Option<String> {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
+    Some(jiff::Timestamp::from_second(i64::try_from(seconds).ok()?).ok()?.to_string())
+}
+
+fn row(entry: &Entry, usage: Option<&StoreUsage>) -> ImageRow {
+    let image = &entry.image;
+    let used = usage.and_then(|usage| usage.images.iter().find(|used| used.id == image.id));
+    let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());
+    names.sort();
+    digests.sort();
+    ImageRow {
+        id: image.id.to_string(),
+        runtime_handler: image.spec.runtime_handler.clone(),
+        names,
+        digests,
+        size: image.size.0,
+        unique: used.map(|used| used.unique.0),
+        shared: used.map(|used| used.shared.0),
+        first_seen: moment(entry.first_seen),
+        last_used: entry.last_used.and_then(moment),
+        in_use_by: entry.in_use_by.clone(),
+        pinned_by: entry.pinned_by.clone(),
+    }
+}
+
+#[async_trait]
+impl Command for PullRequest {
+    const NAME: &'static str = "pull";
+    type Answer = Pulled;
+
+    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Pulled, Failure> {
+        let request = ensure_request(&self)?;
+        let progress: Progress = Arc::new(move |event| steps(step(event)));
+        let ensured = node.parts.manager.ensure(&request, progress).await;
+        let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
+        let (present, took, size) = match ensured.origin {
+            Origin::AlreadyPresent => (true, std::time::Duration::ZERO, None),
+            Origin::Pulled { took, size } => (false, took, Some(size.0).filter(|size| *size > 0)),
+        };
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        Ok(Pulled { image: self.image, id: ensured.id.to_string(), present, size, took_ms })
+    }
+}
+
+fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
+    let invalid = |why: String| Failure::new("InvalidArgument", why);
+    let policy = match asked.policy.as_str() {
+        "" => PullPolicy::default_for(&asked.image)
+            .map_err(|error| invalid(format!("`{}` names no image: {error}", asked.image)))?,
+        policy => {
+            policy.parse().map_err(|error: imagelet_core::manager::PullPolicyError| invalid(error.to_string()))?
+        }
+    };
+    let platform = asked.platform.as_deref().map(str::parse).transpose();
+    let platform = platform.map_err(|error: imagelet_core::image::PlatformError| invalid(error.to_string()))?;
+    let credentials = asked.login.iter().map(|login| Credential {
+        kind: CredentialKind::Basic {
+            username: login.user.clone(),
+            password: login.password.as_ref().map_or_else(|| Secret::new(""), |password| password.0.clone()),
+        },
+        server_address: String::new(),
+    });
+    let secrets = asked.secrets.iter().map(|secret| PullSecret {
+        identity: ObjectIdentity {
+            uid: secret.uid.clone(),
+            namespace: secret.namespace.clone(),
+            name: secret.name.clone(),
+        },
+        kind: PullSecretKind::DockerConfigJson,
+        document: secret.docker_config.as_ref().map_or_else(|| Secret::new(""), |text| text.0.clone()),
+    });
+    let pod = asked.pod.clone().unwrap_or_default();
+    Ok(EnsureRequest {
+        pod: PodIdentity { namespace: pod.namespace, name: pod.name, uid: pod.uid },
+        container: asked.field.clone(),
+        credentials: credentials.collect(),
+        secrets: secrets.collect(),
+        platform,
+        ..EnsureRequest::new(asked.image.clone(), policy)
+    })
+}
+
+fn step(event: PullEvent) -> Step {
+    match event {
+        PullEvent::Resolved { manifest, layers } => Step::Resolved {
+            manifest: manifest.to_string(),
+            layers: layers
+                .into_iter()
+                .map(|(digest, size)| LayerSize { digest: digest.to_string(), size: size.0 })
+                .collect(),
+        },
+        PullEvent::Layer { digest, state } => {
+            let digest = digest.to_string();
+            match state {
+                LayerState::Present => Step::Present { digest },
+                LayerState::Fetching { received: ByteSize(received) } => Step::Fetching { digest, received },
+                LayerState::Done => Step::Done { digest },
+            }
+        }
+        PullEvent::Committing => Step::Committing,
+    }
+}
+
+#[async_trait]
+impl Command for ListRequest {
+    const NAME: &'static str = "list";
+    type Answer = ImageList;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<ImageList, Failure> {
+        Ok(ImageList { images: node.rows().await? })
+    }
+}
+
+#[async_trait]
+impl Command for InspectRequest {
+    const NAME: &'static str = "inspect";
+    type Answer = Inspected;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Inspected, Failure> {
+        let Some(image) = node.look(&self.image).await? else { return Ok(Inspected::default()) };
+        let rows = node.rows().await?;
+        let found = rows
+            .into_iter()
+            .find(|row| row.id == image.id.as_str() && row.runtime_handler == image.spec.runtime_handler);
+        let details = match &node.parts.engine {
+            Some(engine) => engine.details(&ImageSpec::new(image.id.as_str())).await?,
+            None => None,
+        };
+        let details = details.and_then(|details| serde_json::to_value(details).ok());
+        Ok(Inspected { image: found, details })
+    }
+}
+
+#[async_trait]
+impl Command for UsageRequest {
+    const NAME: &'static str = "usage";
+    type Answer = Usage;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Usage, Failure> {
+        let images = node.rows().await?;
+        let filesystems = node.parts.runtime.filesystem().await?;
+        let place = filesystems.images.into_iter().next().unwrap_or_else(|| imagelet_core::runtime::FilesystemUsage {
+            measured_at: SystemTime::now(),
+            mountpoint: std::path::PathBuf::new(),
+            used: ByteSize::ZERO,
+            inodes_used: None,
+        });
+        let disk = disk_of(&place.mountpoint);
+        let free = |row: &&ImageRow| row.in_use_by.is_empty() && row.pinned_by.is_empty();
+        let store = node.usage().await?;
+        let store_size = store.as_ref().map(|usage| usage.total.0);
+        let store = store.map(|usage| serde_json::json!({ "total": usage.total.0, "layers": usage.layers }));
+        Ok(Usage {
+            mountpoint: place.mountpoint.display().to_string(),
+            capacity: disk.as_ref().map_or(0, |disk| disk.capacity.0),
+            available: disk.as_ref().map_or(0, |disk| disk.available.0),
+            used_percent: disk.as_ref().map_or(0, imagelet_core::gc::DiskUse::used_percent),
+            images_size: store_size.unwrap_or(place.used.0),
+            images_count: images.len() as u64,
+            reclaimable: images.iter().filter(free).map(|row| row.unique.unwrap_or(row.size)).sum(),
+            images,
+            store,
+        })
+    }
+}
+
+/// The disk below a directory; `None` where it cannot be seen from here.
+fn disk_of(directory: &std::path::Path) -> Option<imagelet_core::gc::DiskUse> {
+    use imagelet_core::gc::{DiskProbe as _, StatVfs};
+    StatVfs.look(directory).ok().filter(|disk| disk.capacity > ByteSize::ZERO)
+}
+
+#[async_trait]
+impl Command for RemoveRequest {
+    const NAME: &'static str = "remove";
+    type Answer = Removed;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Removed, Failure> {
+        let image = node.find(&self.image).await?;
+        let snapshot = node.refresh().await?;
+        let entry = snapshot.entries.iter().find(|entry| entry.key() == image.key());
+        if let Some(user) = entry.and_then(|entry| entry.in_use_by.first()) {
+            return Err(Failure::new("InUse", format!("image `{}` is in use by {user}", self.image)));
+        }
+        let before = node.usage().await?;
+        node.parts.runtime.remove(&ImageSpec { image: image.id.to_string(), ..image.spec.clone() }).await?;
+        let after = node.usage().await?;
+        tracing::info!(image = %image.id, names = ?image.tags, "removed an image on request");
+        let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);
+        Ok(Removed { id: image.id.to_string(), names: image.tags, freed })
+    }
+}
+
+#[async_trait]
+impl Command for UntagRequest {
+    const NAME: &'static str = "untag";
+    type Answer = Removed;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Removed, Failure> {
+        let image = node.find(&self.image).await?;
+        let name =
+            [Some(self.image.clone()), self.image.parse::<Reference>().ok().map(|name| name.canonical().to_string())]
+                .into_iter()
+                .flatten()
+                .find(|name| image.tags.contains(name) || image.digests.contains(name));
+        let Some(name) = name else {
+            return Err(Failure::new("InvalidArgument", format!("`{}` is an id, not a name", self.image))
+                .or_hint("`imagelet rm` removes an image with all its names"));
+        };
+        let before = node.usage().await?;
+        node.parts.runtime.untag(&name).await?;
+        if let Some(engine) = &node.parts.engine {
+            engine.sweep().await?;
+        }
+        let after = node.usage().await?;
+        tracing::info!(image = %image.id, name, "removed a name on request");
+        let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);
+        Ok(Removed { id: image.id.to_string(), names: vec![name], freed })
+    }
+}
+
+#[async_trait]
+impl Command for PinRequest {
+    const NAME: &'static str = "pin";
+    type Answer = PinChanged;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
+        let inventory = Arc::clone(&node.parts.inventory);
+        change_pin(self.pattern, move |pattern| inventory.pin(pattern)).await
+    }
+}
+
+#[async_trait]
+impl Command for UnpinRequest {
+    const NAME: &'static str = "unpin";
+    type Answer = PinChanged;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
+        let inventory = Arc::clone(&node.parts.inventory);
+        change_pin(self.pattern, move |pattern| inventory.unpin(pattern)).await
+    }
+}
+
+async fn change_pin(
+    pattern: String,
+    change: impl FnOnce(&str) -> Result<bool, imagelet_core::inventory::InventoryError> + Send + 'static,
+) -> Result<PinChanged, Failure> {
+    let task = tokio::task::spawn_blocking(move || change(&pattern).map(|changed| PinChanged { pattern, changed }));
+    Ok(task.await.map_err(|error| Failure::of(&error))??)
+}
+
+#[async_trait]
+impl Command for PinsRequest {
+    const NAME: &'static str = "pins";
+    type Answer = Pins;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Pins, Failure> {
+        let snapshot = node.refresh().await?;
+        let holds = |pattern: &String| {
+            let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.contains(pattern));
+            held.map(|entry| entry.image.id.to_string()).collect()
+        };
+        let pins = node.parts.inventory.pins();
+        Ok(Pins { pins: pins.into_iter().map(|pattern| PinRow { images: holds(&pattern), pattern }).collect() })
+    }
+}
+
+#[async_trait]
+impl Command for MountRequest {
+    const NAME: &'static str = "mount";
+    type Answer = Mounted;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Mounted, Failure> {
+        let engine = node.engine("mounting")?;
+        let image = node.find(&self.image).await?;
+        let mounted = engine.mount(&ImageSpec::new(image.id.as_str()), &self.directory, self.writable).await?;
+        node.parts.inventory.touch(&ImageKey::new(image.id, String::new()), SystemTime::now());
+        Ok(Mounted { id: mounted.image, directory: mounted.target, writable: mounted.writable })
+    }
+}
+
+#[async_trait]
+impl Command for UnmountRequest {
+    const NAME: &'static str = "unmount";
+    type Answer = Mounted;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Mounted, Failure> {
+        let engine = node.engine("mounting")?;
+        let mounted = engine.mounts().await?;
+        let known = mounted.into_iter().find(|mounted| mounted.target == self.directory);
+        engine.unmount(&self.directory).await?;
+        Ok(known.map_or_else(
+            || Mounted { directory: self.directory.clone(), ..Mounted::default() },
+            |mounted| Mounted { id: mounted.image, directory: mounted.target, writable: mounted.writable },
+        ))
+    }
+}
+
+#[async_trait]
+impl Command for StatusRequest {
+    const NAME: &'static str = "status";
+    type Answer = Status;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Status, Failure> {
+        let mut problems = Vec::new();
+        let snapshot = node.refresh().await.map_err(|failure| problems.push(failure.to_string())).ok();
+        let filesystems = node.parts.runtime.filesystem().await;
+        let filesystems = filesystems.map_err(|error| problems.push(error.chain())).unwrap_or_default();
+        let disk = filesystems.images.first().and_then(|place| disk_of(&place.mountpoint));
+        let settings = node.settings();
+        let manager = node.parts.manager.status();
+        let now = tokio::time::Instant::now();
+        let milliseconds = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            backend: node.parts.backend.clone(),
+            process: if node.parts.is_daemon { "daemon" } else { "command" }.into(),
+            pid: std::process::id(),
+            started_at: moment(node.started_at),
+            images: entries.len() as u64,
+            in_use: entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count() as u64,
+            used_percent: disk.map(|disk| disk.used_percent()),
+            gc_high_percent: settings.gc.high.get(),
+            gc_low_percent: settings.gc.low.get(),
+            pulls: manager
+                .pulls
+                .into_iter()
+                .map(|pull| PullRow {
+                    image: pull.image,
+                    state: match pull.state {
+                        PullState::Running => "running",
+                        PullState::Waiting => "waiting",
+                    }
+                    .into(),
+                    for_ms: milliseconds(now.saturating_duration_since(pull.since)),
+                    askers: pull.askers,
+                })
+                .collect(),
+            held_back: manager
+                .held_back
+                .into_iter()
+                .map(|held| HeldBackRow {
+                    image: held.image,
+                    remaining_ms: milliseconds(held.remaining),
+                    failure: held.failure,
+                })
+                .collect(),
+            problems,
+        })
+    }
+}

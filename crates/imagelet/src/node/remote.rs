@@ -1,0 +1,84 @@
+//! A node behind a daemon's socket.
+
+use std::path::{Path, PathBuf};
+
+use super::{Command, Step, Steps};
+use crate::{
+    api::{CallError, Client},
+    failure::Failure,
+};
+
+/// A daemon to ask.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteNode {
+    socket: PathBuf,
+    client: Client,
+}
+
+impl RemoteNode {
+    /// The daemon that listens at this path, asked with the first command.
+    pub(crate) fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_owned(), client: Client::new(socket) }
+    }
+
+    /// Whether somebody is there who speaks our interface: `None` when nobody listens.
+    pub(crate) async fn probe(&self) -> Option<Spoken> {
+        // No daemon knows this command; only those that speak our interface say so in its words.
+        match self.client.call("", Vec::new(), &|_| {}).await {
+            Err(CallError::Absent(error)) => {
+                tracing::debug!(socket = %self.socket.display(), %error, "nobody listens");
+                None
+            }
+            Err(CallError::NotOurs) => Some(Spoken::OtherCri),
+            _ => Some(Spoken::Ours),
+        }
+    }
+
+    pub(super) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
+        let socket = self.socket.display();
+        let body = serde_json::to_vec(&command)
+            .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{}`", C::NAME)))?;
+        let progress = move |document: &[u8]| {
+            if let Ok(step) = serde_json::from_slice::<Step>(document) {
+                steps(step);
+            }
+        };
+        let document = match self.client.call(C::NAME, body, &progress).await {
+            Ok(document) => document,
+            Err(CallError::Failed(document)) => {
+                return Err(serde_json::from_slice(&document).unwrap_or_else(|_| {
+                    Failure::new("Failed", format!("the daemon at `{socket}` failed without a reason"))
+                }));
+            }
+            Err(CallError::Absent(error)) => {
+                return Err(Failure {
+                    causes: vec![error.to_string()],
+                    ..Failure::new("Unavailable", format!("could not reach the daemon at `{socket}`"))
+                }
+                .or_hint("start it with `imagelet serve`, or work without one: `--store DIR`"));
+            }
+            Err(CallError::NotOurs) => {
+                return Err(Failure::new("Unsupported", format!("whoever listens at `{socket}` is no imagelet")));
+            }
+            Err(CallError::Broken(why)) => {
+                return Err(Failure {
+                    causes: vec![why],
+                    ..Failure::new("Unavailable", format!("the daemon at `{socket}` gave the command up"))
+                });
+            }
+        };
+        serde_json::from_slice(&document).map_err(|error| Failure {
+            causes: vec![error.to_string()],
+            ..Failure::new("Failed", format!("could not read the answer of the daemon at `{socket}`"))
+        })
+    }
+}
+
+/// Who listens on a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spoken {
+    /// Imagelet.
+    Ours,
+    /// Something else, a CRI runtime at best.
+    OtherCri,
+}

@@ -1,0 +1,234 @@
+//! How a pull looks while it runs: bars on a terminal, plain lines elsewhere, nothing when asked to be quiet.
+
+use std::{
+    collections::BTreeMap,
+    io::{IsTerminal as _, Write as _},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use imagelet_core::image::ByteSize;
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::{
+    node::{LayerSize, Step, Steps, no_steps},
+    output::printable,
+};
+
+/// Layers with a bar of their own; the total tells of the rest.
+const BARS_MAX: usize = 24;
+/// Digits of a digest that tell layers apart.
+const DIGITS: usize = 12;
+
+/// Where progress is shown.
+#[derive(Clone, Debug)]
+pub(crate) enum Screen {
+    /// Nowhere.
+    Quiet,
+    /// As lines on stderr.
+    Lines,
+    /// As bars on the terminal.
+    Bars(MultiProgress),
+}
+
+impl Screen {
+    /// Bars if stderr is a terminal, lines otherwise.
+    pub(crate) fn of_stderr(quiet: bool) -> Self {
+        if quiet {
+            Self::Quiet
+        } else if std::io::stderr().is_terminal() {
+            Self::Bars(MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10)))
+        } else {
+            Self::Lines
+        }
+    }
+
+    /// Shows one pull; dropping the guard takes its bars away.
+    pub(crate) fn show(&self, image: &str) -> Shown {
+        match self {
+            Self::Quiet => Shown { steps: no_steps(), bars: None },
+            Self::Lines => {
+                let lines = Lines { image: printable(image), layers: Mutex::default() };
+                Shown { steps: Arc::new(move |step| lines.take(step)), bars: None }
+            }
+            Self::Bars(screen) => {
+                let bars = Arc::new(Bars::new(screen.clone(), &printable(image)));
+                let hearing = Arc::clone(&bars);
+                Shown { steps: Arc::new(move |step| hearing.take(step)), bars: Some(bars) }
+            }
+        }
+    }
+
+    /// Says something about a pull without tearing the bars apart.
+    pub(crate) fn say(&self, text: &str) {
+        match self {
+            Self::Quiet => {}
+            Self::Lines => drop(writeln!(std::io::stderr(), "{text}")),
+            Self::Bars(screen) => drop(screen.println(text)),
+        }
+    }
+}
+
+/// A pull on the screen.
+pub(crate) struct Shown {
+    /// Where its steps go.
+    pub(crate) steps: Steps,
+    bars: Option<Arc<Bars>>,
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if let Some(bars) = &self.bars {
+            bars.clear();
+        }
+    }
+}
+
+/// Where one layer is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct LayerProgress {
+    size: u64,
+    received: u64,
+    finished: bool,
+}
+
+/// One line when the image is known, one for each layer that ends.
+struct Lines {
+    image: String,
+    layers: Mutex<BTreeMap<String, LayerProgress>>,
+}
+
+impl Lines {
+    fn take(&self, step: Step) {
+        let text = line(&mut lock(&self.layers), &step);
+        if let Some(text) = text {
+            drop(writeln!(std::io::stderr(), "{}: {text}", self.image));
+        }
+    }
+}
+
+/// What a step says without a terminal.
+fn line(layers: &mut BTreeMap<String, LayerProgress>, step: &Step) -> Option<String> {
+    match step {
+        Step::Resolved { layers: resolved, .. } => {
+            *layers = sizes(resolved);
+            let total: ByteSize = resolved.iter().map(|layer| ByteSize(layer.size)).sum();
+            let plural = if resolved.len() == 1 { "" } else { "s" };
+            Some(format!("{} layer{plural}, {total} to fetch at most", resolved.len()))
+        }
+        Step::Fetching { .. } => None,
+        Step::Present { digest } => Some(format!("layer {} is present", short(digest))),
+        Step::Done { digest } => {
+            let size = layers.get(digest).map_or(ByteSize::ZERO, |layer| ByteSize(layer.size));
+            Some(format!("layer {} is done ({size})", short(digest)))
+        }
+        Step::Committing => None,
+    }
+}
+
+fn sizes(layers: &[LayerSize]) -> BTreeMap<String, LayerProgress> {
+    let layer =
+        |layer: &LayerSize| (layer.digest.clone(), LayerProgress { size: layer.size, ..LayerProgress::default() });
+    layers.iter().map(layer).collect()
+}
+
+fn short(digest: &str) -> &str {
+    let hex = digest.split_once(':').map_or(digest, |(_, hex)| hex);
+    hex.get(..DIGITS).unwrap_or(hex)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A bar for the image and one for each of its layers.
+struct Bars {
+    screen: MultiProgress,
+    total: ProgressBar,
+    layers: Mutex<BTreeMap<String, (ProgressBar, LayerProgress)>>,
+}
+
+impl Bars {
+    fn new(screen: MultiProgress, image: &str) -> Self {
+        let total = screen.add(ProgressBar::new_spinner().with_style(style("{spinner} {prefix} {wide_msg}")));
+        total.set_prefix(image.to_owned());
+        total.set_message("asking the registry");
+        total.enable_steady_tick(std::time::Duration::from_millis(120));
+        Self { screen, total, layers: Mutex::default() }
+    }
+
+    fn take(&self, step: Step) {
+        let mut layers = lock(&self.layers);
+        match step {
+            Step::Resolved { layers: resolved, .. } => self.resolve(&mut layers, &resolved),
+            Step::Fetching { digest, received } => {
+                if let Some((bar, layer)) = layers.get_mut(&digest) {
+                    // A second try starts over; the bar follows.
+                    layer.received = received.min(layer.size);
+                    bar.set_position(layer.received);
+                }
+            }
+            Step::Present { digest } => finish(&mut layers, &digest, "present"),
+            Step::Done { digest } => finish(&mut layers, &digest, "done"),
+            Step::Committing => self.total.set_message("committing"),
+        }
+        self.total.set_position(layers.values().map(|(_, layer)| layer.received).sum());
+    }
+
+    fn resolve(&self, layers: &mut BTreeMap<String, (ProgressBar, LayerProgress)>, resolved: &[LayerSize]) {
+        let known = sizes(resolved);
+        self.total.set_length(known.values().map(|layer| layer.size).sum());
+        self.total.set_style(style(
+            "{spinner} {prefix} {bar:24} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} {msg}",
+        ));
+        self.total.set_message("");
+        for layer in resolved {
+            if layers.contains_key(&layer.digest) {
+                continue;
+            }
+            let bar = ProgressBar::new(layer.size);
+            let bar = if layers.len() < BARS_MAX { self.screen.add(bar) } else { ProgressBar::hidden() };
+            bar.set_style(style("  {prefix} {bar:24} {binary_bytes}/{binary_total_bytes} {msg}"));
+            bar.set_prefix(short(&layer.digest).to_owned());
+            layers.insert(layer.digest.clone(), (bar, known[&layer.digest]));
+        }
+    }
+
+    fn clear(&self) {
+        for (bar, _) in lock(&self.layers).values() {
+            bar.finish_and_clear();
+        }
+        self.total.finish_and_clear();
+    }
+}
+
+fn finish(layers: &mut BTreeMap<String, (ProgressBar, LayerProgress)>, digest: &str, word: &'static str) {
+    if let Some((bar, layer)) = layers.get_mut(digest) {
+        (layer.received, layer.finished) = (layer.size, true);
+        bar.set_position(layer.size);
+        bar.finish_with_message(word);
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_terminal_a_pull_is_a_few_plain_lines() {
+        let digest = format!("sha256:{}", "ab".repeat(32));
+        let layers = vec![LayerSize { digest: digest.clone(), size: 1_500_000 }];
+        let mut known = BTreeMap::new();
+        let mut say = |step| line(&mut known, &step);
+        assert_eq!(
+            say(Step::Resolved { manifest: String::new(), layers }).as_deref(),
+            Some("1 layer, 1.5MB to fetch at most")
+        );
+        assert_eq!(say(Step::Fetching { digest: digest.clone(), received: 10 }), None);
+        assert_eq!(say(Step::Done { digest }).as_deref(), Some("layer abababababab is done (1.5MB)"));
+        assert_eq!(say(Step::Committing), None);
+    }
+}

@@ -1,0 +1,214 @@
+//! The daemon, and the one place that says which concrete part meets which.
+
+mod stop;
+mod watched;
+mod wiring;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use wiring::{Role, open_node};
+
+use crate::{
+    api,
+    cli::ServeArgs,
+    config::{Environment, Layers, Settings},
+    failure::Failure,
+    http,
+    jobs::Jobs,
+    node::LocalNode,
+};
+use stop::{SocketGuard, Stoppable, notify};
+use watched::WatchedImages;
+
+/// Pulls that are nearly done may end; then they are given up.
+const GRACE: Duration = Duration::from_secs(3);
+/// What was given up has this long to clean up behind itself.
+const CLEANUP_MAX: Duration = Duration::from_secs(10);
+
+/// Lays the files and flags of `serve` over one another.
+pub(crate) fn layers(
+    arguments: &ServeArgs,
+    store: Option<&PathBuf>,
+    environment: &Environment,
+) -> Result<Layers, Failure> {
+    let mut layers = Layers::new(environment.clone());
+    let failed = |error: crate::config::ConfigError| Failure::of(&error);
+    if let Some(file) = &arguments.kubelet_config {
+        layers.add_kubelet_file(file).map_err(failed)?;
+    }
+    if let Some(file) = &arguments.config {
+        layers.add_file(file).map_err(failed)?;
+    }
+    let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string();
+    if let Some(socket) = &arguments.socket {
+        layers.add_flag("--socket", "socket", absolute(socket));
+    }
+    if let Some(address) = &arguments.http {
+        layers.add_flag("--http", "http.address", address.clone());
+    }
+    if let Some(store) = store {
+        layers.add_flag("--store", "store.directory", absolute(store));
+        // Whoever names a store on the command line wants that one, whatever the file says.
+        if arguments.runtime_endpoint.is_none() && arguments.config.is_some() {
+            layers.add_flag("--store", "imageService.cri.endpoint", "");
+        }
+    }
+    if let Some(endpoint) = &arguments.runtime_endpoint {
+        layers.add_flag("--runtime-endpoint", "imageService.cri.endpoint", endpoint.clone());
+    }
+    Ok(layers)
+}
+
+/// Runs the daemon until SIGTERM or SIGINT.
+pub(crate) async fn serve(
+    arguments: ServeArgs,
+    store: Option<PathBuf>,
+    environment: Environment,
+) -> Result<(), Failure> {
+    let settings = layers(&arguments, store.as_ref(), &environment)?.settings().map_err(|error| Failure::of(&error))?;
+    forbid_core_dumps();
+    let failed = |error: std::io::Error| Failure::of(&error);
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
+
+    // The socket is there before anything slow, so that callers wait in its queue and none is refused.
+    let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| Failure::of(&error))?;
+    let _socket = SocketGuard::new(&settings.socket);
+    let node = Arc::new(open_node(settings.clone(), Role::Daemon).await?);
+    let http_listener = match &settings.http {
+        Some(address) => Some(bind_http(address).await?),
+        None => None,
+    };
+
+    let accepting = CancellationToken::new();
+    let working = CancellationToken::new();
+    let images = Arc::new(WatchedImages::new(&node, working.clone()));
+    let handler = Arc::new(Stoppable::new(Arc::clone(&node), working.clone()));
+    let server = tonic::transport::Server::builder()
+        .add_service(imagelet_cri::image_service(images))
+        .add_service(api::service(handler))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), accepting.clone().cancelled_owned());
+    let mut server = tokio::spawn(server);
+    let mut http = tokio::spawn(run_http(http_listener, Arc::clone(&node), accepting.clone()));
+    let jobs = Jobs::start(&node, &working.child_token());
+    tracing::info!(
+        socket = %settings.socket.display(), backend = node.parts().backend, http = settings.http,
+        version = env!("CARGO_PKG_VERSION"), "serving"
+    );
+    notify(&environment, "READY=1");
+
+    let ended_early = loop {
+        tokio::select! {
+            _ = terminate.recv() => break false,
+            _ = interrupt.recv() => break false,
+            _ = hangup.recv() => reload(&arguments, store.as_ref(), &environment, &node, &jobs),
+            _ = &mut server => break true,
+        }
+    };
+    notify(&environment, "STOPPING=1");
+    tracing::info!("stopping");
+    accepting.cancel();
+    if !ended_early && tokio::time::timeout(GRACE, &mut server).await.is_err() {
+        tracing::info!("giving up the calls that still run");
+        working.cancel();
+        if tokio::time::timeout(CLEANUP_MAX, &mut server).await.is_err() {
+            server.abort();
+        }
+    }
+    working.cancel();
+    jobs.stop().await;
+    if tokio::time::timeout(GRACE, &mut http).await.is_err() {
+        http.abort();
+    }
+    flush(&node).await;
+    tracing::info!("stopped");
+    if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
+}
+
+/// Credentials are in this memory.
+fn forbid_core_dumps() {
+    if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
+        tracing::warn!(%error, "could not switch core dumps off");
+    }
+}
+
+async fn bind_http(address: &str) -> Result<TcpListener, Failure> {
+    let listener = TcpListener::bind(address).await.map_err(|error| Failure {
+        causes: vec![error.to_string()],
+        ..Failure::new("Failed", format!("could not listen on `{address}`"))
+    })?;
+    if listener.local_addr().is_ok_and(|bound| !bound.ip().is_loopback()) {
+        tracing::warn!(address, "metrics and health are open to the network: there is no authentication");
+    }
+    Ok(listener)
+}
+
+async fn run_http(listener: Option<TcpListener>, node: Arc<LocalNode>, stop: CancellationToken) {
+    let Some(listener) = listener else { return };
+    if let Err(error) = http::serve(listener, node, stop).await {
+        tracing::error!(%error, "the HTTP server ended");
+    }
+}
+
+/// Reads the files again. A bad one changes nothing.
+fn reload(
+    arguments: &ServeArgs,
+    store: Option<&PathBuf>,
+    environment: &Environment,
+    node: &Arc<LocalNode>,
+    jobs: &Jobs,
+) {
+    let read =
+        layers(arguments, store, environment).and_then(|layers| layers.settings().map_err(|error| Failure::of(&error)));
+    let new = match read {
+        Ok(new) => new,
+        Err(failure) => {
+            tracing::error!(
+                error = failure.to_string(),
+                "the new configuration is refused; the old one stays in force"
+            );
+            return;
+        }
+    };
+    let old = node.settings();
+    let kept = needs_restart(&old, &new);
+    if !kept.is_empty() {
+        tracing::warn!(settings = kept.join(", "), "these settings take effect with the next start");
+    }
+    node.parts().manager.replace_keyring(Arc::new(wiring::keyring(&new)));
+    node.replace_settings(new);
+    jobs.wake();
+    tracing::info!("configuration reloaded");
+}
+
+/// The changed settings that only a start reads.
+fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
+    let changed = [
+        ("socket", old.socket != new.socket),
+        ("http", old.http != new.http),
+        ("store, imageService", old.backend != new.backend),
+        ("registry", old.hosts_dirs != new.hosts_dirs),
+        ("pull limits", old.pulls != new.pulls),
+        ("runtimeRequestTimeout", old.runtime_request_timeout != new.runtime_request_timeout),
+        ("imagePullCredentialsVerificationPolicy", old.verification != new.verification),
+    ];
+    changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
+}
+
+async fn flush(node: &Arc<LocalNode>) {
+    let inventory = Arc::clone(&node.parts().inventory);
+    match tokio::task::spawn_blocking(move || inventory.flush()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "the last uses are not on disk"),
+        Err(error) => tracing::error!(%error, "the last uses are not on disk"),
+    }
+}

@@ -1,0 +1,252 @@
+//! Puts a node together from its configuration.
+
+use std::{
+    error::Error,
+    io::Read as _,
+    num::{NonZeroU32, NonZeroUsize},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use imagelet_core::{
+    credentials::{CredentialSource, DockerConfig, Keyring, PullSecretKind},
+    events::LogEvents,
+    gc::ImageGc,
+    image::Digest,
+    inventory::Inventory,
+    manager::{Concurrency, ImageManager, ManagerParts, PullRate, PullSettings},
+    metrics::Metrics,
+    records::{Allowlist, PullRecords, VerificationPolicy},
+    runtime::{ContainerService, ImageService, NoContainers, RuntimeErrorKind, RuntimeManager},
+};
+use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
+
+use crate::{
+    config::{Backend, Settings, StoreSettings, Verification},
+    failure::Failure,
+    node::{LocalNode, NodeParts},
+};
+
+/// An image that failed is left alone for this long at first; the kubelet's number.
+const BACKOFF_FIRST: Duration = Duration::from_secs(10);
+/// And for this long at most.
+const BACKOFF_MAX: Duration = Duration::from_mins(5);
+/// Events kept for whoever asks later.
+const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
+/// A docker configuration longer than this is none.
+const DOCKER_CONFIG_MAX: u64 = 1 << 20;
+
+/// What a node is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// To run until it is stopped.
+    Daemon,
+    /// For one command: nobody else waits, so nothing is queued, and what cannot be reached is told at once.
+    Command,
+}
+
+/// Opens stores and state, and joins them. Quick: nothing is listed from a runtime that is not there.
+pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<LocalNode, Failure> {
+    let store = open_backend(&settings, role).await?;
+    let runtime = RuntimeManager::new(store.images, store.containers);
+    let (state, verification) = (store.state.clone(), verification(&settings.verification)?);
+    let opened = tokio::task::spawn_blocking({
+        let runtime = runtime.clone();
+        move || open_state(&runtime, &state, &verification)
+    });
+    let (inventory, records) = opened.await.map_err(|error| Failure::of(&error))??;
+    recover(&runtime, &records).await;
+    let metrics = Arc::new(Metrics::new());
+    let touched = {
+        let inventory = Arc::clone(&inventory);
+        Arc::new(move |key: &imagelet_core::image::ImageKey| inventory.touch(key, SystemTime::now()))
+    };
+    let manager = ImageManager::new(ManagerParts {
+        runtime: runtime.clone(),
+        settings: pull_settings(&settings, role),
+        keyring: Arc::new(keyring(&settings)),
+        records: Arc::clone(&records),
+        events: Arc::new(LogEvents::new(EVENTS_MAX)),
+        metrics: Arc::clone(&metrics),
+        touched: Some(touched),
+    });
+    let parts = NodeParts {
+        gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory)),
+        runtime,
+        inventory,
+        manager,
+        records,
+        metrics,
+        engine: store.engine,
+        backend: store.name,
+        is_daemon: role == Role::Daemon,
+        uses_known: store.uses_known,
+    };
+    Ok(LocalNode::new(parts, settings))
+}
+
+/// A store of images with whatever holds them.
+struct OpenBackend {
+    images: Arc<dyn ImageService>,
+    containers: Arc<dyn ContainerService>,
+    engine: Option<Arc<Engine>>,
+    name: String,
+    state: PathBuf,
+    uses_known: bool,
+}
+
+async fn open_backend(settings: &Settings, role: Role) -> Result<OpenBackend, Failure> {
+    match &settings.backend {
+        Backend::Embedded(store) => open_store(store, &settings.hosts_dirs).await,
+        Backend::Cri { endpoint, state } => open_runtime(endpoint, state, settings.runtime_request_timeout, role).await,
+    }
+}
+
+async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf]) -> Result<OpenBackend, Failure> {
+    let config = EngineConfig {
+        registry: RegistryConfig { hosts_dirs: hosts_dirs.to_vec(), ..RegistryConfig::default() },
+        layers_in_flight: store.layers_in_flight,
+        ..EngineConfig::new(&store.directory)
+    };
+    let engine = Engine::open(config).await?;
+    Ok(OpenBackend {
+        images: Arc::clone(&engine) as Arc<dyn ImageService>,
+        containers: engine.container_service(),
+        name: format!("store {}", store.directory.display()),
+        state: store.directory.join("state"),
+        engine: Some(engine),
+        uses_known: true,
+    })
+}
+
+async fn open_runtime(endpoint: &str, state: &Path, timeout: Duration, role: Role) -> Result<OpenBackend, Failure> {
+    let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| Failure {
+        causes: vec![error.to_string()],
+        ..Failure::new("InvalidArgument", format!("`{endpoint}` is no endpoint"))
+    })?;
+    let mut uses_known = true;
+    let (images, containers): (_, Arc<dyn ContainerService>) = match role {
+        // A daemon may start before its runtime.
+        Role::Daemon => {
+            let containers = RemoteContainerService::lazy(&address, timeout)?;
+            (RemoteImageService::lazy(&address, timeout)?, Arc::new(containers))
+        }
+        Role::Command => {
+            let images = RemoteImageService::connect(&address, timeout).await?;
+            match RemoteContainerService::connect(&address, timeout).await {
+                Ok(containers) => (images, Arc::new(containers)),
+                Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
+                    uses_known = false;
+                    (images, Arc::new(NoContainers))
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    };
+    // Two runtimes of one machine have nothing to do with one another.
+    let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
+    Ok(OpenBackend {
+        images: Arc::new(images),
+        containers,
+        engine: None,
+        name: format!("runtime {address}"),
+        state: state.join("runtimes").join(&folder.hex()[..16]),
+        uses_known,
+    })
+}
+
+type OpenState = (Arc<Inventory>, Arc<PullRecords>);
+
+/// Opens what is remembered. On a read-only disk everything can still be looked at, so memory takes its place.
+fn open_state(
+    runtime: &RuntimeManager,
+    directory: &Path,
+    verification: &VerificationPolicy,
+) -> Result<OpenState, Failure> {
+    let inventory = match Inventory::open(runtime.clone(), Some(&directory.join("inventory"))) {
+        Err(error) if is_read_only(&error) => Inventory::open(runtime.clone(), None)?,
+        opened => opened?,
+    };
+    let records = match PullRecords::open(directory, verification.clone()) {
+        Err(error) if is_read_only(&error) => PullRecords::in_memory_with(verification.clone()),
+        opened => opened.map_err(|error| Failure::of(&error))?,
+    };
+    Ok((Arc::new(inventory), Arc::new(records)))
+}
+
+fn is_read_only(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        if kind == Some(std::io::ErrorKind::ReadOnlyFilesystem) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// Pulls that a crash cut off: their images ask for credentials from now on.
+async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>) {
+    if records.counts().0 == 0 {
+        return;
+    }
+    let images = match runtime.list(None).await {
+        Ok(images) => images,
+        Err(error) => {
+            tracing::warn!(error = error.chain(), "could not compare the pull records with the images");
+            return;
+        }
+    };
+    let records = Arc::clone(records);
+    match tokio::task::spawn_blocking(move || records.recover(&images, SystemTime::now())).await {
+        Ok(Ok(found)) => tracing::info!(found.finished, found.unfinished, "took up the records of cut-off pulls"),
+        Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "could not take up the pull records"),
+        Err(error) => tracing::error!(%error, "could not take up the pull records"),
+    }
+}
+
+fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
+    let limits = &settings.pulls;
+    let (concurrency, rate) = match role {
+        Role::Command => (Concurrency::Parallel { max: None }, None),
+        Role::Daemon => {
+            let parallel = Concurrency::Parallel { max: limits.parallel_max.and_then(NonZeroUsize::new) };
+            let rate = limits.per_second.and_then(NonZeroU32::new);
+            let rate = rate.map(|rate| PullRate { qps: rate.get() as f32, burst: limits.burst });
+            (if limits.serial { Concurrency::Serial } else { parallel }, rate)
+        }
+    };
+    PullSettings { concurrency, rate, backoff_first: BACKOFF_FIRST, backoff_max: BACKOFF_MAX }
+}
+
+fn verification(configured: &Verification) -> Result<VerificationPolicy, Failure> {
+    Ok(match configured {
+        Verification::Never => VerificationPolicy::NeverVerify,
+        Verification::NeverPreloaded => VerificationPolicy::NeverVerifyPreloadedImages,
+        Verification::Always => VerificationPolicy::AlwaysVerify,
+        Verification::NeverAllowlisted(patterns) => {
+            let list = Allowlist::new(patterns.iter().map(String::as_str)).map_err(|error| Failure::of(&error))?;
+            VerificationPolicy::NeverVerifyAllowlistedImages(list)
+        }
+    })
+}
+
+/// The node's own credentials. A file that does not read is told and passed over: other credentials may do.
+pub(super) fn keyring(settings: &Settings) -> Keyring {
+    let mut keyring = Keyring::new();
+    let Some(path) = &settings.docker_config else { return keyring };
+    let mut document = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(DOCKER_CONFIG_MAX).read_to_end(&mut document));
+    match read {
+        Ok(_) => match DockerConfig::parse(PullSecretKind::DockerConfigJson, &document) {
+            Ok(config) => keyring.add(&CredentialSource::Node, config),
+            Err(error) => tracing::error!(path = %path.display(), %error, "the docker configuration does not read"),
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => tracing::error!(path = %path.display(), %error, "could not read the docker configuration"),
+    }
+    keyring
+}
