@@ -232,7 +232,7 @@ impl ContainerService for MountUses {
             .map(|mount| Container {
                 id: format!("mount:{}", mount.target.display()),
                 sandbox_id: String::new(),
-                name: format!("mount {}", mount.target.display()),
+                name: mount.target.display().to_string(),
                 image: ImageSpec::new(&mount.image),
                 image_ref: mount.image.clone(),
                 image_id: mount.image,
