@@ -6,6 +6,8 @@
 mod duration;
 mod environment;
 mod layers;
+#[cfg(test)]
+mod reference;
 mod validate;
 
 use std::{path::PathBuf, time::Duration};
@@ -131,7 +133,7 @@ struct HttpFile {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct StoreFile {
-    /// Its directory, owned by one process at a time.
+    /// Directory of the embedded store and of what the node remembers, owned by one process at a time.
     #[serde(rename = "directory", skip_serializing_if = "Option::is_none")]
     directory: Option<PathBuf>,
     /// At most this many layers of one image are fetched and unpacked at once, 1 to 64.
@@ -152,7 +154,7 @@ struct ImageServiceFile {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct CriFile {
-    /// Its socket, such as `unix:///run/containerd/containerd.sock`; absent or empty uses the embedded store.
+    /// The socket of a CRI runtime, such as `unix:///run/containerd/containerd.sock`; absent or empty uses the embedded store.
     #[serde(rename = "endpoint", skip_serializing_if = "Option::is_none")]
     endpoint: Option<String>,
 }
@@ -170,7 +172,7 @@ struct RegistryFile {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct CredentialsFile {
-    /// A docker configuration (`config.json`) with the node's own registry credentials; read again when it changes.
+    /// A docker configuration (`config.json`) with the node's own registry credentials; read again on SIGHUP.
     #[serde(rename = "dockerConfig", skip_serializing_if = "Option::is_none")]
     docker_config: Option<PathBuf>,
 }

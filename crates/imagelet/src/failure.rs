@@ -53,7 +53,7 @@ impl Failure {
         failure.causes.remove(0);
         failure.causes.retain(|cause| *cause != failure.message);
         if let Some(kind) = kind {
-            failure.reason = kind_word(kind).to_owned();
+            failure.reason = kind_word(kind).into();
         }
         failure
     }
@@ -61,7 +61,7 @@ impl Failure {
     /// A failed ensure, under the kubelet's reason.
     pub(crate) fn of_ensure(error: &EnsureError) -> Self {
         let mut failure = Self::of(error);
-        failure.reason = error.reason().to_owned();
+        failure.reason = error.reason().into();
         failure.hint = failure.hint.or_else(|| match error {
             EnsureError::NeverPull { .. } => {
                 Some("pull it with another policy, such as `--policy IfNotPresent`".into())

@@ -84,7 +84,7 @@ async fn run(node: Arc<LocalNode>, clock: Clock, job: fn(Arc<LocalNode>) -> Pass
 async fn detect(node: &LocalNode) {
     match node.parts().inventory.refresh(std::time::SystemTime::now()).await {
         Ok(snapshot) => {
-            tracing::debug!(images = snapshot.entries.len(), containers = snapshot.containers, "took stock")
+            tracing::debug!(images = snapshot.entries.len(), containers = snapshot.containers, "took stock");
         }
         Err(error) => tracing::warn!(error = Failure::of(&error).to_string(), "could not take stock of the images"),
     }

@@ -48,7 +48,7 @@ impl Screen {
             Self::Quiet => Shown { steps: no_steps(), bars: None },
             Self::Lines => {
                 let lines = Lines { image: printable(image), layers: Mutex::default() };
-                Shown { steps: Arc::new(move |step| lines.take(step)), bars: None }
+                Shown { steps: Arc::new(move |step| lines.take(&step)), bars: None }
             }
             Self::Bars(screen) => {
                 let bars = Arc::new(Bars::new(screen.clone(), &printable(image)));
@@ -98,8 +98,8 @@ struct Lines {
 }
 
 impl Lines {
-    fn take(&self, step: Step) {
-        let text = line(&mut lock(&self.layers), &step);
+    fn take(&self, step: &Step) {
+        let text = line(&mut lock(&self.layers), step);
         if let Some(text) = text {
             drop(writeln!(std::io::stderr(), "{}: {text}", self.image));
         }

@@ -80,10 +80,11 @@ pub(crate) async fn serve(
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
 
-    // The socket is there before anything slow, so that callers wait in its queue and none is refused.
+    // The store is owned before the socket appears: who reaches the socket need not race for the store. Nothing slow
+    // comes before it; whatever asks a runtime runs behind it.
+    let node = Arc::new(open_node(settings.clone(), Role::Daemon).await?);
     let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| Failure::of(&error))?;
     let _socket = SocketGuard::new(&settings.socket);
-    let node = Arc::new(open_node(settings.clone(), Role::Daemon).await?);
     let http_listener = match &settings.http {
         Some(address) => Some(bind_http(address).await?),
         None => None,

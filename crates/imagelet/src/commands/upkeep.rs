@@ -13,7 +13,7 @@ use crate::{
         CollectRequest, Collected, CollectedRow, MountRequest, Node, PinRequest, PinsRequest, RemoveRequest, Status,
         StatusRequest, UnmountRequest, UnpinRequest, UntagRequest, no_steps,
     },
-    output::{Table, names, print},
+    output::{Table, names, print, printable},
 };
 
 pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -57,6 +57,9 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
         plan(&done, format).write(&mut out)?;
         writeln!(out, "{}", summary(&done))
     })?;
+    if let Some(shortfall) = &done.shortfall {
+        note(&format!("warning: {}", printable(shortfall)));
+    }
     for failure in &done.failures {
         complain(&Failure::new("Failed", failure.clone()));
     }

@@ -1,6 +1,9 @@
 //! Rules of the configuration: the kubelet's, in its words and order, then our own.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use imagelet_core::image::{Percent, Reference, trim_tag_and_digest};
 
@@ -72,7 +75,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
 struct Complaints(Vec<Complaint>);
 
 impl Complaints {
-    fn add(&mut self, key: &'static str, message: String) {
+    fn add(&mut self, key: &'static str, message: impl std::fmt::Display) {
         self.0.push(Complaint { key, message: format!("invalid configuration: {message}") });
     }
 }
@@ -150,8 +153,7 @@ fn pulls(file: &File, complaints: &mut Complaints) -> PullLimits {
             complaints.add(
                 "maxParallelImagePulls",
                 "maxParallelImagePulls cannot be larger than 1 unless SerializeImagePulls (--serialize-image-pulls) \
-                 is set to false"
-                    .into(),
+                 is set to false",
             );
         }
     }
@@ -226,7 +228,7 @@ fn check_pattern(pattern: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn check_socket(socket: &PathBuf, complaints: &mut Complaints) {
+fn check_socket(socket: &Path, complaints: &mut Complaints) {
     let length = socket.as_os_str().len();
     if !socket.is_absolute() {
         complaints.add("socket", format!("socket `{}` must be an absolute path", socket.display()));

@@ -9,12 +9,21 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
-    gc::{GcGoal, GcOutcome, GcPolicy, GcReport, GcRequest, GcVerdict},
+    gc::{GcError, GcGoal, GcOutcome, GcPolicy, GcReport, GcRequest, GcVerdict},
     image::{ByteSize, ImageKey},
+    metrics::{Family, MetricKind},
 };
 
 use super::{CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps};
 use crate::{config::GcSettings, failure::Failure};
+
+/// The kubelet's own name for it.
+static COLLECTED: Family = Family {
+    name: "kubelet_image_garbage_collected_total",
+    help: "Total number of images garbage collected by the kubelet, whether through disk usage or image age.",
+    kind: MetricKind::Counter,
+    labels: &["reason"],
+};
 
 #[async_trait]
 impl Command for CollectRequest {
@@ -40,6 +49,11 @@ pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Col
         }
         Failure::of(&error)
     })?;
+    for removal in &report.removed {
+        if matches!(removal.outcome, GcOutcome::Removed { .. }) {
+            node.parts.metrics.increment(&COLLECTED, &[removal.phase.reason()]);
+        }
+    }
     for event in &report.events {
         tracing::warn!(reason = event.reason, "{}", event.message);
     }
@@ -101,6 +115,7 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
             reason,
         }
     });
+    let failures = report.failures.iter().filter(|error| !is_shortfall(error));
     Collected {
         dry_run,
         used_percent_before: report.disk_before.used_percent(),
@@ -109,8 +124,13 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
         claimed: report.claimed.0,
         measured: report.measured.map(|bytes| bytes.0),
         images: images.collect(),
-        failures: report.failures.iter().map(|error| Failure::of(error).to_string()).collect(),
+        shortfall: report.failures.iter().find(|error| is_shortfall(error)).map(ToString::to_string),
+        failures: failures.map(|error| Failure::of(error).to_string()).collect(),
     }
+}
+
+fn is_shortfall(error: &GcError) -> bool {
+    matches!(error, GcError::NotEnough { .. })
 }
 
 #[cfg(test)]

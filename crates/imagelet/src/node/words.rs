@@ -212,6 +212,8 @@ documents! {
         measured: Option<u64>,
         /// Every image, and what became of it.
         images: Vec<CollectedRow>,
+        /// Everything went as planned, and the disk is still fuller than wanted.
+        shortfall: Option<String>,
         /// What went wrong on the way.
         failures: Vec<String>,
     }

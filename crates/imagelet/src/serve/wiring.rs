@@ -1,7 +1,6 @@
 //! Puts a node together from its configuration.
 
 use std::{
-    error::Error,
     io::Read as _,
     num::{NonZeroU32, NonZeroUsize},
     path::{Path, PathBuf},
@@ -35,6 +34,8 @@ const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_mins(5);
 /// Events kept for whoever asks later.
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
+/// A start does not wait longer than this for a runtime's list of images.
+const RECOVER_MAX: Duration = Duration::from_millis(500);
 /// A docker configuration longer than this is none.
 const DOCKER_CONFIG_MAX: u64 = 1 << 20;
 
@@ -57,7 +58,9 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<LocalNod
         move || open_state(&runtime, &state, &verification)
     });
     let (inventory, records) = opened.await.map_err(|error| Failure::of(&error))??;
-    recover(&runtime, &records).await;
+    if tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records)).await.is_err() {
+        tracing::warn!("the runtime takes too long to list its images; cut-off pulls stay on record as begun");
+    }
     let metrics = Arc::new(Metrics::new());
     let touched = {
         let inventory = Arc::clone(&inventory);
@@ -165,27 +168,19 @@ fn open_state(
     directory: &Path,
     verification: &VerificationPolicy,
 ) -> Result<OpenState, Failure> {
-    let inventory = match Inventory::open(runtime.clone(), Some(&directory.join("inventory"))) {
-        Err(error) if is_read_only(&error) => Inventory::open(runtime.clone(), None)?,
-        opened => opened?,
-    };
-    let records = match PullRecords::open(directory, verification.clone()) {
-        Err(error) if is_read_only(&error) => PullRecords::in_memory_with(verification.clone()),
-        opened => opened.map_err(|error| Failure::of(&error))?,
-    };
+    if is_read_only(directory) {
+        let records = PullRecords::in_memory_with(verification.clone());
+        return Ok((Arc::new(Inventory::open(runtime.clone(), None)?), Arc::new(records)));
+    }
+    let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?;
+    let records = PullRecords::open(directory, verification.clone()).map_err(|error| Failure::of(&error))?;
     Ok((Arc::new(inventory), Arc::new(records)))
 }
 
-fn is_read_only(error: &(dyn Error + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-        if kind == Some(std::io::ErrorKind::ReadOnlyFilesystem) {
-            return true;
-        }
-        next = error.source();
-    }
-    false
+/// Whether the file system below a directory, or below the first parent that is there, takes no writes.
+fn is_read_only(directory: &Path) -> bool {
+    let found = directory.ancestors().find_map(|place| rustix::fs::statvfs(place).ok());
+    found.is_some_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
 /// Pulls that a crash cut off: their images ask for credentials from now on.

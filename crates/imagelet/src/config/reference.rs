@@ -1,0 +1,116 @@
+//! Proves that `docs/configuration.md` says what the doc comments of the configuration say.
+
+use std::{collections::BTreeMap, fmt::Write as _, path::Path};
+
+use serde_json::Value;
+
+use super::{API_VERSION, Environment, KIND, Layers};
+
+const PAGE: &str = "../../docs/configuration.md";
+const SOURCE: &str = include_str!("../config.rs");
+
+/// A key of a `…File` struct, as its source tells it.
+struct Field {
+    key: String,
+    kind: String,
+    comment: String,
+}
+
+/// The structs of the file's shape with their fields, read off the source: only there the comments are.
+fn structs() -> BTreeMap<String, Vec<Field>> {
+    let mut found: BTreeMap<String, Vec<Field>> = BTreeMap::new();
+    let (mut current, mut comment, mut key) = (None::<String>, String::new(), None::<String>);
+    for line in SOURCE.lines().map(str::trim) {
+        if let Some(name) = line.split("struct ").nth(1).filter(|_| line.ends_with('{')) {
+            current = Some(name.trim_end_matches([' ', '{']).to_owned()).filter(|name| name.ends_with("File"));
+            comment.clear();
+        } else if line == "}" {
+            current = None;
+        } else if let Some(text) = line.strip_prefix("///") {
+            comment.push_str(text);
+        } else if let Some(rest) = line.strip_prefix("#[serde(rename = \"") {
+            key = rest.split('"').next().map(str::to_owned);
+        } else if let (Some(current), Some((_, kind)), Some(key)) = (&current, line.split_once(": Option<"), key.take())
+        {
+            let kind = kind.trim_end_matches([',', '>']).to_owned();
+            let comment = std::mem::take(&mut comment).trim().to_owned();
+            found.entry(current.clone()).or_default().push(Field { key, kind, comment });
+        } else if line.is_empty() {
+            comment.clear();
+        }
+    }
+    found
+}
+
+fn type_word(kind: &str) -> &str {
+    match kind {
+        "i32" => "number",
+        "bool" => "true or false",
+        "GoDuration" => "duration",
+        "PathBuf" => "path",
+        "Vec<String" => "list of text",
+        _ => "text",
+    }
+}
+
+fn rows(
+    structs: &BTreeMap<String, Vec<Field>>,
+    name: &str,
+    prefix: &str,
+    defaults: &BTreeMap<String, Value>,
+    page: &mut String,
+) {
+    for field in &structs[name] {
+        let key = if prefix.is_empty() { field.key.clone() } else { format!("{prefix}.{}", field.key) };
+        if structs.contains_key(&field.kind) {
+            rows(structs, &field.kind, &key, defaults, page);
+            continue;
+        }
+        let default = match defaults.get(&key) {
+            None => "absent".into(),
+            Some(Value::String(text)) if text.is_empty() => "empty".into(),
+            Some(Value::String(text)) => format!("`{text}`"),
+            Some(Value::Array(list)) if list.is_empty() => "empty".into(),
+            Some(other) => format!("`{other}`"),
+        };
+        writeln!(page, "| `{key}` | {} | {default} | {} |", type_word(&field.kind), field.comment)
+            .expect("writing to a string cannot fail");
+    }
+}
+
+fn page() -> String {
+    let environment = Environment { root: true, home: Some("/root".into()), ..Environment::default() };
+    let defaults = Layers::new(environment).effective().expect("defaults are a configuration");
+    let defaults = defaults.into_iter().map(|one| (one.key, one.value)).collect();
+    let mut page = format!(
+        "# Configuration\n\n\
+         <!-- Made from the comments in `crates/imagelet/src/config.rs` by its test; \
+         `IMAGELET_UPDATE=1 cargo test -p imagelet reference` writes it anew. -->\n\n\
+         `imagelet serve --config FILE` reads YAML:\n\n\
+         ```yaml\napiVersion: {API_VERSION}\nkind: {KIND}\nimageGCHighThresholdPercent: 75\nimageGCLowThresholdPercent: 70\n```\n\n\
+         Every key may be left out. Keys that are not listed here are refused with their line. Durations are written as Go\n\
+         writes them: `2m30s`, `24h`, `500ms`. A dot stands for a level: `store.directory` is `directory` below `store`.\n\
+         Values come from the defaults, then the file given with `--kubelet-config` (only the kubelet's own keys, the rest\n\
+         of that file is passed over), then the file given with `--config`, then flags; `imagelet config show` tells which\n\
+         of them each value came from. SIGHUP reads the files again; a file with a mistake changes nothing.\n\n\
+         The defaults are those of root; another user's socket is below `$XDG_RUNTIME_DIR`, the store below\n\
+         `$XDG_DATA_HOME` or `~/.local/share`.\n\n\
+         | key | type | default | meaning |\n|---|---|---|---|\n"
+    );
+    rows(&structs(), "File", "", &defaults, &mut page);
+    page
+}
+
+#[test]
+fn the_reference_page_is_made_of_the_comments() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
+    let page = page();
+    if std::env::var_os("IMAGELET_UPDATE").is_some() {
+        std::fs::write(&path, &page).expect("the page is written");
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(kept == page, "docs/configuration.md is old: run IMAGELET_UPDATE=1 cargo test -p imagelet reference");
+    for line in page.lines().filter(|line| line.starts_with("| `")) {
+        assert!(!line.ends_with("|  |"), "a key without a comment: {line}");
+    }
+}
