@@ -41,8 +41,10 @@ impl Failure {
         let mut next: Option<&(dyn Error + 'static)> = Some(error);
         let mut kind = None;
         while let Some(error) = next {
-            if failure.causes.last() != Some(&error.to_string()) && failure.causes.len() <= CAUSES_MAX {
-                failure.causes.push(error.to_string());
+            let (text, hint) = split_hint(&error.to_string());
+            failure.hint = failure.hint.or(hint);
+            if failure.causes.last() != Some(&text) && failure.causes.len() <= CAUSES_MAX {
+                failure.causes.push(text);
             }
             if let Some(refusal) = runtime_error(error) {
                 failure.hint = failure.hint.or_else(|| refusal.hint().map(str::to_owned));
@@ -50,11 +52,18 @@ impl Failure {
             }
             next = error.source();
         }
-        failure.causes.remove(0);
+        failure.message = failure.causes.remove(0);
         failure.causes.retain(|cause| *cause != failure.message);
         if let Some(kind) = kind {
             failure.reason = kind_word(kind).into();
         }
+        failure
+    }
+
+    /// What failed, with an error and its causes as the reason.
+    pub(crate) fn because(message: impl Into<String>, error: &(dyn Error + 'static)) -> Self {
+        let mut failure = Self::of(error);
+        failure.causes.insert(0, std::mem::replace(&mut failure.message, message.into()));
         failure
     }
 
@@ -91,6 +100,14 @@ impl Failure {
 /// Errors keep their line breaks and lose all other control characters.
 fn lines(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
+}
+
+/// Some messages bring their hint along, on a line of its own.
+fn split_hint(text: &str) -> (String, Option<String>) {
+    match text.split_once("\nhint: ") {
+        Some((text, hint)) => (text.to_owned(), Some(hint.to_owned())),
+        None => (text.to_owned(), None),
+    }
 }
 
 /// A runtime error may sit in a chain itself or behind an `Arc` that several askers share.

@@ -178,17 +178,22 @@ impl Bars {
         let known = sizes(resolved);
         self.total.set_length(known.values().map(|layer| layer.size).sum());
         self.total.set_style(style(
-            "{spinner} {prefix} {bar:24} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} {msg}",
+            "{spinner} {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} {msg}",
         ));
         self.total.set_message("");
+        let mut above = self.total.clone();
         for layer in resolved {
             if layers.contains_key(&layer.digest) {
                 continue;
             }
             let bar = ProgressBar::new(layer.size);
-            let bar = if layers.len() < BARS_MAX { self.screen.add(bar) } else { ProgressBar::hidden() };
-            bar.set_style(style("  {prefix} {bar:24} {binary_bytes}/{binary_total_bytes} {msg}"));
+            let bar =
+                if layers.len() < BARS_MAX { self.screen.insert_after(&above, bar) } else { ProgressBar::hidden() };
+            bar.set_style(style("  {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes} {msg}"));
             bar.set_prefix(short(&layer.digest).to_owned());
+            if !bar.is_hidden() {
+                above = bar.clone();
+            }
             layers.insert(layer.digest.clone(), (bar, known[&layer.digest]));
         }
     }

@@ -130,7 +130,9 @@ pub(crate) async fn serve(
     if tokio::time::timeout(GRACE, &mut http).await.is_err() {
         http.abort();
     }
-    flush(&node).await;
+    if tokio::time::timeout(GRACE, node.close()).await.is_err() {
+        tracing::warn!("the store does not answer; the last uses are not on disk");
+    }
     tracing::info!("stopped");
     if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
 }
@@ -143,10 +145,9 @@ fn forbid_core_dumps() {
 }
 
 async fn bind_http(address: &str) -> Result<TcpListener, Failure> {
-    let listener = TcpListener::bind(address).await.map_err(|error| Failure {
-        causes: vec![error.to_string()],
-        ..Failure::new("Failed", format!("could not listen on `{address}`"))
-    })?;
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|error| Failure::because(format!("could not listen on `{address}`"), &error))?;
     if listener.local_addr().is_ok_and(|bound| !bound.ip().is_loopback()) {
         tracing::warn!(address, "metrics and health are open to the network: there is no authentication");
     }
@@ -203,13 +204,4 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("imagePullCredentialsVerificationPolicy", old.verification != new.verification),
     ];
     changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
-}
-
-async fn flush(node: &Arc<LocalNode>) {
-    let inventory = Arc::clone(&node.parts().inventory);
-    match tokio::task::spawn_blocking(move || inventory.flush()).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "the last uses are not on disk"),
-        Err(error) => tracing::error!(%error, "the last uses are not on disk"),
-    }
 }

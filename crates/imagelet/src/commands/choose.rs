@@ -31,9 +31,8 @@ pub(super) async fn choose(global: &Global, environment: &Environment) -> Result
 
 /// A running imagelet, or any CRI runtime, which is then driven from this process.
 async fn by_endpoint(endpoint: &str, environment: &Environment) -> Result<Node, Failure> {
-    let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| Failure {
-        causes: vec![error.to_string()],
-        ..Failure::new("InvalidArgument", format!("`{endpoint}` is no endpoint"))
+    let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
+        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
     })?;
     let node = RemoteNode::new(address.path());
     if node.probe().await != Some(Spoken::OtherCri) {

@@ -11,9 +11,10 @@ use std::{io::Write as _, process::ExitCode};
 use clap::CommandFactory as _;
 
 use crate::{
-    cli::{Cli, Command},
+    cli::{Cli, Command, Format},
     config::Environment,
     failure::Failure,
+    node::Node,
     serve,
 };
 use choose::choose;
@@ -37,22 +38,47 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             // Read before anything is opened: a mistake in it is the user's, and quickly told.
             let asked = pull::Asked::read(&command, &environment)?;
             let node = choose(&cli.global, &environment).await?;
-            match command {
-                Command::Pull(_) | Command::Ensure(_) => pull::run(&node, asked, format).await,
-                Command::Ls(arguments) => images::list(&node, &arguments, format).await,
-                Command::Inspect(arguments) => images::inspect(&node, &arguments, format).await,
-                Command::Df(arguments) => images::usage(&node, &arguments, format).await,
-                Command::Rm(arguments) => upkeep::remove(&node, &arguments, format).await,
-                Command::Untag(arguments) => upkeep::untag(&node, arguments, format).await,
-                Command::Gc(arguments) => upkeep::collect(&node, &arguments, format).await,
-                Command::Pin(arguments) => upkeep::pin(&node, arguments, format).await,
-                Command::Unpin(arguments) => upkeep::unpin(&node, arguments, format).await,
-                Command::Pins => upkeep::pins(&node, format).await,
-                Command::Mount(arguments) => upkeep::mount(&node, arguments, format).await,
-                Command::Unmount(arguments) => upkeep::unmount(&node, arguments, format).await,
-                _ => upkeep::status(&node, format).await,
+            let code = tokio::select! {
+                code = ask(&node, command, asked, format) => code,
+                () = interrupted() => Err(Failure::new("Cancelled", "interrupted")),
+            };
+            if let Node::Local(node) = &node {
+                node.close().await;
             }
+            code
         }
+    }
+}
+
+async fn ask(node: &Node, command: Command, asked: pull::Asked, format: Format) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Pull(_) | Command::Ensure(_) => pull::run(node, asked, format).await,
+        Command::Ls(arguments) => images::list(node, &arguments, format).await,
+        Command::Inspect(arguments) => images::inspect(node, &arguments, format).await,
+        Command::Df(arguments) => images::usage(node, &arguments, format).await,
+        Command::Rm(arguments) => upkeep::remove(node, &arguments, format).await,
+        Command::Untag(arguments) => upkeep::untag(node, arguments, format).await,
+        Command::Gc(arguments) => upkeep::collect(node, &arguments, format).await,
+        Command::Pin(arguments) => upkeep::pin(node, arguments, format).await,
+        Command::Unpin(arguments) => upkeep::unpin(node, arguments, format).await,
+        Command::Pins => upkeep::pins(node, format).await,
+        Command::Mount(arguments) => upkeep::mount(node, arguments, format).await,
+        Command::Unmount(arguments) => upkeep::unmount(node, arguments, format).await,
+        _ => upkeep::status(node, format).await,
+    }
+}
+
+/// Waits until the user or the system wants the command to end: dropped, it takes back what it began.
+async fn interrupted() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        // Without handlers the signals end the process by themselves.
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
 }
 

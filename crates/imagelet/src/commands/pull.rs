@@ -88,10 +88,7 @@ impl Asked {
 }
 
 fn read_file(path: &Path) -> Result<String, Failure> {
-    let failed = |error: std::io::Error| Failure {
-        causes: vec![error.to_string()],
-        ..Failure::new("Failed", format!("could not read `{}`", path.display()))
-    };
+    let failed = |error: std::io::Error| Failure::because(format!("could not read `{}`", path.display()), &error);
     let mut text = String::new();
     if path == Path::new("-") {
         std::io::stdin().lock().take(FILE_LENGTH_MAX + 1).read_to_string(&mut text).map_err(failed)?;

@@ -78,6 +78,22 @@ impl LocalNode {
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 
+    /// Puts on disk what a single command learned; a daemon does so by the clock.
+    pub(crate) async fn close(&self) {
+        // A store of our own answers at once; a runtime is not asked again, as nobody waits for its answer.
+        if self.parts.engine.is_some()
+            && let Err(failure) = self.refresh().await
+        {
+            tracing::warn!(error = failure.to_string(), "could not take stock of the images");
+        }
+        let inventory = Arc::clone(&self.parts.inventory);
+        match tokio::task::spawn_blocking(move || inventory.flush()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "the last uses are not on disk"),
+            Err(error) => tracing::error!(%error, "the last uses are not on disk"),
+        }
+    }
+
     pub(super) async fn refresh(&self) -> Result<Arc<Snapshot>, Failure> {
         Ok(self.parts.inventory.refresh(SystemTime::now()).await?)
     }

@@ -51,11 +51,8 @@ impl RemoteNode {
                 }));
             }
             Err(CallError::Absent(error)) => {
-                return Err(Failure {
-                    causes: vec![error.to_string()],
-                    ..Failure::new("Unavailable", format!("could not reach the daemon at `{socket}`"))
-                }
-                .or_hint("start it with `imagelet serve`, or work without one: `--store DIR`"));
+                return Err(Failure::because(format!("could not reach the daemon at `{socket}`"), &error)
+                    .or_hint("start it with `imagelet serve`, or work without one: `--store DIR`"));
             }
             Err(CallError::NotOurs) => {
                 return Err(Failure::new("Unsupported", format!("whoever listens at `{socket}` is no imagelet")));

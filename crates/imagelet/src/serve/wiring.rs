@@ -125,9 +125,8 @@ async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf]) -> Result<Ope
 }
 
 async fn open_runtime(endpoint: &str, state: &Path, timeout: Duration, role: Role) -> Result<OpenBackend, Failure> {
-    let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| Failure {
-        causes: vec![error.to_string()],
-        ..Failure::new("InvalidArgument", format!("`{endpoint}` is no endpoint"))
+    let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
+        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
     })?;
     let mut uses_known = true;
     let (images, containers): (_, Arc<dyn ContainerService>) = match role {
