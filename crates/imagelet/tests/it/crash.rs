@@ -29,6 +29,7 @@ fn a_daemon_killed_during_pulls_comes_back_clean() {
     let mut daemon = Daemon::start(folder.path(), arguments);
     let before = tree::disk_usage(&store);
 
+    let mut interrupted = 0;
     for round in 0..KILLS {
         let image = Image::marked(&format!("round {round}"), 4_000_000);
         let name = registry.put(&format!("round{round}:v1"), &image);
@@ -49,6 +50,9 @@ fn a_daemon_killed_during_pulls_comes_back_clean() {
         assert!(took < RESTART_MAX, "seed `{SEED}` round {round} ({moment:?}): answered after {took:?}");
         let whole = listed.lines().any(|id| !id.is_empty() && image.id().contains(id));
         let shown = daemon.run(["inspect", "-q", &name]).code == 0;
+        interrupted += usize::from(
+            !shown && registry.requests().iter().any(|request| request.contains(&format!("round{round}/blobs"))),
+        );
         assert_eq!(whole, shown, "seed `{SEED}` round {round} ({moment:?}): listed and shown differ:\n{listed}");
         assert!(listed.lines().count() <= 1, "seed `{SEED}` round {round} ({moment:?}):\n{listed}");
 
@@ -56,6 +60,7 @@ fn a_daemon_killed_during_pulls_comes_back_clean() {
         daemon.run(["rm", &name]).ok();
     }
 
+    assert!(interrupted > 0, "seed `{SEED}`: no kill met a pull between its first byte and its last");
     daemon.run(["gc", "--all-unused"]).ok();
     assert!(daemon.stop(rustix::process::Signal::TERM).success());
     with_store(&store, ["gc", "--all-unused"]).ok();
