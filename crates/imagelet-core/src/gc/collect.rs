@@ -337,7 +337,7 @@ impl<'a> Round<'a> {
             let (image, tags, reason) = (&decision.key, decision.tags.join(" "), decision.reason.as_str());
             match decision.verdict {
                 GcVerdict::Remove { phase } => {
-                    tracing::info!(%image, tags, reason, %phase, self.dry_run, "chose an image");
+                    tracing::info!(%image, tags, reason, %phase, dry_run = self.dry_run, "chose an image");
                 }
                 GcVerdict::Keep if self.is_active => tracing::info!(%image, tags, reason, "kept an image"),
                 GcVerdict::Keep => tracing::debug!(%image, tags, reason, "kept an image"),
@@ -375,7 +375,13 @@ impl<'a> Round<'a> {
         if self.is_active {
             let removed = self.removed.iter().filter(|it| matches!(it.outcome, GcOutcome::Removed { .. })).count();
             let measured = measured.map(|bytes| bytes.0);
-            tracing::info!(removed, claimed = self.claimed.0, measured, self.dry_run, "image collection ended");
+            tracing::info!(
+                removed,
+                claimed = self.claimed.0,
+                measured,
+                dry_run = self.dry_run,
+                "image collection ended"
+            );
         }
         GcReport {
             disk_before,
