@@ -3,6 +3,8 @@
 //! What is mounted is written down in `mounts/KEY.json`, where KEY is the digest of the target's path, and believed only
 //! as far as the kernel's own table agrees: a mount that is gone holds nothing.
 
+mod parents;
+
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -67,11 +69,21 @@ pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) 
     };
     // Written down first: a crash in between leaves a note that the kernel's table contradicts, not a hidden use.
     fs::write(work.note(), serde_json::to_vec(&mounted).expect("a mount is JSON")).map_err(failed)?;
-    let mut lower = Vec::new();
-    for layer in topmost(&record.diff_ids()) {
-        lower.push(store.layer_tree(layer));
+    let diff_ids = record.diff_ids();
+    let mut layers = Vec::new();
+    for layer in topmost(&diff_ids) {
+        layers.push(layer);
         if store.layer(layer).is_some_and(|layer| layer.root_opaque) {
             break;
+        }
+    }
+    let mut lower: Vec<PathBuf> = layers.iter().map(|layer| store.layer_tree(layer)).collect();
+    match parents::build(store, &layers, &work.parents()) {
+        Ok(true) => lower.insert(0, work.parents()),
+        Ok(false) => {}
+        Err(error) => {
+            work.discard();
+            return Err(failed(error));
         }
     }
     // Overlayfs without an upper layer wants at least two lower ones.
@@ -202,6 +214,10 @@ impl Work {
 
     fn note(&self) -> PathBuf {
         self.folder.with_extension("json")
+    }
+
+    fn parents(&self) -> PathBuf {
+        self.folder.join("parents")
     }
 
     fn empty(&self) -> PathBuf {

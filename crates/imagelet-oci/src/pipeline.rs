@@ -169,6 +169,10 @@ impl LayerJob {
             std::fs::write(staging.path().join("ownership.json"), bytes)
                 .map_err(|error| storage_error("could not write the layer's ownership", error))?;
         }
+        if !report.implicit_directories.is_empty() {
+            crate::store::write_implicit(staging.path(), &report.implicit_directories)
+                .map_err(|error| storage_error("could not write the layer's implied directories", error))?;
+        }
         let record = LayerRecord {
             diff_id: diff_id.to_string(),
             entries: report.entries,
@@ -198,6 +202,10 @@ fn unpack_error(error: UnpackError) -> RuntimeError {
                 UnpackError::Io { source, .. } => storage_error(message, source),
                 _ => RuntimeError::other(message),
             };
+        }
+        UnpackError::Full { .. } => {
+            return RuntimeError::new(RuntimeErrorKind::DiskFull, error.to_string())
+                .with_hint("make room with `imagelet gc`, or name a larger place with --store DIR");
         }
         UnpackError::Limit { .. } => RuntimeErrorKind::Unacceptable,
         UnpackError::Cancelled => RuntimeErrorKind::Cancelled,

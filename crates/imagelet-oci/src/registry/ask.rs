@@ -150,8 +150,10 @@ impl Registry {
             .into(),
             401 | 403 => session.denied(index, Some(words.unwrap_or_else(|| status.to_string()))).into(),
             404 => {
-                let error =
-                    RuntimeError::new(RuntimeErrorKind::NotFound, format!("registry `{place}` has no {subject}{told}"));
+                let error = RuntimeError::new(
+                    RuntimeErrorKind::NotFound,
+                    format!("{subject} was not found in registry `{place}`{told}"),
+                );
                 if question.is_tag { error.with_hint("check the name and the tag").into() } else { error.into() }
             }
             408 | 425 | 429 | 500..=599 => {

@@ -27,6 +27,7 @@ pub(crate) use record::{ImageRecord, LayerRecord};
 pub use sweep::SweepReport;
 
 use std::{
+    collections::HashSet,
     io,
     path::{Path, PathBuf},
     sync::{
@@ -44,6 +45,7 @@ pub(crate) use commit::Staging;
 pub(crate) use disk::remove_tree;
 use index::Index;
 use lock::Lock;
+pub(crate) use record::write_implicit;
 
 /// A store on disk, owned by this process until it is dropped. Its methods block on the disk.
 #[derive(Debug)]
@@ -140,6 +142,11 @@ impl Store {
     /// The unpacked tree of a layer.
     pub(crate) fn layer_tree(&self, diff_id: &Digest) -> PathBuf {
         self.layer_folder(diff_id).join("fs")
+    }
+
+    /// Directories that a layer has without entries of their own, as paths below its root.
+    pub(crate) fn implicit_directories(&self, diff_id: &Digest) -> io::Result<HashSet<Vec<u8>>> {
+        record::read_implicit(&self.layer_folder(diff_id))
     }
 
     /// A file of an image's folder: `manifest.json`, `config.json` or `index.json`.

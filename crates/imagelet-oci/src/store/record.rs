@@ -1,6 +1,9 @@
 //! What is written down of an image and of a layer.
 
+use std::{collections::HashSet, fs, io, path::Path};
+
 use imagelet_core::image::{Digest, ImageId};
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Serialize};
 
 /// An image, as `images/HEX/image.json` holds it.
@@ -78,4 +81,24 @@ pub(super) fn hex(id: &ImageId) -> String {
         Ok(digest) => digest.hex().to_owned(),
         Err(_) => "none".to_owned(),
     }
+}
+
+/// Bytes of a path in JSON: all but control characters and `%` stand for themselves.
+const PATH_ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+
+/// Writes `implicit.json` beside a layer's tree.
+pub(crate) fn write_implicit(folder: &Path, paths: &[Vec<u8>]) -> io::Result<()> {
+    let texts: Vec<String> = paths.iter().map(|path| percent_encode(path, PATH_ESCAPED).to_string()).collect();
+    fs::write(folder.join("implicit.json"), serde_json::to_vec(&texts)?)
+}
+
+/// Reads it back; most layers have none.
+pub(super) fn read_implicit(folder: &Path) -> io::Result<HashSet<Vec<u8>>> {
+    let bytes = match fs::read(folder.join("implicit.json")) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashSet::new()),
+        Err(error) => return Err(error),
+    };
+    let texts: Vec<String> = serde_json::from_slice(&bytes)?;
+    Ok(texts.iter().map(|text| percent_decode_str(text).collect()).collect())
 }

@@ -37,6 +37,14 @@ pub enum UnpackError {
         /// Which limit, and its value.
         reason: String,
     },
+    /// The layer would leave less free than must stay.
+    #[error("no space for tar entry `{entry}`: {reason}")]
+    Full {
+        /// The entry at which it showed.
+        entry: String,
+        /// What is wanted, what is free, and what must stay.
+        reason: String,
+    },
     /// The file system refused; `source` has the errno, as `ENOSPC` or `EROFS`.
     #[error("could not {action} tar entry `{entry}`")]
     Io {
@@ -78,6 +86,7 @@ pub(super) enum Fault {
     Malformed(Cow<'static, str>),
     Refused(Cow<'static, str>),
     Limit(Cow<'static, str>),
+    Full(String),
     Io { action: &'static str, errno: Errno },
     Read(io::Error),
     Cancelled,
@@ -107,6 +116,7 @@ impl Fault {
         match self {
             Fault::Malformed(reason) => UnpackError::Malformed { entry, reason: reason.into_owned() },
             Fault::Refused(reason) => UnpackError::Refused { entry, reason: reason.into_owned() },
+            Fault::Full(reason) => UnpackError::Full { entry, reason },
             Fault::Limit(reason) => UnpackError::Limit { entry, reason: reason.into_owned() },
             Fault::Io { action, errno } => UnpackError::Io { entry, action, source: errno.into() },
             Fault::Read(source) => UnpackError::Read { entry, source },

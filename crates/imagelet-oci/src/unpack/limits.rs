@@ -121,12 +121,12 @@ impl<'a> Gauge<'a> {
         let floor = self.limits.free_bytes_floor;
         if free < floor.saturating_add(wanted) {
             let wants = if wanted == 0 { String::new() } else { format!("{wanted} bytes are wanted, ") };
-            return Err(Fault::limit(format!("{wants}{free} bytes are free, of which {floor} must stay free")));
+            return Err(Fault::Full(format!("{wants}{free} bytes are free, of which {floor} must stay free")));
         }
         // File systems without a table of inodes, as btrfs, report zero of zero.
         let floor = self.limits.free_inodes_floor;
         if disk.f_files > 0 && disk.f_favail < floor {
-            return Err(Fault::limit(format!("{} inodes are free, {floor} must stay free", disk.f_favail)));
+            return Err(Fault::Full(format!("{} inodes are free, {floor} must stay free", disk.f_favail)));
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use super::{
 #[track_caller]
 fn limited(site: &Site, archive: &[u8], why: &str) {
     let error = site.unpack(archive).unwrap_err();
-    assert!(matches!(error, UnpackError::Limit { .. }), "{error:?}");
+    assert!(matches!(error, UnpackError::Limit { .. } | UnpackError::Full { .. }), "{error:?}");
     assert!(error.to_string().contains(why), "{error}");
     assert!(error.io_error().is_none());
 }
