@@ -71,11 +71,13 @@ struct Layer {
 /// What a layer has at a path.
 enum Found {
     Nothing,
-    /// Something that ends the search: a whiteout, a file, or a directory that hides what lies below.
+    /// Something that ends the search: a whiteout, a file, or a directory above that hides what lies below.
     Hidden,
+    /// `alone`: a directory above it hides the layers below. One that is opaque itself hides what they have in it, and
+    /// is still the same directory.
     Directory {
         folder: OwnedFd,
-        opaque: bool,
+        alone: bool,
     },
 }
 
@@ -86,12 +88,12 @@ fn effective(layers: &[Layer], path: &[u8]) -> io::Result<Option<OwnedFd>> {
         match look(&layer.tree, path)? {
             Found::Nothing => {}
             Found::Hidden => break,
-            Found::Directory { folder, opaque } => {
+            Found::Directory { folder, alone } => {
                 if !layer.implicit.contains(path) {
                     return Ok(Some(folder));
                 }
                 fallback.get_or_insert(folder);
-                if opaque {
+                if alone {
                     break;
                 }
             }
@@ -103,18 +105,18 @@ fn effective(layers: &[Layer], path: &[u8]) -> io::Result<Option<OwnedFd>> {
 /// Walks one layer by component; nothing on the way is followed.
 fn look(tree: &OwnedFd, path: &[u8]) -> io::Result<Found> {
     let mut here = openat(tree, ".", folder_flags(), Mode::empty())?;
-    let mut opaque = false;
+    let mut alone = false;
     for component in path.split(|byte| *byte == b'/').filter(|component| !component.is_empty()) {
+        alone |= is_opaque(&here)?;
         here = match openat(&here, component, folder_flags(), Mode::empty()) {
             Ok(folder) => folder,
-            Err(Errno::NOENT) if opaque => return Ok(Found::Hidden),
+            Err(Errno::NOENT) if alone => return Ok(Found::Hidden),
             Err(Errno::NOENT) => return Ok(Found::Nothing),
             Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Found::Hidden),
             Err(error) => return Err(error.into()),
         };
-        opaque |= is_opaque(&here)?;
     }
-    Ok(Found::Directory { folder: here, opaque })
+    Ok(Found::Directory { folder: here, alone })
 }
 
 fn is_opaque(folder: &OwnedFd) -> io::Result<bool> {
