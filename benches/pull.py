@@ -222,6 +222,8 @@ def main():
     if os.geteuid() != 0:
         sys.exit("the benchmark mounts file systems and starts containerd: run it as root")
     program, source = arguments.imagelet.resolve(), arguments.work.resolve() / "web"
+    if not program.is_file():
+        sys.exit(f"`{program}` is not there: build it with `cargo build --release`")
     corpus.build(source)
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="imagelet-bench-", dir="/dev/shm"))
