@@ -55,7 +55,7 @@ test: parts lint doc deny ## Everything CI checks; ends on `N passed, N failed`.
 	$(CARGO) test --locked --workspace --no-fail-fast 2>&1 | tee $(TEST_LOG) || status=$$?
 	grep -E '^test .* FAILED$$' $(TEST_LOG) || true
 	awk '/^test result:/ { passed += $$4; failed += $$6; ignored += $$8 }
-	  END { printf "%d passed, %d failed, %d ignored\n", passed, failed, ignored; exit passed == 0 }' $(TEST_LOG)
+	  END { printf "%d passed, %d failed, %d skipped\n", passed, failed, ignored; exit passed == 0 }' $(TEST_LOG)
 	exit $$status
 
 bench: parts ## Measures a release pull against containerd's, five runs each, alternating.

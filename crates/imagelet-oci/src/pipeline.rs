@@ -6,7 +6,9 @@
 //! take as a failure: they stop, and the staging folder goes with them.
 
 mod blocks;
+mod fetch;
 mod inflate;
+mod unpacking;
 
 use std::sync::{
     Arc,
@@ -15,24 +17,19 @@ use std::sync::{
 
 use aws_lc_rs::digest::{Context, SHA256, SHA384, SHA512};
 use imagelet_core::{
-    image::{ByteSize, Digest, DigestAlgorithm},
+    image::{Digest, DigestAlgorithm},
     runtime::{LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
-use rustix::fs::{Mode, OFlags};
 use tokio::sync::mpsc;
 
 use crate::{
     manifest::Descriptor,
     registry::{PullSession, Registry},
-    store::{LayerRecord, StagedLayer, Store, storage_error},
-    unpack::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, unpack_layer},
+    store::{StagedLayer, Store},
 };
-use blocks::{Block, BlockReader};
 
 /// Frames between socket and inflater; a frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
-/// Progress is told each time this many more bytes came in.
-const PROGRESS_STEP: u64 = 1 << 20;
 
 /// What a layer may do to the node.
 #[derive(Clone, Copy, Debug)]
@@ -95,94 +92,6 @@ impl LayerJob {
         }
     }
 
-    async fn fetch(&self, frames: mpsc::Sender<inflate::Frame>, progress: &Progress) -> Result<(), Stopped> {
-        let mut stream = self.registry.open_blob(&self.session, &self.descriptor, 0).await?;
-        let mut hash = Hash::new(self.descriptor.digest.algorithm());
-        let mut received: u64 = 0;
-        let mut told: u64 = 0;
-        while let Some(bytes) = stream.next().await? {
-            hash.update(&bytes);
-            received += bytes.len() as u64;
-            if received - told >= PROGRESS_STEP {
-                told = received;
-                progress(PullEvent::Layer {
-                    digest: self.descriptor.digest.clone(),
-                    state: LayerState::Fetching { received: ByteSize(received) },
-                });
-            }
-            if frames.send(inflate::Frame::Bytes(bytes)).await.is_err() {
-                return Err(Stopped::Downstream);
-            }
-        }
-        let digest = hash.finish();
-        if digest != self.descriptor.digest {
-            return Err(Stopped::Failed(RuntimeError::new(
-                RuntimeErrorKind::Corrupt,
-                format!("layer `{}` arrived as `{digest}`", self.descriptor.digest),
-            )));
-        }
-        frames.send(inflate::Frame::End).await.map_err(|_| Stopped::Downstream)
-    }
-
-    /// Runs on a blocking thread. The staging folder goes with an error.
-    fn unpack(
-        &self,
-        staging: crate::store::Staging,
-        blocks: std::sync::mpsc::Receiver<Block>,
-        cancelled: Arc<AtomicBool>,
-    ) -> Result<StagedLayer, RuntimeError> {
-        let tree = staging.path().join("fs");
-        let open = || -> std::io::Result<_> {
-            std::fs::DirBuilder::new().create(&tree)?;
-            Ok(rustix::fs::open(&tree, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
-        };
-        let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
-        let mut reader = BlockReader::new(blocks, Hash::new(self.diff_id.algorithm()));
-        let as_root = rustix::process::geteuid().is_root();
-        let options = UnpackOptions {
-            ownership: if as_root { Ownership::Apply } else { Ownership::Record },
-            overlay: if as_root { OverlayForm::Trusted } else { OverlayForm::User },
-            limits: UnpackLimits {
-                entries_max: self.limits.entries_max,
-                free_bytes_floor: self.limits.free_bytes_floor,
-                free_inodes_floor: self.limits.free_inodes_floor,
-                ..UnpackLimits::default()
-            },
-            cancelled,
-        };
-        let report = unpack_layer(&mut reader, std::os::fd::AsFd::as_fd(&root), &options)
-            .map_err(|error| self.in_layer(unpack_error(error)))?;
-        let diff_id = reader.drain().map_err(|error| {
-            self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error))
-        })?;
-        if diff_id != self.diff_id {
-            return Err(RuntimeError::new(
-                RuntimeErrorKind::Corrupt,
-                format!(
-                    "layer `{}` unpacks to `{diff_id}`, and the image's configuration says `{}`",
-                    self.descriptor.digest, self.diff_id
-                ),
-            ));
-        }
-        if !report.ownership.is_empty() {
-            let bytes = serde_json::to_vec(&report.ownership).expect("a list of owners is JSON");
-            std::fs::write(staging.path().join("ownership.json"), bytes)
-                .map_err(|error| storage_error("could not write the layer's ownership", error))?;
-        }
-        if !report.implicit_directories.is_empty() {
-            crate::store::write_implicit(staging.path(), &report.implicit_directories)
-                .map_err(|error| storage_error("could not write the layer's implied directories", error))?;
-        }
-        let record = LayerRecord {
-            diff_id: diff_id.to_string(),
-            entries: report.entries,
-            bytes: report.bytes,
-            disk_bytes: report.disk_bytes,
-            root_opaque: report.root_opaque,
-        };
-        StagedLayer::new(staging, diff_id, record)
-    }
-
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
         let hint = error.hint().map(str::to_owned);
         let wrapped = RuntimeError::new(error.kind(), format!("could not unpack layer `{}`", self.descriptor.digest))
@@ -192,26 +101,6 @@ impl LayerJob {
             None => wrapped,
         }
     }
-}
-
-fn unpack_error(error: UnpackError) -> RuntimeError {
-    let kind = match &error {
-        UnpackError::Io { .. } => {
-            let message = error.to_string();
-            return match error {
-                UnpackError::Io { source, .. } => storage_error(message, source),
-                _ => RuntimeError::other(message),
-            };
-        }
-        UnpackError::Full { .. } => {
-            return RuntimeError::new(RuntimeErrorKind::DiskFull, error.to_string())
-                .with_hint("make room with `imagelet gc`, or name a larger place with --store DIR");
-        }
-        UnpackError::Limit { .. } => RuntimeErrorKind::Unacceptable,
-        UnpackError::Cancelled => RuntimeErrorKind::Cancelled,
-        _ => RuntimeErrorKind::Corrupt,
-    };
-    RuntimeError::new(kind, error.to_string())
 }
 
 fn panicked(error: tokio::task::JoinError) -> RuntimeError {

@@ -1,0 +1,96 @@
+//! The last stage: plain blocks become files in a staging folder, and their hash the layer's identity.
+
+use std::sync::{Arc, atomic::AtomicBool, mpsc::Receiver};
+
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use rustix::fs::{Mode, OFlags};
+
+use super::{
+    Hash, LayerJob,
+    blocks::{Block, BlockReader},
+};
+use crate::{
+    store::{LayerRecord, StagedLayer, Staging, storage_error, write_implicit},
+    unpack::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, unpack_layer},
+};
+
+impl LayerJob {
+    /// Runs on a blocking thread. The staging folder goes with an error.
+    pub(super) fn unpack(
+        &self,
+        staging: Staging,
+        blocks: Receiver<Block>,
+        cancelled: Arc<AtomicBool>,
+    ) -> Result<StagedLayer, RuntimeError> {
+        let tree = staging.path().join("fs");
+        let open = || -> std::io::Result<_> {
+            std::fs::DirBuilder::new().create(&tree)?;
+            Ok(rustix::fs::open(&tree, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+        };
+        let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
+        let mut reader = BlockReader::new(blocks, Hash::new(self.diff_id.algorithm()));
+        let as_root = rustix::process::geteuid().is_root();
+        let options = UnpackOptions {
+            ownership: if as_root { Ownership::Apply } else { Ownership::Record },
+            overlay: if as_root { OverlayForm::Trusted } else { OverlayForm::User },
+            limits: UnpackLimits {
+                entries_max: self.limits.entries_max,
+                free_bytes_floor: self.limits.free_bytes_floor,
+                free_inodes_floor: self.limits.free_inodes_floor,
+                ..UnpackLimits::default()
+            },
+            cancelled,
+        };
+        let report = unpack_layer(&mut reader, std::os::fd::AsFd::as_fd(&root), &options)
+            .map_err(|error| self.in_layer(unpack_error(error)))?;
+        let diff_id = reader.drain().map_err(|error| {
+            self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error))
+        })?;
+        if diff_id != self.diff_id {
+            return Err(RuntimeError::new(
+                RuntimeErrorKind::Corrupt,
+                format!(
+                    "layer `{}` unpacks to `{diff_id}`, and the image's configuration says `{}`",
+                    self.descriptor.digest, self.diff_id
+                ),
+            ));
+        }
+        if !report.ownership.is_empty() {
+            let bytes = serde_json::to_vec(&report.ownership).expect("a list of owners is JSON");
+            std::fs::write(staging.path().join("ownership.json"), bytes)
+                .map_err(|error| storage_error("could not write the layer's ownership", error))?;
+        }
+        if !report.implicit_directories.is_empty() {
+            write_implicit(staging.path(), &report.implicit_directories)
+                .map_err(|error| storage_error("could not write the layer's implied directories", error))?;
+        }
+        let record = LayerRecord {
+            diff_id: diff_id.to_string(),
+            entries: report.entries,
+            bytes: report.bytes,
+            disk_bytes: report.disk_bytes,
+            root_opaque: report.root_opaque,
+        };
+        StagedLayer::new(staging, diff_id, record)
+    }
+}
+
+fn unpack_error(error: UnpackError) -> RuntimeError {
+    let kind = match &error {
+        UnpackError::Io { .. } => {
+            let message = error.to_string();
+            return match error {
+                UnpackError::Io { source, .. } => storage_error(message, source),
+                _ => RuntimeError::other(message),
+            };
+        }
+        UnpackError::Full { .. } => {
+            return RuntimeError::new(RuntimeErrorKind::DiskFull, error.to_string())
+                .with_hint("make room with `imagelet gc`, or name a larger place with --store DIR");
+        }
+        UnpackError::Limit { .. } => RuntimeErrorKind::Unacceptable,
+        UnpackError::Cancelled => RuntimeErrorKind::Cancelled,
+        _ => RuntimeErrorKind::Corrupt,
+    };
+    RuntimeError::new(kind, error.to_string())
+}
