@@ -38,8 +38,23 @@ pub struct EngineConfig {
     pub registry: RegistryConfig,
     /// Layers of one image that are fetched and unpacked side by side.
     pub layers_in_flight: usize,
+    /// When a pull may answer.
+    pub durability: Durability,
+    /// Keep the compressed blobs as well.
+    pub keep_blobs: bool,
     /// What a layer may do to the node.
     pub limits: LayerLimits,
+}
+
+/// When a pull may answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// When every file of the image is on the disk.
+    #[default]
+    Commit,
+    /// Before that. The image is usable at once and survives the end of the process at any moment; a power cut may lose
+    /// the whole pull, never part of it.
+    Background,
 }
 
 impl EngineConfig {
@@ -49,6 +64,8 @@ impl EngineConfig {
             root: root.into(),
             registry: RegistryConfig::default(),
             layers_in_flight: 4,
+            durability: Durability::Commit,
+            keep_blobs: false,
             limits: LayerLimits {
                 expansion_max: 200,
                 expansion_free: 256 << 20,

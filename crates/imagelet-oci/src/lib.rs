@@ -12,7 +12,7 @@ mod store;
 pub mod unpack;
 mod usage;
 
-pub use engine::{Engine, EngineConfig};
+pub use engine::{Durability, Engine, EngineConfig};
 pub use mount::MountedImage;
 pub use pipeline::LayerLimits;
 pub use registry::RegistryConfig;

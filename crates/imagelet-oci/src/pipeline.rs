@@ -32,7 +32,7 @@ use crate::{
 const FRAMES_QUEUED: usize = 8;
 
 /// What a layer may do to the node.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerLimits {
     /// Inflated bytes per compressed byte; gzip reaches 1,032 on zeros alone.
     pub expansion_max: u64,

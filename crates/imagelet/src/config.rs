@@ -13,6 +13,7 @@ mod validate;
 use std::{path::PathBuf, time::Duration};
 
 use imagelet_core::image::Percent;
+use imagelet_oci::{Durability, LayerLimits};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use duration::GoDuration;
@@ -139,6 +140,36 @@ struct StoreFile {
     /// At most this many layers of one image are fetched and unpacked at once, 1 to 64.
     #[serde(rename = "layersInFlight", skip_serializing_if = "Option::is_none")]
     layers_in_flight: Option<i32>,
+    /// `commit`: a pull answers when every file of the image is on the disk. `background`: it answers before, and the disk follows; the image survives the end of the process at any moment, but a power cut may lose the whole pull, never part of it.
+    #[serde(rename = "durability", skip_serializing_if = "Option::is_none")]
+    durability: Option<String>,
+    /// Keep the compressed blobs as well, so that a broken pull resumes and a layer can be unpacked again without the registry.
+    #[serde(rename = "keepBlobs", alias = "keep_blobs", skip_serializing_if = "Option::is_none")]
+    keep_blobs: Option<bool>,
+    /// What a layer may do to the node.
+    #[serde(rename = "limits", skip_serializing_if = "Option::is_none")]
+    limits: Option<LimitsFile>,
+}
+
+/// `store.limits` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct LimitsFile {
+    /// A layer may inflate to this many times its compressed size, 1 to 100000; gzip reaches 1032 on zeros alone.
+    #[serde(rename = "expansionMax", skip_serializing_if = "Option::is_none")]
+    expansion_max: Option<i32>,
+    /// A layer may inflate to this size whatever the ratio, such as `256Mi`.
+    #[serde(rename = "expansionFree", skip_serializing_if = "Option::is_none")]
+    expansion_free: Option<String>,
+    /// Entries in one layer, 1 to 100000000.
+    #[serde(rename = "entriesMax", skip_serializing_if = "Option::is_none")]
+    entries_max: Option<i32>,
+    /// Unpacking stops before less than this is free on the store's filesystem, such as `16Mi`.
+    #[serde(rename = "freeBytesFloor", skip_serializing_if = "Option::is_none")]
+    free_bytes_floor: Option<String>,
+    /// Unpacking stops before fewer inodes than this are free on the store's filesystem, 0 to 1000000000.
+    #[serde(rename = "freeInodesFloor", skip_serializing_if = "Option::is_none")]
+    free_inodes_floor: Option<i32>,
 }
 
 /// `imageService` in the file.
@@ -218,7 +249,19 @@ impl File {
             verification_allowlist: Some(Vec::new()),
             socket: Some(environment.socket_default()),
             http: Some(HttpFile { address: Some(String::new()) }),
-            store: Some(StoreFile { directory: Some(environment.store_default()), layers_in_flight: Some(4) }),
+            store: Some(StoreFile {
+                directory: Some(environment.store_default()),
+                layers_in_flight: Some(4),
+                durability: Some("commit".into()),
+                keep_blobs: Some(false),
+                limits: Some(LimitsFile {
+                    expansion_max: Some(200),
+                    expansion_free: Some("256Mi".into()),
+                    entries_max: Some(2_000_000),
+                    free_bytes_floor: Some("16Mi".into()),
+                    free_inodes_floor: Some(1_000),
+                }),
+            }),
             image_service: Some(ImageServiceFile { cri: Some(CriFile { endpoint: Some(String::new()) }) }),
             registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
             credentials: Some(CredentialsFile { docker_config: environment.docker_config_default() }),
@@ -316,4 +359,10 @@ pub(crate) struct StoreSettings {
     pub(crate) directory: PathBuf,
     /// Layers of one image at once.
     pub(crate) layers_in_flight: usize,
+    /// When a pull may answer.
+    pub(crate) durability: Durability,
+    /// Keep compressed blobs too.
+    pub(crate) keep_blobs: bool,
+    /// What a layer may do to the node.
+    pub(crate) limits: LayerLimits,
 }

@@ -388,4 +388,27 @@ mod tests {
              f.yaml:3: invalid configuration: store.layersInFlight 0 must be between 1 and 64, inclusive"
         );
     }
+
+    #[test]
+    fn what_a_store_promises_and_allows_is_said_in_the_file() {
+        let settings = given(
+            "store:\n  durability: background\n  keepBlobs: true\n  limits: {expansionMax: 50, expansionFree: 1Gi}\n",
+        )
+        .settings()
+        .expect("a good file");
+        let super::super::Backend::Embedded(store) = settings.backend else { panic!("another backend") };
+        assert_eq!((store.durability, store.keep_blobs), (imagelet_oci::Durability::Background, true));
+        assert_eq!((store.limits.expansion_max, store.limits.expansion_free), (50, 1 << 30));
+        assert_eq!(store.limits.entries_max, imagelet_oci::EngineConfig::new("/s").limits.entries_max);
+
+        let error = given("store:\n  durability: never\n  limits:\n    expansionMax: 0\n    freeBytesFloor: lots\n")
+            .settings()
+            .expect_err("refused");
+        assert_eq!(
+            error.to_string(),
+            "f.yaml:2: invalid configuration: store.durability `never` must be one of [\"commit\", \"background\"]\n\
+             f.yaml:4: invalid configuration: store.limits.expansionMax 0 must be between 1 and 100000, inclusive\n\
+             f.yaml:5: invalid configuration: store.limits.freeBytesFloor: `lots` is no size such as `500M`, `1Gi` or `1048576`"
+        );
+    }
 }

@@ -5,11 +5,14 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::image::{Percent, Reference, trim_tag_and_digest};
+use imagelet_core::image::{ByteSize, Percent, Reference, trim_tag_and_digest};
+use imagelet_oci::{Durability, LayerLimits};
 
 use super::{
-    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, PullLimits, Settings, StoreSettings, Verification,
+    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, LimitsFile, PullLimits, Settings, StoreSettings,
+    Verification,
 };
+use crate::size::parse_size;
 
 /// A unix socket's path is at most this long.
 const SOCKET_LENGTH_MAX: usize = 107;
@@ -252,11 +255,60 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
             format!("store.layersInFlight {layers} must be between 1 and {LAYERS_IN_FLIGHT_MAX}, inclusive"),
         );
     }
+    let durability = durability(store.durability.as_deref(), complaints);
+    let limits = layer_limits(&store.limits.unwrap_or_default(), complaints);
     let endpoint =
         file.image_service.as_ref().and_then(|service| service.cri.as_ref()).and_then(|cri| cri.endpoint.clone());
     match endpoint.filter(|endpoint| !endpoint.is_empty()) {
         Some(endpoint) => Backend::Cri { endpoint, state: directory },
-        None => Backend::Embedded(StoreSettings { directory, layers_in_flight: usize::try_from(layers).unwrap_or(1) }),
+        None => Backend::Embedded(StoreSettings {
+            directory,
+            layers_in_flight: usize::try_from(layers).unwrap_or(1),
+            durability,
+            keep_blobs: store.keep_blobs.unwrap_or_default(),
+            limits,
+        }),
+    }
+}
+
+fn durability(text: Option<&str>, complaints: &mut Complaints) -> Durability {
+    match text {
+        None | Some("commit") => Durability::Commit,
+        Some("background") => Durability::Background,
+        Some(other) => {
+            complaints.add(
+                "store.durability",
+                format!("store.durability `{other}` must be one of [\"commit\", \"background\"]"),
+            );
+            Durability::Commit
+        }
+    }
+}
+
+fn layer_limits(file: &LimitsFile, complaints: &mut Complaints) -> LayerLimits {
+    let mut count = |key: &'static str, value: Option<i32>, least: i32, most: i32| {
+        let value = value.unwrap_or(least);
+        if !(least..=most).contains(&value) {
+            complaints.add(key, format!("{key} {value} must be between {least} and {most}, inclusive"));
+        }
+        u64::try_from(value).unwrap_or_default()
+    };
+    let expansion_max = count("store.limits.expansionMax", file.expansion_max, 1, 100_000);
+    let entries_max = count("store.limits.entriesMax", file.entries_max, 1, 100_000_000);
+    let free_inodes_floor = count("store.limits.freeInodesFloor", file.free_inodes_floor, 0, 1_000_000_000);
+    let mut size = |key: &'static str, text: Option<&str>| match text.map_or(Ok(ByteSize(0)), parse_size) {
+        Ok(size) => size.0,
+        Err(error) => {
+            complaints.add(key, format!("{key}: {error}"));
+            0
+        }
+    };
+    LayerLimits {
+        expansion_max,
+        entries_max,
+        free_inodes_floor,
+        expansion_free: size("store.limits.expansionFree", file.expansion_free.as_deref()),
+        free_bytes_floor: size("store.limits.freeBytesFloor", file.free_bytes_floor.as_deref()),
     }
 }
 

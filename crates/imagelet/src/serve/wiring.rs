@@ -111,6 +111,9 @@ async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf]) -> Result<Ope
     let config = EngineConfig {
         registry: RegistryConfig { hosts_dirs: hosts_dirs.to_vec(), ..RegistryConfig::default() },
         layers_in_flight: store.layers_in_flight,
+        durability: store.durability,
+        keep_blobs: store.keep_blobs,
+        limits: store.limits,
         ..EngineConfig::new(&store.directory)
     };
     let engine = Engine::open(config).await?;
