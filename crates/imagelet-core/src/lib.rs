@@ -5,6 +5,7 @@
 
 pub mod credentials;
 pub mod events;
+pub mod failpoint;
 pub mod gc;
 pub mod image;
 pub mod inventory;

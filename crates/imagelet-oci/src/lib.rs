@@ -4,6 +4,8 @@
 //! the references it is given name.
 
 mod engine;
+#[doc(hidden)]
+pub mod failpoint;
 pub mod manifest;
 mod mount;
 mod pipeline;

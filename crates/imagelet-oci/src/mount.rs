@@ -23,7 +23,10 @@ use rustix::mount::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::store::{Store, storage_error};
+use crate::{
+    failpoint::Step,
+    store::{Store, storage_error},
+};
 
 /// An image mounted somewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +64,7 @@ pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) 
         .image(id)
         .ok_or_else(|| RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{id}` is not here")))?;
     let work = Work::prepare(store, &target, writable).map_err(failed)?;
+    Step::MountPrepared.reach();
     let mounted = MountedImage {
         target: target.clone(),
         image: id.to_string(),
@@ -69,6 +73,7 @@ pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) 
     };
     // Written down first: a crash in between leaves a note that the kernel's table contradicts, not a hidden use.
     fs::write(work.note(), serde_json::to_vec(&mounted).expect("a mount is JSON")).map_err(failed)?;
+    Step::MountNoted.reach();
     let diff_ids = record.diff_ids();
     let mut layers = Vec::new();
     for layer in topmost(&diff_ids) {
@@ -86,6 +91,7 @@ pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) 
             return Err(failed(error));
         }
     }
+    Step::MountParents.reach();
     // Overlayfs without an upper layer wants at least two lower ones.
     while lower.len() < 2 {
         lower.push(work.empty());
@@ -94,6 +100,7 @@ pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) 
         work.discard();
         return Err(failed(error));
     }
+    Step::MountShown.reach();
     Ok(mounted)
 }
 
@@ -118,7 +125,9 @@ pub(crate) fn unmount_image(store: &Store, target: &Path) -> Result<(), RuntimeE
         let error = failed(error.into());
         if busy { error.with_hint("something still works in there; `fuser -vm DIR` names it") } else { error }
     })?;
+    Step::UnmountHidden.reach();
     Work::at(store, &target).discard();
+    Step::UnmountDone.reach();
     Ok(())
 }
 
@@ -225,7 +234,10 @@ impl Work {
     }
 
     fn discard(&self) {
-        let removed = crate::store::remove_tree(&self.note()).and_then(|()| crate::store::remove_tree(&self.folder));
+        let removed = crate::store::remove_tree(&self.note()).and_then(|()| {
+            Step::UnmountNote.reach();
+            crate::store::remove_tree(&self.folder)
+        });
         if let Err(error) = removed {
             tracing::warn!(path = %self.folder.display(), %error, "could not remove a mount's folder");
         }

@@ -19,6 +19,8 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::failpoint::Step;
+
 /// A ledger of this size would list a quarter of a million images.
 const FILE_SIZE_MAX: u64 = 64 << 20;
 const LEDGER: &str = "ledger.json";
@@ -139,9 +141,13 @@ fn write<T: Serialize>(directory: &Path, name: &str, content: &T) -> io::Result<
     let written = serde_json::to_vec(content)
         .map_err(io::Error::other)
         .and_then(|text| file.write_all(&text))
+        .inspect(|()| Step::StateWritten.reach())
         .and_then(|()| file.sync_all())
+        .inspect(|()| Step::StateSynced.reach())
         .and_then(|()| fs::rename(&beside, directory.join(name)))
-        .and_then(|()| File::open(directory)?.sync_all());
+        .inspect(|()| Step::StateRenamed.reach())
+        .and_then(|()| File::open(directory)?.sync_all())
+        .inspect(|()| Step::StateDurable.reach());
     if written.is_err() {
         // Best effort: what is left of a full disk shall not stay behind.
         drop(fs::remove_file(&beside));

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::failpoint::Step;
+
 /// Longest file that is read. A full record has some hundred entries of some hundred bytes.
 const FILE_LENGTH_MAX: u64 = 4 * 1024 * 1024;
 const PREFIX: &str = "sha256-";
@@ -48,20 +50,29 @@ impl Folder {
     pub(super) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
         self.make()?;
         let unfinished = self.path.join(format!("{name}{UNFINISHED}"));
-        let written = write_synced(&unfinished, content).and_then(|()| fs::rename(&unfinished, self.path.join(name)));
+        let written = write_synced(&unfinished, content).and_then(|()| {
+            Step::RecordSynced.reach();
+            fs::rename(&unfinished, self.path.join(name))
+        });
         if let Err(error) = written {
             // What is left of a failed write is overwritten by the next, so failing to remove it changes nothing.
             let _ = fs::remove_file(&unfinished);
             return Err(error);
         }
-        File::open(&self.path)?.sync_all()
+        Step::RecordRenamed.reach();
+        File::open(&self.path)?.sync_all()?;
+        Step::RecordDurable.reach();
+        Ok(())
     }
 
     /// Removes a file. Absent is success.
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
         match fs::remove_file(self.path.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+            _ => {
+                Step::RecordRemoved.reach();
+                Ok(())
+            }
         }
     }
 }
@@ -78,5 +89,6 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 fn write_synced(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(content)?;
+    Step::RecordWritten.reach();
     file.sync_all()
 }

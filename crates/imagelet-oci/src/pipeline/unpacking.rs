@@ -10,6 +10,7 @@ use super::{
     blocks::{Block, BlockReader},
 };
 use crate::{
+    failpoint::Step,
     store::{LayerRecord, StagedLayer, Staging, storage_error, write_implicit},
     unpack::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, unpack_layer},
 };
@@ -28,6 +29,7 @@ impl LayerJob {
             Ok(rustix::fs::open(&tree, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
         };
         let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
+        Step::UnpackTree.reach();
         let mut reader = BlockReader::new(blocks, Hash::new(self.diff_id.algorithm()));
         let as_root = rustix::process::geteuid().is_root();
         let options = UnpackOptions {
@@ -43,6 +45,7 @@ impl LayerJob {
         };
         let report = unpack_layer(&mut reader, std::os::fd::AsFd::as_fd(&root), &options)
             .map_err(|error| self.in_layer(unpack_error(error)))?;
+        Step::UnpackEnd.reach();
         let diff_id = reader.drain().map_err(|error| {
             self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error))
         })?;
@@ -55,14 +58,17 @@ impl LayerJob {
                 ),
             ));
         }
+        Step::UnpackVerified.reach();
         if !report.ownership.is_empty() {
             let bytes = serde_json::to_vec(&report.ownership).expect("a list of owners is JSON");
             std::fs::write(staging.path().join("ownership.json"), bytes)
                 .map_err(|error| storage_error("could not write the layer's ownership", error))?;
+            Step::UnpackOwnership.reach();
         }
         if !report.implicit_directories.is_empty() {
             write_implicit(staging.path(), &report.implicit_directories)
                 .map_err(|error| storage_error("could not write the layer's implied directories", error))?;
+            Step::UnpackImplicit.reach();
         }
         let record = LayerRecord {
             diff_id: diff_id.to_string(),

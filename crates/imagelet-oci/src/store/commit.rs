@@ -17,6 +17,7 @@ use super::{
     record::{ImageRecord, LayerRecord},
     storage_error,
 };
+use crate::failpoint::Step;
 
 /// A layer that is whole but not yet part of the store. Dropped uncommitted, it is removed.
 #[derive(Debug)]
@@ -33,6 +34,7 @@ impl StagedLayer {
         let bytes = serde_json::to_vec(&record).expect("a record is JSON");
         fs::write(staging.path().join("layer.json"), bytes)
             .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
+        Step::LayerRecorded.reach();
         Ok(Self { record, diff_id, folder: Mutex::new(Some(staging.keep())) })
     }
 
@@ -97,6 +99,7 @@ impl Store {
         let path = self.fresh_path("tmp");
         fs::create_dir(&path)
             .map_err(|error| storage_error(format!("could not create `{}`", path.display()), error))?;
+        Step::StageMade.reach();
         Ok(Staging { path: Some(path) })
     }
 
@@ -112,11 +115,14 @@ impl Store {
         record.names.clone_from(&new.names);
         for (name, bytes) in &new.files {
             fs::write(staging.path().join(name), bytes).map_err(failed(name))?;
+            Step::CommitDocument.reach();
         }
         fs::write(staging.path().join("image.json"), serde_json::to_vec(&record).expect("a record is JSON"))
             .map_err(failed("image.json"))?;
+        Step::CommitRecorded.reach();
         // One sync for every file of every layer; nothing below this line becomes visible before it.
         sync_filesystem(&self.root).map_err(failed("sync"))?;
+        Step::CommitSynced.reach();
 
         let mut index = self.index();
         for layer in layers {
@@ -132,10 +138,12 @@ impl Store {
             }
         }
         sync_folder(&self.root.join("layers")).map_err(failed("layers"))?;
+        Step::CommitLayers.reach();
         if !index.images.contains_key(&id) {
             move_folder(&staging.keep(), &self.image_folder(&id), || self.fresh_path("trash"))
                 .map_err(failed("images"))?;
             sync_folder(&self.root.join("images")).map_err(failed("images"))?;
+            Step::CommitImages.reach();
         }
         let names_before = index.names.clone();
         for name in new.names {
@@ -145,6 +153,7 @@ impl Store {
             index.names = names_before;
             return Err(failed("names.json")(error));
         }
+        Step::CommitNamed.reach();
         index.images.entry(id.clone()).or_insert(record);
         index.drop_nameless();
         Ok(id)
@@ -198,6 +207,7 @@ impl Store {
                 index.names = before;
                 return Err(error);
             }
+            Step::NamesChanged.reach();
             index.drop_nameless();
         }
         Ok(answer)
@@ -208,6 +218,9 @@ impl Store {
 fn move_folder(from: &Path, home: &Path, trash: impl FnOnce() -> PathBuf) -> io::Result<()> {
     if home.exists() {
         fs::rename(home, trash())?;
+        Step::CommitStranger.reach();
     }
-    fs::rename(from, home)
+    fs::rename(from, home)?;
+    Step::CommitRenamed.reach();
+    Ok(())
 }

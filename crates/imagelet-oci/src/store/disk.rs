@@ -9,14 +9,18 @@ use std::{
 
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
+use crate::failpoint::Step;
+
 const FOLDERS: [&str; 5] = ["images", "layers", "mounts", "tmp", "trash"];
 
 /// Makes the root and its folders, for the owner alone.
 pub(super) fn create_folders(root: &Path) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(0o700).create(root)?;
+    Step::OpenFolder.reach();
     for folder in FOLDERS {
         builder.create(root.join(folder))?;
+        Step::OpenFolder.reach();
     }
     // Existing folders pass `create` even where nothing can be written.
     if rustix::fs::statvfs(root)?.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
@@ -45,14 +49,21 @@ pub(super) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let beside = path.with_extension("new");
     let written = File::create(&beside).and_then(|mut file| {
+        Step::NamesCreated.reach();
         file.write_all(bytes)?;
-        file.sync_data()
+        Step::NamesWritten.reach();
+        file.sync_data()?;
+        Step::NamesSynced.reach();
+        Ok(())
     });
     if let Err(error) = written.and_then(|()| fs::rename(&beside, path)) {
         let _ = fs::remove_file(&beside);
         return Err(error);
     }
-    sync_folder(folder)
+    Step::NamesRenamed.reach();
+    sync_folder(folder)?;
+    Step::NamesDurable.reach();
+    Ok(())
 }
 
 /// Makes the names in a folder durable.

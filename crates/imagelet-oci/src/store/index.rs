@@ -192,6 +192,7 @@ fn load_names(
         tracing::error!(%error, aside = %aside.display(), "the names file is damaged; it is set aside and rebuilt from the image records");
         fs::rename(&path, &aside)
             .map_err(|error| super::storage_error(format!("could not set `{}` aside", path.display()), error))?;
+        crate::failpoint::Step::OpenSetAside.reach();
     }
     let rebuilt = records.values().flat_map(|record| record.names.iter().map(|name| (name.clone(), record.image_id())));
     Ok((rebuilt.collect(), true))

@@ -47,6 +47,8 @@ use index::Index;
 use lock::Lock;
 pub(crate) use record::write_implicit;
 
+use crate::failpoint::Step;
+
 /// A store on disk, owned by this process until it is dropped. Its methods block on the disk.
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -78,7 +80,9 @@ impl Store {
             .map_err(|error| storage_error(format!("could not open the store `{}`", root.display()), error))?;
         disk::refuse_if_others_write(&root)?;
         let lock = if read_only { None } else { Some(Lock::take(&root)?) };
+        Step::OpenLocked.reach();
         let index = Index::load(&root, !read_only)?;
+        Step::OpenLoaded.reach();
         let store = Self {
             root,
             index: Mutex::new(index),

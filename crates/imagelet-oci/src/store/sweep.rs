@@ -5,6 +5,7 @@ use std::{collections::HashSet, fs, io, path::PathBuf};
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{Store, disk::remove_tree, storage_error};
+use crate::failpoint::Step;
 
 /// What a sweep took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,10 +30,12 @@ impl Store {
                 report.layers += 1;
                 report.bytes += index.layers.remove(&layer).map_or(0, |record| record.disk_bytes);
             }
+            Step::SweepLayers.reach();
             let images: HashSet<String> = index.images.keys().map(super::record::hex).collect();
             for folder in self.unknown_folders("images", |name| images.contains(name))? {
                 self.move_to_trash(&folder)?;
             }
+            Step::SweepImages.reach();
         }
         self.empty_trash()?;
         Ok(report)
@@ -43,6 +46,7 @@ impl Store {
         for folder in self.unknown_folders("tmp", |_| false)? {
             self.move_to_trash(&folder)?;
         }
+        Step::OpenTmp.reach();
         let mut index = self.index();
         let unneeded = index.unneeded_layers();
         for layer in &unneeded {
@@ -52,10 +56,12 @@ impl Store {
         for folder in self.unknown_folders("layers", |name| layers.contains(name))? {
             self.move_to_trash(&folder)?;
         }
+        Step::OpenLayers.reach();
         let images: HashSet<String> = index.images.keys().map(super::record::hex).collect();
         for folder in self.unknown_folders("images", |name| images.contains(name))? {
             self.move_to_trash(&folder)?;
         }
+        Step::OpenImages.reach();
         Ok(())
     }
 
@@ -63,8 +69,10 @@ impl Store {
     pub(crate) fn empty_trash(&self) -> Result<(), RuntimeError> {
         let _alone = self.trash.lock().expect("nobody panics while holding it");
         for path in self.unknown_folders("trash", |_| false)? {
+            Step::TrashUnlink.reach();
             remove_tree(&path)
                 .map_err(|error| storage_error(format!("could not remove `{}`", path.display()), error))?;
+            Step::TrashUnlinked.reach();
         }
         Ok(())
     }
@@ -81,11 +89,15 @@ impl Store {
     }
 
     fn move_to_trash(&self, path: &std::path::Path) -> Result<(), RuntimeError> {
+        Step::TrashBefore.reach();
         match fs::rename(path, self.fresh_path("trash")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(storage_error(format!("could not move `{}` to the trash", path.display()), error))
             }
-            _ => Ok(()),
+            _ => {
+                Step::TrashMoved.reach();
+                Ok(())
+            }
         }
     }
 }

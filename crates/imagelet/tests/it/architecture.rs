@@ -11,8 +11,13 @@ use crate::source::{first_segments, repository, rust_files, without_comments_and
 const LINES_MAX: usize = 600;
 
 /// The rooms of the core, top storey first. A room sees only rooms on lower storeys.
-const CORE_STOREYS: [&[&str]; 5] =
-    [&["manager", "gc"], &["inventory"], &["records", "runtime"], &["credentials", "events"], &["image", "metrics"]];
+const CORE_STOREYS: [&[&str]; 5] = [
+    &["manager", "gc"],
+    &["inventory"],
+    &["records", "runtime"],
+    &["credentials", "events"],
+    &["failpoint", "image", "metrics"],
+];
 
 /// The rooms of the CRI adapter that may name a wire type; `pods` runs containers for tests only.
 const WIRE_ROOMS: [&str; 5] = ["client", "convert", "pods", "server", "v1"];

@@ -1,0 +1,86 @@
+//! The numbered steps of the store and of its mounts, each of which may be the last one of the process.
+
+imagelet_core::failpoints! {
+    /// The root or one of its folders is made.
+    OpenFolder = "open.folder",
+    /// The store is owned.
+    OpenLocked = "open.locked",
+    /// A damaged `names.json` is renamed, not yet rebuilt.
+    OpenSetAside = "open.set-aside",
+    /// The index is loaded.
+    OpenLoaded = "open.loaded",
+    /// What was left in `tmp/` lies in the trash.
+    OpenTmp = "open.tmp",
+    /// So do layers that nobody needs.
+    OpenLayers = "open.layers",
+    /// So do image folders that nobody knows.
+    OpenImages = "open.images",
+    /// A folder under `tmp/` is made.
+    StageMade = "stage.made",
+    /// A layer's empty `fs/` is made.
+    UnpackTree = "unpack.tree",
+    /// Its last entry is unpacked.
+    UnpackEnd = "unpack.end",
+    /// Its diff-id is the right one.
+    UnpackVerified = "unpack.verified",
+    /// `ownership.json` is written; only without root.
+    UnpackOwnership = "unpack.ownership",
+    /// `implicit.json` is written.
+    UnpackImplicit = "unpack.implicit",
+    /// `layer.json` is written.
+    LayerRecorded = "layer.recorded",
+    /// One of an image's documents is written.
+    CommitDocument = "commit.document",
+    /// `image.json` is written.
+    CommitRecorded = "commit.recorded",
+    /// All content is synced.
+    CommitSynced = "commit.synced",
+    /// What lay at the place of a layer or an image, unknown, is in the trash.
+    CommitStranger = "commit.stranger",
+    /// One layer or the image's folder is at its place.
+    CommitRenamed = "commit.renamed",
+    /// The folder of the layers is synced.
+    CommitLayers = "commit.layers",
+    /// The folder of the images is synced.
+    CommitImages = "commit.images",
+    /// The names are on disk, not yet in memory.
+    CommitNamed = "commit.named",
+    /// Changed names of an image that is here are on disk, not yet in memory.
+    NamesChanged = "names.changed",
+    /// `names.new` is open.
+    NamesCreated = "names.created",
+    /// It is written, not synced.
+    NamesWritten = "names.written",
+    /// It is synced.
+    NamesSynced = "names.synced",
+    /// It is `names.json`.
+    NamesRenamed = "names.renamed",
+    /// The root is synced.
+    NamesDurable = "names.durable",
+    /// A layer or folder is about to be renamed into the trash.
+    TrashBefore = "trash.before",
+    /// It is there.
+    TrashMoved = "trash.moved",
+    /// It is about to be unlinked.
+    TrashUnlink = "trash.unlink",
+    /// It is gone.
+    TrashUnlinked = "trash.unlinked",
+    /// The layers nobody needs are in the trash.
+    SweepLayers = "sweep.layers",
+    /// So are the image folders nobody knows.
+    SweepImages = "sweep.images",
+    /// A mount's folder is made.
+    MountPrepared = "mount.prepared",
+    /// Its note is written.
+    MountNoted = "mount.noted",
+    /// Its layer of parents is built.
+    MountParents = "mount.parents",
+    /// The kernel shows it.
+    MountShown = "mount.shown",
+    /// The kernel shows it no longer.
+    UnmountHidden = "unmount.hidden",
+    /// Its note is gone, its folder is not.
+    UnmountNote = "unmount.note",
+    /// Nothing of it is left.
+    UnmountDone = "unmount.done",
+}
