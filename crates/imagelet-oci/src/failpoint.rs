@@ -47,16 +47,16 @@ imagelet_core::failpoints! {
     CommitNamed = "commit.named",
     /// Changed names of an image that is here are on disk, not yet in memory.
     NamesChanged = "names.changed",
-    /// `names.new` is open.
-    NamesCreated = "names.created",
+    /// `names.json` or a mount's note is about to be replaced: the file beside it is open.
+    FileCreated = "file.created",
     /// It is written, not synced.
-    NamesWritten = "names.written",
+    FileWritten = "file.written",
     /// It is synced.
-    NamesSynced = "names.synced",
-    /// It is `names.json`.
-    NamesRenamed = "names.renamed",
-    /// The root is synced.
-    NamesDurable = "names.durable",
+    FileSynced = "file.synced",
+    /// It is in its place.
+    FileRenamed = "file.renamed",
+    /// Its folder is synced.
+    FileDurable = "file.durable",
     /// A layer or folder is about to be renamed into the trash.
     TrashBefore = "trash.before",
     /// It is there.

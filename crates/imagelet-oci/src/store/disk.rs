@@ -49,20 +49,20 @@ pub(super) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let beside = path.with_extension("new");
     let written = File::create(&beside).and_then(|mut file| {
-        Step::NamesCreated.reach();
+        Step::FileCreated.reach();
         file.write_all(bytes)?;
-        Step::NamesWritten.reach();
+        Step::FileWritten.reach();
         file.sync_data()?;
-        Step::NamesSynced.reach();
+        Step::FileSynced.reach();
         Ok(())
     });
     if let Err(error) = written.and_then(|()| fs::rename(&beside, path)) {
         let _ = fs::remove_file(&beside);
         return Err(error);
     }
-    Step::NamesRenamed.reach();
+    Step::FileRenamed.reach();
     sync_folder(folder)?;
-    Step::NamesDurable.reach();
+    Step::FileDurable.reach();
     Ok(())
 }
 
