@@ -95,6 +95,13 @@ impl Ledger {
         Ok(self.notes.get_mut(path).expect("was inserted above"))
     }
 
+    /// Forgets that a device was left out at a path, because something else takes its place.
+    pub(super) fn forget_device(&mut self, path: &[u8]) {
+        if let Some(note) = self.notes.get_mut(path) {
+            note.record.take_if(|record| record.device.is_some());
+        }
+    }
+
     /// Forgets a path and all below it. What it cost stays counted: a bound needs no refunds.
     pub(super) fn forget(&mut self, path: &[u8]) {
         if self.notes.is_empty() {

@@ -1,8 +1,8 @@
 //! Unpacks a layer's tar stream into a directory of its own, in the form overlayfs mounts.
 //!
-//! Whatever the archive says, nothing outside the directory is read or changed: names that are absolute or climb out
-//! are refused, links on the way are walked here and refused where they lead out, all else is done below directory
-//! descriptors (see `tree`). What a layer may take is bounded (see `limits`). The last entry of a name wins.
+//! Whatever the archive says, nothing outside the directory is read or changed: a leading slash means the directory,
+//! names that climb out are refused, links on the way are walked here as a container would see them, all is done below
+//! directory descriptors (see `tree`). What a layer may take is bounded (see `limits`). The last entry of a name wins.
 //!
 //! Whiteouts become overlayfs': a layer does not need those below it to be unpacked. Directories that no entry names
 //! are made with mode 0755 and reported, because a layer below may know better. Nothing is synced: the directory is

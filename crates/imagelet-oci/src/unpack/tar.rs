@@ -1,7 +1,8 @@
 //! Reads tar archives as containerd does: ustar, PAX, GNU, star, v7; strict where readers disagree.
 //!
-//! **Invariant:** which bytes are headers depends on the archive alone, as in Go's `archive/tar`: sizes of links,
-//! directories, devices are ignored, a PAX size beats the header's and belongs to the next entry only.
+//! **Invariant:** which bytes are headers depends on the archive alone, as in Go's `archive/tar`: sizes of symbolic
+//! links, directories, devices are ignored, a hard link has none, a PAX size beats the header's and belongs to the next
+//! entry only.
 //! Memory is bounded by the limits, whatever the archive claims.
 
 use std::io::{BufRead, ErrorKind};
@@ -172,6 +173,10 @@ impl<'a> Reader<'a> {
             b'6' => Kind::Fifo,
             _ => Kind::Unknown,
         };
+        if kind == Kind::HardLink && size != 0 {
+            // POSIX lets data follow and most readers look for none there: one would take the data for headers.
+            return Err(Fault::malformed("it is a hard link with data of its own"));
+        }
         if matches!(kind, Kind::File | Kind::Unknown) {
             self.begin(size)?;
         } else {

@@ -1,7 +1,8 @@
 //! Directories of the layer: finds, makes, replaces them without ever leaving the root.
 //!
 //! **Invariant:** no path of more than one component reaches the kernel. Each directory is opened below its parent's
-//! descriptor with `O_NOFOLLOW`; links are read and walked here, so none can lead out.
+//! descriptor with `O_NOFOLLOW`; links are read and walked here, and mean what they will mean in a container: `/` is
+//! the layer's root, and `..` of the root is the root. So none can lead out.
 
 use std::{
     collections::HashMap,
@@ -237,22 +238,18 @@ impl Tree {
         target: &[u8],
         walk: &mut Walk,
     ) -> Result<Option<Rc<Directory>>, Fault> {
-        let refused = |why: &str| {
-            let link = shown(&name::join(&here.path, name));
-            Err(Fault::refused(format!("`{link}` above it is a symbolic link to `{}`, {why}", shown(target))))
-        };
-        if target.first() == Some(&b'/') {
-            return refused("which leaves the layer");
-        }
         let Some(links) = walk.links.checked_sub(1) else {
-            return refused("one link too many");
+            let (link, target) = (shown(&name::join(&here.path, name)), shown(target));
+            let reason = format!("`{link}` above it is a symbolic link to `{target}`, one link too many");
+            return Err(Fault::refused(reason));
         };
         walk.links = links;
-        let mut here = Rc::clone(here);
+        let mut here = Rc::clone(if target.first() == Some(&b'/') { &self.root } else { here });
         for component in target.split(|&byte| byte == b'/') {
             let next = match component {
                 b"" | b"." => continue,
-                b".." if here.path.is_empty() => return refused("which leaves the layer"),
+                // The root's parent is the root.
+                b".." if here.path.is_empty() => continue,
                 b".." => {
                     walk.steps =
                         walk.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;

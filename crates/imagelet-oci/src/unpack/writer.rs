@@ -37,6 +37,8 @@ pub(super) struct Writer<'a> {
     overlay: OverlayForm,
     /// Who owns what this process makes.
     process: (u32, u32),
+    /// Some device has a record and nothing on disk.
+    devices_left_out: bool,
     report: UnpackReport,
 }
 
@@ -67,6 +69,7 @@ impl<'a> Writer<'a> {
             ownership: options.ownership,
             overlay: options.overlay,
             process: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+            devices_left_out: false,
             report: UnpackReport::default(),
         })
     }
@@ -100,6 +103,9 @@ impl<'a> Writer<'a> {
             return self.gauge.file(0, entry.stored);
         }
         let place = Place { parent: self.parent(parent)?, name: name.to_vec() };
+        if self.devices_left_out {
+            self.tree.ledger.forget_device(&place.path());
+        }
         match entry.kind {
             Kind::File => self.file(&place, entry, reader),
             Kind::Directory => self.directory(&place, entry),
@@ -170,7 +176,7 @@ impl<'a> Writer<'a> {
             xattrs => xattr::set(&file, xattrs, self.strictness())?,
         };
         rustix::fs::futimens(&file, &times(&entry)).map_err(Fault::io("set the times of"))?;
-        self.record(|| place.path(), &entry, None, &left_out)
+        self.record(|| place.path(), &entry, &left_out)
     }
 
     /// Copies data from the reader's buffer to the file, at an offset or at its end.
@@ -266,12 +272,15 @@ impl<'a> Writer<'a> {
         };
         let from = Place { parent: target_parent, name: target_name.to_vec() };
         let from_path = from.path();
-        let Some(stat) = look(from.parent.as_fd(), &from.name)? else {
+        let note = self.tree.ledger.get(&from_path);
+        if let Some(device) = note.and_then(|note| note.record.clone()).filter(|record| record.device.is_some()) {
+            return self.leave_out(place, device);
+        }
+        let hidden = note.is_some_and(|note| note.whiteout);
+        let Some(stat) = look(from.parent.as_fd(), &from.name)?.filter(|stat| !hidden && !is_whiteout_device(stat))
+        else {
             return missing();
         };
-        if is_whiteout_device(&stat) || self.tree.ledger.get(&from_path).is_some_and(|note| note.whiteout) {
-            return missing();
-        }
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             let target = shown(&entry.link);
             return Err(Fault::refused(format!("it is a hard link to the directory `{target}`")));
@@ -323,11 +332,21 @@ impl<'a> Writer<'a> {
                 made => return made,
             }
         }
+        let Entry { uid, gid, mode, .. } = *entry;
+        let path = String::new();
+        self.leave_out(place, OwnershipRecord { path, uid, gid, mode, device: Some(record), xattrs: Vec::new() })
+    }
+
+    /// Puts a device's record where the device would be.
+    fn leave_out(&mut self, place: &Place, mut record: OwnershipRecord) -> Result<(), Fault> {
+        let path = place.path();
         // A whiteout stays: the layer wants nothing of lower layers here, also where its own node is left out.
-        if !self.tree.ledger.get(&place.path()).is_some_and(|note| note.whiteout) {
+        if !self.tree.ledger.get(&path).is_some_and(|note| note.whiteout) {
             self.replace(place)?;
         }
-        self.record(|| place.path(), entry, Some(record), &[])
+        self.devices_left_out = true;
+        record.path = encoded(&path);
+        self.remember_record(&path, record)
     }
 
     fn node(&mut self, place: &Place, entry: &Entry, kind: FileType, device: u64) -> Result<(), Fault> {
@@ -355,7 +374,7 @@ impl<'a> Writer<'a> {
         };
         rustix::fs::utimensat(parent, name, &times(entry), AtFlags::SYMLINK_NOFOLLOW)
             .map_err(Fault::io("set the times of"))?;
-        self.record(|| place.path(), entry, None, &left_out)
+        self.record(|| place.path(), entry, &left_out)
     }
 
     /// Hides a name of lower layers, unless this layer has its own.
@@ -422,21 +441,15 @@ impl<'a> Writer<'a> {
     }
 
     /// Remembers what the disk does not say of a path. Most files of most images need no record.
-    fn record(
-        &mut self,
-        path: impl FnOnce() -> Vec<u8>,
-        entry: &Entry,
-        device: Option<DeviceRecord>,
-        left_out: &[Vec<u8>],
-    ) -> Result<(), Fault> {
+    fn record(&mut self, path: impl FnOnce() -> Vec<u8>, entry: &Entry, left_out: &[Vec<u8>]) -> Result<(), Fault> {
         let owned = self.ownership == Ownership::Apply || (entry.uid, entry.gid) == (0, 0);
-        if owned && device.is_none() && left_out.is_empty() {
+        if owned && left_out.is_empty() {
             return Ok(());
         }
         let path = path();
         let xattrs = left_out.iter().map(|name| encoded(name)).collect();
         let Entry { uid, gid, mode, .. } = *entry;
-        let record = OwnershipRecord { path: encoded(&path), uid, gid, mode, device, xattrs };
+        let record = OwnershipRecord { path: encoded(&path), uid, gid, mode, device: None, xattrs };
         self.remember_record(&path, record)
     }
 

@@ -6,7 +6,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::error::Fault;
+use super::error::{Fault, shown};
 
 /// Whether an attribute of the archive is kept. Overlayfs' own are not: they would speak for us.
 pub(super) fn allowed(name: &[u8]) -> bool {
@@ -42,7 +42,7 @@ pub(super) fn set(
     let mut left_out = Vec::new();
     for (name, value) in xattrs.iter().filter(|(name, _)| allowed(name)) {
         let result = rustix::fs::fsetxattr(&file, name.as_slice(), value, XattrFlags::empty());
-        judge(result, name, strictness, &mut left_out)?;
+        judge(result, &file, (name, value), strictness, &mut left_out)?;
     }
     Ok(left_out)
 }
@@ -61,14 +61,15 @@ pub(super) fn set_special(
         let mut path = format!("/proc/self/fd/{}/", parent.as_fd().as_raw_fd()).into_bytes();
         path.extend_from_slice(file_name);
         let result = rustix::fs::lsetxattr(path, name.as_slice(), value, XattrFlags::empty());
-        judge(result, name, strictness, &mut left_out)?;
+        judge(result, &parent, (name, value), strictness, &mut left_out)?;
     }
     Ok(left_out)
 }
 
 fn judge(
     result: Result<(), Errno>,
-    name: &[u8],
+    on: impl AsFd,
+    (name, value): (&[u8], &[u8]),
     strictness: Strictness,
     left_out: &mut Vec<Vec<u8>>,
 ) -> Result<(), Fault> {
@@ -78,6 +79,21 @@ fn judge(
             left_out.push(name.to_vec());
             Ok(())
         }
+        // The archive's fault, not the disk's: what it says is no value of that attribute, or too large for one.
+        (Err(errno @ (Errno::INVAL | Errno::RANGE | Errno::TOOBIG)), _) => Err(not_taken(name, value, errno)),
+        (Err(errno @ Errno::NOSPC), _) if has_space(on, value) => Err(not_taken(name, value, errno)),
         (Err(errno), _) => Err(Fault::Io { action: "set an extended attribute of", errno }),
     }
+}
+
+fn not_taken(name: &[u8], value: &[u8], errno: Errno) -> Fault {
+    let (name, length) = (shown(name), value.len());
+    Fault::refused(format!("the file system does not take its extended attribute `{name}` of {length} bytes ({errno})"))
+}
+
+/// Whether "no space" cannot mean the disk: ext4 says so of a value larger than its block, too.
+fn has_space(on: impl AsFd, value: &[u8]) -> bool {
+    /// Blocks that a value takes besides its own, with much to spare.
+    const SPARE: u64 = 1 << 20;
+    rustix::fs::fstatvfs(on).is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) > SPARE + value.len() as u64)
 }

@@ -197,6 +197,53 @@ fn without_root_owners_and_devices_are_recorded() {
 }
 
 #[test]
+fn what_takes_the_place_of_a_left_out_device_has_no_record_of_it() {
+    let device = |archive: Archive| archive.header(Header::new(b'3', "x", 0).device(0, 0).mode(0o600));
+    for archive in [
+        device(Archive::new()).file("x", "1"),
+        device(Archive::new()).symlink("x", "y"),
+        device(Archive::new()).file("y", "").hard_link("x", "y"),
+        device(Archive::new()).header(&Header::new(b'6', "x", 0)),
+        device(Archive::new()).dir("x"),
+        device(Archive::new()).file("x/y", ""),
+    ] {
+        let site = Site::new();
+        let report = site.unpack(&archive.end()).unwrap();
+        assert_eq!(report.ownership, []);
+        assert!(site.listing().contains_key("x"));
+    }
+}
+
+#[test]
+fn a_hard_link_to_a_left_out_device_is_left_out_too() {
+    let site = Site::rootless();
+    let archive = Archive::new().header(Header::new(b'3', "null", 0).device(1, 3).mode(0o666)).hard_link("d/n", "null");
+    let report = site.unpack(&archive.hard_link("last", "d/n").end()).unwrap();
+    let paths: Vec<_> = report.ownership.iter().map(|record| record.path.as_str()).collect();
+    assert_eq!(paths, ["d/n", "last", "null"]);
+    assert!(report.ownership.iter().all(|record| record.device == report.ownership[0].device));
+}
+
+#[test]
+fn an_xattr_the_file_system_does_not_take_is_the_archives_fault_and_not_a_full_disk() {
+    // ext4 says ENOSPC of a value larger than its block.
+    let large = vec![b'x'; 63 << 10];
+    let long_name = format!("SCHILY.xattr.user.{}", "x".repeat(300));
+    for (key, value) in [
+        ("SCHILY.xattr.user.large", large.as_slice()),
+        ("SCHILY.xattr.user.larger", &[b'x'; 70_000]),
+        (&long_name, b"x"),
+    ] {
+        let site = Site::new();
+        match site.unpack(&Archive::new().pax(&[(key, value)]).file("f", "").end()) {
+            // A file system that takes it, as XFS.
+            Ok(_) => assert_eq!(key, "SCHILY.xattr.user.large"),
+            Err(error) => assert!(matches!(&error, UnpackError::Refused { entry, .. } if entry == "f"), "{error:?}"),
+        }
+    }
+}
+
+#[test]
 fn xattrs_are_set_in_both_spellings_and_others_dropped() {
     let site = Site::new();
     let records: [(&str, &[u8]); 5] = [

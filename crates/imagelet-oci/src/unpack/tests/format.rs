@@ -16,12 +16,22 @@ fn malformed(archive: &[u8], why: &str) {
 
 #[test]
 fn sizes_of_what_has_no_data_are_ignored() {
-    for flag in *b"123456" {
+    for flag in *b"23456" {
         let site = Site::new();
         let header = Header::new(flag, "x", 512).link("a").device(1, 3).clone();
         site.unpack(&Archive::new().file("a", "1").header(&header).file("b", "2").end()).unwrap();
         assert_eq!(site.listing()["b"], "f:2");
     }
+}
+
+#[test]
+fn a_hard_link_with_data_is_malformed() {
+    // Readers disagree whether data follows; who took it for headers would make `hidden`.
+    let hidden = Archive::new().file("hidden", "").bytes();
+    let link = Header::new(b'1', "l", hidden.len()).link("a").clone();
+    malformed(&Archive::new().file("a", "1").header(&link).data(&hidden).end(), "hard link with data");
+    let archive = Archive::new().file("a", "1").pax(&[("size", b"512")]).hard_link("l", "a").data(&hidden);
+    malformed(&archive.end(), "hard link with data");
 }
 
 #[test]
