@@ -1,0 +1,129 @@
+"""What a measurement stands on: a folder in memory, file systems on loop devices, and processes ended by their id."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+READY_SECONDS = 120
+INODES = "250000"
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+BENCHES = pathlib.Path(__file__).resolve().parent
+
+
+class Failed(Exception):
+    """The measurement cannot go on; the message says why."""
+
+
+def wait_until(what, ready, seconds=READY_SECONDS, step=0.01):
+    end = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > end:
+            raise Failed(f"waited {seconds} s for {what}")
+        time.sleep(step)
+
+
+def run(*command):
+    """A command that has to work; answers what it printed."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Failed(f"`{' '.join(map(str, command))}`: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def folder():
+    """A folder in memory, gone at the end."""
+    place = pathlib.Path(tempfile.mkdtemp(prefix="imagelet-bench-", dir="/dev/shm"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def disk(place, name, size):
+    """An ext4 file system on a loop device over memory; answers where it is mounted."""
+    image, mountpoint = place / f"{name}.img", place / name
+    with image.open("wb") as file:
+        file.truncate(size)
+    # Whole at once: nothing is left to be initialised beside a measurement.
+    run("mkfs.ext4", "-q", "-F", "-N", INODES, "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0", image)
+    mountpoint.mkdir()
+    run("mount", "-o", "loop", image, mountpoint)
+    try:
+        yield mountpoint
+    finally:
+        # What a runtime mounted below it goes first.
+        below = [line.split()[1] for line in pathlib.Path("/proc/mounts").read_text().splitlines()]
+        for mounted in sorted((one for one in below if one.startswith(f"{mountpoint}/")), reverse=True):
+            subprocess.run(["umount", "-l", mounted], check=False, capture_output=True)
+        if subprocess.run(["umount", mountpoint], check=False, capture_output=True).returncode != 0:
+            subprocess.run(["umount", "-l", mountpoint], check=False)
+        mountpoint.rmdir()
+        image.unlink()
+
+
+def settle(place):
+    """Waits until the file system there has written what it was given."""
+    run("sync", "-f", place)
+
+
+class Process:
+    """A process of ours with its log."""
+
+    def __init__(self, command, log, environment=None):
+        self.log = pathlib.Path(log)
+        environment = {**os.environ, **(environment or {})}
+        with self.log.open("ab") as output:
+            self.child = subprocess.Popen(
+                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+            )
+        self.pid = self.child.pid
+        # The process' own clock: nanoseconds, with all its threads, also those that ended.
+        self.clock = (~self.pid << 3) | 2
+
+    def stop(self):
+        if self.child.poll() is None:
+            self.child.terminate()
+            try:
+                self.child.wait(60)
+            except subprocess.TimeoutExpired:
+                self.child.kill()
+                self.child.wait()
+
+    def check(self):
+        if self.child.poll() is not None:
+            raise Failed(f"`{self.child.args[0]}` ended with {self.child.returncode}:\n{self.tail()}")
+
+    def tail(self):
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
+
+    def cpu(self):
+        """Seconds of CPU so far, with those of the children it waited for."""
+        fields = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime(self.clock) + (int(fields[13]) + int(fields[14])) / CLOCK_TICKS
+
+    def memory(self, key="VmRSS"):
+        """Resident bytes now, or the peak since `forget_peak` as `VmHWM`."""
+        for line in pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+        raise Failed(f"process {self.pid} has no {key}")
+
+    def forget_peak(self):
+        pathlib.Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+
+def launch(log, *command):
+    """Runs a command to its end; answers its seconds of wall clock, of CPU, and its peak of resident bytes."""
+    text = run(sys.executable, "-I", "-S", BENCHES / "launch.py", log, *command).split()
+    if text[3] != "0":
+        words = pathlib.Path(log).read_text(errors="replace").strip()
+        raise Failed(f"`{' '.join(map(str, command))}` ended with {text[3]}: {words}")
+    return float(text[0]), float(text[1]), int(text[2])

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Measures imagelet against what else pulls images, and says which goals are met.
+
+Usage: bench.py [FIGURE...] [--pairs N] [--candidates A,B] [--corpus DIR] ...
+
+Figures: the images small, web, many, web-zstd, ml, ml-zstd (cold pulls), and the rest, see `--help`. Without one: all but
+ml and ml-zstd. Needs root and the Debian packages containerd, runc, skopeo, umoci. docs/performance.md explains.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import time
+
+import candidates
+import corpus
+import goals
+import pulls
+import report
+from bed import Failed, folder
+from source import registry
+
+IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd")
+FIGURES = {}
+DEFAULT = ("small", "web", "many", "web-zstd", *FIGURES)
+
+
+class Bench:
+    """What the figures share: the place, the registry, who is measured, and what was found."""
+
+    def __init__(self, arguments, place, source, chosen):
+        self.place, self.source, self.candidates = place, source, chosen
+        self.program, self.pairs, self.images = arguments.imagelet, arguments.pairs, arguments.images
+        self.quiet, self.values, self.runs = arguments.quiet, {}, {}
+
+    def started(self, who, disk_bytes=4 << 30, settings="", source=None):
+        address = (source or self.source).address
+        return candidates.started(who, self.place, self.program, address, disk_bytes, settings)
+
+    def keep(self, figure, who, found):
+        self.values.setdefault(figure, {}).setdefault(who, {}).update(found)
+
+    def tell(self, text):
+        if not self.quiet:
+            print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def read():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    lines = "; ".join(f"{name}: {figure.__doc__.splitlines()[0].lower()}" for name, figure in FIGURES.items())
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(IMAGES)}: cold pulls; {lines}")
+    target = pathlib.Path(__file__).resolve().parent.parent / "target"
+    parser.add_argument("--imagelet", type=pathlib.Path, default=target / "release/imagelet", help="the program")
+    parser.add_argument("--work", type=pathlib.Path, default=target / "bench", help="where the corpus is built and kept")
+    parser.add_argument("--corpus", type=pathlib.Path, help="a corpus that is there already")
+    parser.add_argument("--pairs", type=int, help="runs of each candidate, in turn (default 5; 3 for ml)")
+    parser.add_argument("--candidates", default=",".join(candidates.NAMES), help=f"of {', '.join(candidates.NAMES)}")
+    parser.add_argument("--images", type=int, default=500, help="images on the node for `idle`")
+    parser.add_argument("--json", type=pathlib.Path, help="where the results are written (default WORK/results.json)")
+    parser.add_argument("--quiet", action="store_true", help="no line for each run")
+    arguments = parser.parse_args()
+    wants_ml = os.environ.get("BENCH_ML", "0") not in ("", "0")
+    arguments.figures = arguments.figures or [*DEFAULT, *(["ml"] if wants_ml else [])]
+    for figure in arguments.figures:
+        if figure not in IMAGES and figure not in FIGURES:
+            parser.error(f"no figure `{figure}`; there are {', '.join([*IMAGES, *FIGURES])}")
+    arguments.candidates = arguments.candidates.split(",")
+    for who in arguments.candidates:
+        if who not in candidates.NAMES:
+            parser.error(f"no candidate `{who}`; there are {', '.join(candidates.NAMES)}")
+    arguments.imagelet = arguments.imagelet.resolve()
+    if not arguments.imagelet.is_file():
+        parser.error(f"`{arguments.imagelet}` is not there: build it with `cargo build --release`")
+    if os.geteuid() != 0:
+        parser.error("file systems are mounted and containerd is started: run it as root")
+    return arguments
+
+
+def measure(arguments, place, images):
+    source = corpus.ready(arguments.corpus, arguments.work, [one for one in arguments.figures if one in IMAGES])
+    chosen = list(arguments.candidates)
+    if "background" in chosen and not candidates.knows_background(arguments.imagelet, place):
+        print("note: this imagelet has no `store.durability`; `background` is left out")
+        chosen.remove("background")
+    with registry(source, place / "drafts") as served:
+        bench = Bench(arguments, place, served, chosen)
+        for figure in arguments.figures:
+            if figure in IMAGES:
+                pulls.measure(bench, figure)
+            else:
+                FIGURES[figure](bench)
+    return bench
+
+
+def main():
+    arguments = read()
+    machine = report.machine()
+    report.show_machine(machine)
+    started = time.monotonic()
+    with folder() as place:
+        bench = measure(arguments, place, arguments.figures)
+    verdicts = goals.judge(bench.values, machine["containerd"])
+    found = {"machine": machine, "values": bench.values, "goals": verdicts, "runs": bench.runs}
+    file = arguments.json or arguments.work / "results.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"\n{time.monotonic() - started:.0f} s; written to {file}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failed as error:
+        sys.exit(f"error: {error}")

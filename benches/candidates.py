@@ -1,0 +1,246 @@
+"""Who is measured: each pulls an image onto a disk of its own, removes it, and says when nothing of it is left."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+
+import cri
+from bed import Failed, Process, disk, launch, run, settle, wait_until
+
+START_SECONDS = 60
+CACHE = "/var/lib/containers"
+DAEMON_CONFIG = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\n"
+CONTAINERD_CONFIG = """version = 2
+root = "{place}/root"
+state = "{place}/state"
+[grpc]
+  address = "{place}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+"""
+CONTAINERD_MIRROR = """[plugins."io.containerd.grpc.v1.cri".registry.mirrors."{address}"]
+  endpoint = ["http://{address}"]
+"""
+
+
+@dataclasses.dataclass
+class Pull:
+    """One pull: seconds of wall clock and of CPU, peak of resident bytes, and of those what it had when it was idle."""
+
+    wall: float
+    cpu: float
+    peak: int
+    idle: int = 0
+
+
+class Candidate:
+    """A disk and whoever pulls onto it."""
+
+    name = ""
+
+    def __init__(self, place):
+        self.place = place
+
+    def remove_and_wait(self, image):
+        self.remove(image)
+        wait_until(f"{self.name} to let {image} go", self.is_empty)
+
+    def settle(self):
+        settle(self.place)
+
+    def trim(self):
+        """Gives the memory under what was removed back."""
+        run("fstrim", self.place)
+
+
+class Daemon(Candidate):
+    """A process with a CRI socket that pulls, and stays."""
+
+    process = None
+
+    def start(self):
+        """Answers the seconds until it answered its first call."""
+        started = time.monotonic()
+        self.process = Process(self.command, self.place / "log", self.environment)
+        while not cri.answers(self.socket):
+            self.process.check()
+            if time.monotonic() - started > START_SECONDS:
+                raise Failed(f"{self.name} did not answer for {START_SECONDS} s:\n{self.process.tail()}")
+            time.sleep(0.002)
+        seconds = time.monotonic() - started
+        time.sleep(1)
+        self.idle = self.process.memory()
+        return seconds
+
+    def stop(self):
+        if self.process is not None:
+            self.process.stop()
+
+    def pull(self, image):
+        self.process.forget_peak()
+        with self.calls() as connection:
+            cpu, started = self.process.cpu(), time.monotonic()
+            connection.pull(image)
+            wall = time.monotonic() - started
+        return Pull(wall, self.process.cpu() - cpu, self.process.memory("VmHWM"), self.idle)
+
+    def remove(self, image):
+        with self.calls() as connection:
+            connection.remove(image)
+
+    @contextlib.contextmanager
+    def calls(self):
+        """A connection of its own; what fails on it tells the end of the log."""
+        try:
+            with cri.Connection(self.socket) as connection:
+                yield connection
+        except (cri.CallFailed, OSError) as error:
+            raise Failed(f"{self.name}: {error}:\n{self.process.tail()}") from error
+
+
+class OneShot(Candidate):
+    """`imagelet --store DIR pull`: no daemon."""
+
+    name = "imagelet"
+
+    def __init__(self, place, program):
+        super().__init__(place)
+        self.program, self.store = program, place / "store"
+
+    def start(self):
+        return 0
+
+    def stop(self):
+        pass
+
+    def pull(self, image):
+        return Pull(*launch(self.place / "log", self.program, "--store", self.store, "pull", "-q", image))
+
+    def remove(self, image):
+        run(self.program, "--store", self.store, "rm", image)
+
+    def is_empty(self):
+        return store_is_empty(self.store)
+
+
+class ImageletDaemon(Daemon):
+    """`imagelet serve`, asked through CRI."""
+
+    name = "daemon"
+    environment = None
+
+    def __init__(self, place, program, settings=""):
+        super().__init__(place)
+        self.program, self.store, self.socket = program, place / "store", place / "imagelet.sock"
+        config = place / "config.yaml"
+        config.write_text(DAEMON_CONFIG + settings)
+        self.command = [program, "serve", "--config", config, "--store", self.store, "--socket", self.socket]
+
+    def is_empty(self):
+        return store_is_empty(self.store)
+
+
+class BackgroundDaemon(ImageletDaemon):
+    """`imagelet serve` that makes a pull durable after it has answered."""
+
+    name = "background"
+    settings = "store: {durability: background}\n"
+
+    def __init__(self, place, program):
+        super().__init__(place, program, self.settings)
+
+
+class Containerd(Daemon):
+    """containerd through its CRI plug-in, as Debian ships it, with Go's own gzip."""
+
+    name = "containerd"
+    environment = {"CONTAINERD_DISABLE_PIGZ": "1"}
+
+    def __init__(self, place, address):
+        super().__init__(place)
+        self.socket = place / "containerd.sock"
+        config = place / "config.toml"
+        config.write_text(CONTAINERD_CONFIG.format(place=place) + CONTAINERD_MIRROR.format(address=address))
+        self.command = ["containerd", "-c", config]
+
+    def is_empty(self):
+        kept = ["io.containerd.content.v1.content/blobs/sha256", "io.containerd.snapshotter.v1.overlayfs/snapshots"]
+        return not any(entries(self.place / "root" / folder) for folder in kept)
+
+
+class Umoci(Candidate):
+    """`skopeo copy` into an OCI layout, then `umoci unpack`."""
+
+    name = "umoci"
+
+    def start(self):
+        return 0
+
+    def stop(self):
+        pass
+
+    def pull(self, image):
+        layout, bundle, log = self.place / "layout", self.place / "bundle", self.place / "log"
+        # Its cache of what it saw would be written to, and synced on, the machine's own disk.
+        cache = self.place / "cache"
+        cache.mkdir(exist_ok=True)
+        aside = f'mkdir -p {CACHE} && mount --bind "$0" {CACHE} && exec skopeo --insecure-policy copy -q "$@"'
+        copy = ["unshare", "--mount", "sh", "-c", aside, cache]
+        copied = launch(log, *copy, "--src-tls-verify=false", f"docker://{image}", f"oci:{layout}:image")
+        unpacked = launch(log, "umoci", "unpack", "--image", f"{layout}:image", bundle)
+        return Pull(copied[0] + unpacked[0], copied[1] + unpacked[1], max(copied[2], unpacked[2]))
+
+    def remove(self, image):
+        for folder in ("layout", "bundle", "cache"):
+            shutil.rmtree(self.place / folder, ignore_errors=True)
+
+    def is_empty(self):
+        return not (self.place / "layout").exists()
+
+
+NAMES = ("imagelet", "daemon", "background", "containerd", "umoci")
+
+
+def entries(folder):
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def store_is_empty(store):
+    return not any(entries(store / folder) for folder in ("images", "layers", "trash", "tmp"))
+
+
+def knows_background(program, place):
+    """Whether this imagelet has the setting."""
+    config = pathlib.Path(place) / "background.yaml"
+    config.write_text(DAEMON_CONFIG + BackgroundDaemon.settings)
+    return subprocess.run([program, "config", "check", config], capture_output=True, check=False).returncode == 0
+
+
+@contextlib.contextmanager
+def started(name, folder, program, address, disk_bytes, settings=""):
+    """The candidate of that name on a disk of its own, running."""
+    with disk(folder, name, disk_bytes) as place:
+        if name == "imagelet":
+            candidate = OneShot(place, program)
+        elif name == "daemon":
+            candidate = ImageletDaemon(place, program, settings)
+        elif name == "background":
+            candidate = BackgroundDaemon(place, program)
+        elif name == "containerd":
+            candidate = Containerd(place, address)
+        elif name == "umoci":
+            candidate = Umoci(place)
+        else:
+            raise Failed(f"nobody is called `{name}`; there are {', '.join(NAMES)}")
+        try:
+            candidate.start()
+            yield candidate
+        finally:
+            candidate.stop()

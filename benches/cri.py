@@ -1,0 +1,175 @@
+"""The image calls of CRI over a unix socket: as much of HTTP/2, gRPC and protobuf as they need, and no packages.
+
+A call is answered by a message or fails; the words of a failure are in the log of whoever was asked.
+"""
+
+import contextlib
+import socket
+import struct
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+ACK = END_STREAM = 1
+END_HEADERS = 4
+PADDED = 8
+WINDOW = (1 << 31) - 1
+WINDOW_FIRST = 65535
+FRAME_MAX = 1 << 24
+# Windows as large as they get, so that no answer waits for an update.
+GREETING = PREFACE + struct.pack(">I", 6)[1:] + bytes([SETTINGS, 0]) + struct.pack(">IHI", 0, 4, WINDOW)
+GREETING += struct.pack(">I", 4)[1:] + bytes([WINDOW_UPDATE, 0]) + struct.pack(">II", 0, WINDOW - WINDOW_FIRST)
+
+
+class CallFailed(Exception):
+    """The call was answered by an error."""
+
+
+def literal(text):
+    """A header string: length in seven bits and more, not compressed."""
+    length = len(text)
+    if length < 127:
+        return bytes([length]) + text
+    rest, head = length - 127, bytearray([127])
+    while rest >= 128:
+        head.append(rest % 128 | 128)
+        rest //= 128
+    return bytes(head) + bytes([rest]) + text
+
+
+def varint(number):
+    out = bytearray()
+    while number >= 128:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes(out) + bytes([number])
+
+
+def field(number, content):
+    """A protobuf field that has a length."""
+    content = content.encode() if isinstance(content, str) else content
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def fields(message):
+    """The fields of a protobuf message, as (number, content)."""
+    place = 0
+
+    def number():
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+
+    while place < len(message):
+        tag = number()
+        kind = tag & 7
+        if kind == 0:
+            yield tag >> 3, number()
+            continue
+        length = {1: 8, 5: 4}.get(kind) or number()
+        yield tag >> 3, message[place : place + length]
+        place += length
+
+
+class Connection:
+    """One connection to an image service; one call at a time."""
+
+    def __init__(self, path, seconds_max=900):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(seconds_max)
+        try:
+            self.socket.connect(str(path))
+        except OSError:
+            self.socket.close()
+            raise
+        self.socket.sendall(GREETING)
+        self.stream, self.unread = 1, bytearray()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def pull(self, image):
+        """Answers the id."""
+        return next(content.decode() for number, content in fields(self.call("PullImage", spec(image))) if number == 1)
+
+    def remove(self, image):
+        self.call("RemoveImage", spec(image))
+
+    def list(self):
+        """Answers how many images there are."""
+        return sum(number == 1 for number, _ in fields(self.call("ListImages", b"")))
+
+    def status(self, image):
+        """Answers whether it is there."""
+        return any(number == 1 for number, _ in fields(self.call("ImageStatus", spec(image))))
+
+    def filesystem(self):
+        self.call("ImageFsInfo", b"")
+
+    def call(self, method, message):
+        headers = b"\x83\x86\x04" + literal(f"/runtime.v1.ImageService/{method}".encode()) + b"\x01" + literal(b"localhost")
+        for name, value in ((b"content-type", b"application/grpc"), (b"te", b"trailers")):
+            headers += b"\x00" + literal(name) + literal(value)
+        stream, self.stream = self.stream, self.stream + 2
+        body = b"\x00" + struct.pack(">I", len(message)) + message
+        self.socket.sendall(frame(HEADERS, END_HEADERS, stream, headers) + frame(DATA, END_STREAM, stream, body))
+        answer = self.answer(stream)
+        if len(answer) < 5:
+            raise CallFailed(f"{method} was answered by an error")
+        return bytes(answer[5 : 5 + struct.unpack(">I", answer[1:5])[0]])
+
+    def answer(self, stream):
+        answer = bytearray()
+        while True:
+            kind, flags, of, content = self.frame()
+            if kind == SETTINGS and not flags & ACK:
+                self.socket.sendall(frame(SETTINGS, ACK, 0, b""))
+            elif kind == PING and not flags & ACK:
+                self.socket.sendall(frame(PING, ACK, 0, content))
+            elif kind == GOAWAY or (kind == RST_STREAM and of == stream):
+                raise CallFailed("the call was cut off")
+            elif of == stream and kind == DATA:
+                answer += content[1 : len(content) - content[0]] if flags & PADDED else content
+            if of == stream and kind in (DATA, HEADERS) and flags & END_STREAM:
+                return answer
+
+    def frame(self):
+        head = self.read(9)
+        length = int.from_bytes(head[:3], "big")
+        return head[3], head[4], int.from_bytes(head[5:9], "big") & WINDOW, self.read(length)
+
+    def read(self, length):
+        while len(self.unread) < length:
+            if not (piece := self.socket.recv(1 << 18)):
+                raise CallFailed("the connection was closed")
+            self.unread += piece
+        content = bytes(self.unread[:length])
+        del self.unread[:length]
+        return content
+
+
+def frame(kind, flags, stream, content):
+    assert len(content) < FRAME_MAX
+    return struct.pack(">I", len(content))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + content
+
+
+def spec(image):
+    """A request whose first field is an ImageSpec."""
+    return field(1, field(1, image))
+
+
+def answers(path):
+    """Whether an image service listens there and lists."""
+    with contextlib.suppress(OSError, CallFailed):
+        with Connection(path, 5) as connection:
+            connection.list()
+            return True
+    return False

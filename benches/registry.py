@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""A registry that only reads: serves a corpus folder on loopback, counts what it sends, and can be slow on purpose.
+
+Usage: registry.py [--rate BYTES_PER_SECOND] [--delay SECONDS] FOLDER...
+
+Each FOLDER has `blobs/sha256/HEX` and `v2/NAME/manifests/TAG`; the first that has a file wins. Blobs leave by sendfile, so
+that serving takes next to no CPU from whoever is measured beside it. `--rate` holds each connection to so many bytes a
+second, `--delay` makes each answer wait. The first line on stdout is the address. `GET /count` tells what was sent since
+`POST /count`.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import re
+import socket
+import socketserver
+import sys
+import threading
+import time
+
+PIECE = 1 << 20
+SLOW_PIECE = 64 << 10
+HEAD_LINES_MAX = 100
+MANIFEST = re.compile(r"/v2/(?P<name>[a-z0-9._/-]+)/manifests/(?P<tag>[A-Za-z0-9._:-]+)")
+BLOB = re.compile(r"/v2/[a-z0-9._/-]+/blobs/sha256:(?P<hex>[0-9a-f]{64})")
+RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+
+
+class Count:
+    """What was sent."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.reset()
+
+    def reset(self):
+        with self.lock:
+            self.requests, self.manifests, self.bytes, self.blobs = 0, 0, 0, {}
+
+    def asked(self, manifest=False, blob=None):
+        with self.lock:
+            self.requests += 1
+            self.manifests += manifest
+            if blob:
+                self.blobs[blob] = self.blobs.get(blob, 0) + 1
+
+    def sent(self, size):
+        with self.lock:
+            self.bytes += size
+
+    def text(self):
+        with self.lock:
+            kept = {"requests": self.requests, "manifests": self.manifests, "bytes": self.bytes, "blobs": self.blobs}
+            return json.dumps(kept).encode()
+
+
+class Handler(socketserver.StreamRequestHandler):
+    """One connection. Reads heads by hand: the standard library's parser costs more than the files it would serve."""
+
+    disable_nagle_algorithm = True
+
+    def handle(self):
+        try:
+            while (head := self.head()) is not None:
+                if not self.serve(*head):
+                    return
+        except (ConnectionError, TimeoutError):
+            pass  # The client left; what it got is counted.
+
+    def head(self):
+        """Method, path and the headers that matter, or nothing at the end of the connection."""
+        first = self.rfile.readline(8192).split()
+        if len(first) != 3:
+            return None
+        headers = {}
+        for _ in range(HEAD_LINES_MAX):
+            line = self.rfile.readline(8192).rstrip(b"\r\n")
+            if not line:
+                return first[0].decode("latin-1"), first[1].decode("latin-1"), headers
+            name, _, value = line.partition(b":")
+            headers[name.strip().lower().decode("latin-1")] = value.strip().decode("latin-1")
+        return None
+
+    def serve(self, method, path, headers):
+        path = path.partition("?")[0]
+        if path == "/count":
+            if method == "POST":
+                self.server.count.reset()
+            return self.whole(method, "200 OK", self.server.count.text(), "application/json")
+        if method not in ("GET", "HEAD"):
+            return self.whole(method, "405 Method Not Allowed", b"")
+        if self.server.delay:
+            time.sleep(self.server.delay)
+        if found := MANIFEST.fullmatch(path):
+            self.server.count.asked(manifest=True)
+            return self.manifest(method, found["name"], found["tag"])
+        if found := BLOB.fullmatch(path):
+            if method == "GET":
+                self.server.count.asked(blob=f"sha256:{found['hex']}")
+            return self.blob(method, found["hex"], headers.get("range"))
+        self.server.count.asked()
+        return self.whole(method, "200 OK" if path == "/v2/" else "404 Not Found", b"")
+
+    def manifest(self, method, name, tag):
+        file = self.server.find(f"v2/{name}/manifests/{tag}")
+        if file is None and tag.startswith("sha256:"):
+            file = self.server.find(f"blobs/sha256/{tag.removeprefix('sha256:')}")
+        if file is None:
+            return self.whole(method, "404 Not Found", b"{}", "application/json")
+        text = file.read_bytes()
+        digest = f"Docker-Content-Digest: sha256:{hashlib.sha256(text).hexdigest()}\r\n"
+        return self.whole(method, "200 OK", text, json.loads(text)["mediaType"], digest)
+
+    def whole(self, method, status, body, media_type="text/plain", more=""):
+        head = f"HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n{more}\r\n".encode()
+        self.connection.sendall(head if method == "HEAD" else head + body)
+        if method != "HEAD" and status.startswith("200") and media_type != "application/json":
+            self.server.count.sent(len(body))
+        return True
+
+    def blob(self, method, hexadecimal, wanted):
+        file = self.server.find(f"blobs/sha256/{hexadecimal}")
+        if file is None:
+            return self.whole(method, "404 Not Found", b"")
+        size = file.stat().st_size
+        start, end, status, more = 0, size, "200 OK", ""
+        if wanted and (found := RANGE.fullmatch(wanted)):
+            start = int(found[1])
+            end = min(int(found[2]) + 1, size) if found[2] else size
+            if start >= end:
+                return self.whole(method, "416 Range Not Satisfiable", b"", more=f"Content-Range: bytes */{size}\r\n")
+            status, more = "206 Partial Content", f"Content-Range: bytes {start}-{end - 1}/{size}\r\n"
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: application/octet-stream\r\nContent-Length: {end - start}\r\n"
+            f"Accept-Ranges: bytes\r\nDocker-Content-Digest: sha256:{hexadecimal}\r\n{more}\r\n"
+        )
+        self.connection.sendall(head.encode())
+        if method == "GET":
+            with file.open("rb") as source:
+                self.send(source, start, end)
+        return True
+
+    def send(self, source, start, end):
+        rate, begun, sent = self.server.rate, time.monotonic(), 0
+        while start < end:
+            piece = os.sendfile(self.connection.fileno(), source.fileno(), start, min(SLOW_PIECE if rate else PIECE, end - start))
+            if piece == 0:
+                raise ConnectionResetError
+            start, sent = start + piece, sent + piece
+            self.server.count.sent(piece)
+            if rate and (early := begun + sent / rate - time.monotonic()) > 0:
+                time.sleep(early)
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """The listening socket, a thread for each connection."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, folders, rate, delay):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.folders, self.rate, self.delay, self.count = folders, rate, delay, Count()
+
+    def find(self, path):
+        return next((folder / path for folder in self.folders if (folder / path).is_file()), None)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float)
+    parser.add_argument("--delay", type=float, default=0)
+    parser.add_argument("folders", nargs="+", type=pathlib.Path)
+    arguments = parser.parse_args()
+    sys.setswitchinterval(0.001)
+    socket.setdefaulttimeout(None)
+    with Server(arguments.folders, arguments.rate, arguments.delay) as server:
+        print("{}:{}".format(*server.server_address), flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

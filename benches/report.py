@@ -1,0 +1,63 @@
+"""How results are shown: tables of text, and the machine they come from."""
+
+import os
+import pathlib
+import platform
+import statistics
+
+from bed import run
+
+
+def median(numbers):
+    return statistics.median(numbers)
+
+
+def spread(numbers, digits=2):
+    """`median [least-most]`."""
+    return f"{median(numbers):.{digits}f} [{min(numbers):.{digits}f}-{max(numbers):.{digits}f}]"
+
+
+def megabytes(number):
+    return f"{number / 1e6:.1f}"
+
+
+def table(title, head, rows):
+    """Prints a table, the first column to the left."""
+    rows = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+
+    def line(row):
+        cells = [cell.ljust(width) if number == 0 else cell.rjust(width) for number, (cell, width) in enumerate(zip(row, widths))]
+        return "  ".join(cells).rstrip()
+
+    print(f"\n{title}")
+    for row in [head, ["-" * width for width in widths], *rows]:
+        print(f"  {line(row)}")
+    print(end="", flush=True)
+
+
+def machine():
+    """Where this is measured."""
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    autogroup = pathlib.Path("/proc/sys/kernel/sched_autogroup_enabled")
+    memory = next(int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemTotal"))
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "memory": memory,
+        "kernel": platform.release(),
+        "load": os.getloadavg()[0],
+        "autogroup": autogroup.exists() and autogroup.read_text().strip() == "1",
+        "containerd": run("containerd", "--version").split()[2],
+    }
+
+
+def show_machine(found):
+    print(
+        f"machine: {found['cpu']}, {found['cores']} cores, {found['memory'] / 2**30:.0f} GiB, Linux {found['kernel']}, "
+        f"containerd {found['containerd']}"
+    )
+    if found["load"] > 0.5:
+        print(f"warning: the load is {found['load']:.1f}; these numbers are good for nothing but their own test")
+    if found["autogroup"]:
+        print("warning: sched_autogroup_enabled is 1: sessions share the cores evenly, whatever runs in them")
