@@ -22,9 +22,10 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
+use self::inflate::Intake;
 use crate::{
     manifest::Descriptor,
-    registry::{PullSession, Registry},
+    registry::{BlobSource, PullSession, Registry, Starved},
     store::{StagedLayer, Store},
 };
 
@@ -59,14 +60,32 @@ pub(crate) struct LayerJob {
 
 impl LayerJob {
     /// Fetches, verifies and unpacks the layer; answers when it is whole, not yet durable.
+    ///
+    /// Where a mirror had a hand in what is wrong with it, it is fetched again without that mirror.
     pub(crate) async fn run(&self, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
+        let source = self.registry.blob(&self.session, &self.descriptor);
+        loop {
+            match self.attempt(&source, progress).await {
+                Err(error) if is_about_content(&error) && source.distrust_mirrors(&error) => {}
+                Err(error) => return Err(error),
+                Ok(layer) => {
+                    progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
+                    return Ok(layer);
+                }
+            }
+        }
+    }
+
+    async fn attempt(&self, source: &BlobSource, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let store = Arc::clone(&self.store);
         let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
         let (blocks, blocks_out) = blocks::queue();
 
         let expansion = self.limits.expansion_free.max(self.descriptor.size.saturating_mul(self.limits.expansion_max));
-        let inflater = tokio::task::spawn_blocking(move || inflate::inflate(frames_out, &blocks, expansion));
+        let starved = Starved::default();
+        let intake = Intake { frames: frames_out, starved: starved.clone() };
+        let inflater = tokio::task::spawn_blocking(move || inflate::inflate(intake, &blocks, expansion));
         let cancelled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&cancelled));
         let unpacker = {
@@ -74,7 +93,7 @@ impl LayerJob {
             tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, cancelled))
         };
 
-        let fetched = self.fetch(frames, progress).await;
+        let fetched = self.fetch(source, &starved, frames, progress).await;
         let inflated = inflater.await.map_err(panicked)?;
         let unpacked = unpacker.await.map_err(panicked)?;
         // The stage nearest the source knows the cause; the others only saw their queue break.
@@ -85,10 +104,7 @@ impl LayerJob {
             (Err(Stopped::Downstream), _, Ok(_)) | (_, Err(Stopped::Downstream), Ok(_)) => {
                 Err(self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob")))
             }
-            (Ok(()), Ok(()), Ok(layer)) => {
-                progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
-                Ok(layer)
-            }
+            (Ok(()), Ok(()), Ok(layer)) => Ok(layer),
         }
     }
 
@@ -101,6 +117,11 @@ impl LayerJob {
             None => wrapped,
         }
     }
+}
+
+/// Whether an error says that the bytes are wrong, rather than that they did not come.
+fn is_about_content(error: &RuntimeError) -> bool {
+    matches!(error.kind(), RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable)
 }
 
 fn panicked(error: tokio::task::JoinError) -> RuntimeError {

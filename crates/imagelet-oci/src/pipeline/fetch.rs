@@ -7,13 +7,20 @@ use imagelet_core::{
 use tokio::sync::mpsc;
 
 use super::{Hash, LayerJob, Stopped, inflate::Frame};
+use crate::registry::{BlobSource, Starved};
 
 /// Progress is told each time this many more bytes came in.
 const PROGRESS_STEP: u64 = 1 << 20;
 
 impl LayerJob {
-    pub(super) async fn fetch(&self, frames: mpsc::Sender<Frame>, progress: &Progress) -> Result<(), Stopped> {
-        let mut stream = self.registry.open_blob(&self.session, &self.descriptor, 0).await?;
+    pub(super) async fn fetch(
+        &self,
+        source: &BlobSource,
+        starved: &Starved,
+        frames: mpsc::Sender<Frame>,
+        progress: &Progress,
+    ) -> Result<(), Stopped> {
+        let mut stream = source.open_ranged(0, starved).await?;
         let mut hash = Hash::new(self.descriptor.digest.algorithm());
         let mut received: u64 = 0;
         let mut told: u64 = 0;

@@ -4,9 +4,10 @@ use std::io::{self, BufRead, Read};
 
 use bytes::Bytes;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
 use super::{Stopped, blocks::BlockWriter};
+use crate::registry::Starved;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -21,9 +22,17 @@ pub(super) enum Frame {
     End,
 }
 
+/// What the inflater reads.
+#[derive(Debug)]
+pub(super) struct Intake {
+    pub(super) frames: mpsc::Receiver<Frame>,
+    /// Told how long the inflater waits for frames.
+    pub(super) starved: Starved,
+}
+
 /// Inflates until the end mark. What a layer is compressed with is told by its first bytes, as every runtime does it.
-pub(super) fn inflate(frames: mpsc::Receiver<Frame>, blocks: &BlockWriter, limit: u64) -> Result<(), Stopped> {
-    let mut source = FrameReader { frames, current: Bytes::new(), ended: false, cut: false };
+pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, limit: u64) -> Result<(), Stopped> {
+    let mut source = FrameReader { intake, current: Bytes::new(), ended: false, cut: false };
     let moved = match source.fill_first() {
         Ok(head) if head.starts_with(&GZIP_MAGIC) => {
             blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), limit)
@@ -51,9 +60,21 @@ pub(super) fn inflate(frames: mpsc::Receiver<Frame>, blocks: &BlockWriter, limit
     }
 }
 
+impl Intake {
+    fn next(&mut self) -> Option<Frame> {
+        if let Ok(frame) = self.frames.try_recv() {
+            return Some(frame);
+        }
+        let asked = Instant::now();
+        let frame = self.frames.blocking_recv();
+        self.starved.add(asked.elapsed());
+        frame
+    }
+}
+
 /// The frames as one stream.
 struct FrameReader {
-    frames: mpsc::Receiver<Frame>,
+    intake: Intake,
     current: Bytes,
     ended: bool,
     cut: bool,
@@ -75,7 +96,7 @@ impl FrameReader {
 impl BufRead for FrameReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.current.is_empty() && !self.ended {
-            match self.frames.blocking_recv() {
+            match self.intake.next() {
                 Some(Frame::Bytes(bytes)) => self.current = bytes,
                 Some(Frame::End) => self.ended = true,
                 None => {
@@ -120,7 +141,7 @@ mod tests {
         let (writer, out) = blocks::queue();
         let reader =
             std::thread::spawn(move || blocks::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
-        let inflated = inflate(receiver, &writer, limit);
+        let inflated = inflate(Intake { frames: receiver, starved: Starved::default() }, &writer, limit);
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
     }

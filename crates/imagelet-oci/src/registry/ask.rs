@@ -30,8 +30,8 @@ pub(super) struct Question {
     pub(super) path: String,
     /// The media types that are understood.
     pub(super) accept: Option<&'static str>,
-    /// Where to start; `None` asks for the whole.
-    pub(super) offset: Option<u64>,
+    /// The value of a `Range` header; `None` asks for the whole.
+    pub(super) range: Option<String>,
     /// Who may be asked: a tag needs another capability than a digest.
     pub(super) is_tag: bool,
     /// What it is for a message: `image `a/b:c``.
@@ -182,7 +182,7 @@ fn open_headers(question: &Question) -> HeaderMap {
     if let Some(accept) = question.accept {
         headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
     }
-    if let Some(range) = question.offset.and_then(|offset| HeaderValue::try_from(format!("bytes={offset}-")).ok()) {
+    if let Some(range) = question.range.as_deref().and_then(|range| HeaderValue::try_from(range).ok()) {
         headers.insert(header::RANGE, range);
     }
     headers

@@ -1,11 +1,16 @@
 //! Reads blobs as one exact stream, however often the connection breaks.
 
-use std::fmt;
+use std::{
+    collections::BTreeSet,
+    fmt,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
 use hyper::body::Incoming;
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
 use super::{
     PullSession, Registry,
@@ -20,7 +25,7 @@ use crate::manifest::{Descriptor, corrupt, unacceptable};
 const REFILL_BYTES: u64 = 1 << 20;
 
 impl Registry {
-    /// Fetches a small blob whole, and checks its size and digest.
+    /// Fetches a small blob whole, and checks its size and digest. A mirror that sends another blob is passed over.
     ///
     /// # Errors
     /// `Unacceptable` when it is said to be larger than `limit`; else as [`BlobStream::next`].
@@ -35,13 +40,23 @@ impl Registry {
             let size = descriptor.size;
             return Err(unacceptable(format!("blob `{digest}` has {size} bytes; more than {limit} are refused")));
         }
-        let mut stream = self.open_blob(session, descriptor, 0).await?;
-        let mut bytes = BytesMut::new();
-        while let Some(chunk) = stream.next().await? {
-            bytes.extend_from_slice(&chunk);
+        let source = self.blob(session, descriptor);
+        loop {
+            match source.read_whole().await {
+                Err(error) if error.kind() == RuntimeErrorKind::Corrupt && source.distrust_mirrors(&error) => {}
+                other => return other,
+            }
         }
-        verify(digest, &bytes).map_err(|error| about(error, &format!("blob `{digest}` is not what was asked for")))?;
-        Ok(bytes.freeze())
+    }
+
+    /// A blob, to be read in one stream or in several.
+    pub(crate) fn blob(&self, session: &PullSession, descriptor: &Descriptor) -> BlobSource {
+        BlobSource {
+            registry: self.clone(),
+            session: session.clone(),
+            descriptor: descriptor.clone(),
+            notes: Arc::default(),
+        }
     }
 
     /// Opens a blob at an offset. Its size is held to, its digest is the reader's to check.
@@ -54,59 +69,132 @@ impl Registry {
         descriptor: &Descriptor,
         offset: u64,
     ) -> Result<BlobStream, RuntimeError> {
-        let digest = &descriptor.digest;
-        if offset > descriptor.size {
-            let size = descriptor.size;
+        let size = descriptor.size;
+        if offset > size {
+            let digest = &descriptor.digest;
             return Err(RuntimeError::other(format!(
                 "blob `{digest}` has {size} bytes, and is asked for from {offset}"
             )));
         }
-        let mut stream = BlobStream {
-            registry: self.clone(),
-            session: session.clone(),
-            descriptor: descriptor.clone(),
-            body: None,
-            place: String::new(),
-            patience: Patience::new(self.transport().progress_timeout),
-            reached: offset,
-            unbroken: 0,
-            budget: Budget::new(self.shared.retries),
-            has_stalled: false,
-        };
-        if offset < descriptor.size || descriptor.size == 0 {
-            stream.open().await?;
-        }
+        let mut stream = self.blob(session, descriptor).stream(offset..size);
+        stream.ready().await?;
         Ok(stream)
     }
 
-    /// Asks one host for the rest of a blob.
+    /// Asks one host for a span of a blob; answers where the body ends as well.
     async fn open_blob_at(
         &self,
         session: &PullSession,
         index: usize,
         question: &Question,
+        span: &Range<u64>,
         size: u64,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<(Answer, u64), Failure> {
         let answer = self.ask_host(session, index, question).await?;
-        let offset = question.offset.unwrap_or_default();
-        check_head(answer.status, &answer.headers, offset, size).map_err(|why| {
+        let end = check_head(answer.status, &answer.headers, span, size).map_err(|why| {
             corrupt(format!("registry `{}` {why} for {}", answer.target.origin.authority(), question.subject))
         })?;
-        Ok(answer)
+        Ok((answer, end))
     }
 }
 
-/// The bytes of a blob in order, each once.
-pub struct BlobStream {
+/// A blob of a session, and what was learnt about the hosts that may have it. Clones share what they learn.
+#[derive(Clone, Debug)]
+pub(crate) struct BlobSource {
     registry: Registry,
     session: PullSession,
     descriptor: Descriptor,
+    notes: Arc<Mutex<HostNotes>>,
+}
+
+/// Hosts, as places in the session's list.
+#[derive(Debug, Default)]
+struct HostNotes {
+    /// Bytes came from them.
+    served: BTreeSet<usize>,
+    /// What they sent was not the blob; they are not asked for it again.
+    distrusted: BTreeSet<usize>,
+}
+
+impl BlobSource {
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.descriptor.size
+    }
+
+    /// A stream of some of its bytes. Nothing is asked for yet.
+    pub(crate) fn stream(&self, span: Range<u64>) -> BlobStream {
+        BlobStream {
+            source: self.clone(),
+            body: None,
+            place: String::new(),
+            patience: Patience::new(self.registry.transport().progress_timeout),
+            reached: span.start,
+            end: span.end,
+            is_open: false,
+            unbroken: 0,
+            budget: Budget::new(self.registry.shared.retries),
+            has_stalled: false,
+        }
+    }
+
+    /// What came was not the blob: the mirrors that sent of it are not asked for it again, and named in the log.
+    ///
+    /// `false`: nothing came from a mirror, or nobody is left to ask.
+    pub(crate) fn distrust_mirrors(&self, error: &RuntimeError) -> bool {
+        let mut notes = self.notes();
+        let served = std::mem::take(&mut notes.served);
+        let mut found = false;
+        for index in served {
+            let host = self.session.host(index);
+            if host.is_mirror && notes.distrusted.insert(index) {
+                found = true;
+                tracing::warn!(
+                    mirror = host.origin.authority(),
+                    blob = %self.descriptor.digest,
+                    error = error.chain(),
+                    "a mirror served another blob than was asked for, asking the next host"
+                );
+            }
+        }
+        let left = (0..self.session.hosts().len())
+            .any(|index| self.session.host(index).can_pull && !notes.distrusted.contains(&index));
+        found && left
+    }
+
+    async fn read_whole(&self) -> Result<Bytes, RuntimeError> {
+        let digest = &self.descriptor.digest;
+        let mut stream = self.stream(0..self.descriptor.size);
+        stream.ready().await?;
+        let mut bytes = BytesMut::new();
+        while let Some(chunk) = stream.next().await? {
+            bytes.extend_from_slice(&chunk);
+        }
+        verify(digest, &bytes).map_err(|error| about(error, &format!("blob `{digest}` is not what was asked for")))?;
+        Ok(bytes.freeze())
+    }
+
+    fn notes(&self) -> MutexGuard<'_, HostNotes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The bytes of a blob, or of a span of it, in order, each once.
+pub struct BlobStream {
+    source: BlobSource,
     body: Option<Incoming>,
     /// Who sends.
     place: String,
     patience: Patience,
     /// Bytes of the blob that are read, the skipped ones included.
     reached: u64,
+    /// Where the span ends.
+    end: u64,
+    /// An answer came at least once.
+    is_open: bool,
     /// Bytes since the last break.
     unbroken: u64,
     budget: Budget,
@@ -114,7 +202,19 @@ pub struct BlobStream {
 }
 
 impl BlobStream {
-    /// The next bytes; `None` when the blob is complete.
+    /// Waits until a host has begun to answer, so that an error of all hosts is known.
+    ///
+    /// # Errors
+    /// When no host hands it out.
+    pub(crate) async fn ready(&mut self) -> Result<(), RuntimeError> {
+        let is_empty = self.reached == self.end && self.source.size() > 0;
+        if self.is_open || is_empty {
+            return Ok(());
+        }
+        self.open().await
+    }
+
+    /// The next bytes; `None` when the span is complete.
     ///
     /// A broken connection is taken up again where it broke, a few times. The time between calls does not count
     /// against the sender. Dropping the future loses nothing.
@@ -125,7 +225,7 @@ impl BlobStream {
     pub async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             let Some(body) = &mut self.body else {
-                if self.reached == self.descriptor.size {
+                if self.reached == self.end {
                     return Ok(None);
                 }
                 self.open().await?;
@@ -135,14 +235,14 @@ impl BlobStream {
                 Ok(Some(chunk)) => return self.accept(chunk).map(Some),
                 Ok(None) => {
                     self.body = None;
-                    if self.reached < self.descriptor.size {
+                    if self.reached < self.end {
                         return Err(self.wrong_size("only"));
                     }
                 }
                 Err(error) => {
                     self.body = None;
                     // All was here before the end was: nothing is missing.
-                    if self.reached < self.descriptor.size {
+                    if self.reached < self.end {
                         self.broken(error).await?;
                     }
                 }
@@ -155,9 +255,14 @@ impl BlobStream {
         self.reached
     }
 
+    /// Where the stream ends: later than asked for when the host sends the whole blob whatever is asked.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
     fn accept(&mut self, chunk: Bytes) -> Result<Bytes, RuntimeError> {
         let length = chunk.len() as u64;
-        if length > self.descriptor.size - self.reached {
+        if length > self.end - self.reached {
             self.reached += length;
             self.body = None;
             return Err(self.wrong_size("at least"));
@@ -175,7 +280,8 @@ impl BlobStream {
     async fn broken(&mut self, error: ReadError) -> Result<(), RuntimeError> {
         self.unbroken = 0;
         let stalled = matches!(error, ReadError::Stalled(_));
-        let what = format!("blob `{}` past byte {} of {}", self.descriptor.digest, self.reached, self.descriptor.size);
+        let Descriptor { digest, size, .. } = &self.source.descriptor;
+        let what = format!("blob `{digest}` past byte {} of {size}", self.reached);
         let failure = error.failure(&what, &self.place);
         // A connection may have died unnoticed, so one more is tried; who stalls again is stalling.
         if stalled && std::mem::replace(&mut self.has_stalled, true) {
@@ -186,30 +292,38 @@ impl BlobStream {
 
     /// Asks for what is still missing.
     async fn open(&mut self) -> Result<(), RuntimeError> {
+        let source = self.source.clone();
+        let (session, size) = (&source.session, source.size());
+        let span = self.reached..self.end;
         let question = Question {
-            path: format!("blobs/{}", self.descriptor.digest),
+            path: format!("blobs/{}", source.descriptor.digest),
             accept: None,
-            offset: (self.reached > 0).then_some(self.reached),
+            range: range_header(&span, size),
             is_tag: false,
-            subject: format!("blob `{}` of `{}`", self.descriptor.digest, self.session.reference()),
+            subject: format!("blob `{}` of `{}`", source.descriptor.digest, session.reference()),
         };
-        let indexes = question.hosts(&self.session)?;
+        let mut indexes = question.hosts(session)?;
+        {
+            let notes = source.notes();
+            if indexes.iter().any(|index| !notes.distrusted.contains(index)) {
+                indexes.retain(|index| !notes.distrusted.contains(index));
+            }
+        }
         let (last, mirrors) = indexes.split_last().expect("there is a host to ask");
-        let size = self.descriptor.size;
         let mut before = Vec::new();
         for index in mirrors {
-            match self.registry.open_blob_at(&self.session, *index, &question, size).await {
+            match source.registry.open_blob_at(session, *index, &question, &span, size).await {
                 Ok(answer) => {
-                    self.begin(answer);
+                    self.begin(*index, answer);
                     return Ok(());
                 }
-                Err(failure) => before.push(passed_over(&self.session, *index, &failure)),
+                Err(failure) => before.push(passed_over(session, *index, &failure)),
             }
         }
         loop {
-            match self.registry.open_blob_at(&self.session, *last, &question, size).await {
+            match source.registry.open_blob_at(session, *last, &question, &span, size).await {
                 Ok(answer) => {
-                    self.begin(answer);
+                    self.begin(*last, answer);
                     return Ok(());
                 }
                 Err(failure) => self.budget.pause(failure).await.map_err(|error| after_mirrors(error, &before))?,
@@ -217,61 +331,88 @@ impl BlobStream {
         }
     }
 
-    fn begin(&mut self, answer: Answer) {
+    fn begin(&mut self, index: usize, (answer, end): (Answer, u64)) {
+        self.source.notes().served.insert(index);
         self.place = answer.target.origin.authority();
-        self.patience = Patience::new(self.registry.transport().progress_timeout);
+        self.patience = Patience::new(self.source.registry.transport().progress_timeout);
         self.body = Some(answer.body);
+        self.end = end;
+        self.is_open = true;
     }
 
     fn wrong_size(&self, bound: &str) -> RuntimeError {
-        let Descriptor { digest, size, .. } = &self.descriptor;
-        corrupt(format!(
-            "registry `{}` sent {bound} {} bytes of blob `{digest}`, which has {size}",
-            self.place, self.reached
-        ))
+        let Descriptor { digest, size, .. } = &self.source.descriptor;
+        let (place, reached) = (&self.place, self.reached);
+        if self.end < *size {
+            let end = self.end;
+            return corrupt(format!(
+                "registry `{place}` sent {bound} the bytes up to {reached} of blob `{digest}` when asked up to {end}"
+            ));
+        }
+        corrupt(format!("registry `{place}` sent {bound} {reached} bytes of blob `{digest}`, which has {size}"))
     }
 }
 
 impl fmt::Debug for BlobStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BlobStream")
-            .field("digest", &self.descriptor.digest)
+            .field("digest", &self.source.descriptor.digest)
             .field("reached", &self.reached)
-            .field("size", &self.descriptor.size)
+            .field("end", &self.end)
             .finish_non_exhaustive()
     }
 }
 
-/// Whether the head of an answer promises exactly the bytes from `offset` to the end.
-fn check_head(status: StatusCode, headers: &HeaderMap, offset: u64, size: u64) -> Result<(), String> {
-    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    match (status, offset) {
-        (StatusCode::OK, 0) => {}
-        (StatusCode::OK, _) => return Err(format!("ignored the range from byte {offset}")),
-        (StatusCode::PARTIAL_CONTENT, 1..) => {
-            let range = text(header::CONTENT_RANGE).unwrap_or_default();
-            if !is_rest(range, offset, size) {
-                let range = crate::manifest::printable(range);
-                return Err(format!("answered with the range `{range}` when asked from byte {offset} of {size}"));
-            }
-        }
-        _ => return Err(format!("answered {status}")),
-    }
-    match text(header::CONTENT_LENGTH).map(str::parse::<u64>) {
-        Some(Ok(length)) if length != size - offset => {
-            Err(format!("offers {} bytes, not the {size} of its manifest,", length.saturating_add(offset)))
-        }
-        _ => Ok(()),
+/// The header that asks for a span; none for the whole, and no end where the blob ends.
+fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
+    match (span.start, span.end) {
+        (0, end) if end == size => None,
+        (start, end) if end == size => Some(format!("bytes={start}-")),
+        (start, end) => Some(format!("bytes={start}-{}", end.saturating_sub(1))),
     }
 }
 
-/// `bytes OFFSET-LAST/SIZE`, or `*` for a size not told.
-fn is_rest(range: &str, offset: u64, size: u64) -> bool {
+/// Where the body ends if the head promises exactly the span, or, to who asks from the first byte on, the whole blob.
+fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: u64) -> Result<u64, String> {
+    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let Range { start, end } = *span;
+    let is_whole = start == 0 && end == size;
+    let end = match status {
+        StatusCode::OK if start == 0 => size,
+        StatusCode::OK => return Err(format!("ignored the range from byte {start}")),
+        StatusCode::PARTIAL_CONTENT if !is_whole => {
+            let range = text(header::CONTENT_RANGE).unwrap_or_default();
+            if !is_span(range, span, size) {
+                let range = crate::manifest::printable(range);
+                let asked =
+                    if end == size { format!("from byte {start}") } else { format!("for bytes {start} to {end}") };
+                return Err(format!("answered with the range `{range}` when asked {asked} of {size}"));
+            }
+            end
+        }
+        _ => return Err(format!("answered {status}")),
+    };
+    match text(header::CONTENT_LENGTH).map(str::parse::<u64>) {
+        Some(Ok(length)) if length != end - start => {
+            let offered = length.saturating_add(start);
+            Err(if end == size {
+                format!("offers {offered} bytes, not the {size} of its manifest,")
+            } else {
+                format!("offers the bytes up to {offered}, not up to {end},")
+            })
+        }
+        _ => Ok(end),
+    }
+}
+
+/// `bytes START-LAST/SIZE`, or `*` for a size not told.
+fn is_span(range: &str, span: &Range<u64>, size: u64) -> bool {
     let parsed = || {
-        let (span, total) = range.trim().strip_prefix("bytes ")?.split_once('/')?;
-        let (first, last) = span.trim().split_once('-')?;
+        let (found, total) = range.trim().strip_prefix("bytes ")?.split_once('/')?;
+        let (first, last) = found.trim().split_once('-')?;
         let is_total = total == "*" || total.parse() == Ok(size);
-        Some(is_total && first.parse() == Ok(offset) && last.parse::<u64>().ok()?.checked_add(1) == Some(size))
+        let is_first = first.parse() == Ok(span.start);
+        Some(is_total && is_first && last.parse::<u64>().ok()?.checked_add(1) == Some(span.end))
     };
     parsed().unwrap_or(false)
 }
@@ -294,7 +435,23 @@ mod tests {
             ("4-9/10", false),
             ("", false),
         ] {
-            assert_eq!(is_rest(range, 4, 10), accepted, "{range}");
+            assert_eq!(is_span(range, &(4..10), 10), accepted, "{range}");
+        }
+        for (range, accepted) in [("bytes 4-6/10", true), ("bytes 4-9/10", false), ("bytes 4-7/10", false)] {
+            assert_eq!(is_span(range, &(4..7), 10), accepted, "{range}");
+        }
+    }
+
+    #[test]
+    fn a_span_is_asked_for_by_its_exact_bytes() {
+        for (span, header) in [
+            (0..10, None),
+            (0..4, Some("bytes=0-3")),
+            (4..7, Some("bytes=4-6")),
+            (4..10, Some("bytes=4-")),
+            (9..10, Some("bytes=9-")),
+        ] {
+            assert_eq!(range_header(&span, 10).as_deref(), header, "{span:?}");
         }
     }
 
@@ -304,20 +461,30 @@ mod tests {
             pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect::<HeaderMap>()
         };
         let length = |text| head(&[(header::CONTENT_LENGTH, text)]);
-        assert!(check_head(StatusCode::OK, &length("10"), 0, 10).is_ok());
-        assert!(check_head(StatusCode::OK, &HeaderMap::new(), 0, 10).is_ok());
+        assert_eq!(check_head(StatusCode::OK, &length("10"), &(0..10), 10), Ok(10));
+        assert_eq!(check_head(StatusCode::OK, &HeaderMap::new(), &(0..10), 10), Ok(10));
         let rest = head(&[(header::CONTENT_RANGE, "bytes 4-9/10"), (header::CONTENT_LENGTH, "6")]);
-        assert!(check_head(StatusCode::PARTIAL_CONTENT, &rest, 4, 10).is_ok());
-        for (status, headers, offset) in [
-            (StatusCode::OK, length("11"), 0),
-            (StatusCode::OK, length("9"), 0),
-            (StatusCode::OK, length("10"), 4),
-            (StatusCode::NO_CONTENT, HeaderMap::new(), 0),
-            (StatusCode::PARTIAL_CONTENT, rest.clone(), 0),
-            (StatusCode::PARTIAL_CONTENT, rest, 5),
-            (StatusCode::PARTIAL_CONTENT, HeaderMap::new(), 4),
+        assert_eq!(check_head(StatusCode::PARTIAL_CONTENT, &rest, &(4..10), 10), Ok(10));
+        let part = head(&[(header::CONTENT_RANGE, "bytes 0-3/10"), (header::CONTENT_LENGTH, "4")]);
+        assert_eq!(check_head(StatusCode::PARTIAL_CONTENT, &part, &(0..4), 10), Ok(4));
+        // Who ignores ranges sends all of it, which is as good from the first byte on.
+        assert_eq!(check_head(StatusCode::OK, &length("10"), &(0..4), 10), Ok(10));
+        let short = head(&[(header::CONTENT_RANGE, "bytes 0-3/10"), (header::CONTENT_LENGTH, "3")]);
+        for (status, headers, span) in [
+            (StatusCode::OK, length("11"), 0..10),
+            (StatusCode::OK, length("9"), 0..10),
+            (StatusCode::OK, length("4"), 0..4),
+            (StatusCode::OK, length("10"), 4..10),
+            (StatusCode::OK, length("10"), 4..7),
+            (StatusCode::NO_CONTENT, HeaderMap::new(), 0..10),
+            (StatusCode::PARTIAL_CONTENT, rest.clone(), 0..10),
+            (StatusCode::PARTIAL_CONTENT, rest.clone(), 4..7),
+            (StatusCode::PARTIAL_CONTENT, rest, 5..10),
+            (StatusCode::PARTIAL_CONTENT, HeaderMap::new(), 4..10),
+            (StatusCode::PARTIAL_CONTENT, part, 0..5),
+            (StatusCode::PARTIAL_CONTENT, short, 0..4),
         ] {
-            assert!(check_head(status, &headers, offset, 10).is_err(), "{status} {offset}");
+            assert!(check_head(status, &headers, &span, 10).is_err(), "{status} {span:?}");
         }
     }
 }

@@ -3,7 +3,10 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use axum::{
@@ -79,6 +82,20 @@ struct Inner {
     tricks: Vec<(String, u32, Trick)>,
     seen: Vec<Seen>,
     tokens: u32,
+    /// Bytes a second over one connection; `None` for as fast as it goes.
+    rate: Option<u64>,
+    traffic: Arc<Traffic>,
+}
+
+/// What the bodies of blobs did.
+#[derive(Debug, Default)]
+pub(crate) struct Traffic {
+    /// Bytes of blobs that were sent.
+    pub(crate) bytes: AtomicU64,
+    /// Bodies of blobs that are being sent.
+    pub(crate) running: AtomicUsize,
+    /// The most that were sent at once.
+    pub(crate) running_max: AtomicUsize,
 }
 
 impl FakeRegistry {
@@ -167,6 +184,15 @@ impl FakeRegistry {
     /// What was asked since the last call.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         std::mem::take(&mut self.lock().seen)
+    }
+
+    /// Sends blobs with so many bytes a second over each connection.
+    pub(crate) fn throttle(&self, rate: u64) {
+        self.lock().rate = Some(rate);
+    }
+
+    pub(crate) fn traffic(&self) -> Arc<Traffic> {
+        Arc::clone(&self.lock().traffic)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -291,14 +317,18 @@ impl Inner {
             told.insert("docker-content-digest", Digest::of(&bytes).to_string());
         }
         let total = bytes.len();
-        let offset = headers
+        let range = headers
             .get(header::RANGE)
             .filter(|_| !matches!(trick, Some(Trick::IgnoreRange)))
-            .and_then(|range| range.to_str().ok()?.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
-        let (status, bytes) = match offset {
-            Some(offset) => {
-                told.insert("content-range", format!("bytes {offset}-{}/{total}", total - 1));
-                (206, bytes.slice(offset..))
+            .and_then(|range| range.to_str().ok()?.strip_prefix("bytes=")?.split_once('-'))
+            .and_then(|(first, last)| {
+                let last = if last.is_empty() { total - 1 } else { last.parse().ok()? };
+                Some((first.parse::<usize>().ok()?, last))
+            });
+        let (status, bytes) = match range {
+            Some((first, last)) => {
+                told.insert("content-range", format!("bytes {first}-{last}/{total}"));
+                (206, bytes.slice(first..=last))
             }
             None => (200, bytes),
         };
@@ -309,6 +339,10 @@ impl Inner {
             Some(Trick::Header(name, value)) => {
                 told.insert(name, value);
                 Body::from(bytes)
+            }
+            _ if seen.path.contains("/blobs/") => {
+                told.insert("content-length", bytes.len().to_string());
+                metered(bytes, self.rate, &self.traffic)
             }
             _ => Body::from(bytes),
         };
@@ -343,6 +377,32 @@ fn broken(bytes: &Bytes, count: usize, stalls: bool, told: &mut BTreeMap<&str, S
         Err(std::io::Error::other("cut"))
     });
     Body::from_stream(start.chain(cut))
+}
+
+/// A body in small pieces that are counted, at a rate if there is one.
+fn metered(bytes: Bytes, rate: Option<u64>, traffic: &Arc<Traffic>) -> Body {
+    struct Running(Arc<Traffic>);
+    impl Drop for Running {
+        fn drop(&mut self) {
+            self.0.running.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    let running = Running(Arc::clone(traffic));
+    let count = traffic.running.fetch_add(1, Ordering::SeqCst) + 1;
+    traffic.running_max.fetch_max(count, Ordering::SeqCst);
+    let (started, total) = (tokio::time::Instant::now(), bytes.len());
+    Body::from_stream(futures_util::stream::unfold((bytes, running), move |(mut left, running)| async move {
+        if left.is_empty() {
+            return None;
+        }
+        let piece = left.split_to(left.len().min(16 << 10));
+        if let Some(rate) = rate {
+            let due = (total - left.len()) as f64 / rate as f64;
+            tokio::time::sleep_until(started + std::time::Duration::from_secs_f64(due)).await;
+        }
+        running.0.bytes.fetch_add(piece.len() as u64, Ordering::SeqCst);
+        Some((Ok::<_, std::io::Error>(piece), (left, running)))
+    }))
 }
 
 fn unmeasured(bytes: Bytes) -> Body {

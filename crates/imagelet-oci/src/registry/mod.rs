@@ -1,6 +1,7 @@
 //! Asks registries for manifests and blobs.
 //!
 //! ```text
+//! ranged, pace       a blob over several connections, and how many
 //! resolve, blob      what is asked, and what of the answer is believed
 //!   ask              one question put to mirrors and registry in order, again where that may help
 //!     auth, challenge    a 401 answered, once
@@ -17,6 +18,8 @@ mod blob;
 mod challenge;
 mod error;
 mod hosts;
+mod pace;
+mod ranged;
 mod resolve;
 mod session;
 mod target;
@@ -28,9 +31,11 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use http::HeaderValue;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
-use self::{tls::Clients, transport::Transport};
+use self::{ranged::ReadAhead, tls::Clients, transport::Transport};
 
+pub(crate) use blob::BlobSource;
 pub use blob::BlobStream;
+pub(crate) use ranged::Starved;
 pub use resolve::{Document, Resolved};
 pub use session::PullSession;
 
@@ -72,6 +77,7 @@ struct Shared {
     hosts_dirs: Vec<PathBuf>,
     retries: u32,
     transport: Transport,
+    read_ahead: ReadAhead,
 }
 
 impl Registry {
@@ -90,7 +96,14 @@ impl Registry {
             progress_timeout: config.progress_timeout,
             user_agent,
         };
-        Ok(Self { shared: Arc::new(Shared { hosts_dirs: config.hosts_dirs, retries: config.retries, transport }) })
+        Ok(Self {
+            shared: Arc::new(Shared {
+                hosts_dirs: config.hosts_dirs,
+                retries: config.retries,
+                transport,
+                read_ahead: ReadAhead::default(),
+            }),
+        })
     }
 
     fn transport(&self) -> &Transport {

@@ -163,7 +163,7 @@ impl Wanted<'_> {
             Self::Entry(entry) => format!("`{}`", session.reference().with_digest(entry.digest.clone())),
         };
         let accept = Some(MANIFEST_MEDIA_TYPES);
-        Question { path: format!("manifests/{name}"), accept, offset: None, is_tag, subject }
+        Question { path: format!("manifests/{name}"), accept, range: None, is_tag, subject }
     }
 
     /// The digest of what came, when it is what was wanted and what the registry said it sent.

@@ -1,5 +1,6 @@
 //! The engine against a registry in this process: its promises, its refusals, and what it leaves on the disk.
 
+mod fetch;
 mod fixture;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
