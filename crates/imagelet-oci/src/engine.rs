@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, Weak},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -28,6 +28,10 @@ use crate::{
 
 /// Largest configuration that is read.
 const CONFIG_SIZE_MAX: u64 = 8 << 20;
+
+/// The disk is left alone until the answer of a pull in the background is out: whatever else that pull has to make
+/// durable would wait behind the image. Pulls that end meanwhile settle together.
+const SETTLE_DELAY: Duration = Duration::from_millis(500);
 
 /// How an engine works.
 #[derive(Clone, Debug)]
@@ -98,18 +102,44 @@ impl Engine {
     /// When another process owns the store, or the disk or the registry settings refuse.
     pub async fn open(config: EngineConfig) -> Result<Arc<Self>, RuntimeError> {
         let registry = Registry::new(config.registry.clone())?;
-        let root = config.root.clone();
-        let store = Arc::new(blocking(move || Store::open(&root)).await?);
+        let (root, durability) = (config.root.clone(), config.durability);
+        let store = Arc::new(blocking(move || Store::open(&root, durability)).await?);
+        let engine = Arc::new(Self { registry, store: Arc::clone(&store), config, fetching: Mutex::default() });
         if !store.is_read_only() {
+            engine.settle_soon();
             // The trash can be large; nobody has to wait for it.
-            let store = Arc::clone(&store);
             tokio::task::spawn_blocking(move || {
                 if let Err(error) = store.empty_trash() {
                     tracing::warn!(error = error.chain(), "could not empty the trash");
                 }
             });
         }
-        Ok(Arc::new(Self { registry, store, config, fetching: Mutex::default() }))
+        Ok(engine)
+    }
+
+    /// Makes everything durable that pulls have shown before it was; to be called before an orderly end.
+    ///
+    /// # Errors
+    /// When the disk refuses. What was not durable is then dropped.
+    pub async fn settle(&self) -> Result<(), RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || store.settle()).await
+    }
+
+    /// Lets the disk follow in the background. Whoever comes while that runs waits for it and finds nothing to do.
+    fn settle_soon(&self) {
+        if !self.store.is_unsettled() {
+            return;
+        }
+        // The store may be closed meanwhile; then the next owner goes on.
+        let store = Arc::downgrade(&self.store);
+        tokio::spawn(async move {
+            tokio::time::sleep(SETTLE_DELAY).await;
+            let settled = blocking(move || store.upgrade().map_or(Ok(()), |store| store.settle())).await;
+            if let Err(error) = settled {
+                tracing::error!(error = error.chain(), "pulled images are not durable");
+            }
+        });
     }
 
     /// Where the store is.
@@ -216,13 +246,15 @@ impl Engine {
         progress(PullEvent::Committing);
         let new = new_image(&id, &resolved, &config, &config_bytes, names);
         let store = Arc::clone(&self.store);
-        blocking(move || {
+        let committed = blocking(move || {
             let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
             let committed = store.commit(new, &staged);
             drop(lease);
             committed
         })
-        .await
+        .await;
+        self.settle_soon();
+        committed
     }
 
     async fn already_here(

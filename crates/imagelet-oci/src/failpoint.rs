@@ -45,6 +45,14 @@ imagelet_core::failpoints! {
     CommitImages = "commit.images",
     /// The names are on disk, not yet in memory.
     CommitNamed = "commit.named",
+    /// The names are written for this boot only, not synced, not yet in memory.
+    CommitNamedUnsettled = "commit.named-unsettled",
+    /// All that was shown before is synced; the marks are still on.
+    SettleSynced = "settle.synced",
+    /// One layer's mark is off, not synced.
+    SettleMark = "settle.mark",
+    /// All marks are off and synced; the names are not durable yet.
+    SettleMarks = "settle.marks",
     /// Changed names of an image that is here are on disk, not yet in memory.
     NamesChanged = "names.changed",
     /// `names.json` or a mount's note is about to be replaced: the file beside it is open.

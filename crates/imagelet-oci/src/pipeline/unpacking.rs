@@ -76,6 +76,7 @@ impl LayerJob {
             bytes: report.bytes,
             disk_bytes: report.disk_bytes,
             root_opaque: report.root_opaque,
+            unsettled: self.store.unsettled_mark(),
         };
         StagedLayer::new(staging, diff_id, record)
     }

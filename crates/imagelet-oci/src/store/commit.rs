@@ -31,8 +31,7 @@ pub(crate) struct StagedLayer {
 impl StagedLayer {
     /// Turns a staging folder with a complete `fs/` into a layer that a commit can take.
     pub(crate) fn new(staging: Staging, diff_id: Digest, record: LayerRecord) -> Result<Self, RuntimeError> {
-        let bytes = serde_json::to_vec(&record).expect("a record is JSON");
-        fs::write(staging.path().join("layer.json"), bytes)
+        fs::write(staging.path().join("layer.json"), record.to_bytes())
             .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
         Step::LayerRecorded.reach();
         Ok(Self { record, diff_id, folder: Mutex::new(Some(staging.keep())) })
@@ -104,6 +103,9 @@ impl Store {
     }
 
     /// Makes an image exist: content durable, content in place, names last. On an error nothing is visible.
+    ///
+    /// In the background mode nothing is synced here: content and names hold for this boot, and [`Self::settle`]
+    /// makes them durable.
     pub(crate) fn commit(&self, new: NewImage, layers: &[Arc<StagedLayer>]) -> Result<ImageId, RuntimeError> {
         let id = new.record.image_id();
         let failed = |what: &str| {
@@ -120,9 +122,16 @@ impl Store {
         fs::write(staging.path().join("image.json"), serde_json::to_vec(&record).expect("a record is JSON"))
             .map_err(failed("image.json"))?;
         Step::CommitRecorded.reach();
-        // One sync for every file of every layer; nothing below this line becomes visible before it.
-        sync_filesystem(&self.root).map_err(failed("sync"))?;
-        Step::CommitSynced.reach();
+        if !self.in_background {
+            // It may stand on layers that an earlier process has shown before they were durable.
+            self.settle()?;
+            // One sync for every file of every layer; nothing below this line becomes visible before it.
+            sync_filesystem(&self.root).map_err(failed("sync"))?;
+            Step::CommitSynced.reach();
+        }
+        let sync_names_in = |folder: &str| {
+            if self.in_background { Ok(()) } else { sync_folder(&self.root.join(folder)) }
+        };
 
         let mut index = self.index();
         for layer in layers {
@@ -137,19 +146,24 @@ impl Store {
                 index.layers.insert(layer.diff_id.clone(), layer.record.clone());
             }
         }
-        sync_folder(&self.root.join("layers")).map_err(failed("layers"))?;
+        sync_names_in("layers").map_err(failed("layers"))?;
         Step::CommitLayers.reach();
         if !index.images.contains_key(&id) {
             move_folder(&staging.keep(), &self.image_folder(&id), || self.fresh_path("trash"))
                 .map_err(failed("images"))?;
-            sync_folder(&self.root.join("images")).map_err(failed("images"))?;
+            sync_names_in("images").map_err(failed("images"))?;
             Step::CommitImages.reach();
         }
         let names_before = index.names.clone();
         for name in new.names {
             index.names.insert(name, id.clone());
         }
-        if let Err(error) = replace_file(&self.root.join("names.json"), &index.names_file()) {
+        let written = if self.in_background {
+            self.write_names_unsettled(&mut index)
+        } else {
+            replace_file(&self.root.join("names.json"), &index.names_file())
+        };
+        if let Err(error) = written {
             index.names = names_before;
             return Err(failed("names.json")(error));
         }
@@ -196,6 +210,12 @@ impl Store {
 
     fn change_names(&self, change: impl FnOnce(&mut super::index::Index) -> bool) -> Result<bool, RuntimeError> {
         let mut index = self.index();
+        // `names.json` holds what is durable; what it shall hold now has to be.
+        while index.is_unsettled() {
+            drop(index);
+            self.settle()?;
+            index = self.index();
+        }
         let before = index.names.clone();
         let answer = change(&mut index);
         if index.names != before {

@@ -27,13 +27,31 @@ pub(super) struct Index {
     pub(super) images: BTreeMap<ImageId, ImageRecord>,
     pub(super) layers: HashMap<Digest, LayerRecord>,
     pub(super) leases: HashMap<Digest, usize>,
+    /// How often the names were written; of two files, the one with the higher number is the newer.
+    generation: u64,
+    /// The names on disk hold for this boot only.
+    pub(super) names_unsettled: bool,
 }
 
-/// `names.json`
-#[derive(Debug, Serialize, Deserialize)]
+/// `names.json`, and with a boot `names.unsettled.json`.
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct NamesFile {
     version: u32,
+    #[serde(default)]
+    generation: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    boot: Option<String>,
     names: BTreeMap<String, String>,
+}
+
+/// Names that hold for one boot.
+pub(super) const NAMES_UNSETTLED: &str = "names.unsettled.json";
+
+/// What was shown and did not become durable.
+#[derive(Debug, Default)]
+pub(super) struct Lost {
+    pub(super) names: Vec<(String, ImageId)>,
+    pub(super) layers: Vec<Digest>,
 }
 
 const NAMES_VERSION: u32 = 1;
@@ -41,13 +59,22 @@ const NAMES_VERSION: u32 = 1;
 impl Index {
     /// Reads the store. A damaged names file is set aside and rebuilt from the records; an image whose record or layer
     /// is missing is dropped and named in the log, so that a start always succeeds.
-    pub(super) fn load(root: &Path, writable: bool) -> Result<Self, RuntimeError> {
+    ///
+    /// What carries the mark of another boot is dropped: nobody knows what of it the disk has.
+    pub(super) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let mut index = Self::default();
         for folder in folders(&root.join("layers"))? {
             let path = root.join("layers").join(&folder);
             match read_json::<LayerRecord>(&path.join("layer.json")) {
                 Ok(record) => match record.diff_id.parse::<Digest>() {
                     Ok(diff_id) if diff_id.hex() == folder && path.join("fs").is_dir() => {
+                        if record.unsettled.is_some() && record.unsettled.as_deref() != boot {
+                            tracing::warn!(
+                                layer = folder,
+                                "a layer was not yet durable when the machine stopped; it is dropped"
+                            );
+                            continue;
+                        }
                         index.layers.insert(diff_id, record);
                     }
                     _ => tracing::error!(layer = folder, "a layer's record does not belong to it; it is dropped"),
@@ -65,8 +92,15 @@ impl Index {
                 Err(error) => tracing::error!(image = folder, %error, "an image has no readable record; it is dropped"),
             }
         }
-        let (names, rebuilt) = load_names(root, &records, writable)?;
-        for (name, id) in names {
+        let (mut names, rebuilt) = load_names(root, &records, writable)?;
+        index.generation = names.generation;
+        if let Some(newer) = load_unsettled(root, boot, names.generation) {
+            index.generation = newer.generation;
+            index.names_unsettled = true;
+            names = newer;
+        }
+        for (name, id) in names.names {
+            let id = ImageId::new(id);
             let Some(record) = records.get(&id) else {
                 tracing::error!(name, image = %id, "a name has no image behind it; it is dropped");
                 continue;
@@ -85,9 +119,53 @@ impl Index {
         Ok(index)
     }
 
-    pub(super) fn names_file(&self) -> Vec<u8> {
+    /// `names.json` as it shall be.
+    pub(super) fn names_file(&mut self) -> Vec<u8> {
+        self.names_bytes(None)
+    }
+
+    /// `names.unsettled.json` as it shall be.
+    pub(super) fn names_unsettled_file(&mut self, boot: &str) -> Vec<u8> {
+        self.names_bytes(Some(boot.to_owned()))
+    }
+
+    fn names_bytes(&mut self, boot: Option<String>) -> Vec<u8> {
+        self.generation += 1;
         let names = self.names.iter().map(|(name, id)| (name.clone(), id.to_string())).collect();
-        serde_json::to_vec(&NamesFile { version: NAMES_VERSION, names }).expect("a map of texts is JSON")
+        let file = NamesFile { version: NAMES_VERSION, generation: self.generation, boot, names };
+        serde_json::to_vec(&file).expect("a map of texts is JSON")
+    }
+
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.names_unsettled || self.layers.values().any(|layer| layer.unsettled.is_some())
+    }
+
+    pub(super) fn unsettled_layers(&self) -> Vec<(Digest, LayerRecord)> {
+        let unsettled = self.layers.iter().filter(|(_, layer)| layer.unsettled.is_some());
+        unsettled.map(|(diff_id, layer)| (diff_id.clone(), layer.clone())).collect()
+    }
+
+    pub(super) fn mark_settled(&mut self, layers: &[(Digest, LayerRecord)]) {
+        for (diff_id, _) in layers {
+            if let Some(layer) = self.layers.get_mut(diff_id) {
+                layer.unsettled = None;
+            }
+        }
+    }
+
+    /// Forgets the layers that are not durable, and the images that need them.
+    pub(super) fn drop_unsettled(&mut self) -> Lost {
+        let layers: Vec<Digest> = self.unsettled_layers().into_iter().map(|(diff_id, _)| diff_id).collect();
+        for layer in &layers {
+            self.layers.remove(layer);
+        }
+        let here = &self.layers;
+        self.images.retain(|_, image| image.diff_ids().iter().all(|layer| here.contains_key(layer)));
+        let (kept, lost) =
+            std::mem::take(&mut self.names).into_iter().partition(|(_, id)| self.images.contains_key(id));
+        self.names = kept;
+        self.names_unsettled = false;
+        Lost { names: Vec::from_iter::<BTreeMap<_, _>>(lost), layers }
     }
 
     pub(super) fn images_with_names(&self) -> Vec<(ImageRecord, Vec<String>)> {
@@ -171,7 +249,7 @@ fn load_names(
     root: &Path,
     records: &BTreeMap<ImageId, ImageRecord>,
     writable: bool,
-) -> Result<(Vec<(String, ImageId)>, bool), RuntimeError> {
+) -> Result<(NamesFile, bool), RuntimeError> {
     let path = root.join("names.json");
     let error = match read_json::<NamesFile>(&path) {
         Ok(file) if file.version > NAMES_VERSION => {
@@ -181,8 +259,10 @@ fn load_names(
             )
             .with_hint("use that version, or name another place with --store DIR"));
         }
-        Ok(file) => return Ok((file.names.into_iter().map(|(name, id)| (name, ImageId::new(id))).collect(), false)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && records.is_empty() => return Ok((Vec::new(), false)),
+        Ok(file) => return Ok((file, false)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && records.is_empty() => {
+            return Ok((NamesFile::default(), false));
+        }
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => error,
         Err(error) => return Err(super::storage_error(format!("could not read `{}`", path.display()), error)),
     };
@@ -194,8 +274,15 @@ fn load_names(
             .map_err(|error| super::storage_error(format!("could not set `{}` aside", path.display()), error))?;
         crate::failpoint::Step::OpenSetAside.reach();
     }
-    let rebuilt = records.values().flat_map(|record| record.names.iter().map(|name| (name.clone(), record.image_id())));
-    Ok((rebuilt.collect(), true))
+    let rebuilt = records.values().flat_map(|record| record.names.iter().map(|name| (name.clone(), record.id.clone())));
+    Ok((NamesFile { names: rebuilt.collect(), ..NamesFile::default() }, true))
+}
+
+/// The names of this boot, if they are newer. The file was never synced: whatever is wrong with it, it is not there.
+fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<NamesFile> {
+    let file = read_json::<NamesFile>(&root.join(NAMES_UNSETTLED)).ok()?;
+    let holds = file.version == NAMES_VERSION && file.boot.is_some() && file.boot.as_deref() == boot;
+    (holds && file.generation > generation).then_some(file)
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {

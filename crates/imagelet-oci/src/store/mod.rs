@@ -4,6 +4,7 @@
 //! ROOT/                      0700, one owner at a time
 //!   lock                     flocked; holds the owner's pid and command
 //!   names.json               name → image id; an image exists because a name is in here
+//!   names.unsettled.json     the same, newer, for this boot only (see `settle`)
 //!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json; a directory here is complete and durable
 //!   mounts/KEY.json, KEY/    what is mounted where; upper and work of writable mounts
@@ -19,6 +20,7 @@ mod disk;
 mod index;
 mod lock;
 mod record;
+mod settle;
 mod sweep;
 
 pub(crate) use commit::{NewImage, StagedLayer};
@@ -47,7 +49,7 @@ use index::Index;
 use lock::Lock;
 pub(crate) use record::write_implicit;
 
-use crate::failpoint::Step;
+use crate::{engine::Durability, failpoint::Step};
 
 /// A store on disk, owned by this process until it is dropped. Its methods block on the disk.
 #[derive(Debug)]
@@ -57,6 +59,12 @@ pub(crate) struct Store {
     sequence: AtomicU64,
     /// Two that empty the trash at once would trip over one another.
     trash: Mutex<()>,
+    /// Two that settle at once would do the same work.
+    settling: Mutex<()>,
+    /// A pull shows its image before the disk has it.
+    in_background: bool,
+    /// Which boot of the machine this is; `None` where the kernel does not tell.
+    boot: Option<String>,
     /// `None`: the file system is read-only, and so is the store.
     lock: Option<Lock>,
 }
@@ -66,7 +74,7 @@ impl Store {
     ///
     /// # Errors
     /// When another process owns it (the error says which), when others may write to it, or when the disk refuses.
-    pub(crate) fn open(root: &Path) -> Result<Self, RuntimeError> {
+    pub(crate) fn open(root: &Path, durability: Durability) -> Result<Self, RuntimeError> {
         let created = disk::create_folders(root);
         let read_only = matches!(&created, Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem);
         match created {
@@ -81,13 +89,17 @@ impl Store {
         disk::refuse_if_others_write(&root)?;
         let lock = if read_only { None } else { Some(Lock::take(&root)?) };
         Step::OpenLocked.reach();
-        let index = Index::load(&root, !read_only)?;
+        let boot = boot_id();
+        let index = Index::load(&root, !read_only, boot.as_deref())?;
         Step::OpenLoaded.reach();
         let store = Self {
             root,
             index: Mutex::new(index),
             sequence: AtomicU64::new(first_number()),
             trash: Mutex::new(()),
+            settling: Mutex::new(()),
+            in_background: durability == Durability::Background && boot.is_some(),
+            boot,
             lock,
         };
         if !store.is_read_only() {
@@ -183,6 +195,12 @@ impl Store {
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
         self.root.join(folder).join(format!("{}-{number}", std::process::id()))
     }
+}
+
+/// The kernel makes up a new one at each boot.
+fn boot_id() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(text.trim().to_owned()).filter(|id| !id.is_empty())
 }
 
 /// Numbers folders so that none meets one that a process of the same id left behind.

@@ -56,6 +56,16 @@ pub(crate) struct LayerRecord {
     /// It hides every layer below it. Overlayfs does not read that mark on a root, so a mount leaves the others out.
     #[serde(default)]
     pub root_opaque: bool,
+    /// The boot that wrote it and has not synced it; for any other boot it is not there. `None`: it is durable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsettled: Option<String>,
+}
+
+impl LayerRecord {
+    /// As it is written.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a record is JSON")
+    }
 }
 
 impl ImageRecord {

@@ -22,6 +22,8 @@ impl Store {
     /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it.
     pub(crate) fn sweep(&self) -> Result<SweepReport, RuntimeError> {
         self.check_writable()?;
+        // What a tag meant before a pull moved it may go only when the pull is durable.
+        self.settle()?;
         let mut report = SweepReport::default();
         {
             let mut index = self.index();

@@ -80,6 +80,11 @@ impl LocalNode {
 
     /// Puts on disk what a single command learned; a daemon does so by the clock.
     pub(crate) async fn close(&self) {
+        if let Some(engine) = &self.parts.engine
+            && let Err(error) = engine.settle().await
+        {
+            tracing::error!(error = error.chain(), "pulled images are not durable");
+        }
         // A store of our own answers at once; a runtime is not asked again, as nobody waits for its answer.
         if self.parts.engine.is_some()
             && let Err(failure) = self.refresh().await
