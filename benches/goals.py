@@ -48,8 +48,9 @@ def goals(values, containerd):
         found.append(Goal(f"{image}: CPU / containerd 2.x", image, "x_cpu", 0.65, 0.50, cpu))
         found.append(Goal(f"{image}: wall / 2-core bound", image, "x_bound", 1.6, 1.25))
     images = max((one.get("count", 0) for one in values.get("idle", {}).values()), default=0)
+    large = next((one["image"] for one in values.get("rss", {}).values()), "")
     found += [
-        Goal("peak above idle while pulling ml, MB", "rss", "above", 40, 20, MEGABYTE, 1),
+        Goal(f"peak above idle while pulling {large}, MB", "rss", "above", 40, 20, MEGABYTE, 1),
         Goal("idle daemon, empty store, MB", "idle", "rss_empty", 12, 8, MEGABYTE, 1),
         Goal(f"idle daemon, {images} images, MB", "idle", "rss", 12, 8, MEGABYTE, 1),
         Goal("start to first answer, empty store, ms", "idle", "start_empty", 30, 15, MILLISECOND, 1),

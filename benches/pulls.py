@@ -11,13 +11,13 @@ DISK_BYTES = 10 << 30
 TRIM_BYTES = 500 << 20
 
 
-def measure(bench, image):
-    """Pulls `image` in pairs; answers the runs of each candidate."""
+def measure(bench, image, who=None, pairs=None):
+    """Pulls `image` by each in turn, and keeps the runs."""
     source, name = bench.source, bench.source.image(image)
     packed = sum(layer["size"] for layer in source.manifest(image)["layers"])
-    pairs = bench.pairs or (3 if packed > TRIM_BYTES else 5)
+    pairs = pairs or bench.pairs or (3 if packed > TRIM_BYTES else 5)
     with contextlib.ExitStack() as parts:
-        chosen = [parts.enter_context(bench.started(who, DISK_BYTES)) for who in bench.candidates]
+        chosen = [parts.enter_context(bench.started(one, DISK_BYTES)) for one in who or bench.candidates]
         runs = {candidate.name: [] for candidate in chosen}
         # The first pull of each does not count: it warms the registry's files, the program and the disk.
         for number in range(pairs + 1):
