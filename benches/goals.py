@@ -23,7 +23,7 @@ MILLISECOND = 1e-3
 
 @dataclasses.dataclass
 class Goal:
-    """At most `must`; `stretch` is better still. The value is `values[figure][who][key]`, in `unit`s."""
+    """At most `must`; `stretch` is better still. The value is `values[figure][who][key] / scale`, as it is printed."""
 
     text: str
     figure: str
@@ -78,7 +78,7 @@ def judge(values, containerd):
             if value is None:
                 cells.append("-")
                 continue
-            value = round(value / goal.scale, goal.digits + 1)
+            value = round(value / goal.scale, goal.digits)
             word = verdict(goal, value)
             cells.append(f"{value:.{goal.digits}f} {word}")
             verdicts.append({"goal": goal.text, "who": who, "value": value, "must": goal.must, "verdict": word})
@@ -92,7 +92,6 @@ def judge(values, containerd):
 
 
 def verdict(goal, value):
-    # A median of times is no better known than to a percent.
     if goal.stretch is not None and value <= goal.stretch:
         return "stretch"
     return "met" if value <= goal.must else "MISSED"
