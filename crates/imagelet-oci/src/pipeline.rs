@@ -10,9 +10,12 @@ mod fetch;
 mod inflate;
 mod unpacking;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use aws_lc_rs::digest::{Context, SHA256, SHA384, SHA512};
@@ -22,15 +25,18 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-use self::inflate::Intake;
+use self::{fetch::Inflater, inflate::Intake};
 use crate::{
     manifest::Descriptor,
     registry::{BlobSource, PullSession, Registry, Starved},
-    store::{StagedLayer, Store},
+    store::{BlobWriter, KeptBytes, StagedLayer, Store},
 };
 
 /// Frames between socket and inflater; a frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
+/// How often, and how many times, is looked whether a pull that was given up has let go of its blob.
+const WRITER_LOOK: Duration = Duration::from_millis(20);
+const WRITER_LOOKS_MAX: u32 = 100;
 
 /// What a layer may do to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,28 +61,81 @@ pub(crate) struct LayerJob {
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
     pub(crate) store: Arc<Store>,
+    /// The compressed blob shall stay, and what came of it when it breaks off.
+    pub(crate) keep_blobs: bool,
     pub(crate) limits: LayerLimits,
 }
 
 impl LayerJob {
     /// Fetches, verifies and unpacks the layer; answers when it is whole, not yet durable.
     ///
-    /// Where a mirror had a hand in what is wrong with it, it is fetched again without that mirror.
+    /// Where what the disk had of it or a mirror had a hand in what is wrong with it, it is fetched again without them.
     pub(crate) async fn run(&self, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.registry.blob(&self.session, &self.descriptor);
+        let mut trusts_disk = true;
         loop {
-            match self.attempt(&source, progress).await {
-                Err(error) if is_about_content(&error) && source.distrust_mirrors(&error) => {}
-                Err(error) => return Err(error),
+            let (on_disk, keep) = self.on_disk(trusts_disk).await?;
+            let was_on_disk = on_disk.is_some();
+            let error = match self.attempt(&source, on_disk, keep, progress).await {
+                Err(error) => error,
                 Ok(layer) => {
+                    if !self.keep_blobs {
+                        self.forget(Store::discard_partial).await?;
+                    }
                     progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
                     return Ok(layer);
                 }
+            };
+            match error.kind() {
+                RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
+                    self.forget(Store::discard_blob).await?;
+                    if !was_on_disk && !source.distrust_mirrors(&error) {
+                        return Err(error);
+                    }
+                    trusts_disk = false;
+                }
+                RuntimeErrorKind::DiskFull => {
+                    self.forget(Store::discard_partial).await?;
+                    return Err(error);
+                }
+                _ => return Err(error),
             }
         }
     }
 
-    async fn attempt(&self, source: &BlobSource, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
+    /// What the disk has of the blob, and where the rest shall be written.
+    async fn on_disk(&self, trusted: bool) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
+        let digest = &self.descriptor.digest;
+        // A pull that was just given up may still be putting its last bytes on the disk.
+        let mut patience = WRITER_LOOKS_MAX;
+        while self.keep_blobs && patience > 0 && self.store.is_written(digest) {
+            tokio::time::sleep(WRITER_LOOK).await;
+            patience -= 1;
+        }
+        let (store, descriptor, keep_blobs) = (Arc::clone(&self.store), self.descriptor.clone(), self.keep_blobs);
+        tokio::task::spawn_blocking(move || {
+            let kept = if trusted { store.open_blob(&descriptor.digest, descriptor.size) } else { None };
+            let is_kept = kept.as_ref().is_some_and(|kept| kept.is_kept);
+            let known = kept.as_ref().map_or(0, |kept| kept.length);
+            let writer = if keep_blobs && !is_kept { store.write_blob(&descriptor.digest, known)? } else { None };
+            Ok((kept, writer))
+        })
+        .await
+        .map_err(panicked)?
+    }
+
+    async fn forget(&self, discard: fn(&Store, &Digest)) -> Result<(), RuntimeError> {
+        let (store, digest) = (Arc::clone(&self.store), self.descriptor.digest.clone());
+        tokio::task::spawn_blocking(move || discard(&store, &digest)).await.map_err(panicked)
+    }
+
+    async fn attempt(
+        &self,
+        source: &BlobSource,
+        on_disk: Option<KeptBytes>,
+        keep: Option<BlobWriter>,
+        progress: &Progress,
+    ) -> Result<StagedLayer, RuntimeError> {
         let store = Arc::clone(&self.store);
         let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
@@ -84,7 +143,7 @@ impl LayerJob {
 
         let expansion = self.limits.expansion_free.max(self.descriptor.size.saturating_mul(self.limits.expansion_max));
         let starved = Starved::default();
-        let intake = Intake { frames: frames_out, starved: starved.clone() };
+        let intake = Intake { frames: frames_out, starved: starved.clone(), keep };
         let inflater = tokio::task::spawn_blocking(move || inflate::inflate(intake, &blocks, expansion));
         let cancelled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&cancelled));
@@ -93,7 +152,7 @@ impl LayerJob {
             tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, cancelled))
         };
 
-        let fetched = self.fetch(source, &starved, frames, progress).await;
+        let fetched = self.fetch(source, on_disk, Inflater { frames, starved }, progress).await;
         let inflated = inflater.await.map_err(panicked)?;
         let unpacked = unpacker.await.map_err(panicked)?;
         // The stage nearest the source knows the cause; the others only saw their queue break.
@@ -104,7 +163,7 @@ impl LayerJob {
             (Err(Stopped::Downstream), _, Ok(_)) | (_, Err(Stopped::Downstream), Ok(_)) => {
                 Err(self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob")))
             }
-            (Ok(()), Ok(()), Ok(layer)) => Ok(layer),
+            (Ok(()), Ok(written), Ok(layer)) => Ok(layer.with_blob(written.map(BlobWriter::finish))),
         }
     }
 
@@ -117,11 +176,6 @@ impl LayerJob {
             None => wrapped,
         }
     }
-}
-
-/// Whether an error says that the bytes are wrong, rather than that they did not come.
-fn is_about_content(error: &RuntimeError) -> bool {
-    matches!(error.kind(), RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable)
 }
 
 fn panicked(error: tokio::task::JoinError) -> RuntimeError {

@@ -7,7 +7,10 @@ use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{Stopped, blocks::BlockWriter};
-use crate::registry::Starved;
+use crate::{
+    registry::Starved,
+    store::{BlobWriter, storage_error},
+};
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -28,11 +31,13 @@ pub(super) struct Intake {
     pub(super) frames: mpsc::Receiver<Frame>,
     /// Told how long the inflater waits for frames.
     pub(super) starved: Starved,
+    /// Where the compressed bytes are written as well.
+    pub(super) keep: Option<BlobWriter>,
 }
 
-/// Inflates until the end mark. What a layer is compressed with is told by its first bytes, as every runtime does it.
-pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, limit: u64) -> Result<(), Stopped> {
-    let mut source = FrameReader { intake, current: Bytes::new(), ended: false, cut: false };
+/// Inflates until the end mark; answers with what was written on the way. What a layer is compressed with is told by its first bytes, as every runtime does it.
+pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, limit: u64) -> Result<Option<BlobWriter>, Stopped> {
+    let mut source = FrameReader { intake, current: Bytes::new(), ended: false, cut: false, unwritten: None };
     let moved = match source.fill_first() {
         Ok(head) if head.starts_with(&GZIP_MAGIC) => {
             blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), limit)
@@ -47,8 +52,12 @@ pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, limit: u64) -> Resul
         Err(error) => Err(error),
     };
     match moved {
-        Ok(true) => Ok(()),
+        Ok(true) => Ok(source.intake.keep.take().filter(|_| source.ended)),
         Ok(false) => Err(Stopped::Downstream),
+        Err(_) if source.unwritten.is_some() => Err(Stopped::Failed(storage_error(
+            "could not keep the compressed blob",
+            source.unwritten.unwrap_or_else(|| io::ErrorKind::Other.into()),
+        ))),
         // The socket side knows why it stopped.
         Err(_) if source.cut => Err(Stopped::Downstream),
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Err(Stopped::Failed(
@@ -78,6 +87,8 @@ struct FrameReader {
     current: Bytes,
     ended: bool,
     cut: bool,
+    /// Why the compressed bytes could not be written.
+    unwritten: Option<io::Error>,
 }
 
 impl FrameReader {
@@ -97,7 +108,14 @@ impl BufRead for FrameReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.current.is_empty() && !self.ended {
             match self.intake.next() {
-                Some(Frame::Bytes(bytes)) => self.current = bytes,
+                Some(Frame::Bytes(bytes)) => {
+                    if let Some(Err(error)) = self.intake.keep.as_mut().map(|keep| keep.write(&bytes)) {
+                        let told = error.kind().into();
+                        self.unwritten = Some(error);
+                        return Err(told);
+                    }
+                    self.current = bytes;
+                }
                 Some(Frame::End) => self.ended = true,
                 None => {
                     self.cut = true;
@@ -132,7 +150,7 @@ mod tests {
     use crate::pipeline::{Hash, blocks};
     use imagelet_core::image::{Digest, DigestAlgorithm};
 
-    fn through(frames: Vec<Frame>, limit: u64) -> (Result<(), Stopped>, io::Result<Digest>) {
+    fn through(frames: Vec<Frame>, limit: u64) -> (Result<Option<BlobWriter>, Stopped>, io::Result<Digest>) {
         let (sender, receiver) = mpsc::channel(64);
         for frame in frames {
             sender.try_send(frame).expect("the queue is long enough");
@@ -141,7 +159,7 @@ mod tests {
         let (writer, out) = blocks::queue();
         let reader =
             std::thread::spawn(move || blocks::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
-        let inflated = inflate(Intake { frames: receiver, starved: Starved::default() }, &writer, limit);
+        let inflated = inflate(Intake { frames: receiver, starved: Starved::default(), keep: None }, &writer, limit);
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
     }
