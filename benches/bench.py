@@ -28,7 +28,8 @@ from source import registry
 
 DISK_BYTES = 4 << 30
 IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd")
-FIGURES = {figure.__name__: figure for figure in (node.rss, node.idle, layers.present, layers.stacking, node.together, network.slow)}
+FUNCTIONS = (node.rss, node.idle, layers.present, layers.stacking, node.together, network.slow)
+FIGURES = {function.__name__: function for function in FUNCTIONS}
 # What a figure pulls, beside what it makes itself.
 NEEDS = {"rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web"}
 DEFAULT = ("small", "web", "many", "web-zstd", *FIGURES)
