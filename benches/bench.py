@@ -56,7 +56,7 @@ class Bench:
 
 def read():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    lines = "; ".join(f"{name}: {figure.__doc__.splitlines()[0].lower()}" for name, figure in FIGURES.items())
+    lines = "; ".join(f"{name}: {figure.__doc__.splitlines()[0].rstrip('.')}" for name, figure in FIGURES.items())
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(IMAGES)}: cold pulls; {lines}")
     target = pathlib.Path(__file__).resolve().parent.parent / "target"
     parser.add_argument("--imagelet", type=pathlib.Path, default=target / "release/imagelet", help="the program")
