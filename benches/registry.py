@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """A registry that only reads: serves a corpus folder on loopback, counts what it sends, and can be slow on purpose.
 
-Usage: registry.py [--rate BYTES_PER_SECOND] FOLDER...
+Usage: registry.py [--rate BYTES_PER_SECOND] [--delay SECONDS] FOLDER...
 
 Each FOLDER has `blobs/sha256/HEX` and `v2/NAME/manifests/TAG`; the first that has a file wins. Blobs leave by sendfile, so
 that serving takes next to no CPU from whoever is measured beside it. `--rate` holds each connection to so many bytes a
-second. The first line on stdout is the address. `GET /count` tells what was sent since `POST /count`.
+second, `--delay` makes each answer wait. The first line on stdout is the address. `GET /count` tells what was sent since
+`POST /count`.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import socket
 import socketserver
 import sys
 import threading
@@ -90,6 +92,8 @@ class Handler(socketserver.StreamRequestHandler):
             return self.whole(method, "200 OK", self.server.count.text(), "application/json")
         if method not in ("GET", "HEAD"):
             return self.whole(method, "405 Method Not Allowed", b"")
+        if self.server.delay:
+            time.sleep(self.server.delay)
         if found := MANIFEST.fullmatch(path):
             self.server.count.asked(manifest=True)
             return self.manifest(method, found["name"], found["tag"])
@@ -157,9 +161,9 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, folders, rate):
+    def __init__(self, folders, rate, delay):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folders, self.rate, self.count = folders, rate, Count()
+        self.folders, self.rate, self.delay, self.count = folders, rate, delay, Count()
 
     def find(self, path):
         return next((folder / path for folder in self.folders if (folder / path).is_file()), None)
@@ -168,10 +172,12 @@ class Server(socketserver.ThreadingTCPServer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float)
+    parser.add_argument("--delay", type=float, default=0)
     parser.add_argument("folders", nargs="+", type=pathlib.Path)
     arguments = parser.parse_args()
     sys.setswitchinterval(0.001)
-    with Server(arguments.folders, arguments.rate) as server:
+    socket.setdefaulttimeout(None)
+    with Server(arguments.folders, arguments.rate, arguments.delay) as server:
         print("{}:{}".format(*server.server_address), flush=True)
         server.serve_forever()
 

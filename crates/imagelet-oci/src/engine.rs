@@ -18,16 +18,16 @@ use imagelet_core::{
 };
 
 use crate::{
-    manifest::ImageConfig,
+    manifest::{CONFIG_BYTES_MAX, ImageConfig, printable},
     mount::{self, MountUses, MountedImage},
-    pipeline::{LayerJob, LayerLimits},
-    registry::{Registry, RegistryConfig, Resolved},
+    pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
+    registry::{Registry, RegistryConfig, Resolved, about},
     store::{ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
     usage::{ImageDetails, StoreUsage, details, usage},
 };
 
-/// Largest configuration that is read.
-const CONFIG_SIZE_MAX: u64 = 8 << 20;
+/// Longest name of a user; longer ones no system has.
+const USER_LENGTH_MAX: usize = 256;
 
 /// The disk is left alone until the answer of a pull in the background is out: whatever else that pull has to make
 /// durable would wait behind the image. Pulls that end meanwhile settle together.
@@ -89,6 +89,7 @@ pub struct Engine {
     config: EngineConfig,
     /// One entry for each layer somebody fetches: who comes second waits, and then shares it.
     fetching: Mutex<HashMap<Digest, Arc<LayerSlot>>>,
+    large_window: Arc<LargeWindow>,
 }
 
 /// A layer in the making. The lock is held while it is fetched.
@@ -104,7 +105,13 @@ impl Engine {
         let registry = Registry::new(config.registry.clone())?;
         let (root, durability) = (config.root.clone(), config.durability);
         let store = Arc::new(blocking(move || Store::open(&root, durability)).await?);
-        let engine = Arc::new(Self { registry, store: Arc::clone(&store), config, fetching: Mutex::default() });
+        let engine = Arc::new(Self {
+            registry,
+            store: Arc::clone(&store),
+            config,
+            fetching: Mutex::default(),
+            large_window: Arc::default(),
+        });
         if !store.is_read_only() {
             engine.settle_soon();
             // The trash can be large; nobody has to wait for it.
@@ -151,17 +158,6 @@ impl Engine {
     pub async fn sweep(&self) -> Result<SweepReport, RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || store.sweep()).await
-    }
-
-    /// Removes what came of blobs whose pulls broke off. Answers the bytes it took.
-    pub async fn discard_partial_blobs(&self) -> Result<ByteSize, RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || {
-            let freed = store.discard_partials()?;
-            store.empty_trash()?;
-            Ok(ByteSize(freed))
-        })
-        .await
     }
 
     /// What each image takes, alone and shared.
@@ -216,9 +212,7 @@ impl Engine {
         let names = names(reference, &resolved.root.digest);
         let layers = &resolved.manifest.layers;
         // A kind of layer that cannot be unpacked is refused before a byte of any other is fetched.
-        for layer in layers {
-            layer.layer_compression()?;
-        }
+        resolved.manifest.check_is_image()?;
         progress(PullEvent::Resolved {
             manifest: resolved.chosen.digest.clone(),
             layers: layers.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect(),
@@ -227,9 +221,10 @@ impl Engine {
             return Ok(id);
         }
         let config_bytes =
-            self.registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_SIZE_MAX).await?;
-        let config = ImageConfig::parse(&config_bytes)?;
-        config.check_platform(platform)?;
+            self.registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_BYTES_MAX).await?;
+        let config = ImageConfig::parse(&config_bytes)
+            .and_then(|config| config.check_platform(platform).map(|()| config))
+            .map_err(|error| about(error, &format!("the configuration `{id}` is refused")))?;
         if config.diff_ids.len() != layers.len() {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::Corrupt,
@@ -241,20 +236,25 @@ impl Engine {
             ));
         }
         let lease = self.store.lease(&config.diff_ids);
+        let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
         let jobs = largest_first(layers.iter().zip(&config.diff_ids).map(|(descriptor, diff_id)| LayerJob {
             registry: self.registry.clone(),
             session: resolved.session.clone(),
             descriptor: descriptor.clone(),
             diff_id: diff_id.clone(),
             store: Arc::clone(&self.store),
-            keep_blobs: self.config.keep_blobs,
             limits: self.config.limits,
+            allowance: Arc::clone(&allowance),
+            large_window: Arc::clone(&self.large_window),
         }));
         let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)
             .map(|job| self.fetch_layer(job, progress))
             .buffer_unordered(self.config.layers_in_flight.max(1))
             .try_collect()
             .await?;
+        if user(&config.user) == ImageUser::Unset && !config.user.is_empty() {
+            tracing::warn!(image = %id, user = printable(&config.user), "the image's user is neither a name nor a number in range");
+        }
         progress(PullEvent::Committing);
         let new = new_image(&id, &resolved, &config, &config_bytes, names);
         let store = Arc::clone(&self.store);
@@ -344,7 +344,9 @@ impl ImageService for Engine {
         self.store.check_writable()?;
         let platform = request.platform.clone().unwrap_or_else(Platform::host);
         let resolved = self.registry.resolve(&reference, request.credential.as_ref(), &platform).await?;
-        self.fetch(&reference, &platform, resolved, &progress).await
+        self.fetch(&reference, &platform, resolved, &progress)
+            .await
+            .map_err(|error| about(error, &format!("could not fetch and unpack `{reference}`")))
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
@@ -451,13 +453,12 @@ fn new_image(
 fn listed(store: &Store, record: &ImageRecord, names: &[String]) -> Image {
     let layers: u64 =
         record.diff_ids().iter().filter_map(|layer| store.layer(layer)).map(|layer| layer.disk_bytes).sum();
-    let content = layers + store.blob_bytes(record);
     let (digests, tags): (Vec<String>, Vec<String>) = names.iter().cloned().partition(|name| name.contains('@'));
     Image {
         id: record.image_id(),
         tags,
         digests,
-        size: ByteSize(content + record.metadata_size),
+        size: ByteSize(layers + record.metadata_size),
         user: user(&record.user),
         spec: ImageSpec::new(record.id.clone()),
         pinned: false,
@@ -473,7 +474,10 @@ fn user(text: &str) -> ImageUser {
     match name.parse::<i64>() {
         Ok(uid) if (0..=i64::from(u32::MAX)).contains(&uid) => ImageUser::Uid(uid),
         Ok(_) => ImageUser::Unset,
-        Err(_) if name.bytes().all(|byte| byte.is_ascii_digit()) => ImageUser::Unset,
+        // A number too long to read is no name either: a look-up of it might find root.
+        Err(_) if name.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit()) => ImageUser::Unset,
+        // Each list of images repeats it.
+        Err(_) if name.len() > USER_LENGTH_MAX => ImageUser::Unset,
         Err(_) => ImageUser::Name(name.to_owned()),
     }
 }
@@ -493,6 +497,8 @@ mod tests {
             ("4294967296", ImageUser::Unset),
             ("-1", ImageUser::Unset),
             ("99999999999999999999999", ImageUser::Unset),
+            ("-99999999999999999999999", ImageUser::Unset),
+            ("+99999999999999999999999:0", ImageUser::Unset),
         ] {
             assert_eq!(user(text), wanted, "{text}");
         }

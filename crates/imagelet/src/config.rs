@@ -158,7 +158,7 @@ struct LimitsFile {
     /// A layer may inflate to this many times its compressed size, 1 to 100000; gzip reaches 1032 on zeros alone.
     #[serde(rename = "expansionMax", skip_serializing_if = "Option::is_none")]
     expansion_max: Option<i32>,
-    /// A layer may inflate to this size whatever the ratio, such as `256Mi`.
+    /// The layers of an image may together inflate to this size beyond that, such as `256Mi`.
     #[serde(rename = "expansionFree", skip_serializing_if = "Option::is_none")]
     expansion_free: Option<String>,
     /// Entries in one layer, 1 to 100000000.

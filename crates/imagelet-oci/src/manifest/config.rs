@@ -1,19 +1,20 @@
 //! The configuration of an image: what runs in it, as whom, and the identities of its unpacked layers.
 
-use std::{collections::BTreeMap, str::FromStr};
-
 use imagelet_core::{
     image::{Digest, Platform},
     runtime::RuntimeError,
 };
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::Deserialize;
 
-use super::{DescriptorPlatform, LAYERS_MAX, bounded, corrupt, null_as_default, platform, printable, unacceptable};
+use super::{Bounded, DescriptorPlatform, LAYERS_MAX, corrupt, null_as_default, platform, printable, unacceptable};
 
 /// Largest configuration that is read.
 pub const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
-/// An image's configuration. All of it but the diff-ids is advice from whoever built the image.
+/// What the store needs of an image's configuration. All of it but the diff-ids is advice from whoever built the image.
+///
+/// The rest (command, environment, labels, volumes) is for whoever runs the image; it is kept as it came, and nothing
+/// here reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageConfig {
     /// `amd64`, …; empty where the image says nothing.
@@ -22,28 +23,10 @@ pub struct ImageConfig {
     pub os: String,
     /// `v8`, …; empty for none.
     pub variant: String,
-    /// When it was built, as written.
-    pub created: String,
     /// Whom to run as, as written: name or number, with or without a group.
     pub user: String,
     /// The digest of each unpacked layer, lowest first.
     pub diff_ids: Vec<Digest>,
-    /// Free text. Inert: nothing here acts on a label.
-    pub labels: BTreeMap<String, String>,
-    /// `NAME=VALUE`
-    pub env: Vec<String>,
-    /// The fixed part of the command.
-    pub entrypoint: Vec<String>,
-    /// The part of the command that is replaced by arguments.
-    pub cmd: Vec<String>,
-    /// Where to start.
-    pub working_dir: String,
-    /// Paths to mount volumes at, as written; never used as paths here.
-    pub volumes: Vec<String>,
-    /// `PORT/PROTOCOL`
-    pub exposed_ports: Vec<String>,
-    /// The signal that stops it; empty for the default.
-    pub stop_signal: String,
 }
 
 #[derive(Deserialize)]
@@ -55,11 +38,9 @@ struct Raw {
     #[serde(default, deserialize_with = "null_as_default")]
     variant: String,
     #[serde(default, deserialize_with = "null_as_default")]
-    created: String,
-    #[serde(default, deserialize_with = "null_as_default")]
     config: RawExecution,
-    #[serde(default, deserialize_with = "null_as_default")]
-    rootfs: RawRootfs,
+    #[serde(default)]
+    rootfs: Option<RawRootfs>,
 }
 
 #[derive(Default, Deserialize)]
@@ -67,55 +48,17 @@ struct Raw {
 struct RawExecution {
     #[serde(default, deserialize_with = "null_as_default")]
     user: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    labels: BTreeMap<String, String>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    env: Vec<String>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    entrypoint: Vec<String>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    cmd: Vec<String>,
-    #[serde(default, deserialize_with = "null_as_default")]
-    working_dir: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    volumes: Keys,
-    #[serde(default, deserialize_with = "null_as_default")]
-    exposed_ports: Keys,
-    #[serde(default, deserialize_with = "null_as_default")]
-    stop_signal: String,
-}
-
-/// The names in an object whose values mean nothing.
-#[derive(Default)]
-struct Keys(Vec<String>);
-
-impl<'de> Deserialize<'de> for Keys {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = Keys;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
-                let mut keys = Vec::new();
-                while let Some((key, serde::de::IgnoredAny)) = map.next_entry()? {
-                    keys.push(key);
-                }
-                Ok(Keys(keys))
-            }
-        }
-        deserializer.deserialize_map(Visitor)
-    }
 }
 
 #[derive(Default, Deserialize)]
 struct RawRootfs {
-    #[serde(default, deserialize_with = "digests")]
-    diff_ids: Vec<Digest>,
+    #[serde(default)]
+    diff_ids: Option<Bounded<DiffId, LAYERS_MAX>>,
 }
+
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct DiffId(#[serde(deserialize_with = "super::digest")] Digest);
 
 impl ImageConfig {
     /// Reads a configuration whose digest was checked.
@@ -128,51 +71,36 @@ impl ImageConfig {
         }
         let raw: Raw =
             super::object(bytes).map_err(|error| corrupt("the image configuration cannot be read").caused_by(error))?;
-        bounded("image configuration", "diff ids", raw.rootfs.diff_ids.len(), LAYERS_MAX)?;
-        let execution = raw.config;
+        let rootfs = raw.rootfs.ok_or_else(|| corrupt("the image configuration has no `rootfs`"))?;
+        let diff_ids = rootfs.diff_ids.unwrap_or_default().all("image configuration", "diff ids")?;
         Ok(Self {
             architecture: raw.architecture,
             os: raw.os,
             variant: raw.variant,
-            created: raw.created,
-            user: execution.user,
-            diff_ids: raw.rootfs.diff_ids,
-            labels: execution.labels,
-            env: execution.env,
-            entrypoint: execution.entrypoint,
-            cmd: execution.cmd,
-            working_dir: execution.working_dir,
-            volumes: execution.volumes.0,
-            exposed_ports: execution.exposed_ports.0,
-            stop_signal: execution.stop_signal,
+            user: raw.config.user,
+            diff_ids: diff_ids.into_iter().map(|DiffId(digest)| digest).collect(),
         })
     }
 
-    /// Checks that the image runs on a platform. A configuration that names no machine runs anywhere.
+    /// Checks that the image runs on a platform. What a configuration does not name suits any.
     ///
     /// # Errors
     /// `Unacceptable`, naming both.
     pub fn check_platform(&self, wanted: &Platform) -> Result<(), RuntimeError> {
-        if self.architecture.is_empty() && self.os.is_empty() {
-            return Ok(());
-        }
+        let or = |own: &String, wanted: &str| if own.is_empty() { wanted.to_owned() } else { own.clone() };
         let own = DescriptorPlatform {
-            os: if self.os.is_empty() { wanted.os.clone() } else { self.os.clone() },
-            architecture: self.architecture.clone(),
-            variant: self.variant.clone(),
+            os: or(&self.os, &wanted.os),
+            architecture: or(&self.architecture, &wanted.architecture),
+            variant: if self.architecture.is_empty() {
+                wanted.variant.clone().unwrap_or_default()
+            } else {
+                self.variant.clone()
+            },
         };
-        if self.architecture.is_empty() || platform::rank(&own, wanted).is_some() {
+        if platform::rank(&own, wanted).is_some() {
             return Ok(());
         }
         let (os, architecture) = (printable(&own.os), printable(&own.architecture));
         Err(unacceptable(format!("the image is for `{os}/{architecture}`, not for `{wanted}`")))
     }
-}
-
-fn digests<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Digest>, D::Error> {
-    let texts = Option::<Vec<String>>::deserialize(deserializer)?.unwrap_or_default();
-    texts
-        .iter()
-        .map(|text| Digest::from_str(text).map_err(|error| D::Error::custom(format!("`{}`: {error}", printable(text)))))
-        .collect()
 }

@@ -28,7 +28,7 @@ impl LayerKind {
     /// The kind a media type names.
     pub fn of(media_type: &str) -> Self {
         let media_type = essence(media_type);
-        if media_type.ends_with("+encrypted") {
+        if media_type.ends_with("+encrypted") || media_type.ends_with("+enc") {
             return Self::Encrypted;
         }
         match media_type.as_str() {
@@ -97,6 +97,19 @@ impl DocumentKind {
     pub(crate) fn may_lead_to_image(media_type: &str) -> bool {
         matches!(Self::of(&essence(media_type)), Some(Self::Image | Self::Index))
     }
+}
+
+/// Whether a configuration of this type may be that of an image. Old tools wrote some that say nothing.
+pub(super) fn may_be_image_config(media_type: &str) -> bool {
+    matches!(
+        essence(media_type).as_str(),
+        "application/vnd.oci.image.config.v1+json"
+            | "application/vnd.docker.container.image.v1+json"
+            | "application/octet-stream"
+            | "application/json"
+            | "text/html"
+            | ""
+    )
 }
 
 /// A media type without its parameters, in lower case.

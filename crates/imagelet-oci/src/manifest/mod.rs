@@ -8,13 +8,16 @@ mod config;
 mod media;
 mod platform;
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::{fmt, marker::PhantomData, str::FromStr};
 
 use imagelet_core::{
     image::{Digest, Platform},
     runtime::{RuntimeError, RuntimeErrorKind},
 };
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, SeqAccess},
+};
 
 pub use config::{CONFIG_BYTES_MAX, ImageConfig};
 pub use media::{Compression, LayerKind};
@@ -26,10 +29,14 @@ pub const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 pub const INDEX_ENTRIES_MAX: usize = 1000;
 /// Most indexes that may stand between a tag and its manifest.
 pub const INDEX_DEPTH_MAX: usize = 4;
-/// Most layers an image may have.
+/// Most layers an image may have: as many as the kernel stacks in one overlay mount.
 pub const LAYERS_MAX: usize = 500;
+/// Largest layer, as packed, that is fetched. The largest images there are have layers of some tens of GiB.
+pub const LAYER_BYTES_MAX: u64 = 256 << 30;
 
 /// What names a piece of content: its digest, size and kind.
+///
+/// Annotations mean nothing here, and `urls` (where else it is said to be) are never followed; neither is read.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
@@ -45,12 +52,6 @@ pub struct Descriptor {
     /// The machine it is for, in an index.
     #[serde(default)]
     pub platform: Option<DescriptorPlatform>,
-    /// Where else it is said to be. Never followed.
-    #[serde(default, deserialize_with = "null_as_default")]
-    pub urls: Vec<String>,
-    /// Free text, without meaning here.
-    #[serde(default, deserialize_with = "null_as_default")]
-    pub annotations: BTreeMap<String, String>,
 }
 
 /// The machine an index entry names, as it is written there.
@@ -107,11 +108,11 @@ struct Raw {
     #[serde(default)]
     config: Option<Descriptor>,
     #[serde(default)]
-    layers: Option<Vec<Descriptor>>,
+    layers: Option<Bounded<Descriptor, LAYERS_MAX>>,
     #[serde(default)]
-    manifests: Option<Vec<Descriptor>>,
+    manifests: Option<Bounded<Descriptor, INDEX_ENTRIES_MAX>>,
     #[serde(default)]
-    fs_layers: Option<serde::de::IgnoredAny>,
+    fs_layers: Option<IgnoredAny>,
 }
 
 impl ManifestDocument {
@@ -183,31 +184,53 @@ impl Raw {
             None if self.manifests.is_some() => DocumentKind::Index,
             None => DocumentKind::Image,
         };
-        let has = |list: &Option<Vec<Descriptor>>| list.as_ref().is_some_and(|list| !list.is_empty());
-        if has(&self.manifests) && (has(&self.layers) || self.config.is_some()) {
+        let has_layers = self.layers.as_ref().is_some_and(|list| list.count > 0);
+        let has_manifests = self.manifests.as_ref().is_some_and(|list| list.count > 0);
+        if has_manifests && (has_layers || self.config.is_some()) {
             return Err(unacceptable("the document is an image manifest and an image index at once"));
         }
         match kind {
             DocumentKind::Schema1 => Err(schema1()),
             DocumentKind::Index => {
-                let manifests = self.manifests.unwrap_or_default();
-                bounded("index", "entries", manifests.len(), INDEX_ENTRIES_MAX)?;
-                if has(&self.layers) {
+                let manifests = self.manifests.unwrap_or_default().all("index", "entries")?;
+                if has_layers {
                     return Err(corrupt("the image index has layers"));
                 }
                 Ok(ManifestDocument::Index(Index { manifests }))
             }
             DocumentKind::Image => {
-                if has(&self.manifests) {
+                if has_manifests {
                     return Err(corrupt("the image manifest lists manifests"));
                 }
                 let config = self.config.ok_or_else(|| corrupt("the image manifest names no configuration"))?;
-                let layers = self.layers.unwrap_or_default();
-                bounded("image", "layers", layers.len(), LAYERS_MAX)?;
+                let layers = self.layers.unwrap_or_default().all("image", "layers")?;
                 let artifact_type = Some(self.artifact_type).filter(|text| !text.is_empty());
                 Ok(ManifestDocument::Image(Manifest { config, layers, artifact_type }))
             }
         }
+    }
+}
+
+impl Manifest {
+    /// Checks, before anything it names is fetched, that this is an image and that its layers can be unpacked.
+    ///
+    /// # Errors
+    /// `Unacceptable`, naming the layer or the kind of thing it is.
+    pub fn check_is_image(&self) -> Result<(), RuntimeError> {
+        if !media::may_be_image_config(&self.config.media_type) {
+            let kind = self.artifact_type.as_deref().unwrap_or(&self.config.media_type);
+            return Err(unacceptable(format!("it is an artifact of type `{}`, not an image", printable(kind))));
+        }
+        for layer in &self.layers {
+            layer.layer_compression()?;
+            if layer.size > LAYER_BYTES_MAX {
+                let (digest, size) = (&layer.digest, layer.size);
+                return Err(unacceptable(format!(
+                    "layer `{digest}` has {size} bytes; more than {LAYER_BYTES_MAX} are refused"
+                )));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -255,11 +278,52 @@ fn schema1() -> RuntimeError {
         .with_hint("push the image again with a current tool")
 }
 
-fn bounded(of: &str, what: &str, count: usize, max: usize) -> Result<(), RuntimeError> {
-    if count <= max {
-        return Ok(());
+/// A list of which at most `MAX` items are kept. The others are only counted: they take no memory.
+struct Bounded<T, const MAX: usize> {
+    kept: Vec<T>,
+    count: usize,
+}
+
+impl<T, const MAX: usize> Bounded<T, MAX> {
+    fn all(self, of: &str, what: &str) -> Result<Vec<T>, RuntimeError> {
+        if self.count > MAX {
+            return Err(unacceptable(format!("the {of} has {} {what}; more than {MAX} are refused", self.count)));
+        }
+        Ok(self.kept)
     }
-    Err(unacceptable(format!("the {of} has {count} {what}; more than {max} are refused")))
+}
+
+impl<T, const MAX: usize> Default for Bounded<T, MAX> {
+    fn default() -> Self {
+        Self { kept: Vec::new(), count: 0 }
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor<T, const MAX: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MAX: usize> serde::de::Visitor<'de> for Visitor<T, MAX> {
+            type Value = Bounded<T, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut read = Bounded::default();
+                while read.kept.len() < MAX {
+                    let Some(item) = list.next_element()? else { break };
+                    read.kept.push(item);
+                }
+                read.count = read.kept.len();
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    read.count += 1;
+                }
+                Ok(read)
+            }
+        }
+        deserializer.deserialize_seq(Visitor(PhantomData))
+    }
 }
 
 pub(crate) fn corrupt(message: impl Into<String>) -> RuntimeError {

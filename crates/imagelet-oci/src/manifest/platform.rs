@@ -6,6 +6,8 @@ use super::{Descriptor, DescriptorPlatform, printable};
 
 /// Most platforms that an error message lists.
 const OFFERED_MAX: usize = 20;
+/// Most of a platform's name that is shown there; no true one is as long.
+const NAME_SHOWN_MAX: usize = 40;
 
 /// How well an offer suits the wanted platform: 0 is exact, `None` does not run.
 pub(super) fn rank(offered: &DescriptorPlatform, wanted: &Platform) -> Option<usize> {
@@ -25,6 +27,7 @@ pub(super) fn offered(entries: &[Descriptor]) -> String {
         if !platform.variant.is_empty() {
             name = format!("{name}/{}", printable(&platform.variant));
         }
+        name = name.chars().take(NAME_SHOWN_MAX).collect();
         if !names.contains(&name) {
             names.push(name);
         }

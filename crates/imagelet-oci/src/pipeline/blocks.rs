@@ -2,7 +2,11 @@
 
 use std::{
     io::{self, BufRead, Read},
-    sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+    },
 };
 
 use imagelet_core::image::Digest;
@@ -25,6 +29,54 @@ pub(super) enum Block {
     End,
 }
 
+/// Inflated bytes that are fine whatever the ratio. All layers of an image draw on it, so that many small bombs are one.
+#[derive(Debug, Default)]
+pub(crate) struct Allowance(AtomicU64);
+
+impl Allowance {
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self(AtomicU64::new(bytes))
+    }
+
+    fn draw(&self, bytes: u64) -> bool {
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+    }
+}
+
+/// How far a layer may still expand. Dropped unused or on a failure, it gives back what it drew on the image's allowance.
+#[derive(Debug)]
+pub(super) struct Expansion {
+    own: u64,
+    shared: Arc<Allowance>,
+    drawn: u64,
+    kept: bool,
+}
+
+impl Expansion {
+    /// `own` bytes by the layer's own size, and what is left of what its image shares.
+    pub(super) fn new(own: u64, shared: &Arc<Allowance>) -> Self {
+        Self { own, shared: Arc::clone(shared), drawn: 0, kept: false }
+    }
+
+    fn take(&mut self, bytes: u64) -> bool {
+        let over = bytes.saturating_sub(self.own);
+        self.own -= bytes - over;
+        let fits = over == 0 || self.shared.draw(over);
+        if fits {
+            self.drawn += over;
+        }
+        fits
+    }
+}
+
+impl Drop for Expansion {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.shared.0.fetch_add(self.drawn, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The inflater's end of the queue.
 pub(super) struct BlockWriter {
     queue: SyncSender<Block>,
@@ -40,7 +92,7 @@ pub(super) fn queue() -> (BlockWriter, Receiver<Block>) {
 
 impl BlockWriter {
     /// Moves a stream through the queue until its end. `Ok(false)`: the reader went away.
-    pub(super) fn copy(&self, stream: &mut dyn Read, limit: u64) -> io::Result<bool> {
+    pub(super) fn copy(&self, stream: &mut dyn Read, mut expansion: Expansion) -> io::Result<bool> {
         let mut total: u64 = 0;
         loop {
             let mut buffer = self.returned.try_recv().unwrap_or_else(|_| vec![0; BLOCK_SIZE]);
@@ -53,18 +105,19 @@ impl BlockWriter {
                     Err(error) => return Err(error),
                 }
             }
-            total += length as u64;
-            if total > limit {
+            if !expansion.take(length as u64) {
                 return Err(io::Error::new(
                     io::ErrorKind::FileTooLarge,
-                    format!("it inflates to more than {limit} bytes"),
+                    format!("it inflates to more than {total} bytes, which is out of proportion to its size"),
                 ));
             }
+            total += length as u64;
             let last = length < buffer.len();
             if length > 0 && self.queue.send(Block::Bytes { buffer, length, home: self.home.clone() }).is_err() {
                 return Ok(false);
             }
             if last {
+                expansion.kept = true;
                 return Ok(self.queue.send(Block::End).is_ok());
             }
         }

@@ -1,21 +1,24 @@
 //! Compressed frames in, plain blocks out, on a thread of its own.
 
-use std::io::{self, BufRead, Read};
+use std::{
+    io::{self, BufRead, Read},
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use bytes::Bytes;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use tokio::{sync::mpsc, time::Instant};
 
-use super::{Stopped, blocks::BlockWriter};
-use crate::{
-    registry::Starved,
-    store::{BlobWriter, storage_error},
+use super::{
+    Stopped,
+    blocks::{BlockWriter, Expansion},
+    window::{LargeWindow, ZstdReader, is_zstd},
 };
+use crate::registry::Starved;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// A frame may ask for 2^27 = 128 MiB of window and no more.
-const ZSTD_WINDOW_LOG_MAX: u32 = 27;
+/// Bytes that tell what a layer is packed with.
+const MAGIC_LENGTH: usize = 4;
 
 /// What arrives from the socket.
 #[derive(Debug)]
@@ -31,37 +34,36 @@ pub(super) struct Intake {
     pub(super) frames: mpsc::Receiver<Frame>,
     /// Told how long the inflater waits for frames.
     pub(super) starved: Starved,
-    /// Where the compressed bytes are written as well.
-    pub(super) keep: Option<BlobWriter>,
 }
 
-/// Inflates until the end mark; answers with what was written on the way. What a layer is compressed with is told by its first bytes, as every runtime does it.
-pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, limit: u64) -> Result<Option<BlobWriter>, Stopped> {
-    let mut source = FrameReader { intake, current: Bytes::new(), ended: false, cut: false, unwritten: None };
-    let moved = match source.fill_first() {
+/// What inflating may take.
+#[derive(Debug)]
+pub(super) struct Bounds {
+    pub(super) expansion: Expansion,
+    pub(super) large_window: Arc<LargeWindow>,
+    pub(super) cancelled: Arc<AtomicBool>,
+}
+
+/// Inflates until the end mark. What a layer is compressed with is told by its first bytes, as every runtime does it.
+pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, bounds: Bounds) -> Result<(), Stopped> {
+    let Bounds { expansion, large_window, cancelled } = bounds;
+    let mut source = FrameReader { intake, current: Bytes::new(), ended: false, cut: false };
+    let moved = match source.peek(MAGIC_LENGTH) {
         Ok(head) if head.starts_with(&GZIP_MAGIC) => {
-            blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), limit)
+            blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), expansion)
         }
-        Ok(head) if head.starts_with(&ZSTD_MAGIC) => {
-            zstd::stream::read::Decoder::with_buffer(&mut source).and_then(|mut decoder| {
-                decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
-                blocks.copy(&mut decoder, limit)
-            })
-        }
-        Ok(_) => blocks.copy(&mut source, limit),
+        Ok(head) if is_zstd(head) => ZstdReader::new(&mut source, &large_window, &cancelled)
+            .and_then(|mut decoder| blocks.copy(&mut decoder, expansion)),
+        Ok(_) => blocks.copy(&mut source, expansion),
         Err(error) => Err(error),
     };
     match moved {
-        Ok(true) => Ok(source.intake.keep.take().filter(|_| source.ended)),
+        Ok(true) => Ok(()),
         Ok(false) => Err(Stopped::Downstream),
-        Err(_) if source.unwritten.is_some() => Err(Stopped::Failed(storage_error(
-            "could not keep the compressed blob",
-            source.unwritten.unwrap_or_else(|| io::ErrorKind::Other.into()),
-        ))),
         // The socket side knows why it stopped.
         Err(_) if source.cut => Err(Stopped::Downstream),
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Err(Stopped::Failed(
-            RuntimeError::new(RuntimeErrorKind::Unacceptable, "it expands beyond the limit").caused_by(error),
+            RuntimeError::new(RuntimeErrorKind::Unacceptable, "it is beyond a limit").caused_by(error),
         )),
         Err(error) => Err(Stopped::Failed(
             RuntimeError::new(RuntimeErrorKind::Corrupt, "it does not decompress").caused_by(error),
@@ -82,20 +84,18 @@ impl Intake {
 }
 
 /// The frames as one stream.
-struct FrameReader {
+pub(super) struct FrameReader {
     intake: Intake,
     current: Bytes,
     ended: bool,
     cut: bool,
-    /// Why the compressed bytes could not be written.
-    unwritten: Option<io::Error>,
 }
 
 impl FrameReader {
-    /// The first bytes, at least as many as the longest magic has, unless the blob is shorter.
-    fn fill_first(&mut self) -> io::Result<&[u8]> {
+    /// The next bytes without taking them, at least `length` unless fewer are left.
+    pub(super) fn peek(&mut self, length: usize) -> io::Result<&[u8]> {
         self.fill_buf()?;
-        while self.current.len() < ZSTD_MAGIC.len() && !self.ended {
+        while self.current.len() < length && !self.ended {
             let head = std::mem::take(&mut self.current);
             let tail = self.fill_buf()?;
             self.current = [&head[..], tail].concat().into();
@@ -108,14 +108,7 @@ impl BufRead for FrameReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.current.is_empty() && !self.ended {
             match self.intake.next() {
-                Some(Frame::Bytes(bytes)) => {
-                    if let Some(Err(error)) = self.intake.keep.as_mut().map(|keep| keep.write(&bytes)) {
-                        let told = error.kind().into();
-                        self.unwritten = Some(error);
-                        return Err(told);
-                    }
-                    self.current = bytes;
-                }
+                Some(Frame::Bytes(bytes)) => self.current = bytes,
                 Some(Frame::End) => self.ended = true,
                 None => {
                     self.cut = true;
@@ -150,7 +143,7 @@ mod tests {
     use crate::pipeline::{Hash, blocks};
     use imagelet_core::image::{Digest, DigestAlgorithm};
 
-    fn through(frames: Vec<Frame>, limit: u64) -> (Result<Option<BlobWriter>, Stopped>, io::Result<Digest>) {
+    fn through(frames: Vec<Frame>, limit: u64) -> (Result<(), Stopped>, io::Result<Digest>) {
         let (sender, receiver) = mpsc::channel(64);
         for frame in frames {
             sender.try_send(frame).expect("the queue is long enough");
@@ -159,7 +152,12 @@ mod tests {
         let (writer, out) = blocks::queue();
         let reader =
             std::thread::spawn(move || blocks::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
-        let inflated = inflate(Intake { frames: receiver, starved: Starved::default(), keep: None }, &writer, limit);
+        let bounds = Bounds {
+            expansion: Expansion::new(limit, &Arc::default()),
+            large_window: Arc::default(),
+            cancelled: Arc::default(),
+        };
+        let inflated = inflate(Intake { frames: receiver, starved: Starved::default() }, &writer, bounds);
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
     }

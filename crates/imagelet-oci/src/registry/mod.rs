@@ -35,7 +35,8 @@ use self::{ranged::ReadAhead, tls::Clients, transport::Transport};
 
 pub(crate) use blob::BlobSource;
 pub use blob::BlobStream;
-pub(crate) use ranged::Starved;
+pub(crate) use ranged::{RangedStream, Starved};
+pub(crate) use resolve::about;
 pub use resolve::{Document, Resolved};
 pub use session::PullSession;
 

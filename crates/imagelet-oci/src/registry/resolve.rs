@@ -59,9 +59,11 @@ impl Registry {
         let session = PullSession::new(reference.canonical(), hosts, credential.cloned());
         let (root, mut read) = self.fetch_manifest(&session, &Wanted::Named(reference)).await?;
         let mut chosen = root.clone();
-        for _ in 0..=INDEX_DEPTH_MAX {
+        for depth in 0..=INDEX_DEPTH_MAX {
             match read {
                 ManifestDocument::Image(manifest) => return Ok(Resolved { session, root, chosen, manifest }),
+                // What stands below it is not asked for.
+                ManifestDocument::Index(_) if depth == INDEX_DEPTH_MAX => break,
                 ManifestDocument::Index(index) => {
                     let entry = index.choose(platform).map_err(|error| about(error, &format!("`{reference}`")))?;
                     (chosen, read) = self.fetch_manifest(&session, &Wanted::Entry(entry)).await?;
@@ -214,7 +216,7 @@ pub(super) fn verify(wanted: &Digest, bytes: &[u8]) -> Result<(), RuntimeError> 
 }
 
 /// The same error with what it is about before it; kind and hint stay.
-pub(super) fn about(error: RuntimeError, context: &str) -> RuntimeError {
+pub(crate) fn about(error: RuntimeError, context: &str) -> RuntimeError {
     let hint = error.hint().map(str::to_owned);
     let outer = RuntimeError::new(error.kind(), context).caused_by(error);
     match hint {

@@ -12,7 +12,7 @@ use imagelet_core::{
 };
 
 use super::{
-    StagedBlob, Store,
+    Store,
     disk::{remove_tree, replace_file, sync_filesystem, sync_folder},
     record::{ImageRecord, LayerRecord},
     storage_error,
@@ -26,8 +26,6 @@ pub(crate) struct StagedLayer {
     diff_id: Digest,
     /// `None` once it is in the store.
     folder: Mutex<Option<PathBuf>>,
-    /// Its compressed blob, where it shall be kept.
-    blob: Option<StagedBlob>,
 }
 
 impl StagedLayer {
@@ -36,13 +34,7 @@ impl StagedLayer {
         fs::write(staging.path().join("layer.json"), record.to_bytes())
             .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
         Step::LayerRecorded.reach();
-        Ok(Self { record, diff_id, folder: Mutex::new(Some(staging.keep())), blob: None })
-    }
-
-    /// The same layer with its compressed blob.
-    pub(crate) fn with_blob(mut self, blob: Option<StagedBlob>) -> Self {
-        self.blob = blob;
-        self
+        Ok(Self { record, diff_id, folder: Mutex::new(Some(staging.keep())) })
     }
 
     fn folder(&self) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
@@ -142,9 +134,6 @@ impl Store {
         };
 
         let mut index = self.index();
-        for blob in layers.iter().filter_map(|layer| layer.blob.as_ref()) {
-            blob.keep(&mut index).map_err(failed("blobs"))?;
-        }
         for layer in layers {
             let mut folder = layer.folder();
             if let Some(path) = folder.as_ref() {

@@ -1,7 +1,6 @@
 //! The engine against a registry in this process: its promises, its refusals, and what it leaves on the disk.
 
 mod background;
-mod blobs;
 mod fetch;
 mod fixture;
 
