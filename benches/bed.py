@@ -30,7 +30,10 @@ def wait_until(what, ready, seconds=READY_SECONDS, step=0.01):
 
 def run(*command):
     """A command that has to work; answers what it printed."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise Failed(f"`{error.filename}` is not installed") from error
     if done.returncode != 0:
         raise Failed(f"`{' '.join(map(str, command))}`: {done.stderr.strip() or done.returncode}")
     return done.stdout
@@ -81,9 +84,13 @@ class Process:
         self.log = pathlib.Path(log)
         environment = {**os.environ, **(environment or {})}
         with self.log.open("ab") as output:
-            self.child = subprocess.Popen(
-                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
-            )
+            command = [str(word) for word in command]
+            try:
+                self.child = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+                )
+            except FileNotFoundError as error:
+                raise Failed(f"`{command[0]}` is not installed") from error
         self.pid = self.child.pid
         # The process' own clock: nanoseconds, with all its threads, also those that ended.
         self.clock = (~self.pid << 3) | 2

@@ -8,23 +8,30 @@ ml and ml-zstd. Needs root and the Debian packages containerd, runc, skopeo, umo
 """
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
+import signal
 import sys
 import time
 
 import candidates
 import corpus
 import goals
+import layers
+import network
+import node
 import pulls
 import report
 from bed import Failed, folder
 from source import registry
 
+DISK_BYTES = 4 << 30
 IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd")
-FIGURES = {}
+FUNCTIONS = (node.rss, node.idle, layers.present, layers.stacking, node.together, network.slow)
+FIGURES = {function.__name__: function for function in FUNCTIONS}
+# What a figure pulls, beside what it makes itself.
+NEEDS = {"rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web"}
 DEFAULT = ("small", "web", "many", "web-zstd", *FIGURES)
 
 
@@ -36,9 +43,8 @@ class Bench:
         self.program, self.pairs, self.images = arguments.imagelet, arguments.pairs, arguments.images
         self.quiet, self.values, self.runs = arguments.quiet, {}, {}
 
-    def started(self, who, disk_bytes=4 << 30, settings="", source=None):
-        address = (source or self.source).address
-        return candidates.started(who, self.place, self.program, address, disk_bytes, settings)
+    def started(self, who, disk_bytes=DISK_BYTES):
+        return candidates.started(who, self.place, self.program, self.source.address, disk_bytes)
 
     def keep(self, figure, who, found):
         self.values.setdefault(figure, {}).setdefault(who, {}).update(found)
@@ -50,20 +56,20 @@ class Bench:
 
 def read():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    lines = "; ".join(f"{name}: {figure.__doc__.splitlines()[0].lower()}" for name, figure in FIGURES.items())
+    lines = "; ".join(f"{name}: {figure.__doc__.splitlines()[0].rstrip('.')}" for name, figure in FIGURES.items())
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(IMAGES)}: cold pulls; {lines}")
     target = pathlib.Path(__file__).resolve().parent.parent / "target"
     parser.add_argument("--imagelet", type=pathlib.Path, default=target / "release/imagelet", help="the program")
     parser.add_argument("--work", type=pathlib.Path, default=target / "bench", help="where the corpus is built and kept")
     parser.add_argument("--corpus", type=pathlib.Path, help="a corpus that is there already")
     parser.add_argument("--pairs", type=int, help="runs of each candidate, in turn (default 5; 3 for ml)")
-    parser.add_argument("--candidates", default=",".join(candidates.NAMES), help=f"of {', '.join(candidates.NAMES)}")
+    parser.add_argument("--candidates", default=",".join(candidates.DEFAULT), help=f"of {', '.join(candidates.NAMES)}")
     parser.add_argument("--images", type=int, default=500, help="images on the node for `idle`")
     parser.add_argument("--json", type=pathlib.Path, help="where the results are written (default WORK/results.json)")
     parser.add_argument("--quiet", action="store_true", help="no line for each run")
     arguments = parser.parse_args()
     wants_ml = os.environ.get("BENCH_ML", "0") not in ("", "0")
-    arguments.figures = arguments.figures or [*DEFAULT, *(["ml"] if wants_ml else [])]
+    arguments.figures = arguments.figures or [*(["ml"] if wants_ml else []), *DEFAULT]
     for figure in arguments.figures:
         if figure not in IMAGES and figure not in FIGURES:
             parser.error(f"no figure `{figure}`; there are {', '.join([*IMAGES, *FIGURES])}")
@@ -79,12 +85,12 @@ def read():
     return arguments
 
 
-def measure(arguments, place, images):
-    source = corpus.ready(arguments.corpus, arguments.work, [one for one in arguments.figures if one in IMAGES])
-    chosen = list(arguments.candidates)
-    if "background" in chosen and not candidates.knows_background(arguments.imagelet, place):
-        print("note: this imagelet has no `store.durability`; `background` is left out")
-        chosen.remove("background")
+def measure(arguments, place):
+    images = {NEEDS.get(figure, figure) for figure in arguments.figures}
+    source = corpus.ready(arguments.corpus, arguments.work, [image for image in IMAGES if image in images])
+    chosen = [who for who in arguments.candidates if candidates.knows(arguments.imagelet, place, who)]
+    for who in set(arguments.candidates).difference(chosen):
+        print(f"note: this imagelet has no such setting: `{who}` is left out")
     with registry(source, place / "drafts") as served:
         bench = Bench(arguments, place, served, chosen)
         for figure in arguments.figures:
@@ -101,7 +107,7 @@ def main():
     report.show_machine(machine)
     started = time.monotonic()
     with folder() as place:
-        bench = measure(arguments, place, arguments.figures)
+        bench = measure(arguments, place)
     verdicts = goals.judge(bench.values, machine["containerd"])
     found = {"machine": machine, "values": bench.values, "goals": verdicts, "runs": bench.runs}
     file = arguments.json or arguments.work / "results.json"
@@ -111,6 +117,8 @@ def main():
 
 
 if __name__ == "__main__":
+    # A signal takes down what was put up, as an error does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended by a signal"))
     try:
         main()
     except Failed as error:

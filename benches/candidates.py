@@ -89,8 +89,12 @@ class Daemon(Candidate):
         return Pull(wall, self.process.cpu() - cpu, self.process.memory("VmHWM"), self.idle)
 
     def remove(self, image):
+        self.ask(lambda connection: connection.remove(image))
+
+    def ask(self, call):
+        """One call on a connection of its own."""
         with self.calls() as connection:
-            connection.remove(image)
+            return call(connection)
 
     @contextlib.contextmanager
     def calls(self):
@@ -126,32 +130,45 @@ class OneShot(Candidate):
     def is_empty(self):
         return store_is_empty(self.store)
 
+    def layers(self):
+        """What it has unpacked."""
+        return entries(self.store / "layers")
+
 
 class ImageletDaemon(Daemon):
     """`imagelet serve`, asked through CRI."""
 
     name = "daemon"
     environment = None
+    settings = ""
 
-    def __init__(self, place, program, settings=""):
+    def __init__(self, place, program):
         super().__init__(place)
         self.program, self.store, self.socket = program, place / "store", place / "imagelet.sock"
         config = place / "config.yaml"
-        config.write_text(DAEMON_CONFIG + settings)
+        config.write_text(DAEMON_CONFIG + self.settings)
         self.command = [program, "serve", "--config", config, "--store", self.store, "--socket", self.socket]
 
     def is_empty(self):
         return store_is_empty(self.store)
 
+    def layers(self):
+        """What it has unpacked."""
+        return entries(self.store / "layers")
+
 
 class BackgroundDaemon(ImageletDaemon):
-    """`imagelet serve` that makes a pull durable after it has answered."""
+    """`imagelet serve` that answers before a pull is durable."""
 
     name = "background"
     settings = "store: {durability: background}\n"
 
-    def __init__(self, place, program):
-        super().__init__(place, program, self.settings)
+
+class KeepingDaemon(ImageletDaemon):
+    """`imagelet serve` that keeps the compressed blobs, as containerd does."""
+
+    name = "keeping"
+    settings = "store: {keepBlobs: true}\n"
 
 
 class Containerd(Daemon):
@@ -168,8 +185,11 @@ class Containerd(Daemon):
         self.command = ["containerd", "-c", config]
 
     def is_empty(self):
-        kept = ["io.containerd.content.v1.content/blobs/sha256", "io.containerd.snapshotter.v1.overlayfs/snapshots"]
-        return not any(entries(self.place / "root" / folder) for folder in kept)
+        return not entries(self.place / "root/io.containerd.content.v1.content/blobs/sha256") and not self.layers()
+
+    def layers(self):
+        """What it has unpacked: a layer once for each stack of layers it is the top of."""
+        return entries(self.place / "root/io.containerd.snapshotter.v1.overlayfs/snapshots")
 
 
 class Umoci(Candidate):
@@ -202,7 +222,9 @@ class Umoci(Candidate):
         return not (self.place / "layout").exists()
 
 
-NAMES = ("imagelet", "daemon", "background", "containerd", "umoci")
+NAMES = ("imagelet", "daemon", "background", "keeping", "containerd", "umoci")
+DEFAULT = ("imagelet", "daemon", "background", "containerd", "umoci")
+OURS = {kind.name: kind for kind in (OneShot, ImageletDaemon, BackgroundDaemon, KeepingDaemon)}
 
 
 def entries(folder):
@@ -216,29 +238,21 @@ def store_is_empty(store):
     return not any(entries(store / folder) for folder in ("images", "layers", "trash", "tmp"))
 
 
-def knows_background(program, place):
-    """Whether this imagelet has the setting."""
-    config = pathlib.Path(place) / "background.yaml"
-    config.write_text(DAEMON_CONFIG + BackgroundDaemon.settings)
+def knows(program, place, who):
+    """Whether this imagelet has the settings the candidate needs."""
+    config = pathlib.Path(place) / "settings.yaml"
+    config.write_text(DAEMON_CONFIG + getattr(OURS.get(who), "settings", ""))
     return subprocess.run([program, "config", "check", config], capture_output=True, check=False).returncode == 0
 
 
 @contextlib.contextmanager
-def started(name, folder, program, address, disk_bytes, settings=""):
+def started(who, folder, program, address, disk_bytes):
     """The candidate of that name on a disk of its own, running."""
-    with disk(folder, name, disk_bytes) as place:
-        if name == "imagelet":
-            candidate = OneShot(place, program)
-        elif name == "daemon":
-            candidate = ImageletDaemon(place, program, settings)
-        elif name == "background":
-            candidate = BackgroundDaemon(place, program)
-        elif name == "containerd":
-            candidate = Containerd(place, address)
-        elif name == "umoci":
-            candidate = Umoci(place)
+    with disk(folder, who, disk_bytes) as place:
+        if who in OURS:
+            candidate = OURS[who](place, program)
         else:
-            raise Failed(f"nobody is called `{name}`; there are {', '.join(NAMES)}")
+            candidate = Containerd(place, address) if who == "containerd" else Umoci(place)
         try:
             candidate.start()
             yield candidate

@@ -126,8 +126,13 @@ def ready(given, work, images):
         if missing:
             raise Failed(f"the corpus `{given}` has no {', '.join(missing)}")
         return given.resolve()
+    return build(work / "corpus", images)
+
+
+def build(folder, images):
+    """Builds what is missing of these images; answers the folder."""
     os.umask(0o022)
-    corpus = Corpus(work / "corpus")
+    corpus = Corpus(folder)
     for image in images:
         corpus.build(image)
     return corpus.folder
@@ -136,4 +141,4 @@ def ready(given, work, images):
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    ready(None, pathlib.Path(sys.argv[1]), sys.argv[2:] or ["small", "web", "many", "web-zstd"])
+    build(sys.argv[1], sys.argv[2:] or ["small", "web", "many", "web-zstd"])

@@ -11,13 +11,13 @@ DISK_BYTES = 10 << 30
 TRIM_BYTES = 500 << 20
 
 
-def measure(bench, image):
-    """Pulls `image` in pairs; answers the runs of each candidate."""
+def measure(bench, image, who=None, pairs=None):
+    """Pulls `image` by each in turn, and keeps the runs."""
     source, name = bench.source, bench.source.image(image)
     packed = sum(layer["size"] for layer in source.manifest(image)["layers"])
-    pairs = bench.pairs or (3 if packed > TRIM_BYTES else 5)
+    pairs = pairs or bench.pairs or (3 if packed > TRIM_BYTES else 5)
     with contextlib.ExitStack() as parts:
-        chosen = [parts.enter_context(bench.started(who, DISK_BYTES)) for who in bench.candidates]
+        chosen = [parts.enter_context(bench.started(one, DISK_BYTES)) for one in who or bench.candidates]
         runs = {candidate.name: [] for candidate in chosen}
         # The first pull of each does not count: it warms the registry's files, the program and the disk.
         for number in range(pairs + 1):
@@ -37,25 +37,26 @@ def measure(bench, image):
 
 def show(bench, image, packed, runs):
     """Prints the medians, and keeps them."""
-    values, rows = {}, []
-    for name, pulls in runs.items():
-        of = {key: [pull[key] for pull in pulls] for key in pulls[0]}
-        values[name] = {key: median(numbers) for key, numbers in of.items()}
-        values[name]["above"] = median([pull["peak"] - pull["idle"] for pull in pulls])
-        if image in BOUND_SECONDS:
-            values[name]["x_bound"] = values[name]["wall"] / BOUND_SECONDS[image]
-        rows.append([name, spread(of["wall"]), "", f"{values[name]['cpu']:.2f}", "", megabytes(values[name]["peak"])])
-        rows[-1] += [megabytes(values[name]["above"]) if pulls[0]["idle"] else "-", megabytes(values[name]["fetched"])]
-    for row, name in zip(rows, runs):
-        if "containerd" in values:
-            for key, column in (("wall", 2), ("cpu", 4)):
-                values[name][f"x_{key}"] = values[name][key] / values["containerd"][key]
-                row[column] = f"{values[name][f'x_{key}']:.2f}"
-    count = len(next(iter(runs.values())))
-    title = f"{image}: {len(bench.source.manifest(image)['layers'])} layers, {megabytes(packed)} MB; cold pull, {count} in turn"
-    table(title, ["who", "wall s", "x", "CPU s", "x", "peak MB", "above idle", "MB fetched"], rows)
+    values = {name: medians(pulls, image) for name, pulls in runs.items()}
+    theirs, rows = values.get("containerd"), []
     for name, found in values.items():
+        if theirs:
+            found |= {f"x_{key}": found[key] / theirs[key] for key in ("wall", "cpu")}
+        ratios = [f"{found[key]:.2f}" if key in found else "-" for key in ("x_wall", "x_cpu")]
+        wall = spread([pull["wall"] for pull in runs[name]])
+        above = megabytes(found["above"]) if found["idle"] else "-"
+        memory = [megabytes(found["peak"]), above, megabytes(found["fetched"])]
+        rows.append([name, wall, ratios[0], f"{found['cpu']:.2f}", ratios[1], *memory])
         bench.keep(image, name, found)
+    layers, turns = len(bench.source.manifest(image)["layers"]), len(next(iter(runs.values())))
+    title = f"{image}: {layers} layers, {megabytes(packed)} MB; cold pull, {turns} in turn"
+    table(title, ["who", "wall s", "x", "CPU s", "x", "peak MB", "above idle", "MB fetched"], rows)
     bench.runs[image] = runs
 
 
+def medians(pulls, image):
+    found = {key: median([pull[key] for pull in pulls]) for key in pulls[0]}
+    found["above"] = median([pull["peak"] - pull["idle"] for pull in pulls])
+    if image in BOUND_SECONDS:
+        found["x_bound"] = found["wall"] / BOUND_SECONDS[image]
+    return found

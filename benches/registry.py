@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """A registry that only reads: serves a corpus folder on loopback, counts what it sends, and can be slow on purpose.
 
-Usage: registry.py [--rate BYTES_PER_SECOND] [--delay SECONDS] FOLDER...
+Usage: registry.py [--port N] [--rate BYTES_PER_SECOND] [--delay SECONDS] [--no-ranges] FOLDER...
 
 Each FOLDER has `blobs/sha256/HEX` and `v2/NAME/manifests/TAG`; the first that has a file wins. Blobs leave by sendfile, so
 that serving takes next to no CPU from whoever is measured beside it. `--rate` holds each connection to so many bytes a
-second, `--delay` makes each answer wait. The first line on stdout is the address. `GET /count` tells what was sent since
-`POST /count`.
+second, `--delay` holds each answer back, `--no-ranges` answers a range with the whole. The first line on stdout is the
+address. `GET /count` tells what was sent since `POST /count`.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import socketserver
 import sys
 import threading
@@ -127,7 +126,7 @@ class Handler(socketserver.StreamRequestHandler):
             return self.whole(method, "404 Not Found", b"")
         size = file.stat().st_size
         start, end, status, more = 0, size, "200 OK", ""
-        if wanted and (found := RANGE.fullmatch(wanted)):
+        if wanted and self.server.ranges and (found := RANGE.fullmatch(wanted)):
             start = int(found[1])
             end = min(int(found[2]) + 1, size) if found[2] else size
             if start >= end:
@@ -159,25 +158,30 @@ class Server(socketserver.ThreadingTCPServer):
     """The listening socket, a thread for each connection."""
 
     daemon_threads = True
+    allow_reuse_address = True
     request_queue_size = 256
 
-    def __init__(self, folders, rate, delay):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.folders, self.rate, self.delay, self.count = folders, rate, delay, Count()
+    def __init__(self, arguments):
+        super().__init__(("127.0.0.1", arguments.port), Handler)
+        self.folders, self.count = arguments.folders, Count()
+        self.rate, self.delay, self.ranges = arguments.rate, arguments.delay, not arguments.no_ranges
 
     def find(self, path):
+        if ".." in path.split("/"):
+            return None
         return next((folder / path for folder in self.folders if (folder / path).is_file()), None)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--rate", type=float)
     parser.add_argument("--delay", type=float, default=0)
+    parser.add_argument("--no-ranges", action="store_true")
     parser.add_argument("folders", nargs="+", type=pathlib.Path)
     arguments = parser.parse_args()
     sys.setswitchinterval(0.001)
-    socket.setdefaulttimeout(None)
-    with Server(arguments.folders, arguments.rate, arguments.delay) as server:
+    with Server(arguments) as server:
         print("{}:{}".format(*server.server_address), flush=True)
         server.serve_forever()
 

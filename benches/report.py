@@ -27,8 +27,8 @@ def table(title, head, rows):
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
 
     def line(row):
-        cells = [cell.ljust(width) if number == 0 else cell.rjust(width) for number, (cell, width) in enumerate(zip(row, widths))]
-        return "  ".join(cells).rstrip()
+        first, *others = zip(row, widths)
+        return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
 
     print(f"\n{title}")
     for row in [head, ["-" * width for width in widths], *rows]:
@@ -38,11 +38,11 @@ def table(title, head, rows):
 
 def machine():
     """Where this is measured."""
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    names = [line.partition(":")[2].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     autogroup = pathlib.Path("/proc/sys/kernel/sched_autogroup_enabled")
     memory = next(int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemTotal"))
     return {
-        "cpu": cpu,
+        "cpu": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
         "memory": memory,
         "kernel": platform.release(),

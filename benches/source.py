@@ -95,12 +95,11 @@ class Source:
 
 
 @contextlib.contextmanager
-def registry(corpus, drafts, rate=None, delay=None):
+def registry(corpus, drafts, rate=None):
     """A registry of its own process over both folders, as slow as asked."""
     drafts.mkdir(exist_ok=True)
     command = [sys.executable, BENCHES / "registry.py", drafts, corpus]
     command += ["--rate", str(rate)] if rate else []
-    command += ["--delay", str(delay)] if delay else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
         try:
             address = process.stdout.readline().strip()
