@@ -54,10 +54,11 @@ def idle(bench):
             found = {"count": bench.images, **idle_one(bench, daemon, names)}
         bench.keep("idle", who, found)
         rows.append([who, *(megabytes(found[key]) for key in ("rss_empty", "rss", "anonymous"))])
-        for key, digits in (("start_empty", 0), ("start", 0), ("list", 2), ("status", 2), ("status_p99", 2), ("filesystem", 2)):
-            rows[-1].append(f"{found[key] * 1e3:.{digits}f}")
-    head = ["who", "empty MB", "full MB", "of it anon", "start empty ms", "start full ms", "list ms"]
-    head += ["status ms", "p99", "filesystem ms"]
+        rows[-1] += [f"{found[key] * 1e3:.0f}" for key in ("start_empty", "start")]
+        calls = ("list", "list_cpu", "status", "status_p99", "filesystem", "filesystem_cpu")
+        rows[-1] += [f"{found[key] * 1e3:.2f}" for key in calls]
+    head = ["who", "empty MB", "full MB", "of it anon", "start empty ms", "start full ms", "list ms", "its CPU"]
+    head += ["status ms", "p99", "filesystem ms", "its CPU"]
     table(f"idle: {bench.images} images, {IDLE_SECONDS} s after a start; medians of calls", head, rows)
 
 
@@ -78,8 +79,10 @@ def idle_one(bench, daemon, names):
         raise Failed(f"{daemon.name} lists {there} of {len(names)} images")
     with daemon.calls() as connection:
         statuses = timed(STATUSES, lambda number: connection.status(names[number % len(names)]))
-        found["list"] = median(timed(LISTS, lambda _: connection.list()))
-        found["filesystem"] = median(timed(FILESYSTEMS, lambda _: connection.filesystem()))
+        for key, times, call in (("list", LISTS, connection.list), ("filesystem", FILESYSTEMS, connection.filesystem)):
+            cpu = daemon.process.cpu()
+            found[key] = median(timed(times, lambda _, call=call: call()))
+            found[f"{key}_cpu"] = (daemon.process.cpu() - cpu) / times
     return found | {"status": median(statuses), "status_p99": sorted(statuses)[int(STATUSES * 0.99)]}
 
 
