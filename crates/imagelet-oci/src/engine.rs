@@ -160,6 +160,17 @@ impl Engine {
         blocking(move || store.sweep()).await
     }
 
+    /// Removes what came of blobs whose pulls broke off. Answers the bytes it took.
+    pub async fn discard_partial_blobs(&self) -> Result<ByteSize, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            let freed = store.discard_partials()?;
+            store.empty_trash()?;
+            Ok(ByteSize(freed))
+        })
+        .await
+    }
+
     /// What each image takes, alone and shared.
     pub async fn disk_usage(&self) -> Result<StoreUsage, RuntimeError> {
         let store = Arc::clone(&self.store);
@@ -243,6 +254,7 @@ impl Engine {
             descriptor: descriptor.clone(),
             diff_id: diff_id.clone(),
             store: Arc::clone(&self.store),
+            keep_blobs: self.config.keep_blobs,
             limits: self.config.limits,
             allowance: Arc::clone(&allowance),
             large_window: Arc::clone(&self.large_window),
@@ -453,12 +465,13 @@ fn new_image(
 fn listed(store: &Store, record: &ImageRecord, names: &[String]) -> Image {
     let layers: u64 =
         record.diff_ids().iter().filter_map(|layer| store.layer(layer)).map(|layer| layer.disk_bytes).sum();
+    let content = layers + store.blob_bytes(record);
     let (digests, tags): (Vec<String>, Vec<String>) = names.iter().cloned().partition(|name| name.contains('@'));
     Image {
         id: record.image_id(),
         tags,
         digests,
-        size: ByteSize(layers + record.metadata_size),
+        size: ByteSize(content + record.metadata_size),
         user: user(&record.user),
         spec: ImageSpec::new(record.id.clone()),
         pinned: false,

@@ -17,6 +17,12 @@ imagelet_core::failpoints! {
     OpenImages = "open.images",
     /// A folder under `tmp/` is made.
     StageMade = "stage.made",
+    /// The file of a blob that shall be kept is open under `ingest/`.
+    BlobBegun = "blob.begun",
+    /// The blob is complete there, and its digest is the right one.
+    BlobWritten = "blob.written",
+    /// It is in its place under `blobs/`, whose folder is not synced yet.
+    BlobKept = "blob.kept",
     /// A layer's empty `fs/` is made.
     UnpackTree = "unpack.tree",
     /// Its last entry is unpacked.

@@ -11,9 +11,12 @@ mod inflate;
 mod unpacking;
 mod window;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use aws_lc_rs::digest::{Context, SHA256, SHA384, SHA512};
@@ -26,17 +29,20 @@ use tokio::sync::mpsc;
 pub(crate) use self::{blocks::Allowance, window::LargeWindow};
 use self::{
     blocks::Expansion,
-    fetch::Unread,
+    fetch::{Inflater, Unread},
     inflate::{Bounds, Intake},
 };
 use crate::{
     manifest::Descriptor,
     registry::{BlobSource, PullSession, Registry, Starved},
-    store::{StagedLayer, Store},
+    store::{BlobWriter, KeptBytes, StagedLayer, Store},
 };
 
 /// Frames between socket and inflater; a frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
+/// How often, and how many times, is looked whether a pull that was given up has let go of its blob.
+const WRITER_LOOK: Duration = Duration::from_millis(20);
+const WRITER_LOOKS_MAX: u32 = 100;
 
 /// The most that one layer may inflate to, however large it is said to be: as much as its files may take.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
@@ -67,6 +73,8 @@ pub(crate) struct LayerJob {
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
     pub(crate) store: Arc<Store>,
+    /// The compressed blob shall stay, and what came of it when it breaks off.
+    pub(crate) keep_blobs: bool,
     pub(crate) limits: LayerLimits,
     /// One for each pull.
     pub(crate) allowance: Arc<Allowance>,
@@ -77,22 +85,73 @@ pub(crate) struct LayerJob {
 impl LayerJob {
     /// Fetches, verifies and unpacks the layer; answers when it is whole, not yet durable.
     ///
-    /// Where a mirror had a hand in what is wrong with it, it is fetched again without that mirror.
+    /// Where what the disk had of it or a mirror had a hand in what is wrong with it, it is fetched again without them.
     pub(crate) async fn run(&self, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.registry.blob(&self.session, &self.descriptor);
+        let mut trusts_disk = true;
         loop {
-            match self.attempt(&source, progress).await {
-                Err(error) if is_about_content(&error) && source.distrust_mirrors(&error) => {}
-                Err(error) => return Err(error),
+            let (on_disk, keep) = self.on_disk(trusts_disk).await?;
+            let was_on_disk = on_disk.is_some();
+            let error = match self.attempt(&source, on_disk, keep, progress).await {
+                Err(error) => error,
                 Ok(layer) => {
+                    if !self.keep_blobs {
+                        self.forget(Store::discard_partial).await?;
+                    }
                     progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
                     return Ok(layer);
                 }
+            };
+            match error.kind() {
+                RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
+                    self.forget(Store::discard_blob).await?;
+                    if !was_on_disk && !source.distrust_mirrors(&error) {
+                        return Err(error);
+                    }
+                    trusts_disk = false;
+                }
+                RuntimeErrorKind::DiskFull => {
+                    self.forget(Store::discard_partial).await?;
+                    return Err(error);
+                }
+                _ => return Err(error),
             }
         }
     }
 
-    async fn attempt(&self, source: &BlobSource, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
+    /// What the disk has of the blob, and where the rest shall be written.
+    async fn on_disk(&self, trusted: bool) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
+        let digest = &self.descriptor.digest;
+        // A pull that was just given up may still be putting its last bytes on the disk.
+        let mut patience = WRITER_LOOKS_MAX;
+        while self.keep_blobs && patience > 0 && self.store.is_written(digest) {
+            tokio::time::sleep(WRITER_LOOK).await;
+            patience -= 1;
+        }
+        let (store, descriptor, keep_blobs) = (Arc::clone(&self.store), self.descriptor.clone(), self.keep_blobs);
+        tokio::task::spawn_blocking(move || {
+            let kept = if trusted { store.open_blob(&descriptor.digest, descriptor.size) } else { None };
+            let is_kept = kept.as_ref().is_some_and(|kept| kept.is_kept);
+            let known = kept.as_ref().map_or(0, |kept| kept.length);
+            let writer = if keep_blobs && !is_kept { store.write_blob(&descriptor.digest, known)? } else { None };
+            Ok((kept, writer))
+        })
+        .await
+        .map_err(panicked)?
+    }
+
+    async fn forget(&self, discard: fn(&Store, &Digest)) -> Result<(), RuntimeError> {
+        let (store, digest) = (Arc::clone(&self.store), self.descriptor.digest.clone());
+        tokio::task::spawn_blocking(move || discard(&store, &digest)).await.map_err(panicked)
+    }
+
+    async fn attempt(
+        &self,
+        source: &BlobSource,
+        on_disk: Option<KeptBytes>,
+        keep: Option<BlobWriter>,
+        progress: &Progress,
+    ) -> Result<StagedLayer, RuntimeError> {
         let store = Arc::clone(&self.store);
         let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
@@ -109,14 +168,14 @@ impl LayerJob {
             cancelled: Arc::clone(&cancelled),
         };
         let starved = Starved::default();
-        let intake = Intake { frames: frames_out, starved: starved.clone() };
+        let intake = Intake { frames: frames_out, starved: starved.clone(), keep };
         let inflater = tokio::task::spawn_blocking(move || inflate::inflate(intake, &blocks, bounds));
         let unpacker = {
             let job = self.clone();
             tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, cancelled))
         };
 
-        let fetched = self.fetch(source, &starved, frames, progress).await;
+        let fetched = self.fetch(source, on_disk, Inflater { frames, starved }, progress).await;
         let inflated = inflater.await.map_err(panicked)?;
         let unpacked = unpacker.await.map_err(panicked)?;
         // The stage nearest the source knows the cause; the others only saw their queue break.
@@ -127,10 +186,10 @@ impl LayerJob {
             (Err(Stopped::Downstream), Ok(_)) => {
                 self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))
             }
-            (Ok(()), Ok(_)) if unread.is_some() => {
+            (Ok(_), Ok(_)) if unread.is_some() => {
                 self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))
             }
-            (Ok(()), Ok(layer)) => return Ok(layer),
+            (Ok(written), Ok(layer)) => return Ok(layer.with_blob(written.map(BlobWriter::finish))),
         };
         // Whoever sent other bytes is to blame, and not whoever made the image.
         match unread {
@@ -160,11 +219,6 @@ impl LayerJob {
             None => wrapped,
         }
     }
-}
-
-/// Whether an error says that the bytes are wrong, rather than that they did not come.
-fn is_about_content(error: &RuntimeError) -> bool {
-    matches!(error.kind(), RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable)
 }
 
 fn panicked(error: tokio::task::JoinError) -> RuntimeError {

@@ -1,6 +1,6 @@
 //! What images take on the disk, alone and shared, and what is known of one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use imagelet_core::{
     image::{ByteSize, Digest, ImageId},
@@ -8,7 +8,7 @@ use imagelet_core::{
 };
 use serde::Serialize;
 
-use crate::store::{LayerEntry, Store, storage_error};
+use crate::store::{ImageRecord, LayerEntry, Store, storage_error};
 
 /// What a store holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,25 +54,22 @@ pub struct ImageDetails {
 pub(crate) fn usage(store: &Store) -> StoreUsage {
     let layers: HashMap<Digest, u64> =
         store.layers().into_iter().filter_map(|layer| Some((layer.diff_id.parse().ok()?, layer.disk_bytes))).collect();
-    let images: Vec<_> = store.images().into_iter().map(|(record, _)| (record.diff_ids(), record)).collect();
-    let mut users: HashMap<&Digest, usize> = HashMap::new();
-    for (diff_ids, _) in &images {
-        let mut once = diff_ids.iter().collect::<Vec<_>>();
-        once.sort();
-        once.dedup();
-        for layer in once {
-            *users.entry(layer).or_default() += 1;
-        }
+    let blobs: HashMap<Digest, u64> = store.blobs().into_iter().collect();
+    let images: Vec<_> = store.images().into_iter().map(|(record, _)| (content(&record), record)).collect();
+    let mut users: HashMap<&Content, usize> = HashMap::new();
+    for content in images.iter().flat_map(|(content, _)| content) {
+        *users.entry(content).or_default() += 1;
     }
     let mut report = Vec::new();
-    for (diff_ids, record) in &images {
-        let mut once = diff_ids.iter().collect::<Vec<_>>();
-        once.sort();
-        once.dedup();
+    for (content, record) in &images {
         let (mut unique, mut shared) = (record.metadata_size, 0);
-        for layer in once {
-            let size = layers.get(layer).copied().unwrap_or_default();
-            if users.get(layer).copied().unwrap_or_default() > 1 { shared += size } else { unique += size }
+        for part in content {
+            let size = match part {
+                Content::Layer(layer) => layers.get(layer),
+                Content::Blob(blob) => blobs.get(blob),
+            };
+            let size = size.copied().unwrap_or_default();
+            if users.get(part).copied().unwrap_or_default() > 1 { shared += size } else { unique += size }
         }
         report.push(ImageUsage {
             id: record.image_id(),
@@ -82,7 +79,22 @@ pub(crate) fn usage(store: &Store) -> StoreUsage {
         });
     }
     let documents: u64 = images.iter().map(|(_, record)| record.metadata_size).sum();
-    StoreUsage { total: ByteSize(layers.values().sum::<u64>() + documents), layers: layers.len(), images: report }
+    let content = layers.values().chain(blobs.values()).sum::<u64>() + store.partial_bytes();
+    StoreUsage { total: ByteSize(content + documents), layers: layers.len(), images: report }
+}
+
+/// What images may share.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Content {
+    Layer(Digest),
+    /// Where it is kept.
+    Blob(Digest),
+}
+
+/// What an image has, each once.
+fn content(record: &ImageRecord) -> BTreeSet<Content> {
+    let blobs = record.layers.iter().filter_map(|layer| layer.blob.parse().ok());
+    record.diff_ids().into_iter().map(Content::Layer).chain(blobs.map(Content::Blob)).collect()
 }
 
 pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails>, RuntimeError> {

@@ -1,5 +1,8 @@
-//! The first stage: bytes from a registry, hashed and handed on in order.
+//! The first stage: bytes from the disk and a registry, hashed and handed on in order.
 
+use std::io::{self, Read as _};
+
+use bytes::Bytes;
 use imagelet_core::{
     image::ByteSize,
     runtime::{LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
@@ -7,52 +10,65 @@ use imagelet_core::{
 use tokio::sync::mpsc;
 
 use super::{Hash, LayerJob, inflate::Frame};
-use crate::registry::{BlobSource, RangedStream, Starved};
+use crate::{
+    registry::{BlobSource, RangedStream, Starved},
+    store::KeptBytes,
+};
 
 /// Progress is told each time this many more bytes came in.
 const PROGRESS_STEP: u64 = 1 << 20;
+/// How much is read from the disk at once, and how many such pieces wait.
+const PIECE_SIZE: usize = 256 << 10;
+const PIECES_QUEUED: usize = 2;
 
 /// What is left of a blob when nobody wants its bytes any more.
 pub(super) struct Unread {
-    stream: RangedStream,
+    /// `None`: it broke off in what the disk had.
+    stream: Option<RangedStream>,
     hash: Hash,
     pub(super) received: u64,
 }
 
 impl LayerJob {
-    /// Hands the blob on to its end. `Some`: the stage after this one went away, and knows why.
+    /// Hands the blob on to its end: first what the disk has of it, then the rest from the registry. `Some`: the stage
+    /// after this one went away, and knows why.
     pub(super) async fn fetch(
         &self,
         source: &BlobSource,
-        starved: &Starved,
-        frames: mpsc::Sender<Frame>,
+        on_disk: Option<KeptBytes>,
+        inflater: Inflater,
         progress: &Progress,
     ) -> Result<Option<Unread>, RuntimeError> {
-        let mut stream = source.open_ranged(0, starved).await?;
-        let mut hash = Hash::new(self.descriptor.digest.algorithm());
-        let mut received: u64 = 0;
-        let mut told: u64 = 0;
-        while let Some(bytes) = stream.next().await? {
-            hash.update(&bytes);
-            received += bytes.len() as u64;
-            if received - told >= PROGRESS_STEP {
-                told = received;
-                progress(PullEvent::Layer {
-                    digest: self.descriptor.digest.clone(),
-                    state: LayerState::Fetching { received: ByteSize(received) },
-                });
+        let mut intake = Hashed { hash: Hash::new(self.descriptor.digest.algorithm()), received: 0, told: 0, inflater };
+        let offset = on_disk.as_ref().map_or(0, |kept| kept.length);
+        if let Some(kept) = on_disk {
+            let mut replayed = replay(kept);
+            while let Some(bytes) = replayed.recv().await {
+                let bytes = bytes.map_err(|error| {
+                    let message = format!("could not read what is here of blob `{}`", self.descriptor.digest);
+                    RuntimeError::new(RuntimeErrorKind::Corrupt, message).caused_by(error)
+                })?;
+                if !intake.take(self, bytes, progress).await {
+                    return Ok(Some(intake.unread(None)));
+                }
             }
-            if frames.send(Frame::Bytes(bytes)).await.is_err() {
-                return Ok(Some(Unread { stream, hash, received }));
+            tracing::debug!(blob = %self.descriptor.digest, offset, "took a blob up from the disk");
+        }
+        let mut stream = source.open_ranged(offset, &intake.inflater.starved).await?;
+        while let Some(bytes) = stream.next().await? {
+            if !intake.take(self, bytes, progress).await {
+                return Ok(Some(intake.unread(Some(stream))));
             }
         }
-        let unread = Unread { stream, hash: self.verified(hash)?, received };
-        Ok(frames.send(Frame::End).await.is_err().then_some(unread))
+        intake.hash = self.verified(intake.hash)?;
+        let heard = intake.inflater.frames.send(Frame::End).await.is_ok();
+        Ok((!heard).then(|| intake.unread(Some(stream))))
     }
 
     /// Reads what is left, and holds the whole to its digest.
     pub(super) async fn read_rest(&self, unread: Unread) -> Result<(), RuntimeError> {
-        let Unread { mut stream, mut hash, .. } = unread;
+        // What the disk had is not worth a look: the blob is fetched anew.
+        let Unread { stream: Some(mut stream), mut hash, .. } = unread else { return Ok(()) };
         while let Some(bytes) = stream.next().await? {
             hash.update(&bytes);
         }
@@ -67,4 +83,60 @@ impl LayerJob {
         let message = format!("layer `{}` arrived as `{digest}`", self.descriptor.digest);
         Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message))
     }
+}
+
+/// The way to the inflater.
+pub(super) struct Inflater {
+    pub(super) frames: mpsc::Sender<Frame>,
+    /// How long it has waited.
+    pub(super) starved: Starved,
+}
+
+/// Bytes on their way, hashed as they pass.
+struct Hashed {
+    hash: Hash,
+    received: u64,
+    told: u64,
+    inflater: Inflater,
+}
+
+impl Hashed {
+    /// Answers whether anybody still wants more.
+    async fn take(&mut self, job: &LayerJob, bytes: Bytes, progress: &Progress) -> bool {
+        self.hash.update(&bytes);
+        self.received += bytes.len() as u64;
+        if self.received - self.told >= PROGRESS_STEP {
+            self.told = self.received;
+            progress(PullEvent::Layer {
+                digest: job.descriptor.digest.clone(),
+                state: LayerState::Fetching { received: ByteSize(self.received) },
+            });
+        }
+        self.inflater.frames.send(Frame::Bytes(bytes)).await.is_ok()
+    }
+
+    fn unread(self, stream: Option<RangedStream>) -> Unread {
+        Unread { stream, hash: self.hash, received: self.received }
+    }
+}
+
+/// Reads a file from its beginning on a thread of its own; fewer bytes than it had are an error.
+fn replay(kept: KeptBytes) -> mpsc::Receiver<io::Result<Bytes>> {
+    let (sender, receiver) = mpsc::channel(PIECES_QUEUED);
+    tokio::task::spawn_blocking(move || {
+        let KeptBytes { mut file, length, .. } = kept;
+        let mut left = length;
+        while left > 0 {
+            let size = left.min(PIECE_SIZE as u64);
+            let mut piece = vec![0; usize::try_from(size).unwrap_or(PIECE_SIZE)];
+            let read = file.read_exact(&mut piece).map(|()| Bytes::from(piece));
+            let failed = read.is_err();
+            // Who does not listen any more has been given up.
+            if sender.blocking_send(read).is_err() || failed {
+                return;
+            }
+            left -= size;
+        }
+    });
+    receiver
 }

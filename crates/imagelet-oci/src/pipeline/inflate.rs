@@ -14,7 +14,10 @@ use super::{
     blocks::{BlockWriter, Expansion},
     window::{LargeWindow, ZstdReader, is_zstd},
 };
-use crate::registry::Starved;
+use crate::{
+    registry::Starved,
+    store::{BlobWriter, storage_error},
+};
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// Bytes that tell what a layer is packed with.
@@ -34,6 +37,8 @@ pub(super) struct Intake {
     pub(super) frames: mpsc::Receiver<Frame>,
     /// Told how long the inflater waits for frames.
     pub(super) starved: Starved,
+    /// Where the compressed bytes are written as well.
+    pub(super) keep: Option<BlobWriter>,
 }
 
 /// What inflating may take.
@@ -44,10 +49,11 @@ pub(super) struct Bounds {
     pub(super) cancelled: Arc<AtomicBool>,
 }
 
-/// Inflates until the end mark. What a layer is compressed with is told by its first bytes, as every runtime does it.
-pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, bounds: Bounds) -> Result<(), Stopped> {
+/// Inflates until the end mark; answers with what was written of the blob on the way. What a layer is compressed with is
+/// told by its first bytes, as every runtime does it.
+pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, bounds: Bounds) -> Result<Option<BlobWriter>, Stopped> {
     let Bounds { expansion, large_window, cancelled } = bounds;
-    let mut source = FrameReader { intake, current: Bytes::new(), ended: false, cut: false };
+    let mut source = FrameReader { intake, current: Bytes::new(), ended: false, cut: false, unwritten: None };
     let moved = match source.peek(MAGIC_LENGTH) {
         Ok(head) if head.starts_with(&GZIP_MAGIC) => {
             blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), expansion)
@@ -58,8 +64,12 @@ pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, bounds: Bounds) -> R
         Err(error) => Err(error),
     };
     match moved {
-        Ok(true) => Ok(()),
+        Ok(true) => Ok(source.intake.keep.take().filter(|_| source.ended)),
         Ok(false) => Err(Stopped::Downstream),
+        Err(_) if source.unwritten.is_some() => Err(Stopped::Failed(storage_error(
+            "could not keep the compressed blob",
+            source.unwritten.unwrap_or_else(|| io::ErrorKind::Other.into()),
+        ))),
         // The socket side knows why it stopped.
         Err(_) if source.cut => Err(Stopped::Downstream),
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Err(Stopped::Failed(
@@ -89,6 +99,8 @@ pub(super) struct FrameReader {
     current: Bytes,
     ended: bool,
     cut: bool,
+    /// Why the compressed bytes could not be written.
+    unwritten: Option<io::Error>,
 }
 
 impl FrameReader {
@@ -108,7 +120,14 @@ impl BufRead for FrameReader {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.current.is_empty() && !self.ended {
             match self.intake.next() {
-                Some(Frame::Bytes(bytes)) => self.current = bytes,
+                Some(Frame::Bytes(bytes)) => {
+                    if let Some(Err(error)) = self.intake.keep.as_mut().map(|keep| keep.write(&bytes)) {
+                        let told = error.kind().into();
+                        self.unwritten = Some(error);
+                        return Err(told);
+                    }
+                    self.current = bytes;
+                }
                 Some(Frame::End) => self.ended = true,
                 None => {
                     self.cut = true;
@@ -143,7 +162,7 @@ mod tests {
     use crate::pipeline::{Hash, blocks};
     use imagelet_core::image::{Digest, DigestAlgorithm};
 
-    fn through(frames: Vec<Frame>, limit: u64) -> (Result<(), Stopped>, io::Result<Digest>) {
+    fn through(frames: Vec<Frame>, limit: u64) -> (Result<Option<BlobWriter>, Stopped>, io::Result<Digest>) {
         let (sender, receiver) = mpsc::channel(64);
         for frame in frames {
             sender.try_send(frame).expect("the queue is long enough");
@@ -157,7 +176,7 @@ mod tests {
             large_window: Arc::default(),
             cancelled: Arc::default(),
         };
-        let inflated = inflate(Intake { frames: receiver, starved: Starved::default() }, &writer, bounds);
+        let inflated = inflate(Intake { frames: receiver, starved: Starved::default(), keep: None }, &writer, bounds);
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
     }

@@ -12,7 +12,7 @@ use imagelet_core::{
 };
 
 use super::{
-    Store,
+    StagedBlob, Store,
     disk::{remove_tree, replace_file, sync_filesystem, sync_folder},
     record::{ImageRecord, LayerRecord},
     storage_error,
@@ -26,6 +26,8 @@ pub(crate) struct StagedLayer {
     diff_id: Digest,
     /// `None` once it is in the store.
     folder: Mutex<Option<PathBuf>>,
+    /// Its compressed blob, where it shall be kept.
+    blob: Option<StagedBlob>,
 }
 
 impl StagedLayer {
@@ -34,7 +36,13 @@ impl StagedLayer {
         fs::write(staging.path().join("layer.json"), record.to_bytes())
             .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
         Step::LayerRecorded.reach();
-        Ok(Self { record, diff_id, folder: Mutex::new(Some(staging.keep())) })
+        Ok(Self { record, diff_id, folder: Mutex::new(Some(staging.keep())), blob: None })
+    }
+
+    /// The same layer with its compressed blob.
+    pub(crate) fn with_blob(mut self, blob: Option<StagedBlob>) -> Self {
+        self.blob = blob;
+        self
     }
 
     fn folder(&self) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
@@ -134,6 +142,9 @@ impl Store {
         };
 
         let mut index = self.index();
+        for blob in layers.iter().filter_map(|layer| layer.blob.as_ref()) {
+            blob.keep(&mut index).map_err(failed("blobs"))?;
+        }
         for layer in layers {
             let mut folder = layer.folder();
             if let Some(path) = folder.as_ref() {

@@ -11,7 +11,7 @@ use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
 use crate::failpoint::Step;
 
-const FOLDERS: [&str; 5] = ["images", "layers", "mounts", "tmp", "trash"];
+const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
 
 /// Makes the root and its folders, for the owner alone.
 pub(super) fn create_folders(root: &Path) -> io::Result<()> {

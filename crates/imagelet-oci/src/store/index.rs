@@ -1,7 +1,7 @@
 //! The store in memory: loaded once, kept in step with the disk by commits and removals.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs,
     io::{self, Read as _},
     path::Path,
@@ -31,6 +31,12 @@ pub(super) struct Index {
     generation: u64,
     /// The names on disk hold for this boot only.
     pub(super) names_unsettled: bool,
+    /// Compressed blobs that are kept, and their sizes.
+    pub(super) blobs: BTreeMap<Digest, u64>,
+    /// Blobs of images that were dropped for want of a layer: of use if they are pulled again before the next sweep.
+    pub(super) salvaged: HashSet<Digest>,
+    /// Blobs that somebody writes now.
+    pub(super) written: HashSet<Digest>,
 }
 
 /// `names.json`, and with a boot `names.unsettled.json`.
@@ -62,7 +68,7 @@ impl Index {
     ///
     /// What carries the mark of another boot is dropped: nobody knows what of it the disk has.
     pub(super) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
-        let mut index = Self::default();
+        let mut index = Self { blobs: super::blobs::load(root), ..Self::default() };
         for folder in folders(&root.join("layers"))? {
             let path = root.join("layers").join(&folder);
             match read_json::<LayerRecord>(&path.join("layer.json")) {
@@ -107,6 +113,7 @@ impl Index {
             };
             if let Some(missing) = record.diff_ids().iter().find(|layer| !index.layers.contains_key(*layer)) {
                 tracing::error!(name, image = %id, layer = %missing, "an image lacks a layer; it is dropped");
+                index.salvaged.extend(record.layers.iter().filter_map(|layer| layer.blob.parse().ok()));
                 continue;
             }
             index.images.insert(id.clone(), record.clone());

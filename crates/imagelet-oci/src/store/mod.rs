@@ -7,6 +7,8 @@
 //!   names.unsettled.json     the same, newer, for this boot only (see `settle`)
 //!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json; a directory here is complete and durable
+//!   blobs/ALGORITHM/HEX      compressed blobs of the images here, where they are kept
+//!   ingest/*.partial         blobs under way, and such that broke off and are worth going on with
 //!   mounts/KEY.json, KEY/    what is mounted where; upper and work of writable mounts
 //!   tmp/, trash/             may vanish at any time; emptied at start
 //! ```
@@ -15,6 +17,7 @@
 //! leaves either the whole image or things no name reaches, which the next sweep takes. Removal goes the other way:
 //! the name first, the content after. Files this version does not know are left alone.
 
+mod blobs;
 mod commit;
 mod disk;
 mod index;
@@ -23,6 +26,7 @@ mod record;
 mod settle;
 mod sweep;
 
+pub(crate) use blobs::{BlobWriter, KeptBytes, StagedBlob};
 pub(crate) use commit::{NewImage, StagedLayer};
 pub use record::LayerEntry;
 pub(crate) use record::{ImageRecord, LayerRecord};

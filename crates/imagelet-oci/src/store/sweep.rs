@@ -33,12 +33,17 @@ impl Store {
                 report.bytes += index.layers.remove(&layer).map_or(0, |record| record.disk_bytes);
             }
             Step::SweepLayers.reach();
+            for blob in index.unneeded_blobs() {
+                self.move_to_trash(&self.blob_path(&blob))?;
+                report.bytes += index.blobs.remove(&blob).unwrap_or_default();
+            }
             let images: HashSet<String> = index.images.keys().map(super::record::hex).collect();
             for folder in self.unknown_folders("images", |name| images.contains(name))? {
                 self.move_to_trash(&folder)?;
             }
             Step::SweepImages.reach();
         }
+        report.bytes += self.expire_partials()?;
         self.empty_trash()?;
         Ok(report)
     }
@@ -48,6 +53,7 @@ impl Store {
         for folder in self.unknown_folders("tmp", |_| false)? {
             self.move_to_trash(&folder)?;
         }
+        self.discard_partial_leftovers()?;
         Step::OpenTmp.reach();
         let mut index = self.index();
         let unneeded = index.unneeded_layers();
@@ -59,6 +65,14 @@ impl Store {
             self.move_to_trash(&folder)?;
         }
         Step::OpenLayers.reach();
+        for blob in index.unneeded_blobs() {
+            if !index.salvaged.contains(&blob) {
+                index.blobs.remove(&blob);
+            }
+        }
+        for folder in self.unknown_folders("blobs", |_| false)? {
+            self.discard_unknown_blobs(&folder, &index)?;
+        }
         let images: HashSet<String> = index.images.keys().map(super::record::hex).collect();
         for folder in self.unknown_folders("images", |name| images.contains(name))? {
             self.move_to_trash(&folder)?;
@@ -90,7 +104,7 @@ impl Store {
             .collect())
     }
 
-    fn move_to_trash(&self, path: &std::path::Path) -> Result<(), RuntimeError> {
+    pub(super) fn move_to_trash(&self, path: &std::path::Path) -> Result<(), RuntimeError> {
         Step::TrashBefore.reach();
         match fs::rename(path, self.fresh_path("trash")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -13,7 +13,7 @@ use axum::{
     Router,
     body::Body,
     extract::{Path, State},
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
 use imagelet_core::image::Digest;
@@ -94,6 +94,15 @@ impl Layer {
         Self { blob, media_type: format!("{PLAIN}+zstd"), ..ended }
     }
 
+    pub(crate) fn diff_id(&self) -> Digest {
+        self.diff_id.clone().unwrap_or_else(|| Digest::of(&self.tar))
+    }
+
+    /// Its bytes as they shall arrive.
+    pub(crate) fn blob(&self) -> &[u8] {
+        &self.blob
+    }
+
     pub(crate) fn serving(mut self, change: impl FnOnce(&mut Vec<u8>)) -> Self {
         let mut bytes = self.blob.clone();
         change(&mut bytes);
@@ -122,6 +131,8 @@ struct Content {
     /// By path below `/v2/`.
     files: Mutex<HashMap<String, Served>>,
     layer_requests: AtomicUsize,
+    /// The range of each request for a layer.
+    ranges: Mutex<Vec<Option<String>>>,
 }
 
 /// A registry on loopback.
@@ -146,6 +157,11 @@ impl TestRegistry {
 
     pub(crate) fn take_layer_requests(&self) -> usize {
         self.content.layer_requests.swap(0, Ordering::SeqCst)
+    }
+
+    /// The ranges that layers were asked for since the last call.
+    pub(crate) fn take_ranges(&self) -> Vec<Option<String>> {
+        std::mem::take(&mut self.content.ranges.lock().expect("no panic"))
     }
 
     pub(crate) fn image(&self, name: &str, tag: &str, layers: &[Layer]) {
@@ -191,25 +207,38 @@ impl TestRegistry {
     }
 }
 
-async fn serve(State(content): State<Arc<Content>>, Path(path): Path<String>) -> Response {
+async fn serve(State(content): State<Arc<Content>>, Path(path): Path<String>, headers: HeaderMap) -> Response {
     let found = content.files.lock().expect("no panic").get(&path).cloned();
     let Some((media_type, bytes, stall)) = found else {
         return (StatusCode::NOT_FOUND, r#"{"errors":[{"code":"MANIFEST_UNKNOWN"}]}"#).into_response();
     };
+    let range = headers.get(header::RANGE).and_then(|range| range.to_str().ok());
     if media_type == "layer" {
         content.layer_requests.fetch_add(1, Ordering::SeqCst);
+        content.ranges.lock().expect("no panic").push(range.map(str::to_owned));
     }
     let media_type = if path.contains("/blobs/") { "application/octet-stream".to_owned() } else { media_type };
-    match stall {
-        Some(at) => {
-            let head = axum::body::Bytes::copy_from_slice(&bytes[..at]);
-            let length = bytes.len();
-            let stream = futures_util::StreamExt::chain(
-                futures_util::stream::iter([Ok::<_, std::io::Error>(head)]),
-                futures_util::stream::pending(),
-            );
-            ([(header::CONTENT_LENGTH, length)], Body::from_stream(stream)).into_response()
-        }
-        None => ([(header::CONTENT_TYPE, media_type)], bytes).into_response(),
+    let last = bytes.len().saturating_sub(1);
+    let asked = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')).map(|(first, end)| {
+        (first.parse().expect("a number"), if end.is_empty() { last } else { end.parse().expect("a number") })
+    });
+    let (first, last): (usize, usize) = asked.unwrap_or((0, last));
+    let mut head = HeaderMap::new();
+    let mut tell = |name, value: String| head.insert(name, value.parse().expect("a header"));
+    tell(header::CONTENT_TYPE, media_type);
+    tell(header::CONTENT_LENGTH, (last + 1 - first).min(bytes.len()).to_string());
+    if asked.is_some() {
+        tell(header::CONTENT_RANGE, format!("bytes {first}-{last}/{}", bytes.len()));
     }
+    let status = if asked.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+    let end = bytes.len().min(last + 1);
+    let part = |end: usize| axum::body::Bytes::copy_from_slice(&bytes[first..end]);
+    let body = match stall.filter(|at| *at < end) {
+        Some(at) => Body::from_stream(futures_util::StreamExt::chain(
+            futures_util::stream::iter([Ok::<_, std::io::Error>(part(at.max(first)))]),
+            futures_util::stream::pending(),
+        )),
+        None => Body::from(part(end)),
+    };
+    (status, head, body).into_response()
 }

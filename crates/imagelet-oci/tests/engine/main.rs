@@ -1,6 +1,7 @@
 //! The engine against a registry in this process: its promises, its refusals, and what it leaves on the disk.
 
 mod background;
+mod blobs;
 mod fetch;
 mod fixture;
 

@@ -76,6 +76,9 @@ pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Col
         && let Some(engine) = &node.parts.engine
     {
         engine.sweep().await?;
+        if request.goal == GcGoal::AllUnused {
+            engine.discard_partial_blobs().await?;
+        }
     }
     Ok(collected(&report, request.dry_run))
 }

@@ -231,7 +231,7 @@ fn an_xattr_the_file_system_does_not_take_is_the_archives_fault_and_not_a_full_d
     let long_name = format!("SCHILY.xattr.user.{}", "x".repeat(300));
     for (key, value) in [
         ("SCHILY.xattr.user.large", large.as_slice()),
-        ("SCHILY.xattr.user.larger", &[b'x'; 70_000]),
+        ("SCHILY.xattr.user.larger", &vec![b'x'; 70_000]),
         (&long_name, b"x"),
     ] {
         let site = Site::new();

@@ -1,0 +1,341 @@
+//! Compressed blobs: kept whole where that is wanted, and what came of those that broke off.
+//!
+//! A blob is written to `ingest/ALGORITHM-HEX.partial` while it streams. The commit of its image moves it to
+//! `blobs/ALGORITHM/HEX`. What breaks off later than [`RESUME_MIN`] stays where it is for the next pull of that digest,
+//! which reads it again from its first byte: what lies in `ingest/` is never believed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use imagelet_core::{
+    image::{Digest, DigestAlgorithm},
+    runtime::RuntimeError,
+};
+
+use super::{ImageRecord, Store, disk::sync_folder, index::Index, storage_error};
+use crate::failpoint::Step;
+
+/// A blob that broke off with fewer bytes than this is not worth keeping.
+pub(crate) const RESUME_MIN: u64 = 8 << 20;
+/// A blob that broke off is kept for so long after its last byte.
+const PARTIAL_AGE_MAX: Duration = Duration::from_hours(24);
+const PARTIAL_SUFFIX: &str = ".partial";
+
+impl Store {
+    /// Where a kept blob is, or would be.
+    pub(crate) fn blob_path(&self, digest: &Digest) -> PathBuf {
+        self.root.join("blobs").join(digest.algorithm().name()).join(digest.hex())
+    }
+
+    /// The blobs that are kept, with their sizes.
+    pub(crate) fn blobs(&self) -> Vec<(Digest, u64)> {
+        self.index().blobs.iter().map(|(digest, size)| (digest.clone(), *size)).collect()
+    }
+
+    /// What the kept blobs of an image take.
+    pub(crate) fn blob_bytes(&self, image: &ImageRecord) -> u64 {
+        let index = self.index();
+        let blobs: BTreeSet<Digest> = image.layers.iter().filter_map(|layer| layer.blob.parse().ok()).collect();
+        blobs.iter().filter_map(|digest| index.blobs.get(digest)).sum()
+    }
+
+    /// Bytes of blobs that broke off or are under way.
+    pub(crate) fn partial_bytes(&self) -> u64 {
+        self.partials().iter().map(|partial| partial.size).sum()
+    }
+
+    /// What the disk has of a blob, from its first byte on: all of it, or what came before it broke off.
+    pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
+        let open = |path: &Path| {
+            let file = File::open(path).ok()?;
+            let metadata = file.metadata().ok()?;
+            Some((file, metadata.is_file().then_some(metadata.len())?))
+        };
+        if self.index().blobs.contains_key(digest)
+            && let Some((file, length)) = open(&self.blob_path(digest)).filter(|(_, length)| *length == size)
+        {
+            return Some(KeptBytes { file, length, is_kept: true });
+        }
+        let (file, length) = open(&self.partial_path(digest))?;
+        ((1..=size).contains(&length)).then_some(KeptBytes { file, length, is_kept: false })
+    }
+
+    /// Takes away what broke off of a blob.
+    pub(crate) fn discard_partial(&self, digest: &Digest) {
+        if !self.is_written(digest)
+            && let Err(error) = fs::remove_file(self.partial_path(digest))
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(%digest, %error, "could not remove what came of a blob");
+        }
+    }
+
+    /// Takes away what the disk has of a blob: it was found to be something else.
+    pub(crate) fn discard_blob(&self, digest: &Digest) {
+        let mut index = self.index();
+        index.blobs.remove(digest);
+        for path in [self.blob_path(digest), self.partial_path(digest)] {
+            match fs::remove_file(&path) {
+                Ok(()) => tracing::warn!(path = %path.display(), "removed a blob that is not what its name says"),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => tracing::warn!(path = %path.display(), %error, "could not remove a wrong blob"),
+            }
+        }
+    }
+
+    /// Whether somebody writes a blob now.
+    pub(crate) fn is_written(&self, digest: &Digest) -> bool {
+        self.index().written.contains(digest)
+    }
+
+    /// Begins to write a blob behind its first `known` bytes, which will come again.
+    ///
+    /// `None`: somebody else writes it, or those bytes are gone.
+    pub(crate) fn write_blob(
+        self: &Arc<Self>,
+        digest: &Digest,
+        known: u64,
+    ) -> Result<Option<BlobWriter>, RuntimeError> {
+        self.check_writable()?;
+        if !self.index().written.insert(digest.clone()) {
+            return Ok(None);
+        }
+        // From here on the writer's end gives the digest free again.
+        let mut writer = BlobWriter {
+            store: Arc::clone(self),
+            digest: digest.clone(),
+            path: self.partial_path(digest),
+            file: None,
+            skip: known,
+            length: known,
+            is_wanted: true,
+        };
+        let mut options = OpenOptions::new();
+        let opened = options.append(true).create(true).mode(0o600).open(&writer.path).and_then(|file| {
+            let length = file.metadata()?.len();
+            file.set_len(known)?;
+            Ok((file, length))
+        });
+        match opened {
+            Ok((file, length)) => {
+                Step::BlobBegun.reach();
+                writer.is_wanted = length >= known;
+                writer.file = Some(file);
+                Ok(writer.is_wanted.then_some(writer))
+            }
+            Err(error) => {
+                writer.is_wanted = false;
+                Err(storage_error(format!("could not create `{}`", writer.path.display()), error))
+            }
+        }
+    }
+
+    /// Removes blobs that broke off, whatever their age, but those that are written now. Answers the bytes they took.
+    pub(crate) fn discard_partials(&self) -> Result<u64, RuntimeError> {
+        self.check_writable()?;
+        self.remove_partials(|_| true)
+    }
+
+    /// Removes those that nobody came back for.
+    pub(super) fn expire_partials(&self) -> Result<u64, RuntimeError> {
+        let now = SystemTime::now();
+        self.remove_partials(|partial| partial.is_expired(now))
+    }
+
+    /// At start, when nothing is written: those that are not worth going on with as well, and what is none.
+    pub(super) fn discard_partial_leftovers(&self) -> Result<(), RuntimeError> {
+        let now = SystemTime::now();
+        self.remove_partials(|partial| partial.digest.is_none() || partial.size < RESUME_MIN || partial.is_expired(now))
+            .map(drop)
+    }
+
+    /// At start: moves what is none of the kept blobs from a folder of them to the trash.
+    pub(super) fn discard_unknown_blobs(&self, folder: &Path, index: &Index) -> Result<(), RuntimeError> {
+        let known: HashSet<PathBuf> = index.blobs.keys().map(|digest| self.blob_path(digest)).collect();
+        let entries = match fs::read_dir(folder) {
+            Ok(entries) => entries.filter_map(Result::ok).map(|entry| entry.path()).collect(),
+            Err(_) => vec![folder.to_owned()],
+        };
+        for path in entries.into_iter().filter(|path| !known.contains(path)) {
+            self.move_to_trash(&path)?;
+        }
+        Ok(())
+    }
+
+    fn remove_partials(&self, condemned: impl Fn(&Partial) -> bool) -> Result<u64, RuntimeError> {
+        let index = self.index();
+        let mut freed = 0;
+        for partial in self.partials() {
+            let is_written = partial.digest.as_ref().is_some_and(|digest| index.written.contains(digest));
+            if !is_written && condemned(&partial) {
+                self.move_to_trash(&partial.path)?;
+                freed += partial.size;
+            }
+        }
+        Ok(freed)
+    }
+
+    fn partial_path(&self, digest: &Digest) -> PathBuf {
+        let name = format!("{}-{}{PARTIAL_SUFFIX}", digest.algorithm().name(), digest.hex());
+        self.root.join("ingest").join(name)
+    }
+
+    fn partials(&self) -> Vec<Partial> {
+        let Ok(entries) = fs::read_dir(self.root.join("ingest")) else { return Vec::new() };
+        let partial = |entry: fs::DirEntry| {
+            let metadata = entry.metadata().ok()?;
+            let name = entry.file_name();
+            let digest = name.to_str().and_then(|name| {
+                let (algorithm, hex) = name.strip_suffix(PARTIAL_SUFFIX)?.split_once('-')?;
+                format!("{algorithm}:{hex}").parse().ok()
+            });
+            Some(Partial { path: entry.path(), digest, size: metadata.len(), modified: metadata.modified().ok()? })
+        };
+        // One that goes between two looks is none.
+        entries.filter_map(Result::ok).filter_map(partial).collect()
+    }
+}
+
+/// A file in `ingest/`.
+struct Partial {
+    path: PathBuf,
+    /// `None`: its name is none of ours.
+    digest: Option<Digest>,
+    size: u64,
+    modified: SystemTime,
+}
+
+impl Partial {
+    /// A clock that was set back makes nothing older.
+    fn is_expired(&self, now: SystemTime) -> bool {
+        now.duration_since(self.modified).is_ok_and(|age| age > PARTIAL_AGE_MAX)
+    }
+}
+
+/// The first bytes of a blob, or all of it, as the disk has them.
+#[derive(Debug)]
+pub(crate) struct KeptBytes {
+    pub(crate) file: File,
+    pub(crate) length: u64,
+    /// It is one of the kept blobs, not one that broke off.
+    pub(crate) is_kept: bool,
+}
+
+/// A blob in the making. Dropped unfinished, it stays if it is worth going on with and nobody said it is wrong.
+#[derive(Debug)]
+pub(crate) struct BlobWriter {
+    store: Arc<Store>,
+    digest: Digest,
+    path: PathBuf,
+    file: Option<File>,
+    /// Bytes that come again and are in the file already.
+    skip: u64,
+    length: u64,
+    is_wanted: bool,
+}
+
+impl BlobWriter {
+    /// Takes the next bytes of the blob, from its first byte on.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let known = usize::try_from(self.skip).unwrap_or(usize::MAX).min(bytes.len());
+        self.skip -= known as u64;
+        let new = &bytes[known..];
+        if let Some(file) = self.file.as_mut().filter(|_| !new.is_empty()) {
+            file.write_all(new).inspect_err(|_| self.is_wanted = false)?;
+            self.length += new.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// The blob is complete, and its digest is right.
+    pub(crate) fn finish(mut self) -> StagedBlob {
+        self.file = None;
+        Step::BlobWritten.reach();
+        StagedBlob { written: self, is_kept: AtomicBool::new(false) }
+    }
+}
+
+impl Drop for BlobWriter {
+    fn drop(&mut self) {
+        let is_worth = self.is_wanted && self.length >= RESUME_MIN;
+        if !is_worth
+            && let Err(error) = fs::remove_file(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.path.display(), %error, "could not remove a blob; the next start takes it");
+        }
+        self.store.index().written.remove(&self.digest);
+    }
+}
+
+/// A blob that is whole but not yet part of the store. Dropped uncommitted, it is one that broke off.
+#[derive(Debug)]
+pub(crate) struct StagedBlob {
+    written: BlobWriter,
+    is_kept: AtomicBool,
+}
+
+impl StagedBlob {
+    /// Moves it to its place, once, when its bytes are on the disk. The caller holds the index.
+    pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
+        if self.is_kept.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let home = self.written.store.blob_path(&self.written.digest);
+        let folder = home.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        match fs::create_dir(folder) {
+            Ok(()) => sync_folder(&self.written.store.root.join("blobs"))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        fs::rename(&self.written.path, &home)?;
+        self.is_kept.store(true, Ordering::Relaxed);
+        Step::BlobKept.reach();
+        index.blobs.insert(self.written.digest.clone(), self.written.length);
+        sync_folder(folder)
+    }
+}
+
+/// The blobs in `blobs/`: what is a plain file with a digest for a name.
+pub(super) fn load(root: &Path) -> BTreeMap<Digest, u64> {
+    let mut found = BTreeMap::new();
+    for algorithm in [DigestAlgorithm::Sha256, DigestAlgorithm::Sha384, DigestAlgorithm::Sha512] {
+        let Ok(entries) = fs::read_dir(root.join("blobs").join(algorithm.name())) else { continue };
+        for entry in entries.filter_map(Result::ok) {
+            let digest = entry.file_name().to_str().and_then(|hex| format!("{}:{hex}", algorithm.name()).parse().ok());
+            let metadata = entry.metadata().ok().filter(fs::Metadata::is_file);
+            if let (Some(digest), Some(metadata)) = (digest, metadata) {
+                found.insert(digest, metadata.len());
+            }
+        }
+    }
+    found
+}
+
+impl Index {
+    /// The kept blobs that no image has, or that are not as large as an image says.
+    pub(super) fn unneeded_blobs(&self) -> Vec<Digest> {
+        let needed: BTreeMap<&str, u64> = self
+            .images
+            .values()
+            .flat_map(|image| &image.layers)
+            .map(|layer| (layer.blob.as_str(), layer.size))
+            .collect();
+        let is_needed = |digest: &Digest, size: u64| needed.get(digest.as_str()) == Some(&size);
+        self.blobs
+            .iter()
+            .filter(|(digest, size)| !is_needed(digest, **size))
+            .map(|(digest, _)| digest.clone())
+            .collect()
+    }
+}
