@@ -255,6 +255,18 @@ impl Site {
         self.pull("case").await
     }
 
+    /// Pulls an image of one layer beside all others; answers the folder the layer became.
+    pub(crate) async fn pull_as(&self, name: &str, layer: &[u8]) -> Result<PathBuf, RuntimeError> {
+        self.registry.publish(name, &[layer.to_vec()]);
+        self.pull(name).await?;
+        Ok(self.store().join("layers").join(Digest::of(layer).hex()).join("fs"))
+    }
+
+    /// A folder beside the store.
+    pub(crate) fn scratch(&self) -> &Path {
+        self.home.path()
+    }
+
     async fn pull(&self, name: &str) -> Result<ImageId, RuntimeError> {
         let image = ImageSpec::new(self.registry.name(name));
         self.engine.pull(&PullRequest { image, ..PullRequest::default() }, no_progress()).await
@@ -339,7 +351,7 @@ impl Registry {
     /// Offers an image of these layers, every other one compressed; answers the digests of the blobs.
     fn publish(&self, image: &str, layers: &[Vec<u8>]) -> Vec<Digest> {
         let mut content = self.content.lock().expect("no panic");
-        content.clear();
+        content.retain(|path, _| !path.starts_with(&format!("{image}/")));
         let mut put = |path: String, media_type, bytes: &[u8]| {
             let digest = Digest::of(bytes);
             content.insert(format!("{image}/{path}/{digest}"), (media_type, Bytes::copy_from_slice(bytes)));

@@ -201,3 +201,48 @@ pub(crate) fn merged(root: &Path) -> BTreeMap<String, Option<String>> {
     };
     paths(root).into_iter().map(|path| (String::from_utf8_lossy(&path).into_owned(), content(&path))).collect()
 }
+
+/// All below a folder, as two unpackers' trees are compared.
+pub(crate) type TracedTree = BTreeMap<Vec<u8>, TracedNode>;
+
+/// What two unpackers must agree on.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TracedNode {
+    /// With a link's target and a device's number.
+    pub(crate) kind: String,
+    pub(crate) content: Vec<u8>,
+    pub(crate) mode: u32,
+    pub(crate) owner: (u32, u32),
+    /// Nanoseconds since 1970.
+    pub(crate) mtime: i128,
+    /// The least of its names, where it has several.
+    pub(crate) first_name: Option<Vec<u8>>,
+}
+
+pub(crate) fn trace_tree(root: &Path) -> TracedTree {
+    let mut tree = TracedTree::new();
+    let mut inodes: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+    let mut found = paths(root);
+    found.sort();
+    for path in found {
+        let place = join(root, &path);
+        let metadata = fs::symlink_metadata(&place).expect("it is there");
+        let kind = metadata.file_type();
+        let kind = if kind.is_dir() {
+            "folder".to_owned()
+        } else if kind.is_symlink() {
+            format!("link to {}", fs::read_link(&place).expect("a link").as_os_str().as_bytes().escape_ascii())
+        } else if kind.is_file() {
+            "file".to_owned()
+        } else {
+            format!("{kind:?} {:x}", metadata.rdev())
+        };
+        let several = !metadata.is_dir() && metadata.nlink() > 1;
+        let first_name = several.then(|| inodes.entry(metadata.ino()).or_insert_with(|| path.clone()).clone());
+        let content = if metadata.is_file() { fs::read(&place).unwrap_or_default() } else { Vec::new() };
+        let mtime = i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
+        let (mode, owner) = (metadata.mode() & 0o7777, (metadata.uid(), metadata.gid()));
+        tree.insert(path, TracedNode { kind, content, mode, owner, mtime, first_name });
+    }
+    tree
+}
