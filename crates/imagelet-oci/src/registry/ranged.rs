@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     task::JoinHandle,
@@ -127,7 +127,15 @@ impl BlobSource {
         let size = self.size();
         let planned = if size.saturating_sub(offset) < RANGED_MIN { size } else { offset + pace.next_range() };
         let mut head = self.stream(offset..planned);
-        head.ready().await?;
+        match head.ready().await {
+            // Some refuse a range instead of ignoring it (`reliability.md B082`); the whole they may still hand out.
+            Err(error) if error.kind() == RuntimeErrorKind::Other && offset == 0 && planned < size => {
+                tracing::debug!(error = error.chain(), "a range was refused, asking for the whole blob");
+                head = self.stream(0..size);
+                head.ready().await?;
+            }
+            opened => opened?,
+        }
         Ok(RangedStream {
             source: self.clone(),
             starved: starved.clone(),

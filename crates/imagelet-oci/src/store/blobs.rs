@@ -22,7 +22,7 @@ use imagelet_core::{
     runtime::RuntimeError,
 };
 
-use super::{ImageRecord, Store, disk::sync_folder, index::Index, storage_error};
+use super::{ImageRecord, Store, index::Index, storage_error};
 use crate::failpoint::Step;
 
 /// A blob that broke off with fewer bytes than this is not worth keeping.
@@ -292,17 +292,18 @@ impl StagedBlob {
             return Ok(());
         }
         let home = self.written.store.blob_path(&self.written.digest);
-        let folder = home.parent().ok_or(io::ErrorKind::InvalidInput)?;
-        match fs::create_dir(folder) {
-            Ok(()) => sync_folder(&self.written.store.root.join("blobs"))?,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
+        fs::create_dir_all(home.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
         fs::rename(&self.written.path, &home)?;
         self.is_kept.store(true, Ordering::Relaxed);
-        Step::BlobKept.reach();
         index.blobs.insert(self.written.digest.clone(), self.written.length);
-        sync_folder(folder)
+        Step::BlobKept.reach();
+        Ok(())
+    }
+
+    /// The folders to sync after it was moved.
+    pub(super) fn folders(&self) -> [PathBuf; 2] {
+        let blobs = Path::new("blobs");
+        [blobs.join(self.written.digest.algorithm().name()), blobs.to_owned()]
     }
 }
 

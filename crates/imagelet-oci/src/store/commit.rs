@@ -1,6 +1,7 @@
 //! The one moment an image begins to exist, and the staging before it.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -137,7 +138,7 @@ impl Store {
             sync_filesystem(&self.root).map_err(failed("sync"))?;
             Step::CommitSynced.reach();
         }
-        let sync_names_in = |folder: &str| {
+        let sync_names_in = |folder: &Path| {
             if self.in_background { Ok(()) } else { sync_folder(&self.root.join(folder)) }
         };
 
@@ -145,6 +146,9 @@ impl Store {
         for blob in layers.iter().filter_map(|layer| layer.blob.as_ref()) {
             blob.keep(&mut index).map_err(failed("blobs"))?;
         }
+        let folders: BTreeSet<PathBuf> =
+            layers.iter().filter_map(|layer| layer.blob.as_ref()).flat_map(StagedBlob::folders).collect();
+        folders.iter().try_for_each(|folder| sync_names_in(folder)).map_err(failed("blobs"))?;
         for layer in layers {
             let mut folder = layer.folder();
             if let Some(path) = folder.as_ref() {
@@ -157,12 +161,12 @@ impl Store {
                 index.layers.insert(layer.diff_id.clone(), layer.record.clone());
             }
         }
-        sync_names_in("layers").map_err(failed("layers"))?;
+        sync_names_in(Path::new("layers")).map_err(failed("layers"))?;
         Step::CommitLayers.reach();
         if !index.images.contains_key(&id) {
             move_folder(&staging.keep(), &self.image_folder(&id), || self.fresh_path("trash"))
                 .map_err(failed("images"))?;
-            sync_names_in("images").map_err(failed("images"))?;
+            sync_names_in(Path::new("images")).map_err(failed("images"))?;
             Step::CommitImages.reach();
         }
         let names_before = index.names.clone();

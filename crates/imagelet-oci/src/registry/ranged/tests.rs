@@ -162,6 +162,15 @@ async fn a_server_that_ignores_ranges_is_read_as_one_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_refuses_ranges_is_asked_for_the_whole() {
+    let (fake, layer) = (FakeRegistry::start().await, pattern(20 * MIB));
+    let source = source(&fake, &registry(), &layer).await;
+    fake.trick(Digest::of(&layer).as_str(), 1, Trick::Answer(416, vec![], Bytes::new()));
+    assert!(read(&source, 0, Behind::Busy).await.unwrap() == layer);
+    assert_eq!(ranges(&fake.seen()), [Some("bytes=0-4194303"), None]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_lies_about_ranges_is_refused_and_nothing_is_spliced() {
     let layer = pattern(20 * MIB);
     let lies = [
