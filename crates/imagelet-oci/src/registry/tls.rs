@@ -27,7 +27,7 @@ use super::hosts::TlsSettings;
 /// Most clients that are kept; configuration that changes often starts over.
 const CLIENTS_MAX: usize = 64;
 /// Most bytes a connection reads ahead, and the longest head of an answer.
-const READ_AHEAD_MAX: usize = 512 << 10;
+const READ_AHEAD_MAX: usize = 256 << 10;
 /// Connections to one host that wait for their next request: as many as layers are fetched at once.
 const IDLE_MAX: usize = 8;
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
