@@ -22,7 +22,7 @@ use crate::{
     mount::{self, MountUses, MountedImage},
     pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
     registry::{Registry, RegistryConfig, Resolved, about},
-    store::{ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
+    store::{ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport, SyncView},
     usage::{ImageDetails, StoreUsage, details, usage},
 };
 
@@ -32,6 +32,9 @@ const USER_LENGTH_MAX: usize = 256;
 /// The disk is left alone until the answer of a pull in the background is out: whatever else that pull has to make
 /// durable would wait behind the image. Pulls that end meanwhile settle together.
 const SETTLE_DELAY: Duration = Duration::from_millis(500);
+
+/// Time between two early syncs: often enough that the last one has little left, seldom enough to cost nothing.
+const WRITE_BACK_PERIOD: Duration = Duration::from_millis(150);
 
 /// How an engine works.
 #[derive(Clone, Debug)]
@@ -90,6 +93,17 @@ pub struct Engine {
     /// One entry for each layer somebody fetches: who comes second waits, and then shares it.
     fetching: Mutex<HashMap<Digest, Arc<LayerSlot>>>,
     large_window: Arc<LargeWindow>,
+    /// One pull's early syncs serve all.
+    writing_back: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// Ends a task with its owner.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// A layer in the making. The lock is held while it is fetched.
@@ -111,6 +125,7 @@ impl Engine {
             config,
             fetching: Mutex::default(),
             large_window: Arc::default(),
+            writing_back: Arc::default(),
         });
         if !store.is_read_only() {
             engine.settle_soon();
@@ -248,6 +263,10 @@ impl Engine {
         }
         let lease = self.store.lease(&config.diff_ids);
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
+        let view = {
+            let store = Arc::clone(&self.store);
+            blocking(move || store.sync_view()).await?
+        };
         let jobs = largest_first(layers.iter().zip(&config.diff_ids).map(|(descriptor, diff_id)| LayerJob {
             registry: self.registry.clone(),
             session: resolved.session.clone(),
@@ -258,7 +277,9 @@ impl Engine {
             limits: self.config.limits,
             allowance: Arc::clone(&allowance),
             large_window: Arc::clone(&self.large_window),
+            view: Arc::clone(&view),
         }));
+        let _write_back = self.write_back();
         let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)
             .map(|job| self.fetch_layer(job, progress))
             .buffer_unordered(self.config.layers_in_flight.max(1))
@@ -272,13 +293,36 @@ impl Engine {
         let store = Arc::clone(&self.store);
         let committed = blocking(move || {
             let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
-            let committed = store.commit(new, &staged);
+            let committed = store.commit(new, &staged, &view);
             drop(lease);
             committed
         })
         .await;
         self.settle_soon();
         committed
+    }
+
+    /// Has the disk work while the processor does, instead of after it. Ends when dropped; what it does is only early:
+    /// errors are for the views of the pulls to tell.
+    fn write_back(&self) -> AbortOnDrop {
+        // Not the store itself: whoever closes it shall not wait for this.
+        let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.writing_back));
+        let in_background = self.config.durability == Durability::Background;
+        AbortOnDrop(tokio::spawn(async move {
+            let _alone = alone.lock().await;
+            loop {
+                tokio::time::sleep(WRITE_BACK_PERIOD).await;
+                if in_background {
+                    return;
+                }
+                let root = root.clone();
+                match tokio::task::spawn_blocking(move || SyncView::open(&root)?.sync()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, "an early sync failed; the pull will say so"),
+                    Err(error) => tracing::debug!(%error, "an early sync ended early"),
+                }
+            }
+        }))
     }
 
     async fn already_here(

@@ -35,7 +35,7 @@ use self::{
 use crate::{
     manifest::Descriptor,
     registry::{BlobSource, PullSession, Registry, Starved},
-    store::{BlobWriter, KeptBytes, StagedLayer, Store},
+    store::{BlobWriter, KeptBytes, StagedLayer, Store, SyncView},
 };
 
 /// Frames between socket and inflater; a frame is at most as large as the transport's read buffer.
@@ -80,6 +80,8 @@ pub(crate) struct LayerJob {
     pub(crate) allowance: Arc<Allowance>,
     /// One for the engine.
     pub(crate) large_window: Arc<LargeWindow>,
+    /// Learns whether all that the pull writes reaches the disk.
+    pub(crate) view: Arc<SyncView>,
 }
 
 impl LayerJob {

@@ -78,7 +78,7 @@ impl LayerJob {
             root_opaque: report.root_opaque,
             unsettled: self.store.unsettled_mark(),
         };
-        StagedLayer::new(staging, diff_id, record)
+        StagedLayer::new(staging, diff_id, record, Arc::clone(&self.view))
     }
 }
 

@@ -14,7 +14,7 @@ use imagelet_core::{
 
 use super::{
     StagedBlob, Store,
-    disk::{remove_tree, replace_file, sync_filesystem, sync_folder},
+    disk::{SyncView, remove_tree, replace_file, sync_folder},
     record::{ImageRecord, LayerRecord},
     storage_error,
 };
@@ -25,6 +25,8 @@ use crate::failpoint::Step;
 pub(crate) struct StagedLayer {
     record: LayerRecord,
     diff_id: Digest,
+    /// Was open before its first file was.
+    view: Arc<SyncView>,
     /// `None` once it is in the store.
     folder: Mutex<Option<PathBuf>>,
     /// Its compressed blob, where it shall be kept.
@@ -33,11 +35,16 @@ pub(crate) struct StagedLayer {
 
 impl StagedLayer {
     /// Turns a staging folder with a complete `fs/` into a layer that a commit can take.
-    pub(crate) fn new(staging: Staging, diff_id: Digest, record: LayerRecord) -> Result<Self, RuntimeError> {
+    pub(crate) fn new(
+        staging: Staging,
+        diff_id: Digest,
+        record: LayerRecord,
+        view: Arc<SyncView>,
+    ) -> Result<Self, RuntimeError> {
         fs::write(staging.path().join("layer.json"), record.to_bytes())
             .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
         Step::LayerRecorded.reach();
-        Ok(Self { record, diff_id, folder: Mutex::new(Some(staging.keep())), blob: None })
+        Ok(Self { record, diff_id, view, folder: Mutex::new(Some(staging.keep())), blob: None })
     }
 
     /// The same layer with its compressed blob.
@@ -115,7 +122,12 @@ impl Store {
     ///
     /// In the background mode nothing is synced here: content and names hold for this boot, and [`Self::settle`]
     /// makes them durable.
-    pub(crate) fn commit(&self, new: NewImage, layers: &[Arc<StagedLayer>]) -> Result<ImageId, RuntimeError> {
+    pub(crate) fn commit(
+        &self,
+        new: NewImage,
+        layers: &[Arc<StagedLayer>],
+        view: &Arc<SyncView>,
+    ) -> Result<ImageId, RuntimeError> {
         let id = new.record.image_id();
         let failed = |what: &str| {
             let message = format!("could not commit image `{id}`: {what}");
@@ -135,7 +147,7 @@ impl Store {
             // It may stand on layers that an earlier process has shown before they were durable.
             self.settle()?;
             // One sync for every file of every layer; nothing below this line becomes visible before it.
-            sync_filesystem(&self.root).map_err(failed("sync"))?;
+            sync_views(view, layers).map_err(failed("sync"))?;
             Step::CommitSynced.reach();
         }
         let sync_names_in = |folder: &Path| {
@@ -247,6 +259,19 @@ impl Store {
         }
         Ok(answer)
     }
+}
+
+/// Syncs through the pull's own view, and through those of pulls that it has layers from.
+fn sync_views(own: &Arc<SyncView>, layers: &[Arc<StagedLayer>]) -> io::Result<()> {
+    own.sync()?;
+    let mut done = vec![own];
+    for layer in layers {
+        if !done.iter().any(|view| Arc::ptr_eq(view, &layer.view)) {
+            layer.view.sync()?;
+            done.push(&layer.view);
+        }
+    }
+    Ok(())
 }
 
 /// Renames a folder to its home; whatever nobody knows there moves to the trash first.

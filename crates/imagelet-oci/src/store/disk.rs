@@ -5,6 +5,7 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
@@ -71,9 +72,33 @@ pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Makes everything written to the file system of `root` durable.
-pub(super) fn sync_filesystem(root: &Path) -> io::Result<()> {
-    Ok(rustix::fs::syncfs(File::open(root)?)?)
+/// A view on a file system that learns of each write error since it was opened, once.
+///
+/// The kernel tells an error to every descriptor that was open before it, and to no later one: who wants to know that
+/// all writes of some work arrived opens the view before the first of them. What failed once stays failed, because the
+/// kernel would say yes to whoever asks again (`reliability.md P8`).
+#[derive(Debug)]
+pub(crate) struct SyncView {
+    root: File,
+    failed: AtomicBool,
+}
+
+impl SyncView {
+    /// Looks at the file system of `root` from now on.
+    pub(crate) fn open(root: &Path) -> io::Result<Self> {
+        Ok(Self { root: File::open(root)?, failed: AtomicBool::new(false) })
+    }
+
+    /// Makes everything durable that was written to the file system.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(io::Error::other("an earlier sync failed, and what it should have kept is lost"));
+        }
+        rustix::fs::syncfs(&self.root).map_err(|errno| {
+            self.failed.store(true, Ordering::Release);
+            errno.into()
+        })
+    }
 }
 
 /// Removes a tree; what is already gone is fine.

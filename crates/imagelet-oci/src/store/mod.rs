@@ -37,7 +37,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -48,7 +48,7 @@ use imagelet_core::{
 };
 
 pub(crate) use commit::Staging;
-pub(crate) use disk::remove_tree;
+pub(crate) use disk::{SyncView, remove_tree};
 use index::Index;
 use lock::Lock;
 pub(crate) use record::write_implicit;
@@ -63,6 +63,8 @@ pub(crate) struct Store {
     sequence: AtomicU64,
     /// Two that empty the trash at once would trip over one another.
     trash: Mutex<()>,
+    /// What becomes of all that this process writes.
+    view: SyncView,
     /// Two that settle at once would do the same work.
     settling: Mutex<()>,
     /// A pull shows its image before the disk has it.
@@ -93,6 +95,8 @@ impl Store {
         disk::refuse_if_others_write(&root)?;
         let lock = if read_only { None } else { Some(Lock::take(&root)?) };
         Step::OpenLocked.reach();
+        let view = SyncView::open(&root)
+            .map_err(|error| storage_error(format!("could not open the store `{}`", root.display()), error))?;
         let boot = boot_id();
         let index = Index::load(&root, !read_only, boot.as_deref())?;
         Step::OpenLoaded.reach();
@@ -101,6 +105,7 @@ impl Store {
             index: Mutex::new(index),
             sequence: AtomicU64::new(first_number()),
             trash: Mutex::new(()),
+            view,
             settling: Mutex::new(()),
             in_background: durability == Durability::Background && boot.is_some(),
             boot,
@@ -120,6 +125,13 @@ impl Store {
     /// Whether nothing can be written.
     pub(crate) fn is_read_only(&self) -> bool {
         self.lock.is_none()
+    }
+
+    /// A view for a pull that is about to write.
+    pub(crate) fn sync_view(&self) -> Result<Arc<SyncView>, RuntimeError> {
+        let view = SyncView::open(&self.root)
+            .map_err(|error| storage_error(format!("could not open the store `{}`", self.root.display()), error))?;
+        Ok(Arc::new(view))
     }
 
     /// Refuses when nothing can be written.
@@ -175,12 +187,12 @@ impl Store {
     }
 
     /// Keeps layers from being swept while the lease lives, whether they are here yet or not.
-    pub(crate) fn lease(self: &std::sync::Arc<Self>, layers: &[Digest]) -> Lease {
+    pub(crate) fn lease(self: &Arc<Self>, layers: &[Digest]) -> Lease {
         let mut index = self.index();
         for layer in layers {
             *index.leases.entry(layer.clone()).or_default() += 1;
         }
-        Lease { store: std::sync::Arc::clone(self), layers: layers.to_vec() }
+        Lease { store: Arc::clone(self), layers: layers.to_vec() }
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
@@ -216,7 +228,7 @@ fn first_number() -> u64 {
 /// Holds layers against sweeps.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    store: std::sync::Arc<Store>,
+    store: Arc<Store>,
     layers: Vec<Digest>,
 }
 

@@ -12,7 +12,7 @@ use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{
     Store,
-    disk::{replace_file, sync_filesystem},
+    disk::replace_file,
     index::{Index, NAMES_UNSETTLED},
     record::LayerRecord,
     storage_error,
@@ -65,7 +65,7 @@ impl Store {
     }
 
     fn take_marks_off(&self, layers: &[(Digest, LayerRecord)]) -> io::Result<()> {
-        sync_filesystem(&self.root)?;
+        self.view.sync()?;
         Step::SettleSynced.reach();
         for (diff_id, record) in layers {
             let folder = self.layer_folder(diff_id);
@@ -74,7 +74,7 @@ impl Store {
             fs::rename(&beside, folder.join("layer.json"))?;
             Step::SettleMark.reach();
         }
-        sync_filesystem(&self.root)?;
+        self.view.sync()?;
         Step::SettleMarks.reach();
         Ok(())
     }

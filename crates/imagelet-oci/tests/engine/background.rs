@@ -8,12 +8,12 @@ use imagelet_oci::{Durability, Engine, EngineConfig};
 use crate::{
     content,
     fixture::{Layer, TestRegistry},
-    open, pull,
+    open, open_as, pull,
 };
 
 async fn in_background(root: &Path) -> Arc<Engine> {
     let config = EngineConfig { durability: Durability::Background, ..EngineConfig::new(root) };
-    Engine::open(config).await.expect("the store opens")
+    open_as(config).await
 }
 
 async fn is_here(engine: &Engine, name: &str) -> bool {

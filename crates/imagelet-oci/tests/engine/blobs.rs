@@ -11,7 +11,7 @@ use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 use crate::{
     content,
     fixture::{Layer, TestRegistry},
-    pull, settled, tree,
+    open_as, pull, settled, tree,
 };
 
 const MIB: usize = 1 << 20;
@@ -20,7 +20,7 @@ async fn open(root: &Path, keep_blobs: bool) -> Arc<Engine> {
     let registry =
         RegistryConfig { progress_timeout: Duration::from_millis(300), retries: 1, ..RegistryConfig::default() };
     let config = EngineConfig { keep_blobs, registry, ..EngineConfig::new(root) };
-    Engine::open(config).await.unwrap_or_else(|error| panic!("open: {}", error.chain()))
+    open_as(config).await
 }
 
 /// Bytes that do not compress, and are others for each seed.
