@@ -1,5 +1,8 @@
 //! A pull told in one function, and the store behind the one seam.
 
+mod repair;
+mod verify;
+
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -25,6 +28,9 @@ use crate::{
     store::{ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport, SyncView},
     usage::{ImageDetails, StoreUsage, details, usage},
 };
+
+pub use repair::Credentials;
+pub use verify::{BlobsCheck, ImageCheck, LayerName, VerifyProgress, VerifyReport};
 
 /// Longest name of a user; longer ones no system has.
 const USER_LENGTH_MAX: usize = 256;
@@ -248,9 +254,23 @@ impl Engine {
         }
         let config_bytes =
             self.registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_BYTES_MAX).await?;
-        let config = ImageConfig::parse(&config_bytes)
-            .and_then(|config| config.check_platform(platform).map(|()| config))
+        ImageConfig::parse(&config_bytes)
+            .and_then(|config| config.check_platform(platform))
             .map_err(|error| about(error, &format!("the configuration `{id}` is refused")))?;
+        self.fetch_layers(&id, &resolved, &config_bytes, names, progress).await
+    }
+
+    /// Fetches the layers that are not here and commits the image.
+    async fn fetch_layers(
+        &self,
+        id: &ImageId,
+        resolved: &Resolved,
+        config_bytes: &[u8],
+        names: Vec<String>,
+        progress: &Progress,
+    ) -> Result<ImageId, RuntimeError> {
+        let layers = &resolved.manifest.layers;
+        let config = ImageConfig::parse(config_bytes)?;
         if config.diff_ids.len() != layers.len() {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::Corrupt,
@@ -261,6 +281,7 @@ impl Engine {
                 ),
             ));
         }
+        self.refuse_if_mounted(&config.diff_ids).await?;
         let lease = self.store.lease(&config.diff_ids);
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
         let view = {
@@ -289,7 +310,7 @@ impl Engine {
             tracing::warn!(image = %id, user = printable(&config.user), "the image's user is neither a name nor a number in range");
         }
         progress(PullEvent::Committing);
-        let new = new_image(&id, &resolved, &config, &config_bytes, names);
+        let new = new_image(id, resolved, &config, config_bytes, names);
         let store = Arc::clone(&self.store);
         let committed = blocking(move || {
             let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
@@ -406,7 +427,8 @@ impl ImageService for Engine {
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        let Some(id) = self.store.resolve(&spec.image)? else { return Ok(()) };
+        let found = self.store.resolve(&spec.image)?.or_else(|| self.store.resolve_damaged(&spec.image));
+        let Some(id) = found else { return Ok(()) };
         if let Some(mounted) = self.mounts().await?.into_iter().find(|mounted| mounted.image == id.as_str()) {
             let target = mounted.target.display();
             return Err(RuntimeError::new(
@@ -481,6 +503,7 @@ fn new_image(
     let record = ImageRecord {
         id: id.to_string(),
         manifest: resolved.chosen.digest.to_string(),
+        index: (resolved.root.digest != resolved.chosen.digest).then(|| resolved.root.digest.to_string()),
         layers: resolved
             .manifest
             .layers

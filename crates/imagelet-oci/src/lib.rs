@@ -14,9 +14,11 @@ mod store;
 pub mod unpack;
 mod usage;
 
-pub use engine::{Durability, Engine, EngineConfig};
+pub use engine::{
+    BlobsCheck, Credentials, Durability, Engine, EngineConfig, ImageCheck, LayerName, VerifyProgress, VerifyReport,
+};
 pub use mount::MountedImage;
 pub use pipeline::LayerLimits;
 pub use registry::RegistryConfig;
-pub use store::{LayerEntry, SweepReport};
+pub use store::{Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};
 pub use usage::{ImageDetails, ImageUsage, StoreUsage};

@@ -1,8 +1,14 @@
 //! The last stage: plain blocks become files in a staging folder, and their hash the layer's identity.
 
-use std::sync::{Arc, atomic::AtomicBool, mpsc::Receiver};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicBool, mpsc::Receiver},
+};
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    image::Digest,
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
 use rustix::fs::{Mode, OFlags};
 
 use super::{
@@ -11,8 +17,8 @@ use super::{
 };
 use crate::{
     failpoint::Step,
-    store::{LayerRecord, StagedLayer, Staging, storage_error, write_implicit},
-    unpack::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, unpack_layer},
+    store::{LIST, LayerRecord, ListWriter, StagedLayer, Staging, storage_error, write_implicit},
+    unpack::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, disk_size, unpack_layer_listed},
 };
 
 impl LayerJob {
@@ -43,7 +49,9 @@ impl LayerJob {
             },
             cancelled,
         };
-        let report = unpack_layer(&mut reader, std::os::fd::AsFd::as_fd(&root), &options)
+        let unlisted = |error| storage_error("could not write the layer's list of files", error);
+        let mut list = ListWriter::new(std::fs::File::create(staging.path().join(LIST)).map_err(unlisted)?);
+        let report = unpack_layer_listed(&mut reader, std::os::fd::AsFd::as_fd(&root), &options, &mut list)
             .map_err(|error| self.in_layer(unpack_error(error)))?;
         Step::UnpackEnd.reach();
         let diff_id = reader.drain().map_err(|error| {
@@ -59,24 +67,29 @@ impl LayerJob {
             ));
         }
         Step::UnpackVerified.reach();
+        let (list_digest, list_bytes) = list.finish().map_err(unlisted)?;
+        let mut sums = BTreeMap::from([(LIST.to_owned(), list_digest.to_string())]);
         if !report.ownership.is_empty() {
             let bytes = serde_json::to_vec(&report.ownership).expect("a list of owners is JSON");
+            sums.insert("ownership.json".into(), Digest::of(&bytes).to_string());
             std::fs::write(staging.path().join("ownership.json"), bytes)
                 .map_err(|error| storage_error("could not write the layer's ownership", error))?;
             Step::UnpackOwnership.reach();
         }
         if !report.implicit_directories.is_empty() {
-            write_implicit(staging.path(), &report.implicit_directories)
+            let digest = write_implicit(staging.path(), &report.implicit_directories)
                 .map_err(|error| storage_error("could not write the layer's implied directories", error))?;
+            sums.insert("implicit.json".into(), digest.to_string());
             Step::UnpackImplicit.reach();
         }
         let record = LayerRecord {
             diff_id: diff_id.to_string(),
             entries: report.entries,
             bytes: report.bytes,
-            disk_bytes: report.disk_bytes,
+            disk_bytes: report.disk_bytes + disk_size(list_bytes),
             root_opaque: report.root_opaque,
             unsettled: self.store.unsettled_mark(),
+            sums,
         };
         StagedLayer::new(staging, diff_id, record, Arc::clone(&self.view))
     }

@@ -73,6 +73,26 @@ impl Registry {
         Err(unacceptable(format!("`{reference}` is an index of more than {INDEX_DEPTH_MAX} levels")))
     }
 
+    /// A way to the repository of a reference, for what is known by digest already.
+    pub(crate) async fn session(
+        &self,
+        reference: &Reference,
+        credential: Option<&Credential>,
+    ) -> Result<PullSession, RuntimeError> {
+        let hosts = self.hosts(reference).await?;
+        Ok(PullSession::new(reference.canonical(), hosts, credential.cloned()))
+    }
+
+    /// Fetches a manifest or index by its digest.
+    pub(crate) async fn fetch_document(
+        &self,
+        session: &PullSession,
+        digest: &Digest,
+    ) -> Result<(Document, ManifestDocument), RuntimeError> {
+        let reference = session.reference().with_digest(digest.clone());
+        self.fetch_manifest(session, &Wanted::Named(&reference)).await
+    }
+
     async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
         let domain = reference.domain().to_owned();
         if domain.is_empty() {

@@ -329,6 +329,7 @@ impl Index {
         let needed: BTreeMap<&str, u64> = self
             .images
             .values()
+            .chain(self.damaged.values().filter_map(|image| image.record.as_ref()))
             .flat_map(|image| &image.layers)
             .map(|layer| (layer.blob.as_str(), layer.size))
             .collect();

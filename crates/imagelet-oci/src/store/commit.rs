@@ -9,14 +9,14 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::RuntimeError,
+    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 use super::{
     StagedBlob, Store,
     disk::{SyncView, remove_tree, replace_file, sync_folder},
     record::{ImageRecord, LayerRecord},
-    storage_error,
+    seal, storage_error,
 };
 use crate::failpoint::Step;
 
@@ -135,13 +135,16 @@ impl Store {
         };
         let staging = self.stage()?;
         let mut record = new.record;
-        record.names.clone_from(&new.names);
+        // The names that a damaged image had come back with it.
+        record.names = self.index().names_of(&id);
+        record.names.extend(new.names.iter().cloned());
+        record.names.sort();
+        record.names.dedup();
         for (name, bytes) in &new.files {
             fs::write(staging.path().join(name), bytes).map_err(failed(name))?;
             Step::CommitDocument.reach();
         }
-        fs::write(staging.path().join("image.json"), serde_json::to_vec(&record).expect("a record is JSON"))
-            .map_err(failed("image.json"))?;
+        fs::write(staging.path().join("image.json"), seal::seal(&record)).map_err(failed("image.json"))?;
         Step::CommitRecorded.reach();
         if !self.in_background {
             // It may stand on layers that an earlier process has shown before they were durable.
@@ -171,7 +174,12 @@ impl Store {
                 move_folder(path, &home, || self.fresh_path("trash")).map_err(failed("layers"))?;
                 *folder = None;
                 index.layers.insert(layer.diff_id.clone(), layer.record.clone());
+                index.marked.remove(&layer.diff_id);
             }
+        }
+        if let Some(layer) = index.lacking(&record) {
+            let message = format!("could not commit image `{id}`: its layer `{layer}` was found damaged meanwhile");
+            return Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message).with_hint("pull it again"));
         }
         sync_names_in(Path::new("layers")).map_err(failed("layers"))?;
         Step::CommitLayers.reach();
@@ -196,6 +204,8 @@ impl Store {
         }
         Step::CommitNamed.reach();
         index.images.entry(id.clone()).or_insert(record);
+        index.damaged.remove(&id);
+        index.revive();
         index.drop_nameless();
         Ok(id)
     }
@@ -219,7 +229,7 @@ impl Store {
     pub(crate) fn remove_image(&self, id: &ImageId) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             index.names.retain(|_, named| named != id);
-            index.images.contains_key(id)
+            index.images.contains_key(id) || index.damaged.contains_key(id)
         })
     }
 

@@ -14,7 +14,12 @@ use imagelet_core::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::record::{ImageRecord, LayerRecord};
+use super::{
+    damage::{DamagedImage, mark_on},
+    record::{ImageRecord, LayerRecord},
+    seal,
+    verify::Findings,
+};
 
 /// No file of ours is larger; what is, is damaged.
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
@@ -33,10 +38,12 @@ pub(super) struct Index {
     pub(super) names_unsettled: bool,
     /// Compressed blobs that are kept, and their sizes.
     pub(super) blobs: BTreeMap<Digest, u64>,
-    /// Blobs of images that were dropped for want of a layer: of use if they are pulled again before the next sweep.
-    pub(super) salvaged: HashSet<Digest>,
     /// Blobs that somebody writes now.
     pub(super) written: HashSet<Digest>,
+    /// Images that have a name and cannot be used; their names stand in `names` like all others.
+    pub(super) damaged: BTreeMap<ImageId, DamagedImage>,
+    /// Layers that are here and must not be used, and why.
+    pub(super) marked: HashMap<Digest, Findings>,
 }
 
 /// `names.json`, and with a boot `names.unsettled.json`.
@@ -64,38 +71,57 @@ const NAMES_VERSION: u32 = 1;
 
 impl Index {
     /// Reads the store. A damaged names file is set aside and rebuilt from the records; an image whose record or layer
-    /// is missing is dropped and named in the log, so that a start always succeeds.
+    /// is missing or damaged keeps its name but is not shown, and named in the log, so that a start always succeeds.
     ///
     /// What carries the mark of another boot is dropped: nobody knows what of it the disk has.
     pub(super) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let mut index = Self { blobs: super::blobs::load(root), ..Self::default() };
         for folder in folders(&root.join("layers"))? {
             let path = root.join("layers").join(&folder);
-            match read_json::<LayerRecord>(&path.join("layer.json")) {
-                Ok(record) => match record.diff_id.parse::<Digest>() {
-                    Ok(diff_id) if diff_id.hex() == folder && path.join("fs").is_dir() => {
-                        if record.unsettled.is_some() && record.unsettled.as_deref() != boot {
-                            tracing::warn!(
-                                layer = folder,
-                                "a layer was not yet durable when the machine stopped; it is dropped"
-                            );
-                            continue;
-                        }
-                        index.layers.insert(diff_id, record);
-                    }
-                    _ => tracing::error!(layer = folder, "a layer's record does not belong to it; it is dropped"),
-                },
-                Err(error) => tracing::error!(layer = folder, %error, "a layer has no readable record; it is dropped"),
+            let read = match mark_on(&path) {
+                Some(findings) => Err(findings),
+                None => read_json::<LayerRecord>(&path.join("layer.json"))
+                    .map_err(|error| Findings::of("layer.json", "content", error.to_string())),
+            };
+            let known = read.and_then(|record| match record.diff_id.parse::<Digest>() {
+                Ok(diff_id) if diff_id.hex() == folder && path.join("fs").is_dir() => Ok((diff_id, record)),
+                _ => Err(Findings::of("layer.json", "content", "the record does not belong to the layer")),
+            });
+            match known {
+                Ok((_, record)) if record.unsettled.is_some() && record.unsettled.as_deref() != boot => {
+                    tracing::warn!(
+                        layer = folder,
+                        "a layer was not yet durable when the machine stopped; it is dropped"
+                    );
+                }
+                Ok((diff_id, record)) => {
+                    index.layers.insert(diff_id, record);
+                }
+                Err(findings) => {
+                    let finding = &findings.first[0];
+                    tracing::error!(layer = folder, path = finding.path, reason = finding.detail, "a layer is dropped");
+                    index.marked.extend(digest_named(&folder).map(|diff_id| (diff_id, findings)));
+                }
             }
         }
         let mut records = BTreeMap::new();
+        let mut spoiled = BTreeMap::new();
         for folder in folders(&root.join("images"))? {
-            match read_json::<ImageRecord>(&root.join("images").join(&folder).join("image.json")) {
+            let path = root.join("images").join(&folder);
+            let read = match mark_on(&path) {
+                Some(findings) => Err(findings),
+                None => read_json::<ImageRecord>(&path.join("image.json"))
+                    .map_err(|error| Findings::of("image.json", "content", error.to_string())),
+            };
+            match read {
                 Ok(record) if record.is_sound(&folder) => {
                     records.insert(record.image_id(), record);
                 }
-                Ok(_) => tracing::error!(image = folder, "an image's record does not belong to it; it is dropped"),
-                Err(error) => tracing::error!(image = folder, %error, "an image has no readable record; it is dropped"),
+                read => {
+                    let wrong = || Findings::of("image.json", "content", "the record does not belong to the image");
+                    let findings = read.err().unwrap_or_else(wrong);
+                    spoiled.extend(digest_named(&folder).map(|id| (ImageId::new(id.as_str()), findings)));
+                }
             }
         }
         let (mut names, rebuilt) = load_names(root, &records, writable)?;
@@ -107,16 +133,15 @@ impl Index {
         }
         for (name, id) in names.names {
             let id = ImageId::new(id);
-            let Some(record) = records.get(&id) else {
+            if id.as_str().parse::<Digest>().is_err() {
                 tracing::error!(name, image = %id, "a name has no image behind it; it is dropped");
                 continue;
-            };
-            if let Some(missing) = record.diff_ids().iter().find(|layer| !index.layers.contains_key(*layer)) {
-                tracing::error!(name, image = %id, layer = %missing, "an image lacks a layer; it is dropped");
-                index.salvaged.extend(record.layers.iter().filter_map(|layer| layer.blob.parse().ok()));
-                continue;
             }
-            index.images.insert(id.clone(), record.clone());
+            if !index.images.contains_key(&id) && !index.damaged.contains_key(&id) {
+                let missing = || Findings::of("image.json", "missing", "the image's folder is missing");
+                let record = records.remove(&id).ok_or_else(|| spoiled.remove(&id).unwrap_or_else(missing));
+                index.admit(root, &id, record);
+            }
             index.names.insert(name, id);
         }
         if rebuilt && writable {
@@ -140,7 +165,7 @@ impl Index {
         self.generation += 1;
         let names = self.names.iter().map(|(name, id)| (name.clone(), id.to_string())).collect();
         let file = NamesFile { version: NAMES_VERSION, generation: self.generation, boot, names };
-        serde_json::to_vec(&file).expect("a map of texts is JSON")
+        seal::seal(&file)
     }
 
     pub(super) fn is_unsettled(&self) -> bool {
@@ -168,8 +193,7 @@ impl Index {
         }
         let here = &self.layers;
         self.images.retain(|_, image| image.diff_ids().iter().all(|layer| here.contains_key(layer)));
-        let (kept, lost) =
-            std::mem::take(&mut self.names).into_iter().partition(|(_, id)| self.images.contains_key(id));
+        let (kept, lost) = std::mem::take(&mut self.names).into_iter().partition(|(_, id)| self.is_known(id));
         self.names = kept;
         self.names_unsettled = false;
         Lost { names: Vec::from_iter::<BTreeMap<_, _>>(lost), layers }
@@ -185,8 +209,11 @@ impl Index {
 
     pub(super) fn image_with_names(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
         let record = self.images.get(id)?;
-        let names = self.names.iter().filter(|(_, named)| *named == id).map(|(name, _)| name.clone()).collect();
-        Some((record.clone(), names))
+        Some((record.clone(), self.names_of(id)))
+    }
+
+    pub(super) fn names_of(&self, id: &ImageId) -> Vec<String> {
+        self.names.iter().filter(|(_, named)| *named == id).map(|(name, _)| name.clone()).collect()
     }
 
     pub(super) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
@@ -220,7 +247,23 @@ impl Index {
         let reference: Reference = text.parse().map_err(|error| {
             RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{text}` names no image")).caused_by(error)
         })?;
-        Ok(self.names.get(&reference.canonical().to_string()).cloned())
+        Ok(self.names.get(&reference.canonical().to_string()).filter(|id| self.images.contains_key(*id)).cloned())
+    }
+
+    /// The damaged image that a name, an id or its beginning means.
+    pub(super) fn resolve_damaged(&self, text: &str) -> Option<ImageId> {
+        let digits = text.strip_prefix("sha256:").unwrap_or(text);
+        let name = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string());
+        let named = name.and_then(|name| self.names.get(&name)).filter(|id| self.damaged.contains_key(*id));
+        let mut by_id = self.damaged.keys().filter(|id| {
+            let hex = id.as_str().split_once(':').map_or("", |(_, hex)| hex);
+            digits.len() >= PREFIX_LENGTH_MIN && (hex.starts_with(digits) || id.as_str() == text)
+        });
+        named.or_else(|| by_id.next().filter(|_| by_id.next().is_none())).cloned()
+    }
+
+    fn is_known(&self, id: &ImageId) -> bool {
+        self.images.contains_key(id) || self.damaged.contains_key(id)
     }
 
     fn is_name(&self, text: &str) -> bool {
@@ -229,7 +272,7 @@ impl Index {
 
     /// The layers no image and no lease needs.
     pub(super) fn unneeded_layers(&self) -> Vec<Digest> {
-        let needed: BTreeSet<Digest> = self.images.values().flat_map(ImageRecord::diff_ids).collect();
+        let needed = self.needed_layers();
         let mut unneeded: Vec<Digest> = self
             .layers
             .keys()
@@ -240,6 +283,28 @@ impl Index {
         unneeded
     }
 
+    /// The layers of all images, damaged ones included: what is whole of those need not be fetched again.
+    pub(super) fn needed_layers(&self) -> BTreeSet<Digest> {
+        let damaged = self.damaged.values().flat_map(|image| image.layers.iter().cloned());
+        self.images.values().flat_map(ImageRecord::diff_ids).chain(damaged).collect()
+    }
+
+    /// The names of the folders that images have.
+    pub(super) fn image_folders(&self) -> BTreeSet<String> {
+        self.images.keys().chain(self.damaged.keys()).map(super::record::hex).collect()
+    }
+
+    /// Whether a names file, however it is written, has the names that this process has.
+    pub(super) fn says_the_same(&self, bytes: &[u8]) -> bool {
+        // Until the disk follows, it has what was durable before.
+        if self.is_unsettled() {
+            return true;
+        }
+        let said = seal::open::<NamesFile>(bytes).map(|file| file.names).unwrap_or_default();
+        said.len() == self.names.len()
+            && said.iter().zip(&self.names).all(|(a, b)| (a.0, a.1.as_str()) == (b.0, b.1.as_str()))
+    }
+
     /// Drops images that no name reaches any more.
     pub(super) fn drop_nameless(&mut self) -> Vec<ImageId> {
         let named: BTreeSet<&ImageId> = self.names.values().collect();
@@ -247,6 +312,7 @@ impl Index {
         for id in &nameless {
             self.images.remove(id);
         }
+        self.damaged.retain(|id, _| named.contains(id));
         nameless
     }
 }
@@ -295,7 +361,7 @@ fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<Na
 fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     let mut bytes = Vec::new();
     fs::File::open(path)?.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
-    serde_json::from_slice(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    seal::open(&bytes)
 }
 
 /// The names of the digest-named folders in a folder.
@@ -316,6 +382,17 @@ fn folders(path: &Path) -> Result<Vec<String>, RuntimeError> {
         }
     }
     Ok(names)
+}
+
+/// The digest that a folder is named after, by the number of its digits.
+fn digest_named(folder: &str) -> Option<Digest> {
+    let algorithm = match folder.len() {
+        64 => "sha256",
+        96 => "sha384",
+        128 => "sha512",
+        _ => return None,
+    };
+    format!("{algorithm}:{folder}").parse().ok()
 }
 
 fn is_lower_hex(byte: u8) -> bool {

@@ -6,7 +6,8 @@
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `settle`)
 //!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
-//!   layers/DIFF-HEX/         fs/ (overlay form), layer.json; a directory here is complete and durable
+//!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; a directory here is complete and durable,
+//!                            and one that has a file `damaged` counts as absent
 //!   blobs/ALGORITHM/HEX      compressed blobs of the images here, where they are kept
 //!   ingest/*.partial         blobs under way, and such that broke off and are worth going on with
 //!   mounts/KEY.json, KEY/    what is mounted where; upper and work of writable mounts
@@ -19,18 +20,25 @@
 
 mod blobs;
 mod commit;
+mod damage;
 mod disk;
 mod index;
+mod list;
+mod listed;
 mod lock;
 mod record;
+mod seal;
 mod settle;
 mod sweep;
+mod verify;
 
 pub(crate) use blobs::{BlobWriter, KeptBytes, StagedBlob};
 pub(crate) use commit::{NewImage, StagedLayer};
 pub use record::LayerEntry;
 pub(crate) use record::{ImageRecord, LayerRecord};
 pub use sweep::SweepReport;
+pub(crate) use verify::Watch;
+pub use verify::{Finding, Findings, LayerCheck, Verdict};
 
 use std::{
     collections::HashSet,
@@ -50,6 +58,7 @@ use imagelet_core::{
 pub(crate) use commit::Staging;
 pub(crate) use disk::{SyncView, remove_tree};
 use index::Index;
+pub(crate) use list::{LIST, ListWriter};
 use lock::Lock;
 pub(crate) use record::write_implicit;
 
@@ -159,6 +168,11 @@ impl Store {
     /// The image a reference, id or unique prefix of an id means here.
     pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
         self.index().resolve(text)
+    }
+
+    /// The damaged image that a name, an id or its beginning means here.
+    pub(crate) fn resolve_damaged(&self, text: &str) -> Option<ImageId> {
+        self.index().resolve_damaged(text)
     }
 
     /// The record of a layer that is here.

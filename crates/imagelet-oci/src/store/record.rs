@@ -1,6 +1,10 @@
 //! What is written down of an image and of a layer.
 
-use std::{collections::HashSet, fs, io, path::Path};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs, io,
+    path::Path,
+};
 
 use imagelet_core::image::{Digest, ImageId};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
@@ -13,6 +17,9 @@ pub(crate) struct ImageRecord {
     pub id: String,
     /// Digest of the manifest it was pulled by.
     pub manifest: String,
+    /// Digest of the index that its name meant, where it meant one. Older records do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<String>,
     /// Its layers, lowest first.
     pub layers: Vec<LayerEntry>,
     /// Bytes of manifest and configuration.
@@ -59,12 +66,21 @@ pub(crate) struct LayerRecord {
     /// The boot that wrote it and has not synced it; for any other boot it is not there. `None`: it is durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
+    /// Digests of the other files in its folder, `files.list` first among them. Empty in layers that have no list.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sums: BTreeMap<String, String>,
 }
 
 impl LayerRecord {
+    /// Whether two records are of the same layer, durable yet or not.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let settled = |record: &Self| Self { unsettled: None, ..record.clone() };
+        settled(self) == settled(other)
+    }
+
     /// As it is written.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("a record is JSON")
+        super::seal::seal(self)
     }
 }
 
@@ -96,10 +112,12 @@ pub(super) fn hex(id: &ImageId) -> String {
 /// Bytes of a path in JSON: all but control characters and `%` stand for themselves.
 const PATH_ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Writes `implicit.json` beside a layer's tree.
-pub(crate) fn write_implicit(folder: &Path, paths: &[Vec<u8>]) -> io::Result<()> {
+/// Writes `implicit.json` beside a layer's tree; answers its digest.
+pub(crate) fn write_implicit(folder: &Path, paths: &[Vec<u8>]) -> io::Result<Digest> {
     let texts: Vec<String> = paths.iter().map(|path| percent_encode(path, PATH_ESCAPED).to_string()).collect();
-    fs::write(folder.join("implicit.json"), serde_json::to_vec(&texts)?)
+    let bytes = serde_json::to_vec(&texts)?;
+    fs::write(folder.join("implicit.json"), &bytes)?;
+    Ok(Digest::of(&bytes))
 }
 
 /// Reads it back; most layers have none.

@@ -32,12 +32,19 @@ impl Store {
                 report.layers += 1;
                 report.bytes += index.layers.remove(&layer).map_or(0, |record| record.disk_bytes);
             }
+            let needed = index.needed_layers();
+            let unneeded: Vec<Digest> = index.marked.keys().filter(|layer| !needed.contains(*layer)).cloned().collect();
+            for layer in unneeded {
+                self.move_to_trash(&self.layer_folder(&layer))?;
+                index.marked.remove(&layer);
+                report.layers += 1;
+            }
             Step::SweepLayers.reach();
             for blob in index.unneeded_blobs() {
                 self.move_to_trash(&self.blob_path(&blob))?;
                 report.bytes += index.blobs.remove(&blob).unwrap_or_default();
             }
-            let images: HashSet<String> = index.images.keys().map(super::record::hex).collect();
+            let images = index.image_folders();
             for folder in self.unknown_folders("images", |name| images.contains(name))? {
                 self.move_to_trash(&folder)?;
             }
@@ -60,20 +67,20 @@ impl Store {
         for layer in &unneeded {
             index.layers.remove(layer);
         }
-        let layers: HashSet<&str> = index.layers.keys().map(Digest::hex).collect();
+        let needed = index.needed_layers();
+        index.marked.retain(|layer, _| needed.contains(layer));
+        let layers: HashSet<&str> = index.layers.keys().chain(index.marked.keys()).map(Digest::hex).collect();
         for folder in self.unknown_folders("layers", |name| layers.contains(name))? {
             self.move_to_trash(&folder)?;
         }
         Step::OpenLayers.reach();
         for blob in index.unneeded_blobs() {
-            if !index.salvaged.contains(&blob) {
-                index.blobs.remove(&blob);
-            }
+            index.blobs.remove(&blob);
         }
         for folder in self.unknown_folders("blobs", |_| false)? {
             self.discard_unknown_blobs(&folder, &index)?;
         }
-        let images: HashSet<String> = index.images.keys().map(super::record::hex).collect();
+        let images = index.image_folders();
         for folder in self.unknown_folders("images", |name| images.contains(name))? {
             self.move_to_trash(&folder)?;
         }

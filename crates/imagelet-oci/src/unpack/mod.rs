@@ -12,6 +12,7 @@ mod error;
 mod header;
 mod ledger;
 mod limits;
+mod listing;
 mod name;
 mod pax;
 mod sparse;
@@ -31,11 +32,13 @@ use std::{
 
 use rustix::fd::BorrowedFd;
 
+pub(crate) use self::listing::{xattrs_at, xattrs_of};
 use self::{error::Fault, tar::Reader, writer::Writer};
 pub use self::{
     error::UnpackError,
     ledger::{DeviceRecord, OwnershipRecord},
     limits::UnpackLimits,
+    listing::{Listed, ListedKind, Listing, Sum},
     whiteout::OverlayForm,
 };
 
@@ -93,8 +96,30 @@ pub fn unpack_layer(
     root: BorrowedFd<'_>,
     options: &UnpackOptions,
 ) -> Result<UnpackReport, UnpackError> {
+    unpack(input, root, options, None)
+}
+
+/// The same, with every path told to a listing when it is finished.
+///
+/// # Errors
+/// As [`unpack_layer`]; a listing that fails ends it.
+pub fn unpack_layer_listed(
+    input: &mut dyn BufRead,
+    root: BorrowedFd<'_>,
+    options: &UnpackOptions,
+    listing: &mut dyn Listing,
+) -> Result<UnpackReport, UnpackError> {
+    unpack(input, root, options, Some(listing))
+}
+
+fn unpack<'a>(
+    input: &mut dyn BufRead,
+    root: BorrowedFd<'a>,
+    options: &UnpackOptions,
+    listing: Option<&'a mut dyn Listing>,
+) -> Result<UnpackReport, UnpackError> {
     let mut reader = Reader::new(input, options.limits);
-    let mut writer = Writer::new(root, options).map_err(|fault| fault.at(reader.place()))?;
+    let mut writer = Writer::new(root, options, listing).map_err(|fault| fault.at(reader.place()))?;
     loop {
         match unpack_next(&mut reader, &mut writer) {
             Ok(true) => {}
@@ -116,7 +141,7 @@ fn unpack_next(reader: &mut Reader<'_>, writer: &mut Writer<'_>) -> Result<bool,
 }
 
 /// What a file of `size` bytes of data takes on disk.
-fn disk_size(size: u64) -> u64 {
+pub(crate) fn disk_size(size: u64) -> u64 {
     const UNIT: u64 = 4096;
     size.div_ceil(UNIT).saturating_mul(UNIT)
 }

@@ -15,6 +15,7 @@ use super::{
     error::{Fault, shown},
     ledger::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord, encoded},
     limits::Gauge,
+    listing::{Lister, Listing},
     name,
     pax::Time,
     tar::{Entry, Kind, Reader},
@@ -40,6 +41,7 @@ pub(super) struct Writer<'a> {
     /// Some device has a record and nothing on disk.
     devices_left_out: bool,
     report: UnpackReport,
+    lister: Lister<'a>,
 }
 
 /// A name in an open directory.
@@ -55,7 +57,11 @@ impl Place {
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(root: BorrowedFd<'a>, options: &UnpackOptions) -> Result<Self, Fault> {
+    pub(super) fn new(
+        root: BorrowedFd<'a>,
+        options: &UnpackOptions,
+        listing: Option<&'a mut dyn Listing>,
+    ) -> Result<Self, Fault> {
         let tree = Tree::new(root, &options.limits)?;
         let stat = rustix::fs::fstat(root).map_err(Fault::io("look at the root for"))?;
         if stat.st_mode & 0o2000 != 0 {
@@ -71,6 +77,7 @@ impl<'a> Writer<'a> {
             process: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             devices_left_out: false,
             report: UnpackReport::default(),
+            lister: Lister::new(listing, root)?,
         })
     }
 
@@ -126,6 +133,10 @@ impl<'a> Writer<'a> {
             let shown = if path.is_empty() { &b"."[..] } else { &path };
             self.finish_note(&path, note).map_err(|fault| fault.at(shown))?;
         }
+        if self.lister.is_on() {
+            let listed = self.open_real(&[]).and_then(|root| self.lister.directory(&[], &*root));
+            listed.map_err(|fault| fault.at(b"."))?;
+        }
         self.report.ownership.reverse();
         self.report.implicit_directories.reverse();
         Ok(self.report)
@@ -151,15 +162,20 @@ impl<'a> Writer<'a> {
             created => created,
         };
         let file = file.map_err(Fault::io("create"))?;
-        match entry.sparse.take() {
-            None => self.copy(&file, entry.stored, None, reader)?,
+        self.lister.begin(entry.stored);
+        let ranges = match entry.sparse.take() {
+            None => {
+                self.copy(&file, entry.stored, None, reader)?;
+                None
+            }
             Some(map) => {
                 rustix::fs::ftruncate(&file, entry.size).map_err(Fault::io("size"))?;
-                for range in map.ranges {
+                for range in &map.ranges {
                     self.copy(&file, range.length, Some(range.offset), reader)?;
                 }
+                Some(map.ranges.iter().map(|range| (range.offset, range.length)).collect())
             }
-        }
+        };
         self.report.bytes += entry.size;
         self.report.disk_bytes += disk_size(entry.stored);
 
@@ -176,6 +192,7 @@ impl<'a> Writer<'a> {
             xattrs => xattr::set(&file, xattrs, self.strictness())?,
         };
         rustix::fs::futimens(&file, &times(&entry)).map_err(Fault::io("set the times of"))?;
+        self.lister.file(|| place.path(), &file, ranges, !entry.xattrs.is_empty())?;
         self.record(|| place.path(), &entry, &left_out)
     }
 
@@ -201,6 +218,7 @@ impl<'a> Writer<'a> {
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(Fault::Io { action: "write", errno }),
             };
+            self.lister.wrote(&chunk[..written]);
             reader.consume(written);
             left -= written as u64;
             offset = offset.map(|offset| offset + written as u64);
@@ -306,6 +324,9 @@ impl<'a> Writer<'a> {
             }
             Err(errno) => return Err(Fault::Io { action: "make the hard link", errno }),
         }
+        if self.lister.is_on() {
+            self.lister.hard_link(&place.path(), &from_path)?;
+        }
         let record = self.tree.ledger.get(&from_path).and_then(|note| note.record.clone());
         if let Some(mut record) = record {
             let path = place.path();
@@ -374,6 +395,7 @@ impl<'a> Writer<'a> {
         };
         rustix::fs::utimensat(parent, name, &times(entry), AtFlags::SYMLINK_NOFOLLOW)
             .map_err(Fault::io("set the times of"))?;
+        self.lister.special(|| place.path(), (parent.as_fd(), name), &entry.link, !entry.xattrs.is_empty())?;
         self.record(|| place.path(), entry, &left_out)
     }
 
@@ -388,6 +410,7 @@ impl<'a> Writer<'a> {
         }
         let needed = self.overlay.hide(place.parent.as_fd(), &place.name)?;
         self.tree.ledger.note(&path, 0)?.whiteout = true;
+        self.lister.special(|| path, (place.parent.as_fd(), &place.name), &[], true)?;
         match needed {
             Opacity::Merged => Ok(()),
             needed => self.set_opacity(&place.parent.path, needed),
@@ -420,6 +443,9 @@ impl<'a> Writer<'a> {
         let Freed { bytes, disk_bytes } = self.tree.remove(&place.parent, &place.name)?;
         self.report.bytes = self.report.bytes.saturating_sub(bytes);
         self.report.disk_bytes = self.report.disk_bytes.saturating_sub(disk_bytes);
+        if self.lister.is_on() {
+            self.lister.removed(&place.path())?;
+        }
         Ok(())
     }
 
@@ -461,11 +487,16 @@ impl<'a> Writer<'a> {
 
     fn finish_note(&mut self, path: &[u8], mut note: Note) -> Result<(), Fault> {
         self.gauge.go_on()?;
+        let is_directory = note.implicit || note.directory.is_some() || note.opacity != Opacity::Merged;
         if let Some(meta) = note.directory.take() {
             note.record = self.finish_directory(path, &meta, note.opacity)?;
         } else if let Some((name, value)) = self.overlay.xattr(note.opacity) {
             let directory = self.open_real(path)?;
             set_overlay_xattr(&directory, name, value)?;
+        }
+        if is_directory && !path.is_empty() && self.lister.is_on() {
+            let directory = self.open_real(path)?;
+            self.lister.directory(path, &*directory)?;
         }
         if path.is_empty() {
             self.report.root_opaque = note.opacity == Opacity::Opaque;

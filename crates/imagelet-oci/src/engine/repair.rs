@@ -1,0 +1,213 @@
+//! Makes a damaged image whole: fetches what is damaged of it, and nothing else.
+
+use std::sync::Arc;
+
+use imagelet_core::{
+    credentials::Credential,
+    image::{Digest, ImageId, Platform, Reference},
+    runtime::{Progress, RuntimeError, RuntimeErrorKind},
+};
+
+use super::{Engine, blocking};
+use crate::{
+    manifest::{CONFIG_BYTES_MAX, ImageConfig, Manifest, ManifestDocument},
+    registry::{Document, PullSession, Resolved},
+    store::ImageRecord,
+};
+
+/// The credentials for a repository, in the order in which to try them.
+pub type Credentials<'a> = dyn Fn(&Reference) -> Vec<Credential> + Send + Sync + 'a;
+
+/// A damaged image, and what is still good of its documents.
+struct Patient {
+    id: ImageId,
+    names: Vec<String>,
+    record: Option<ImageRecord>,
+    layers: Vec<Digest>,
+}
+
+impl Engine {
+    /// Fetches what a damaged image lacks from the repositories that its names give, each in turn, and shows it again.
+    ///
+    /// Layers and documents that are whole stay and are not asked for. Answers `false` when the image is not damaged,
+    /// which it also ceases to be when a layer comes back with another image. Dropping the future leaves all as it was.
+    ///
+    /// # Errors
+    /// When no repository hands out what is lacking (the error is that of the last one asked), when a mount still shows
+    /// a damaged layer, or when the disk refuses.
+    pub async fn repair(
+        &self,
+        id: &ImageId,
+        credentials: &Credentials<'_>,
+        progress: &Progress,
+    ) -> Result<bool, RuntimeError> {
+        self.store.check_writable()?;
+        let damaged = self.store.damaged_images().into_iter().find(|(damaged, ..)| damaged == id);
+        let Some((id, image, names)) = damaged else { return Ok(false) };
+        let patient = Patient { id, names, record: image.record, layers: image.layers };
+        self.refuse_if_mounted(&patient.layers).await?;
+        let failed = format!("could not repair image `{}`", patient.id);
+        let mut last = RuntimeError::new(RuntimeErrorKind::NotFound, "no name of it says where it came from");
+        for reference in sources(&patient.names) {
+            match self.repair_from(&patient, &reference, &credentials(&reference), progress).await {
+                Ok(()) => return Ok(true),
+                Err(error) => last = error,
+            }
+        }
+        let hint = last.hint().map(str::to_owned);
+        let error = RuntimeError::new(last.kind(), failed).caused_by(last);
+        Err(match hint {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        })
+    }
+
+    async fn repair_from(
+        &self,
+        patient: &Patient,
+        reference: &Reference,
+        credentials: &[Credential],
+        progress: &Progress,
+    ) -> Result<(), RuntimeError> {
+        let anonymous = credentials.is_empty().then_some(None);
+        let mut last = None;
+        for credential in credentials.iter().map(Some).chain(anonymous) {
+            match self.attempt(patient, reference, credential, progress).await {
+                // Another credential may open what this one does not.
+                Err(error) if matches!(error.kind(), RuntimeErrorKind::Denied | RuntimeErrorKind::NotFound) => {
+                    last = Some(error);
+                }
+                done => return done,
+            }
+        }
+        Err(last.expect("at least one credential, or none at all, was tried"))
+    }
+
+    async fn attempt(
+        &self,
+        patient: &Patient,
+        reference: &Reference,
+        credential: Option<&Credential>,
+        progress: &Progress,
+    ) -> Result<(), RuntimeError> {
+        let config = self.kept(patient, "config.json", patient.id.as_str()).await;
+        let resolved = if let Some(record) = &patient.record {
+            self.documents(patient, record, reference, credential).await?
+        } else {
+            let own = config.as_deref().and_then(|bytes| ImageConfig::parse(bytes).ok());
+            let platform = own.and_then(|config| format!("{}/{}", config.os, config.architecture).parse().ok());
+            self.registry.resolve(reference, credential, &platform.unwrap_or_else(Platform::host)).await?
+        };
+        if resolved.manifest.config.digest.as_str() != patient.id.as_str() {
+            return Err(RuntimeError::new(
+                RuntimeErrorKind::NotFound,
+                format!("`{reference}` is another image than `{}` by now", patient.id),
+            )
+            .with_hint(format!("imagelet pull {reference}")));
+        }
+        let config = match config {
+            Some(config) => config,
+            None => self
+                .registry
+                .fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_BYTES_MAX)
+                .await?
+                .to_vec(),
+        };
+        self.fetch_layers(&patient.id, &resolved, &config, patient.names.clone(), progress).await.map(drop)
+    }
+
+    /// Manifest and index as the record names them: from the disk where they are whole, else from the registry.
+    async fn documents(
+        &self,
+        patient: &Patient,
+        record: &ImageRecord,
+        reference: &Reference,
+        credential: Option<&Credential>,
+    ) -> Result<Resolved, RuntimeError> {
+        let session = self.registry.session(reference, credential).await?;
+        let (chosen, read) = self.document(patient, "manifest.json", &record.manifest, &session).await?;
+        let ManifestDocument::Image(manifest) = read else {
+            return Err(RuntimeError::new(RuntimeErrorKind::Corrupt, "the manifest of the record is an index"));
+        };
+        let root = match &record.index {
+            Some(index) => self.document(patient, "index.json", index, &session).await?.0,
+            None => chosen.clone(),
+        };
+        Ok(Resolved { session, root, chosen, manifest: Manifest { ..manifest } })
+    }
+
+    async fn document(
+        &self,
+        patient: &Patient,
+        name: &'static str,
+        digest: &str,
+        session: &PullSession,
+    ) -> Result<(Document, ManifestDocument), RuntimeError> {
+        let wanted = digest.parse::<Digest>().map_err(|error| {
+            RuntimeError::new(RuntimeErrorKind::Corrupt, format!("the record's `{name}` has no digest"))
+                .caused_by(error)
+        })?;
+        let Some(bytes) = self.kept(patient, name, digest).await else {
+            return self.registry.fetch_document(session, &wanted).await;
+        };
+        let read = ManifestDocument::parse(&bytes, "")?;
+        let media_type = ManifestDocument::media_type(&bytes, "", &read);
+        Ok((Document { digest: wanted, media_type, bytes: bytes.into() }, read))
+    }
+
+    /// A document of the image, if it is as its digest says.
+    async fn kept(&self, patient: &Patient, name: &'static str, digest: &str) -> Option<Vec<u8>> {
+        let (store, id, wanted) = (Arc::clone(&self.store), patient.id.clone(), digest.to_owned());
+        let read = blocking(move || {
+            let bytes = store.image_file(&id, name).unwrap_or_default();
+            Ok((Digest::of(&bytes).as_str() == wanted).then_some(bytes))
+        });
+        read.await.unwrap_or_default()
+    }
+
+    /// Refuses to put a layer in the place of one that a mount still shows.
+    pub(super) async fn refuse_if_mounted(&self, layers: &[Digest]) -> Result<(), RuntimeError> {
+        let replaced = self.store.replaced_by(layers);
+        if replaced.is_empty() {
+            return Ok(());
+        }
+        let damaged = self.store.damaged_images();
+        for mounted in self.mounts().await? {
+            let shown = damaged.iter().find(|(id, ..)| id.as_str() == mounted.image).map(|(_, image, _)| &image.layers);
+            // Whose layers are not known may show any.
+            if shown.is_some_and(|shown| shown.is_empty() || shown.iter().any(|layer| replaced.contains(layer))) {
+                let target = mounted.target.display();
+                let message = format!("layer `{}` is damaged, and `{target}` still shows it", replaced[0]);
+                return Err(RuntimeError::new(RuntimeErrorKind::InUse, message)
+                    .with_hint(format!("imagelet unmount {target}, then repair or pull again")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where an image may come from: each repository once, by a digest where a name has one.
+fn sources(names: &[String]) -> Vec<Reference> {
+    let mut parsed: Vec<Reference> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    parsed.sort_by_key(|reference| reference.digest().is_none());
+    let mut sources: Vec<Reference> = Vec::new();
+    for reference in parsed {
+        if !sources.iter().any(|known| known.repository() == reference.repository()) {
+            sources.push(reference);
+        }
+    }
+    sources
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_repository_is_asked_once_and_by_digest_first() {
+        let digest = Digest::of(b"x");
+        let names = ["a.io/app:v1".into(), format!("a.io/app@{digest}"), "b.io/app:v2".into(), "b.io/app:v1".into()];
+        let found: Vec<String> = sources(&names).iter().map(ToString::to_string).collect();
+        assert_eq!(found, [format!("a.io/app@{digest}"), "b.io/app:v2".into()]);
+    }
+}

@@ -1,0 +1,345 @@
+//! Reads everything again and says what is not as it was written.
+//!
+//! Documents and kept blobs are held to their digests, our own records to their seals, a layer's tree to its list.
+//! Nothing is changed here; what damage leads to stands in `damage`.
+
+mod compare;
+mod tree;
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use aws_lc_rs::digest::{Context, SHA256, SHA384, SHA512};
+use imagelet_core::image::{Digest, DigestAlgorithm, ImageId};
+use rustix::{
+    fs::{Advice, Mode, OFlags, fadvise},
+    io::Errno,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Store,
+    list::LIST,
+    listed::FileList,
+    record::{ImageRecord, LayerRecord},
+    seal::{self, Seal},
+};
+
+/// Findings that are told in full; of the others there is a count.
+const FINDINGS_MAX: usize = 20;
+/// Read at once; two checks run side by side.
+const BUFFER: usize = 128 << 10;
+/// Files of a layer that its record may hold a digest of.
+const SIDE_FILES: [&str; 3] = [LIST, "implicit.json", "ownership.json"];
+/// Records are read whole; none is longer.
+const RECORD_MAX: u64 = 64 << 20;
+
+/// Something that is not as it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Where, below the folder of the image or layer. Control characters are percent-encoded.
+    pub path: String,
+    /// A word: `missing`, `extra`, `type`, `size`, `content`, `target`, `device`, `mode`, `owner`, `mtime`, `xattrs`,
+    /// `unreadable`.
+    pub what: String,
+    /// The same for people, with the values.
+    pub detail: String,
+}
+
+/// What was found in one place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Findings {
+    /// The first of them.
+    pub first: Vec<Finding>,
+    /// How many more there are.
+    pub more: u64,
+}
+
+impl Findings {
+    /// One finding alone.
+    pub(crate) fn of(path: &str, what: &str, detail: impl Into<String>) -> Self {
+        let mut findings = Self::default();
+        findings.add(path.to_owned(), what, detail.into());
+        findings
+    }
+
+    fn add(&mut self, path: String, what: &str, detail: String) {
+        if self.first.len() < FINDINGS_MAX {
+            self.first.push(Finding { path, what: what.to_owned(), detail });
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Adds what was found elsewhere.
+    pub(crate) fn merge(&mut self, other: Findings) {
+        for finding in other.first {
+            self.add(finding.path, &finding.what, finding.detail);
+        }
+        self.more += other.more;
+    }
+
+    /// Whether nothing was found.
+    pub fn is_empty(&self) -> bool {
+        self.first.is_empty()
+    }
+
+    pub(super) fn verdict(self) -> Verdict {
+        if self.is_empty() { Verdict::Whole } else { Verdict::Damaged(self) }
+    }
+}
+
+/// What a check came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every byte is as it was written.
+    Whole,
+    /// Some are not.
+    Damaged(Findings),
+    /// There is nothing to hold it to; why.
+    Unchecked(String),
+}
+
+/// A layer after its check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerCheck {
+    /// What it came to.
+    pub verdict: Verdict,
+    /// Paths that were looked at.
+    pub files: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Files whose content only root could read; all else of them was compared.
+    pub unread: u64,
+}
+
+impl LayerCheck {
+    /// A layer whose damage was found before.
+    pub(crate) fn known(findings: Findings) -> Self {
+        Self { verdict: Verdict::Damaged(findings), files: 0, bytes: 0, unread: 0 }
+    }
+}
+
+/// Who waits for a check, and how it is given up.
+#[derive(Clone)]
+pub(crate) struct Watch {
+    /// Once true, the check ends soon.
+    pub(crate) cancelled: Arc<AtomicBool>,
+    /// Hears of every so many bytes read.
+    pub(crate) read: Arc<dyn Fn(u64) + Send + Sync>,
+}
+
+impl Watch {
+    fn go_on(&self) -> io::Result<()> {
+        if self.cancelled.load(Ordering::Relaxed) { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    }
+}
+
+/// Whether an error is about the check and not about what is checked: nobody waits any more, or the process has run out
+/// of something.
+fn ends_check(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    error.kind() == io::ErrorKind::Interrupted
+        || errno.is_some_and(|errno| matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM))
+}
+
+impl Store {
+    /// Holds a layer to its record and list. An error is about the check, not about the layer.
+    pub(crate) fn check_layer(&self, layer: &Digest, watch: &Watch) -> io::Result<LayerCheck> {
+        let folder = self.layer_folder(layer);
+        let mut check = LayerCheck { verdict: Verdict::Whole, files: 0, bytes: 0, unread: 0 };
+        let mut findings = Findings::default();
+        let record = match read_record::<LayerRecord>(&folder, "layer.json", &mut findings) {
+            Some(record) if self.layer(layer).is_some_and(|known| known.is_same(&record)) => record,
+            Some(_) => {
+                findings.add(
+                    "layer.json".into(),
+                    "content",
+                    "it is not the record that the store was opened with".into(),
+                );
+                return Ok(LayerCheck { verdict: findings.verdict(), ..check });
+            }
+            None => return Ok(LayerCheck { verdict: findings.verdict(), ..check }),
+        };
+        let Some(list_digest) = record.sums.get(LIST).and_then(|digest| digest.parse::<Digest>().ok()) else {
+            let why = "it was unpacked by an older version and has no list of its files";
+            return Ok(LayerCheck { verdict: Verdict::Unchecked(why.into()), ..check });
+        };
+        for name in SIDE_FILES.iter().filter(|name| **name != LIST) {
+            check.bytes += check_side_file(&folder, name, record.sums.get(*name), watch, &mut findings)?;
+        }
+        let opened = open_cold(&folder.join(LIST)).and_then(|file| {
+            check.bytes += file.metadata()?.len();
+            FileList::open(file, &list_digest, || watch.go_on())
+        });
+        let mut list = match opened {
+            Ok(list) => list,
+            Err(error) if ends_check(&error) => return Err(error),
+            Err(error) => {
+                findings.unreadable(LIST, &error);
+                return Ok(LayerCheck { verdict: findings.verdict(), ..check });
+            }
+        };
+        tree::check(&folder.join("fs"), &mut list, watch, &mut findings, &mut check)?;
+        check.verdict = findings.verdict();
+        Ok(check)
+    }
+
+    /// Holds an image's record and documents to their seal and digests.
+    pub(crate) fn check_documents(&self, id: &ImageId, record: &ImageRecord, watch: &Watch) -> io::Result<Verdict> {
+        let folder = self.image_folder(id);
+        let mut findings = Findings::default();
+        if let Some(found) = read_record::<ImageRecord>(&folder, "image.json", &mut findings)
+            && found != *record
+        {
+            findings.add("image.json".into(), "content", "it is not the record that the store was opened with".into());
+        }
+        let documents = [
+            ("manifest.json", Some(&record.manifest)),
+            ("config.json", Some(&record.id)),
+            ("index.json", record.index.as_ref()),
+        ];
+        for (name, digest) in documents {
+            if let Some(digest) = digest {
+                check_side_file(&folder, name, Some(digest), watch, &mut findings)?;
+            }
+        }
+        Ok(findings.verdict())
+    }
+
+    /// Holds `names.json` to its seal, and to what this process knows.
+    pub(crate) fn check_names(&self) -> Findings {
+        let index = self.index();
+        let mut findings = Findings::default();
+        match read_whole(&self.root.join("names.json")) {
+            // Written with the first name that is durable.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && (index.names.is_empty() || index.is_unsettled()) => {}
+            Err(error) => findings.unreadable("names.json", &error),
+            Ok(found) if seal::look(&found) == Seal::Broken || !index.says_the_same(&found) => {
+                findings.add("names.json".into(), "content", "it is not what was written".into());
+            }
+            Ok(_) => {}
+        }
+        findings
+    }
+
+    /// Re-hashes a kept blob; answers the bytes read, too.
+    pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<(Verdict, u64)> {
+        let name = format!("blobs/{}/{}", digest.algorithm().name(), digest.hex());
+        let mut findings = Findings::default();
+        let mut read = 0;
+        match open_cold(&self.blob_path(digest)).and_then(|file| digest_of(file, digest.algorithm(), watch)) {
+            Ok((found, bytes)) => {
+                read = bytes;
+                if found != *digest {
+                    findings.add(name, "content", "its digest is another one".into());
+                }
+            }
+            Err(error) if ends_check(&error) => return Err(error),
+            // A sweep may have taken it.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && !self.blobs().iter().any(|(blob, _)| blob == digest) => {}
+            Err(error) => findings.unreadable(&name, &error),
+        }
+        Ok((findings.verdict(), read))
+    }
+}
+
+impl Findings {
+    fn unreadable(&mut self, path: &str, error: &io::Error) {
+        match error.kind() {
+            io::ErrorKind::NotFound => self.add(path.into(), "missing", "it is missing".into()),
+            io::ErrorKind::InvalidData => self.add(path.into(), "content", error.to_string()),
+            _ => self.add(path.into(), "unreadable", format!("it cannot be read: {error}")),
+        }
+    }
+}
+
+/// Reads one of our own records and its seal.
+fn read_record<T: serde::de::DeserializeOwned>(folder: &Path, name: &str, findings: &mut Findings) -> Option<T> {
+    match read_whole(&folder.join(name)).and_then(|bytes| seal::open(&bytes)) {
+        Ok(record) => Some(record),
+        Err(error) => {
+            findings.unreadable(name, &error);
+            None
+        }
+    }
+}
+
+/// Holds a file to its digest; one without a digest must not be there. Answers the bytes read.
+fn check_side_file(
+    folder: &Path,
+    name: &str,
+    wanted: Option<&String>,
+    watch: &Watch,
+    findings: &mut Findings,
+) -> io::Result<u64> {
+    let wanted = wanted.and_then(|digest| digest.parse::<Digest>().ok());
+    let algorithm = wanted.as_ref().map_or(DigestAlgorithm::Sha256, Digest::algorithm);
+    match (open_cold(&folder.join(name)).and_then(|file| digest_of(file, algorithm, watch)), wanted) {
+        (Ok((found, bytes)), Some(wanted)) if found == wanted => return Ok(bytes),
+        (Ok((_, bytes)), Some(wanted)) => {
+            findings.add(name.into(), "content", format!("its digest is not `{wanted}`"));
+            return Ok(bytes);
+        }
+        (Ok(_), None) => findings.add(name.into(), "extra", "the record knows of no such file".into()),
+        (Err(error), _) if ends_check(&error) => return Err(error),
+        (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {}
+        (Err(error), _) => findings.unreadable(name, &error),
+    }
+    Ok(0)
+}
+
+fn read_whole(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_cold(path)?.take(RECORD_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Opens a file of ours, so that the disk is asked and not only memory.
+fn open_cold(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    forget_cached(&file);
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no file")) }
+}
+
+/// Lets the page cache go of a file: what a check has read nobody needs, and what was there before is not the disk. Pages
+/// that a process has mapped stay.
+fn forget_cached(file: &File) {
+    // Only a hint; file systems without a cache refuse it.
+    let _ = fadvise(file, 0, None, Advice::DontNeed);
+}
+
+fn digest_of(mut file: File, algorithm: DigestAlgorithm, watch: &Watch) -> io::Result<(Digest, u64)> {
+    let mut context = Context::new(match algorithm {
+        DigestAlgorithm::Sha256 => &SHA256,
+        DigestAlgorithm::Sha384 => &SHA384,
+        DigestAlgorithm::Sha512 => &SHA512,
+    });
+    let mut buffer = vec![0; BUFFER];
+    let mut bytes = 0;
+    loop {
+        watch.go_on()?;
+        match file.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => {
+                context.update(&buffer[..read]);
+                bytes += read as u64;
+                (watch.read)(read as u64);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    forget_cached(&file);
+    Ok((Digest::from_hash(algorithm, context.finish().as_ref()), bytes))
+}

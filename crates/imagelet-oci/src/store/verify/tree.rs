@@ -1,0 +1,313 @@
+//! Walks a layer's tree beside its list. No path of more than one component reaches the kernel, no link is followed.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::FileExt as _,
+    },
+    path::Path,
+};
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Mode, OFlags, SeekFrom, Stat},
+    io::Errno,
+};
+use twox_hash::xxhash3_128::Hasher;
+
+use super::{
+    BUFFER, FileList, Findings, LayerCheck, Watch,
+    compare::{Difference, compare, size},
+    ends_check, forget_cached,
+};
+use crate::unpack::{Listed, ListedKind, Sum, xattrs_at, xattrs_of};
+
+/// Directories held open on the way down; those above are found again by name.
+const OPEN_MAX: usize = 64;
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
+const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+
+/// Holds the tree at `root` to its list. An error is about the check, not about the tree.
+pub(super) fn check(
+    root: &Path,
+    list: &mut FileList,
+    watch: &Watch,
+    findings: &mut Findings,
+    check: &mut LayerCheck,
+) -> io::Result<()> {
+    let root = match rustix::fs::open(root, DIRECTORY, Mode::empty()) {
+        Ok(root) => root,
+        Err(errno) => {
+            findings.unreadable("fs", &errno.into());
+            return Ok(());
+        }
+    };
+    let mut walk = Walk { root, list, watch, findings, check, buffer: vec![0; BUFFER] };
+    walk.run()
+}
+
+struct Walk<'a> {
+    root: OwnedFd,
+    list: &'a mut FileList,
+    watch: &'a Watch,
+    findings: &'a mut Findings,
+    check: &'a mut LayerCheck,
+    buffer: Vec<u8>,
+}
+
+/// A directory on the way: its path, and the directories in it that are still to be walked.
+struct Level {
+    path: Vec<u8>,
+    fd: Option<OwnedFd>,
+    below: Vec<Vec<u8>>,
+}
+
+impl Walk<'_> {
+    fn run(&mut self) -> io::Result<()> {
+        let root = self.root.try_clone()?;
+        let stat = rustix::fs::fstat(&root);
+        if let (Some(listed), Ok(stat)) = (self.see(&[]), stat) {
+            let found = xattrs_of(&root).map(|xattrs| Listed::of(&stat, ListedKind::Directory, xattrs));
+            self.judge(&[], &listed, found.map_err(io::Error::from))?;
+        }
+        let below = self.directory(&root, &[])?;
+        let mut levels = vec![Level { path: Vec::new(), fd: Some(root), below }];
+        while let Some(level) = levels.last_mut() {
+            let Some(name) = level.below.pop() else {
+                levels.pop();
+                continue;
+            };
+            let path = join(&level.path, &name);
+            let opened = match &level.fd {
+                Some(parent) => rustix::fs::openat(parent, &name[..], DIRECTORY, Mode::empty()),
+                None => self.open(&path),
+            };
+            match opened {
+                Ok(fd) => {
+                    let below = self.directory(&fd, &path)?;
+                    if levels.len() >= OPEN_MAX {
+                        let far = levels.len() - OPEN_MAX;
+                        levels[far].fd = None;
+                    }
+                    levels.push(Level { path, fd: Some(fd), below });
+                }
+                Err(errno) => self.tell_unreadable(&path, errno)?,
+            }
+        }
+        match self.list.unseen() {
+            Ok(paths) => paths.iter().for_each(|path| self.tell(path, &Difference::Missing)),
+            Err(error) => self.findings.unreadable(super::LIST, &error),
+        }
+        Ok(())
+    }
+
+    /// Opens a directory by name after name from the root.
+    fn open(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let mut here = rustix::fs::openat(&self.root, c".", DIRECTORY, Mode::empty())?;
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            here = rustix::fs::openat(&here, name, DIRECTORY, Mode::empty())?;
+        }
+        Ok(here)
+    }
+
+    /// Compares everything in a directory; answers the directories in it.
+    fn directory(&mut self, directory: &OwnedFd, path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+        let mut below = Vec::new();
+        let entries = match Dir::read_from(directory) {
+            Ok(entries) => entries,
+            Err(errno) => {
+                self.tell_unreadable(path, errno)?;
+                return Ok(below);
+            }
+        };
+        for entry in entries {
+            self.watch.go_on()?;
+            let name = match &entry {
+                Ok(entry) => entry.file_name().to_bytes(),
+                Err(errno) => {
+                    self.tell_unreadable(path, *errno)?;
+                    break;
+                }
+            };
+            if !matches!(name, b"." | b"..") && self.entry(directory.as_fd(), name, &join(path, name))? {
+                below.push(name.to_vec());
+            }
+        }
+        Ok(below)
+    }
+
+    /// Compares what is called `name`; answers whether it is a directory to walk.
+    fn entry(&mut self, parent: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> io::Result<bool> {
+        self.check.files += 1;
+        let listed = self.see(path);
+        let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(errno) => {
+                self.tell_unreadable(path, errno)?;
+                return Ok(false);
+            }
+        };
+        let Some(listed) = listed else {
+            self.tell(path, &Difference::Extra);
+            return Ok(false);
+        };
+        let found = self.look((parent, name), &stat, &listed);
+        self.judge(path, &listed, found)?;
+        Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    }
+
+    /// What the list has for a path. A list that cannot be read any more is a finding itself.
+    fn see(&mut self, path: &[u8]) -> Option<Listed> {
+        self.list.see(path).unwrap_or_else(|error| {
+            self.findings.unreadable(super::LIST, &error);
+            None
+        })
+    }
+
+    fn judge(&mut self, path: &[u8], listed: &Listed, found: io::Result<Listed>) -> io::Result<()> {
+        match found {
+            Ok(found) => compare(listed, &found).iter().for_each(|difference| self.tell(path, difference)),
+            Err(error) if ends_check(&error) => return Err(error),
+            Err(error) => self.tell(path, &Difference::Unreadable(error.to_string())),
+        }
+        Ok(())
+    }
+
+    /// Looks at one thing as closely as the list allows.
+    fn look(&mut self, (parent, name): (BorrowedFd<'_>, &[u8]), stat: &Stat, listed: &Listed) -> io::Result<Listed> {
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {
+                let length = stat.st_size.cast_unsigned();
+                // Another length is damage enough; what is in there need not be read.
+                if size(&listed.kind) != Some(length) {
+                    let kind = ListedKind::File { size: length, content: 0 };
+                    return Ok(Listed::of(stat, kind, xattrs_at(parent, name)?));
+                }
+                let file = match rustix::fs::openat(parent, name, FILE, Mode::empty()) {
+                    Ok(file) => File::from(file),
+                    // Without root, nobody reads a file of ours that its owner must not read.
+                    Err(Errno::ACCESS) if stat.st_mode & 0o400 == 0 => {
+                        self.check.unread += 1;
+                        return Ok(Listed::of(stat, listed.kind.clone(), xattrs_at(parent, name)?));
+                    }
+                    Err(errno) => return Err(errno.into()),
+                };
+                forget_cached(&file);
+                let kind = match &listed.kind {
+                    ListedKind::Sparse { ranges, .. } => self.sparse(&file, length, ranges)?,
+                    _ => ListedKind::File { size: length, content: self.content(&file)? },
+                };
+                forget_cached(&file);
+                return Ok(Listed::of(stat, kind, xattrs_of(&file)?));
+            }
+            FileType::Symlink => ListedKind::Symlink(rustix::fs::readlinkat(parent, name, Vec::new())?.into_bytes()),
+            _ => ListedKind::of_special(stat),
+        };
+        Ok(Listed::of(stat, kind, xattrs_at(parent, name)?))
+    }
+
+    fn content(&mut self, mut file: &File) -> io::Result<Sum> {
+        let mut hasher = Hasher::new();
+        loop {
+            let read = file.read(&mut self.buffer)?;
+            if read == 0 {
+                return Ok(hasher.finish_128());
+            }
+            hasher.write(&self.buffer[..read]);
+            self.note(read)?;
+        }
+    }
+
+    /// Reads the ranges that have data, and what the disk has besides them, which must be zeros. Holes are not read.
+    fn sparse(&mut self, file: &File, length: u64, ranges: &[(u64, u64)]) -> io::Result<ListedKind> {
+        let mut hasher = Hasher::new();
+        for &(offset, length) in ranges {
+            self.each_piece(file, offset, offset + length, |piece| {
+                hasher.write(piece);
+                true
+            })?;
+        }
+        let mut clean = true;
+        let mut before = 0;
+        for &(offset, length) in ranges.iter().chain([&(length, 0)]) {
+            clean = clean && self.is_zero(file, before, offset)?;
+            before = offset + length;
+        }
+        let ranges = if clean { ranges.to_vec() } else { vec![(0, length)] };
+        Ok(ListedKind::Sparse { size: length, content: hasher.finish_128(), ranges })
+    }
+
+    /// Whether a part of a file reads as zeros; only what has blocks on the disk is read.
+    fn is_zero(&mut self, file: &File, mut at: u64, end: u64) -> io::Result<bool> {
+        while at < end {
+            let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+                Ok(start) => start,
+                Err(Errno::NXIO) => return Ok(true),
+                // A file system that knows no holes has all of it on the disk.
+                Err(Errno::INVAL | Errno::NOTSUP) => at,
+                Err(errno) => return Err(errno.into()),
+            };
+            let stop = match rustix::fs::seek(file, SeekFrom::Hole(start)) {
+                Ok(stop) => stop.min(end),
+                Err(Errno::INVAL | Errno::NOTSUP) => end,
+                Err(errno) => return Err(errno.into()),
+            };
+            let zero = |piece: &[u8]| piece.iter().all(|byte| *byte == 0);
+            if start < stop && !self.each_piece(file, start, stop, zero)? {
+                return Ok(false);
+            }
+            at = stop.max(start + 1);
+        }
+        Ok(true)
+    }
+
+    /// Reads a part of a file piece by piece; answers whether all were fine.
+    fn each_piece(
+        &mut self,
+        file: &File,
+        mut at: u64,
+        end: u64,
+        mut fine: impl FnMut(&[u8]) -> bool,
+    ) -> io::Result<bool> {
+        while at < end {
+            let wanted = usize::try_from(end - at).unwrap_or(usize::MAX).min(self.buffer.len());
+            let read = file.read_at(&mut self.buffer[..wanted], at)?;
+            if read == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.note(read)?;
+            if !fine(&self.buffer[..read]) {
+                return Ok(false);
+            }
+            at += read as u64;
+        }
+        Ok(true)
+    }
+
+    fn note(&mut self, read: usize) -> io::Result<()> {
+        self.check.bytes += read as u64;
+        (self.watch.read)(read as u64);
+        self.watch.go_on()
+    }
+
+    fn tell_unreadable(&mut self, path: &[u8], errno: Errno) -> io::Result<()> {
+        let error = io::Error::from(errno);
+        if ends_check(&error) {
+            return Err(error);
+        }
+        self.tell(path, &Difference::Unreadable(error.to_string()));
+        Ok(())
+    }
+
+    fn tell(&mut self, path: &[u8], difference: &Difference) {
+        let shown = if path.is_empty() { "fs".to_owned() } else { format!("fs/{}", percent_encode(path, ESCAPED)) };
+        self.findings.add(shown, difference.word(), difference.to_string());
+    }
+}
+
+fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
+}
