@@ -84,6 +84,8 @@ pub(crate) enum Command {
     Mount(MountArgs),
     /// Unmount what `mount` mounted.
     Unmount(UnmountArgs),
+    /// Check every byte of images against what was pulled (embedded store).
+    Verify(VerifyArgs),
     /// Show the daemon or store at a glance.
     Status,
     /// Check or show the configuration.
@@ -251,6 +253,19 @@ pub(crate) struct UnmountArgs {
     /// Where it is mounted.
     #[arg(value_name = "DIR")]
     pub(crate) directory: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// Names, ids, or unique beginnings of ids; all images without one.
+    #[arg(value_name = "REF")]
+    pub(crate) images: Vec<String>,
+    /// Fetch again what is damaged, and nothing else.
+    #[arg(long)]
+    pub(crate) repair: bool,
+    /// Show no progress.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -121,7 +121,7 @@ fn line(layers: &mut BTreeMap<String, LayerProgress>, step: &Step) -> Option<Str
             let size = layers.get(digest).map_or(ByteSize::ZERO, |layer| ByteSize(layer.size));
             Some(format!("layer {} is done ({size})", short(digest)))
         }
-        Step::Committing => None,
+        Step::Committing | Step::Checking { .. } => None,
     }
 }
 
@@ -170,6 +170,15 @@ impl Bars {
             Step::Present { digest } => finish(&mut layers, &digest, "present"),
             Step::Done { digest } => finish(&mut layers, &digest, "done"),
             Step::Committing => self.total.set_message("committing"),
+            Step::Checking { read, total } => {
+                self.total.set_length(total);
+                self.total.set_style(style(
+                    "{spinner} {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {msg}",
+                ));
+                self.total.set_message("");
+                self.total.set_position(read);
+                return;
+            }
         }
         self.total.set_position(layers.values().map(|(_, layer)| layer.received).sum());
     }

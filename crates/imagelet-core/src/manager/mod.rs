@@ -31,7 +31,7 @@ use text::{quoted, whole_milliseconds};
 pub use throttle::PullRate;
 
 use crate::{
-    credentials::{CredentialSource, Keyring, KeyringError, TrackedCredential},
+    credentials::{Credential, CredentialSource, Keyring, KeyringError, TrackedCredential},
     events::{Event, EventKind, EventSink},
     image::{ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     records::{Asker, ImageAccess, Intent, PullRecords, RecordedSecret, RecordedServiceAccount, RecordsError},
@@ -103,6 +103,12 @@ impl ImageManager {
     /// Replaces the node's own credentials, from the next request on.
     pub fn replace_keyring(&self, keyring: Arc<Keyring>) {
         *self.keyring.write().unwrap_or_else(PoisonError::into_inner) = keyring;
+    }
+
+    /// The node's own credentials for a repository, in the order in which to try them.
+    pub fn node_credentials(&self, repository: &str) -> Vec<Credential> {
+        let keyring = Arc::clone(&self.keyring.read().unwrap_or_else(PoisonError::into_inner));
+        keyring.lookup(repository).into_iter().map(|tracked| tracked.credential).collect()
     }
 
     fn backoff(&self) -> MutexGuard<'_, Backoff<BackoffKey>> {

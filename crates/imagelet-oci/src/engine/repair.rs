@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use imagelet_core::{
     credentials::Credential,
-    image::{Digest, ImageId, Platform, Reference},
-    runtime::{Progress, RuntimeError, RuntimeErrorKind},
+    image::{ByteSize, Digest, ImageId, Platform, Reference},
+    runtime::{Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 
 use super::{Engine, blocking};
@@ -113,6 +113,12 @@ impl Engine {
                 .await?
                 .to_vec(),
         };
+        let layers = resolved.manifest.layers.iter().zip(ImageConfig::parse(&config)?.diff_ids);
+        let lacking = layers.filter(|(_, diff_id)| self.store.layer(diff_id).is_none());
+        progress(PullEvent::Resolved {
+            manifest: resolved.chosen.digest.clone(),
+            layers: lacking.map(|(layer, _)| (layer.digest.clone(), ByteSize(layer.size))).collect(),
+        });
         self.fetch_layers(&patient.id, &resolved, &config, patient.names.clone(), progress).await.map(drop)
     }
 

@@ -50,8 +50,10 @@ fn held_by_another(root: &Path, file: &mut File) -> RuntimeError {
         .with_hint("talk to that process with --endpoint unix://SOCKET, wait for it to end, or name another place with --store DIR")
 }
 
-const COMMANDS: [&str; 14] =
-    ["serve", "pull", "ensure", "ls", "inspect", "rm", "untag", "gc", "df", "pin", "unpin", "pins", "mount", "unmount"];
+const COMMANDS: [&str; 15] = [
+    "serve", "pull", "ensure", "ls", "inspect", "rm", "untag", "gc", "df", "pin", "unpin", "pins", "mount", "unmount",
+    "verify",
+];
 
 /// Program and command word only: arguments may hold what others must not see.
 fn command_line() -> String {

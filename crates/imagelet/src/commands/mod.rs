@@ -5,6 +5,7 @@ mod configuration;
 mod images;
 mod pull;
 mod upkeep;
+mod verify;
 
 use std::{io::Write as _, process::ExitCode};
 
@@ -64,6 +65,7 @@ async fn ask(node: &Node, command: Command, asked: pull::Asked, format: Format) 
         Command::Pins => upkeep::pins(node, format).await,
         Command::Mount(arguments) => upkeep::mount(node, arguments, format).await,
         Command::Unmount(arguments) => upkeep::unmount(node, arguments, format).await,
+        Command::Verify(arguments) => verify::verify(node, arguments, format).await,
         _ => upkeep::status(node, format).await,
     }
 }

@@ -142,7 +142,7 @@ impl LocalNode {
         }
     }
 
-    fn engine(&self, what: &str) -> Result<&Arc<Engine>, Failure> {
+    pub(super) fn engine(&self, what: &str) -> Result<&Arc<Engine>, Failure> {
         self.parts.engine.as_ref().ok_or_else(|| {
             Failure::new("Unsupported", format!("{what} needs the embedded store, this is {}", self.parts.backend))
                 .or_hint("use `--store DIR`")
@@ -240,7 +240,7 @@ fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
     })
 }
 
-fn step(event: PullEvent) -> Step {
+pub(super) fn step(event: PullEvent) -> Step {
     match event {
         PullEvent::Resolved { manifest, layers } => Step::Resolved {
             manifest: manifest.to_string(),
@@ -336,6 +336,16 @@ impl Command for RemoveRequest {
     type Answer = Removed;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Removed, Failure> {
+        if let Some(engine) = &node.parts.engine
+            && node.look(&self.image).await?.is_none()
+            && let Some(id) = engine.damaged(&self.image)
+        {
+            let before = engine.disk_usage().await?.total;
+            node.parts.runtime.remove(&ImageSpec::new(id.as_str())).await?;
+            let freed = before.saturating_sub(engine.disk_usage().await?.total).0;
+            tracing::info!(image = %id, "removed a damaged image on request");
+            return Ok(Removed { id: id.to_string(), names: Vec::new(), freed: Some(freed) });
+        }
         let image = node.find(&self.image).await?;
         let snapshot = node.refresh().await?;
         let entry = snapshot.entries.iter().find(|entry| entry.key() == image.key());

@@ -4,6 +4,7 @@ mod collect;
 mod local;
 mod pods;
 mod remote;
+mod verify;
 mod words;
 
 use std::sync::Arc;
@@ -15,6 +16,9 @@ pub(crate) use collect::collect;
 pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use pods::PodImages;
 pub(crate) use remote::{RemoteNode, Spoken};
+pub(crate) use verify::{Verified, VerifiedImage, VerifiedPart, VerifyRequest};
+#[cfg(test)]
+pub(crate) use verify::{VerifiedFinding, VerifiedLayer};
 pub(crate) use words::*;
 
 use crate::{
@@ -77,6 +81,7 @@ impl Handler for LocalNode {
             PinsRequest::NAME => answer::<PinsRequest>(self, body, progress).await,
             MountRequest::NAME => answer::<MountRequest>(self, body, progress).await,
             UnmountRequest::NAME => answer::<UnmountRequest>(self, body, progress).await,
+            VerifyRequest::NAME => answer::<VerifyRequest>(self, body, progress).await,
             StatusRequest::NAME => answer::<StatusRequest>(self, body, progress).await,
             unknown => Err(Refusal::Unknown(format!("no command `{}`", unknown.escape_debug()))),
         }

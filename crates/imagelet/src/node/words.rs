@@ -357,6 +357,8 @@ pub(crate) enum Step {
     Done { digest: String },
     /// All are here; they are made durable and named.
     Committing,
+    /// So many bytes of what is here were read, of about so many.
+    Checking { read: u64, total: u64 },
 }
 
 /// A layer and its compressed size.

@@ -13,3 +13,4 @@ mod refusals;
 mod source;
 mod testbed;
 mod tree;
+mod verify;

@@ -79,7 +79,7 @@ impl Findings {
     }
 
     /// Adds what was found elsewhere.
-    pub(crate) fn merge(&mut self, other: Findings) {
+    pub fn merge(&mut self, other: Findings) {
         for finding in other.first {
             self.add(finding.path, &finding.what, finding.detail);
         }
@@ -91,7 +91,8 @@ impl Findings {
         self.first.is_empty()
     }
 
-    pub(super) fn verdict(self) -> Verdict {
+    /// Whole where nothing was found.
+    pub fn verdict(self) -> Verdict {
         if self.is_empty() { Verdict::Whole } else { Verdict::Damaged(self) }
     }
 }

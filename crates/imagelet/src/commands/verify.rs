@@ -1,0 +1,153 @@
+//! `verify`: a row an image, what was found below, and exit 1 while damage is left.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use imagelet_core::image::{ByteSize, ImageId};
+
+use super::upkeep::complain;
+use crate::{
+    cli::{Format, VerifyArgs},
+    failure::Failure,
+    node::{Node, Verified, VerifiedImage, VerifiedPart, VerifyRequest},
+    output::{Table, names, print, printable},
+    progress::Screen,
+};
+
+pub(super) async fn verify(node: &Node, arguments: VerifyArgs, format: Format) -> Result<ExitCode, Failure> {
+    let repair = arguments.repair;
+    let screen = Screen::of_stderr(arguments.quiet);
+    let shown = screen.show("verify");
+    let request = VerifyRequest { images: arguments.images, repair };
+    let verified = node.ask(request, shown.steps.clone()).await;
+    drop(shown);
+    let verified = verified?;
+    print(format, &verified, |mut out| {
+        table(&verified, format).write(&mut out)?;
+        findings(&verified, out)
+    })?;
+    for failure in verified.images.iter().filter_map(|image| image.failure.as_ref()) {
+        complain(failure);
+    }
+    if verified.damaged && !repair {
+        drop(writeln!(
+            io::stderr(),
+            "hint: `imagelet verify --repair` fetches what is damaged, and nothing else; until then damaged images are not listed"
+        ));
+    }
+    Ok(if verified.damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn table(verified: &Verified, format: Format) -> Table {
+    let mut table = Table::new(["NAME", "ID", "LAYERS", "FILES", "READ", "RESULT"]);
+    for image in &verified.images {
+        let id = ImageId::new(&image.id);
+        let id = if format == Format::Wide { image.id.as_str() } else { id.short() };
+        let files: u64 = image.layers.iter().map(|layer| layer.files).sum();
+        let bytes = image.layers.iter().map(|layer| ByteSize(layer.bytes)).sum::<ByteSize>().to_string();
+        let cells = [&label(image), id, &layers(image), &files.to_string(), &bytes, result(&image.result)];
+        table.row(cells);
+    }
+    table
+}
+
+fn label(image: &VerifiedImage) -> String {
+    names(if image.names.is_empty() { &image.digests } else { &image.names })
+}
+
+/// `3 ok`, `2 ok, 1 damaged`
+fn layers(image: &VerifiedImage) -> String {
+    let counts = ["ok", "damaged", "repaired", "unchecked"].map(|word| {
+        let count = image.layers.iter().filter(|layer| layer.part.result == word).count();
+        (count > 0).then(|| format!("{count} {word}"))
+    });
+    let counts: Vec<String> = counts.into_iter().flatten().collect();
+    if counts.is_empty() { "-".into() } else { counts.join(", ") }
+}
+
+fn result(word: &str) -> &str {
+    if word == "unchecked" { "cannot be checked" } else { word }
+}
+
+/// What was found, image by image; what two images share is told once.
+fn findings(verified: &Verified, out: &mut dyn Write) -> io::Result<()> {
+    part(out, "store", &verified.store)?;
+    let mut told: Vec<&str> = Vec::new();
+    for image in &verified.images {
+        if image.documents.result == "ok"
+            && image.layers.iter().all(|layer| layer.part.result == "ok" && layer.unread == 0)
+        {
+            continue;
+        }
+        writeln!(out, "\n{}", printable(&label(image)))?;
+        part(out, "  image", &image.documents)?;
+        for layer in &image.layers {
+            let name = format!("  layer {}", ImageId::new(&layer.diff_id).short());
+            if told.contains(&layer.diff_id.as_str()) {
+                if layer.part.result != "ok" {
+                    writeln!(out, "{name}: as above")?;
+                }
+                continue;
+            }
+            told.push(&layer.diff_id);
+            part(out, &name, &layer.part)?;
+            if layer.unread > 0 {
+                writeln!(out, "{name}: the content of {} files can be read by root alone", layer.unread)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn part(out: &mut dyn Write, name: &str, part: &VerifiedPart) -> io::Result<()> {
+    if let Some(why) = &part.why {
+        writeln!(out, "{name}: {}", printable(why))?;
+    }
+    for finding in &part.findings {
+        writeln!(out, "{name}: {}: {}", printable(&finding.path), printable(&finding.detail))?;
+    }
+    if part.more > 0 { writeln!(out, "{name}: and {} more", part.more) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{VerifiedFinding, VerifiedLayer};
+
+    #[test]
+    fn what_was_found_is_told_once_and_below_the_image() {
+        let finding = VerifiedFinding {
+            path: "fs/etc/conf\u{1b}".into(),
+            what: "content".into(),
+            detail: "its content has changed".into(),
+        };
+        let bad = VerifiedPart { result: "damaged".into(), findings: vec![finding], more: 2, why: None };
+        let ok = VerifiedPart { result: "ok".into(), ..VerifiedPart::default() };
+        let layer = |digit: &str, part: &VerifiedPart| VerifiedLayer {
+            diff_id: format!("sha256:{}", digit.repeat(64)),
+            part: part.clone(),
+            ..VerifiedLayer::default()
+        };
+        let image = |name: &str| VerifiedImage {
+            names: vec![name.into()],
+            result: "damaged".into(),
+            documents: ok.clone(),
+            layers: vec![layer("a", &ok), layer("b", &bad)],
+            ..VerifiedImage::default()
+        };
+        let verified = Verified { images: vec![image("one:v1"), image("two:v1")], store: ok.clone(), damaged: true };
+        assert_eq!(layers(&verified.images[0]), "1 ok, 1 damaged");
+        let mut out = Vec::new();
+        findings(&verified, &mut out).expect("memory takes it");
+        let short = ImageId::new(format!("sha256:{}", "b".repeat(64))).short().to_owned();
+        assert_eq!(
+            String::from_utf8_lossy(&out),
+            format!(
+                "\none:v1\n  layer {short}: fs/etc/conf?: its content has changed\n  layer {short}: and 2 more\n\n\
+                 two:v1\n  layer {short}: as above\n"
+            )
+        );
+    }
+}

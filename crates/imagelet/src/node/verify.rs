@@ -1,0 +1,228 @@
+//! `verify`: holds what the embedded store has to what was pulled, and fetches again what is damaged.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use imagelet_core::{image::Reference, runtime::Progress};
+use imagelet_oci::{Engine, Findings, ImageCheck, LayerCheck, LayerName, Verdict, VerifyReport};
+use serde::{Deserialize, Serialize};
+
+use super::{Command, LocalNode, Step, Steps, local::step};
+use crate::failure::Failure;
+
+/// Asks for a check.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct VerifyRequest {
+    /// Names, ids, or unique beginnings of ids; none is all images.
+    pub(crate) images: Vec<String>,
+    /// Fetch again what is damaged.
+    pub(crate) repair: bool,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Verified {
+    /// Sorted by name.
+    pub(crate) images: Vec<VerifiedImage>,
+    /// What is wrong with the store's own files and kept blobs.
+    pub(crate) store: VerifiedPart,
+    /// Whether damage is left.
+    pub(crate) damaged: bool,
+}
+
+/// An image after its check.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct VerifiedImage {
+    /// Its id.
+    pub(crate) id: String,
+    /// Full names with tag.
+    pub(crate) names: Vec<String>,
+    /// Full names with digest.
+    pub(crate) digests: Vec<String>,
+    /// `ok`, `damaged`, `repaired`, or `unchecked` where there is nothing to hold it to.
+    pub(crate) result: String,
+    /// Its record, manifest, configuration and index.
+    pub(crate) documents: VerifiedPart,
+    /// Lowest first.
+    pub(crate) layers: Vec<VerifiedLayer>,
+    /// Why it could not be repaired.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failure: Option<Failure>,
+}
+
+/// A layer after its check.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct VerifiedLayer {
+    /// Digest of the uncompressed layer.
+    pub(crate) diff_id: String,
+    /// Digest of the layer as the registry has it, where known.
+    pub(crate) blob: Option<String>,
+    /// What was found in it.
+    #[serde(flatten)]
+    pub(crate) part: VerifiedPart,
+    /// Paths that were looked at.
+    pub(crate) files: u64,
+    /// Bytes that were read.
+    pub(crate) bytes: u64,
+    /// Files whose content only root may read; all else of them was compared.
+    pub(crate) unread: u64,
+}
+
+/// What was found in one place.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct VerifiedPart {
+    /// `ok`, `damaged` or `unchecked`; `repaired` where damage was mended.
+    pub(crate) result: String,
+    /// Why it could not be checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) why: Option<String>,
+    /// The first findings.
+    pub(crate) findings: Vec<VerifiedFinding>,
+    /// How many more there are.
+    pub(crate) more: u64,
+}
+
+/// Something that is not as it was pulled.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct VerifiedFinding {
+    /// Where, below the folder of the image or layer in the store.
+    pub(crate) path: String,
+    /// `missing`, `extra`, `type`, `size`, `content`, `target`, `device`, `mode`, `owner`, `mtime`, `xattrs` or
+    /// `unreadable`.
+    pub(crate) what: String,
+    /// The same for people.
+    pub(crate) detail: String,
+}
+
+#[async_trait]
+impl Command for VerifyRequest {
+    const NAME: &'static str = "verify";
+    type Answer = Verified;
+
+    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Verified, Failure> {
+        let engine = node.engine("verifying")?;
+        let mut verified = Verified { store: part(&Verdict::Whole), ..Verified::default() };
+        let all = [None];
+        let asked: Vec<Option<&str>> = self.images.iter().map(|image| Some(image.as_str())).collect();
+        for image in if asked.is_empty() { &all[..] } else { &asked } {
+            let heard = Arc::clone(&steps);
+            let progress = Arc::new(move |read, total| heard(Step::Checking { read, total }));
+            let report = engine.verify(*image, progress).await?;
+            let mut images: Vec<VerifiedImage> = report.images.iter().map(image_of).collect();
+            let mut store = report.store.clone();
+            store.merge(report.blobs.findings.clone());
+            let mut found = part(&store.verdict());
+            if self.repair {
+                for image in images.iter_mut().filter(|image| image.result == "damaged") {
+                    repair(node, engine, image, &steps).await;
+                }
+                if found.result == "damaged" {
+                    engine.mend_store(&report).await?;
+                    found.result = "repaired".into();
+                }
+            }
+            log(&report, self.repair, &images);
+            verified.add(images, found);
+        }
+        Ok(verified)
+    }
+}
+
+impl Verified {
+    fn add(&mut self, images: Vec<VerifiedImage>, store: VerifiedPart) {
+        self.damaged |= store.result == "damaged" || images.iter().any(|image| image.result == "damaged");
+        for image in images {
+            if !self.images.iter().any(|known| known.id == image.id) {
+                self.images.push(image);
+            }
+        }
+        if store.result != "ok" {
+            self.store = store;
+        }
+    }
+}
+
+async fn repair(node: &LocalNode, engine: &Engine, image: &mut VerifiedImage, steps: &Steps) {
+    let heard = Arc::clone(steps);
+    let progress: Progress = Arc::new(move |event| heard(step(event)));
+    let credentials = |reference: &Reference| node.parts().manager.node_credentials(reference.repository());
+    match engine.repair(&imagelet_core::image::ImageId::new(&image.id), &credentials, &progress).await {
+        Ok(_) => {
+            image.result = "repaired".into();
+            let parts = image.layers.iter_mut().map(|layer| &mut layer.part).chain([&mut image.documents]);
+            for part in parts.filter(|part| part.result == "damaged") {
+                part.result = "repaired".into();
+            }
+        }
+        Err(error) => image.failure = Some(Failure::of(&error)),
+    }
+}
+
+fn log(report: &VerifyReport, repair: bool, images: &[VerifiedImage]) {
+    let count = |result: &str| images.iter().filter(|image| image.result == result).count();
+    tracing::info!(
+        images = images.len(),
+        damaged = report.images.iter().filter(|image| image.is_damaged()).count(),
+        unchecked = count("unchecked"),
+        repaired = count("repaired"),
+        repair,
+        "verified the store"
+    );
+}
+
+fn image_of(image: &ImageCheck) -> VerifiedImage {
+    let (digests, names) = image.names.iter().cloned().partition(|name| name.contains('@'));
+    let result = match (image.is_damaged(), image.unchecked()) {
+        (true, _) => "damaged",
+        (false, Some(_)) => "unchecked",
+        (false, None) => "ok",
+    };
+    VerifiedImage {
+        id: image.id.to_string(),
+        names,
+        digests,
+        result: result.into(),
+        documents: part(&image.documents),
+        layers: image.layers.iter().map(|(name, check)| layer_of(name, check)).collect(),
+        failure: None,
+    }
+}
+
+fn layer_of(name: &LayerName, check: &LayerCheck) -> VerifiedLayer {
+    VerifiedLayer {
+        diff_id: name.diff_id.to_string(),
+        blob: name.blob.clone(),
+        part: part(&check.verdict),
+        files: check.files,
+        bytes: check.bytes,
+        unread: check.unread,
+    }
+}
+
+fn part(verdict: &Verdict) -> VerifiedPart {
+    match verdict {
+        Verdict::Whole => VerifiedPart { result: "ok".into(), ..VerifiedPart::default() },
+        Verdict::Unchecked(why) => {
+            VerifiedPart { result: "unchecked".into(), why: Some(why.clone()), ..VerifiedPart::default() }
+        }
+        Verdict::Damaged(Findings { first, more }) => VerifiedPart {
+            result: "damaged".into(),
+            findings: first
+                .iter()
+                .map(|finding| VerifiedFinding {
+                    path: finding.path.clone(),
+                    what: finding.what.clone(),
+                    detail: finding.detail.clone(),
+                })
+                .collect(),
+            more: *more,
+            ..VerifiedPart::default()
+        },
+    }
+}
