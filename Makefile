@@ -7,13 +7,17 @@ SHELL := /bin/bash
 
 CARGO ?= cargo
 DENY_VERSION := 0.20.2
+FUZZ_VERSION := 0.13.2
+# How long `make fuzz` spends on each target; all run at once.
+FUZZ_SECONDS ?= 3600
+FUZZ_TARGETS := $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 TEST_LOG := target/test.log
 
 # What the tests start for real, as `program:package`.
 PARTS := containerd:containerd runc:runc docker-registry:docker-registry busybox:busybox-static htpasswd:apache2-utils \
 	strace:strace mkfs.ext4:e2fsprogs mount:mount zstd:zstd gzip:gzip cc:gcc make:make python3:python3
 
-.PHONY: help parts fmt lint doc deny test bench
+.PHONY: help parts fmt lint doc deny test fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -36,6 +40,7 @@ parts: ## Installs the Debian packages the tests start, where they are missing.
 
 fmt: ## Checks the formatting.
 	@$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --all --check
 
 lint: fmt ## Formatting and clippy, warnings are errors.
 	@$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
@@ -56,6 +61,23 @@ test: parts lint doc deny ## Everything CI checks; ends on `N passed, N failed`.
 	grep -E '^test .* FAILED$$' $(TEST_LOG) || true
 	awk '/^test result:/ { passed += $$4; failed += $$6; ignored += $$8 }
 	  END { printf "%d passed, %d failed, %d skipped\n", passed, failed, ignored; exit passed == 0 }' $(TEST_LOG)
+	exit $$status
+
+fuzz: ## Fuzzes all targets side by side, FUZZ_SECONDS each; wants a C++ compiler and an hour.
+	@[ "$$($(CARGO) fuzz --version 2>/dev/null)" = "cargo-fuzz $(FUZZ_VERSION)" ] \
+	  || $(CARGO) install --quiet --locked cargo-fuzz --version $(FUZZ_VERSION)
+	cd fuzz
+	options=(--sanitizer none --no-cfg-fuzzing)
+	$(CARGO) fuzz build "$${options[@]}"
+	for target in $(FUZZ_TARGETS); do
+	  mkdir -p corpus/$$target artifacts/$$target regressions/$$target
+	  nice -n 19 $(CARGO) fuzz run "$${options[@]}" $$target corpus/$$target seeds/$$target regressions/$$target -- \
+	    -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -timeout=20 -rss_limit_mb=1024 -print_final_stats=1 \
+	    >artifacts/$$target.log 2>&1 &
+	done
+	status=0
+	for job in $$(jobs -p); do wait $$job || status=1; done
+	grep -H -E '^Done |number_of_executed_units|^thread .* panicked|ERROR: libFuzzer' artifacts/*.log
 	exit $$status
 
 bench: parts ## Prints every figure the project claims; FIGURES="web rss" for some, BENCH_ML=1 for the large image too.

@@ -6,6 +6,9 @@
 mod engine;
 #[doc(hidden)]
 pub mod failpoint;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod manifest;
 mod mount;
 mod pipeline;

@@ -8,6 +8,8 @@
 mod blocks;
 mod fetch;
 mod inflate;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod probe;
 mod unpacking;
 mod window;
 

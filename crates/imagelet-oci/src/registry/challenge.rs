@@ -31,6 +31,12 @@ impl Challenge {
     pub(super) fn parameter(&self, name: &str) -> Option<&str> {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
+
+    /// All parameters in the order of the header.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn parameters(&self) -> &[(String, String)] {
+        &self.parameters
+    }
 }
 
 /// All challenges of an answer.

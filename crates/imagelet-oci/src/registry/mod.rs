@@ -19,6 +19,8 @@ mod challenge;
 mod error;
 mod hosts;
 mod pace;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod probe;
 mod ranged;
 mod resolve;
 mod session;

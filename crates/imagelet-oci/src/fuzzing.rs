@@ -1,0 +1,90 @@
+//! What fuzzers call: for each format from outside one check of any bytes and one mutator that knows the format.
+//!
+//! The targets in `fuzz/` and the replay in `tests/fuzz_replay.rs` call these very functions. A check panics where an
+//! invariant is broken; that an input is refused is never a finding. Nothing in the program calls this room.
+
+mod archive;
+mod blocks;
+mod disk;
+mod documents;
+mod framing;
+mod gunzip;
+mod model;
+mod mutation;
+mod names;
+mod whiteouts;
+
+use std::{error::Error, path::Path};
+
+use self::mutation::Dice;
+
+/// Inputs longer than this are cut: what matters shows in less, and a run stays short.
+pub const INPUT_MAX: usize = 64 << 10;
+/// No refusal is told in more bytes than this, whatever the input.
+const MESSAGE_MAX: usize = 4096;
+
+/// One format, as fuzzers see it.
+#[derive(Debug)]
+pub struct Target {
+    /// The binary in `fuzz/`, and the folder of its seeds.
+    pub name: &'static str,
+    check: fn(&[u8], &Path),
+    mutate: fn(&mut Vec<u8>, &mut Dice),
+    mend: fn(&mut [u8]),
+}
+
+/// All targets.
+pub const TARGETS: [Target; 6] = [
+    Target { name: "tar", check: archive::check, mutate: blocks::mutate, mend: blocks::mend },
+    Target { name: "manifest", check: documents::check, mutate: documents::mutate, mend: leave },
+    Target { name: "framing", check: framing::check, mutate: framing::mutate, mend: gunzip::mend },
+    Target { name: "whiteouts", check: whiteouts::check, mutate: whiteouts::mutate, mend: leave },
+    Target { name: "reference", check: names::check_reference, mutate: names::mutate_reference, mend: leave },
+    Target { name: "challenge", check: names::check_challenge, mutate: names::mutate_challenge, mend: leave },
+];
+
+impl Target {
+    /// Checks one input. `folder` is the caller's, empty at first, and may be used again.
+    ///
+    /// # Panics
+    /// Where an invariant is broken: a finding.
+    pub fn run(&self, bytes: &[u8], folder: &Path) {
+        (self.check)(&bytes[..bytes.len().min(INPUT_MAX)], folder);
+    }
+
+    /// Changes an input a little, the same way for the same seed.
+    pub fn mutate(&self, bytes: &mut Vec<u8>, seed: u64) {
+        (self.mutate)(bytes, &mut Dice::new(seed));
+        bytes.truncate(INPUT_MAX);
+        self.mend(bytes);
+    }
+
+    /// Puts right the checksums that keep a changed input from being read any further.
+    pub fn mend(&self, bytes: &mut [u8]) {
+        (self.mend)(bytes);
+    }
+}
+
+/// For formats that have no checksums.
+fn leave(_: &mut [u8]) {}
+
+/// A refusal is fit for a log line: bounded, and on one line.
+fn assert_tellable(error: &dyn Error) {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let text = error.to_string();
+        assert!(
+            text.len() <= MESSAGE_MAX,
+            "a message of {} bytes: {}",
+            text.len(),
+            &text[..text.floor_char_boundary(200)]
+        );
+        assert!(!text.contains(char::is_control), "a message with control characters: {text:?}");
+        cause = error.source();
+    }
+}
+
+/// A number that depends on all bytes, for choices a check makes.
+fn fingerprint(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

@@ -1,0 +1,245 @@
+//! Whole archives: whatever they say, the host stays as it was, and the report tells what stands on disk.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::BufReader,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use rustix::fs::FileType;
+
+use super::{
+    assert_tellable,
+    disk::{self, Nodes},
+    fingerprint,
+};
+use crate::unpack::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, unpack_layer};
+
+/// Small enough for each bound to be reached by a short archive; paths may be as long as they ever may.
+const LIMITS: UnpackLimits = UnpackLimits {
+    entries_max: 200,
+    bytes_max: 1 << 20,
+    header_max: 16 << 10,
+    path_max: 4096,
+    depth_max: 64,
+    ranges_max: 64,
+    memory_max: 256 << 10,
+    free_bytes_floor: 0,
+    free_inodes_floor: 0,
+};
+/// The buffer a pull has.
+const BUFFER: usize = 256 << 10;
+const BLOCK: usize = 512;
+
+/// Unpacks as a pull by root does and as one by anybody else does; compares what both can have.
+pub(super) fn check(bytes: &[u8], folder: &Path) {
+    let site = Site::new(folder);
+    let choice = fingerprint(bytes);
+    let first = if rustix::process::geteuid().is_root() {
+        site.unpack(bytes, (Ownership::Apply, OverlayForm::Trusted), BUFFER)
+    } else {
+        site.unpack(bytes, (Ownership::Record, OverlayForm::User), BUFFER)
+    };
+    // A small and odd buffer puts headers and data across its ends.
+    let buffer = 1 + usize::try_from(choice % 1000).expect("a small number");
+    let second = site.unpack(bytes, (Ownership::Record, OverlayForm::User), buffer);
+    if let (Ok(first), Ok(second)) = (first, second) {
+        let numbers = |report: &UnpackReport| (report.entries, report.bytes, report.root_opaque);
+        assert_eq!(numbers(&first), numbers(&second), "root and others read the same archive");
+        // A device that is not made leaves no name that a later entry would replace or run into.
+        if second.ownership.iter().all(|record| record.device.is_none()) {
+            assert_eq!(first.implicit_directories, second.implicit_directories);
+        }
+    }
+}
+
+/// A layer's directory between things that must not be touched.
+pub(super) struct Site {
+    layer: PathBuf,
+    host: PathBuf,
+    home: PathBuf,
+}
+
+impl Site {
+    pub(super) fn new(folder: &Path) -> Self {
+        let site = Self { layer: folder.join("layer"), host: folder.join("host"), home: folder.to_owned() };
+        if !site.host.exists() {
+            fs::create_dir_all(site.host.join("dir")).expect("the folder is ours");
+            fs::write(site.host.join("secret"), "untouched").expect("the folder is ours");
+            fs::write(site.host.join("dir/file"), "untouched").expect("the folder is ours");
+        }
+        site
+    }
+
+    fn unpack(
+        &self,
+        bytes: &[u8],
+        (ownership, overlay): (Ownership, OverlayForm),
+        buffer: usize,
+    ) -> Result<UnpackReport, UnpackError> {
+        let options = options(ownership, overlay, LIMITS);
+        self.within(bytes, &options, buffer, |result, nodes| {
+            match result {
+                Ok(report) => assert_true_report(report, nodes, bytes),
+                Err(error) => {
+                    assert_tellable(error);
+                    let told = error.to_string();
+                    // Only what an attribute may be is the kernel's to say.
+                    let excused = told.starts_with("could not set an extended attribute");
+                    assert!(error.io_error().is_none() || excused, "the kernel had to say no: {error:?}");
+                }
+            }
+            assert_no_foreign_overlay(nodes);
+        })
+    }
+
+    /// Unpacks into a new directory, shows what came of it, and removes it; the host is looked at before and after.
+    pub(super) fn within(
+        &self,
+        bytes: &[u8],
+        options: &UnpackOptions,
+        buffer: usize,
+        look: impl FnOnce(&Result<UnpackReport, UnpackError>, &Nodes),
+    ) -> Result<UnpackReport, UnpackError> {
+        let before = disk::read(&self.host);
+        fs::create_dir(&self.layer).expect("the last run removed its directory");
+        let root = File::open(&self.layer).expect("was just made");
+        let result = unpack_layer(&mut BufReader::with_capacity(buffer, bytes), root.as_fd(), options);
+        let nodes = disk::read(&self.layer);
+        look(&result, &nodes);
+        fs::remove_dir_all(&self.layer).expect("a layer can be removed");
+        assert_eq!(disk::read(&self.host), before, "the host was touched");
+        assert_eq!(fs::read_dir(&self.home).expect("is ours").count(), 1, "something lies beside the layer");
+        result
+    }
+}
+
+pub(super) fn options(ownership: Ownership, overlay: OverlayForm, limits: UnpackLimits) -> UnpackOptions {
+    UnpackOptions { ownership, overlay, limits, cancelled: Arc::new(AtomicBool::new(false)) }
+}
+
+/// The report's numbers are those of the disk.
+fn assert_true_report(report: &UnpackReport, nodes: &Nodes, bytes: &[u8]) {
+    let blocks = u64::try_from(bytes.len().div_ceil(BLOCK)).expect("a length fits in 64 bits");
+    assert!(report.entries <= blocks.min(LIMITS.entries_max), "more entries than blocks or than allowed");
+
+    let mut inodes = BTreeSet::new();
+    let mut sizes: u64 = 0;
+    let mut units: u64 = 0;
+    let mut directories: u64 = 0;
+    for node in nodes.values() {
+        match node.kind {
+            FileType::RegularFile if inodes.insert(node.stat.inode) => {
+                sizes += node.stat.size;
+                units += node.stat.size.div_ceil(4096);
+            }
+            FileType::Directory => directories += 1,
+            _ => {}
+        }
+    }
+    assert_eq!(report.bytes, sizes, "the files' sizes");
+    assert!(report.bytes <= LIMITS.bytes_max);
+    if !speaks_of_sparse_files(bytes) {
+        assert_eq!(report.disk_bytes, 4096 * (units + directories - 1), "what the layer takes on disk");
+    }
+
+    let implicit = &report.implicit_directories;
+    assert!(implicit.is_sorted(), "{implicit:?}");
+    for path in implicit {
+        let node = nodes.get(path).unwrap_or_else(|| panic!("{path:?} was made and is not there"));
+        assert_eq!((node.kind, node.stat.mode), (FileType::Directory, 0o755), "{path:?}");
+    }
+    for record in &report.ownership {
+        let path: Vec<u8> = percent_encoding::percent_decode_str(&record.path).collect();
+        assert!(record.device.is_some() || nodes.contains_key(&path), "{path:?} has an owner and is not there");
+    }
+    assert_eq!(report.root_opaque, nodes[&b""[..]].is_opaque());
+}
+
+/// No attribute speaks to overlayfs but those that unpacking sets itself.
+fn assert_no_foreign_overlay(nodes: &Nodes) {
+    for (path, node) in nodes {
+        for (name, value) in &node.xattrs {
+            let is_ours = match name.as_str() {
+                "trusted.overlay.opaque" => value == b"y" && node.kind == FileType::Directory,
+                "user.overlay.opaque" => matches!(&value[..], b"x" | b"y") && node.kind == FileType::Directory,
+                "user.overlay.whiteout" => node.kind == FileType::RegularFile && node.stat.size == 0,
+                name => !name.starts_with("trusted.overlay.") && !name.starts_with("user.overlay."),
+            };
+            assert!(is_ours, "{path:?} has {name} = {value:?}");
+        }
+    }
+}
+
+/// Of sparse files, what they take on disk is told only roughly.
+fn speaks_of_sparse_files(bytes: &[u8]) -> bool {
+    bytes.windows(10).any(|window| window == b"GNU.sparse") || bytes.chunks_exact(BLOCK).any(|block| block[156] == b'S')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::blocks, *};
+
+    fn archive() -> Vec<u8> {
+        let parts = [blocks::header(b'5', b"d", b"", 0), blocks::file(b'0', b"e/f", b"content", 0), vec![0; 1024]];
+        parts.concat()
+    }
+
+    fn look_at(tamper: impl FnOnce(&mut UnpackReport, &mut Nodes)) {
+        let home = tempfile::tempdir().unwrap();
+        let options = options(Ownership::Record, OverlayForm::User, LIMITS);
+        Site::new(home.path())
+            .within(&archive(), &options, BUFFER, |result, nodes| {
+                let (mut report, mut nodes) = (result.as_ref().unwrap().clone(), nodes.clone());
+                tamper(&mut report, &mut nodes);
+                assert_true_report(&report, &nodes, &archive());
+                assert_no_foreign_overlay(&nodes);
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn a_true_report_passes() {
+        look_at(|report, _| assert_eq!(report.implicit_directories, [b"e"]));
+    }
+
+    #[test]
+    #[should_panic(expected = "the files' sizes")]
+    fn a_wrong_size_is_found() {
+        look_at(|report, _| report.bytes += 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "what the layer takes on disk")]
+    fn a_wrong_size_on_disk_is_found() {
+        look_at(|report, _| report.disk_bytes += 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "is not there")]
+    fn a_directory_that_was_not_made_is_found() {
+        look_at(|report, _| report.implicit_directories.push(b"x".to_vec()));
+    }
+
+    #[test]
+    #[should_panic(expected = "user.overlay.redirect")]
+    fn an_attribute_that_speaks_to_overlayfs_is_found() {
+        look_at(|_, nodes| {
+            let node = nodes.get_mut(&b"d"[..]).unwrap();
+            node.xattrs.insert("user.overlay.redirect".to_owned(), b"/etc".to_vec());
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "the host was touched")]
+    fn a_touched_host_is_found() {
+        let home = tempfile::tempdir().unwrap();
+        let options = options(Ownership::Record, OverlayForm::User, LIMITS);
+        let site = Site::new(home.path());
+        let _ =
+            site.within(&archive(), &options, BUFFER, |_, _| fs::write(site.host.join("secret"), "changed!!").unwrap());
+    }
+}

@@ -1,0 +1,43 @@
+//! Runs the inflating stage of a pull by itself, for fuzzers.
+
+use std::io::Read as _;
+
+use bytes::Bytes;
+use imagelet_core::image::DigestAlgorithm;
+use tokio::sync::mpsc;
+
+use super::{
+    Hash, Stopped,
+    blocks::{self, BlockReader},
+    inflate::{self, Frame, Intake},
+};
+use crate::registry::Starved;
+
+/// What came of a compressed layer.
+#[derive(Debug)]
+pub(crate) struct Inflated {
+    /// Why inflating stopped, if not at the end.
+    pub(crate) outcome: Result<(), Stopped>,
+    /// What reached the next stage.
+    pub(crate) bytes: Vec<u8>,
+    /// The next stage was told that these bytes are all.
+    pub(crate) ended: bool,
+}
+
+/// Inflates what arrives in frames of `frame` bytes, as a pull does.
+pub(crate) fn inflated(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
+    let (sender, frames) = mpsc::channel(compressed.len().div_ceil(frame) + 1);
+    let parts = compressed.chunks(frame).map(|part| Frame::Bytes(Bytes::copy_from_slice(part)));
+    for frame in parts.chain([Frame::End]) {
+        sender.try_send(frame).expect("the queue holds all frames");
+    }
+    let intake = Intake { frames, starved: Starved::default() };
+    let (blocks, out) = blocks::queue();
+    let (outcome, bytes, ended) = std::thread::scope(|scope| {
+        let inflater = scope.spawn(move || inflate::inflate(intake, &blocks, limit));
+        let mut bytes = Vec::new();
+        let ended = BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).read_to_end(&mut bytes).is_ok();
+        (inflater.join().expect("inflating does not panic"), bytes, ended)
+    });
+    Inflated { outcome, bytes, ended }
+}

@@ -1,0 +1,5 @@
+//! Headers that ask for credentials.
+
+#![no_main]
+
+imagelet_fuzz::target!("challenge");

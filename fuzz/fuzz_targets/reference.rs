@@ -1,0 +1,5 @@
+//! Names of images.
+
+#![no_main]
+
+imagelet_fuzz::target!("reference");

@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""Writes the seeds that fuzzing starts from: small archives, documents and streams as builders and registries make them.
+
+`python3 fuzz/seeds.py` writes the same bytes each time, into `fuzz/seeds/TARGET/`. What fuzzing added there is left as it
+is. GNU tar makes the sparse archives, the `zstd` program the compressed frames; all else is written here.
+"""
+
+import gzip
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tarfile
+import tempfile
+import zlib
+
+SEEDS = pathlib.Path(__file__).parent / "seeds"
+TIME = 1_000_000_000
+EMPTY = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+OCI = "application/vnd.oci.image."
+DOCKER = "application/vnd.docker."
+
+
+def write(target, name, content):
+    folder = SEEDS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+
+
+# Archives.
+
+
+def entry(name, kind=tarfile.REGTYPE, data=b"", link="", **fields):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size, info.mtime = kind, link, len(data), TIME
+    info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, data
+
+
+def archive(entries, form=tarfile.USTAR_FORMAT, pax=None):
+    out = io.BytesIO()
+    tar = tarfile.open(fileobj=out, mode="w", format=form, pax_headers=pax)
+    for info, data in entries:
+        tar.addfile(info, io.BytesIO(data))
+    # Left open: closing would fill up a record of 10 KiB.
+    return out.getvalue()[: tar.offset] + bytes(1024)
+
+
+def changed(content, old, new):
+    """An archive with other bytes in its headers, checksums put right."""
+    content = bytearray(content)
+    at = 0
+    while any(content[at : at + 512]):
+        header = re.sub(old, new, bytes(content[at : at + 512]), count=1, flags=re.DOTALL)
+        header = header[:148] + b" " * 8 + header[156:]
+        content[at : at + 512] = header[:148] + b"%06o\0 " % sum(header) + header[156:]
+        at += 512 + (int(header[124:135], 8) + 511) // 512 * 512
+    return bytes(content)
+
+
+def gnu_tar(arguments, build):
+    """What GNU tar makes of a folder, without anything of this machine in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        build(pathlib.Path(folder))
+        command = ["tar", "-C", folder, "--sort=name", f"--mtime=@{TIME}", "--owner=0", "--group=0", "--numeric-owner"]
+        command += ["--record-size=512", "--pax-option=delete=atime,delete=ctime,exthdr.name=PaxHeaders/%f"]
+        if "--format=gnu" in arguments:
+            command.pop()
+        made = subprocess.run([*command, *arguments, "-cf", "-", "."], check=True, capture_output=True).stdout
+        # Names of sparse files hold the process's number.
+        return changed(made, rb"GNUSparseFile\.[0-9]*/sparse(\0*)", lambda found: b"GNUSparseFile.1/sparse".ljust(len(found[0]), b"\0"))
+
+
+def sparse(folder):
+    with open(folder / "sparse", "wb") as file:
+        for offset in range(0, 6 * 65536, 65536):
+            file.seek(offset)
+            file.write(b"data" * 200)
+        file.truncate(400_000)
+    (folder / "plain").write_bytes(b"plain")
+
+
+def archives():
+    directory, symlink, hard_link = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+    whole = [
+        entry("./", directory),
+        entry("bin/", directory),
+        entry("bin/tool", data=b"#!/bin/sh\n", mode=0o4755),
+        entry("bin/alias", symlink, link="tool"),
+        entry("bin/same", hard_link, link="bin/tool"),
+        entry("etc/passwd", data=b"root:x:0:0::/:/bin/sh\n", uid=1000, gid=1000),
+        entry("dev/null", tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666),
+        entry("dev/disk", tarfile.BLKTYPE, devmajor=7, devminor=0),
+        entry("run/pipe", tarfile.FIFOTYPE),
+        entry("tmp", directory, mode=0o1777),
+    ]
+    write("tar", "ustar", archive(whole))
+    write("tar", "gnu", archive(whole, tarfile.GNU_FORMAT))
+    write("tar", "pax", archive(whole, tarfile.PAX_FORMAT))
+    write("tar", "empty", bytes(1024))
+    write("tar", "without-end", archive(whole)[:-1024])
+    write("tar", "v7", changed(archive([entry("d/", tarfile.AREGTYPE), entry("d/f", tarfile.AREGTYPE, b"v7")]), b"ustar\x0000", bytes(8)))
+    whiteouts = ["d/", "d/a", "d/.wh.b", "d/.wh..wh..opq", "e/f/.wh..wh..opq", ".wh.g", "g/h", ".wh..wh.plnk", "i", ".wh.i"]
+    kinds = [entry(name, directory if name.endswith("/") else tarfile.REGTYPE) for name in whiteouts]
+    write("tar", "whiteouts", archive(kinds))
+    write("tar", "opaque-root", archive([entry(".wh..wh..opq"), entry("a", data=b"own")]))
+    long = "long/" * 30 + "name"
+    for name, form in [("long-gnu", tarfile.GNU_FORMAT), ("long-pax", tarfile.PAX_FORMAT)]:
+        write("tar", name, archive([entry(long, data=b"1"), entry("l", symlink, link=long), entry("h", hard_link, link=long)], form))
+    records = {"mtime": "1000000000.123456789", "uid": "70000", "SCHILY.xattr.user.note": "text", "path": "d/é"}
+    more = {"SCHILY.xattr.security.capability": "\1\0\0\2\0\4\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "LIBARCHIVE.xattr.user.b%3D": "YWJj"}
+    write("tar", "pax-records", archive([entry("x", data=b"1", pax_headers=records), entry("y", data=b"2", pax_headers=more)], tarfile.PAX_FORMAT))
+    write("tar", "pax-global", archive([entry("x", data=b"1")], tarfile.PAX_FORMAT, {"comment": "0123abcd", "mtime": "5.5"}))
+    write("tar", "big-numbers", archive([entry("x", uid=1 << 30, gid=3_000_000, mtime=1 << 35), entry("y", mtime=-5)], tarfile.GNU_FORMAT))
+    replaced = [entry("x", data=b"file"), entry("x", directory), entry("x/y", data=b"1"), entry("x", symlink, link="z"), entry("x/w", data=b"2"), entry("z", data=b"3")]
+    write("tar", "replaced", archive(replaced))
+    write("tar", "hardlinks", archive([entry("a", data=b"1"), entry("b", hard_link, link="a"), entry("c/d", hard_link, link="./b"), entry("a", data=b"22"), entry("b", hard_link, link="/c/d")]))
+    escapes = [
+        [entry("../host/secret", data=b"x")],
+        [entry("/proc/self/cwd/host/secret", data=b"x")],
+        [entry("l", symlink, link="../host"), entry("l/secret", data=b"x")],
+        [entry("l", symlink, link="/proc/self/cwd/host"), entry("l/dir/file", data=b"x")],
+        [entry("d", directory), entry("d/l", symlink, link=".."), entry("d/l/e", data=b"1"), entry("d/l/l", symlink, link=".."), entry("d/l/l/host/secret", data=b"x")],
+        [entry("h", hard_link, link="../host/secret"), entry("h", data=b"x")],
+        [entry("l", symlink, link="../host/secret"), entry("h", hard_link, link="l"), entry("h", data=b"x")],
+        [entry("l", symlink, link="../host/secret"), entry("l", data=b"x")],
+        [entry("d/../../host/secret", data=b"x")],
+        [entry("a", symlink, link="b"), entry("b", symlink, link="a"), entry("a/x", data=b"x")],
+        [entry("d", directory), entry("l", symlink, link="d"), entry("l", directory, mode=0o777), entry("l/.wh.x")],
+    ]
+    for number, entries in enumerate(escapes):
+        write("tar", f"escape-{number:02}", archive(entries))
+    write("tar", "sparse-gnu", gnu_tar(["--format=gnu", "--sparse"], sparse))
+    for version in ["0.0", "0.1", "1.0"]:
+        write("tar", f"sparse-pax-{version}", gnu_tar(["--format=posix", f"--sparse-version={version}", "--sparse"], sparse))
+    write("tar", "star", changed(archive([entry("s", data=b"star")]), rb"\0{4}$", b"tar\0"))
+
+
+# Documents.
+
+
+def descriptor(kind, size=7, **fields):
+    return {"mediaType": kind, "digest": EMPTY, "size": size, **fields}
+
+
+def documents():
+    def put(name, document):
+        write("manifest", name, json.dumps(document, separators=(",", ":")).encode())
+
+    layers = [descriptor(OCI + f"layer.v1.tar{suffix}") for suffix in ["", "+gzip", "+zstd"]]
+    image = {"schemaVersion": 2, "mediaType": OCI + "manifest.v1+json", "config": descriptor(OCI + "config.v1+json"), "layers": layers}
+    put("oci-image", {**image, "annotations": {"org.opencontainers.image.created": "2001-09-09T01:46:40Z"}})
+    put("oci-artifact", {**image, "artifactType": "application/vnd.example", "subject": descriptor(OCI + "manifest.v1+json")})
+    put("unnamed", {"schemaVersion": 2, "config": descriptor(""), "layers": []})
+    foreign = descriptor(DOCKER + "image.rootfs.foreign.diff.tar.gzip", urls=["https://example.com/layer"])
+    encrypted = descriptor(OCI + "layer.v1.tar+gzip+encrypted", annotations={"org.opencontainers.image.enc.keys.jwe": "e30="})
+    docker = {"schemaVersion": 2, "mediaType": DOCKER + "distribution.manifest.v2+json", "config": descriptor(DOCKER + "container.image.v1+json")}
+    put("docker-image", {**docker, "layers": [descriptor(DOCKER + "image.rootfs.diff.tar.gzip"), foreign, encrypted]})
+    machines = [("linux", "amd64", ""), ("linux", "arm64", "v8"), ("linux", "arm", "v7"), ("unknown", "unknown", ""), ("windows", "amd64", "")]
+    entries = [
+        descriptor(OCI + "manifest.v1+json", platform={"os": os, "architecture": machine, "variant": variant})
+        for os, machine, variant in machines
+    ]
+    put("oci-index", {"schemaVersion": 2, "mediaType": OCI + "index.v1+json", "manifests": entries})
+    put("nested-index", {"schemaVersion": 2, "manifests": [descriptor(OCI + "index.v1+json")]})
+    put("docker-list", {"schemaVersion": 2, "mediaType": DOCKER + "distribution.manifest.list.v2+json", "manifests": entries})
+    put("schema1", {"schemaVersion": 1, "name": "a", "tag": "b", "fsLayers": [{"blobSum": EMPTY}], "history": [{"v1Compatibility": "{}"}]})
+    put("many-layers", {**image, "layers": [{"digest": EMPTY}] * 501})
+    put("nulls", {"schemaVersion": None, "mediaType": None, "config": descriptor(None, None), "layers": None, "manifests": None})
+    put("both", {**image, "manifests": entries})
+    put("list", [image])
+    config = {
+        "created": "2001-09-09T01:46:40Z",
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {
+            "User": "1000:1000", "Env": ["PATH=/bin"], "Entrypoint": ["/bin/tool"], "Cmd": None, "WorkingDir": "/w",
+            "Labels": {"a": "b"}, "Volumes": {"/data": {}}, "ExposedPorts": {"80/tcp": {}}, "StopSignal": "SIGTERM",
+        },
+        "rootfs": {"type": "layers", "diff_ids": [EMPTY, "sha512:" + "ab" * 64]},
+        "history": [{"created_by": "a tool", "empty_layer": True}],
+    }
+    put("config", config)
+    put("config-bare", {"rootfs": {"diff_ids": None}})
+    write("manifest", "deep", b'{"annotations":' + b"[" * 200 + b"]" * 200 + b"}")
+    write("manifest", "wrong-types", json.dumps({"schemaVersion": "2", "layers": {"a": 1}, "config": "x" * 300}).encode())
+
+
+# Streams.
+
+
+def member(content, level=6, flags=0, extra=b""):
+    """One gzip member with the header fields that the flags announce."""
+    packer = zlib.compressobj(level, zlib.DEFLATED, -15)
+    data = packer.compress(content) + packer.flush()
+    head = b"\x1f\x8b\x08" + bytes([flags]) + bytes(4) + b"\0\xff" + extra
+    if flags & 2:
+        head += (zlib.crc32(head) & 0xFFFF).to_bytes(2, "little")
+    return head + data + zlib.crc32(content).to_bytes(4, "little") + len(content).to_bytes(4, "little")
+
+
+def zstd(content, *options):
+    return subprocess.run(["zstd", "-q", "-c", *options], input=content, check=True, capture_output=True).stdout
+
+
+def skippable(content, number=0):
+    return (0x184D2A50 + number).to_bytes(4, "little") + len(content).to_bytes(4, "little") + content
+
+
+def raw_frame(content, window):
+    """A frame of one raw block with a window descriptor of our choice and no size."""
+    block = (1 | len(content) << 3).to_bytes(3, "little")
+    return b"\x28\xb5\x2f\xfd\0" + bytes([window]) + block + content
+
+
+def streams():
+    layer = archive([entry("a", data=b"text " * 200), entry("b", data=bytes(range(256)) * 4)])
+    write("framing", "plain", layer)
+    write("framing", "empty", b"")
+    write("framing", "short", b"\x1f")
+    for level in [0, 1, 9]:
+        write("framing", f"gzip-{level}", member(layer, level))
+    write("framing", "gzip-members", member(layer[:700]) + member(b"") + member(layer[700:], 1))
+    write("framing", "gzip-header", member(layer, 6, 4 | 8 | 16 | 2, b"\4\0SSSS" + b"name\0" + b"comment\0"))
+    write("framing", "gzip-garbage", member(layer) + b"garbage")
+    write("framing", "gzip-zeros", member(layer) + bytes(512))
+    write("framing", "gzip-cut", member(layer)[:-5])
+    write("framing", "gzip-wrong-sum", member(layer)[:-8] + bytes(8))
+    write("framing", "gzip-bomb", member(bytes(2 << 20), 9))
+    write("framing", "gzip-full", member(bytes(1 << 19), 9))
+    # Fixed and stored blocks only.
+    fixed = zlib.compressobj(6, zlib.DEFLATED, -15, 8, zlib.Z_FIXED)
+    data = fixed.compress(layer) + fixed.flush()
+    write("framing", "gzip-fixed", b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + data + zlib.crc32(layer).to_bytes(4, "little") + len(layer).to_bytes(4, "little"))
+    write("framing", "zstd", zstd(layer, "--no-check"))
+    write("framing", "zstd-checked", zstd(layer, "--check", "-19"))
+    write("framing", "zstd-frames", zstd(layer[:700]) + zstd(b"") + zstd(layer[700:]))
+    write("framing", "zstd-skippable", skippable(b"first", 3) + zstd(layer) + skippable(b"", 15))
+    write("framing", "zstd-skippable-inside", zstd(layer[:700]) + skippable(b"between") + zstd(layer[700:]))
+    write("framing", "zstd-garbage", zstd(layer) + b"garbage")
+    write("framing", "zstd-cut", zstd(layer)[:-5])
+    write("framing", "zstd-long", zstd(layer, "--long=27"))
+    write("framing", "zstd-bomb", zstd(bytes(2 << 20)))
+    for log in [10, 27, 28, 31]:
+        write("framing", f"zstd-window-{log}", raw_frame(b"content", (log - 10) << 3))
+    write("framing", "zstd-then-gzip", zstd(layer) + member(layer))
+    write("framing", "gzip-of-gzip", gzip.compress(member(layer), mtime=0))
+
+
+# Recipes of layers: what it is, where, and where else; see `fuzzing/whiteouts.rs`.
+
+
+def recipes():
+    file, directory, other, hard_link, whiteout, opaque, rest = 0, 2, 4, 5, 6, 8, 9
+    a, b, ab, abc, ba = 0b00000000, 0b00000001, 0b01000100, 0b10100100, 0b01000001
+    made = {
+        "file": [(file, a, 1)],
+        "tree": [(directory, a, 0), (directory, ab, 1), (file, abc, 2), (other, b, 1)],
+        "whiteouts": [(whiteout, a, 0), (whiteout, ab, 0), (whiteout, abc, 0)],
+        "whiteout-then-own": [(whiteout, a, 0), (file, a, 1), (whiteout, ab, 0)],
+        "own-then-whiteout": [(file, ab, 1), (whiteout, ab, 0), (whiteout, a, 0)],
+        "whiteout-then-below": [(whiteout, a, 0), (file, ab, 1), (directory, a, 0)],
+        "opaque": [(file, ab, 1), (opaque, a, 1), (file, abc, 1), (opaque, a, 0)],
+        "opaque-then-whiteout": [(opaque, a, 1), (whiteout, ab, 0), (file, ba, 0)],
+        "retyped": [(file, a, 1), (directory, a, 0), (file, ab, 2), (other, a, 0), (directory, a, 1)],
+        "retyped-below-opaque": [(opaque, ab, 1), (file, a, 1), (directory, a, 0), (directory, ab, 0)],
+        "hardlinks": [(file, a, 3), (hard_link, b, a), (hard_link, ab | 2, b), (file, a, 1), (hard_link, b, b)],
+        "hardlink-to-itself-below": [(file, ab, 1), (hard_link, a, ab)],
+        "hardlink-to-nothing": [(whiteout, a, 0), (hard_link, b, a)],
+        "root": [(rest, 0, 0), (file, a, 1), (rest, ab, 1)],
+        "spelled": [(file | 64, abc, 1), (128 | 4, ba, 2), (192 | 4, ab, 1), (240, ba, 1)],
+        "below-a-file": [(file, a, 1), (file, ab, 1)],
+    }
+    for name, steps in made.items():
+        write("whiteouts", name, bytes(byte for step in steps for byte in step))
+
+
+# Names and headers.
+
+
+def names():
+    digest = f"@{EMPTY}"
+    texts = [
+        "busybox", "busybox:1.36", "library/busybox", "docker.io/library/busybox:latest", "index.docker.io/busybox" + digest,
+        "localhost/a", "localhost:5000/a/b_c/d__e-f.g:v1.0-rc_1" + digest, "[::1]:5000/a", "Example.COM:443/a/b", "a.b/c",
+        "registry.example/team/app:tag@sha512:" + "ab" * 64, EMPTY[7:], "UPPER", "a/B", "a:", "a@", "/a", "a//b", "..", "a/../b",
+        "a.b/" + "c" * 255, "x:" + "t" * 129, "a\0b", "", "a b", "http://a/b", "user:password@host/a", "xn--n3h.com/a", "a.b:80a/c",
+    ]
+    for number, text in enumerate(texts):
+        write("reference", f"{number:02}", text.encode())
+
+
+def challenges():
+    realm = 'realm="https://auth.docker.io/token"'
+    texts = [
+        f'Bearer {realm},service="registry.docker.io",scope="repository:a/b:pull,push"', 'Basic realm="a \\"quoted\\" one"', "BASIC",
+        "Bearer realm=https://auth.example/token", 'Bearer Realm = "x" , service = y', f'Negotiate, Basic realm="x", Bearer {realm}',
+        'NTLM TlRMTVNTUAAB==, Basic realm="x"', f'Bearer {realm}\nBasic realm="x"', "", " , ,", 'realm="x"', 'Bearer realm="x',
+        'Bearer realm="a",realm="b"', "Basic," * 9, 'Bearer realm="' + "x" * 9000 + '"', "Digest " + ",".join(f"p{n}=v" for n in range(17)),
+        'Basic realm="\xe4"', "Bearer =a", "Basic a=",
+    ]
+    for number, text in enumerate(texts):
+        write("challenge", f"{number:02}", text.encode("latin-1"))
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    for make in [archives, documents, streams, recipes, names, challenges]:
+        make()
