@@ -187,6 +187,9 @@ def documents():
     put("config", config)
     put("config-bare", {"rootfs": {"diff_ids": None}})
     write("manifest", "deep", b'{"annotations":' + b"[" * 200 + b"]" * 200 + b"}")
+    put("long-digest", {**image, "layers": [{"digest": "sha256:" + "x" * 8000}]})
+    put("long-media-type", {**image, "mediaType": "x" * 8000})
+    put("long-key", {"schemaVersion": 2, "y" * 5000: 1, "config": {"digest": EMPTY, "z" * 5000: 2}, "layers": {"w" * 5000: 2}})
     write("manifest", "wrong-types", json.dumps({"schemaVersion": "2", "layers": {"a": 1}, "config": "x" * 300}).encode())
 
 

@@ -11,7 +11,9 @@ use super::{
     assert_tellable,
     mutation::{self, Dice},
 };
-use crate::manifest::{Descriptor, INDEX_ENTRIES_MAX, ImageConfig, LAYERS_MAX, LayerKind, Manifest, ManifestDocument};
+use crate::manifest::{
+    Descriptor, INDEX_ENTRIES_MAX, ImageConfig, LAYER_BYTES_MAX, LAYERS_MAX, LayerKind, Manifest, ManifestDocument,
+};
 
 const CONTENT_TYPES: [&str; 8] = [
     "",
@@ -24,7 +26,7 @@ const CONTENT_TYPES: [&str; 8] = [
     "text/plain\r\n",
 ];
 const PLATFORMS: [&str; 5] = ["linux/amd64", "linux/amd64/v3", "linux/arm64", "linux/arm/v7", "linux/riscv64"];
-const WORDS: [&[u8]; 30] = [
+const WORDS: [&[u8]; 31] = [
     b"\"schemaVersion\":2,",
     b"\"schemaVersion\":1,",
     b"\"mediaType\":\"application/vnd.oci.image.index.v1+json\",",
@@ -43,6 +45,7 @@ const WORDS: [&[u8]; 30] = [
     b"\"size\":9223372036854775807,",
     b"\"size\":9223372036854775808,",
     b"\"size\":1e3,",
+    b"\"size\":274877906945,",
     b"\"platform\":{\"os\":\"linux\",\"architecture\":\"amd64\",\"variant\":\"v2\"},",
     b"\"urls\":[\"http://a\"],",
     b"\"annotations\":{\"a\":\"b\"},",
@@ -95,7 +98,8 @@ fn assert_refusal(error: &RuntimeError, again: &RuntimeError) {
 
 fn assert_within_limits(document: &ManifestDocument, content_type: &str) {
     match document {
-        ManifestDocument::Image(Manifest { config, layers, .. }) => {
+        ManifestDocument::Image(manifest) => {
+            let Manifest { config, layers, .. } = manifest;
             assert!(layers.len() <= LAYERS_MAX);
             assert!(
                 !content_type.contains("index") && !content_type.contains("list"),
@@ -103,6 +107,13 @@ fn assert_within_limits(document: &ManifestDocument, content_type: &str) {
             );
             assert_descriptor(config);
             layers.iter().for_each(assert_descriptor);
+            let unpackable = |layer: &Descriptor| {
+                layer.size <= LAYER_BYTES_MAX && matches!(LayerKind::of(&layer.media_type), LayerKind::Tar(_))
+            };
+            match manifest.check_is_image() {
+                Ok(()) => assert!(layers.iter().all(unpackable)),
+                Err(error) => assert_tellable(&error),
+            }
         }
         ManifestDocument::Index(index) => {
             assert!(index.manifests.len() <= INDEX_ENTRIES_MAX);

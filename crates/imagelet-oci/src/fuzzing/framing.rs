@@ -68,7 +68,7 @@ fn reference(bytes: &[u8]) -> Option<Vec<u8>> {
     if bytes.starts_with(&GZIP) {
         return gunzip(bytes, LIMIT);
     }
-    if !bytes.starts_with(&ZSTD) {
+    if !bytes.starts_with(&ZSTD) && !matches!(bytes, [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..]) {
         return (bytes.len() <= LIMIT).then(|| bytes.to_vec());
     }
     let mut streamed = Vec::new();

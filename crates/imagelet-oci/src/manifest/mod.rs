@@ -34,6 +34,9 @@ pub const LAYERS_MAX: usize = 500;
 /// Largest layer, as packed, that is fetched. The largest images there are have layers of some tens of GiB.
 pub const LAYER_BYTES_MAX: u64 = 256 << 30;
 
+/// Most bytes of what a parser says of a document.
+const REASON_MAX: usize = 256;
+
 /// What names a piece of content: its digest, size and kind.
 ///
 /// Annotations mean nothing here, and `urls` (where else it is said to be) are never followed; neither is read.
@@ -344,7 +347,18 @@ fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json:
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(serde_json::Error::custom("a list where an object is expected"));
     }
-    serde_json::from_slice(bytes)
+    serde_json::from_slice(bytes).map_err(brief)
+}
+
+/// Serde quotes what it did not expect at full length: of a text of megabytes that is no message.
+fn brief(error: serde_json::Error) -> serde_json::Error {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let reason = text.strip_suffix(&place).unwrap_or(&text);
+    if reason.len() <= REASON_MAX {
+        return error;
+    }
+    serde_json::Error::custom(format!("{}…{place}", &reason[..reason.floor_char_boundary(REASON_MAX)]))
 }
 
 /// Go reads `null` as the empty value.

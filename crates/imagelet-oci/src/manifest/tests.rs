@@ -189,3 +189,18 @@ fn a_configuration_may_say_nothing_but_not_nonsense() {
         assert_eq!(ImageConfig::parse(text.as_bytes()).unwrap_err().kind(), RuntimeErrorKind::Corrupt, "{text}");
     }
 }
+
+#[test]
+fn a_long_text_in_the_wrong_place_is_not_quoted_at_length() {
+    let text = format!(r#"{{"layers":"{}"}}"#, "é".repeat(1 << 20));
+    for error in [
+        ManifestDocument::parse(text.as_bytes(), "").unwrap_err(),
+        ImageConfig::parse(text.replace("layers", "rootfs").as_bytes()).unwrap_err(),
+    ] {
+        let told = error.chain();
+        assert!(told.contains("éé…") && told.ends_with(&format!("at line 1 column {}", text.len() - 1)), "{told:.600}");
+        assert!(told.len() < 512, "{} bytes", told.len());
+    }
+    let short = ManifestDocument::parse(br#"{"layers":"x"}"#, "").unwrap_err().chain();
+    assert!(short.ends_with("invalid type: string \"x\", expected a list at line 1 column 13"), "{short}");
+}

@@ -1,6 +1,6 @@
 //! Runs the inflating stage of a pull by itself, for fuzzers.
 
-use std::io::Read as _;
+use std::{io::Read as _, sync::Arc};
 
 use bytes::Bytes;
 use imagelet_core::image::DigestAlgorithm;
@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use super::{
     Hash, Stopped,
-    blocks::{self, BlockReader},
-    inflate::{self, Frame, Intake},
+    blocks::{self, BlockReader, Expansion},
+    inflate::{self, Bounds, Frame, Intake},
 };
 use crate::registry::Starved;
 
@@ -31,13 +31,18 @@ pub(crate) fn inflated(compressed: &[u8], frame: usize, limit: u64) -> Inflated 
     for frame in parts.chain([Frame::End]) {
         sender.try_send(frame).expect("the queue holds all frames");
     }
-    let intake = Intake { frames, starved: Starved::default() };
+    let intake = Intake { frames, starved: Starved::default(), keep: None };
+    let bounds = Bounds {
+        expansion: Expansion::new(limit, &Arc::default()),
+        large_window: Arc::default(),
+        cancelled: Arc::default(),
+    };
     let (blocks, out) = blocks::queue();
     let (outcome, bytes, ended) = std::thread::scope(|scope| {
-        let inflater = scope.spawn(move || inflate::inflate(intake, &blocks, limit));
+        let inflater = scope.spawn(move || inflate::inflate(intake, &blocks, bounds));
         let mut bytes = Vec::new();
         let ended = BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).read_to_end(&mut bytes).is_ok();
         (inflater.join().expect("inflating does not panic"), bytes, ended)
     });
-    Inflated { outcome, bytes, ended }
+    Inflated { outcome: outcome.map(drop), bytes, ended }
 }
