@@ -14,7 +14,7 @@ use imagelet_core::image::Digest;
 use super::Hash;
 
 /// Large enough to make a queue operation cheap, small enough to stay in the second-level cache.
-const BLOCK_SIZE: usize = 256 * 1024;
+const BLOCK_SIZE: usize = 128 * 1024;
 /// Full blocks that may wait; with the one being filled and the one being read, four a layer.
 const BLOCKS_QUEUED: usize = 2;
 

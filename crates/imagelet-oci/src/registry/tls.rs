@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -22,12 +22,14 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
 };
 
+use tokio::sync::OnceCell;
+
 use super::hosts::TlsSettings;
 
 /// Most clients that are kept; configuration that changes often starts over.
 const CLIENTS_MAX: usize = 64;
 /// Most bytes a connection reads ahead, and the longest head of an answer.
-const READ_AHEAD_MAX: usize = 256 << 10;
+const READ_AHEAD_MAX: usize = 128 << 10;
 /// Connections to one host that wait for their next request: as many as layers are fetched at once.
 const IDLE_MAX: usize = 8;
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
@@ -38,30 +40,40 @@ pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 /// Makes clients and keeps them, with their connections.
 pub(super) struct Clients {
     provider: Arc<CryptoProvider>,
-    roots: RootCertStore,
+    /// The system's certificate authorities, read when somebody first speaks TLS: a node with a registry on loopback
+    /// and a command that asks no registry need neither the time nor the memory.
+    roots: OnceCell<RootCertStore>,
     connect_timeout: Duration,
+    /// For plain HTTP; it trusts nobody's certificate.
+    plain: OnceLock<HttpClient>,
     made: Mutex<HashMap<TlsSettings, HttpClient>>,
 }
 
 impl Clients {
-    /// Reads the system's certificate authorities, once. Without any, only plain HTTP and hosts with their own work.
+    /// No client yet.
     pub(super) fn new(connect_timeout: Duration) -> Self {
-        let mut roots = RootCertStore::empty();
-        let found = rustls_native_certs::load_native_certs();
-        let (added, _) = roots.add_parsable_certificates(found.certs);
-        if added == 0 {
-            tracing::warn!("the system has no certificate authorities; registries cannot be reached over HTTPS");
-        }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        Self { provider, roots, connect_timeout, made: Mutex::default() }
+        let (roots, plain) = (OnceCell::new(), OnceLock::new());
+        Self { provider, roots, connect_timeout, plain, made: Mutex::default() }
     }
 
-    /// The client for some settings.
-    pub(super) fn get(&self, settings: &TlsSettings) -> Result<HttpClient, RuntimeError> {
+    /// The client for plain HTTP.
+    pub(super) fn plain(&self) -> Result<HttpClient, RuntimeError> {
+        if let Some(client) = self.plain.get() {
+            return Ok(client.clone());
+        }
+        let client = self.make(self.tls_config(RootCertStore::empty(), &TlsSettings::default())?);
+        Ok(self.plain.get_or_init(|| client).clone())
+    }
+
+    /// The client for some settings. Without authorities of the system, only hosts with their own can be reached.
+    pub(super) async fn secure(&self, settings: &TlsSettings) -> Result<HttpClient, RuntimeError> {
         if let Some(client) = self.lock().get(settings) {
             return Ok(client.clone());
         }
-        let client = self.make(settings)?;
+        let roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await;
+        let roots = roots.map_err(|error| RuntimeError::other("a thread ended early").caused_by(error))?;
+        let client = self.make(self.tls_config(roots.clone(), settings)?);
         let mut made = self.lock();
         if made.len() >= CLIENTS_MAX {
             made.clear();
@@ -73,29 +85,25 @@ impl Clients {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn make(&self, settings: &TlsSettings) -> Result<HttpClient, RuntimeError> {
+    fn make(&self, tls: ClientConfig) -> HttpClient {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_nodelay(true);
         http.set_keepalive(Some(KEEPALIVE));
         http.set_connect_timeout(Some(self.connect_timeout));
-        let https = HttpsConnectorBuilder::new()
-            .with_tls_config(self.tls_config(settings)?)
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(http);
-        Ok(Client::builder(TokioExecutor::new())
+        let https =
+            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(http);
+        Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_max_idle_per_host(IDLE_MAX)
             .http1_max_buf_size(READ_AHEAD_MAX)
-            .build(https))
+            .build(https)
     }
 
-    fn tls_config(&self, settings: &TlsSettings) -> Result<ClientConfig, RuntimeError> {
+    fn tls_config(&self, mut roots: RootCertStore, settings: &TlsSettings) -> Result<ClientConfig, RuntimeError> {
         let unusable =
             |what: &str| RuntimeError::other(format!("the {what} in the registry configuration cannot be used"));
-        let mut roots = self.roots.clone();
         for pem in &settings.authorities {
             for certificate in CertificateDer::pem_slice_iter(pem) {
                 let certificate = certificate.map_err(|error| unusable("`ca`").caused_by(error))?;
@@ -119,6 +127,16 @@ impl Clients {
         let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(|_| unusable("`client` key"))?;
         builder.with_client_auth_cert(chain, key).map_err(|_| unusable("`client` certificate and key"))
     }
+}
+
+fn system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    if added == 0 {
+        tracing::warn!("the system has no certificate authorities; registries cannot be reached over HTTPS");
+    }
+    roots
 }
 
 impl fmt::Debug for Clients {

@@ -124,7 +124,7 @@ impl Transport {
         let body = Full::new(form.map_or_else(Bytes::new, |form| Bytes::copy_from_slice(form.as_bytes())));
         let mut request = request.body(body).map_err(invalid)?;
         request.headers_mut().extend(headers);
-        let client = self.clients.get(tls)?;
+        let client = if target.origin.is_https() { self.clients.secure(tls).await? } else { self.clients.plain()? };
         match timeout(self.header_timeout, client.request(request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => {
