@@ -11,7 +11,7 @@ BASE = "web"
 FAMILY = (0, 1, 4)
 # The same layers, the middle ones the other way round.
 TURNED = (0, 4, 3, 2, 1, 5, 6)
-WHO = ("imagelet", "daemon", "background", "containerd")
+WHO = ("imagelet", "daemon", "background", "keeping", "containerd")
 
 
 def milliseconds(seconds):
@@ -47,7 +47,7 @@ def present(bench):
 def walls(bench, candidate, image):
     """Seconds of a pull under the other config, of the same again, and of the same by way of the command line."""
     found = {"new": candidate.pull(image).wall, "again": candidate.pull(image).wall}
-    if candidate.name in ("daemon", "background"):
+    if candidate.name in ("daemon", "background", "keeping"):
         endpoint = f"unix://{candidate.socket}"
         command = (bench.program, "--endpoint", endpoint, "pull", "-q", "--policy", "Always", image)
         found["command"] = launch(candidate.place / "command.log", *command)[0]
