@@ -44,8 +44,8 @@ pub(super) struct Seen {
     pub(super) received: u64,
     /// Time the stage behind has waited for bytes.
     pub(super) starved: Duration,
-    /// Connections that were asked and have not answered yet.
-    pub(super) opening: usize,
+    /// Parts of it that have begun to come over further connections, ever.
+    pub(super) answered: usize,
     /// There is memory for reading further ahead.
     pub(super) has_room: bool,
 }
@@ -61,11 +61,20 @@ pub(super) struct Pace {
     /// The rate before the last connection came, while it is on trial.
     on_trial: Option<f64>,
     hold_until: Duration,
+    /// So many parts must have begun to come before a rate says something about the newest connection.
+    settled_at: usize,
 }
 
 impl Pace {
     pub(super) fn new() -> Self {
-        Self { connections: 1, range: RANGE_FIRST, mark: None, on_trial: None, hold_until: Duration::ZERO }
+        Self {
+            connections: 1,
+            range: RANGE_FIRST,
+            mark: None,
+            on_trial: None,
+            hold_until: Duration::ZERO,
+            settled_at: 0,
+        }
     }
 
     /// How many connections shall read.
@@ -86,7 +95,7 @@ impl Pace {
 
     /// Looks again. Cheap; to be called whenever bytes came.
     pub(super) fn look(&mut self, seen: Seen) {
-        let Some(mark) = self.mark.filter(|_| seen.opening == 0) else {
+        let Some(mark) = self.mark.filter(|_| seen.answered >= self.settled_at) else {
             // A connection that is still being made says nothing about a rate: it counts from its first byte.
             self.mark = Some(seen);
             return;
@@ -120,6 +129,7 @@ impl Pace {
         if self.connections < CONNECTIONS_MAX && seen.has_room && seen.at >= self.hold_until {
             self.connections += 1;
             self.on_trial = Some(rate);
+            self.settled_at = seen.answered + 1;
         }
     }
 }
@@ -131,13 +141,14 @@ mod tests {
     /// Plays windows of 100 ms: megabytes received, percent of the time starved; answers the connections after each.
     fn play(windows: &[(u64, u64)]) -> Vec<usize> {
         let mut pace = Pace::new();
-        let mut seen = Seen { at: Duration::ZERO, received: 0, starved: Duration::ZERO, opening: 0, has_room: true };
+        let mut seen = Seen { at: Duration::ZERO, received: 0, starved: Duration::ZERO, answered: 0, has_room: true };
         pace.look(seen);
         windows
             .iter()
             .map(|(megabytes, percent)| {
                 seen.at += Duration::from_millis(100);
                 seen.received += megabytes << 20;
+                seen.answered += 1;
                 seen.starved += Duration::from_millis(*percent);
                 pace.look(seen);
                 pace.connections()
@@ -181,24 +192,24 @@ mod tests {
     #[test]
     fn nothing_is_decided_on_too_little() {
         let mut pace = Pace::new();
-        let seen = |millis, received, opening, has_room| Seen {
+        let seen = |millis, received, answered, has_room| Seen {
             at: Duration::from_millis(millis),
             received,
             starved: Duration::from_millis(millis),
-            opening,
+            answered,
             has_room,
         };
-        for (millis, received, opening, has_room, wanted) in [
+        for (millis, received, answered, has_room, wanted) in [
             (0, 0, 0, true, 1),
             (49, 1 << 20, 0, true, 1),     // too soon
             (999, 1000, 0, true, 1),       // long enough, too few bytes to know a rate
             (1000, 1000, 0, true, 2),      // a trickle for a second: another connection may do better
-            (1100, 1 << 20, 1, true, 2),   // the new one has not answered
-            (5000, 2 << 20, 1, true, 2),   // still not
-            (5040, 40 << 20, 0, true, 2),  // its window begins with its answer
-            (5100, 90 << 20, 0, false, 2), // it helps, and there is no room for more
+            (1100, 1 << 20, 0, true, 2),   // the new one has not answered
+            (5000, 2 << 20, 0, true, 2),   // still not
+            (5040, 40 << 20, 1, true, 2),  // its window begins with its answer
+            (5100, 90 << 20, 2, false, 2), // it helps, and there is no room for more
         ] {
-            pace.look(seen(millis, received, opening, has_room));
+            pace.look(seen(millis, received, answered, has_room));
             assert_eq!(pace.connections(), wanted, "at {millis} ms");
         }
     }

@@ -80,8 +80,8 @@ pub(crate) struct RangedStream {
 #[derive(Debug, Default)]
 struct Meter {
     received: AtomicU64,
-    /// Asked, and not answered yet.
-    opening: AtomicUsize,
+    /// Parts that have begun to come before their turn.
+    answered: AtomicUsize,
 }
 
 /// A span that is read before its turn, by a task of its own.
@@ -205,7 +205,7 @@ impl RangedStream {
             at: self.started.elapsed(),
             received: self.meter.received.load(Ordering::Relaxed),
             starved: self.starved.total(),
-            opening: self.meter.opening.load(Ordering::Relaxed),
+            answered: self.meter.answered.load(Ordering::Relaxed),
             has_room,
         });
         let mut reading = 1 + self.ahead.iter().filter(|part| !part.task.0.is_finished()).count();
@@ -257,22 +257,6 @@ impl Part {
     }
 }
 
-/// Counts a connection that was asked and has not answered, also when it never does.
-struct Opening(Arc<Meter>);
-
-impl Opening {
-    fn new(meter: &Arc<Meter>) -> Self {
-        meter.opening.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(meter))
-    }
-}
-
-impl Drop for Opening {
-    fn drop(&mut self) {
-        self.0.opening.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Reads a part into memory until its turn comes, and hands its stream back.
 struct Reader {
     stream: BlobStream,
@@ -284,20 +268,19 @@ struct Reader {
 
 impl Reader {
     async fn run(mut self, reads: Reads) -> Result<BlobStream, RuntimeError> {
-        let mut opening = (reads == Reads::Ahead).then(|| Opening::new(&self.meter));
         // Not given up half way: what a host has begun to send would be sent twice.
         self.stream.ready().await?;
         if reads == Reads::AtItsTurn {
             let _ = self.turned.await;
             return Ok(self.stream);
         }
+        self.meter.answered.fetch_add(1, Ordering::Relaxed);
         loop {
             let bytes = tokio::select! {
                 biased;
                 _ = &mut self.turned => return Ok(self.stream),
                 bytes = self.stream.next() => bytes?,
             };
-            drop(opening.take());
             let Some(bytes) = bytes else { return Ok(self.stream) };
             self.meter.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
