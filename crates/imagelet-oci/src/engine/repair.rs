@@ -5,7 +5,7 @@ use std::sync::Arc;
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, ImageId, Platform, Reference},
-    runtime::{Progress, PullEvent, RuntimeError, RuntimeErrorKind},
+    runtime::{LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 
 use super::{Engine, blocking};
@@ -119,7 +119,13 @@ impl Engine {
             manifest: resolved.chosen.digest.clone(),
             layers: lacking.map(|(layer, _)| (layer.digest.clone(), ByteSize(layer.size))).collect(),
         });
-        self.fetch_layers(&patient.id, &resolved, &config, patient.names.clone(), progress).await.map(drop)
+        // Only what is lacking was announced.
+        let heard = Arc::clone(progress);
+        let quiet: Progress = Arc::new(move |event| match event {
+            PullEvent::Layer { state: LayerState::Present, .. } => {}
+            event => heard(event),
+        });
+        self.fetch_layers(&patient.id, &resolved, &config, patient.names.clone(), &quiet).await.map(drop)
     }
 
     /// Manifest and index as the record names them: from the disk where they are whole, else from the registry.

@@ -50,21 +50,26 @@ pub(crate) struct DamagedImage {
 
 impl Index {
     /// Takes an image in as whole, or as damaged, by what is here of it.
-    pub(super) fn admit(&mut self, root: &Path, id: &ImageId, record: Result<ImageRecord, Findings>) {
-        match record {
-            Ok(record) if self.lacking(&record).is_none() => {
+    pub(super) fn admit(
+        &mut self,
+        root: &Path,
+        id: &ImageId,
+        record: Option<ImageRecord>,
+        documents: Option<Findings>,
+    ) {
+        let image = match record {
+            Some(record) if documents.is_none() && self.lacking(&record).is_none() => {
                 self.images.insert(id.clone(), record);
+                return;
             }
-            Ok(record) => {
-                let image = DamagedImage { layers: record.diff_ids(), record: Some(record), documents: None };
-                self.drop_from_sight(id, image);
+            Some(record) => DamagedImage { layers: record.diff_ids(), record: Some(record), documents },
+            None => {
+                let missing = || Findings::of("image.json", "missing", "the image's folder is missing");
+                let documents = Some(documents.unwrap_or_else(missing));
+                DamagedImage { layers: layers_by_config(root, id), record: None, documents }
             }
-            Err(findings) => {
-                let record = None;
-                let layers = layers_by_config(root, id);
-                self.drop_from_sight(id, DamagedImage { record, layers, documents: Some(findings) });
-            }
-        }
+        };
+        self.drop_from_sight(id, image);
     }
 
     /// The first layer of an image that is not here.

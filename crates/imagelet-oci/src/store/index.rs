@@ -108,19 +108,20 @@ impl Index {
         let mut spoiled = BTreeMap::new();
         for folder in folders(&root.join("images"))? {
             let path = root.join("images").join(&folder);
-            let read = match mark_on(&path) {
-                Some(findings) => Err(findings),
-                None => read_json::<ImageRecord>(&path.join("image.json"))
-                    .map_err(|error| Findings::of("image.json", "content", error.to_string())),
-            };
-            match read {
+            // A marked image may have a sound record, which names its layers.
+            let marked = mark_on(&path).and_then(|findings| Some((digest_named(&folder)?, findings)));
+            spoiled.extend(marked.map(|(id, findings)| (ImageId::new(id.as_str()), findings)));
+            match read_json::<ImageRecord>(&path.join("image.json")) {
                 Ok(record) if record.is_sound(&folder) => {
                     records.insert(record.image_id(), record);
                 }
                 read => {
-                    let wrong = || Findings::of("image.json", "content", "the record does not belong to the image");
-                    let findings = read.err().unwrap_or_else(wrong);
-                    spoiled.extend(digest_named(&folder).map(|id| (ImageId::new(id.as_str()), findings)));
+                    let why =
+                        read.err().map_or_else(|| "it does not belong to the image".into(), |error| error.to_string());
+                    let wrong = || Findings::of("image.json", "content", why);
+                    if let Some(id) = digest_named(&folder) {
+                        spoiled.entry(ImageId::new(id.as_str())).or_insert_with(wrong);
+                    }
                 }
             }
         }
@@ -138,9 +139,7 @@ impl Index {
                 continue;
             }
             if !index.images.contains_key(&id) && !index.damaged.contains_key(&id) {
-                let missing = || Findings::of("image.json", "missing", "the image's folder is missing");
-                let record = records.remove(&id).ok_or_else(|| spoiled.remove(&id).unwrap_or_else(missing));
-                index.admit(root, &id, record);
+                index.admit(root, &id, records.remove(&id), spoiled.remove(&id));
             }
             index.names.insert(name, id);
         }

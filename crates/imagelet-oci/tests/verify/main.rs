@@ -390,6 +390,10 @@ async fn damaged_documents_are_asked_for_again_and_nothing_else() {
         let report = site.verify().await;
         assert_eq!(findings(&report)[0].path, name);
         assert_eq!(site.tags().await, Vec::<String>::new());
+        if name == "config.json" {
+            // Its layers are known from the record, and survive a restart.
+            site.open().await;
+        }
         site.repair(&report).await;
         assert_eq!(site.registry.asked(), asked, "{name}");
         assert_eq!(site.tags().await, ["app:v1"]);
