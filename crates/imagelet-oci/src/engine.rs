@@ -25,7 +25,7 @@ use crate::{
     mount::{self, MountUses, MountedImage},
     pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
     registry::{Registry, RegistryConfig, Resolved, about},
-    store::{ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport, SyncView},
+    store::{Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport, SyncView},
     usage::{ImageDetails, StoreUsage, details, usage},
 };
 
@@ -57,17 +57,6 @@ pub struct EngineConfig {
     pub keep_blobs: bool,
     /// What a layer may do to the node.
     pub limits: LayerLimits,
-}
-
-/// When a pull may answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// When every file of the image is on the disk.
-    #[default]
-    Commit,
-    /// Before that. The image is usable at once and survives the end of the process at any moment; a power cut may lose
-    /// the whole pull, never part of it.
-    Background,
 }
 
 impl EngineConfig {
@@ -429,7 +418,9 @@ impl ImageService for Engine {
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let found = self.store.resolve(&spec.image)?.or_else(|| self.store.resolve_damaged(&spec.image));
         let Some(id) = found else { return Ok(()) };
-        if let Some(mounted) = self.mounts().await?.into_iter().find(|mounted| mounted.image == id.as_str()) {
+        let failed = |error| removal_error(&spec.image, error);
+        let mut mounts = self.mounts().await.map_err(failed)?.into_iter();
+        if let Some(mounted) = mounts.find(|mounted| mounted.image == id.as_str()) {
             let target = mounted.target.display();
             return Err(RuntimeError::new(
                 RuntimeErrorKind::InUse,
@@ -440,9 +431,11 @@ impl ImageService for Engine {
         let store = Arc::clone(&self.store);
         blocking(move || {
             store.remove_image(&id)?;
-            store.sweep().map(drop)
+            free(&store);
+            Ok(())
         })
         .await
+        .map_err(failed)
     }
 
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
@@ -452,9 +445,11 @@ impl ImageService for Engine {
         let store = Arc::clone(&self.store);
         blocking(move || {
             store.remove_name(&reference.canonical().to_string())?;
-            store.sweep().map(drop)
+            free(&store);
+            Ok(())
         })
         .await
+        .map_err(|error| removal_error(name, error))
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
@@ -474,6 +469,22 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| RuntimeError::other("a thread of the store ended early").caused_by(error))?
+}
+
+/// Frees what a removal has left. The removal is done, whatever the disk says to this: the next sweep goes on.
+fn free(store: &Store) {
+    if let Err(error) = store.sweep() {
+        tracing::warn!(error = error.chain(), "could not free all that a removed image took");
+    }
+}
+
+fn removal_error(image: &str, error: RuntimeError) -> RuntimeError {
+    let hint = error.hint().map(str::to_owned);
+    let told = RuntimeError::new(error.kind(), format!("could not remove `{image}`")).caused_by(error);
+    match hint {
+        Some(hint) => told.with_hint(hint),
+        None => told,
+    }
 }
 
 /// By tag and by digest, or by digest alone when that is how it was asked for.

@@ -15,6 +15,8 @@ imagelet_core::failpoints! {
     OpenLayers = "open.layers",
     /// So do image folders that nobody knows.
     OpenImages = "open.images",
+    /// So do mounts without a note.
+    OpenMounts = "open.mounts",
     /// A folder under `tmp/` is made.
     StageMade = "stage.made",
     /// The file of a blob that shall be kept is open under `ingest/`.

@@ -17,11 +17,9 @@ mod store;
 pub mod unpack;
 mod usage;
 
-pub use engine::{
-    BlobsCheck, Credentials, Durability, Engine, EngineConfig, ImageCheck, LayerName, VerifyProgress, VerifyReport,
-};
+pub use engine::{BlobsCheck, Credentials, Engine, EngineConfig, ImageCheck, LayerName, VerifyProgress, VerifyReport};
 pub use mount::MountedImage;
 pub use pipeline::LayerLimits;
 pub use registry::RegistryConfig;
-pub use store::{Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};
+pub use store::{Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};
 pub use usage::{ImageDetails, ImageUsage, StoreUsage};

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     failpoint::Step,
-    store::{Store, storage_error},
+    store::{Store, replace_file, storage_error},
 };
 
 /// An image mounted somewhere.
@@ -72,7 +72,7 @@ pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) 
         mounted_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
     };
     // Written down first: a crash in between leaves a note that the kernel's table contradicts, not a hidden use.
-    fs::write(work.note(), serde_json::to_vec(&mounted).expect("a mount is JSON")).map_err(failed)?;
+    replace_file(&work.note(), &serde_json::to_vec(&mounted).expect("a mount is JSON")).map_err(failed)?;
     Step::MountNoted.reach();
     let diff_ids = record.diff_ids();
     let mut layers = Vec::new();

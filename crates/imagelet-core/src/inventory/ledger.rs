@@ -3,7 +3,8 @@
 //! ```text
 //! STATE_DIR/ledger.json   first seen, last used, by image key; lost: ages start anew
 //! STATE_DIR/pins.json     patterns; lost: nothing is pinned by the operator
-//! STATE_DIR/pins.lock     held while pins.json is read, changed and written, by whichever process
+//! STATE_DIR/pins.lock     held while either file is written, and while the pins are changed, by whichever process
+//! STATE_DIR/.NAME.new     a file in the making; may vanish, and is overwritten by the next
 //! *.corrupt-SECONDS       a file that could not be read, set aside; may be deleted
 //! ```
 //!
@@ -25,7 +26,7 @@ use crate::failpoint::Step;
 const FILE_SIZE_MAX: u64 = 64 << 20;
 const LEDGER: &str = "ledger.json";
 const PINS: &str = "pins.json";
-const PINS_LOCK: &str = "pins.lock";
+const LOCK: &str = "pins.lock";
 
 /// The ledger as it is on disk. Times are nanoseconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,7 +64,7 @@ pub(super) struct StateDir(PathBuf);
 impl StateDir {
     /// Makes the directory if need be.
     pub(super) fn open(directory: &Path) -> io::Result<Self> {
-        fs::create_dir_all(directory)?;
+        crate::records::create_folder(directory)?;
         Ok(Self(directory.to_owned()))
     }
 
@@ -76,6 +77,7 @@ impl StateDir {
     }
 
     pub(super) fn write_ledger(&self, ledger: &LedgerFile) -> io::Result<()> {
+        let _lock = self.lock()?;
         write(&self.0, LEDGER, &LedgerFile { version: 1, ..ledger.clone() })
     }
 
@@ -83,13 +85,14 @@ impl StateDir {
         read::<PinsFile>(&self.0.join(PINS)).map(|file| file.patterns)
     }
 
-    pub(super) fn write_pins(&self, patterns: Vec<String>) -> io::Result<()> {
+    /// The caller holds the lock, under which it read what it changed.
+    pub(super) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
         write(&self.0, PINS, &PinsFile { version: 1, patterns })
     }
 
-    /// Keeps other processes from changing the pins until dropped.
-    pub(super) fn lock_pins(&self) -> io::Result<File> {
-        let file = File::options().create(true).truncate(false).write(true).open(self.0.join(PINS_LOCK))?;
+    /// Keeps others, in this process or not, from writing here until dropped.
+    pub(super) fn lock(&self) -> io::Result<File> {
+        let file = File::options().create(true).truncate(false).write(true).open(self.0.join(LOCK))?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
         Ok(file)
     }
@@ -135,8 +138,8 @@ fn set_aside(path: &Path) -> io::Result<PathBuf> {
 }
 
 fn write<T: Serialize>(directory: &Path, name: &str, content: &T) -> io::Result<()> {
-    // The process id keeps two processes from writing into one file; the rename decides who was last.
-    let beside = directory.join(format!(".{name}.{}", std::process::id()));
+    // One name for all, under the lock: what a crash leaves is overwritten and does not add up.
+    let beside = directory.join(format!(".{name}.new"));
     let mut file = File::create(&beside)?;
     let written = serde_json::to_vec(content)
         .map_err(io::Error::other)

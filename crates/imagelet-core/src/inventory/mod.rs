@@ -284,12 +284,12 @@ impl Inventory {
         };
         let failed = |source| InventoryError::File { path: directory.path().to_owned(), source };
         // Another process may have pinned meanwhile: what counts is what is on disk, under the lock.
-        let _lock = directory.lock_pins().map_err(failed)?;
+        let lock = directory.lock().map_err(failed)?;
         let mut pins = parse_patterns(directory.read_pins().map_err(failed)?);
         let changed = change(&mut pins);
         if changed {
             let patterns = pins.iter().map(|pin| pin.text().to_owned()).collect();
-            directory.write_pins(patterns).map_err(failed)?;
+            directory.write_pins(patterns, &lock).map_err(failed)?;
         }
         let mut state = self.lock();
         state.pins = pins;

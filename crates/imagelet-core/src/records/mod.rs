@@ -24,6 +24,7 @@ use std::{
 };
 
 use disk::Folder;
+pub(crate) use disk::create_folder;
 pub use file::{DecodeError, ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
 use file::{decode_intent, decode_record, encode_intent, encode_record, file_name};
 pub use verify::{Allowlist, AllowlistError, Asker, Verdict, VerificationPolicy};

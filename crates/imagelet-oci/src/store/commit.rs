@@ -1,7 +1,7 @@
 //! The one moment an image begins to exist, and the staging before it.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -9,12 +9,13 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::RuntimeError,
 };
 
 use super::{
     StagedBlob, Store,
     disk::{SyncView, remove_tree, replace_file, sync_folder},
+    index::Index,
     record::{ImageRecord, LayerRecord},
     seal, storage_error,
 };
@@ -91,9 +92,11 @@ impl Drop for Staging {
 }
 
 fn discard(path: &Path) {
-    if let Err(error) = remove_tree(path) {
-        tracing::warn!(path = %path.display(), %error, "could not remove a staging folder; the next start takes it");
-    }
+    let Err(error) = remove_tree(path) else { return };
+    // What lies in the trash is tried again by each sweep.
+    let trash = path.parent().and_then(Path::parent).zip(path.file_name());
+    let moved = trash.is_some_and(|(root, name)| fs::rename(path, root.join("trash").join(name)).is_ok());
+    tracing::warn!(path = %path.display(), moved, %error, "could not remove a staging folder; a sweep or the next start does");
 }
 
 /// Everything a commit needs.
@@ -153,13 +156,44 @@ impl Store {
             sync_views(view, layers).map_err(failed("sync"))?;
             Step::CommitSynced.reach();
         }
+        let mut index = self.index();
+        let mut placed = Placed::default();
+        let shown =
+            self.show(&mut index, &mut placed, &record, layers, staging).map_err(|(what, error)| failed(what)(error));
+        match &shown {
+            Ok(()) => {
+                Step::CommitNamed.reach();
+                index.images.entry(id.clone()).or_insert(record);
+                index.damaged.remove(&id);
+                index.revive();
+                index.drop_nameless();
+            }
+            Err(_) => self.take_back(&mut index, &placed, &id),
+        }
+        drop(index);
+        if (placed.trashed || shown.is_err())
+            && let Err(error) = self.empty_trash()
+        {
+            tracing::warn!(error = error.chain(), "could not empty the trash");
+        }
+        shown.map(|()| id)
+    }
+
+    /// Moves everything to its place, the names last. `placed` tells how far it came; an error, at which step it ended.
+    fn show(
+        &self,
+        index: &mut Index,
+        placed: &mut Placed,
+        record: &ImageRecord,
+        layers: &[Arc<StagedLayer>],
+        staging: Staging,
+    ) -> Result<(), (&'static str, io::Error)> {
+        let failed = |what: &'static str| move |error: io::Error| (what, error);
         let sync_names_in = |folder: &Path| {
             if self.in_background { Ok(()) } else { sync_folder(&self.root.join(folder)) }
         };
-
-        let mut index = self.index();
         for blob in layers.iter().filter_map(|layer| layer.blob.as_ref()) {
-            blob.keep(&mut index).map_err(failed("blobs"))?;
+            blob.keep(index).map_err(failed("blobs"))?;
         }
         let folders: BTreeSet<PathBuf> =
             layers.iter().filter_map(|layer| layer.blob.as_ref()).flat_map(StagedBlob::folders).collect();
@@ -171,43 +205,65 @@ impl Store {
                     continue;
                 }
                 let home = self.layer_folder(&layer.diff_id);
-                move_folder(path, &home, || self.fresh_path("trash")).map_err(failed("layers"))?;
+                placed.trashed |= move_folder(path, &home, || self.fresh_path("trash")).map_err(failed("layers"))?;
                 *folder = None;
+                placed.layers.push(layer.diff_id.clone());
                 index.layers.insert(layer.diff_id.clone(), layer.record.clone());
                 index.marked.remove(&layer.diff_id);
             }
         }
-        if let Some(layer) = index.lacking(&record) {
-            let message = format!("could not commit image `{id}`: its layer `{layer}` was found damaged meanwhile");
-            return Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message).with_hint("pull it again"));
+        // One that was shared or here at first was found damaged meanwhile, or the disk refused to keep it.
+        if let Some(lost) = index.lacking(record) {
+            return Err((
+                "layers",
+                io::Error::other(format!("layer `{lost}` was found damaged meanwhile; pull again")),
+            ));
         }
         sync_names_in(Path::new("layers")).map_err(failed("layers"))?;
         Step::CommitLayers.reach();
+        let id = record.image_id();
         if !index.images.contains_key(&id) {
-            move_folder(&staging.keep(), &self.image_folder(&id), || self.fresh_path("trash"))
-                .map_err(failed("images"))?;
+            let home = self.image_folder(&id);
+            placed.trashed |=
+                move_folder(staging.path(), &home, || self.fresh_path("trash")).map_err(failed("images"))?;
+            staging.keep();
+            placed.image = true;
             sync_names_in(Path::new("images")).map_err(failed("images"))?;
             Step::CommitImages.reach();
         }
-        let names_before = index.names.clone();
-        for name in new.names {
-            index.names.insert(name, id.clone());
+        let before = index.names.clone();
+        for name in &record.names {
+            index.names.insert(name.clone(), id.clone());
         }
-        let written = if self.in_background {
-            self.write_names_unsettled(&mut index)
-        } else {
-            replace_file(&self.root.join("names.json"), &index.names_file())
-        };
-        if let Err(error) = written {
-            index.names = names_before;
-            return Err(failed("names.json")(error));
+        self.write_names(index, before).map_err(failed("names.json"))
+    }
+
+    /// Forgets what a failed commit has put in its place, so that nobody takes it for durable (`reliability.md P8`).
+    fn take_back(&self, index: &mut Index, placed: &Placed, id: &ImageId) {
+        for layer in &placed.layers {
+            index.layers.remove(layer);
         }
-        Step::CommitNamed.reach();
-        index.images.entry(id.clone()).or_insert(record);
-        index.damaged.remove(&id);
-        index.revive();
-        index.drop_nameless();
-        Ok(id)
+        let layers = placed.layers.iter().map(|layer| self.layer_folder(layer));
+        for folder in layers.chain(placed.image.then(|| self.image_folder(id))) {
+            if let Err(error) = fs::rename(&folder, self.fresh_path("trash")) {
+                tracing::warn!(path = %folder.display(), %error, "could not take a failed commit back; a sweep does");
+            }
+        }
+    }
+
+    /// Writes the names. On an error those of before hold, and if the disk takes them they are written again: what is
+    /// there may be the refused ones.
+    fn write_names(&self, index: &mut Index, before: BTreeMap<String, ImageId>) -> io::Result<()> {
+        if self.in_background {
+            return self.write_names_unsettled(index).inspect_err(|_| index.names = before);
+        }
+        let path = self.root.join("names.json");
+        replace_file(&path, &index.names_file()).inspect_err(|_| {
+            index.names = before;
+            if let Err(error) = replace_file(&path, &index.names_file()) {
+                tracing::error!(%error, "the names on disk are not those that hold; the next change writes them");
+            }
+        })
     }
 
     /// Gives an image that is here more names. Writes nothing when it has them all.
@@ -245,7 +301,7 @@ impl Store {
         })
     }
 
-    fn change_names(&self, change: impl FnOnce(&mut super::index::Index) -> bool) -> Result<bool, RuntimeError> {
+    fn change_names(&self, change: impl FnOnce(&mut Index) -> bool) -> Result<bool, RuntimeError> {
         let mut index = self.index();
         // `names.json` holds what is durable; what it shall hold now has to be.
         while index.is_unsettled() {
@@ -256,14 +312,13 @@ impl Store {
         let before = index.names.clone();
         let answer = change(&mut index);
         if index.names != before {
-            let written = self.check_writable().and_then(|()| {
-                replace_file(&self.root.join("names.json"), &index.names_file())
-                    .map_err(|error| storage_error("could not write the store's names", error))
-            });
-            if let Err(error) = written {
+            if let Err(error) = self.check_writable() {
                 index.names = before;
                 return Err(error);
             }
+            self.write_names(&mut index, before).map_err(|error| {
+                storage_error(format!("could not write `{}`", self.root.join("names.json").display()), error)
+            })?;
             Step::NamesChanged.reach();
             index.drop_nameless();
         }
@@ -284,13 +339,23 @@ fn sync_views(own: &Arc<SyncView>, layers: &[Arc<StagedLayer>]) -> io::Result<()
     Ok(())
 }
 
-/// Renames a folder to its home; whatever nobody knows there moves to the trash first.
-fn move_folder(from: &Path, home: &Path, trash: impl FnOnce() -> PathBuf) -> io::Result<()> {
-    if home.exists() {
+/// How far a commit came.
+#[derive(Debug, Default)]
+struct Placed {
+    layers: Vec<Digest>,
+    image: bool,
+    /// Something unknown was in the way.
+    trashed: bool,
+}
+
+/// Renames a folder to its home; whatever nobody knows there moves to the trash first. Answers whether there was something.
+fn move_folder(from: &Path, home: &Path, trash: impl FnOnce() -> PathBuf) -> io::Result<bool> {
+    let trashed = home.exists();
+    if trashed {
         fs::rename(home, trash())?;
         Step::CommitStranger.reach();
     }
     fs::rename(from, home)?;
     Step::CommitRenamed.reach();
-    Ok(())
+    Ok(trashed)
 }

@@ -46,7 +46,7 @@ pub(super) fn refuse_if_others_write(root: &Path) -> Result<(), RuntimeError> {
 }
 
 /// Replaces a file as a whole: written beside, synced, renamed, folder synced.
-pub(super) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let beside = path.with_extension("new");
     let written = File::create(&beside).and_then(|mut file| {

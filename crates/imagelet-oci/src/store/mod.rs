@@ -5,6 +5,7 @@
 //!   lock                     flocked; holds the owner's pid and command
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `settle`)
+//!   names.new, names.unsettled.new   the next of these in the making; removed at start
 //!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; a directory here is complete and durable,
 //!                            and one that has a file `damaged` counts as absent
@@ -56,13 +57,24 @@ use imagelet_core::{
 };
 
 pub(crate) use commit::Staging;
-pub(crate) use disk::{SyncView, remove_tree};
+pub(crate) use disk::{SyncView, remove_tree, replace_file};
 use index::Index;
 pub(crate) use list::{LIST, ListWriter};
 use lock::Lock;
 pub(crate) use record::write_implicit;
 
-use crate::{engine::Durability, failpoint::Step};
+use crate::failpoint::Step;
+
+/// When a pull may answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// When every file of the image is on the disk.
+    #[default]
+    Commit,
+    /// Before that. The image is usable at once and survives the end of the process at any moment; a power cut may lose
+    /// the whole pull, never part of it.
+    Background,
+}
 
 /// A store on disk, owned by this process until it is dropped. Its methods block on the disk.
 #[derive(Debug)]
@@ -121,7 +133,10 @@ impl Store {
             lock,
         };
         if !store.is_read_only() {
-            store.discard_leftovers()?;
+            // What cannot be taken away is in nobody's way: the images that are here can be used.
+            if let Err(error) = store.discard_leftovers() {
+                tracing::warn!(error = error.chain(), "could not take away all that was left behind");
+            }
         }
         Ok(store)
     }

@@ -1,6 +1,10 @@
 //! Takes away what no name reaches: collection is policy, a sweep only follows the names.
 
-use std::{collections::HashSet, fs, io, path::PathBuf};
+use std::{
+    collections::HashSet,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
@@ -19,16 +23,20 @@ pub struct SweepReport {
 impl Store {
     /// Removes layers and image folders that no name and no running pull needs.
     ///
-    /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it.
+    /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it. One that the disk does
+    /// not let go keeps no other from going; the first such error is told at the end, and the next sweep tries again.
     pub(crate) fn sweep(&self) -> Result<SweepReport, RuntimeError> {
         self.check_writable()?;
         // What a tag meant before a pull moved it may go only when the pull is durable.
         self.settle()?;
         let mut report = SweepReport::default();
+        let mut refused = Refused::default();
         {
             let mut index = self.index();
             for layer in index.unneeded_layers() {
-                self.move_to_trash(&self.layer_folder(&layer))?;
+                if refused.takes(self.move_to_trash(&self.layer_folder(&layer))) {
+                    continue;
+                }
                 report.layers += 1;
                 report.bytes += index.layers.remove(&layer).map_or(0, |record| record.disk_bytes);
             }
@@ -41,18 +49,20 @@ impl Store {
             }
             Step::SweepLayers.reach();
             for blob in index.unneeded_blobs() {
-                self.move_to_trash(&self.blob_path(&blob))?;
+                if refused.takes(self.move_to_trash(&self.blob_path(&blob))) {
+                    continue;
+                }
                 report.bytes += index.blobs.remove(&blob).unwrap_or_default();
             }
             let images = index.image_folders();
             for folder in self.unknown_folders("images", |name| images.contains(name))? {
-                self.move_to_trash(&folder)?;
+                refused.takes(self.move_to_trash(&folder));
             }
             Step::SweepImages.reach();
         }
         report.bytes += self.expire_partials()?;
-        self.empty_trash()?;
-        Ok(report)
+        refused.takes(self.empty_trash());
+        refused.told().map(|()| report)
     }
 
     /// At start, when nothing runs: what an interrupted pull or removal left behind goes to the trash by renames.
@@ -85,19 +95,36 @@ impl Store {
             self.move_to_trash(&folder)?;
         }
         Step::OpenImages.reach();
+        // A mount that the kernel shows has a note; what has none was being made or taken away.
+        let mounts = self.root.join("mounts");
+        let noted = |name: &str| {
+            let note = Path::new(name).extension().is_some_and(|end| end == "json");
+            note || mounts.join(format!("{name}.json")).exists()
+        };
+        for folder in self.unknown_folders("mounts", noted)? {
+            self.move_to_trash(&folder)?;
+        }
+        Step::OpenMounts.reach();
+        for unfinished in ["names.new", "names.unsettled.new"].map(|name| self.root.join(name)) {
+            if let Err(error) = remove_tree(&unfinished) {
+                tracing::warn!(path = %unfinished.display(), %error, "could not remove a file that a crash left");
+            }
+        }
         Ok(())
     }
 
     /// Unlinks what lies in the trash.
     pub(crate) fn empty_trash(&self) -> Result<(), RuntimeError> {
         let _alone = self.trash.lock().expect("nobody panics while holding it");
+        let mut refused = Refused::default();
         for path in self.unknown_folders("trash", |_| false)? {
             Step::TrashUnlink.reach();
-            remove_tree(&path)
-                .map_err(|error| storage_error(format!("could not remove `{}`", path.display()), error))?;
+            let removed = remove_tree(&path)
+                .map_err(|error| storage_error(format!("could not remove `{}`", path.display()), error));
+            refused.takes(removed);
             Step::TrashUnlinked.reach();
         }
-        Ok(())
+        refused.told()
     }
 
     fn unknown_folders(&self, folder: &str, known: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, RuntimeError> {
@@ -111,7 +138,7 @@ impl Store {
             .collect())
     }
 
-    pub(super) fn move_to_trash(&self, path: &std::path::Path) -> Result<(), RuntimeError> {
+    pub(super) fn move_to_trash(&self, path: &Path) -> Result<(), RuntimeError> {
         Step::TrashBefore.reach();
         match fs::rename(path, self.fresh_path("trash")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -122,5 +149,20 @@ impl Store {
                 Ok(())
             }
         }
+    }
+}
+
+/// The first error of a pass that goes on.
+#[derive(Debug, Default)]
+struct Refused(Option<RuntimeError>);
+
+impl Refused {
+    /// Whether this is one.
+    fn takes(&mut self, outcome: Result<(), RuntimeError>) -> bool {
+        outcome.map_err(|error| self.0.get_or_insert(error)).is_err()
+    }
+
+    fn told(self) -> Result<(), RuntimeError> {
+        self.0.map_or(Ok(()), Err)
     }
 }

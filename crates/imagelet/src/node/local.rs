@@ -379,9 +379,6 @@ impl Command for UntagRequest {
         };
         let before = node.usage().await?;
         node.parts.runtime.untag(&name).await?;
-        if let Some(engine) = &node.parts.engine {
-            engine.sweep().await?;
-        }
         let after = node.usage().await?;
         tracing::info!(image = %image.id, name, "removed a name on request");
         let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);

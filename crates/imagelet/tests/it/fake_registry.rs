@@ -1,7 +1,7 @@
 //! A registry that counts its requests and lies as told: what no honest one would serve.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use crate::images::Image;
+use crate::{images::Image, testbed::wait_until};
 
 /// Bytes written between two pauses of a slow answer.
 const SLICE: usize = 64 << 10;
@@ -50,6 +50,36 @@ impl Answer {
 struct State {
     answers: BTreeMap<String, Answer>,
     requests: Vec<String>,
+    held: BTreeSet<String>,
+}
+
+impl State {
+    fn asked(&self, path: &str) -> usize {
+        self.requests.iter().filter(|request| request.ends_with(path)).count()
+    }
+}
+
+/// A blob that is not answered yet.
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    registry: &'a FakeRegistry,
+    path: String,
+    asked_before: usize,
+}
+
+impl Held<'_> {
+    /// Waits until somebody asks for it.
+    pub(crate) fn until_asked(&self) {
+        wait_until("a request for the held blob", || {
+            self.registry.state.lock().unwrap().asked(&self.path) > self.asked_before
+        });
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.registry.state.lock().expect("no request panics under the lock").held.remove(&self.path);
+    }
 }
 
 /// Serves on a free port of 127.0.0.1 until dropped.
@@ -109,6 +139,15 @@ impl FakeRegistry {
         edit(state.answers.get_mut(&format!("/v2/{repository}/blobs/{digest}")).expect("the blob is served"));
     }
 
+    /// Keeps whoever asks for this blob waiting until the answer is dropped.
+    pub(crate) fn hold(&self, repository: &str, digest: &str) -> Held<'_> {
+        let path = format!("/v2/{repository}/blobs/{digest}");
+        let mut state = self.state.lock().unwrap();
+        state.held.insert(path.clone());
+        let asked_before = state.asked(&path);
+        Held { registry: self, path, asked_before }
+    }
+
     /// `METHOD path` of every request so far.
     pub(crate) fn requests(&self) -> Vec<String> {
         self.state.lock().unwrap().requests.clone()
@@ -132,6 +171,9 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             state.requests.push(format!("{method} {path}"));
             state.answers.get(&path).cloned().unwrap_or_else(|| absent(&path))
         };
+        while state.lock().expect("no request panics under the lock").held.contains(&path) {
+            thread::sleep(Duration::from_millis(2));
+        }
         if !write_answer(stream, &method, &answer, range)? {
             return Ok(());
         }

@@ -255,6 +255,13 @@ impl Image {
         &self.config.digest
     }
 
+    /// The digests of its layers' uncompressed tars, lowest first.
+    pub(crate) fn diff_ids(&self) -> Vec<String> {
+        let config: serde_json::Value = serde_json::from_slice(&self.config.bytes).unwrap();
+        let diff_ids = config["rootfs"]["diff_ids"].as_array().expect("a configuration has diff ids");
+        diff_ids.iter().map(|digest| digest.as_str().expect("a text").to_owned()).collect()
+    }
+
     /// The same image with another manifest text, wrong or right.
     pub(crate) fn with_manifest(mut self, edit: impl FnOnce(&mut serde_json::Value)) -> Self {
         let mut manifest = serde_json::from_slice(&self.manifest.bytes).unwrap();

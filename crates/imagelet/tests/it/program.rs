@@ -88,6 +88,16 @@ pub(crate) fn with_store<S: AsRef<OsStr>>(store: &Path, arguments: impl IntoIter
     run(program().arg("--store").arg(store).args(arguments))
 }
 
+/// Writes a configuration with these settings of the store, and answers its path.
+pub(crate) fn write_store_config(folder: &Path, store: &str) -> String {
+    let path = folder.join("config.yaml");
+    let text = format!("apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nstore: {{{store}}}\n");
+    // A full disk of the machine that runs the tests must not make a daemon collect.
+    let text = text + "collection: {enabled: false}\n";
+    std::fs::write(&path, text).unwrap();
+    path.into_os_string().into_string().expect("temporary directories have plain names")
+}
+
 /// The daemon, killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Daemon {
@@ -98,19 +108,41 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts `serve ARGUMENTS` with its socket and log in `folder`, and waits until it answers.
     pub(crate) fn start<S: AsRef<OsStr>>(folder: &Path, arguments: impl IntoIterator<Item = S>) -> Self {
-        let mut daemon = Self::spawn(folder, arguments);
+        Self::spawn(folder, arguments).answering()
+    }
+
+    /// Starts it with a failpoint armed.
+    pub(crate) fn start_armed<S: AsRef<OsStr>>(
+        folder: &Path,
+        arguments: impl IntoIterator<Item = S>,
+        failpoint: &str,
+    ) -> Self {
+        Self::spawn_with(folder, arguments, &[("IMAGELET_FAILPOINT", failpoint)]).answering()
+    }
+
+    fn answering(mut self) -> Self {
+        let daemon = &mut self;
         let socket = daemon.socket.clone();
         wait_until("the daemon's socket", || {
             assert_eq!(daemon.part.ended(), None, "the daemon ended:\n{}", daemon.part.log());
             std::os::unix::net::UnixStream::connect(&socket).is_ok()
         });
-        daemon
+        self
     }
 
     /// Starts it and does not wait.
     pub(crate) fn spawn<S: AsRef<OsStr>>(folder: &Path, arguments: impl IntoIterator<Item = S>) -> Self {
+        Self::spawn_with(folder, arguments, &[])
+    }
+
+    fn spawn_with<S: AsRef<OsStr>>(
+        folder: &Path,
+        arguments: impl IntoIterator<Item = S>,
+        environment: &[(&str, &str)],
+    ) -> Self {
         let socket = folder.join("imagelet.sock");
         let mut command = program();
+        command.envs(environment.iter().copied());
         command.arg("serve").arg("--socket").arg(&socket).args(arguments);
         Self { part: Part::start(&mut command, "of imagelet", folder.join("imagelet.log")), socket }
     }

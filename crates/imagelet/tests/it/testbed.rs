@@ -41,6 +41,18 @@ pub(crate) fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
+/// Whether `ready` answers true in this time.
+pub(crate) fn wait_until_within(time: Duration, mut ready: impl FnMut() -> bool) -> bool {
+    let started = Instant::now();
+    while !ready() {
+        if started.elapsed() > time {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

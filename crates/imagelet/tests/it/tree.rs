@@ -151,13 +151,19 @@ fn user_xattrs(path: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// Fails with the paths that differ, not with two whole trees.
 pub(crate) fn assert_same(found: &Tree, expected: &Tree) {
+    let differences = differences(found, expected);
+    assert!(differences.is_empty(), "trees differ:\n{}", differences.join("\n"));
+}
+
+/// A line for each path that differs.
+pub(crate) fn differences(found: &Tree, expected: &Tree) -> Vec<String> {
     let mut differences = Vec::new();
     for path in expected.keys().chain(found.keys().filter(|path| !expected.contains_key(*path))) {
         if found.get(path) != expected.get(path) {
             differences.push(format!("{path}: expected {:?}, found {:?}", expected.get(path), found.get(path)));
         }
     }
-    assert!(differences.is_empty(), "trees differ:\n{}", differences.join("\n"));
+    differences
 }
 
 /// Bytes and files that a directory takes on its disk, as `du` counts them.

@@ -1,0 +1,332 @@
+//! The N-th call of each kind that a daemon makes on its disk fails, for every N: nothing is lost, nothing is a lie.
+//!
+//! strace counts the calls of each thread by itself, so that one run may meet several faults. N grows until a run meets none.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Mutex,
+    thread,
+    time::Duration,
+};
+
+use imagelet_core::image::Digest;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::Instant;
+
+use crate::{
+    fake_registry::FakeRegistry,
+    program::{Daemon, Outcome, write_store_config},
+    soundness::{Sample, assert_sound, assert_whole, listing, small_layer},
+    testbed::{require_root, scratch, wait_until},
+};
+
+/// No command takes longer, whatever fails.
+const COMMAND_MAX: Duration = Duration::from_secs(20);
+/// A kind of call that still fails at this N is made without end.
+const NTH_MAX: usize = 400;
+/// Daemons side by side.
+const WORKERS: usize = 2;
+
+/// The calls a pull makes on the disk, with what they may fail with.
+const PULL: &[(&str, &[&str])] = &[
+    ("write", &["ENOSPC", "EIO"]),
+    ("pwrite64", &["ENOSPC"]),
+    ("fsync", &["EIO", "ENOSPC"]),
+    ("fdatasync", &["EIO"]),
+    ("syncfs", &["EIO", "ENOSPC"]),
+    ("rename", &["EIO", "ENOSPC"]),
+    ("renameat2", &["EIO"]),
+    ("openat", &["EMFILE", "EIO"]),
+    ("mkdir", &["ENOSPC"]),
+    ("mkdirat", &["ENOSPC"]),
+    ("symlinkat", &["ENOSPC"]),
+    ("linkat", &["EIO"]),
+    ("mknodat", &["ENOSPC"]),
+    ("fallocate", &["ENOSPC"]),
+    ("unlink", &["EIO"]),
+    ("unlinkat", &["EIO"]),
+];
+
+/// The same for a removal.
+const REMOVE: &[(&str, &[&str])] = &[
+    ("write", &["ENOSPC"]),
+    ("fsync", &["EIO"]),
+    ("fdatasync", &["EIO"]),
+    ("rename", &["EIO", "ENOSPC"]),
+    ("openat", &["EMFILE"]),
+    ("unlink", &["EIO"]),
+    ("unlinkat", &["EIO"]),
+    ("rmdir", &["EIO"]),
+];
+
+/// The calls by which a daemon cleans up: where they fail, the next sweep does.
+const CLEANING: [&str; 4] = ["unlink", "rename", "openat", "rmdir"];
+
+/// What is asked of the daemon while a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Pull,
+    Remove,
+}
+
+/// One kind of fault during one operation.
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    operation: Operation,
+    call: &'static str,
+    error: &'static str,
+}
+
+impl Fault {
+    fn seed(&self) -> String {
+        format!("{}-{}", self.call, self.error.to_lowercase())
+    }
+}
+
+fn faults() -> Vec<Fault> {
+    let of = |operation, table: &'static [(&'static str, &'static [&'static str])]| {
+        table.iter().flat_map(move |(call, errors)| errors.iter().map(move |error| Fault { operation, call, error }))
+    };
+    of(Operation::Pull, PULL).chain(of(Operation::Remove, REMOVE)).collect()
+}
+
+/// strace on a daemon, taken off when dropped.
+struct Injection {
+    strace: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Injection {
+    /// Makes the N-th of the calls of each thread fail; of those on `paths` only, if there are any.
+    fn into(daemon: &Daemon, fault: &Fault, nth: usize, paths: &[PathBuf]) -> Self {
+        let folder = scratch();
+        let process = daemon.part.id();
+        let mut command = Command::new("strace");
+        command.args(["-f", "-qq", "-o"]).arg(folder.path().join("log"));
+        command.arg("-e").arg(format!("trace={}", fault.call)).args(["-e", "signal=none"]);
+        command.arg("-e").arg(format!("inject={}:error={}:when={nth}", fault.call, fault.error));
+        for path in paths {
+            command.arg("-P").arg(path);
+        }
+        command.args(["-p", &process.to_string()]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let injection = Self { strace: command.spawn().expect("strace is installed"), folder };
+        let tracer = format!("TracerPid:\t{}\n", injection.strace.id());
+        wait_until("strace to hold every thread of the daemon", || {
+            let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+            tasks.filter_map(Result::ok).all(|task| {
+                // A thread that ended meanwhile needs no tracer.
+                fs::read_to_string(task.path().join("status")).map_or(true, |status| status.contains(&tracer))
+            })
+        });
+        injection
+    }
+
+    /// Takes it off and answers how many calls it made fail.
+    fn end(mut self) -> usize {
+        self.detach();
+        let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+        log.matches("(INJECTED)").count()
+    }
+
+    fn detach(&mut self) {
+        // An error says that it ended before.
+        let _ = kill_process(Pid::from_child(&self.strace), Signal::INT);
+        let _ = self.strace.wait();
+    }
+}
+
+impl Drop for Injection {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+/// A daemon with one image that stays, whatever happens to others.
+struct Bed<'a> {
+    folder: tempfile::TempDir,
+    registry: &'a FakeRegistry,
+    kept: Sample,
+    daemon: Daemon,
+}
+
+impl<'a> Bed<'a> {
+    fn new(registry: &'a FakeRegistry) -> Self {
+        let folder = scratch();
+        let kept = Sample::put(registry, "kept:v1", vec![small_layer("kept", 2_000)]);
+        let daemon = Self::start(folder.path());
+        daemon.run(["pull", &kept.name]).ok();
+        Self { folder, registry, kept, daemon }
+    }
+
+    fn start(folder: &Path) -> Daemon {
+        let config = write_store_config(folder, "durability: commit");
+        Daemon::start(folder, ["--store", folder.join("store").to_str().unwrap(), "--config", &config])
+    }
+
+    /// Runs the operation with the N-th call failing, checks what is left, and answers how many faults it met.
+    fn try_nth(&mut self, fault: &Fault, nth: usize, sample: &Sample) -> usize {
+        let what = format!("{:?} with {} failing by {} at {nth}", fault.operation, fault.call, fault.error);
+        let tag = format!("{}-{}-{nth}", fault.call, fault.error.to_lowercase());
+        let name = sample.put_again(self.registry, &format!("app:{tag}"));
+        if fault.operation == Operation::Remove {
+            assert_eq!(self.daemon.run(["pull", &name]).ok().trim(), sample.id(), "{what}");
+        }
+        let started = Instant::now();
+        let (outcome, met) = match (fault.operation, fault.call) {
+            (Operation::Pull, "write") => self.pull_with_writes_failing(fault, nth, sample, &name),
+            (operation, call) => {
+                let paths = if call == "write" { self.state_files(sample) } else { Vec::new() };
+                let injection = Injection::into(&self.daemon, fault, nth, &paths);
+                let word = if operation == Operation::Pull { "pull" } else { "rm" };
+                (self.daemon.run([word, &name]), injection.end())
+            }
+        };
+        assert!(started.elapsed() < COMMAND_MAX, "{what}: took {:?}", started.elapsed());
+        self.judge(fault, sample, &name, &outcome, met, &what);
+        met
+    }
+
+    /// A runtime wakes its threads by a write, too, and nothing holds of a machine where that fails. So the writes are
+    /// picked by file, and those of a layer are known once its pull has begun.
+    fn pull_with_writes_failing(&self, fault: &Fault, nth: usize, sample: &Sample, name: &str) -> (Outcome, usize) {
+        let held = self.registry.hold("app", &sample.image.layers[1].digest);
+        thread::scope(|scope| {
+            let pull = scope.spawn(|| self.daemon.run(["pull", name]));
+            held.until_asked();
+            let mut paths = self.state_files(sample);
+            let mut number = 0;
+            for entry in fs::read_dir(self.folder.path().join("store/tmp")).unwrap().map(|entry| entry.unwrap().path())
+            {
+                let (_, digits) = entry.to_str().and_then(|path| path.rsplit_once('-')).expect("PROCESS-NUMBER");
+                number = number.max(digits.parse::<u64>().expect("a number"));
+                paths.extend(["layer.json", "implicit.json"].map(|file| entry.join(file)));
+                for seed in ["first", &fault.seed()] {
+                    let files = [format!("{seed}/text"), format!("{seed}/noise"), format!("implied/{seed}")];
+                    paths.extend(files.iter().map(|file| entry.join("fs").join(file)));
+                }
+            }
+            for next in number + 1..number + 3 {
+                let folder = self.folder.path().join(format!("store/tmp/{}-{next}", self.daemon.part.id()));
+                paths.extend(["manifest.json", "config.json", "image.json"].map(|file| folder.join(file)));
+            }
+            let injection = Injection::into(&self.daemon, fault, nth, &paths);
+            drop(held);
+            (pull.join().unwrap(), injection.end())
+        })
+    }
+
+    /// The files beside which nothing else is written in place.
+    fn state_files(&self, sample: &Sample) -> Vec<PathBuf> {
+        let record = format!("state/image_manager/pulled/sha256-{}.tmp", Digest::of(sample.id().as_bytes()).hex());
+        let files = ["names.new", "state/inventory/.ledger.json.new", &record];
+        files.iter().map(|file| self.folder.path().join("store").join(file)).collect()
+    }
+
+    fn judge(&mut self, fault: &Fault, sample: &Sample, name: &str, outcome: &Outcome, met: usize, what: &str) {
+        let store = self.folder.path().join("store");
+        let log = self.daemon.part.log();
+        assert!(!outcome.stderr.contains("panicked") && !log.contains("panicked"), "{what}: {}\n{log}", outcome.stderr);
+        assert_eq!(self.daemon.part.ended(), None, "{what}: the daemon ended\n{log}");
+        match outcome.code {
+            0 => {}
+            1 => {
+                assert!(met > 0, "{what}: failed without a fault: {}", outcome.stderr);
+                let of_image = outcome.stderr.contains(name) || outcome.stderr.contains(sample.id());
+                let told = of_image || outcome.stderr.contains(store.to_str().unwrap());
+                // What fails may be the answer itself.
+                let cut_off = outcome.stderr.contains("imagelet.sock");
+                assert!(told || cut_off, "{what}: neither the image nor a file is named: {}", outcome.stderr);
+                assert!(
+                    cut_off || outcome.stderr.contains("os error"),
+                    "{what}: the cause is not told: {}",
+                    outcome.stderr
+                );
+            }
+            code => panic!("{what}: exit code {code}: {}", outcome.stderr),
+        }
+        let listed = listing(self.daemon.run(["ls", "--all", "-o", "json"]));
+        let is_pull = fault.operation == Operation::Pull;
+        let told = is_pull && outcome.code == 0;
+        let kept: &[&Sample] = if told { &[&self.kept, sample] } else { &[&self.kept] };
+        assert_whole(&store, &listed, &[&self.kept, sample], kept, what);
+        if is_pull && CLEANING.iter().all(|call| !fault.call.starts_with(call)) {
+            // Nothing kept the daemon from cleaning up behind itself.
+            assert_sound(&store, &listed, &[&self.kept, sample], kept, what);
+        }
+        assert!(is_pull || outcome.code != 0 || !listed.contains_key(sample.id()), "{what}: removed and still listed");
+
+        let again = sample.put_again(self.registry, &format!("{}-again", name.split_once('/').expect("a host").1));
+        assert_eq!(self.daemon.run(["pull", &again]).ok().trim(), sample.id(), "{what}");
+        let listed = listing(self.daemon.run(["ls", "--all", "-o", "json"]));
+        assert_whole(&store, &listed, &[&self.kept, sample], &[&self.kept, sample], what);
+        self.daemon.run(["rm", sample.id()]).ok();
+        let listed = listing(self.daemon.run(["ls", "--all", "-o", "json"]));
+        assert_sound(&store, &listed, &[&self.kept], &[&self.kept], what);
+    }
+}
+
+#[test]
+fn whatever_call_fails_nothing_is_lost_and_nothing_is_a_lie() {
+    require_root("strace on a daemon");
+    let registry = FakeRegistry::start();
+    let (pending, failed, met) = (Mutex::new(faults()), Mutex::new(Vec::new()), Mutex::new(0));
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| {
+                let mut bed = Bed::new(&registry);
+                loop {
+                    let Some(fault) = pending.lock().unwrap().pop() else { return };
+                    let seed = fault.seed();
+                    let layers = vec![small_layer("first", 3_000), small_layer(&seed, 70_000)];
+                    let sample = Sample::put(&registry, &format!("{seed}:v1"), layers);
+                    for nth in 1..=NTH_MAX {
+                        assert!(nth < NTH_MAX, "{fault:?} has no last call");
+                        let one = std::panic::AssertUnwindSafe(|| bed.try_nth(&fault, nth, &sample));
+                        match std::panic::catch_unwind(one) {
+                            Ok(0) => break,
+                            Ok(count) => *met.lock().unwrap() += count,
+                            Err(_) => {
+                                failed.lock().unwrap().push(format!("{fault:?} at {nth}"));
+                                bed = Bed::new(&registry);
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    // What is wrong with each was told as it failed.
+    assert_eq!(failed.into_inner().unwrap(), Vec::<String>::new());
+    let met = met.into_inner().unwrap();
+    assert!(met > 100, "only {met} faults were met");
+}
+
+#[test]
+fn a_layer_whose_sync_failed_is_discarded_and_fetched_again() {
+    require_root("strace on a daemon");
+    let registry = FakeRegistry::start();
+    let bed = Bed::new(&registry);
+    let store = bed.folder.path().join("store");
+    let syncs = [("syncfs", ""), ("fsync", "layers"), ("fsync", "images"), ("fdatasync", "names.new"), ("fsync", "")];
+    for (at, (call, place)) in syncs.into_iter().enumerate() {
+        let what = format!("{call} of `{place}` failing");
+        let sample = Sample::put(&registry, &format!("p8-{at}:v1"), vec![small_layer(&format!("p8-{at}"), 9_000)]);
+        let layer = format!("/blobs/{}", sample.image.layers[0].digest);
+        let fetched = || registry.requests().iter().filter(|request| request.ends_with(&layer)).count();
+        let fault = Fault { operation: Operation::Pull, call, error: "EIO" };
+        let place = if place.is_empty() { store.clone() } else { store.join(place) };
+        let injection = Injection::into(&bed.daemon, &fault, 1, &[place]);
+        let outcome = bed.daemon.run(["pull", &sample.name]);
+        assert!(injection.end() > 0, "{what}: no such call");
+        outcome.refused(&[&sample.name, "os error 5"]);
+        let listed = listing(bed.daemon.run(["ls", "--all", "-o", "json"]));
+        assert_sound(&store, &listed, &[&bed.kept], &[&bed.kept], &what);
+        assert_eq!(fetched(), 1, "{what}");
+        let again = sample.put_again(&registry, &format!("p8-{at}:v2"));
+        assert_eq!(bed.daemon.run(["pull", &again]).ok().trim(), sample.id(), "{what}");
+        assert_eq!(fetched(), 2, "{what}: the layer was believed");
+        bed.daemon.run(["rm", sample.id()]).ok();
+    }
+}
