@@ -8,6 +8,10 @@ use std::{
     collections::HashMap,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rustix::{
@@ -16,7 +20,7 @@ use rustix::{
 };
 
 use super::{
-    UnpackLimits,
+    UnpackOptions,
     error::{Fault, shown},
     ledger::{Ledger, Note},
     name,
@@ -31,6 +35,11 @@ const LINKS_MAX: u32 = 40;
 const STEPS_MAX: usize = 1024;
 /// Mode of a directory that no entry names.
 const IMPLICIT_MODE: u32 = 0o755;
+/// Names of directories to remove that are kept from one look at their parent.
+const REMEMBERED_AT_ONCE: usize = 4096;
+/// The same once [`REMEMBERED_MANY`] are kept in all, on a deep way; together they stay below 60 MiB.
+const REMEMBERED_AT_LEAST: usize = 256;
+const REMEMBERED_MANY: usize = 1 << 16;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// An open directory of the layer.
@@ -83,10 +92,12 @@ pub(super) struct Tree {
     pub(super) umask: u32,
     path_max: usize,
     depth_max: usize,
+    cancelled: Arc<AtomicBool>,
 }
 
 impl Tree {
-    pub(super) fn new(root: BorrowedFd<'_>, limits: &UnpackLimits) -> Result<Self, Fault> {
+    pub(super) fn new(root: BorrowedFd<'_>, options: &UnpackOptions) -> Result<Self, Fault> {
+        let limits = &options.limits;
         let fd = rustix::fs::openat(root, c".", DIRECTORY, Mode::empty()).map_err(Fault::io("open the root for"))?;
         Ok(Tree {
             root: Rc::new(Directory { fd, path: Vec::new() }),
@@ -96,6 +107,7 @@ impl Tree {
             umask: process_umask(),
             path_max: limits.path_max,
             depth_max: limits.depth_max,
+            cancelled: Arc::clone(&options.cancelled),
         })
     }
 
@@ -119,7 +131,7 @@ impl Tree {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
                 self.open.clear();
-                remove_tree(parent.as_fd(), name, &mut freed)?;
+                remove_tree(parent.as_fd(), name, &self.cancelled, &mut freed)?;
             }
             kind => {
                 if kind == FileType::Symlink {
@@ -268,33 +280,52 @@ impl Tree {
 }
 
 /// Removes a directory and all below it, with two descriptors whatever its depth.
-fn remove_tree(parent: BorrowedFd<'_>, name: &[u8], freed: &mut Freed) -> Result<(), Fault> {
+///
+/// The directories found in one are remembered by the thousand: each look at a directory passes what was removed from
+/// it before, so that one look for each of a million would take days.
+fn remove_tree(parent: BorrowedFd<'_>, name: &[u8], cancelled: &AtomicBool, freed: &mut Freed) -> Result<(), Fault> {
     let action = "remove the directory replaced by";
     let open = |at: BorrowedFd<'_>, name: &[u8]| {
         rustix::fs::openat(at, name, DIRECTORY, Mode::empty()).map_err(Fault::io(action))
     };
     let mut here = open(parent, name)?;
-    let mut below: Vec<Vec<u8>> = Vec::new();
+    // For each directory on the way here, those in it that are not removed yet; the last one is where we are.
+    let mut below: Vec<Vec<Vec<u8>>> = Vec::new();
+    let mut remembered = 0;
     loop {
-        if let Some(child) = remove_files(here.as_fd(), freed)? {
-            here = open(here.as_fd(), &child)?;
-            below.push(child);
+        if cancelled.load(Ordering::Relaxed) {
+            return Err(Fault::Cancelled);
+        }
+        let at_once = if remembered < REMEMBERED_MANY { REMEMBERED_AT_ONCE } else { REMEMBERED_AT_LEAST };
+        let found = remove_files(here.as_fd(), at_once, freed)?;
+        if let Some(child) = found.last() {
+            here = open(here.as_fd(), child)?;
+            remembered += found.len();
+            below.push(found);
             continue;
         }
         freed.disk_bytes += super::DIRECTORY_COST;
-        let Some(empty) = below.pop() else {
+        let Some(siblings) = below.last_mut() else {
             break;
         };
         // Nobody else moves directories in the layer: the parent is where we came from.
         here = open(here.as_fd(), b"..")?;
+        let empty = siblings.pop().expect("it has the one we come from");
+        remembered -= 1;
         rustix::fs::unlinkat(&here, empty, AtFlags::REMOVEDIR).map_err(Fault::io(action))?;
+        match siblings.last() {
+            Some(next) => here = open(here.as_fd(), next)?,
+            // There may be more than was remembered: this one is looked at again.
+            None => drop(below.pop()),
+        }
     }
     rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map_err(Fault::io(action))
 }
 
-/// Unlinks what is no directory, up to the first directory, which it names.
-fn remove_files(directory: BorrowedFd<'_>, freed: &mut Freed) -> Result<Option<Vec<u8>>, Fault> {
+/// Unlinks what is no directory, and names the directories, up to so many; all else is gone if there are none.
+fn remove_files(directory: BorrowedFd<'_>, names_max: usize, freed: &mut Freed) -> Result<Vec<Vec<u8>>, Fault> {
     let action = "remove the directory replaced by";
+    let mut found = Vec::new();
     for entry in Dir::read_from(directory).map_err(Fault::io(action))? {
         let entry = entry.map_err(Fault::io(action))?;
         let name = entry.file_name().to_bytes();
@@ -305,11 +336,15 @@ fn remove_files(directory: BorrowedFd<'_>, freed: &mut Freed) -> Result<Option<V
             continue;
         };
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            return Ok(Some(name.to_vec()));
+            found.push(name.to_vec());
+            if found.len() == names_max {
+                break;
+            }
+            continue;
         }
         unlink(directory, name, &stat, freed)?;
     }
-    Ok(None)
+    Ok(found)
 }
 
 fn unlink(parent: BorrowedFd<'_>, name: &[u8], stat: &Stat, freed: &mut Freed) -> Result<(), Fault> {

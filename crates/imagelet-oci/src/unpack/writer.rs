@@ -62,7 +62,7 @@ impl<'a> Writer<'a> {
         options: &UnpackOptions,
         listing: Option<&'a mut dyn Listing>,
     ) -> Result<Self, Fault> {
-        let tree = Tree::new(root, &options.limits)?;
+        let tree = Tree::new(root, options)?;
         let stat = rustix::fs::fstat(root).map_err(Fault::io("look at the root for"))?;
         if stat.st_mode & 0o2000 != 0 {
             // Files would get the directory's group instead of ours.

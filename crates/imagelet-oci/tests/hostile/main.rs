@@ -1,9 +1,9 @@
 //! Hostile archives, B001 to B041 of the catalogue of bad inputs, each really pulled: whatever an image's layers say,
 //! the host stays as it was, a refusal is one clear error that leaves nothing, and a success is exact.
 //!
-//! One file a category, and `differential`, which holds archives by chance against GNU tar and Python. A case gives layers as raw tar bytes and the outcome they must have; `fixture` pulls it from a
-//! registry in this process and looks at everything. Owners, devices and mounts need root; without it the rest is
-//! looked at, and what is not is said.
+//! One file a category, and `differential`, which holds archives by chance against GNU tar and Python. A case gives
+//! layers as raw tar bytes and the outcome they must have; `fixture` pulls it from a registry in this process and looks
+//! at everything. Owners, devices and mounts need root; without it the rest is looked at, and what is not is said.
 #![expect(clippy::print_stderr, reason = "a test says what it could not look at")]
 
 mod archive;

@@ -37,6 +37,17 @@ fn a_deep_directory_can_be_replaced() {
 }
 
 #[test]
+fn a_directory_of_very_many_directories_is_replaced() {
+    // One look at the parent for each of them made this a matter of hours for a layer of some megabytes.
+    let site = Site::new();
+    let many = (0..10_000).fold(Archive::new(), |archive, number| archive.dir(&format!("d/{number}")));
+    let deep = (0..6).fold(many, |archive, number| archive.file(&format!("d/{number}/deep/{number}/x"), "1"));
+    let report = site.unpack(&deep.clone().file("d", "flat").end()).unwrap();
+    site.assert_listing([("d", "f:flat")]);
+    assert_eq!((report.bytes, report.disk_bytes), (4, 4096));
+}
+
+#[test]
 fn extension_headers_end_at_their_limit() {
     for flag in *b"xgLK" {
         let header = Header::new(flag, "big", 48 << 20);
