@@ -9,6 +9,7 @@ mod disk;
 mod documents;
 mod framing;
 mod gunzip;
+mod listed;
 mod model;
 mod mutation;
 mod names;

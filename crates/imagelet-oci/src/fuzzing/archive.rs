@@ -15,8 +15,11 @@ use super::{
     assert_tellable,
     disk::{self, Nodes},
     fingerprint,
+    listed::Recorder,
 };
-use crate::unpack::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, unpack_layer};
+use crate::unpack::{
+    OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, unpack_layer_listed,
+};
 
 /// Small enough for each bound to be reached by a short archive; paths may be as long as they ever may.
 const LIMITS: UnpackLimits = UnpackLimits {
@@ -107,8 +110,13 @@ impl Site {
         let before = disk::read(&self.host);
         fs::create_dir(&self.layer).expect("the last run removed its directory");
         let root = File::open(&self.layer).expect("was just made");
-        let result = unpack_layer(&mut BufReader::with_capacity(buffer, bytes), root.as_fd(), options);
+        let mut listing = Recorder::default();
+        let input = &mut BufReader::with_capacity(buffer, bytes);
+        let result = unpack_layer_listed(input, root.as_fd(), options, &mut listing);
         let nodes = disk::read(&self.layer);
+        if result.is_ok() {
+            listing.assert_lists(&nodes);
+        }
         look(&result, &nodes);
         fs::remove_dir_all(&self.layer).expect("a layer can be removed");
         assert_eq!(disk::read(&self.host), before, "the host was touched");
@@ -231,6 +239,19 @@ mod tests {
             let node = nodes.get_mut(&b"d"[..]).unwrap();
             node.xattrs.insert("user.overlay.redirect".to_owned(), b"/etc".to_vec());
         });
+    }
+
+    #[test]
+    #[should_panic(expected = "as listed, and on disk")]
+    fn a_listing_that_is_not_true_is_found() {
+        let home = tempfile::tempdir().unwrap();
+        let options = options(Ownership::Record, OverlayForm::User, LIMITS);
+        let mut listing = Recorder::default();
+        let root = File::open(home.path()).unwrap();
+        unpack_layer_listed(&mut &archive()[..], root.as_fd(), &options, &mut listing).unwrap();
+        listing.assert_lists(&disk::read(home.path()));
+        fs::write(home.path().join("e/f"), "damage!").unwrap();
+        listing.assert_lists(&disk::read(home.path()));
     }
 
     #[test]

@@ -3,11 +3,14 @@
 use std::{
     collections::BTreeMap,
     fs::File,
+    io::Read as _,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     path::Path,
 };
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+
+use crate::unpack::{Sum, xattrs_at};
 
 /// All below a root, by path; the root itself is the empty one.
 pub(super) type Nodes = BTreeMap<Vec<u8>, Node>;
@@ -17,8 +20,12 @@ pub(super) type Nodes = BTreeMap<Vec<u8>, Node>;
 pub(super) struct Node {
     pub(super) kind: FileType,
     pub(super) stat: Seen,
+    /// Of a file that we may read, or where a link leads.
+    pub(super) content: Option<Vec<u8>>,
     /// By full name.
     pub(super) xattrs: BTreeMap<String, Vec<u8>>,
+    /// Their digest, as listings have it.
+    pub(super) xattrs_sum: Option<Sum>,
 }
 
 /// The numbers that are looked at.
@@ -28,7 +35,8 @@ pub(super) struct Seen {
     pub(super) size: u64,
     pub(super) mode: u32,
     pub(super) device: u64,
-    pub(super) mtime: i64,
+    pub(super) owner: (u32, u32),
+    pub(super) mtime: (i64, u32),
     /// Any change shows here: it cannot be set.
     pub(super) ctime: (i64, u64),
 }
@@ -53,7 +61,7 @@ pub(super) fn read(root: &Path) -> Nodes {
     let directory = File::open(root).expect("the root can be opened");
     let mut nodes = Nodes::new();
     let stat = rustix::fs::fstat(&directory).expect("the root can be looked at");
-    nodes.insert(Vec::new(), node(&stat, &format!("/proc/self/fd/{}/.", directory.as_raw_fd()).into_bytes()));
+    nodes.insert(Vec::new(), node(directory.as_fd(), b".", &stat));
     read_below(directory.as_fd(), b"", &mut nodes);
     nodes
 }
@@ -67,8 +75,7 @@ fn read_below(directory: BorrowedFd<'_>, prefix: &[u8], nodes: &mut Nodes) {
         }
         let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).expect("what is there can be seen");
         let path = [prefix, name].concat();
-        let reach = [format!("/proc/self/fd/{}/", directory.as_raw_fd()).as_bytes(), name].concat();
-        let found = node(&stat, &reach);
+        let found = node(directory, name, &stat);
         if found.kind == FileType::Directory {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let below = rustix::fs::openat(directory, name, flags, Mode::empty()).expect("a directory can be opened");
@@ -78,7 +85,27 @@ fn read_below(directory: BorrowedFd<'_>, prefix: &[u8], nodes: &mut Nodes) {
     }
 }
 
-fn node(stat: &Stat, reach: &[u8]) -> Node {
+fn node(directory: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Node {
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    let content = match kind {
+        FileType::RegularFile => {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let opened = rustix::fs::openat(directory, name, flags, Mode::empty());
+            opened.ok().map(|file| {
+                let mut content = Vec::new();
+                File::from(file).read_to_end(&mut content).expect("an open file can be read");
+                content
+            })
+        }
+        FileType::Symlink => {
+            let target = rustix::fs::readlinkat(directory, name, Vec::new()).expect("a link can be read");
+            Some(target.into_bytes())
+        }
+        _ => None,
+    };
+    // There is no call that takes a directory and a name.
+    let reach = [format!("/proc/self/fd/{}/", directory.as_raw_fd()).as_bytes(), name].concat();
+    let reach = reach.as_slice();
     // Some kernels have no attributes on links and devices, some file systems none at all.
     let mut list = vec![0; rustix::fs::llistxattr_query(reach).unwrap_or(0)];
     if !list.is_empty() {
@@ -100,8 +127,10 @@ fn node(stat: &Stat, reach: &[u8]) -> Node {
         size: stat.st_size.cast_unsigned(),
         mode: stat.st_mode & 0o7777,
         device: stat.st_rdev,
-        mtime: stat.st_mtime,
+        owner: (stat.st_uid, stat.st_gid),
+        mtime: (stat.st_mtime, u32::try_from(stat.st_mtime_nsec).expect("less than a second")),
         ctime: (stat.st_ctime, stat.st_ctime_nsec),
     };
-    Node { kind: FileType::from_raw_mode(stat.st_mode), stat: seen, xattrs }
+    let xattrs_sum = xattrs_at(directory, name).expect("attributes can be read");
+    Node { kind, stat: seen, content, xattrs, xattrs_sum }
 }

@@ -163,7 +163,7 @@ impl Upper<'_> {
             let own = match node.kind {
                 _ if whiteout || path.is_empty() => continue,
                 FileType::Directory => Thing::Directory,
-                _ => Thing::Leaf(node.stat.mtime.cast_unsigned()),
+                _ => Thing::Leaf(node.stat.mtime.0.cast_unsigned()),
             };
             view.insert(names(path), own);
         }

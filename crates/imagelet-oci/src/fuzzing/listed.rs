@@ -1,0 +1,96 @@
+//! Whether what was listed while a layer was unpacked is what stands on disk: else a whole layer would count as damaged.
+
+use std::{collections::BTreeMap, io};
+
+use rustix::fs::FileType;
+use twox_hash::xxhash3_128::Hasher;
+
+use super::disk::{Node, Nodes};
+use crate::unpack::{Listed, ListedKind, Listing};
+
+/// Hears what is listed, and keeps the last line of each path.
+#[derive(Debug, Default)]
+pub(super) struct Recorder(BTreeMap<Vec<u8>, Listed>);
+
+impl Listing for Recorder {
+    fn entry(&mut self, path: &[u8], entry: &Listed) -> io::Result<()> {
+        self.0.insert(path.to_vec(), entry.clone());
+        Ok(())
+    }
+
+    fn hard_link(&mut self, path: &[u8], target: &[u8]) -> io::Result<()> {
+        let entry = self.0.get(target).cloned().unwrap_or_else(|| panic!("{target:?} is linked and was not listed"));
+        self.0.insert(path.to_vec(), entry);
+        Ok(())
+    }
+
+    fn removed(&mut self, path: &[u8]) -> io::Result<()> {
+        let below = [path, b"/"].concat();
+        self.0.retain(|other, _| other != path && !other.starts_with(&below));
+        Ok(())
+    }
+}
+
+impl Recorder {
+    /// Compares all that was listed with all that stands.
+    pub(super) fn assert_lists(&self, nodes: &Nodes) {
+        let (listed, standing): (Vec<_>, Vec<_>) = (self.0.keys().collect(), nodes.keys().collect());
+        assert_eq!(listed, standing, "listed, and on disk");
+        for (path, listed) in &self.0 {
+            let node = &nodes[path];
+            let wanted = Listed {
+                kind: kind(node, &listed.kind),
+                mode: node.stat.mode,
+                uid: node.stat.owner.0,
+                gid: node.stat.owner.1,
+                mtime: node.stat.mtime,
+                xattrs: node.xattrs_sum,
+            };
+            assert_eq!(listed, &wanted, "{path:?} as listed, and on disk");
+        }
+    }
+}
+
+/// The kind of a node; of a file, the listing chooses whether it has holes.
+fn kind(node: &Node, listed: &ListedKind) -> ListedKind {
+    let device = |block| {
+        let (major, minor) = (rustix::fs::major(node.stat.device), rustix::fs::minor(node.stat.device));
+        ListedKind::Device { block, major, minor }
+    };
+    let size = node.stat.size;
+    let Some(content) = &node.content else {
+        return match node.kind {
+            FileType::Directory => ListedKind::Directory,
+            FileType::Fifo => ListedKind::Fifo,
+            FileType::CharacterDevice => device(false),
+            FileType::BlockDevice => device(true),
+            // A file that only root can read: its content is taken on trust.
+            FileType::RegularFile => listed.clone(),
+            _ => ListedKind::Socket,
+        };
+    };
+    match (node.kind, listed) {
+        (FileType::Symlink, _) => ListedKind::Symlink(content.clone()),
+        (_, ListedKind::Sparse { ranges, .. }) => {
+            let (data, holes) = split(content, ranges);
+            assert!(holes.iter().all(|&byte| byte == 0), "a hole has data");
+            ListedKind::Sparse { size, content: Hasher::oneshot(&data), ranges: ranges.clone() }
+        }
+        _ => ListedKind::File { size, content: Hasher::oneshot(content) },
+    }
+}
+
+/// What stands in the ranges, and what stands between them.
+fn split(content: &[u8], ranges: &[(u64, u64)]) -> (Vec<u8>, Vec<u8>) {
+    let (mut data, mut holes) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    for &(offset, length) in ranges {
+        let start = usize::try_from(offset).expect("files are small here");
+        let end = start + usize::try_from(length).expect("files are small here");
+        holes.extend_from_slice(&content[at..start]);
+        data.extend_from_slice(&content[start..end]);
+        at = end;
+    }
+    holes.extend_from_slice(&content[at..]);
+    (data, holes)
+}
