@@ -53,6 +53,8 @@ fn folder() -> &'static Path {
     static FOLDER: OnceLock<std::path::PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = Path::new("/dev/shm").join(format!("imagelet-fuzz-{}", std::process::id()));
+        // One that is there was left by an earlier process of the same number.
+        let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir(&folder).expect("memory takes a folder");
         // Names such as `/proc/self/cwd/host` lead to what must not be touched.
         std::env::set_current_dir(&folder).expect("the folder was just made");

@@ -7,6 +7,7 @@ const CHECKED: u8 = 2;
 const EXTRA: u8 = 4;
 const NAME: u8 = 8;
 const COMMENT: u8 = 16;
+const RESERVED: u8 = 0xe0;
 /// Magic, method, flags, time, two more.
 const FIXED: usize = 10;
 /// Checksum and size.
@@ -81,10 +82,11 @@ fn member(bytes: &[u8], limit: usize) -> Option<Member> {
 
 fn header_length(bytes: &[u8]) -> Option<usize> {
     let fixed = bytes.get(..FIXED)?;
-    if fixed[..3] != [0x1f, 0x8b, 8] {
+    let flags = fixed[3];
+    // RFC 1952 wants an error where a reserved bit is set.
+    if fixed[..3] != [0x1f, 0x8b, 8] || flags & RESERVED != 0 {
         return None;
     }
-    let flags = fixed[3];
     let mut at = FIXED;
     if flags & EXTRA != 0 {
         let length = bytes.get(at..at + 2)?;
