@@ -238,6 +238,7 @@ impl Engine {
             manifest: resolved.chosen.digest.clone(),
             layers: layers.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect(),
         });
+        self.check_present(&id, layers.len(), platform)?;
         if self.already_here(&id, &names, layers, progress).await? {
             return Ok(id);
         }
@@ -260,16 +261,7 @@ impl Engine {
     ) -> Result<ImageId, RuntimeError> {
         let layers = &resolved.manifest.layers;
         let config = ImageConfig::parse(config_bytes)?;
-        if config.diff_ids.len() != layers.len() {
-            return Err(RuntimeError::new(
-                RuntimeErrorKind::Corrupt,
-                format!(
-                    "the manifest has {} layers and the configuration `{id}` {}",
-                    layers.len(),
-                    config.diff_ids.len()
-                ),
-            ));
-        }
+        check_layers(id, layers.len(), config.diff_ids.len())?;
         self.refuse_if_mounted(&config.diff_ids).await?;
         let lease = self.store.lease(&config.diff_ids);
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
@@ -305,6 +297,15 @@ impl Engine {
             let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
             let committed = store.commit(new, &staged, &view);
             drop(lease);
+            // Layers that were already in their place when the commit failed belong to nobody.
+            if committed.is_err()
+                && let Err(error) = store.sweep()
+            {
+                tracing::warn!(
+                    error = error.chain(),
+                    "could not clear what a failed commit left; the next sweep takes it"
+                );
+            }
             committed
         })
         .await;
@@ -333,6 +334,18 @@ impl Engine {
                 }
             }
         }))
+    }
+
+    /// Refuses of a present image what would be refused if it were not: the answer must not depend on what is here.
+    fn check_present(&self, id: &ImageId, layers: usize, platform: &Platform) -> Result<(), RuntimeError> {
+        let Some((record, _)) = self.store.image(id) else { return Ok(()) };
+        let (os, architecture) = record.platform.split_once('/').unwrap_or_default();
+        // The record does not say the variant; what was taken once is taken again.
+        let variant = platform.variant.clone().unwrap_or_default();
+        let config =
+            ImageConfig { os: os.into(), architecture: architecture.into(), variant, ..ImageConfig::default() };
+        config.check_platform(platform)?;
+        check_layers(id, layers, record.layers.len())
     }
 
     async fn already_here(
@@ -494,6 +507,14 @@ fn names(reference: &Reference, root: &Digest) -> Vec<String> {
         Some(_) => vec![by_digest],
         None => vec![reference.to_string(), by_digest],
     }
+}
+
+fn check_layers(id: &ImageId, layers: usize, diff_ids: usize) -> Result<(), RuntimeError> {
+    if layers == diff_ids {
+        return Ok(());
+    }
+    let message = format!("the manifest has {layers} layers and the configuration `{id}` {diff_ids}");
+    Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message))
 }
 
 /// The largest layer decides how long a pull takes; it must not start last.

@@ -9,7 +9,7 @@ use std::{
 
 use imagelet_core::{
     image::{Digest, ImageId},
-    runtime::RuntimeError,
+    runtime::{RuntimeError, RuntimeErrorKind},
 };
 
 use super::{
@@ -316,9 +316,20 @@ impl Store {
                 index.names = before;
                 return Err(error);
             }
-            self.write_names(&mut index, before).map_err(|error| {
-                storage_error(format!("could not write `{}`", self.root.join("names.json").display()), error)
-            })?;
+            let only_removed = index.names.iter().all(|(name, id)| before.get(name) == Some(id));
+            let after = index.names.clone();
+            if let Err(error) = self.write_names(&mut index, before) {
+                let message = format!("could not write `{}`", self.root.join("names.json").display());
+                let error = storage_error(message, error);
+                if error.kind() != RuntimeErrorKind::DiskFull || !only_removed {
+                    return Err(error);
+                }
+                let before = std::mem::replace(&mut index.names, after);
+                if let Err(error) = self.remove_without_room(&mut index, error) {
+                    index.names = before;
+                    return Err(error);
+                }
+            }
             Step::NamesChanged.reach();
             index.drop_nameless();
         }
@@ -337,6 +348,36 @@ fn sync_views(own: &Arc<SyncView>, layers: &[Arc<StagedLayer>]) -> io::Result<()
         }
     }
     Ok(())
+}
+
+impl Store {
+    /// Takes away the images that have just lost their last name, on a disk without room for a new file of names.
+    ///
+    /// Their records go first, durably: an image without a record does not exist, whatever the old names say. What they
+    /// took is room for the names; if even that is not enough, the next change writes them.
+    fn remove_without_room(&self, index: &mut Index, full: RuntimeError) -> Result<(), RuntimeError> {
+        let named: BTreeSet<&ImageId> = index.names.values().collect();
+        let gone: Vec<ImageId> = index.images.keys().filter(|id| !named.contains(id)).cloned().collect();
+        if gone.is_empty() {
+            return Err(full);
+        }
+        let mut trash = Vec::new();
+        for id in &gone {
+            let path = self.fresh_path("trash");
+            fs::rename(self.image_folder(id), &path)
+                .map_err(|error| storage_error(format!("could not remove the record of image `{id}`"), error))?;
+            trash.push(path);
+        }
+        sync_folder(&self.root.join("images"))
+            .map_err(|error| storage_error("could not make the removal of an image durable", error))?;
+        for path in &trash {
+            discard(path);
+        }
+        if let Err(error) = replace_file(&self.root.join("names.json"), &index.names_file()) {
+            tracing::warn!(%error, "no room for the store's names yet; the removed images are gone all the same");
+        }
+        Ok(())
+    }
 }
 
 /// How far a commit came.

@@ -30,6 +30,26 @@ pub(super) fn create_folders(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Refuses a store whose folders are elsewhere: a rename could not move a layer there, nor a sync make it durable.
+///
+/// The root itself may be a link; it is followed once, at the start.
+pub(super) fn refuse_odd_folders(root: &Path) -> Result<(), RuntimeError> {
+    let Ok(device) = fs::metadata(root).map(|metadata| metadata.dev()) else { return Ok(()) };
+    for path in FOLDERS.map(|folder| root.join(folder)) {
+        let what = match fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_symlink() => "is a link",
+            Ok(metadata) if !metadata.is_dir() => "is not a folder",
+            Ok(metadata) if metadata.dev() != device => "is on another file system",
+            // What is missing is made; what cannot be looked at is told when it is used.
+            Ok(_) | Err(_) => continue,
+        };
+        let message = format!("`{}` {what}, and a store is one tree on one file system", path.display());
+        return Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message)
+            .with_hint("move the whole store and name its new place with --store DIR, or make the root a link to it"));
+    }
+    Ok(())
+}
+
 /// Whoever may write to the store may put anything into a container.
 pub(super) fn refuse_if_others_write(root: &Path) -> Result<(), RuntimeError> {
     let mode = fs::metadata(root)

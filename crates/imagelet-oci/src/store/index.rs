@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs,
     io::{self, Read as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -23,6 +24,8 @@ use super::{
 
 /// No file of ours is larger; what is, is damaged.
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
+/// A pipe in the place of a file must not hold a start up.
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 /// The shortest prefix of an id that may stand for it.
 const PREFIX_LENGTH_MIN: usize = 3;
 
@@ -316,6 +319,25 @@ impl Index {
     }
 }
 
+/// Refuses a store that a newer version wrote, however that writes its names: nothing of it may be touched.
+pub(super) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
+    /// What every version begins to read.
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: serde_json::Number,
+    }
+    match read_json::<Versioned>(&root.join("names.json")) {
+        Ok(file) if file.version.as_u64().is_none_or(|version| version > NAMES_VERSION.into()) => {
+            let message =
+                format!("the store `{}` was written by a newer imagelet (format {})", root.display(), file.version);
+            Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message)
+                .with_hint("use that version, or name another place with --store DIR"))
+        }
+        // What is wrong with it is told when it is read.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 /// The names, and whether they had to be rebuilt from the records.
 fn load_names(
     root: &Path,
@@ -324,13 +346,6 @@ fn load_names(
 ) -> Result<(NamesFile, bool), RuntimeError> {
     let path = root.join("names.json");
     let error = match read_json::<NamesFile>(&path) {
-        Ok(file) if file.version > NAMES_VERSION => {
-            return Err(RuntimeError::new(
-                RuntimeErrorKind::Unavailable,
-                format!("the store `{}` was written by a newer imagelet (format {})", root.display(), file.version),
-            )
-            .with_hint("use that version, or name another place with --store DIR"));
-        }
         Ok(file) => return Ok((file, false)),
         Err(error) if error.kind() == io::ErrorKind::NotFound && records.is_empty() => {
             return Ok((NamesFile::default(), false));
@@ -340,7 +355,12 @@ fn load_names(
     };
     if writable && error.kind() == io::ErrorKind::InvalidData {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let aside = root.join(format!("names.json.corrupt-{seconds}"));
+        // None of an earlier time is lost, also not of the same second.
+        let mut names = (0..).map(|number| match number {
+            0 => root.join(format!("names.json.corrupt-{seconds}")),
+            _ => root.join(format!("names.json.corrupt-{seconds}-{number}")),
+        });
+        let aside = names.find(|path| fs::symlink_metadata(path).is_err()).expect("there is no end of numbers");
         tracing::error!(%error, aside = %aside.display(), "the names file is damaged; it is set aside and rebuilt from the image records");
         fs::rename(&path, &aside)
             .map_err(|error| super::storage_error(format!("could not set `{}` aside", path.display()), error))?;
@@ -359,7 +379,11 @@ fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<Na
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     let mut bytes = Vec::new();
-    fs::File::open(path)?.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
+    let file = fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file"));
+    }
+    file.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
     seal::open(&bytes)
 }
 
@@ -374,8 +398,7 @@ fn folders(path: &Path) -> Result<Vec<String>, RuntimeError> {
     let mut names = Vec::new();
     for entry in entries {
         if let Ok(name) = entry.map_err(refused)?.file_name().into_string()
-            && name.len() >= 64
-            && name.bytes().all(is_lower_hex)
+            && is_hex_of_digest(&name)
         {
             names.push(name);
         }
@@ -392,6 +415,11 @@ fn digest_named(folder: &str) -> Option<Digest> {
         _ => return None,
     };
     format!("{algorithm}:{folder}").parse().ok()
+}
+
+/// Whether a folder's name is that of a layer or an image.
+pub(super) fn is_hex_of_digest(name: &str) -> bool {
+    name.len() >= 64 && name.bytes().all(is_lower_hex)
 }
 
 fn is_lower_hex(byte: u8) -> bool {

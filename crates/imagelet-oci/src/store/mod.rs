@@ -102,6 +102,7 @@ impl Store {
     /// # Errors
     /// When another process owns it (the error says which), when others may write to it, or when the disk refuses.
     pub(crate) fn open(root: &Path, durability: Durability) -> Result<Self, RuntimeError> {
+        disk::refuse_odd_folders(root)?;
         let created = disk::create_folders(root);
         let read_only = matches!(&created, Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem);
         match created {
@@ -114,6 +115,7 @@ impl Store {
             .canonicalize()
             .map_err(|error| storage_error(format!("could not open the store `{}`", root.display()), error))?;
         disk::refuse_if_others_write(&root)?;
+        index::refuse_newer(&root)?;
         let lock = if read_only { None } else { Some(Lock::take(&root)?) };
         Step::OpenLocked.reach();
         let view = SyncView::open(&root)

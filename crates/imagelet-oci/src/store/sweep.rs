@@ -133,7 +133,8 @@ impl Store {
         let entries = entries.map_err(|error| storage_error(format!("could not read `{}`", path.display()), error))?;
         Ok(entries
             .into_iter()
-            .filter(|entry| !entry.file_name().to_str().is_some_and(&known))
+            // What is called as nothing of ours is not ours to take away.
+            .filter(|entry| entry.file_name().to_str().is_some_and(|name| is_ours(folder, name) && !known(name)))
             .map(|entry| entry.path())
             .collect())
     }
@@ -164,5 +165,16 @@ impl Refused {
 
     fn told(self) -> Result<(), RuntimeError> {
         self.0.map_or(Ok(()), Err)
+    }
+}
+
+/// Whether a name in a folder of the store is one that we give.
+fn is_ours(folder: &str, name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match folder {
+        // PID-NUMBER
+        "tmp" | "trash" => name.split_once('-').is_some_and(|(pid, number)| is_number(pid) && is_number(number)),
+        "layers" | "images" => super::index::is_hex_of_digest(name),
+        _ => true,
     }
 }

@@ -263,6 +263,12 @@ impl Image {
         Digest::of(&self.manifest).to_string()
     }
 
+    /// The manifest below the index, or the root where there is none.
+    pub(crate) fn chosen(&self) -> Vec<u8> {
+        let below = self.entries.first().map(|(_, answer)| answer.bytes());
+        below.unwrap_or_else(|| self.manifest.clone())
+    }
+
     pub(crate) fn root_bytes(&self) -> Vec<u8> {
         self.manifest.clone()
     }

@@ -68,6 +68,15 @@ impl Answer {
     }
 }
 
+impl Answer {
+    /// What the body begins with.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        match &self.payload {
+            Payload::Whole(bytes) | Payload::Pieces(bytes) | Payload::Endless(bytes, _) => bytes.to_vec(),
+        }
+    }
+}
+
 /// What was asked.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
