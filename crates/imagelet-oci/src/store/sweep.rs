@@ -174,6 +174,7 @@ fn is_ours(folder: &str, name: &str) -> bool {
     match folder {
         // PID-NUMBER
         "tmp" | "trash" => name.split_once('-').is_some_and(|(pid, number)| is_number(pid) && is_number(number)),
+        "mounts" => super::index::is_hex_of_digest(name.strip_suffix(".json").unwrap_or(name)),
         "layers" | "images" => super::index::is_hex_of_digest(name),
         _ => true,
     }

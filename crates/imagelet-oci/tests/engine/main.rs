@@ -21,17 +21,8 @@ async fn open(root: &Path) -> Arc<Engine> {
     open_as(EngineConfig::new(root)).await
 }
 
-/// Opens a store whose last engine may still be ending: what it does in the background keeps the store until it is done.
 async fn open_as(config: EngineConfig) -> Arc<Engine> {
-    for _ in 0..500 {
-        match Engine::open(config.clone()).await {
-            Err(error) if error.kind() == RuntimeErrorKind::InUse => {
-                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-            }
-            opened => return opened.unwrap_or_else(|error| panic!("open: {}", error.chain())),
-        }
-    }
-    panic!("`{}` stays in use", config.root.display());
+    Engine::open(config).await.unwrap_or_else(|error| panic!("open: {}", error.chain()))
 }
 
 async fn pull(engine: &Engine, name: &str) -> Result<ImageId, RuntimeError> {

@@ -150,7 +150,7 @@ impl Site {
         let folders: Vec<PathBuf> =
             case.layers.iter().map(|layer| self.store().join("layers").join(Digest::of(layer).hex())).collect();
         for found in listing(&self.store().join("layers")) {
-            let parts = ["fs", "layer.json", "implicit.json", "ownership.json", "files.json"];
+            let parts = ["fs", "layer.json", "implicit.json", "ownership.json", "files.list"];
             if !folders.contains(&found) {
                 return Err(format!("`{}` is no layer of the image", found.display()));
             }

@@ -6,7 +6,6 @@ use std::{
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use imagelet_core::{
@@ -29,17 +28,8 @@ async fn open(root: &Path) -> Result<Arc<Engine>, RuntimeError> {
     Engine::open(EngineConfig::new(root)).await
 }
 
-/// Opens a store whose last engine may still be ending.
 async fn opened(root: &Path) -> Arc<Engine> {
-    for _ in 0..500 {
-        match open(root).await {
-            Err(error) if error.kind() == RuntimeErrorKind::InUse => {
-                tokio::time::sleep(Duration::from_millis(10)).await
-            }
-            opened => return opened.unwrap_or_else(|error| panic!("open: {}", error.chain())),
-        }
-    }
-    panic!("`{}` stays in use", root.display());
+    open(root).await.unwrap_or_else(|error| panic!("open: {}", error.chain()))
 }
 
 /// A store with one image below an index, closed again.
