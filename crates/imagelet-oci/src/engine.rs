@@ -1,13 +1,15 @@
 //! A pull told in one function, and the store behind the one seam.
 
+mod listed;
 mod repair;
+mod sync;
 mod verify;
 
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, Weak},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use async_trait::async_trait;
@@ -20,27 +22,18 @@ use imagelet_core::{
     },
 };
 
+use self::listed::{listed, user};
 use crate::{
     manifest::{CONFIG_BYTES_MAX, ImageConfig, printable},
     mount::{self, MountUses, MountedImage},
     pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
     registry::{Registry, RegistryConfig, Resolved, about},
-    store::{Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport, SyncView},
+    store::{Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
     usage::{ImageDetails, StoreUsage, details, usage},
 };
 
 pub use repair::Credentials;
 pub use verify::{BlobsCheck, ImageCheck, LayerName, VerifyProgress, VerifyReport};
-
-/// Longest name of a user; longer ones no system has.
-const USER_LENGTH_MAX: usize = 256;
-
-/// The disk is left alone until the answer of a pull in the background is out: whatever else that pull has to make
-/// durable would wait behind the image. Pulls that end meanwhile settle together.
-const SETTLE_DELAY: Duration = Duration::from_millis(500);
-
-/// Time between two early syncs: often enough that the last one has little left, seldom enough to cost nothing.
-const WRITE_BACK_PERIOD: Duration = Duration::from_millis(150);
 
 /// How an engine works.
 #[derive(Clone, Debug)]
@@ -92,15 +85,6 @@ pub struct Engine {
     writing_back: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Ends a task with its owner.
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// A layer in the making. The lock is held while it is fetched.
 #[derive(Debug, Default)]
 struct LayerSlot(tokio::sync::Mutex<Weak<StagedLayer>>);
@@ -132,31 +116,6 @@ impl Engine {
             });
         }
         Ok(engine)
-    }
-
-    /// Makes everything durable that pulls have shown before it was; to be called before an orderly end.
-    ///
-    /// # Errors
-    /// When the disk refuses. What was not durable is then dropped.
-    pub async fn settle(&self) -> Result<(), RuntimeError> {
-        let store = Arc::clone(&self.store);
-        blocking(move || store.settle()).await
-    }
-
-    /// Lets the disk follow in the background. Whoever comes while that runs waits for it and finds nothing to do.
-    fn settle_soon(&self) {
-        if !self.store.is_unsettled() {
-            return;
-        }
-        // The store may be closed meanwhile; then the next owner goes on.
-        let store = Arc::downgrade(&self.store);
-        tokio::spawn(async move {
-            tokio::time::sleep(SETTLE_DELAY).await;
-            let settled = blocking(move || store.upgrade().map_or(Ok(()), |store| store.settle())).await;
-            if let Err(error) = settled {
-                tracing::error!(error = error.chain(), "pulled images are not durable");
-            }
-        });
     }
 
     /// Where the store is.
@@ -311,29 +270,6 @@ impl Engine {
         .await;
         self.settle_soon();
         committed
-    }
-
-    /// Has the disk work while the processor does, instead of after it. Ends when dropped; what it does is only early:
-    /// errors are for the views of the pulls to tell.
-    fn write_back(&self) -> AbortOnDrop {
-        // Not the store itself: whoever closes it shall not wait for this.
-        let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.writing_back));
-        let in_background = self.config.durability == Durability::Background;
-        AbortOnDrop(tokio::spawn(async move {
-            let _alone = alone.lock().await;
-            loop {
-                tokio::time::sleep(WRITE_BACK_PERIOD).await;
-                if in_background {
-                    return;
-                }
-                let root = root.clone();
-                match tokio::task::spawn_blocking(move || SyncView::open(&root)?.sync()).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, "an early sync failed; the pull will say so"),
-                    Err(error) => tracing::debug!(%error, "an early sync ended early"),
-                }
-            }
-        }))
     }
 
     /// Refuses of a present image what would be refused if it were not: the answer must not depend on what is here.
@@ -559,60 +495,4 @@ fn new_image(
         files.push(("index.json", resolved.root.bytes.to_vec()));
     }
     NewImage { record, files, names }
-}
-
-fn listed(store: &Store, record: &ImageRecord, names: &[String]) -> Image {
-    let layers: u64 =
-        record.diff_ids().iter().filter_map(|layer| store.layer(layer)).map(|layer| layer.disk_bytes).sum();
-    let content = layers + store.blob_bytes(record);
-    let (digests, tags): (Vec<String>, Vec<String>) = names.iter().cloned().partition(|name| name.contains('@'));
-    Image {
-        id: record.image_id(),
-        tags,
-        digests,
-        size: ByteSize(content + record.metadata_size),
-        user: user(&record.user),
-        spec: ImageSpec::new(record.id.clone()),
-        pinned: false,
-    }
-}
-
-/// The user of a configuration: `USER`, `UID`, `USER:GROUP`. A number out of range is nobody (`reliability.md B065`).
-fn user(text: &str) -> ImageUser {
-    let name = text.split(':').next().unwrap_or_default();
-    if name.is_empty() {
-        return ImageUser::Unset;
-    }
-    match name.parse::<i64>() {
-        Ok(uid) if (0..=i64::from(u32::MAX)).contains(&uid) => ImageUser::Uid(uid),
-        Ok(_) => ImageUser::Unset,
-        // A number too long to read is no name either: a look-up of it might find root.
-        Err(_) if name.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit()) => ImageUser::Unset,
-        // Each list of images repeats it.
-        Err(_) if name.len() > USER_LENGTH_MAX => ImageUser::Unset,
-        Err(_) => ImageUser::Name(name.to_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_user_is_a_number_in_range_or_a_name() {
-        for (text, wanted) in [
-            ("", ImageUser::Unset),
-            ("0", ImageUser::Uid(0)),
-            ("1002:7", ImageUser::Uid(1002)),
-            ("www-data", ImageUser::Name("www-data".into())),
-            ("www-data:www", ImageUser::Name("www-data".into())),
-            ("4294967296", ImageUser::Unset),
-            ("-1", ImageUser::Unset),
-            ("99999999999999999999999", ImageUser::Unset),
-            ("-99999999999999999999999", ImageUser::Unset),
-            ("+99999999999999999999999:0", ImageUser::Unset),
-        ] {
-            assert_eq!(user(text), wanted, "{text}");
-        }
-    }
 }

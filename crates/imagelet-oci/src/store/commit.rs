@@ -155,6 +155,9 @@ impl Store {
             // One sync for every file of every layer; nothing below this line becomes visible before it.
             sync_views(view, layers).map_err(failed("sync"))?;
             Step::CommitSynced.reach();
+        } else {
+            self.remember_view(view);
+            layers.iter().for_each(|layer| self.remember_view(&layer.view));
         }
         let mut index = self.index();
         let mut placed = Placed::default();

@@ -84,8 +84,8 @@ pub(crate) struct Store {
     sequence: AtomicU64,
     /// Two that empty the trash at once would trip over one another.
     trash: Mutex<()>,
-    /// What becomes of all that this process writes.
-    view: SyncView,
+    /// They learn what becomes of all that this process shows before it is durable; never empty.
+    views: Mutex<Vec<Arc<SyncView>>>,
     /// Two that settle at once would do the same work.
     settling: Mutex<()>,
     /// A pull shows its image before the disk has it.
@@ -128,7 +128,7 @@ impl Store {
             index: Mutex::new(index),
             sequence: AtomicU64::new(first_number()),
             trash: Mutex::new(()),
-            view,
+            views: Mutex::new(vec![Arc::new(view)]),
             settling: Mutex::new(()),
             in_background: durability == Durability::Background && boot.is_some(),
             boot,

@@ -6,13 +6,16 @@
 //! `names.json`. After kill -9 the next owner finds the marks of its own boot and goes on from there; after a power cut
 //! the boot is another one, and what is marked is dropped as a whole.
 
-use std::{fs, io};
+use std::{
+    fs, io,
+    sync::{Arc, MutexGuard},
+};
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{
     Store,
-    disk::replace_file,
+    disk::{SyncView, replace_file},
     index::{Index, NAMES_UNSETTLED},
     record::LayerRecord,
     storage_error,
@@ -53,6 +56,7 @@ impl Store {
             let mut index = held_up.unwrap_or_else(|| self.index());
             if let Err(error) = settled {
                 self.give_up_unsettled(&mut index);
+                self.look_afresh();
                 return Err(failed(error));
             }
             index.mark_settled(&layers);
@@ -65,7 +69,7 @@ impl Store {
     }
 
     fn take_marks_off(&self, layers: &[(Digest, LayerRecord)]) -> io::Result<()> {
-        self.view.sync()?;
+        self.sync_shown()?;
         Step::SettleSynced.reach();
         for (diff_id, record) in layers {
             let folder = self.layer_folder(diff_id);
@@ -74,9 +78,39 @@ impl Store {
             fs::rename(&beside, folder.join("layer.json"))?;
             Step::SettleMark.reach();
         }
-        self.view.sync()?;
+        self.sync_shown()?;
         Step::SettleMarks.reach();
         Ok(())
+    }
+
+    /// Syncs through the views of all pulls that were shown since the last time, and forgets those that have told.
+    fn sync_shown(&self) -> io::Result<()> {
+        let views = self.views().clone();
+        views.iter().try_for_each(|view| view.sync())?;
+        // One stays, for what the next settling finds without a pull of its own.
+        let told = &views[1..];
+        self.views().retain(|view| !told.iter().any(|told| Arc::ptr_eq(view, told)));
+        Ok(())
+    }
+
+    /// Remembers the view of a pull that is shown before it is durable.
+    pub(super) fn remember_view(&self, view: &Arc<SyncView>) {
+        let mut views = self.views();
+        if !views.iter().any(|known| Arc::ptr_eq(known, view)) {
+            views.push(Arc::clone(view));
+        }
+    }
+
+    /// A failure was told, and what it hit is given up: what is written from now on is looked at anew.
+    fn look_afresh(&self) {
+        match SyncView::open(&self.root) {
+            Ok(view) => *self.views() = vec![Arc::new(view)],
+            Err(error) => tracing::error!(%error, "could not look at the store's file system anew"),
+        }
+    }
+
+    fn views(&self) -> MutexGuard<'_, Vec<Arc<SyncView>>> {
+        self.views.lock().expect("nobody panics while holding it")
     }
 
     fn settle_names(&self, index: &mut Index) -> io::Result<()> {

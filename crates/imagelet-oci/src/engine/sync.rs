@@ -1,0 +1,74 @@
+//! When the disk works: during a pull so that its end is short, or after its answer.
+
+use std::{sync::Arc, time::Duration};
+
+use imagelet_core::runtime::RuntimeError;
+
+use super::{Engine, blocking};
+use crate::store::{Durability, SyncView};
+
+/// The disk is left alone until the answer of a pull in the background is out: whatever else that pull has to make
+/// durable would wait behind the image. Pulls that end meanwhile settle together.
+const SETTLE_DELAY: Duration = Duration::from_millis(500);
+
+/// Time between two early syncs: often enough that the last one has little left, seldom enough to cost nothing.
+const WRITE_BACK_PERIOD: Duration = Duration::from_millis(150);
+
+impl Engine {
+    /// Makes everything durable that pulls have shown before it was; to be called before an orderly end.
+    ///
+    /// # Errors
+    /// When the disk refuses. What was not durable is then dropped.
+    pub async fn settle(&self) -> Result<(), RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || store.settle()).await
+    }
+
+    /// Lets the disk follow in the background. Whoever comes while that runs waits for it and finds nothing to do.
+    pub(super) fn settle_soon(&self) {
+        if !self.store.is_unsettled() {
+            return;
+        }
+        // The store may be closed meanwhile; then the next owner goes on.
+        let store = Arc::downgrade(&self.store);
+        tokio::spawn(async move {
+            tokio::time::sleep(SETTLE_DELAY).await;
+            let settled = blocking(move || store.upgrade().map_or(Ok(()), |store| store.settle())).await;
+            if let Err(error) = settled {
+                tracing::error!(error = error.chain(), "pulled images are not durable");
+            }
+        });
+    }
+
+    /// Has the disk work while the processor does, instead of after it. Ends when dropped; what it does is only early:
+    /// errors are for the views of the pulls to tell.
+    pub(super) fn write_back(&self) -> AbortOnDrop {
+        // Not the store itself: whoever closes it shall not wait for this.
+        let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.writing_back));
+        let in_background = self.config.durability == Durability::Background;
+        AbortOnDrop(tokio::spawn(async move {
+            let _alone = alone.lock().await;
+            loop {
+                tokio::time::sleep(WRITE_BACK_PERIOD).await;
+                if in_background {
+                    return;
+                }
+                let root = root.clone();
+                match tokio::task::spawn_blocking(move || SyncView::open(&root)?.sync()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(%error, "an early sync failed; the pull will say so"),
+                    Err(error) => tracing::debug!(%error, "an early sync ended early"),
+                }
+            }
+        }))
+    }
+}
+
+/// Ends a task with its owner.
+pub(super) struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
