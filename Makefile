@@ -67,11 +67,12 @@ fuzz: ## Fuzzes all targets side by side, FUZZ_SECONDS each; wants a C++ compile
 	@[ "$$($(CARGO) fuzz --version 2>/dev/null)" = "cargo-fuzz $(FUZZ_VERSION)" ] \
 	  || $(CARGO) install --quiet --locked cargo-fuzz --version $(FUZZ_VERSION)
 	cd fuzz
+	here=$$PWD # The targets work in a folder of their own.
 	options=(--sanitizer none --no-cfg-fuzzing)
 	$(CARGO) fuzz build "$${options[@]}"
 	for target in $(FUZZ_TARGETS); do
 	  mkdir -p corpus/$$target artifacts/$$target regressions/$$target
-	  nice -n 19 $(CARGO) fuzz run "$${options[@]}" $$target corpus/$$target seeds/$$target regressions/$$target -- \
+	  nice -n 19 $(CARGO) fuzz run "$${options[@]}" $$target "$$here"/{corpus,seeds,regressions}/$$target -- \
 	    -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -timeout=20 -rss_limit_mb=1024 -print_final_stats=1 \
 	    >artifacts/$$target.log 2>&1 &
 	done

@@ -74,12 +74,11 @@ fn reference(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut streamed = Vec::new();
     let decoder = zstd::stream::read::Decoder::new(bytes).ok()?;
     let whole = decoder.take(LIMIT as u64 + 1).read_to_end(&mut streamed).is_ok() && streamed.len() <= LIMIT;
-    if whole {
-        // The call for whole buffers knows no window and shares little with the one for streams.
-        let at_once = zstd::bulk::decompress(bytes, LIMIT).expect("what streams can be decoded at once");
-        assert!(at_once == streamed, "two ways to decode disagree");
-    }
-    whole.then_some(streamed)
+    // The call for whole buffers knows no window and shares little with the one for streams; it alone always holds a
+    // frame to the size it states.
+    let at_once = zstd::bulk::decompress(bytes, LIMIT).ok().filter(|_| whole)?;
+    assert!(at_once == streamed, "two ways to decode disagree");
+    Some(at_once)
 }
 
 /// Changes bytes, or packs them again.

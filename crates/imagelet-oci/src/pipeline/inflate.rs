@@ -216,6 +216,21 @@ mod tests {
     }
 
     #[test]
+    fn a_zstd_frame_that_is_not_of_its_size_is_refused_however_it_arrives() {
+        // Says 48 bytes and has one empty block. The library itself takes it, if it comes in pieces.
+        let bytes = b"\x28\xb5\x2f\xfd\x20\x30\x01\0\0";
+        let whole = vec![Frame::Bytes(Bytes::copy_from_slice(bytes)), Frame::End];
+        for frames in [whole, frames(bytes)] {
+            let (inflated, digest) = through(frames, u64::MAX);
+            assert!(
+                matches!(&inflated, Err(Stopped::Failed(error)) if error.kind() == RuntimeErrorKind::Corrupt),
+                "{inflated:?}"
+            );
+            assert!(digest.is_err());
+        }
+    }
+
+    #[test]
     fn a_cut_a_lie_and_a_bomb_are_told_apart_and_never_reach_the_end() {
         let plain = vec![7_u8; 3_000_000];
         let whole = gzip(&plain);

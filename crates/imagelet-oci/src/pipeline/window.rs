@@ -15,7 +15,7 @@ use std::{
 
 use zstd::{
     stream::raw::{Decoder, InBuffer, Operation as _, OutBuffer},
-    zstd_safe::DParameter,
+    zstd_safe::{DParameter, get_frame_content_size},
 };
 
 use super::inflate::FrameReader;
@@ -70,6 +70,9 @@ pub(super) struct ZstdReader<'a> {
     large: &'a LargeWindow,
     cancelled: &'a AtomicBool,
     between_frames: bool,
+    /// What the frame still owes of the size it states. The library looks at that in some ways of feeding it and not in
+    /// others, and how a layer arrives must not decide whether it is taken.
+    owed: Option<u64>,
     /// The last output was full, so that more may wait in the window without any input.
     has_more: bool,
 }
@@ -82,7 +85,7 @@ impl<'a> ZstdReader<'a> {
     ) -> io::Result<Self> {
         let mut decoder = Decoder::new()?;
         decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))?;
-        Ok(Self { source, decoder, held: None, large, cancelled, between_frames: true, has_more: false })
+        Ok(Self { source, decoder, held: None, large, cancelled, between_frames: true, owed: None, has_more: false })
     }
 
     /// Looks at the head of the next frame before the decoder does. `false`: there is none.
@@ -91,7 +94,7 @@ impl<'a> ZstdReader<'a> {
         if head.is_empty() {
             return Ok(false);
         }
-        let window = window(head);
+        let (window, owed) = (window(head), get_frame_content_size(head).ok().flatten());
         if window > 1 << WINDOW_LOG_MAX {
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
@@ -105,6 +108,7 @@ impl<'a> ZstdReader<'a> {
             self.held = Some(self.large.take(self.cancelled)?);
         }
         self.decoder.reinit()?;
+        self.owed = owed;
         Ok(true)
     }
 }
@@ -127,6 +131,12 @@ impl Read for ZstdReader<'_> {
             self.source.consume(read);
             self.has_more = written == out.len() && hint != 0;
             self.between_frames = hint == 0;
+            if let Some(owed) = self.owed {
+                let left = owed.checked_sub(written as u64).filter(|left| *left == 0 || hint != 0);
+                self.owed = Some(left.ok_or_else(|| {
+                    io::Error::new(io::ErrorKind::InvalidData, "a zstd frame is not of the size it states")
+                })?);
+            }
             if written > 0 {
                 return Ok(written);
             }
