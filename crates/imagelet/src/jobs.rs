@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     failure::Failure,
     node::{LocalNode, collect},
+    rest,
 };
 
 /// How often a collection that is switched off looks whether it still is.
@@ -36,6 +37,7 @@ impl Jobs {
             clock(|node| node.settings().collection_period.unwrap_or(IDLE_PERIOD)),
             |node| Box::pin(async move { collect_if_needed(&node).await }),
         ));
+        tasks.spawn(rest::give_memory_back(stop.clone()));
         Self { tasks, wake, stop: stop.clone() }
     }
 

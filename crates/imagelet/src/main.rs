@@ -10,6 +10,7 @@ mod jobs;
 mod node;
 mod output;
 mod progress;
+mod rest;
 mod serve;
 mod size;
 

@@ -157,7 +157,9 @@ impl Store {
             Step::CommitSynced.reach();
         } else {
             self.remember_view(view);
-            layers.iter().for_each(|layer| self.remember_view(&layer.view));
+            for layer in layers {
+                self.remember_view(&layer.view);
+            }
         }
         let mut index = self.index();
         let mut placed = Placed::default();
