@@ -38,6 +38,19 @@ pub fn give_back() -> io::Result<usize> {
     Ok(offered)
 }
 
+/// The resident memory of this process in bytes, program files included.
+///
+/// # Errors
+/// When `/proc` cannot be read or says something else.
+pub fn resident() -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/self/status")?;
+    let kilobytes =
+        text.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kilobytes
+        .map(|kilobytes| kilobytes * 1024)
+        .ok_or_else(|| io::Error::other("/proc does not tell the resident memory"))
+}
+
 /// A range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mapping {
@@ -85,6 +98,7 @@ mod tests {
     fn a_process_goes_on_with_all_it_had() {
         let kept: Vec<Vec<u8>> = (0_u8..200).map(|byte| vec![byte; 10_000]).collect();
         drop((0..200).map(|_| vec![1_u8; 10_000]).collect::<Vec<_>>());
+        assert!(resident().expect("/proc is there") > 1 << 20);
         let offered = give_back().expect("/proc is there");
         assert!(offered > 0, "a process has a program");
         assert!(kept.iter().zip(0_u8..).all(|(bytes, byte)| bytes.iter().all(|found| *found == byte)));
