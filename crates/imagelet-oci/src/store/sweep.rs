@@ -174,7 +174,11 @@ fn is_ours(folder: &str, name: &str) -> bool {
     match folder {
         // PID-NUMBER
         "tmp" | "trash" => name.split_once('-').is_some_and(|(pid, number)| is_number(pid) && is_number(number)),
-        "mounts" => super::index::is_hex_of_digest(name.strip_suffix(".json").unwrap_or(name)),
+        // KEY, its note KEY.json, and that in the making
+        "mounts" => {
+            let key = name.strip_suffix(".json").or_else(|| name.strip_suffix(".new")).unwrap_or(name);
+            super::index::is_hex_of_digest(key)
+        }
         "layers" | "images" => super::index::is_hex_of_digest(name),
         _ => true,
     }
