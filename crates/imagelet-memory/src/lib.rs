@@ -1,12 +1,36 @@
 //! Gives memory back to the kernel that a process at rest does not need.
 //!
 //! An idle daemon is mostly pages of its own program that only its start has used, and heap that its last work has left
-//! behind. Neither can be given back without two calls that Rust has no safe form of: they are here, and nowhere else.
+//! behind. Neither can be bounded or given back without calls that Rust has no safe form of: they are here, and nowhere else.
 
 use std::{fs, io};
 
 /// A file of mappings longer than this is not ours to understand.
 const MAPPINGS_SIZE_MAX: usize = 4 << 20;
+
+/// Heaps of the C library for all threads together; it makes eight for each processor otherwise, and each keeps its own scraps.
+#[cfg(target_env = "gnu")]
+const HEAPS_MAX: libc::c_int = 4;
+/// Pieces from this size on are mapped one by one and go back when they are free: the window of a decompressor, not the
+/// blocks that a pull recycles. Left to itself the C library raises this with each such piece it frees.
+#[cfg(target_env = "gnu")]
+const MAPPED_MIN: libc::c_int = 1 << 20;
+/// Free memory that the end of a heap may keep.
+#[cfg(target_env = "gnu")]
+const KEPT_MAX: libc::c_int = 2 << 20;
+
+/// Bounds what the heap keeps for later; to be called before the first thread starts.
+pub fn bound_heap() {
+    #[cfg(target_env = "gnu")]
+    for (parameter, value) in
+        [(libc::M_ARENA_MAX, HEAPS_MAX), (libc::M_MMAP_THRESHOLD, MAPPED_MIN), (libc::M_TRIM_THRESHOLD, KEPT_MAX)]
+    {
+        // SAFETY: `mallopt` takes two numbers and locks the heap itself; an unknown parameter is refused with 0.
+        unsafe {
+            libc::mallopt(parameter, value);
+        }
+    }
+}
 
 /// Gives free heap and the pages of program files back.
 ///
@@ -96,6 +120,7 @@ mod tests {
 
     #[test]
     fn a_process_goes_on_with_all_it_had() {
+        bound_heap();
         let kept: Vec<Vec<u8>> = (0_u8..200).map(|byte| vec![byte; 10_000]).collect();
         drop((0..200).map(|_| vec![1_u8; 10_000]).collect::<Vec<_>>());
         assert!(resident().expect("/proc is there") > 1 << 20);

@@ -28,6 +28,7 @@ use config::Environment;
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    imagelet_memory::bound_heap();
     let cli = match Cli::read(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
