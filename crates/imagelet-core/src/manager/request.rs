@@ -151,6 +151,9 @@ pub struct EnsureRequest {
     pub secrets: Vec<PullSecret>,
     /// For which kind of machine; `None`: this one.
     pub platform: Option<Platform>,
+    /// Whose turn it is first where pulls wait for one another: the higher goes first, as with a pod's priority.
+    /// Zero unless somebody says so. Without effect where turns go by the order of asking.
+    pub priority: i32,
 }
 
 impl EnsureRequest {
@@ -166,6 +169,7 @@ impl EnsureRequest {
             credentials: Vec::new(),
             secrets: Vec::new(),
             platform: None,
+            priority: 0,
         }
     }
 

@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::RuntimeError;
+use super::{PullEstimate, RuntimeError};
 use crate::{
     credentials::Credential,
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Platform},
@@ -28,6 +28,19 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     /// Dropping the future gives the pull up and leaves nothing half done behind. Progress may be called from any
     /// thread and must not block.
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError>;
+
+    /// Tells what such a pull would still cost, without fetching more than manifests. `None`: this store cannot tell,
+    /// as CRI cannot.
+    ///
+    /// It leaves nothing behind. An answer is the same `manifest` that a pull at the same moment would report, and
+    /// misses nothing once that pull is done.
+    ///
+    /// # Errors
+    /// Where a pull at the same moment would fail before its first layer, for the same reason.
+    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
+        let _ = request;
+        Ok(None)
+    }
 
     /// Removes an image with all its names. Absent is success.
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError>;

@@ -8,7 +8,8 @@ use std::{
 };
 
 use super::{
-    Container, ContainerService, ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError, Sandbox,
+    Container, ContainerService, ImageFilesystems, ImageService, Progress, PullEstimate, PullRequest, RuntimeError,
+    Sandbox,
 };
 use crate::image::{Image, ImageId, ImageSpec};
 
@@ -69,6 +70,11 @@ impl RuntimeManager {
     /// Fetches an image; see [`ImageService::pull`].
     pub async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
         self.images.pull(request, progress).await
+    }
+
+    /// Tells what a pull would still cost; see [`ImageService::estimate`].
+    pub async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
+        self.images.estimate(request).await
     }
 
     /// Removes an image with all its names; see [`ImageService::remove`].

@@ -2,11 +2,13 @@
 
 mod container;
 mod error;
+mod estimate;
 mod image_service;
 mod manager;
 
 pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox};
 pub use error::{RuntimeError, RuntimeErrorKind};
+pub use estimate::PullEstimate;
 pub use image_service::{
     FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest, SandboxConfig,
     no_progress,

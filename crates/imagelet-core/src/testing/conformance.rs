@@ -30,6 +30,7 @@ pub struct Images {
 /// On the first broken promise.
 pub async fn run(service: &dyn ImageService, images: &Images) {
     nothing_is_found_before(service, images).await;
+    an_estimate_tells_what_a_pull_would_fetch(service, images).await;
     let first = a_pulled_image_is_listed_at_once(service, images).await;
     every_name_of_an_image_finds_it(service, images, &first).await;
     two_names_are_one_image(service, images, &first).await;
@@ -84,6 +85,36 @@ async fn a_pulled_image_is_listed_at_once(service: &dyn ImageService, images: &I
     assert!(listed[0].size.0 > 0, "a size is never zero");
     assert_eq!(pull(service, &images.first).await, id, "a second pull gives the same id");
     id
+}
+
+async fn an_estimate_tells_what_a_pull_would_fetch(service: &dyn ImageService, images: &Images) {
+    let request = PullRequest { image: ImageSpec::new(&images.second), ..PullRequest::default() };
+    let estimate =
+        async || service.estimate(&request).await.unwrap_or_else(|error| panic!("estimate: {}", error.chain()));
+    let Some(before) = estimate().await else { return };
+    assert_eq!(status(service, &images.second).await, None, "an estimate brings no image");
+    assert!(before.bytes_missing.0 > 0 && before.layers_missing > 0, "nothing of it is here: {before:?}");
+    assert!(before.bytes_missing <= before.bytes_total, "{before:?}");
+    let resolved = Arc::new(Mutex::new(None));
+    let sink: Progress = {
+        let resolved = Arc::clone(&resolved);
+        Arc::new(move |event| {
+            if let PullEvent::Resolved { manifest, .. } = event {
+                *resolved.lock().expect("no other user") = Some(manifest);
+            }
+        })
+    };
+    let id = service.pull(&request, sink).await.unwrap_or_else(|error| panic!("pull: {}", error.chain()));
+    if images.reports_progress {
+        assert_eq!(resolved.lock().expect("no other user").as_ref(), Some(&before.manifest), "the manifest pulled");
+    }
+    let after = estimate().await.expect("who estimated once does so again");
+    assert_eq!((after.bytes_missing.0, after.layers_missing), (0, 0), "all of it is here: {after:?}");
+    assert_eq!((after.manifest, after.bytes_total), (before.manifest, before.bytes_total));
+    let absent = PullRequest { image: ImageSpec::new(&images.absent), ..PullRequest::default() };
+    let error = service.estimate(&absent).await.expect_err("a pull would fail, so does its estimate");
+    assert_eq!(error.kind(), RuntimeErrorKind::NotFound, "{}", error.chain());
+    service.remove(&ImageSpec::new(id.as_str())).await.expect("remove");
 }
 
 async fn every_name_of_an_image_finds_it(service: &dyn ImageService, images: &Images, id: &ImageId) {
@@ -187,6 +218,8 @@ mod tests {
             reports_progress: true,
             untags: true,
         };
+        run(&fake, &images).await;
+        fake.set_estimates(true);
         run(&fake, &images).await;
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Reference, default_tag},
     runtime::{
         Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService, LayerState,
-        Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Sandbox,
+        Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Sandbox,
     },
 };
 
@@ -32,6 +32,10 @@ struct State {
     volumes: HashMap<String, Vec<String>>,
     calls: Vec<String>,
     failures: HashMap<String, (RuntimeErrorKind, String)>,
+    /// Whether pulls can be estimated at all; off, as with CRI.
+    estimates: bool,
+    /// Scripted estimates by normal name, before what the registry tells.
+    estimated: HashMap<String, PullEstimate>,
     pull_takes: Duration,
     pulls_running: usize,
     pulls_running_max: usize,
@@ -92,6 +96,18 @@ impl FakeRuntime {
     /// Takes all failures back.
     pub fn heal(&self) {
         self.lock().failures.clear();
+    }
+
+    /// Whether pulls can be estimated from what the registry offers: one layer a pull, of the image's size.
+    pub fn set_estimates(&self, estimates: bool) {
+        self.lock().estimates = estimates;
+    }
+
+    /// What the estimate of one image says from now on, whatever the registry offers.
+    pub fn set_estimate(&self, name: &str, estimate: PullEstimate) {
+        let mut fake = self.lock();
+        fake.estimates = true;
+        fake.estimated.insert(normal(name), estimate);
     }
 
     /// How long each pull sleeps before it is done.
@@ -206,6 +222,30 @@ impl State {
         }
     }
 
+    /// What the registry has under a request's name, for who asks.
+    fn offered(&self, request: &PullRequest) -> Result<(String, Offer), RuntimeError> {
+        let name = request.image.image.parse::<Reference>().map_err(|error| {
+            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{}`", request.image.image))
+                .caused_by(Box::new(error))
+        })?;
+        let name = name.canonical().to_string();
+        let Some(offer) = self.registry.get(&name).cloned() else {
+            return Err(RuntimeError::new(RuntimeErrorKind::NotFound, format!("`{name}` is not in the registry")));
+        };
+        let login = request.credential.as_ref().and_then(|credential| match &credential.kind {
+            crate::credentials::CredentialKind::Basic { username, password } => {
+                Some((username.clone(), password.expose().to_owned()))
+            }
+            _ => None,
+        });
+        if let (Some(user), Some(password)) = (&offer.user, &offer.password)
+            && login.as_ref() != Some(&(user.clone(), password.clone()))
+        {
+            return Err(RuntimeError::new(RuntimeErrorKind::Denied, format!("the registry refuses `{name}`")));
+        }
+        Ok((name, offer))
+    }
+
     fn forget(&mut self, name: &str) {
         for image in self.images.values_mut() {
             image.tags.retain(|tag| tag != name);
@@ -266,30 +306,7 @@ impl ImageService for FakeRuntime {
         let (offer, takes) = {
             let mut fake = self.enter("pull", &request.image.image)?;
             fake.requests.push(request.clone());
-            let name = request
-                .image
-                .image
-                .parse::<Reference>()
-                .map_err(|error| {
-                    RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{}`", request.image.image))
-                        .caused_by(Box::new(error))
-                })?
-                .canonical()
-                .to_string();
-            let Some(offer) = fake.registry.get(&name).cloned() else {
-                return Err(RuntimeError::new(RuntimeErrorKind::NotFound, format!("`{name}` is not in the registry")));
-            };
-            let login = request.credential.as_ref().and_then(|credential| match &credential.kind {
-                crate::credentials::CredentialKind::Basic { username, password } => {
-                    Some((username.clone(), password.expose().to_owned()))
-                }
-                _ => None,
-            });
-            if let (Some(user), Some(password)) = (&offer.user, &offer.password)
-                && login.as_ref() != Some(&(user.clone(), password.clone()))
-            {
-                return Err(RuntimeError::new(RuntimeErrorKind::Denied, format!("the registry refuses `{name}`")));
-            }
+            let (name, offer) = fake.offered(request)?;
             fake.pulls_running += 1;
             fake.pulls_running_max = fake.pulls_running_max.max(fake.pulls_running);
             (Offer { user: Some(name), ..offer }, fake.pull_takes)
@@ -304,6 +321,26 @@ impl ImageService for FakeRuntime {
         drop(running);
         self.lock().store(&offer.user.unwrap_or_default(), &offer.id, offer.size);
         Ok(offer.id)
+    }
+
+    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
+        if !self.lock().estimates {
+            return Ok(None);
+        }
+        let fake = self.enter("estimate", &request.image.image)?;
+        let (name, offer) = fake.offered(request)?;
+        if let Some(estimate) = fake.estimated.get(&name) {
+            return Ok(Some(estimate.clone()));
+        }
+        let is_here = fake.images.contains_key(&offer.id);
+        Ok(Some(PullEstimate {
+            manifest: Digest::of(offer.id.as_str().as_bytes()),
+            bytes_total: offer.size,
+            bytes_missing: if is_here { ByteSize::ZERO } else { offer.size },
+            layers_missing: usize::from(!is_here),
+            bytes_unpacked: None,
+            inodes: None,
+        }))
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {

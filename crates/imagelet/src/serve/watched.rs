@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use imagelet_core::{
     image::{Image, ImageId, ImageKey, ImageSpec},
     inventory::Inventory,
-    runtime::{ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
+    runtime::{ImageFilesystems, ImageService, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -48,6 +48,10 @@ impl ImageService for WatchedImages {
         tracing::info!(image = request.image.image, %id, "pulled over CRI");
         self.inventory.touch(&ImageKey::new(id.clone(), request.image.runtime_handler.clone()), SystemTime::now());
         Ok(id)
+    }
+
+    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
+        self.images.estimate(request).await
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
