@@ -186,7 +186,7 @@ fn reload(
     if !kept.is_empty() {
         tracing::warn!(settings = kept.join(", "), "these settings take effect with the next start");
     }
-    node.parts().manager.replace_keyring(Arc::new(wiring::keyring(&new)));
+    node.parts().keyring.replace(wiring::keyring(&new));
     node.replace_settings(new);
     jobs.wake();
     tracing::info!("configuration reloaded");

@@ -10,7 +10,7 @@ use serde::{
 use super::{PullSecretKind, Secret};
 
 /// Longest document that is read; a Kubernetes secret holds at most this much.
-const DOCUMENT_LENGTH_MAX: usize = 1024 * 1024;
+pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
 
 /// A document's entries by the keys they were written under.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct DockerEntry {
 #[non_exhaustive]
 pub enum DockerConfigError {
     /// It is too long.
-    #[error("the document is longer than {DOCUMENT_LENGTH_MAX} bytes")]
+    #[error("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes")]
     TooLong,
     /// It is no JSON, or ends too soon, or goes on too long.
     #[error("the document is no valid JSON: line {line}, column {column}")]
@@ -72,7 +72,7 @@ pub enum AuthError {
 impl DockerConfig {
     /// Reads a document.
     pub fn parse(kind: PullSecretKind, document: &[u8]) -> Result<Self, DockerConfigError> {
-        if document.len() > DOCUMENT_LENGTH_MAX {
+        if document.len() > DOCKER_CONFIG_LENGTH_MAX {
             return Err(DockerConfigError::TooLong);
         }
         let read = match kind {

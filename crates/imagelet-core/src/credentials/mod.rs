@@ -3,14 +3,20 @@
 mod docker_config;
 mod glob;
 mod keyring;
+mod node;
+mod port;
 mod secret;
+mod tokens;
 
 pub use docker_config::{AuthError, DockerConfig, DockerConfigError, DockerEntry};
 pub use keyring::{
     CredentialSource, Keyring, KeyringError, ObjectIdentity, PullSecret, PullSecretKind, TrackedCredential,
     is_default_registry, registry_key,
 };
+pub use node::NodeKeyring;
+pub use port::{CredentialProvider, CredentialQuery, NoProviders, Provided, ProviderFailure};
 pub use secret::Secret;
+pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 
 /// What a registry is shown. `Debug` shows who, never what they know.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ mod throttle;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -31,18 +31,22 @@ use text::{quoted, whole_milliseconds};
 pub use throttle::PullRate;
 
 use crate::{
-    credentials::{Credential, CredentialSource, Keyring, KeyringError, TrackedCredential},
+    credentials::{
+        CredentialProvider, CredentialSource, Keyring, KeyringError, NodeKeyring, Provided, ProviderFailure,
+        TrackedCredential,
+    },
     events::{Event, EventKind, EventSink},
     image::{ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     records::{Asker, ImageAccess, Intent, PullRecords, RecordedSecret, RecordedServiceAccount, RecordsError},
-    runtime::{Progress, RuntimeManager},
+    runtime::{Progress, RuntimeError, RuntimeManager},
 };
 
 /// Ensures images. One per node; any number of callers at once.
 pub struct ImageManager {
     runtime: RuntimeManager,
     puller: Arc<Puller>,
-    keyring: RwLock<Arc<Keyring>>,
+    keyring: Arc<NodeKeyring>,
+    providers: Arc<dyn CredentialProvider>,
     records: Arc<PullRecords>,
     events: Arc<dyn EventSink>,
     meters: Meters,
@@ -60,12 +64,13 @@ struct BackoffKey {
 impl ImageManager {
     /// Puts a manager together.
     pub fn new(parts: ManagerParts) -> Self {
-        let ManagerParts { runtime, settings, keyring, records, events, metrics, touched } = parts;
+        let ManagerParts { runtime, settings, keyring, providers, records, events, metrics, touched } = parts;
         Self {
             puller: Arc::new(Puller::new(runtime.clone(), &settings, Instant::now())),
             backoff: Mutex::new(Backoff::new(settings.backoff_first, settings.backoff_max)),
             meters: Meters::new(metrics),
-            keyring: RwLock::new(keyring),
+            keyring,
+            providers,
             runtime,
             records,
             events,
@@ -100,15 +105,9 @@ impl ImageManager {
         ManagerStatus { pulls: self.puller.status(), held_back }
     }
 
-    /// Replaces the node's own credentials, from the next request on.
-    pub fn replace_keyring(&self, keyring: Arc<Keyring>) {
-        *self.keyring.write().unwrap_or_else(PoisonError::into_inner) = keyring;
-    }
-
-    /// The node's own credentials for a repository, in the order in which to try them.
-    pub fn node_credentials(&self, repository: &str) -> Vec<Credential> {
-        let keyring = Arc::clone(&self.keyring.read().unwrap_or_else(PoisonError::into_inner));
-        keyring.lookup(repository).into_iter().map(|tracked| tracked.credential).collect()
+    /// The node's own credentials, as its files have them.
+    pub async fn node_keyring(&self) -> Arc<Keyring> {
+        self.keyring.keyring().await
     }
 
     fn backoff(&self) -> MutexGuard<'_, Backoff<BackoffKey>> {
@@ -131,7 +130,15 @@ struct Ensuring<'a> {
     request: &'a EnsureRequest,
     tally: Tally<'a>,
     /// Looked up at most once, and only where they matter.
-    credentials: OnceLock<Result<Vec<TrackedCredential>, KeyringError>>,
+    credentials: OnceLock<Result<Provided, KeyringError>>,
+}
+
+/// Why nothing could be said yet about whether an asker may use an image.
+enum NotJudged {
+    /// Its credentials matter and were not looked up.
+    CredentialsWanted,
+    /// They could not be.
+    Failed(EnsureError),
 }
 
 impl Ensuring<'_> {
@@ -180,9 +187,25 @@ impl Ensuring<'_> {
 
     async fn may_use(&self, id: &ImageId) -> Result<bool, EnsureError> {
         let records = &self.manager.records;
-        let asker = || self.credentials().map(|credentials| asker_of(&credentials));
-        let judged = records.judge(&self.request.image, id, asker);
-        let verdict = judged.inspect_err(|_| self.manager.meters.checked("error"))?;
+        // Records are judged without waiting; only where credentials matter are they looked up, and it is judged again.
+        let asker = || match self.credentials.get() {
+            None => Err(NotJudged::CredentialsWanted),
+            Some(Ok(provided)) => Ok(asker_of(&provided.credentials)),
+            Some(Err(error)) => Err(NotJudged::Failed(self.credentials_error(error))),
+        };
+        let mut judged = records.judge(&self.request.image, id, asker);
+        if matches!(judged, Err(NotJudged::CredentialsWanted)) {
+            self.look_up_credentials().await;
+            judged = records.judge(&self.request.image, id, asker);
+        }
+        let verdict = match judged {
+            Ok(verdict) => verdict,
+            Err(NotJudged::CredentialsWanted) => unreachable!("they were looked up"),
+            Err(NotJudged::Failed(error)) => {
+                self.manager.meters.checked("error");
+                return Err(error);
+            }
+        };
         let Some(verdict) = verdict else { return Ok(true) };
         self.manager.meters.checked(verdict.outcome);
         if let Some(access) = verdict.learned {
@@ -205,7 +228,7 @@ impl Ensuring<'_> {
 
     async fn pull(&self, spec: ImageSpec, progress: Progress) -> Result<Ensured, EnsureError> {
         let image = &self.request.image;
-        let credentials = self.credentials()?;
+        let Provided { credentials, failures } = self.credentials().await?;
         let key = BackoffKey { pod_uid: self.request.pod.uid.clone(), image: image.clone() };
         // Asked before the intent is written: an image that is left alone costs no disk.
         let held = self.manager.backoff().held(&key, Instant::now()).map(|held| held.failure.clone());
@@ -219,11 +242,10 @@ impl Ensuring<'_> {
         let began = Instant::now();
         let work = Work {
             image: spec.clone(),
-            credentials,
+            credentials: credentials.clone(),
             sandbox: self.request.sandbox(),
             platform: self.request.platform.clone(),
         };
-        let credentials = work.credentials.clone();
         match self.manager.puller.pull(work, progress).await {
             Ok(pulled) => {
                 let used = pulled.credential.and_then(|index| credentials.get(index));
@@ -233,7 +255,7 @@ impl Ensuring<'_> {
             Err(failure) => {
                 let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
                 self.tell(EventKind::Warning, "Failed", message);
-                let error = EnsureError::of_pull(image, failure);
+                let error = EnsureError::of_pull(image, with_causes(failure, failures));
                 let remembered = format!("{}: {}", error.reason(), error.message());
                 self.manager.backoff().advance(key, remembered, Instant::now());
                 Err(error)
@@ -277,18 +299,34 @@ impl Ensuring<'_> {
     }
 
     /// What to show the registry, in order.
-    fn credentials(&self) -> Result<Vec<TrackedCredential>, EnsureError> {
-        let found = self.credentials.get_or_init(|| {
-            if !self.request.credentials.is_empty() {
-                return Ok(self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect());
-            }
-            let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Vec::new()) };
-            let mut credentials = Keyring::of_secrets(&self.request.secrets)?.lookup(reference.repository());
-            let node = Arc::clone(&self.manager.keyring.read().unwrap_or_else(PoisonError::into_inner));
-            credentials.extend(node.lookup(reference.repository()));
-            Ok(credentials)
-        });
-        found.clone().map_err(|source| EnsureError::Credentials { image: self.request.image.clone(), source })
+    async fn credentials(&self) -> Result<&Provided, EnsureError> {
+        self.look_up_credentials().await.as_ref().map_err(|error| self.credentials_error(error))
+    }
+
+    /// Asks pull secrets, then the node's own documents, then the providers; the first time only.
+    async fn look_up_credentials(&self) -> &Result<Provided, KeyringError> {
+        if let Some(found) = self.credentials.get() {
+            return found;
+        }
+        let found = self.ask_for_credentials().await;
+        self.credentials.get_or_init(|| found)
+    }
+
+    async fn ask_for_credentials(&self) -> Result<Provided, KeyringError> {
+        if !self.request.credentials.is_empty() {
+            let credentials = self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect();
+            return Ok(Provided { credentials, failures: Vec::new() });
+        }
+        let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Provided::default()) };
+        let mut credentials = Keyring::of_secrets(&self.request.secrets)?.lookup(reference.repository());
+        credentials.extend(self.manager.keyring.keyring().await.lookup(reference.repository()));
+        let provided = self.manager.providers.provide(&self.request.query(reference.repository())).await;
+        credentials.extend(provided.credentials);
+        Ok(Provided { credentials, failures: provided.failures })
+    }
+
+    fn credentials_error(&self, error: &KeyringError) -> EnsureError {
+        EnsureError::Credentials { image: self.request.image.clone(), source: error.clone() }
     }
 
     fn touch(&self, id: &ImageId) {
@@ -317,6 +355,18 @@ async fn on_disk<T: Send + 'static>(
         return work();
     }
     spawn_blocking(work).await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// Tells with a pull's failure which credential providers failed before it: a registry that says no may only be missing
+/// what they should have given.
+fn with_causes(failure: Arc<RuntimeError>, providers: &[ProviderFailure]) -> Arc<RuntimeError> {
+    if providers.is_empty() {
+        return failure;
+    }
+    let hints: Vec<String> =
+        failure.hint().map(str::to_owned).into_iter().chain(providers.iter().map(ToString::to_string)).collect();
+    // Others may wait for the same pull, and theirs is another hint.
+    Arc::new(RuntimeError::new(failure.kind(), failure.chain()).with_hint(hints.join("; ")))
 }
 
 /// What an asker's credentials say about it: its secrets, and the first service account.

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::throttle::PullRate;
 use crate::{
-    credentials::{Credential, Keyring, PullSecret},
+    credentials::{Credential, CredentialProvider, CredentialQuery, NodeKeyring, PullSecret},
     events::{EventSink, EventSubject},
     image::{ByteSize, ImageId, ImageKey, Platform, Reference, ReferenceError},
     metrics::Metrics,
@@ -24,7 +24,9 @@ pub struct ManagerParts {
     /// How pulls are run.
     pub settings: PullSettings,
     /// The node's own credentials.
-    pub keyring: Arc<Keyring>,
+    pub keyring: Arc<NodeKeyring>,
+    /// Asked for credentials after it.
+    pub providers: Arc<dyn CredentialProvider>,
     /// What was pulled for whom.
     pub records: Arc<PullRecords>,
     /// Who hears what happens.
@@ -139,6 +141,8 @@ pub struct EnsureRequest {
     pub policy: PullPolicy,
     /// Who asks.
     pub pod: PodIdentity,
+    /// The name of the pod's service account; `None` where it has none.
+    pub service_account: Option<String>,
     /// The field of the pod that names the image: `spec.containers{NAME}`; events carry it.
     pub container: String,
     /// Whose store; empty is the default handler.
@@ -163,6 +167,7 @@ impl EnsureRequest {
             image: image.into(),
             policy,
             pod: PodIdentity::default(),
+            service_account: None,
             container: String::new(),
             runtime_handler: String::new(),
             annotations: Vec::new(),
@@ -179,6 +184,17 @@ impl EnsureRequest {
             name: self.pod.name.clone(),
             uid: self.pod.uid.clone(),
             field_path: self.container.clone(),
+        }
+    }
+
+    /// What a credential provider is asked.
+    pub(crate) fn query(&self, repository: &str) -> CredentialQuery {
+        CredentialQuery {
+            repository: repository.to_owned(),
+            namespace: self.pod.namespace.clone(),
+            pod_name: self.pod.name.clone(),
+            pod_uid: self.pod.uid.clone(),
+            service_account: self.service_account.clone(),
         }
     }
 

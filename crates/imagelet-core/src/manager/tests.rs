@@ -11,7 +11,9 @@ use tokio::{task::yield_now, time::advance};
 
 use super::*;
 use crate::{
-    credentials::{Credential, CredentialKind, DockerConfig, ObjectIdentity, PullSecret, PullSecretKind, Secret},
+    credentials::{
+        Credential, CredentialKind, DockerConfig, NoProviders, ObjectIdentity, PullSecret, PullSecretKind, Secret,
+    },
     events::LogEvents,
     image::{ByteSize, Image, ImageUser},
     metrics::Metrics,
@@ -32,6 +34,7 @@ struct TestNode {
 struct Wanted {
     settings: PullSettings,
     keyring: Keyring,
+    providers: Arc<dyn CredentialProvider>,
     records: PullRecords,
 }
 
@@ -45,6 +48,7 @@ impl Default for Wanted {
                 backoff_max: Duration::from_mins(5),
             },
             keyring: Keyring::new(),
+            providers: Arc::new(NoProviders),
             records: PullRecords::off(),
         }
     }
@@ -58,7 +62,8 @@ impl TestNode {
         let manager = ImageManager::new(ManagerParts {
             runtime: RuntimeManager::new(images, Arc::new(NoContainers)),
             settings: wanted.settings,
-            keyring: Arc::new(wanted.keyring),
+            keyring: Arc::new(NodeKeyring::fixed(wanted.keyring)),
+            providers: wanted.providers,
             records: Arc::clone(&records),
             events: Arc::clone(&events) as Arc<dyn EventSink>,
             metrics: Arc::clone(&metrics),

@@ -8,7 +8,7 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
-    credentials::{Credential, CredentialKind, ObjectIdentity, PullSecret, PullSecretKind, Secret},
+    credentials::{Credential, CredentialKind, NodeKeyring, ObjectIdentity, PullSecret, PullSecretKind, Secret},
     gc::ImageGc,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference},
     inventory::{Entry, Inventory, Snapshot},
@@ -34,6 +34,8 @@ pub(crate) struct NodeParts {
     pub(crate) inventory: Arc<Inventory>,
     /// Pulls.
     pub(crate) manager: ImageManager,
+    /// The node's own credentials.
+    pub(crate) keyring: Arc<NodeKeyring>,
     /// Collects.
     pub(crate) gc: ImageGc,
     /// What was pulled for whom.

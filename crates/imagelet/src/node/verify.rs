@@ -151,7 +151,10 @@ impl Verified {
 async fn repair(node: &LocalNode, engine: &Engine, image: &mut VerifiedImage, steps: &Steps) {
     let heard = Arc::clone(steps);
     let progress: Progress = Arc::new(move |event| heard(step(event)));
-    let credentials = |reference: &Reference| node.parts().manager.node_credentials(reference.repository());
+    let keyring = node.parts().manager.node_keyring().await;
+    let credentials = |reference: &Reference| {
+        keyring.lookup(reference.repository()).into_iter().map(|tracked| tracked.credential).collect()
+    };
     match engine.repair(&imagelet_core::image::ImageId::new(&image.id), &credentials, &progress).await {
         Ok(_) => {
             image.result = "repaired".into();

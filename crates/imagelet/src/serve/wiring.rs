@@ -1,7 +1,6 @@
 //! Puts a node together from its configuration.
 
 use std::{
-    io::Read as _,
     num::{NonZeroU32, NonZeroUsize},
     path::{Path, PathBuf},
     sync::Arc,
@@ -9,7 +8,7 @@ use std::{
 };
 
 use imagelet_core::{
-    credentials::{CredentialSource, DockerConfig, Keyring, PullSecretKind},
+    credentials::{Keyring, NoProviders, NodeKeyring},
     events::LogEvents,
     gc::ImageGc,
     image::Digest,
@@ -36,8 +35,6 @@ const BACKOFF_MAX: Duration = Duration::from_mins(5);
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
 /// A start does not wait longer than this for a runtime's list of images.
 const RECOVER_MAX: Duration = Duration::from_millis(500);
-/// A docker configuration longer than this is none.
-const DOCKER_CONFIG_MAX: u64 = 1 << 20;
 
 /// What a node is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +63,12 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<LocalNod
         let inventory = Arc::clone(&inventory);
         Arc::new(move |key: &imagelet_core::image::ImageKey| inventory.touch(key, SystemTime::now()))
     };
+    let keyring = Arc::new(keyring(&settings));
     let manager = ImageManager::new(ManagerParts {
         runtime: runtime.clone(),
         settings: pull_settings(&settings, role),
-        keyring: Arc::new(keyring(&settings)),
+        keyring: Arc::clone(&keyring),
+        providers: Arc::new(NoProviders),
         records: Arc::clone(&records),
         events: Arc::new(LogEvents::new(EVENTS_MAX)),
         metrics: Arc::clone(&metrics),
@@ -80,6 +79,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<LocalNod
         runtime,
         inventory,
         manager,
+        keyring,
         records,
         metrics,
         engine: store.engine,
@@ -231,19 +231,10 @@ fn verification(configured: &Verification) -> Result<VerificationPolicy, Failure
     })
 }
 
-/// The node's own credentials. A file that does not read is told and passed over: other credentials may do.
-pub(super) fn keyring(settings: &Settings) -> Keyring {
-    let mut keyring = Keyring::new();
-    let Some(path) = &settings.docker_config else { return keyring };
-    let mut document = Vec::new();
-    let read = std::fs::File::open(path).and_then(|file| file.take(DOCKER_CONFIG_MAX).read_to_end(&mut document));
-    match read {
-        Ok(_) => match DockerConfig::parse(PullSecretKind::DockerConfigJson, &document) {
-            Ok(config) => keyring.add(&CredentialSource::Node, config),
-            Err(error) => tracing::error!(path = %path.display(), %error, "the docker configuration does not read"),
-        },
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => tracing::error!(path = %path.display(), %error, "could not read the docker configuration"),
+/// Where the node's own credentials are.
+pub(super) fn keyring(settings: &Settings) -> NodeKeyring {
+    match &settings.docker_config {
+        Some(path) => NodeKeyring::of_file(path),
+        None => NodeKeyring::fixed(Keyring::new()),
     }
-    keyring
 }

@@ -1,0 +1,161 @@
+//! The node's own docker configuration, looked for where the kubelet looks and read anew now and then (`spec/pull.md §6.5`).
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    CredentialSource, DockerConfig, Keyring, PullSecretKind,
+    docker_config::{DOCKER_CONFIG_LENGTH_MAX, DockerConfigError},
+};
+
+/// What was read is good for this long; the kubelet's number.
+const CACHED_FOR: Duration = Duration::from_mins(5);
+
+/// The node's own credentials, as its files have them now or had them a short while ago.
+#[derive(Debug)]
+pub struct NodeKeyring {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    source: Source,
+    cached: Option<Cached>,
+    /// Grows with each replacement, so that what was read for an earlier source is not kept for this one.
+    generation: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    /// What is cached is all there is.
+    Fixed,
+    /// The first of these that is there and reads.
+    Files(Vec<NodeFile>),
+}
+
+#[derive(Debug)]
+struct Cached {
+    keyring: Arc<Keyring>,
+    /// `None`: for good.
+    until: Option<Instant>,
+}
+
+/// A file that may hold the node's credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NodeFile {
+    path: PathBuf,
+    kind: PullSecretKind,
+}
+
+/// A file cannot be used. Shows nothing of what it holds.
+#[derive(Debug, thiserror::Error)]
+enum NodeFileError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Document(#[from] DockerConfigError),
+}
+
+impl NodeKeyring {
+    /// One that reads no file.
+    pub fn fixed(keyring: Keyring) -> Self {
+        let cached = Cached { keyring: Arc::new(keyring), until: None };
+        Self { state: Mutex::new(State { source: Source::Fixed, cached: Some(cached), generation: 0 }) }
+    }
+
+    /// One of a single `config.json`.
+    pub fn of_file(path: impl Into<PathBuf>) -> Self {
+        Self::of_files(vec![NodeFile { path: path.into(), kind: PullSecretKind::DockerConfigJson }])
+    }
+
+    /// One that looks where the kubelet looks: the first `config.json` that reads in its root directory, the working
+    /// directory, `$HOME/.docker` or `/.docker`; else the first such `.dockercfg` in its root directory, the working
+    /// directory, `$HOME` or `/`.
+    pub fn searching(root: &Path, home: Option<&Path>) -> Self {
+        let folders = |below_home: &str| {
+            [
+                Some(root.to_owned()),
+                Some(PathBuf::new()),
+                home.map(|home| home.join(below_home)),
+                Some(Path::new("/").join(below_home)),
+            ]
+        };
+        let files = |below_home: &str, name: &'static str, kind| {
+            folders(below_home).into_iter().flatten().map(move |folder| NodeFile { path: folder.join(name), kind })
+        };
+        let json = files(".docker", "config.json", PullSecretKind::DockerConfigJson);
+        Self::of_files(json.chain(files("", ".dockercfg", PullSecretKind::DockerCfg)).collect())
+    }
+
+    fn of_files(files: Vec<NodeFile>) -> Self {
+        Self { state: Mutex::new(State { source: Source::Files(files), cached: None, generation: 0 }) }
+    }
+
+    /// What the files hold; reads them where what is cached is too old, also when it is that there are none.
+    pub async fn keyring(&self) -> Arc<Keyring> {
+        let (files, generation) = {
+            let state = self.state();
+            if let Some(cached) = &state.cached
+                && cached.until.is_none_or(|until| Instant::now() < until)
+            {
+                return Arc::clone(&cached.keyring);
+            }
+            match &state.source {
+                Source::Fixed => return Arc::default(),
+                Source::Files(files) => (files.clone(), state.generation),
+            }
+        };
+        let until = Some(Instant::now() + CACHED_FOR);
+        let read = tokio::task::spawn_blocking(move || first_readable(&files)).await;
+        let keyring = Arc::new(read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())));
+        let mut state = self.state();
+        if state.generation == generation {
+            state.cached = Some(Cached { keyring: Arc::clone(&keyring), until });
+        }
+        keyring
+    }
+
+    /// Looks where another one looks, and reads at the next question.
+    pub fn replace(&self, by: Self) {
+        let mut by = by.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        by.generation = state.generation + 1;
+        *state = by;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A file that is there and does not read is told and passed over: another one may do.
+fn first_readable(files: &[NodeFile]) -> Keyring {
+    let mut keyring = Keyring::new();
+    for NodeFile { path, kind } in files {
+        match read(path, *kind) {
+            Ok(document) => {
+                keyring.add(&CredentialSource::Node, document);
+                return keyring;
+            }
+            Err(NodeFileError::Io(error))
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) => tracing::error!(path = %path.display(), %error, "the docker configuration does not read"),
+        }
+    }
+    keyring
+}
+
+fn read(path: &Path, kind: PullSecretKind) -> Result<DockerConfig, NodeFileError> {
+    let mut document = Vec::new();
+    // One byte more than is allowed, so that a file that is too long is refused and not cut.
+    let length_max = u64::try_from(DOCKER_CONFIG_LENGTH_MAX).unwrap_or(u64::MAX);
+    File::open(path)?.take(length_max + 1).read_to_end(&mut document)?;
+    Ok(DockerConfig::parse(kind, &document)?)
+}
