@@ -11,7 +11,11 @@ use crate::store::{Durability, SyncView};
 /// durable would wait behind the image. Pulls that end meanwhile settle together.
 const SETTLE_DELAY: Duration = Duration::from_millis(500);
 
-/// Time between two early syncs. Four times as often made large images dearer and no image faster.
+/// The first early sync comes soon, or a small image would be over before it: with it, a pull of 6 MB takes an eighth less
+/// time, and a large one no more.
+const WRITE_BACK_FIRST: Duration = Duration::from_millis(50);
+
+/// Time between two later ones. Four times as often made large images dearer and no image faster.
 const WRITE_BACK_PERIOD: Duration = Duration::from_millis(600);
 
 impl Engine {
@@ -48,8 +52,9 @@ impl Engine {
         let in_background = self.config.durability == Durability::Background;
         AbortOnDrop(tokio::spawn(async move {
             let _alone = alone.lock().await;
+            let mut wait = WRITE_BACK_FIRST;
             loop {
-                tokio::time::sleep(WRITE_BACK_PERIOD).await;
+                tokio::time::sleep(std::mem::replace(&mut wait, WRITE_BACK_PERIOD)).await;
                 if in_background {
                     return;
                 }
