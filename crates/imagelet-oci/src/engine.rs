@@ -1,5 +1,6 @@
 //! A pull told in one function, and the store behind the one seam.
 
+mod estimate;
 mod listed;
 mod repair;
 mod sync;
@@ -17,12 +18,16 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Platform, Reference},
     runtime::{
-        ContainerService, FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent,
-        PullRequest, RuntimeError, RuntimeErrorKind,
+        ContainerService, FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEstimate,
+        PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
     },
 };
+use tokio::time::Instant;
 
-use self::listed::{listed, user};
+use self::{
+    estimate::{Asked, Resolutions},
+    listed::{listed, user},
+};
 use crate::{
     manifest::{CONFIG_BYTES_MAX, ImageConfig, printable},
     mount::{self, MountUses, MountedImage},
@@ -83,6 +88,8 @@ pub struct Engine {
     large_window: Arc<LargeWindow>,
     /// One pull's early syncs serve all.
     writing_back: Arc<tokio::sync::Mutex<()>>,
+    /// What estimates have resolved, for the pulls right after them.
+    resolutions: Resolutions,
 }
 
 /// A layer in the making. The lock is held while it is fetched.
@@ -105,6 +112,7 @@ impl Engine {
             fetching: Mutex::default(),
             large_window: Arc::default(),
             writing_back: Arc::default(),
+            resolutions: Resolutions::default(),
         });
         if !store.is_read_only() {
             engine.settle_soon();
@@ -352,16 +360,20 @@ impl ImageService for Engine {
     }
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
-        let reference: Reference = request.image.image.parse().map_err(|error| {
-            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{}` names no image", request.image.image))
-                .caused_by(error)
-        })?;
+        let asked = Asked::by(request)?;
         self.store.check_writable()?;
-        let platform = request.platform.clone().unwrap_or_else(Platform::host);
-        let resolved = self.registry.resolve(&reference, request.credential.as_ref(), &platform).await?;
+        let resolved = match self.resolutions.take(&asked, Instant::now()) {
+            Some(resolved) => resolved,
+            None => self.resolve(&asked).await?,
+        };
+        let Asked { reference, platform, .. } = asked;
         self.fetch(&reference, &platform, resolved, &progress)
             .await
             .map_err(|error| about(error, &format!("could not fetch and unpack `{reference}`")))
+    }
+
+    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
+        self.estimated(request).await.map(Some)
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {

@@ -40,6 +40,12 @@ impl PullSession {
         Self { inner: Arc::new(Inner { grants, ..inner }) }
     }
 
+    /// A way that leads nowhere.
+    #[cfg(test)]
+    pub(crate) fn nowhere(reference: Reference) -> Self {
+        Self::new(reference, Vec::new(), None)
+    }
+
     /// What is pulled.
     pub fn reference(&self) -> &Reference {
         &self.inner.reference

@@ -202,6 +202,17 @@ impl Store {
         self.index().layers.values().cloned().collect()
     }
 
+    /// Those of some blobs whose layers are here, as the records of the images tell.
+    pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>) -> HashSet<Digest> {
+        let wanted: HashSet<&str> = blobs.iter().map(|blob| blob.as_str()).collect();
+        let index = self.index();
+        let entries = index.images.values().flat_map(|image| &image.layers);
+        let here = entries
+            .filter(|entry| wanted.contains(entry.blob.as_str()))
+            .filter(|entry| entry.diff_id.parse().is_ok_and(|diff_id: Digest| index.layers.contains_key(&diff_id)));
+        here.filter_map(|entry| entry.blob.parse().ok()).collect()
+    }
+
     /// The unpacked tree of a layer.
     pub(crate) fn layer_tree(&self, diff_id: &Digest) -> PathBuf {
         self.layer_folder(diff_id).join("fs")

@@ -131,6 +131,8 @@ struct Content {
     /// By path below `/v2/`.
     files: Mutex<HashMap<String, Served>>,
     layer_requests: AtomicUsize,
+    /// The path of each request.
+    paths: Mutex<Vec<String>>,
     /// The range of each request for a layer.
     ranges: Mutex<Vec<Option<String>>>,
 }
@@ -157,6 +159,12 @@ impl TestRegistry {
 
     pub(crate) fn take_layer_requests(&self) -> usize {
         self.content.layer_requests.swap(0, Ordering::SeqCst)
+    }
+
+    /// How many manifests were asked for since the last call.
+    pub(crate) fn take_manifest_requests(&self) -> usize {
+        let paths = std::mem::take(&mut *self.content.paths.lock().expect("no panic"));
+        paths.iter().filter(|path| path.contains("/manifests/")).count()
     }
 
     /// The ranges that layers were asked for since the last call.
@@ -208,6 +216,7 @@ impl TestRegistry {
 }
 
 async fn serve(State(content): State<Arc<Content>>, Path(path): Path<String>, headers: HeaderMap) -> Response {
+    content.paths.lock().expect("no panic").push(path.clone());
     let found = content.files.lock().expect("no panic").get(&path).cloned();
     let Some((media_type, bytes, stall)) = found else {
         return (StatusCode::NOT_FOUND, r#"{"errors":[{"code":"MANIFEST_UNKNOWN"}]}"#).into_response();

@@ -2,6 +2,7 @@
 
 mod background;
 mod blobs;
+mod estimate;
 mod fetch;
 mod fixture;
 

@@ -1,0 +1,177 @@
+//! What a pull would still cost, and its resolved manifest kept for the pull right after.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use imagelet_core::{
+    credentials::Credential,
+    image::{ByteSize, Digest, ImageId, Platform, Reference},
+    runtime::{PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind},
+};
+use tokio::time::Instant;
+
+use super::Engine;
+use crate::registry::{Resolved, about};
+
+/// How long a resolved manifest may stand in for asking again: a pull waits this long for its turn at most.
+const AGE_MAX: Duration = Duration::from_secs(30);
+/// Most manifests that are kept.
+const KEPT_MAX: usize = 64;
+/// Most bytes of documents that are kept; what is larger is asked for again.
+const BYTES_MAX: usize = 8 << 20;
+
+/// What was asked for, and by what right: nobody is served what another's credential has opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) reference: Reference,
+    pub(super) platform: Platform,
+    pub(super) credential: Option<Credential>,
+}
+
+impl Asked {
+    pub(super) fn by(request: &PullRequest) -> Result<Self, RuntimeError> {
+        let text = &request.image.image;
+        let reference = text.parse().map_err(|error: imagelet_core::image::ReferenceError| {
+            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{text}` names no image")).caused_by(error)
+        })?;
+        let platform = request.platform.clone().unwrap_or_else(Platform::host);
+        Ok(Self { reference, platform, credential: request.credential.clone() })
+    }
+}
+
+/// Manifests resolved a moment ago, each for one pull by the same right.
+#[derive(Debug, Default)]
+pub(super) struct Resolutions(Mutex<VecDeque<Kept>>);
+
+#[derive(Debug)]
+struct Kept {
+    asked: Asked,
+    resolved: Resolved,
+    at: Instant,
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        self.resolved.root.bytes.len() + self.resolved.chosen.bytes.len()
+    }
+}
+
+impl Resolutions {
+    /// Keeps one; of the same question the newer answer counts, and the oldest go where there are too many.
+    pub(super) fn keep(&self, asked: Asked, resolved: Resolved, now: Instant) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|old| old.asked != asked && now.saturating_duration_since(old.at) <= AGE_MAX);
+        kept.push_back(Kept { asked, resolved, at: now });
+        while kept.len() > KEPT_MAX || kept.iter().map(Kept::bytes).sum::<usize>() > BYTES_MAX {
+            kept.pop_front();
+        }
+    }
+
+    /// Hands one out, once, while it is young.
+    pub(super) fn take(&self, asked: &Asked, now: Instant) -> Option<Resolved> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|old| now.saturating_duration_since(old.at) <= AGE_MAX);
+        let place = kept.iter().position(|old| old.asked == *asked)?;
+        kept.remove(place).map(|found| found.resolved)
+    }
+}
+
+impl Engine {
+    /// Asks the registry what a reference names.
+    pub(super) async fn resolve(&self, asked: &Asked) -> Result<Resolved, RuntimeError> {
+        self.registry.resolve(&asked.reference, asked.credential.as_ref(), &asked.platform).await
+    }
+
+    /// Resolves a reference and compares it with what is here. The pull right after it need not ask again.
+    pub(super) async fn estimated(&self, request: &PullRequest) -> Result<PullEstimate, RuntimeError> {
+        let asked = Asked::by(request)?;
+        self.store.check_writable()?;
+        let resolved = self.resolve(&asked).await?;
+        resolved
+            .manifest
+            .check_is_image()
+            .map_err(|error| about(error, &format!("could not fetch and unpack `{}`", asked.reference)))?;
+        let estimate = self.compare(&resolved);
+        self.resolutions.keep(asked, resolved, Instant::now());
+        Ok(estimate)
+    }
+
+    /// Without the configuration a layer is known by its blob: one that was packed otherwise counts as missing.
+    fn compare(&self, resolved: &Resolved) -> PullEstimate {
+        let id = ImageId::new(resolved.manifest.config.digest.as_str());
+        let is_here = self.store.image(&id).is_some();
+        let mut seen: HashSet<&Digest> = HashSet::new();
+        let blobs: Vec<_> = resolved.manifest.layers.iter().filter(|layer| seen.insert(&layer.digest)).collect();
+        let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen) };
+        let missing: Vec<_> = blobs.iter().filter(|layer| !is_here && !here.contains(&layer.digest)).collect();
+        PullEstimate {
+            manifest: resolved.chosen.digest.clone(),
+            bytes_total: blobs.iter().map(|layer| ByteSize(layer.size)).sum(),
+            bytes_missing: missing.iter().map(|layer| ByteSize(layer.size)).sum(),
+            layers_missing: missing.len(),
+            bytes_unpacked: None,
+            inodes: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use imagelet_core::image::ImageSpec;
+
+    use super::*;
+    use crate::{
+        manifest::{Descriptor, Manifest},
+        registry::{Document, PullSession},
+    };
+
+    fn asked(name: &str) -> Asked {
+        let request = PullRequest { image: ImageSpec::new(name), ..PullRequest::default() };
+        Asked::by(&request).expect("a name")
+    }
+
+    fn resolved(asked: &Asked, length: usize) -> Resolved {
+        let bytes = Bytes::from(vec![b' '; length]);
+        let document = Document { digest: Digest::of(&bytes), media_type: String::new(), bytes };
+        let config = Descriptor { media_type: String::new(), digest: document.digest.clone(), size: 0, platform: None };
+        Resolved {
+            session: PullSession::nowhere(asked.reference.clone()),
+            root: document.clone(),
+            chosen: document,
+            manifest: Manifest { config, layers: Vec::new(), artifact_type: None },
+        }
+    }
+
+    #[test]
+    fn an_answer_grows_old_is_handed_out_once_and_gives_way_to_a_newer_one() {
+        let (kept, now) = (Resolutions::default(), Instant::now());
+        let question = asked("reg.io/a:v1");
+        kept.keep(question.clone(), resolved(&question, 1), now);
+        kept.keep(question.clone(), resolved(&question, 2), now);
+        assert!(kept.take(&asked("reg.io/a:v2"), now).is_none());
+        assert_eq!(kept.take(&question, now + AGE_MAX).map(|found| found.root.bytes.len()), Some(2));
+        assert!(kept.take(&question, now).is_none());
+        kept.keep(question.clone(), resolved(&question, 1), now);
+        assert!(kept.take(&question, now + AGE_MAX + Duration::from_millis(1)).is_none());
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_in_number_and_size_and_the_oldest_goes() {
+        let (kept, now) = (Resolutions::default(), Instant::now());
+        let names: Vec<Asked> = (0..=KEPT_MAX).map(|number| asked(&format!("reg.io/a:v{number}"))).collect();
+        for question in &names {
+            kept.keep(question.clone(), resolved(question, 1), now);
+        }
+        assert!(kept.take(&names[0], now).is_none());
+        assert!(kept.take(&names[1], now).is_some());
+        let large = asked("reg.io/large:v1");
+        kept.keep(large.clone(), resolved(&large, BYTES_MAX / 2 - KEPT_MAX), now);
+        assert!(kept.take(&names[2], now).is_some(), "there is still room");
+        kept.keep(asked("reg.io/more:v1"), resolved(&large, KEPT_MAX), now);
+        assert!(kept.take(&names[3], now).is_none());
+    }
+}
