@@ -12,7 +12,7 @@ mod validate;
 
 use std::{path::PathBuf, time::Duration};
 
-use imagelet_core::image::Percent;
+use imagelet_core::{image::Percent, manager::Compatibility};
 use imagelet_oci::{Durability, LayerLimits};
 use serde::{Deserialize, Serialize};
 
@@ -116,6 +116,9 @@ pub(crate) struct File {
     /// When images are looked for.
     #[serde(rename = "detection", skip_serializing_if = "Option::is_none")]
     detection: Option<DetectionFile>,
+    /// Whose way is gone where the kubelet's has a weakness: `kubelet` is its way to the letter, `imagelet` the better one. The differences are told in [compatibility](compatibility.md).
+    #[serde(rename = "compatibility", skip_serializing_if = "Option::is_none")]
+    compatibility: Option<String>,
     /// When images are collected.
     #[serde(rename = "collection", skip_serializing_if = "Option::is_none")]
     collection: Option<CollectionFile>,
@@ -265,6 +268,7 @@ impl File {
             image_service: Some(ImageServiceFile { cri: Some(CriFile { endpoint: Some(String::new()) }) }),
             registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
             credentials: Some(CredentialsFile { docker_config: environment.docker_config_default() }),
+            compatibility: Some(Compatibility::default().name().into()),
             detection: Some(DetectionFile { period: Some(GoDuration::minutes(5)) }),
             collection: Some(CollectionFile { enabled: Some(true), period: Some(GoDuration::minutes(5)) }),
         }
@@ -284,6 +288,8 @@ pub(crate) struct Settings {
     pub(crate) gc: GcSettings,
     /// How to pull.
     pub(crate) pulls: PullLimits,
+    /// Whose way is gone where the kubelet's has a weakness.
+    pub(crate) compatibility: Compatibility,
     /// When to ask for proof.
     pub(crate) verification: Verification,
     /// How long a runtime may take.

@@ -1,8 +1,8 @@
 //! Why an image is not there, in the kubelet's words.
 
-use std::{error::Error, sync::Arc};
+use std::{borrow::Cow, error::Error, sync::Arc};
 
-use super::text::quoted;
+use super::{request::Compatibility, text::quoted};
 use crate::{
     credentials::KeyringError,
     image::ReferenceError,
@@ -29,6 +29,8 @@ pub enum EnsureError {
         image: String,
         /// Why.
         source: Arc<RuntimeError>,
+        /// In whose words it is told.
+        compatibility: Compatibility,
     },
     /// Absent, or present and not this asker's to use. Which of the two is not told.
     #[error("`{image}` is not present, and its pull policy is `Never`")]
@@ -43,6 +45,8 @@ pub enum EnsureError {
         image: String,
         /// Which, and what is wrong with it.
         source: KeyringError,
+        /// In whose words it is told.
+        compatibility: Compatibility,
     },
     /// The pull could not be put on record, so it was not begun.
     #[error("could not record the pull of `{image}`")]
@@ -51,6 +55,8 @@ pub enum EnsureError {
         image: String,
         /// Why.
         source: Arc<RecordsError>,
+        /// In whose words it is told.
+        compatibility: Compatibility,
     },
     /// It failed a short while ago and is left alone.
     #[error("pulling `{image}` is held back{}", after(.failure))]
@@ -111,10 +117,16 @@ impl EnsureError {
 
     /// The word that pod status shows as the container's waiting reason.
     ///
-    /// Where the kubelet shows a raw error text (an unreadable pull secret, a failed record), this is `ErrImagePull`:
-    /// a reason is one of a known few.
-    pub fn reason(&self) -> &'static str {
-        match self {
+    /// Where the kubelet shows a raw error text (an unreadable pull secret, a failed record), this is `ErrImagePull`
+    /// unless its way is asked for: a reason is one of a known few.
+    pub fn reason(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::Credentials { source, compatibility: Compatibility::Kubelet, .. } => {
+                return Cow::Owned(chain(&source.source));
+            }
+            Self::Intent { source, compatibility: Compatibility::Kubelet, .. } => {
+                return Cow::Owned(intent_text(source));
+            }
             Self::InvalidName { .. } => "InvalidImageName",
             Self::Inspect { .. } => "ImageInspectError",
             Self::NeverPull { .. } => "ErrImageNeverPull",
@@ -122,7 +134,7 @@ impl EnsureError {
             Self::RegistryUnavailable { .. } => "RegistryUnavailable",
             Self::SignatureInvalid { .. } => "SignatureValidationFailed",
             Self::Credentials { .. } | Self::Intent { .. } | Self::Pull { .. } => "ErrImagePull",
-        }
+        })
     }
 
     /// The text that pod status shows as the container's waiting message.
@@ -132,16 +144,22 @@ impl EnsureError {
                 let name = quoted(image);
                 format!("Failed to apply default image tag {name}: couldn't parse image name {name}: {source}")
             }
-            // The kubelet prints an empty name here, and whoever filters its events knows the text.
-            Self::Inspect { source, .. } => format!("Failed to inspect image \"\": {}", source.chain()),
+            // The kubelet prints an empty name here: it quotes what it has not found.
+            Self::Inspect { source, compatibility: Compatibility::Kubelet, .. } => {
+                format!("Failed to inspect image \"\": {}", source.chain())
+            }
+            Self::Inspect { image, source, .. } => {
+                format!("Failed to inspect image {}: {}", quoted(image), source.chain())
+            }
             Self::NeverPull { image } => {
                 format!("Container image {} is not present with pull policy of Never", quoted(image))
             }
+            Self::Credentials { source, compatibility: Compatibility::Kubelet, .. } => chain(&source.source),
             Self::Credentials { source, .. } => chain(source),
-            Self::Intent { image, source } => format!(
-                "Failed to record image pull intent for container image {}: failed to record image pull intent: {}",
+            Self::Intent { image, source, .. } => format!(
+                "Failed to record image pull intent for container image {}: {}",
                 quoted(image),
-                chain(source.as_ref())
+                intent_text(source)
             ),
             Self::HeldBack { image, failure } if failure.is_empty() => {
                 format!("Back-off pulling image {}", quoted(image))
@@ -178,6 +196,10 @@ impl EnsureError {
             _ => None,
         }
     }
+}
+
+fn intent_text(source: &RecordsError) -> String {
+    format!("failed to record image pull intent: {}", chain(source))
 }
 
 /// What follows the word a text begins with; the whole text where it does not.

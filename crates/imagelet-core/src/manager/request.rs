@@ -57,6 +57,33 @@ pub struct PullSettings {
     pub backoff_first: Duration,
     /// How long at most.
     pub backoff_max: Duration,
+    /// Whose way is gone where the kubelet's has a weakness.
+    pub compatibility: Compatibility,
+}
+
+/// Whose way is gone where the kubelet's has a weakness (`docs/compatibility.md`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Compatibility {
+    /// The kubelet's, to the letter.
+    Kubelet,
+    /// The better one: stable reasons, errors that name the image, waiting in place of refusals.
+    #[default]
+    Imagelet,
+}
+
+impl Compatibility {
+    /// The word in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kubelet => "kubelet",
+            Self::Imagelet => "imagelet",
+        }
+    }
+
+    /// Whether the kubelet's way is gone.
+    pub fn is_kubelet(self) -> bool {
+        self == Self::Kubelet
+    }
 }
 
 /// How many pulls run at once. Whoever waits is served in the order of asking.

@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::image::{ByteSize, Percent, Reference, trim_tag_and_digest};
+use imagelet_core::{
+    image::{ByteSize, Percent, Reference, trim_tag_and_digest},
+    manager::Compatibility,
+};
 use imagelet_oci::{Durability, LayerLimits};
 
 use super::{
@@ -49,6 +52,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     {
         complaints.add("http.address", format!("http.address `{address}` must be HOST:PORT"));
     }
+    let compatibility = compatibility(file.compatibility.as_deref(), &mut complaints);
     let backend = backend(file, &mut complaints);
     let detection = file.detection.clone().unwrap_or_default();
     let collect = file.collection.clone().unwrap_or_default();
@@ -60,6 +64,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
         (Some(gc), true) => Ok(Settings {
             gc,
             pulls,
+            compatibility,
             verification,
             runtime_request_timeout: timeout.to_std(),
             socket,
@@ -269,6 +274,16 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
             limits,
         }),
     }
+}
+
+fn compatibility(text: Option<&str>, complaints: &mut Complaints) -> Compatibility {
+    let known = [Compatibility::Kubelet, Compatibility::Imagelet];
+    let Some(text) = text else { return Compatibility::default() };
+    known.into_iter().find(|one| one.name() == text).unwrap_or_else(|| {
+        let names = known.map(Compatibility::name);
+        complaints.add("compatibility", format!("compatibility `{text}` must be one of {names:?}"));
+        Compatibility::default()
+    })
 }
 
 fn durability(text: Option<&str>, complaints: &mut Complaints) -> Durability {

@@ -216,7 +216,13 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
             (if limits.serial { Concurrency::Serial } else { parallel }, rate)
         }
     };
-    PullSettings { concurrency, rate, backoff_first: BACKOFF_FIRST, backoff_max: BACKOFF_MAX }
+    PullSettings {
+        concurrency,
+        rate,
+        backoff_first: BACKOFF_FIRST,
+        backoff_max: BACKOFF_MAX,
+        compatibility: settings.compatibility,
+    }
 }
 
 fn verification(configured: &Verification) -> Result<VerificationPolicy, Failure> {

@@ -1,0 +1,284 @@
+//! One request's walk from the name to the image (`spec/pull.md §2`).
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, SystemTime},
+};
+
+use tokio::{task::spawn_blocking, time::Instant};
+
+use super::{
+    BackoffKey, ImageManager,
+    access::{access_of, asker_of},
+    decide::{Decision, Presence, decide, wants_look},
+    error::EnsureError,
+    meters::Tally,
+    puller::{Pulled, Work},
+    request::{EnsureRequest, Ensured, Origin},
+    text::{quoted, whole_milliseconds},
+};
+use crate::{
+    credentials::{Keyring, KeyringError, Provided, ProviderFailure, TrackedCredential},
+    events::{Event, EventKind},
+    image::{ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
+    records::{ImageAccess, Intent, PullRecords, RecordsError},
+    runtime::{Progress, RuntimeError},
+};
+
+/// One request on its way.
+pub(super) struct Ensuring<'a> {
+    pub(super) manager: &'a ImageManager,
+    pub(super) request: &'a EnsureRequest,
+    pub(super) tally: Tally<'a>,
+    /// Looked up at most once, and only where they matter.
+    pub(super) credentials: OnceLock<Result<Provided, KeyringError>>,
+}
+
+/// Why nothing could be said yet about whether an asker may use an image.
+enum NotJudged {
+    /// Its credentials matter and were not looked up.
+    CredentialsWanted,
+    /// They could not be.
+    Failed(EnsureError),
+}
+
+impl Ensuring<'_> {
+    /// Walks from the name to the image, and counts the walk.
+    pub(super) async fn run(mut self, progress: Progress) -> Result<Ensured, EnsureError> {
+        let spec = self.name().map_err(|source| {
+            let error = EnsureError::InvalidName { image: self.request.image.clone(), source };
+            self.told(EventKind::Warning, "InspectFailed", error)
+        })?;
+        let (presence, id) = self.look(&spec).await?;
+        match (decide(self.request.policy, presence), id) {
+            (Decision::Use, Some(id)) => Ok(self.hand_out_present(id, spec)),
+            (Decision::Refuse, _) => {
+                let error = EnsureError::NeverPull { image: self.request.image.clone() };
+                Err(self.told(EventKind::Warning, "ErrImageNeverPull", error))
+            }
+            (Decision::Use | Decision::Pull, _) => {
+                self.tally.required = Some(true);
+                self.pull(spec, progress).await
+            }
+        }
+    }
+
+    fn name(&self) -> Result<ImageSpec, ReferenceError> {
+        Ok(ImageSpec {
+            image: default_tag(&self.request.image)?,
+            runtime_handler: self.request.runtime_handler.clone(),
+            annotations: self.request.annotations.clone(),
+        })
+    }
+
+    /// Whether the image is here, and whether the asker may use it.
+    async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageId>), EnsureError> {
+        if !wants_look(self.request.policy) {
+            return Ok((Presence::Unchecked, None));
+        }
+        let found = self.manager.runtime.images().status(spec).await.map_err(|source| {
+            let error = EnsureError::Inspect {
+                image: self.request.image.clone(),
+                source: Arc::new(source),
+                compatibility: self.manager.compatibility,
+            };
+            self.told(EventKind::Warning, "InspectFailed", error)
+        })?;
+        self.tally.present = Some(found.is_some());
+        let Some(found) = found else { return Ok((Presence::Absent, None)) };
+        let usable = self.may_use(&found.id).await?;
+        self.tally.required = Some(!usable);
+        Ok((if usable { Presence::Usable } else { Presence::Guarded }, Some(found.id)))
+    }
+
+    async fn may_use(&self, id: &ImageId) -> Result<bool, EnsureError> {
+        let records = &self.manager.records;
+        // Records are judged without waiting; only where credentials matter are they looked up, and it is judged again.
+        let asker = || match self.credentials.get() {
+            None => Err(NotJudged::CredentialsWanted),
+            Some(Ok(provided)) => Ok(asker_of(&provided.credentials)),
+            Some(Err(error)) => Err(NotJudged::Failed(self.credentials_error(error))),
+        };
+        let mut judged = records.judge(&self.request.image, id, asker);
+        if matches!(judged, Err(NotJudged::CredentialsWanted)) {
+            self.look_up_credentials().await;
+            judged = records.judge(&self.request.image, id, asker);
+        }
+        let verdict = match judged {
+            Ok(verdict) => verdict,
+            Err(NotJudged::CredentialsWanted) => unreachable!("they were looked up"),
+            Err(NotJudged::Failed(error)) => {
+                self.manager.meters.checked("error");
+                return Err(error);
+            }
+        };
+        let Some(verdict) = verdict else { return Ok(true) };
+        self.manager.meters.checked(verdict.outcome);
+        if let Some(access) = verdict.learned {
+            let (records, image, id) = (Arc::clone(records), self.request.image.clone(), id.clone());
+            let learn = move || records.learn(&image, &id, &access, SystemTime::now());
+            if let Err(error) = on_disk(&self.manager.records, learn).await {
+                tracing::warn!(image = self.request.image, %error, "could not add a credential to a pull record");
+            }
+        }
+        Ok(verdict.allowed)
+    }
+
+    fn hand_out_present(&self, id: ImageId, spec: ImageSpec) -> Ensured {
+        let suffix = if self.manager.records.is_on() { " and can be accessed by the pod" } else { "" };
+        let message = format!("Container image {} already present on machine{suffix}", quoted(&self.request.image));
+        self.tell(EventKind::Normal, "Pulled", message.clone());
+        self.touch(&id);
+        Ensured { id, reference: spec.image, origin: Origin::AlreadyPresent, message }
+    }
+
+    async fn pull(&self, spec: ImageSpec, progress: Progress) -> Result<Ensured, EnsureError> {
+        let image = &self.request.image;
+        let Provided { credentials, failures } = self.credentials().await?;
+        let key = BackoffKey { pod_uid: self.request.pod.uid.clone(), image: image.clone() };
+        // Asked before the intent is written: an image that is left alone costs no disk.
+        let held = self.manager.backoff().held(&key, Instant::now()).map(|held| held.failure.clone());
+        if let Some(failure) = held {
+            self.tell(EventKind::Normal, "BackOff", format!("Back-off pulling image {}", quoted(image)));
+            return Err(EnsureError::HeldBack { image: image.clone(), failure });
+        }
+        let intent = self.intend().await?;
+        self.manager.backoff().begin(&key);
+        self.tell(EventKind::Normal, "Pulling", format!("Pulling image {}", quoted(image)));
+        let began = Instant::now();
+        let work = Work {
+            image: spec.clone(),
+            credentials: credentials.clone(),
+            sandbox: self.request.sandbox(),
+            platform: self.request.platform.clone(),
+        };
+        match self.manager.puller.pull(work, progress).await {
+            Ok(pulled) => {
+                let used = pulled.credential.and_then(|index| credentials.get(index));
+                self.fulfil(intent, &pulled.id, access_of(used)).await;
+                Ok(self.hand_out_pulled(pulled, spec, began.elapsed()))
+            }
+            Err(failure) => {
+                let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
+                self.tell(EventKind::Warning, "Failed", message);
+                let error = EnsureError::of_pull(image, with_causes(failure, failures));
+                let remembered = format!("{}: {}", error.reason(), error.message());
+                self.manager.backoff().advance(key, remembered, Instant::now());
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts the pull on record before its first byte.
+    async fn intend(&self) -> Result<Intent, EnsureError> {
+        let (records, image) = (Arc::clone(&self.manager.records), self.request.image.clone());
+        let intended = on_disk(&self.manager.records, move || records.intend(&image)).await;
+        intended.map_err(|source| EnsureError::Intent {
+            image: self.request.image.clone(),
+            source: Arc::new(source),
+            compatibility: self.manager.compatibility,
+        })
+    }
+
+    /// Puts on record that the pull succeeded, before anybody is told. A failure leaves the intent, and lets nobody in.
+    async fn fulfil(&self, intent: Intent, id: &ImageId, access: ImageAccess) {
+        let fulfilled = {
+            let id = id.clone();
+            on_disk(&self.manager.records, move || intent.fulfil(&id, &access, SystemTime::now())).await
+        };
+        if let Err(error) = fulfilled {
+            tracing::error!(image = self.request.image, %error, "an image was pulled and could not be put on record");
+        }
+        self.manager.meters.recorded(&self.manager.records);
+    }
+
+    fn hand_out_pulled(&self, pulled: Pulled, spec: ImageSpec, waited: Duration) -> Ensured {
+        let message = format!(
+            "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",
+            quoted(&self.request.image),
+            whole_milliseconds(pulled.took),
+            whole_milliseconds(waited),
+            pulled.size.0
+        );
+        self.tell(EventKind::Normal, "Pulled", message);
+        self.manager.meters.pulled(pulled.size, waited);
+        self.manager.backoff().forget_expired(Instant::now());
+        self.touch(&pulled.id);
+        let origin = Origin::Pulled { took: pulled.took, size: pulled.size };
+        Ensured { id: pulled.id, reference: spec.image, origin, message: String::new() }
+    }
+
+    /// What to show the registry, in order.
+    async fn credentials(&self) -> Result<&Provided, EnsureError> {
+        self.look_up_credentials().await.as_ref().map_err(|error| self.credentials_error(error))
+    }
+
+    /// Asks pull secrets, then the node's own documents, then the providers; the first time only.
+    async fn look_up_credentials(&self) -> &Result<Provided, KeyringError> {
+        if let Some(found) = self.credentials.get() {
+            return found;
+        }
+        let found = self.ask_for_credentials().await;
+        self.credentials.get_or_init(|| found)
+    }
+
+    async fn ask_for_credentials(&self) -> Result<Provided, KeyringError> {
+        if !self.request.credentials.is_empty() {
+            let credentials = self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect();
+            return Ok(Provided { credentials, failures: Vec::new() });
+        }
+        let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Provided::default()) };
+        let mut credentials = Keyring::of_secrets(&self.request.secrets)?.lookup(reference.repository());
+        credentials.extend(self.manager.keyring.keyring().await.lookup(reference.repository()));
+        let provided = self.manager.providers.provide(&self.request.query(reference.repository())).await;
+        credentials.extend(provided.credentials);
+        Ok(Provided { credentials, failures: provided.failures })
+    }
+
+    fn credentials_error(&self, error: &KeyringError) -> EnsureError {
+        EnsureError::Credentials {
+            image: self.request.image.clone(),
+            source: error.clone(),
+            compatibility: self.manager.compatibility,
+        }
+    }
+
+    fn touch(&self, id: &ImageId) {
+        if let Some(touched) = &self.manager.touched {
+            touched(&ImageKey::new(id.clone(), self.request.runtime_handler.clone()));
+        }
+    }
+
+    /// Tells an error's own message, and hands the error back.
+    fn told(&self, kind: EventKind, reason: &'static str, error: EnsureError) -> EnsureError {
+        self.tell(kind, reason, error.message());
+        error
+    }
+
+    fn tell(&self, kind: EventKind, reason: &'static str, message: String) {
+        self.manager.events.record(Event { kind, reason, message, subject: self.request.subject() });
+    }
+}
+
+/// Does what may wait for a disk off the async threads. Given up by its caller, it is still done to its end.
+async fn on_disk<T: Send + 'static>(
+    records: &PullRecords,
+    work: impl FnOnce() -> Result<T, RecordsError> + Send + 'static,
+) -> Result<T, RecordsError> {
+    if !records.is_durable() {
+        return work();
+    }
+    spawn_blocking(work).await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// Tells with a pull's failure which credential providers failed before it: a registry that says no may only be missing
+/// what they should have given.
+fn with_causes(failure: Arc<RuntimeError>, providers: &[ProviderFailure]) -> Arc<RuntimeError> {
+    if providers.is_empty() {
+        return failure;
+    }
+    let hints: Vec<String> =
+        failure.hint().map(str::to_owned).into_iter().chain(providers.iter().map(ToString::to_string)).collect();
+    // Others may wait for the same pull, and theirs is another hint.
+    Arc::new(RuntimeError::new(failure.kind(), failure.chain()).with_hint(hints.join("; ")))
+}
