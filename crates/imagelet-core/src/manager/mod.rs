@@ -6,6 +6,7 @@ mod decide;
 mod ensure;
 mod error;
 mod meters;
+mod pod;
 mod progress;
 mod puller;
 mod request;
@@ -23,6 +24,7 @@ use backoff::Backoff;
 use ensure::Ensuring;
 pub use error::EnsureError;
 use meters::{Meters, Tally};
+pub use pod::{NoWatch, PodImage, PodOutcome, PodRequest, PodRole, PodWatch};
 use puller::Puller;
 pub use request::{
     Compatibility, Concurrency, EnsureRequest, Ensured, HeldBack, ManagerParts, ManagerStatus, Origin, PodIdentity,

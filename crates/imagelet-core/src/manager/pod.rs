@@ -1,0 +1,337 @@
+//! All images of a pod: which start together, and what one's failure means for the others (`spec/pull.md §2.2`).
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use futures_util::{StreamExt as _, stream};
+
+use super::{Compatibility, EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
+use crate::{
+    events::{Event, EventKind, EventSubject},
+    image::Reference,
+    runtime::{Progress, no_progress},
+};
+
+/// Images of one pod that are asked for at once. Pods have a handful; whoever has more waits for the first of them.
+const LANES_MAX: usize = 16;
+
+/// A pod, and every image it names.
+#[derive(Clone, Debug)]
+pub struct PodRequest {
+    /// What all its images have in common: pod, secrets, annotations, handler. Image, policy and field are each one's own.
+    pub common: EnsureRequest,
+    /// Its images, in any order; answers come in the same.
+    pub images: Vec<PodImage>,
+    /// Pull secrets that the pod names and that could not be read, by name.
+    pub secrets_unread: Vec<String>,
+}
+
+/// An image that a pod names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodImage {
+    /// What it is for.
+    pub role: PodRole,
+    /// The container's or the volume's name.
+    pub name: String,
+    /// Where it stands among those of its role; tells those without a name apart.
+    pub position: usize,
+    /// As the user spelled it.
+    pub image: String,
+    /// When to pull it.
+    pub policy: PullPolicy,
+    /// Names of the pod's volumes that the container mounts, in order.
+    pub mounts: Vec<String>,
+}
+
+/// What a pod needs an image for; in the order in which the kubelet asks for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PodRole {
+    /// A volume.
+    Volume,
+    /// An ephemeral container.
+    Ephemeral,
+    /// An init container or a sidecar.
+    Init,
+    /// An ordinary container.
+    Container,
+}
+
+impl PodRole {
+    /// The pod's field that lists those of this role.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Volume => "volumes",
+            Self::Ephemeral => "ephemeralContainers",
+            Self::Init => "initContainers",
+            Self::Container => "containers",
+        }
+    }
+}
+
+impl PodImage {
+    /// The field of the pod: `spec.containers{NAME}`, or `spec.containers[1]` where there is no name.
+    pub fn field(&self) -> String {
+        let list = self.role.field();
+        if self.name.is_empty() {
+            format!("spec.{list}[{}]", self.position)
+        } else {
+            format!("spec.{list}{{{}}}", self.name)
+        }
+    }
+
+    /// What events about it are about: volumes are the pod's own affair.
+    fn subject_field(&self) -> String {
+        if self.role == PodRole::Volume { String::new() } else { self.field() }
+    }
+}
+
+/// What became of one image of a pod.
+#[derive(Clone, Debug)]
+pub enum PodOutcome {
+    /// It is there.
+    Ensured(Ensured),
+    /// It is not.
+    Failed(EnsureError),
+    /// Nobody asked for it, as the kubelet would not: this image, by its place in the request, failed before.
+    Blocked {
+        /// The one that failed.
+        by: usize,
+    },
+}
+
+/// Hears how the images of a pod come along. Must not block.
+pub trait PodWatch: Send + Sync {
+    /// Where the steps of one image go; it is asked for from now on.
+    fn progress(&self, image: usize) -> Progress {
+        let _ = image;
+        no_progress()
+    }
+
+    /// One image is settled.
+    fn settled(&self, image: usize, outcome: &PodOutcome) {
+        let _ = (image, outcome);
+    }
+}
+
+/// Hears nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct NoWatch;
+
+impl PodWatch for NoWatch {}
+
+impl ImageManager {
+    /// Ensures every image of a pod, and answers for each in the order of the request.
+    ///
+    /// All start together: an init container's work hides the pulls of what comes after it. Two spellings of one image
+    /// take turns, as the second may find what the first fetched; the same spelling under the same policy is asked for
+    /// once. In the kubelet's compatible way they go one after another, and what a failed init container or volume
+    /// keeps from starting is not asked for.
+    ///
+    /// Dropping the future gives all of them up, as with [`ImageManager::ensure`].
+    pub async fn ensure_pod(&self, request: &PodRequest, watch: &dyn PodWatch) -> Vec<PodOutcome> {
+        if !request.secrets_unread.is_empty() {
+            self.tell_pod(request, String::new(), "FailedToRetrieveImagePullSecret", secrets_text(request));
+        }
+        let board = Board::new(request.images.len());
+        let (board_of_all, compatibility) = (&board, self.compatibility);
+        stream::iter(plan(&request.images, compatibility))
+            .for_each_concurrent(LANES_MAX, |lane| async move {
+                for step in lane {
+                    let blocked = blocked_by(&request.images, &board_of_all.lock(), step.image, compatibility);
+                    let outcome = match blocked {
+                        Some(by) => PodOutcome::Blocked { by },
+                        None => self.ensure_one(request, step.image, watch).await,
+                    };
+                    for image in step.all() {
+                        board_of_all.lock()[image] = Some(outcome.clone());
+                        self.tell_start(request, image, &board_of_all.lock());
+                        watch.settled(image, &outcome);
+                    }
+                }
+            })
+            .await;
+        board.into_outcomes()
+    }
+
+    async fn ensure_one(&self, request: &PodRequest, image: usize, watch: &dyn PodWatch) -> PodOutcome {
+        let wanted = &request.images[image];
+        let asked = EnsureRequest {
+            image: wanted.image.clone(),
+            policy: wanted.policy,
+            container: wanted.subject_field(),
+            ..request.common.clone()
+        };
+        match self.ensure(&asked, watch.progress(image)).await {
+            Ok(ensured) => PodOutcome::Ensured(ensured),
+            Err(error) => PodOutcome::Failed(error),
+        }
+    }
+
+    /// Tells the containers that cannot start for want of this image, in the kubelet's words.
+    fn tell_start(&self, request: &PodRequest, image: usize, outcomes: &[Option<PodOutcome>]) {
+        for (container, reason) in starts_failed(&request.images, outcomes, image) {
+            let field = request.images[container].subject_field();
+            self.tell_pod(request, field, "Failed", format!("Error: {reason}"));
+        }
+    }
+
+    fn tell_pod(&self, request: &PodRequest, field_path: String, reason: &'static str, message: String) {
+        let pod = &request.common.pod;
+        let (namespace, name, uid) = (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
+        let subject = EventSubject::Pod { namespace, name, uid, field_path };
+        self.events.record(Event { kind: EventKind::Warning, reason, message, subject });
+    }
+}
+
+fn secrets_text(request: &PodRequest) -> String {
+    let names = request.secrets_unread.join(", ");
+    format!("Unable to retrieve some image pull secrets ({names}); attempting to pull the image may not succeed.")
+}
+
+/// What is known of each image so far.
+struct Board(Mutex<Vec<Option<PodOutcome>>>);
+
+impl Board {
+    fn new(images: usize) -> Self {
+        Self(Mutex::new(vec![None; images]))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<PodOutcome>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn into_outcomes(self) -> Vec<PodOutcome> {
+        let outcomes = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        outcomes.into_iter().map(|outcome| outcome.expect("the plan names each image once")).collect()
+    }
+}
+
+/// One image to ask for, and the others that have the same answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Step {
+    image: usize,
+    sharing: Vec<usize>,
+}
+
+impl Step {
+    fn all(&self) -> impl Iterator<Item = usize> + '_ {
+        std::iter::once(self.image).chain(self.sharing.iter().copied())
+    }
+}
+
+/// Steps that wait for one another.
+type Lane = Vec<Step>;
+
+/// Lays out which images are asked for together, and which after one another. Touches nothing.
+fn plan(images: &[PodImage], compatibility: Compatibility) -> Vec<Lane> {
+    let mut order: Vec<usize> = (0..images.len()).collect();
+    order.sort_by_key(|&image| images[image].role);
+    let alone = |image| Step { image, sharing: Vec::new() };
+    if compatibility == Compatibility::Kubelet {
+        return vec![order.into_iter().map(alone).collect()];
+    }
+    let mut lanes: Vec<Lane> = Vec::new();
+    let mut lane_of: HashMap<String, usize> = HashMap::new();
+    for image in order {
+        let lane = *lane_of.entry(full_name(&images[image].image)).or_insert(lanes.len());
+        if lane == lanes.len() {
+            lanes.push(Lane::new());
+        }
+        let same = |step: &&mut Step| is_same(&images[step.image], &images[image]);
+        match lanes[lane].iter_mut().find(same) {
+            Some(step) => step.sharing.push(image),
+            None => lanes[lane].push(alone(image)),
+        }
+    }
+    lanes
+}
+
+/// What two spellings of one image have in common; what does not parse stands for itself.
+fn full_name(image: &str) -> String {
+    image.parse::<Reference>().map_or_else(|_| image.to_owned(), |reference| reference.canonical().to_string())
+}
+
+fn is_same(one: &PodImage, other: &PodImage) -> bool {
+    one.image == other.image && one.policy == other.policy
+}
+
+/// Whose failure keeps an image from being asked for. Touches nothing.
+///
+/// The kubelet asks for a container's image when it starts the container: not before each init container has run, and
+/// not without the container's volumes, of which the last that failed is told.
+fn blocked_by(
+    images: &[PodImage],
+    outcomes: &[Option<PodOutcome>],
+    image: usize,
+    compatibility: Compatibility,
+) -> Option<usize> {
+    if compatibility == Compatibility::Imagelet || images[image].role == PodRole::Volume {
+        return None;
+    }
+    let after_init = images[image].role >= PodRole::Init;
+    let failed_init = || {
+        images.iter().zip(outcomes).position(|(one, outcome)| one.role == PodRole::Init && has_failed(outcome.as_ref()))
+    };
+    let failed_mount = || failed_mounts(images, outcomes, image).last();
+    after_init.then(failed_init).flatten().or_else(failed_mount)
+}
+
+fn has_failed(outcome: Option<&PodOutcome>) -> bool {
+    matches!(outcome, Some(PodOutcome::Failed(_) | PodOutcome::Blocked { .. }))
+}
+
+/// The volumes a container mounts whose image failed, in the order of its mounts.
+fn failed_mounts<'a>(
+    images: &'a [PodImage],
+    outcomes: &'a [Option<PodOutcome>],
+    image: usize,
+) -> impl Iterator<Item = usize> + 'a {
+    images[image].mounts.iter().filter_map(move |mount| {
+        let volumes = images.iter().zip(outcomes);
+        let is_it = |(one, outcome): (&PodImage, &Option<PodOutcome>)| {
+            one.role == PodRole::Volume && one.name == *mount && matches!(outcome, Some(PodOutcome::Failed(_)))
+        };
+        volumes.into_iter().position(is_it)
+    })
+}
+
+/// The containers that cannot start now that this image is settled, each with the reason. Touches nothing.
+fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: usize) -> Vec<(usize, String)> {
+    let reason_of = |image: usize| match &outcomes[image] {
+        Some(PodOutcome::Failed(error)) => Some(error.reason().to_string()),
+        _ => None,
+    };
+    // A container that waits for an init container is not started, so nobody tells it of its volumes.
+    let is_started = |image: usize| match outcomes[image] {
+        Some(PodOutcome::Blocked { by }) => images[by].role == PodRole::Volume,
+        Some(_) => true,
+        None => false,
+    };
+    if images[settled].role == PodRole::Volume {
+        let Some(reason) = reason_of(settled) else { return Vec::new() };
+        // Those that are not settled yet look for their volumes themselves.
+        let mounting = (0..images.len()).filter(|&image| {
+            images[image].role != PodRole::Volume
+                && is_started(image)
+                && failed_mounts(images, outcomes, image).any(|volume| volume == settled)
+        });
+        return mounting.map(|image| (image, reason.clone())).collect();
+    }
+    if !is_started(settled) {
+        return Vec::new();
+    }
+    let of_mounts = failed_mounts(images, outcomes, settled).filter_map(reason_of);
+    of_mounts.chain(reason_of(settled)).map(|reason| (settled, reason)).collect()
+}
+
+impl fmt::Debug for Board {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Board").field(&self.lock().len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,227 @@
+//! Pods over a runtime in memory, time paused: what starts together, what waits, what is told.
+
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
+
+use super::*;
+use crate::{
+    credentials::{Keyring, NoProviders, NodeKeyring},
+    events::{EventSink, LogEvents},
+    manager::{Concurrency, ManagerParts, PodIdentity, PullSettings},
+    metrics::Metrics,
+    records::PullRecords,
+    runtime::{NoContainers, RuntimeErrorKind, RuntimeManager},
+    testing::FakeRuntime,
+};
+
+struct TestNode {
+    runtime: FakeRuntime,
+    manager: ImageManager,
+    events: Arc<LogEvents>,
+}
+
+impl TestNode {
+    fn new(compatibility: Compatibility) -> Self {
+        let (runtime, events) = (FakeRuntime::new(), Arc::new(LogEvents::new(NonZeroUsize::new(100).unwrap())));
+        runtime.set_pull_takes(Duration::from_secs(1));
+        let manager = ImageManager::new(ManagerParts {
+            runtime: RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(NoContainers)),
+            settings: PullSettings {
+                compatibility,
+                concurrency: Concurrency::Parallel { max: None },
+                rate: None,
+                backoff_first: Duration::from_secs(10),
+                backoff_max: Duration::from_mins(5),
+            },
+            keyring: Arc::new(NodeKeyring::fixed(Keyring::new())),
+            providers: Arc::new(NoProviders),
+            records: Arc::new(PullRecords::off()),
+            events: Arc::clone(&events) as Arc<dyn EventSink>,
+            metrics: Arc::new(Metrics::new()),
+            touched: None,
+        });
+        Self { runtime, manager, events }
+    }
+
+    async fn ensure(&self, images: Vec<PodImage>) -> Vec<String> {
+        let pod = PodIdentity { namespace: "default".into(), name: "web".into(), uid: "u".into() };
+        let common = EnsureRequest { pod, ..EnsureRequest::new("", PullPolicy::Never) };
+        let request = PodRequest { common, images, secrets_unread: Vec::new() };
+        let outcomes = self.manager.ensure_pod(&request, &NoWatch).await;
+        outcomes.iter().map(word).collect()
+    }
+
+    fn pulls(&self) -> Vec<String> {
+        let short = |name: &str| name.rsplit('/').next().unwrap_or(name).to_owned();
+        self.runtime.pull_requests().iter().map(|request| short(&request.image.image)).collect()
+    }
+
+    fn told(&self) -> Vec<String> {
+        let told = self.events.recent();
+        told.iter().map(|one| format!("{} {}: {}", one.event.subject, one.event.reason, one.event.message)).collect()
+    }
+}
+
+fn word(outcome: &PodOutcome) -> String {
+    match outcome {
+        PodOutcome::Ensured(ensured) if ensured.message.is_empty() => "pulled".into(),
+        PodOutcome::Ensured(_) => "present".into(),
+        PodOutcome::Failed(error) => error.reason().to_string(),
+        PodOutcome::Blocked { by } => format!("blocked by {by}"),
+    }
+}
+
+fn image(role: PodRole, image: &str) -> PodImage {
+    let name = image.split(':').next().unwrap_or(image).to_owned();
+    PodImage { role, name, position: 0, image: image.into(), policy: PullPolicy::IfNotPresent, mounts: Vec::new() }
+}
+
+fn init(name: &str) -> PodImage {
+    image(PodRole::Init, name)
+}
+
+fn container(name: &str) -> PodImage {
+    image(PodRole::Container, name)
+}
+
+fn three_and_two() -> Vec<PodImage> {
+    vec![init("i1:v1"), init("i2:v1"), init("i3:v1"), container("c1:v1"), container("c2:v1")]
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_images_of_a_pod_start_together() {
+    let node = TestNode::new(Compatibility::Imagelet);
+    for one in three_and_two() {
+        node.runtime.offer(&one.image, &one.image, 10);
+    }
+    let began = tokio::time::Instant::now();
+    assert_eq!(node.ensure(three_and_two()).await, ["pulled"; 5]);
+    assert_eq!((node.runtime.pulls_running_max(), began.elapsed()), (5, Duration::from_secs(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_kubelets_way_is_one_after_another() {
+    let node = TestNode::new(Compatibility::Kubelet);
+    let mut images = three_and_two();
+    images.push(image(PodRole::Ephemeral, "e:v1"));
+    images.push(image(PodRole::Volume, "v:v1"));
+    for one in &images {
+        node.runtime.offer(&one.image, &one.image, 10);
+    }
+    let began = tokio::time::Instant::now();
+    assert_eq!(node.ensure(images).await, ["pulled"; 7]);
+    assert_eq!((node.runtime.pulls_running_max(), began.elapsed()), (1, Duration::from_secs(7)));
+    assert_eq!(node.pulls(), ["v:v1", "e:v1", "i1:v1", "i2:v1", "i3:v1", "c1:v1", "c2:v1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_the_kubelets_way_a_failed_init_image_stops_what_follows_and_a_failed_container_does_not() {
+    let node = TestNode::new(Compatibility::Kubelet);
+    for name in ["i1:v1", "i3:v1", "c1:v1", "c2:v1"] {
+        node.runtime.offer(name, name, 10);
+    }
+    let answers = node.ensure(three_and_two()).await;
+    assert_eq!(answers, ["pulled", "ErrImagePull", "blocked by 1", "blocked by 1", "blocked by 1"]);
+    assert_eq!(node.pulls(), ["i1:v1", "i2:v1"]);
+    let failed = node.told().into_iter().filter(|text| text.contains("Error: ")).collect::<Vec<_>>();
+    assert_eq!(failed, ["default/web/spec.initContainers{i2} Failed: Error: ErrImagePull"]);
+
+    let node = TestNode::new(Compatibility::Kubelet);
+    node.runtime.offer("c2:v1", "c2", 10);
+    assert_eq!(node.ensure(vec![container("c1:v1"), container("c2:v1")]).await, ["ErrImagePull", "pulled"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn looking_ahead_a_failed_init_image_does_not_keep_the_others_from_coming() {
+    let node = TestNode::new(Compatibility::Imagelet);
+    for name in ["i1:v1", "i3:v1", "c1:v1", "c2:v1"] {
+        node.runtime.offer(name, name, 10);
+    }
+    assert_eq!(node.ensure(three_and_two()).await, ["pulled", "ErrImagePull", "pulled", "pulled", "pulled"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_spelling_under_one_policy_is_asked_for_once_and_answered_for_each() {
+    let node = TestNode::new(Compatibility::Imagelet);
+    node.runtime.offer("a:v1", "a", 10);
+    let always = PodImage { policy: PullPolicy::Always, ..container("a:v1") };
+    let images = vec![init("a:v1"), container("a:v1"), always.clone(), always, container("docker.io/library/a:v1")];
+    assert_eq!(node.ensure(images).await, ["pulled", "pulled", "pulled", "pulled", "present"]);
+    assert_eq!(node.pulls(), ["a:v1", "a:v1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_never_pulled_finds_what_another_container_of_the_pod_has_fetched() {
+    for compatibility in [Compatibility::Imagelet, Compatibility::Kubelet] {
+        let node = TestNode::new(compatibility);
+        node.runtime.offer("a:v1", "a", 10);
+        let never = PodImage { policy: PullPolicy::Never, ..container("a:v1") };
+        assert_eq!(node.ensure(vec![never, init("a:v1")]).await, ["present", "pulled"], "{compatibility:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_is_told_of_each_failed_volume_and_the_kubelet_does_not_ask_for_its_image() {
+    let mounting = |name: &str| PodImage { mounts: vec!["v1".into(), "x".into(), "v2".into()], ..container(name) };
+    for (compatibility, answers) in [
+        (Compatibility::Kubelet, ["ErrImagePull", "RegistryUnavailable", "blocked by 1", "pulled"]),
+        (Compatibility::Imagelet, ["ErrImagePull", "RegistryUnavailable", "pulled", "pulled"]),
+    ] {
+        let node = TestNode::new(compatibility);
+        node.runtime.offer("c1:v1", "c1", 10);
+        node.runtime.offer("c2:v1", "c2", 10);
+        node.runtime.fail("pull v2:v1", RuntimeErrorKind::RegistryUnavailable, "no route");
+        let volumes = [image(PodRole::Volume, "v1:v1"), image(PodRole::Volume, "v2:v1")];
+        let images = volumes.into_iter().chain([mounting("c1:v1"), container("c2:v1")]).collect();
+        assert_eq!(node.ensure(images).await, answers, "{compatibility:?}");
+        let failed: Vec<String> = node.told().into_iter().filter(|text| text.contains("Error: ")).collect();
+        assert_eq!(
+            failed,
+            [
+                "default/web/spec.containers{c1} Failed: Error: ErrImagePull",
+                "default/web/spec.containers{c1} Failed: Error: RegistryUnavailable",
+            ],
+            "{compatibility:?}"
+        );
+        let of_volumes = node.told().into_iter().filter(|text| text.starts_with("default/web ")).count();
+        assert_eq!(of_volumes, 4, "a volume's own events are the pod's: {:?}", node.told());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unread_secrets_are_told_once_for_the_whole_pod() {
+    let node = TestNode::new(Compatibility::Imagelet);
+    node.runtime.preload("a:v1", "a", 1);
+    let common = EnsureRequest::new("", PullPolicy::Never);
+    let images = vec![init("a:v1"), container("a:v1")];
+    let request = PodRequest { common, images, secrets_unread: vec!["one".into(), "two".into()] };
+    node.manager.ensure_pod(&request, &NoWatch).await;
+    let told: Vec<_> = node.events.recent().into_iter().map(|recorded| recorded.event).collect();
+    let unread: Vec<_> = told.iter().filter(|event| event.reason == "FailedToRetrieveImagePullSecret").collect();
+    assert_eq!(unread.len(), 1);
+    assert_eq!(unread[0].kind, EventKind::Warning);
+    assert_eq!(
+        unread[0].message,
+        "Unable to retrieve some image pull secrets (one, two); attempting to pull the image may not succeed."
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_given_up_ends_all_its_pulls() {
+    let node = TestNode::new(Compatibility::Imagelet);
+    for one in three_and_two() {
+        node.runtime.offer(&one.image, &one.image, 10);
+    }
+    let given_up = tokio::time::timeout(Duration::from_millis(500), node.ensure(three_and_two())).await;
+    assert!(given_up.is_err());
+    assert_eq!((node.runtime.pulls_running_max(), node.runtime.pulls_running()), (5, 0));
+    assert!(node.manager.status().pulls.is_empty());
+}
+
+#[test]
+fn a_container_without_a_name_is_told_apart_by_its_place() {
+    let nameless = PodImage { name: String::new(), position: 1, ..container("a") };
+    assert_eq!(nameless.field(), "spec.containers[1]");
+    assert_eq!(init("b:v1").field(), "spec.initContainers{b}");
+    assert_eq!(image(PodRole::Volume, "m:v1").field(), "spec.volumes{m}");
+    assert_eq!(image(PodRole::Volume, "m:v1").subject_field(), "");
+}
