@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     fmt,
     num::NonZeroUsize,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::SystemTime,
 };
 
@@ -63,13 +63,13 @@ pub enum EventSubject {
     /// A pod, or a container in it.
     Pod {
         /// The pod's namespace.
-        namespace: String,
+        namespace: Arc<str>,
         /// Its name.
-        name: String,
+        name: Arc<str>,
         /// Its uid.
-        uid: String,
+        uid: Arc<str>,
         /// `spec.containers{NAME}` and the like; empty for the pod itself.
-        field_path: String,
+        field_path: Arc<str>,
     },
     /// The node.
     Node,

@@ -28,13 +28,13 @@ pub(crate) enum Decision {
 
 /// Whether the store is asked at all.
 pub(crate) fn wants_look(policy: PullPolicy) -> bool {
-    policy != PullPolicy::Always
+    matches!(policy, PullPolicy::IfNotPresent | PullPolicy::Never)
 }
 
 /// Chooses.
 pub(crate) fn decide(policy: PullPolicy, presence: Presence) -> Decision {
     match (policy, presence) {
-        (PullPolicy::Always, _) => Decision::Pull,
+        (PullPolicy::Always | PullPolicy::Other(_), _) => Decision::Pull,
         (_, Presence::Usable) => Decision::Use,
         (PullPolicy::IfNotPresent, _) => Decision::Pull,
         (PullPolicy::Never, _) => Decision::Refuse,

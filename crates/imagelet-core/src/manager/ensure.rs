@@ -14,7 +14,7 @@ use super::{
     error::EnsureError,
     meters::Tally,
     puller::{Pulled, Work},
-    request::{EnsureRequest, Ensured, Origin},
+    request::{EnsureRequest, Ensured, Origin, PullPolicy},
     text::{quoted, whole_milliseconds},
 };
 use crate::{
@@ -73,8 +73,13 @@ impl Ensuring<'_> {
 
     /// Whether the image is here, and whether the asker may use it.
     async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageId>), EnsureError> {
-        if !wants_look(self.request.policy) {
-            return Ok((Presence::Unchecked, None));
+        match self.request.policy {
+            policy if wants_look(policy) => {}
+            PullPolicy::Other(_) => {
+                self.tally.present = Some(false);
+                return Ok((Presence::Absent, None));
+            }
+            _ => return Ok((Presence::Unchecked, None)),
         }
         let found = self.manager.runtime.images().status(spec).await.map_err(|source| {
             let error = EnsureError::Inspect {
@@ -128,6 +133,7 @@ impl Ensuring<'_> {
         let suffix = if self.manager.records.is_on() { " and can be accessed by the pod" } else { "" };
         let message = format!("Container image {} already present on machine{suffix}", quoted(&self.request.image));
         self.tell(EventKind::Normal, "Pulled", message.clone());
+        self.finished();
         self.touch(&id);
         Ensured { id, reference: spec.image, origin: Origin::AlreadyPresent, message }
     }
@@ -136,14 +142,21 @@ impl Ensuring<'_> {
         let image = &self.request.image;
         let Provided { credentials, failures } = self.credentials().await?;
         let key = BackoffKey { pod_uid: self.request.pod.uid.clone(), image: image.clone() };
-        // Asked before the intent is written: an image that is left alone costs no disk.
+        // An image that is left alone costs no disk; the kubelet writes its intent all the same, and takes it back.
+        let intended = if self.manager.compatibility.is_kubelet() { Some(self.intend().await?) } else { None };
         let held = self.manager.backoff().held(&key, Instant::now()).map(|held| held.failure.clone());
         if let Some(failure) = held {
             self.tell(EventKind::Normal, "BackOff", format!("Back-off pulling image {}", quoted(image)));
             return Err(EnsureError::HeldBack { image: image.clone(), failure });
         }
-        let intent = self.intend().await?;
+        let intent = match intended {
+            Some(intent) => intent,
+            None => self.intend().await?,
+        };
         self.manager.backoff().begin(&key);
+        if let Some(recorder) = &self.manager.recorder {
+            recorder.pull_started(&self.request.pod.uid);
+        }
         self.tell(EventKind::Normal, "Pulling", format!("Pulling image {}", quoted(image)));
         let began = Instant::now();
         let work = Work {
@@ -193,6 +206,7 @@ impl Ensuring<'_> {
     }
 
     fn hand_out_pulled(&self, pulled: Pulled, spec: ImageSpec, waited: Duration) -> Ensured {
+        self.finished();
         let message = format!(
             "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",
             quoted(&self.request.image),
@@ -240,6 +254,12 @@ impl Ensuring<'_> {
             image: self.request.image.clone(),
             source: error.clone(),
             compatibility: self.manager.compatibility,
+        }
+    }
+
+    fn finished(&self) {
+        if let Some(recorder) = &self.manager.recorder {
+            recorder.pull_finished(&self.request.pod.uid);
         }
     }
 

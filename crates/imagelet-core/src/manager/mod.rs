@@ -10,6 +10,7 @@ mod pod;
 mod progress;
 mod puller;
 mod request;
+mod startup;
 mod text;
 mod throttle;
 
@@ -27,9 +28,10 @@ use meters::{Meters, Tally};
 pub use pod::{NoWatch, PodImage, PodOutcome, PodRequest, PodRole, PodWatch};
 use puller::Puller;
 pub use request::{
-    Compatibility, Concurrency, EnsureRequest, Ensured, HeldBack, ManagerParts, ManagerStatus, Origin, PodIdentity,
-    PullPolicy, PullPolicyError, PullSettings, PullState, PullStatus, Touched,
+    Compatibility, Concurrency, EnsureRequest, Ensured, HeldBack, ManagerParts, ManagerStatus, Origin, OtherPolicy,
+    PodIdentity, PullPolicy, PullPolicyError, PullSettings, PullState, PullStatus, Touched,
 };
+pub use startup::PullRecorder;
 pub use throttle::PullRate;
 
 use crate::{
@@ -49,6 +51,7 @@ pub struct ImageManager {
     events: Arc<dyn EventSink>,
     meters: Meters,
     touched: Option<Touched>,
+    recorder: Option<Arc<dyn PullRecorder>>,
     compatibility: Compatibility,
     backoff: Mutex<Backoff<BackoffKey>>,
 }
@@ -56,14 +59,14 @@ pub struct ImageManager {
 /// What is left alone after a failure: one pod's one spelling of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct BackoffKey {
-    pod_uid: String,
+    pod_uid: Arc<str>,
     image: String,
 }
 
 impl ImageManager {
     /// Puts a manager together.
     pub fn new(parts: ManagerParts) -> Self {
-        let ManagerParts { runtime, settings, keyring, providers, records, events, metrics, touched } = parts;
+        let ManagerParts { runtime, settings, keyring, providers, records, events, metrics, touched, recorder } = parts;
         Self {
             puller: Arc::new(Puller::new(runtime.clone(), &settings, Instant::now())),
             backoff: Mutex::new(Backoff::new(settings.backoff_first, settings.backoff_max)),
@@ -75,6 +78,7 @@ impl ImageManager {
             records,
             events,
             touched,
+            recorder,
         }
     }
 
@@ -95,7 +99,7 @@ impl ImageManager {
             .all_held(now)
             .map(|(key, held)| HeldBack {
                 image: key.image.clone(),
-                pod_uid: key.pod_uid.clone(),
+                pod_uid: key.pod_uid.to_string(),
                 until: held.since + held.window,
                 remaining: (held.since + held.window).saturating_duration_since(now),
                 failure: held.failure.clone(),

@@ -161,7 +161,7 @@ impl ImageManager {
         let asked = EnsureRequest {
             image: wanted.image.clone(),
             policy: wanted.policy,
-            container: wanted.subject_field(),
+            container: wanted.subject_field().into(),
             ..request.common.clone()
         };
         match self.ensure(&asked, watch.progress(image)).await {
@@ -181,7 +181,7 @@ impl ImageManager {
     fn tell_pod(&self, request: &PodRequest, field_path: String, reason: &'static str, message: String) {
         let pod = &request.common.pod;
         let (namespace, name, uid) = (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
-        let subject = EventSubject::Pod { namespace, name, uid, field_path };
+        let subject = EventSubject::Pod { namespace, name, uid, field_path: field_path.into() };
         self.events.record(Event { kind: EventKind::Warning, reason, message, subject });
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, num::NonZeroUsize, str::FromStr, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::throttle::PullRate;
+use super::{startup::PullRecorder, throttle::PullRate};
 use crate::{
     credentials::{Credential, CredentialProvider, CredentialQuery, NodeKeyring, PullSecret},
     events::{EventSink, EventSubject},
@@ -35,6 +35,8 @@ pub struct ManagerParts {
     pub metrics: Arc<Metrics>,
     /// Told of each image handed out.
     pub touched: Option<Touched>,
+    /// Told when pulls begin and images are there, by pod.
+    pub recorder: Option<Arc<dyn PullRecorder>>,
 }
 
 impl fmt::Debug for ManagerParts {
@@ -107,6 +109,38 @@ pub enum PullPolicy {
     IfNotPresent,
     /// Not at all.
     Never,
+    /// A word that is none of these. The kubelet pulls without looking, as if the image were absent.
+    Other(OtherPolicy),
+}
+
+/// A pull policy that nobody knows, cut to [`OtherPolicy::LENGTH_MAX`] bytes: it comes from outside and becomes a label.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OtherPolicy {
+    text: [u8; Self::LENGTH_MAX],
+    length: usize,
+}
+
+impl OtherPolicy {
+    /// Longest text kept; the known policies are shorter.
+    pub const LENGTH_MAX: usize = 24;
+
+    fn new(text: &str) -> Self {
+        let length = text.floor_char_boundary(Self::LENGTH_MAX);
+        let mut kept = [0; Self::LENGTH_MAX];
+        kept[..length].copy_from_slice(&text.as_bytes()[..length]);
+        Self { text: kept, length }
+    }
+
+    /// The word.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.text[..self.length]).expect("it was cut between characters")
+    }
+}
+
+impl fmt::Debug for OtherPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.as_str())
+    }
 }
 
 /// The text is no pull policy.
@@ -121,12 +155,18 @@ impl PullPolicy {
         Ok(if reference.tag() == Some("latest") { Self::Always } else { Self::IfNotPresent })
     }
 
+    /// The policy of a pod spec as it is written, whatever is written there: what the kubelet makes of it.
+    pub fn as_written(text: &str) -> Self {
+        text.parse().unwrap_or_else(|_| Self::Other(OtherPolicy::new(text)))
+    }
+
     /// The name in a pod spec.
-    pub fn name(self) -> &'static str {
+    pub fn name(&self) -> &str {
         match self {
             Self::Always => "Always",
             Self::IfNotPresent => "IfNotPresent",
             Self::Never => "Never",
+            Self::Other(word) => word.as_str(),
         }
     }
 }
@@ -152,11 +192,11 @@ impl fmt::Display for PullPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodIdentity {
     /// Its namespace.
-    pub namespace: String,
+    pub namespace: Arc<str>,
     /// Its name.
-    pub name: String,
+    pub name: Arc<str>,
     /// Its uid.
-    pub uid: String,
+    pub uid: Arc<str>,
 }
 
 /// That an image shall be there.
@@ -171,7 +211,7 @@ pub struct EnsureRequest {
     /// The name of the pod's service account; `None` where it has none.
     pub service_account: Option<String>,
     /// The field of the pod that names the image: `spec.containers{NAME}`; events carry it.
-    pub container: String,
+    pub container: Arc<str>,
     /// Whose store; empty is the default handler.
     pub runtime_handler: String,
     /// Hints to the runtime: the pod's annotations, sorted by name.
@@ -195,7 +235,7 @@ impl EnsureRequest {
             policy,
             pod: PodIdentity::default(),
             service_account: None,
-            container: String::new(),
+            container: Arc::default(),
             runtime_handler: String::new(),
             annotations: Vec::new(),
             credentials: Vec::new(),
@@ -218,18 +258,18 @@ impl EnsureRequest {
     pub(crate) fn query(&self, repository: &str) -> CredentialQuery {
         CredentialQuery {
             repository: repository.to_owned(),
-            namespace: self.pod.namespace.clone(),
-            pod_name: self.pod.name.clone(),
-            pod_uid: self.pod.uid.clone(),
+            namespace: self.pod.namespace.to_string(),
+            pod_name: self.pod.name.to_string(),
+            pod_uid: self.pod.uid.to_string(),
             service_account: self.service_account.clone(),
         }
     }
 
     pub(crate) fn sandbox(&self) -> Option<SandboxConfig> {
         (self.pod != PodIdentity::default()).then(|| SandboxConfig {
-            name: self.pod.name.clone(),
-            namespace: self.pod.namespace.clone(),
-            uid: self.pod.uid.clone(),
+            name: self.pod.name.to_string(),
+            namespace: self.pod.namespace.to_string(),
+            uid: self.pod.uid.to_string(),
         })
     }
 }
@@ -330,6 +370,14 @@ mod tests {
         }
         assert!("always".parse::<PullPolicy>().is_err());
         assert!("".parse::<PullPolicy>().is_err());
+    }
+
+    #[test]
+    fn a_policy_as_it_is_written_keeps_its_word_up_to_a_bound() {
+        assert_eq!(PullPolicy::as_written("Never"), PullPolicy::Never);
+        assert_eq!(PullPolicy::as_written("").name(), "");
+        assert_eq!(PullPolicy::as_written("never").name(), "never");
+        assert_eq!(PullPolicy::as_written(&"ü".repeat(100)).name(), "ü".repeat(OtherPolicy::LENGTH_MAX / 2));
     }
 
     #[test]

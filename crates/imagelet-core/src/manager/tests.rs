@@ -71,6 +71,7 @@ impl TestNode {
             events: Arc::clone(&events) as Arc<dyn EventSink>,
             metrics: Arc::clone(&metrics),
             touched: None,
+            recorder: None,
         });
         Self { manager: Arc::new(manager), events, metrics, records }
     }

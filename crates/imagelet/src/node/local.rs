@@ -233,8 +233,8 @@ fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
     });
     let pod = asked.pod.clone().unwrap_or_default();
     Ok(EnsureRequest {
-        pod: PodIdentity { namespace: pod.namespace, name: pod.name, uid: pod.uid },
-        container: asked.field.clone(),
+        pod: PodIdentity { namespace: pod.namespace.into(), name: pod.name.into(), uid: pod.uid.into() },
+        container: asked.field.as_str().into(),
         credentials: credentials.collect(),
         secrets: secrets.collect(),
         platform,

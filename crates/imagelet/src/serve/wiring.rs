@@ -73,6 +73,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<LocalNod
         events: Arc::new(LogEvents::new(EVENTS_MAX)),
         metrics: Arc::clone(&metrics),
         touched: Some(touched),
+        recorder: None,
     });
     let parts = NodeParts {
         gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory)),

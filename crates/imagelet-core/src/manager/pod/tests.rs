@@ -38,6 +38,7 @@ impl TestNode {
             events: Arc::clone(&events) as Arc<dyn EventSink>,
             metrics: Arc::new(Metrics::new()),
             touched: None,
+            recorder: None,
         });
         Self { runtime, manager, events }
     }
