@@ -3,6 +3,7 @@
 //! Layers from weak to strong: defaults, a kubelet's file, our own file, flags of the command line. What comes out is
 //! a checked [`Settings`]; the rest of the program reads no file and no environment.
 
+mod document;
 mod duration;
 mod environment;
 mod layers;

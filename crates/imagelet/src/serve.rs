@@ -111,7 +111,7 @@ pub(crate) async fn serve(
         tokio::select! {
             _ = terminate.recv() => break false,
             _ = interrupt.recv() => break false,
-            _ = hangup.recv() => reload(&arguments, store.as_ref(), &environment, &node, &jobs),
+            _ = hangup.recv() => reload(&arguments, store.as_ref(), &environment, &node, &jobs).await,
             _ = &mut server => break true,
         }
     };
@@ -162,7 +162,7 @@ async fn run_http(listener: Option<TcpListener>, node: Arc<LocalNode>, stop: Can
 }
 
 /// Reads the files again. A bad one changes nothing.
-fn reload(
+async fn reload(
     arguments: &ServeArgs,
     store: Option<&PathBuf>,
     environment: &Environment,
@@ -187,6 +187,8 @@ fn reload(
         tracing::warn!(settings = kept.join(", "), "these settings take effect with the next start");
     }
     node.parts().keyring.replace(wiring::keyring(&new));
+    // Read now, so that what is wrong with them is told now.
+    node.parts().keyring.keyring().await;
     node.replace_settings(new);
     jobs.wake();
     tracing::info!("configuration reloaded");

@@ -98,7 +98,8 @@ impl NodeKeyring {
         Self { state: Mutex::new(State { source: Source::Files(files), cached: None, generation: 0 }) }
     }
 
-    /// What the files hold; reads them where what is cached is too old, also when it is that there are none.
+    /// What the files hold; reads them where what is cached is too old, also when it is that there are none. While files
+    /// are there and none reads, what was read before holds.
     pub async fn keyring(&self) -> Arc<Keyring> {
         let (files, generation) = {
             let state = self.state();
@@ -114,20 +115,30 @@ impl NodeKeyring {
         };
         let until = Some(Instant::now() + CACHED_FOR);
         let read = tokio::task::spawn_blocking(move || first_readable(&files)).await;
-        let keyring = Arc::new(read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())));
+        let found = read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let mut state = self.state();
+        let keyring = match (found, &state.cached) {
+            (Found::Keyring(keyring), _) => Arc::new(keyring),
+            (Found::Broken, Some(cached)) => {
+                tracing::error!("the node's credentials that were read before stay in force");
+                Arc::clone(&cached.keyring)
+            }
+            (Found::Broken | Found::Nothing, _) => Arc::default(),
+        };
         if state.generation == generation {
             state.cached = Some(Cached { keyring: Arc::clone(&keyring), until });
         }
         keyring
     }
 
-    /// Looks where another one looks, and reads at the next question.
+    /// Looks where another one looks, and reads at the next question. Where what is there does not read, what was read
+    /// before stays in force.
     pub fn replace(&self, by: Self) {
-        let mut by = by.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let by = by.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
-        by.generation = state.generation + 1;
-        *state = by;
+        let now = Instant::now();
+        let kept = state.cached.take().map(|cached| Cached { until: Some(now), ..cached });
+        *state = State { cached: by.cached.or(kept), generation: state.generation + 1, source: by.source };
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -135,21 +146,33 @@ impl NodeKeyring {
     }
 }
 
+/// What a look at the files came to.
+enum Found {
+    Keyring(Keyring),
+    /// None reads, and one is there.
+    Broken,
+    Nothing,
+}
+
 /// A file that is there and does not read is told and passed over: another one may do.
-fn first_readable(files: &[NodeFile]) -> Keyring {
-    let mut keyring = Keyring::new();
+fn first_readable(files: &[NodeFile]) -> Found {
+    let mut found = Found::Nothing;
     for NodeFile { path, kind } in files {
         match read(path, *kind) {
             Ok(document) => {
+                let mut keyring = Keyring::new();
                 keyring.add(&CredentialSource::Node, document);
-                return keyring;
+                return Found::Keyring(keyring);
             }
             Err(NodeFileError::Io(error))
                 if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
-            Err(error) => tracing::error!(path = %path.display(), %error, "the docker configuration does not read"),
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "the docker configuration does not read");
+                found = Found::Broken;
+            }
         }
     }
-    keyring
+    found
 }
 
 fn read(path: &Path, kind: PullSecretKind) -> Result<DockerConfig, NodeFileError> {
@@ -158,4 +181,40 @@ fn read(path: &Path, kind: PullSecretKind) -> Result<DockerConfig, NodeFileError
     let length_max = u64::try_from(DOCKER_CONFIG_LENGTH_MAX).unwrap_or(u64::MAX);
     File::open(path)?.take(length_max + 1).read_to_end(&mut document)?;
     Ok(DockerConfig::parse(kind, &document)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn keys(node: &NodeKeyring) -> Vec<String> {
+        node.keyring().await.keys().map(str::to_owned).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_breaks_leaves_what_was_read_in_force_until_it_is_mended_or_gone() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("config.json");
+        let document =
+            |registry: &str| format!(r#"{{"auths": {{"{registry}": {{"username": "u", "password": "p"}}}}}}"#);
+        let write = |text: &str| std::fs::write(&path, text).expect("a file");
+        write(&document("one.io"));
+        let node = NodeKeyring::of_file(&path);
+        assert_eq!(keys(&node).await, ["one.io"]);
+        for text in ["{", "{\"auths\": []}"] {
+            write(text);
+            node.replace(NodeKeyring::of_file(&path));
+            assert_eq!(keys(&node).await, ["one.io"], "after a replacement by {text}");
+            tokio::time::advance(CACHED_FOR * 2).await;
+            assert_eq!(keys(&node).await, ["one.io"], "after some time with {text}");
+        }
+        write(&document("two.io"));
+        node.replace(NodeKeyring::of_file(&path));
+        assert_eq!(keys(&node).await, ["two.io"]);
+        std::fs::remove_file(&path).expect("it goes");
+        node.replace(NodeKeyring::of_file(&path));
+        assert!(keys(&node).await.is_empty(), "who removes the file has no credentials");
+        node.replace(NodeKeyring::fixed(Keyring::new()));
+        assert!(keys(&node).await.is_empty());
+    }
 }

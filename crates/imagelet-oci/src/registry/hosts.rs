@@ -127,7 +127,7 @@ fn own_host(registry: &str) -> Result<Host, String> {
 
 fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Vec<Host>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
-    let document: Table = text.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
+    let document: Table = text.parse().map_err(|error: toml::de::Error| toml_problem(text, &error))?;
     let own = own_host(registry)?;
     let own_place = own.origin.clone();
     let mut hosts = Vec::new();
@@ -297,6 +297,13 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
         return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, "larger than 1 MiB"));
     }
     Ok(bytes)
+}
+
+/// What the parser cannot take, and on which line. The line itself may hold a secret.
+fn toml_problem(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map(|before| format!("line {}: ", 1 + before.matches('\n').count())).unwrap_or_default();
+    format!("{line}{}", crate::manifest::printable(error.message()))
 }
 
 /// A URL for a message: without what may be a password or a signature.

@@ -3,14 +3,17 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    io::Read,
     path::{Path, PathBuf},
 };
 
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{ConfigError, Environment, FILE_LENGTH_MAX, File, GoDuration, KUBELET_KIND, Settings, validate};
+use super::{
+    ConfigError, Environment, File, GoDuration, KUBELET_KIND, Settings,
+    document::{Lines, parse, read},
+    validate,
+};
 
 /// The keys taken from a kubelet's file; everything else in it is not about images.
 const KUBELET_KEYS: [&str; 11] = [
@@ -27,8 +30,8 @@ const KUBELET_KEYS: [&str; 11] = [
     "preloadedImagesVerificationAllowlist",
 ];
 
-/// So much of a line is repeated in a complaint about it.
-const WRITTEN_MAX: usize = 80;
+/// Keys that no default has a value for.
+const ABSENT_BY_DEFAULT: [&str; 3] = ["maxParallelImagePulls", "credentials", "dockerConfig"];
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -80,18 +83,18 @@ impl Layers {
     /// Adds a file of our own kind.
     pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
         let text = read(path)?;
-        let file: File = serde_saphyr::from_str(&text).map_err(|error| parse_error(path, &text, &error))?;
-        self.add(path, &text, file)
+        let file: File = parse(path, &text)?;
+        self.add(path, &Lines::of(&text), file)
     }
 
     /// Adds the image settings of a kubelet's file.
     pub(crate) fn add_kubelet_file(&mut self, path: &Path) -> Result<(), ConfigError> {
         let text = read(path)?;
-        let mut document: serde_json::Map<String, Value> =
-            serde_saphyr::from_str(&text).map_err(|error| parse_error(path, &text, &error))?;
+        let mut document: serde_json::Map<String, Value> = parse(path, &text)?;
+        let lines = Lines::of(&text);
         if document.get("kind").and_then(Value::as_str) != Some(KUBELET_KIND) {
             return Err(ConfigError::Parse {
-                place: place(path, line_of(&text, "kind")),
+                place: place(path, lines.line("kind")),
                 message: format!("this is no `{KUBELET_KIND}`"),
             });
         }
@@ -100,10 +103,10 @@ impl Layers {
         for (key, value) in document {
             let alone = Value::Object([(key.clone(), value)].into_iter().collect());
             let file: File = serde_json::from_value(alone).map_err(|error| ConfigError::Parse {
-                place: place(path, line_of(&text, &key)),
+                place: place(path, lines.line(&key)),
                 message: format!("{key}: {error}"),
             })?;
-            self.add(path, &text, file)?;
+            self.add(path, &lines, file)?;
         }
         Ok(())
     }
@@ -113,10 +116,16 @@ impl Layers {
         self.given.insert(key.to_owned(), (value.into(), Source::Flag(flag)));
     }
 
-    fn add(&mut self, path: &Path, text: &str, mut file: File) -> Result<(), ConfigError> {
+    fn add(&mut self, path: &Path, lines: &Lines, mut file: File) -> Result<(), ConfigError> {
         file.drop_zeros();
         for (key, value) in flatten(&file)? {
-            let source = Source::File(path.to_owned(), line_of(text, &key));
+            let line = lines.line(&key);
+            // The parser takes `"80"` for a number; the kubelet does not.
+            if lines.is_text(&key) && !value.is_string() {
+                let message = format!("{key}: a text in quotes is no {}", kind_of(&value));
+                return Err(ConfigError::Parse { place: place(path, line), message });
+            }
+            let source = Source::File(path.to_owned(), line);
             self.given.insert(key, (value, source));
         }
         Ok(())
@@ -141,12 +150,9 @@ impl Layers {
         let effective = self.effective()?;
         let file = unflatten(effective.iter().map(|one| (&one.key, &one.value)))?;
         validate::check(&file).map_err(|complaints| {
-            let line = |complaint: validate::Complaint| match effective
-                .iter()
-                .find(|one| one.key == complaint.key)
-                .map(|one| &one.source)
-            {
-                None | Some(Source::Default) => complaint.message,
+            let given = |key: &&str| Some(&self.given.get(*key)?.1);
+            let line = |complaint: validate::Complaint| match complaint.keys.iter().find_map(given) {
+                None => complaint.message,
                 Some(source) => format!("{source}: {}", complaint.message),
             };
             ConfigError::Invalid(complaints.into_iter().map(line).collect())
@@ -154,45 +160,15 @@ impl Layers {
     }
 }
 
-fn read(path: &Path) -> Result<String, ConfigError> {
-    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
-    let mut text = String::new();
-    std::fs::File::open(path).map_err(failed)?.take(FILE_LENGTH_MAX + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > FILE_LENGTH_MAX {
-        let message = format!("longer than {FILE_LENGTH_MAX} bytes");
-        return Err(ConfigError::Parse { place: place(path, None), message });
-    }
-    Ok(text)
-}
-
-fn parse_error(path: &Path, text: &str, error: &serde_saphyr::Error) -> ConfigError {
-    let line = error.location().and_then(|location| usize::try_from(location.line()).ok());
-    let message = error.without_snippet().to_string();
-    let message = message.lines().next().unwrap_or_default();
-    // The place stands in front already; what stands there tells which key it is.
-    let message = message.rsplit_once(" at line ").map_or(message, |(message, _)| message);
-    let written = line.and_then(|line| text.lines().nth(line.checked_sub(1)?)).unwrap_or_default();
-    let written: String = written.trim().chars().take(WRITTEN_MAX).collect();
-    ConfigError::Parse { place: place(path, line), message: format!("{message} in `{written}`") }
-}
-
-fn place(path: &Path, line: Option<usize>) -> String {
+pub(super) fn place(path: &Path, line: Option<usize>) -> String {
     Source::File(path.to_owned(), line).to_string()
 }
 
-/// The first line that sets a dotted key: levels are looked for one below the other.
-fn line_of(text: &str, key: &str) -> Option<usize> {
-    let mut lines = text.lines().enumerate();
-    let mut found = None;
-    for part in key.split('.') {
-        let sets = |line: &str| {
-            let line = line.trim_start().trim_start_matches(['"', '\'']);
-            line.strip_prefix(part)
-                .is_some_and(|rest| rest.trim_start_matches(['"', '\'']).trim_start().starts_with(':'))
-        };
-        found = Some(lines.by_ref().find(|(_, line)| sets(line))?.0 + 1);
-    }
-    found
+/// Whether a key, without those above it, is one of the file's.
+pub(super) fn is_known(name: &str) -> bool {
+    let all = File::defaults(&File::default(), &Environment::default());
+    let mut known = flatten(&all).unwrap_or_default().into_keys();
+    known.any(|key| key.split('.').any(|part| part == name)) || ABSENT_BY_DEFAULT.contains(&name)
 }
 
 /// The leaves of a file, by dotted key. A list is a leaf.
@@ -230,6 +206,13 @@ fn unflatten<'a>(leaves: impl Iterator<Item = (&'a String, &'a Value)>) -> Resul
     serde_json::from_value(root).map_err(|error| internal(&error))
 }
 
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Bool(_) => "boolean",
+        _ => "number",
+    }
+}
+
 fn internal(error: &serde_json::Error) -> ConfigError {
     ConfigError::Invalid(vec![format!("invalid configuration: {error}")])
 }
@@ -249,7 +232,7 @@ mod tests {
     fn given(text: &str) -> Layers {
         let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
         let file: File = serde_saphyr::from_str(text).expect("the file parses");
-        layers.add(Path::new("f.yaml"), text, file).expect("the file can be laid over");
+        layers.add(Path::new("f.yaml"), &Lines::of(text), file).expect("the file can be laid over");
         layers
     }
 

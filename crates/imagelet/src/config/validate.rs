@@ -9,6 +9,7 @@ use imagelet_core::{
     image::{ByteSize, Percent, Reference, trim_tag_and_digest},
     manager::Compatibility,
 };
+use imagelet_cri::Endpoint;
 use imagelet_oci::{Durability, LayerLimits};
 
 use super::{
@@ -27,8 +28,8 @@ const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 /// A key that breaks a rule, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Complaint {
-    /// Its path in the file.
-    pub(super) key: &'static str,
+    /// Its path in the file, and those of the keys it does not go with.
+    pub(super) keys: Vec<&'static str>,
     /// What is wrong.
     pub(super) message: String,
 }
@@ -60,6 +61,14 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     let collection_period = period("collection.period", collect.period, &mut complaints);
     let config_path = file.registry.as_ref().and_then(|registry| registry.config_path.clone()).unwrap_or_default();
 
+    let hosts_dirs: Vec<PathBuf> = config_path.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect();
+    for path in &hosts_dirs {
+        check_path("registry.configPath", path, &mut complaints);
+    }
+    let docker_config = file.credentials.as_ref().and_then(|credentials| credentials.docker_config.clone());
+    if let Some(path) = &docker_config {
+        check_path("credentials.dockerConfig", path, &mut complaints);
+    }
     match (gc, complaints.0.is_empty()) {
         (Some(gc), true) => Ok(Settings {
             gc,
@@ -70,8 +79,8 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             socket,
             http,
             backend,
-            hosts_dirs: config_path.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect(),
-            docker_config: file.credentials.as_ref().and_then(|credentials| credentials.docker_config.clone()),
+            hosts_dirs,
+            docker_config,
             detection_period,
             collection_period: collect.enabled.unwrap_or(true).then_some(collection_period),
         }),
@@ -84,7 +93,12 @@ struct Complaints(Vec<Complaint>);
 
 impl Complaints {
     fn add(&mut self, key: &'static str, message: impl std::fmt::Display) {
-        self.0.push(Complaint { key, message: format!("invalid configuration: {message}") });
+        self.add_of(&[key], message);
+    }
+
+    /// Values that do not go together: the first of them that somebody gave is where to mend it.
+    fn add_of(&mut self, keys: &[&'static str], message: impl std::fmt::Display) {
+        self.0.push(Complaint { keys: keys.to_vec(), message: format!("invalid configuration: {message}") });
     }
 }
 
@@ -112,8 +126,8 @@ fn collection(file: &File, complaints: &mut Complaints) -> Option<GcSettings> {
     let high_checked = percent("imageGCHighThresholdPercent", "--image-gc-high-threshold", high);
     let low_checked = percent("imageGCLowThresholdPercent", "--image-gc-low-threshold", low);
     if low >= high {
-        complaints.add(
-            "imageGCLowThresholdPercent",
+        complaints.add_of(
+            &["imageGCLowThresholdPercent", "imageGCHighThresholdPercent"],
             format!(
                 "imageGCLowThresholdPercent (--image-gc-low-threshold) {low} must be less than \
                  imageGCHighThresholdPercent (--image-gc-high-threshold) {high}"
@@ -127,8 +141,8 @@ fn collection(file: &File, complaints: &mut Complaints) -> Option<GcSettings> {
         complaints.add("imageMaximumGCAge", format!("imageMaximumGCAge {age_max} must not be negative"));
     }
     if age_max.0 > 0 && age_max <= age_min {
-        complaints.add(
-            "imageMaximumGCAge",
+        complaints.add_of(
+            &["imageMaximumGCAge", "imageMinimumGCAge"],
             format!("imageMaximumGCAge {age_max} must be greater than imageMinimumGCAge {age_min}"),
         );
     }
@@ -158,8 +172,8 @@ fn pulls(file: &File, complaints: &mut Complaints) -> PullLimits {
                 .add("maxParallelImagePulls", format!("maxParallelImagePulls {parallel} must be a positive number"));
         }
         if serial && parallel > 1 {
-            complaints.add(
-                "maxParallelImagePulls",
+            complaints.add_of(
+                &["maxParallelImagePulls", "serializeImagePulls"],
                 "maxParallelImagePulls cannot be larger than 1 unless SerializeImagePulls (--serialize-image-pulls) \
                  is set to false",
             );
@@ -238,21 +252,26 @@ fn check_pattern(pattern: &str) -> Result<(), String> {
 
 fn check_socket(socket: &Path, complaints: &mut Complaints) {
     let length = socket.as_os_str().len();
-    if !socket.is_absolute() {
-        complaints.add("socket", format!("socket `{}` must be an absolute path", socket.display()));
-    } else if length > SOCKET_LENGTH_MAX {
+    check_path("socket", socket, complaints);
+    if socket.is_absolute() && length > SOCKET_LENGTH_MAX {
         complaints
             .add("socket", format!("socket has {length} bytes, a unix socket's path has at most {SOCKET_LENGTH_MAX}"));
+    }
+}
+
+/// The daemon's own directory is nobody's business, and the kernel ends a path at a NUL.
+fn check_path(key: &'static str, path: &Path, complaints: &mut Complaints) {
+    if !path.is_absolute() {
+        complaints.add(key, format!("{key} `{}` must be an absolute path", path.display()));
+    } else if path.as_os_str().as_encoded_bytes().contains(&0) {
+        complaints.add(key, format!("{key} has a NUL in it"));
     }
 }
 
 fn backend(file: &File, complaints: &mut Complaints) -> Backend {
     let store = file.store.clone().unwrap_or_default();
     let directory = store.directory.unwrap_or_default();
-    if !directory.is_absolute() {
-        complaints
-            .add("store.directory", format!("store.directory `{}` must be an absolute path", directory.display()));
-    }
+    check_path("store.directory", &directory, complaints);
     let layers = store.layers_in_flight.unwrap_or(1);
     if !(1..=LAYERS_IN_FLIGHT_MAX).contains(&layers) {
         complaints.add(
@@ -264,7 +283,11 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
     let limits = layer_limits(&store.limits.unwrap_or_default(), complaints);
     let endpoint =
         file.image_service.as_ref().and_then(|service| service.cri.as_ref()).and_then(|cri| cri.endpoint.clone());
-    match endpoint.filter(|endpoint| !endpoint.is_empty()) {
+    let endpoint = endpoint.filter(|endpoint| !endpoint.is_empty());
+    if let Some(Err(error)) = endpoint.as_deref().map(str::parse::<Endpoint>) {
+        complaints.add("imageService.cri.endpoint", format!("imageService.cri.endpoint: {error}"));
+    }
+    match endpoint {
         Some(endpoint) => Backend::Cri { endpoint, state: directory },
         None => Backend::Embedded(StoreSettings {
             directory,

@@ -2,6 +2,7 @@
 
 mod architecture;
 mod collection;
+mod configuration;
 mod contract;
 mod crash;
 mod daemon;
