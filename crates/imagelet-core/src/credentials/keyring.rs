@@ -115,20 +115,29 @@ impl Keyring {
     /// One of pull secrets, in order.
     ///
     /// # Errors
-    /// When a single one cannot be read: a pull with half of its rights would fail for a misleading reason.
+    /// When a single one cannot be read, as with the kubelet.
     pub fn of_secrets(secrets: &[PullSecret]) -> Result<Self, KeyringError> {
         let mut keyring = Self::new();
-        for secret in secrets.iter().filter(|secret| !secret.document.expose().is_empty()) {
-            let document = DockerConfig::parse(secret.kind, secret.document.expose().as_bytes()).map_err(|source| {
-                KeyringError {
-                    namespace: secret.identity.namespace.clone(),
-                    name: secret.identity.name.clone(),
-                    source,
-                }
-            })?;
-            keyring.add(&CredentialSource::Secret(secret.identity.clone()), document);
-        }
+        secrets.iter().try_for_each(|secret| keyring.add_secret(secret))?;
         Ok(keyring)
+    }
+
+    /// One of those pull secrets that can be read, and why each of the others cannot.
+    pub fn of_readable_secrets(secrets: &[PullSecret]) -> (Self, Vec<KeyringError>) {
+        let mut keyring = Self::new();
+        let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret).err()).collect();
+        (keyring, unreadable)
+    }
+
+    fn add_secret(&mut self, secret: &PullSecret) -> Result<(), KeyringError> {
+        if secret.document.expose().is_empty() {
+            return Ok(());
+        }
+        let document = DockerConfig::parse(secret.kind, secret.document.expose().as_bytes()).map_err(|source| {
+            KeyringError { namespace: secret.identity.namespace.clone(), name: secret.identity.name.clone(), source }
+        })?;
+        self.add(&CredentialSource::Secret(secret.identity.clone()), document);
+        Ok(())
     }
 
     /// Adds a document's entries behind those that are there. An entry whose key is no URL is passed over.

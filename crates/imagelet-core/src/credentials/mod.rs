@@ -2,6 +2,7 @@
 
 mod docker_config;
 mod glob;
+pub(crate) mod go_text;
 mod keyring;
 mod node;
 mod port;

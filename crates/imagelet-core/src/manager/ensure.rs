@@ -18,7 +18,7 @@ use super::{
     text::{quoted, whole_milliseconds},
 };
 use crate::{
-    credentials::{Keyring, KeyringError, Provided, ProviderFailure, TrackedCredential},
+    credentials::{Keyring, KeyringError, PullSecret, TrackedCredential, go_text},
     events::{Event, EventKind},
     image::{ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     records::{ImageAccess, Intent, PullRecords, RecordsError},
@@ -31,7 +31,16 @@ pub(super) struct Ensuring<'a> {
     pub(super) request: &'a EnsureRequest,
     pub(super) tally: Tally<'a>,
     /// Looked up at most once, and only where they matter.
-    pub(super) credentials: OnceLock<Result<Provided, KeyringError>>,
+    pub(super) credentials: OnceLock<Result<Found, KeyringError>>,
+}
+
+/// What there is to show a registry.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// In the order in which to try them.
+    credentials: Vec<TrackedCredential>,
+    /// Why there are no more: secrets that cannot be read, providers that did not answer.
+    missing: Vec<String>,
 }
 
 /// Why nothing could be said yet about whether an asker may use an image.
@@ -140,7 +149,7 @@ impl Ensuring<'_> {
 
     async fn pull(&self, spec: ImageSpec, progress: Progress) -> Result<Ensured, EnsureError> {
         let image = &self.request.image;
-        let Provided { credentials, failures } = self.credentials().await?;
+        let Found { credentials, missing } = self.credentials().await?;
         let key = BackoffKey { pod_uid: self.request.pod.uid.clone(), image: image.clone() };
         // An image that is left alone costs no disk; the kubelet writes its intent all the same, and takes it back.
         let intended = if self.manager.compatibility.is_kubelet() { Some(self.intend().await?) } else { None };
@@ -174,7 +183,7 @@ impl Ensuring<'_> {
             Err(failure) => {
                 let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
                 self.tell(EventKind::Warning, "Failed", message);
-                let error = EnsureError::of_pull(image, with_causes(failure, failures));
+                let error = EnsureError::of_pull(image, with_causes(failure, missing), self.manager.compatibility);
                 let remembered = format!("{}: {}", error.reason(), error.message());
                 self.manager.backoff().advance(key, remembered, Instant::now());
                 Err(error)
@@ -186,10 +195,10 @@ impl Ensuring<'_> {
     async fn intend(&self) -> Result<Intent, EnsureError> {
         let (records, image) = (Arc::clone(&self.manager.records), self.request.image.clone());
         let intended = on_disk(&self.manager.records, move || records.intend(&image)).await;
-        intended.map_err(|source| EnsureError::Intent {
-            image: self.request.image.clone(),
-            source: Arc::new(source),
-            compatibility: self.manager.compatibility,
+        intended.map_err(|source| {
+            let (image, compatibility) = (self.request.image.clone(), self.manager.compatibility);
+            let error = EnsureError::Intent { image, source: Arc::new(source), compatibility };
+            if compatibility.is_kubelet() { error } else { self.told(EventKind::Warning, "Failed", error) }
         })
     }
 
@@ -223,12 +232,12 @@ impl Ensuring<'_> {
     }
 
     /// What to show the registry, in order.
-    async fn credentials(&self) -> Result<&Provided, EnsureError> {
+    async fn credentials(&self) -> Result<&Found, EnsureError> {
         self.look_up_credentials().await.as_ref().map_err(|error| self.credentials_error(error))
     }
 
     /// Asks pull secrets, then the node's own documents, then the providers; the first time only.
-    async fn look_up_credentials(&self) -> &Result<Provided, KeyringError> {
+    async fn look_up_credentials(&self) -> &Result<Found, KeyringError> {
         if let Some(found) = self.credentials.get() {
             return found;
         }
@@ -236,24 +245,48 @@ impl Ensuring<'_> {
         self.credentials.get_or_init(|| found)
     }
 
-    async fn ask_for_credentials(&self) -> Result<Provided, KeyringError> {
+    async fn ask_for_credentials(&self) -> Result<Found, KeyringError> {
         if !self.request.credentials.is_empty() {
             let credentials = self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect();
-            return Ok(Provided { credentials, failures: Vec::new() });
+            return Ok(Found { credentials, missing: Vec::new() });
         }
-        let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Provided::default()) };
-        let mut credentials = Keyring::of_secrets(&self.request.secrets)?.lookup(reference.repository());
+        let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Found::default()) };
+        let (keyring, mut missing) = self.secrets_keyring()?;
+        let mut credentials = keyring.lookup(reference.repository());
         credentials.extend(self.manager.keyring.keyring().await.lookup(reference.repository()));
         let provided = self.manager.providers.provide(&self.request.query(reference.repository())).await;
         credentials.extend(provided.credentials);
-        Ok(Provided { credentials, failures: provided.failures })
+        missing.extend(provided.failures.iter().map(ToString::to_string));
+        Ok(Found { credentials, missing })
+    }
+
+    /// The pull secrets, and which of them cannot be read. The kubelet goes no further than the first that cannot.
+    fn secrets_keyring(&self) -> Result<(Keyring, Vec<String>), KeyringError> {
+        if self.manager.compatibility.is_kubelet() {
+            return Ok((Keyring::of_secrets(&self.request.secrets)?, Vec::new()));
+        }
+        let (keyring, unreadable) = Keyring::of_readable_secrets(&self.request.secrets);
+        let missing = unreadable.iter().map(|error| {
+            let text = format!("{error}: {}", error.source);
+            tracing::warn!(image = self.request.image, "{text}; it is passed over");
+            text
+        });
+        Ok((keyring, missing.collect()))
     }
 
     fn credentials_error(&self, error: &KeyringError) -> EnsureError {
+        let raw = || {
+            let of_it = |secret: &&PullSecret| {
+                (&secret.identity.namespace, &secret.identity.name) == (&error.namespace, &error.name)
+            };
+            let secret = self.request.secrets.iter().find(of_it)?;
+            go_text::complaint(secret.kind, secret.document.expose().as_bytes())
+        };
+        let is_raw = self.manager.compatibility.is_kubelet();
         EnsureError::Credentials {
             image: self.request.image.clone(),
             source: error.clone(),
-            compatibility: self.manager.compatibility,
+            raw: is_raw.then(|| raw().unwrap_or_else(|| error.source.to_string())),
         }
     }
 
@@ -291,14 +324,13 @@ async fn on_disk<T: Send + 'static>(
     spawn_blocking(work).await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
-/// Tells with a pull's failure which credential providers failed before it: a registry that says no may only be missing
-/// what they should have given.
-fn with_causes(failure: Arc<RuntimeError>, providers: &[ProviderFailure]) -> Arc<RuntimeError> {
-    if providers.is_empty() {
+/// Tells with a pull's failure which secrets and credential providers failed before it: a registry that says no may only
+/// be missing what they should have given.
+fn with_causes(failure: Arc<RuntimeError>, missing: &[String]) -> Arc<RuntimeError> {
+    if missing.is_empty() {
         return failure;
     }
-    let hints: Vec<String> =
-        failure.hint().map(str::to_owned).into_iter().chain(providers.iter().map(ToString::to_string)).collect();
+    let hints: Vec<String> = failure.hint().map(str::to_owned).into_iter().chain(missing.iter().cloned()).collect();
     // Others may wait for the same pull, and theirs is another hint.
     Arc::new(RuntimeError::new(failure.kind(), failure.chain()).with_hint(hints.join("; ")))
 }

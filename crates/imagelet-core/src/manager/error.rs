@@ -45,8 +45,8 @@ pub enum EnsureError {
         image: String,
         /// Which, and what is wrong with it.
         source: KeyringError,
-        /// In whose words it is told.
-        compatibility: Compatibility,
+        /// The kubelet's own text, where its way is gone.
+        raw: Option<String>,
     },
     /// The pull could not be put on record, so it was not begun.
     #[error("could not record the pull of `{image}`")]
@@ -102,16 +102,23 @@ const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 const SIGNATURE_VALIDATION_FAILED: &str = "SignatureValidationFailed";
 
 impl EnsureError {
-    /// Names a failed pull: by the kind the store gave, else by the text runtimes begin it with.
-    pub(crate) fn of_pull(image: &str, source: Arc<RuntimeError>) -> Self {
+    /// Names a failed pull: by the kind the store gave, else by the word runtimes begin their text with.
+    ///
+    /// The kubelet knows no kinds, and takes any text that begins with those letters.
+    pub(crate) fn of_pull(image: &str, source: Arc<RuntimeError>, compatibility: Compatibility) -> Self {
         let image = image.to_owned();
         let text = source.chain();
-        match source.kind() {
-            RuntimeErrorKind::RegistryUnavailable => Self::RegistryUnavailable { image, source },
-            RuntimeErrorKind::SignatureInvalid => Self::SignatureInvalid { image, source },
-            _ if text.starts_with(REGISTRY_UNAVAILABLE) => Self::RegistryUnavailable { image, source },
-            _ if text.starts_with(SIGNATURE_VALIDATION_FAILED) => Self::SignatureInvalid { image, source },
-            _ => Self::Pull { image, source },
+        let begins = |word: &str| match text.strip_prefix(word) {
+            Some(rest) => compatibility.is_kubelet() || !rest.starts_with(char::is_alphanumeric),
+            None => false,
+        };
+        let is = |kind| !compatibility.is_kubelet() && source.kind() == kind;
+        if is(RuntimeErrorKind::RegistryUnavailable) || begins(REGISTRY_UNAVAILABLE) {
+            Self::RegistryUnavailable { image, source }
+        } else if is(RuntimeErrorKind::SignatureInvalid) || begins(SIGNATURE_VALIDATION_FAILED) {
+            Self::SignatureInvalid { image, source }
+        } else {
+            Self::Pull { image, source }
         }
     }
 
@@ -121,11 +128,9 @@ impl EnsureError {
     /// unless its way is asked for: a reason is one of a known few.
     pub fn reason(&self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
-            Self::Credentials { source, compatibility: Compatibility::Kubelet, .. } => {
-                return Cow::Owned(chain(&source.source));
-            }
+            Self::Credentials { raw: Some(raw), .. } => return Cow::Owned(raw.clone()),
             Self::Intent { source, compatibility: Compatibility::Kubelet, .. } => {
-                return Cow::Owned(intent_text(source));
+                return Cow::Owned(raw_intent_text(source));
             }
             Self::InvalidName { .. } => "InvalidImageName",
             Self::Inspect { .. } => "ImageInspectError",
@@ -154,12 +159,12 @@ impl EnsureError {
             Self::NeverPull { image } => {
                 format!("Container image {} is not present with pull policy of Never", quoted(image))
             }
-            Self::Credentials { source, compatibility: Compatibility::Kubelet, .. } => chain(&source.source),
+            Self::Credentials { raw: Some(raw), .. } => raw.clone(),
             Self::Credentials { source, .. } => chain(source),
-            Self::Intent { image, source, .. } => format!(
+            Self::Intent { image, source, compatibility } => format!(
                 "Failed to record image pull intent for container image {}: {}",
                 quoted(image),
-                intent_text(source)
+                if compatibility.is_kubelet() { raw_intent_text(source) } else { chain(source) }
             ),
             Self::HeldBack { image, failure } if failure.is_empty() => {
                 format!("Back-off pulling image {}", quoted(image))
@@ -198,8 +203,13 @@ impl EnsureError {
     }
 }
 
-fn intent_text(source: &RecordsError) -> String {
-    format!("failed to record image pull intent: {}", chain(source))
+/// The kubelet's words, and of ours only the disk's own.
+fn raw_intent_text(source: &RecordsError) -> String {
+    let mut cause: &dyn Error = source;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    format!("failed to record image pull intent: {cause}")
 }
 
 /// What follows the word a text begins with; the whole text where it does not.
@@ -229,7 +239,7 @@ mod tests {
         for case in &cases {
             let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
             let source = Arc::new(RuntimeError::other(text(&case["input"]["cri_error"])));
-            let error = EnsureError::of_pull(&text(&case["input"]["image"]), source);
+            let error = EnsureError::of_pull(&text(&case["input"]["image"]), source, Compatibility::Kubelet);
             assert_eq!(error.reason(), text(&case["expected"]["reason"]), "{}", case["name"]);
             assert_eq!(error.message(), text(&case["expected"]["message"]), "{}", case["name"]);
         }
@@ -240,12 +250,30 @@ mod tests {
     fn a_kind_is_believed_before_a_text() {
         let source =
             RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, "could not reach `reg.io`").with_hint("h");
-        let error = EnsureError::of_pull("reg.io/a", Arc::new(source));
+        let source = Arc::new(source);
+        let of_kubelet = EnsureError::of_pull("reg.io/a", Arc::clone(&source), Compatibility::Kubelet);
+        assert_eq!(
+            (of_kubelet.reason().as_ref(), of_kubelet.message().as_str()),
+            ("ErrImagePull", "could not reach `reg.io`")
+        );
+        let error = EnsureError::of_pull("reg.io/a", source, Compatibility::Imagelet);
         assert_eq!(error.reason(), "RegistryUnavailable");
         assert_eq!(
             error.message(),
             "image pull failed for reg.io/a because the registry is unavailable: could not reach `reg.io`"
         );
         assert_eq!((error.hint(), error.kind()), (Some("h"), Some(RuntimeErrorKind::RegistryUnavailable)));
+    }
+
+    #[test]
+    fn a_text_that_only_begins_like_a_known_word_is_no_such_failure() {
+        for (text, reason) in [
+            ("RegistryUnavailable", "RegistryUnavailable"),
+            ("SignatureValidationFailed: no key", "SignatureValidationFailed"),
+            ("RegistryUnavailableX: no", "ErrImagePull"),
+        ] {
+            let source = Arc::new(RuntimeError::other(text));
+            assert_eq!(EnsureError::of_pull("reg.io/a", source, Compatibility::Imagelet).reason(), reason, "{text}");
+        }
     }
 }

@@ -26,7 +26,7 @@ static PULL_SECONDS: Family = Family {
     labels: &["image_size_in_bytes"],
 };
 
-static CHECKS: Family = Family {
+pub(super) static CHECKS: Family = Family {
     name: "kubelet_imagemanager_image_mustpull_checks_total",
     help: "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
     kind: MetricKind::Counter,

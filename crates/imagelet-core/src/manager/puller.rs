@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     progress::Broadcast,
-    request::{Concurrency, PullSettings, PullState, PullStatus},
+    request::{Compatibility, Concurrency, PullSettings, PullState, PullStatus},
     throttle::Throttle,
 };
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     runtime::{Progress, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxConfig},
 };
 
-/// Most credentials tried for one pull. Each costs the registry a round of requests.
+/// Most credentials tried for one pull. Each costs the registry a round of requests. The kubelet tries all there are.
 const CREDENTIALS_MAX: usize = 64;
 
 /// What to fetch, and with what.
@@ -64,6 +64,8 @@ struct FlightKey {
     image: ImageSpec,
     platform: Option<Platform>,
     credentials: Vec<String>,
+    /// Set where each asker has its own pull, as with the kubelet.
+    alone: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -74,6 +76,7 @@ pub(crate) struct Puller {
     /// `None`: at any rate.
     throttle: Option<Mutex<Throttle>>,
     flights: Mutex<Flights>,
+    compatibility: Compatibility,
 }
 
 #[derive(Default)]
@@ -99,7 +102,7 @@ impl Puller {
             Concurrency::Parallel { max } => max.map(|max| Semaphore::new(max.get().min(Semaphore::MAX_PERMITS))),
         };
         let throttle = settings.rate.map(|rate| Mutex::new(Throttle::new(rate, now)));
-        Self { runtime, slots, throttle, flights: Mutex::default() }
+        Self { runtime, slots, throttle, flights: Mutex::default(), compatibility: settings.compatibility }
     }
 
     /// Pulls, or joins a pull of the same that is under way. Dropped, it leaves the pull to the others who wait for it;
@@ -109,6 +112,7 @@ impl Puller {
             image: work.image.clone(),
             platform: work.platform.clone(),
             credentials: work.credentials.iter().map(|tracked| tracked.hash.clone()).collect(),
+            alone: self.compatibility.is_kubelet().then(|| self.flights().number()),
         };
         let (flight, broadcast, number) = self.join(&key, work);
         // A dropped call drops what it awaits first, so that this guard sees whether it was the last.
@@ -141,8 +145,7 @@ impl Puller {
         {
             return (future, flight.progress.clone(), flight.number);
         }
-        let number = flights.next;
-        flights.next += 1;
+        let number = flights.number();
         let progress = Broadcast::default();
         let puller = Arc::clone(self);
         let (key_of_flight, sink) = (key.clone(), progress.sink());
@@ -204,12 +207,13 @@ impl Puller {
             return Ok((images.pull(&request, Arc::clone(progress)).await?, None));
         }
         let mut failures = Vec::new();
-        for (index, tracked) in work.credentials.iter().enumerate().take(CREDENTIALS_MAX) {
+        let tried_max = if self.compatibility.is_kubelet() { usize::MAX } else { CREDENTIALS_MAX };
+        for (index, tracked) in work.credentials.iter().enumerate().take(tried_max) {
             request.credential = Some(tracked.credential.clone());
             match images.pull(&request, Arc::clone(progress)).await {
                 Ok(id) => return Ok((id, Some(index))),
                 Err(error) => {
-                    let is_final = no_credential_helps(error.kind());
+                    let is_final = !self.compatibility.is_kubelet() && no_credential_helps(error.kind());
                     failures.push(error);
                     if is_final {
                         break;
@@ -249,6 +253,14 @@ impl Puller {
 
     fn flights(&self) -> MutexGuard<'_, Flights> {
         self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Flights {
+    /// One that no flight had.
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
     }
 }
 

@@ -24,6 +24,8 @@ use crate::{
     testing::{FakeRuntime, vectors},
 };
 
+mod ensure_vectors;
+
 /// A manager over some store, and what can be seen of it.
 struct TestNode {
     manager: Arc<ImageManager>,
@@ -206,120 +208,6 @@ fn secrets_of(value: &Value) -> Vec<PullSecret> {
         .collect()
 }
 
-/// The vectors that cannot be put as a question here, and why.
-const NOT_ASKED: [(&str, &str); 3] = [
-    ("unknown pull policy pulls without inspecting", "no other policy can be written down"),
-    ("pull-manager error surfaces as raw reason", "the records fail with the asker's own error alone, tested below"),
-    ("intent write fails", "needs a broken disk, tested below"),
-];
-
-#[tokio::test(start_paused = true)]
-async fn every_ensure_vector_holds() {
-    let cases = vectors("pull-ensure-image.json");
-    let mut asked = 0;
-    for case in &cases {
-        let name = case["name"].as_str().expect("a name");
-        if NOT_ASKED.iter().any(|(skipped, _)| *skipped == name) {
-            continue;
-        }
-        ensure_vector_holds(name, &case["input"], &case["expected"]).await;
-        asked += 1;
-    }
-    assert_eq!((asked, cases.len()), (39, 42));
-}
-
-async fn ensure_vector_holds(name: &str, input: &Value, expected: &Value) {
-    let store = Arc::new(Scripted::default());
-    {
-        let mut script = store.lock();
-        script.present = texts(&input["images_present"]);
-        script.size = input["image_size"].as_u64().unwrap_or_default();
-        script.inspect_error = text(&input["cri_inspect_error"]);
-        script.pull_error = text(&input["cri_pull_error"]);
-    }
-    let image = input["image"].as_str().expect("an image");
-    let secrets = secrets_of(&input["pull_secrets"]);
-    let must_pull = input["must_attempt_pull"].as_bool() == Some(true) || name.ends_with("verification needed");
-    let records = match (input["feature_ensure_secret_pulled_images"].as_bool(), must_pull) {
-        (Some(true), true) => PullRecords::in_memory_with(VerificationPolicy::AlwaysVerify),
-        (Some(true), false) => PullRecords::in_memory_with(VerificationPolicy::NeverVerify),
-        _ => PullRecords::off(),
-    };
-    if must_pull {
-        // Somebody else's image, so that the asker's own credentials are looked at.
-        let theirs =
-            RecordedSecret { uid: "other".into(), credential_hash: "other".into(), ..RecordedSecret::default() };
-        let access = ImageAccess { kubernetes_secrets: vec![theirs], ..ImageAccess::default() };
-        let id = ImageId::new(default_tag(image).expect("these names are good"));
-        records.learn(image, &id, &access, SystemTime::now()).expect("memory does not fail");
-    }
-    let qps = input["registry_pull_qps"].as_u64().unwrap_or_default();
-    #[expect(clippy::cast_possible_truncation, reason = "a rate is small")]
-    let rate = NonZeroU32::new(qps as u32).map(|qps| PullRate {
-        qps: qps.get() as f32,
-        burst: input["registry_burst"].as_u64().unwrap_or_default() as u32,
-    });
-    let settings = PullSettings {
-        rate,
-        backoff_first: milliseconds(&input["backoff_initial_ms"]),
-        backoff_max: milliseconds(&input["backoff_max_ms"]),
-        compatibility: Compatibility::Kubelet,
-        ..Wanted::default().settings
-    };
-    let node =
-        TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted { settings, records, ..Wanted::default() });
-    let request = EnsureRequest {
-        policy: input["pull_policy"].as_str().expect("a policy").parse().expect("a known one"),
-        secrets,
-        ..request(image)
-    };
-    let steps = expected["steps"].as_array().expect("steps");
-    assert_eq!(Some(steps.len() as u64), input["calls"].as_u64());
-    for (index, step) in steps.iter().enumerate() {
-        let place = format!("{name}, step {index}");
-        advance(milliseconds(&input["clock_step_before_each_call_ms"])).await;
-        let seen = node.told().len();
-        store.lock().calls.clear();
-        let labels = &step["metric_labels"];
-        let labels: Vec<String> = ["present_locally", "pull_policy", "pull_required"]
-            .iter()
-            .filter_map(|label| text(&labels[label]))
-            .collect();
-        let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
-        let counted = node.metrics.value(&meters::REQUESTS, &labels);
-
-        match node.ensure(&request).await {
-            Ok(ensured) => {
-                assert_eq!(text(&step["reason"]), None, "{place}");
-                assert_eq!(Some(ensured.id.to_string()), text(&step["image_ref"]), "{place}");
-                assert_eq!(Some(ensured.message), text(&step["message"]), "{place}");
-            }
-            Err(EnsureError::Credentials { .. }) => {
-                assert!(text(&step["reason"]).is_some_and(|reason| reason.starts_with("invalid character")), "{place}");
-            }
-            Err(error) => {
-                assert_eq!(Some(error.reason().into_owned()), text(&step["reason"]), "{place}");
-                assert_eq!(Some(error.message()), text(&step["message"]), "{place}");
-            }
-        }
-        let told: Vec<Value> = node.told()[seen..]
-            .iter()
-            .map(|(kind, reason, message)| serde_json::json!({"type": kind, "reason": reason, "message": message}))
-            .collect();
-        assert_eq!(Value::from(told), step["events"], "{place}");
-        let calls: Vec<&str> =
-            texts(&step["cri_calls"]).iter().map(|call| if call == "PullImage" { "pull" } else { "status" }).collect();
-        assert_eq!(store.lock().calls, calls, "{place}");
-        assert!((node.metrics.value(&meters::REQUESTS, &labels) - counted - 1.0).abs() < 0.1, "{place}: {labels:?}");
-        if let Some(recorded) = step.get("recorded_credentials").filter(|recorded| !recorded.is_null()) {
-            let id = ImageId::new(step["image_ref"].as_str().expect("an id"));
-            let record = node.records.record(&id).expect("it was recorded");
-            let access = record.mapping.values().next().expect("for this image");
-            assert_eq!(serde_json::to_value(access).expect("it encodes"), *recorded, "{place}");
-        }
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn every_vector_of_pulls_with_secrets_holds() {
     let cases = vectors("pull-with-secrets.json");
@@ -337,7 +225,14 @@ async fn every_vector_of_pulls_with_secrets_holds() {
         store.lock().pull_error = text(&input["runtime_error"]);
         let results = input["attempt_results"].as_array().map(Vec::as_slice).unwrap_or_default();
         store.lock().attempts = results.iter().map(text).collect();
-        let node = TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted { keyring, ..Wanted::default() });
+        let node = TestNode::new(
+            Arc::clone(&store) as Arc<dyn ImageService>,
+            Wanted {
+                settings: PullSettings { compatibility: Compatibility::Kubelet, ..Wanted::default().settings },
+                keyring,
+                ..Wanted::default()
+            },
+        );
         let image = text(&input["image"]).unwrap_or_else(|| "app:v1".into());
         let request =
             EnsureRequest { policy: PullPolicy::Always, secrets: secrets_of(&input["secrets"]), ..request(&image) };
@@ -576,11 +471,10 @@ async fn without_a_record_nothing_is_pulled() {
     let error = node.ensure(&request("app:v1")).await.unwrap_err();
     assert!(matches!(error, EnsureError::Intent { .. }));
     assert_eq!(error.reason(), "ErrImagePull");
-    let message =
-        "Failed to record image pull intent for container image \"app:v1\": failed to record image pull intent: ";
+    let message = "Failed to record image pull intent for container image \"app:v1\": could not write the pull record of `app:v1`: ";
     assert!(error.message().starts_with(message), "{}", error.message());
     assert_eq!(fake.take_calls(), ["status app:v1"]);
-    assert!(node.told().is_empty());
+    assert_eq!(node.told(), [("Warning", "Failed", error.message())]);
 }
 
 #[tokio::test]
@@ -601,4 +495,56 @@ async fn a_pull_is_on_disk_as_begun_while_it_runs_and_as_done_when_it_is_told() 
     assert_eq!(*seen.lock().unwrap(), 1);
     assert_eq!((files("pulling"), files("pulled")), (0, 1));
     assert!(node.metrics.render().contains("kubelet_imagemanager_ondisk_pulledrecords 1\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unreadable_secret_is_passed_over_and_told_with_the_failure() {
+    let fake = FakeRuntime::new();
+    fake.offer_to("reg.io/app:v1", "app", 1000, Some(("u", "p")));
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted::default());
+    let broken = secret("broken", "{");
+    let alone = EnsureRequest { secrets: vec![broken.clone()], ..request("reg.io/app:v1") };
+    let error = node.ensure(&alone).await.unwrap_err();
+    assert_eq!(error.reason(), "ErrImagePull");
+    let hint = error.hint().unwrap_or_default();
+    assert!(hint.contains("cannot read the pull secret `test-ns/broken`: the document is no valid JSON"), "{hint}");
+
+    let good = secret("good", r#"{"auths": {"reg.io": {"username": "u", "password": "p"}}}"#);
+    advance(Duration::from_secs(10)).await;
+    node.ensure(&EnsureRequest { secrets: vec![broken, good], ..request("reg.io/app:v1") }).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_cannot_be_asked_is_told_with_the_name_of_the_image() {
+    let store = Arc::new(Scripted::default());
+    store.lock().inspect_error = Some("no".into());
+    let node = TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted::default());
+    let error = node.ensure(&request("app:v1")).await.unwrap_err();
+    assert_eq!(error.reason(), "ImageInspectError");
+    assert_eq!(node.told(), [("Warning", "InspectFailed", "Failed to inspect image \"app:v1\": no".to_owned())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn for_the_kubelet_each_asker_has_its_own_pull_and_each_credential_its_try() {
+    let settings = PullSettings { compatibility: Compatibility::Kubelet, ..Wanted::default().settings };
+    let fake = FakeRuntime::new();
+    fake.offer("app:v1", "app", 1000);
+    fake.set_pull_takes(Duration::from_secs(5));
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted { settings, ..Wanted::default() });
+    let (one, other) = (node.begin(&request("app:v1")).await, node.begin(&request("app:v1")).await);
+    assert_eq!(fake.pulls_running(), 2);
+    one.await.unwrap().unwrap();
+    other.await.unwrap().unwrap();
+
+    let store = Arc::new(Scripted::default());
+    let mut keyring = Keyring::new();
+    for user in 0..70 {
+        let credential = Credential::basic("", user.to_string(), Secret::new(""));
+        keyring.add_credential("reg.io", CredentialSource::Node, credential);
+    }
+    store.lock().pull_error = Some("no".into());
+    let node =
+        TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted { settings, keyring, ..Wanted::default() });
+    node.ensure(&request("reg.io/app:v1")).await.unwrap_err();
+    assert_eq!(store.lock().shown.len(), 70);
 }

@@ -170,7 +170,7 @@ async fn a_container_is_told_of_each_failed_volume_and_the_kubelet_does_not_ask_
         let node = TestNode::new(compatibility);
         node.runtime.offer("c1:v1", "c1", 10);
         node.runtime.offer("c2:v1", "c2", 10);
-        node.runtime.fail("pull v2:v1", RuntimeErrorKind::RegistryUnavailable, "no route");
+        node.runtime.fail("pull v2:v1", RuntimeErrorKind::RegistryUnavailable, "RegistryUnavailable: no route");
         let volumes = [image(PodRole::Volume, "v1:v1"), image(PodRole::Volume, "v2:v1")];
         let images = volumes.into_iter().chain([mounting("c1:v1"), container("c2:v1")]).collect();
         assert_eq!(node.ensure(images).await, answers, "{compatibility:?}");
