@@ -11,6 +11,8 @@ mod policy;
 mod text;
 
 #[cfg(test)]
+mod records_tests;
+#[cfg(test)]
 mod tests;
 
 use std::{fmt, sync::Arc, time::Duration};

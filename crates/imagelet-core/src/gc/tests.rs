@@ -36,7 +36,7 @@ impl DiskProbe for TestDisk {
     }
 }
 
-fn at(seconds: u64) -> SystemTime {
+pub(super) fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
 }
 
@@ -84,15 +84,15 @@ impl ContainerService for Trapped {
 }
 
 /// A node with a disk of 1000 bytes.
-struct Node {
-    fake: FakeRuntime,
+pub(super) struct Node {
+    pub(super) fake: FakeRuntime,
     trapped: Arc<Trapped>,
     inventory: Arc<Inventory>,
     gc: ImageGc,
 }
 
 impl Node {
-    fn new(others: u64) -> Self {
+    pub(super) fn new(others: u64) -> Self {
         let fake = FakeRuntime::new();
         let trapped = Arc::new(Trapped { fake: fake.clone(), trap: Mutex::new(None) });
         let runtime = RuntimeManager::new(Arc::new(fake.clone()), trapped.clone());
@@ -103,7 +103,7 @@ impl Node {
     }
 
     /// An image that is idle since then.
-    async fn idle(&self, name: &str, size: u64, since: u64) -> ImageId {
+    pub(super) async fn idle(&self, name: &str, size: u64, since: u64) -> ImageId {
         let id = self.fake.preload(name, name, size);
         self.inventory.touch(&ImageKey::new(id.clone(), String::new()), at(since));
         self.inventory.refresh(at(since)).await.unwrap();
@@ -115,7 +115,7 @@ impl Node {
         *self.trapped.trap.lock().unwrap() = Some((passed, Box::new(act)));
     }
 
-    async fn collect(&self, goal: GcGoal) -> GcReport {
+    pub(super) async fn collect(&self, goal: GcGoal) -> GcReport {
         let policy = GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap();
         self.gc.collect(&GcRequest { policy, goal, dry_run: false }, at(10_000)).await.unwrap()
     }

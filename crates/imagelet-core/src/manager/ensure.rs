@@ -20,8 +20,8 @@ use super::{
 use crate::{
     credentials::{Keyring, KeyringError, PullSecret, TrackedCredential, go_text},
     events::{Event, EventKind},
-    image::{ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
-    records::{ImageAccess, Intent, PullRecords, RecordsError},
+    image::{Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
+    records::{ImageAccess, Intent, PullRecords},
     runtime::{Progress, RuntimeError},
 };
 
@@ -100,23 +100,31 @@ impl Ensuring<'_> {
         })?;
         self.tally.present = Some(found.is_some());
         let Some(found) = found else { return Ok((Presence::Absent, None)) };
-        let usable = self.may_use(&found.id).await?;
+        let usable = self.may_use(&found).await?;
         self.tally.required = Some(!usable);
         Ok((if usable { Presence::Usable } else { Presence::Guarded }, Some(found.id)))
     }
 
-    async fn may_use(&self, id: &ImageId) -> Result<bool, EnsureError> {
+    async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
         let records = &self.manager.records;
+        let evidence = match records.recall(&self.request.image, found) {
+            Some(evidence) => evidence,
+            None => {
+                let (records, image, found) = (Arc::clone(records), self.request.image.clone(), found.clone());
+                on_disk(&self.manager.records, move || records.look_up(&image, &found)).await
+            }
+        };
+        let now = SystemTime::now();
         // Records are judged without waiting; only where credentials matter are they looked up, and it is judged again.
         let asker = || match self.credentials.get() {
             None => Err(NotJudged::CredentialsWanted),
             Some(Ok(provided)) => Ok(asker_of(&provided.credentials)),
             Some(Err(error)) => Err(NotJudged::Failed(self.credentials_error(error))),
         };
-        let mut judged = records.judge(&self.request.image, id, asker);
+        let mut judged = records.judge(&self.request.image, &evidence, now, asker);
         if matches!(judged, Err(NotJudged::CredentialsWanted)) {
             self.look_up_credentials().await;
-            judged = records.judge(&self.request.image, id, asker);
+            judged = records.judge(&self.request.image, &evidence, now, asker);
         }
         let verdict = match judged {
             Ok(verdict) => verdict,
@@ -127,9 +135,11 @@ impl Ensuring<'_> {
             }
         };
         let Some(verdict) = verdict else { return Ok(true) };
-        self.manager.meters.checked(verdict.outcome);
+        if let Some(outcome) = verdict.outcome {
+            self.manager.meters.checked(outcome);
+        }
         if let Some(access) = verdict.learned {
-            let (records, image, id) = (Arc::clone(records), self.request.image.clone(), id.clone());
+            let (records, image, id) = (Arc::clone(records), self.request.image.clone(), found.id.clone());
             let learn = move || records.learn(&image, &id, &access, SystemTime::now());
             if let Err(error) = on_disk(&self.manager.records, learn).await {
                 tracing::warn!(image = self.request.image, %error, "could not add a credential to a pull record");
@@ -211,7 +221,6 @@ impl Ensuring<'_> {
         if let Err(error) = fulfilled {
             tracing::error!(image = self.request.image, %error, "an image was pulled and could not be put on record");
         }
-        self.manager.meters.recorded(&self.manager.records);
     }
 
     fn hand_out_pulled(&self, pulled: Pulled, spec: ImageSpec, waited: Duration) -> Ensured {
@@ -314,10 +323,7 @@ impl Ensuring<'_> {
 }
 
 /// Does what may wait for a disk off the async threads. Given up by its caller, it is still done to its end.
-async fn on_disk<T: Send + 'static>(
-    records: &PullRecords,
-    work: impl FnOnce() -> Result<T, RecordsError> + Send + 'static,
-) -> Result<T, RecordsError> {
+async fn on_disk<T: Send + 'static>(records: &PullRecords, work: impl FnOnce() -> T + Send + 'static) -> T {
     if !records.is_durable() {
         return work();
     }

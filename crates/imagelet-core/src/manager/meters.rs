@@ -6,7 +6,6 @@ use super::request::PullPolicy;
 use crate::{
     image::ByteSize,
     metrics::{Family, MetricKind, Metrics},
-    records::PullRecords,
 };
 
 pub(super) static REQUESTS: Family = Family {
@@ -33,20 +32,6 @@ pub(super) static CHECKS: Family = Family {
     labels: &["result"],
 };
 
-static INTENTS: Family = Family {
-    name: "kubelet_imagemanager_ondisk_pullintents",
-    help: "Number of ImagePullIntents stored on disk.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
-
-static RECORDS: Family = Family {
-    name: "kubelet_imagemanager_ondisk_pulledrecords",
-    help: "Number of ImagePulledRecords stored on disk.",
-    kind: MetricKind::Gauge,
-    labels: &[],
-};
-
 /// Counts what the manager does.
 #[derive(Clone, Debug)]
 pub(crate) struct Meters {
@@ -55,7 +40,7 @@ pub(crate) struct Meters {
 
 impl Meters {
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        for family in [&REQUESTS, &PULL_SECONDS, &CHECKS, &INTENTS, &RECORDS] {
+        for family in [&REQUESTS, &PULL_SECONDS, &CHECKS] {
             metrics.declare(family);
         }
         Self { metrics }
@@ -68,14 +53,6 @@ impl Meters {
     pub(crate) fn pulled(&self, size: ByteSize, took: Duration) {
         let seconds = Duration::from_millis(u64::try_from(took.as_millis()).unwrap_or(u64::MAX)).as_secs_f64();
         self.metrics.observe(&PULL_SECONDS, &[size_label(size)], seconds);
-    }
-
-    pub(crate) fn recorded(&self, records: &PullRecords) {
-        if records.is_durable() {
-            let (intents, pulled) = records.counts();
-            self.metrics.set(&INTENTS, &[], intents as f64);
-            self.metrics.set(&RECORDS, &[], pulled as f64);
-        }
     }
 }
 

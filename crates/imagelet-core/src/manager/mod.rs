@@ -67,6 +67,7 @@ impl ImageManager {
     /// Puts a manager together.
     pub fn new(parts: ManagerParts) -> Self {
         let ManagerParts { runtime, settings, keyring, providers, records, events, metrics, touched, recorder } = parts;
+        records.show_in(Arc::clone(&metrics));
         Self {
             puller: Arc::new(Puller::new(runtime.clone(), &settings, Instant::now())),
             backoff: Mutex::new(Backoff::new(settings.backoff_first, settings.backoff_max)),

@@ -5,6 +5,7 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -21,15 +22,30 @@ const UNFINISHED_AGE: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
+    /// Counted once and kept, as the folder has one owner.
+    files: AtomicUsize,
+    #[cfg(test)]
+    faults: super::faults::Faults,
 }
 
 impl Folder {
     /// Makes the folder, for its owner only, and removes what crashes left in it.
     pub(super) fn open(path: PathBuf) -> io::Result<Self> {
-        let folder = Self { path };
+        let folder = Self {
+            path,
+            files: AtomicUsize::default(),
+            #[cfg(test)]
+            faults: super::faults::Faults::of_this_thread(),
+        };
         create_folder(&folder.path)?;
         folder.drop_unfinished()?;
+        folder.files.store(folder.names()?.len(), Ordering::Relaxed);
         Ok(folder)
+    }
+
+    /// How many files there are, readable or not.
+    pub(super) fn count(&self) -> usize {
+        self.files.load(Ordering::Relaxed)
     }
 
     fn drop_unfinished(&self) -> io::Result<()> {
@@ -45,48 +61,104 @@ impl Folder {
         Ok(())
     }
 
+    /// Reads one file; `None` where there is none.
+    pub(super) fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        match read(&self.path.join(name)) {
+            Ok(content) => Ok(Some(content)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Reads all files: name and content, or why it could not be read.
     pub(super) fn read_all(&self) -> io::Result<Vec<(String, io::Result<Vec<u8>>)>> {
-        let mut files = Vec::new();
+        let names = self.names()?;
+        Ok(names
+            .into_iter()
+            .map(|name| (read(&self.path.join(&name)), name))
+            .map(|(read, name)| (name, read))
+            .collect())
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
             if name.starts_with(PREFIX) && !name.ends_with(UNFINISHED) && !entry.file_type()?.is_dir() {
-                let content = read(&entry.path());
-                files.push((name, content));
+                names.push(name);
             }
         }
-        Ok(files)
+        Ok(names)
     }
 
     /// Writes a file beside, syncs it, renames it, syncs the folder: afterwards it is there whole, or as it was before.
+    /// Whoever writes or removes the same file waits for the one who does.
     pub(super) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
         create_folder(&self.path)?;
-        let unfinished = self.path.join(format!("{name}{UNFINISHED}"));
-        let written = write_synced(&unfinished, content).and_then(|()| {
+        let (unfinished, finished) = (self.path.join(format!("{name}{UNFINISHED}")), self.path.join(name));
+        let is_new = fs::symlink_metadata(&finished).is_err();
+        let written = self.write_synced(&unfinished, content).and_then(|()| {
             Step::RecordSynced.reach();
-            fs::rename(&unfinished, self.path.join(name))
+            self.effect()?;
+            fs::rename(&unfinished, finished)
         });
         if let Err(error) = written {
             // What is left of a failed write is overwritten by the next, so failing to remove it changes nothing.
             let _ = fs::remove_file(&unfinished);
             return Err(error);
         }
+        if is_new {
+            self.files.fetch_add(1, Ordering::Relaxed);
+        }
         Step::RecordRenamed.reach();
-        File::open(&self.path)?.sync_all()?;
+        self.effect()?;
+        self.sync(&File::open(&self.path)?)?;
         Step::RecordDurable.reach();
         Ok(())
     }
 
     /// Removes a file. Absent is success.
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+        self.effect()?;
         match fs::remove_file(self.path.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => {
-                Step::RecordRemoved.reach();
-                Ok(())
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            removed => removed?,
         }
+        self.files.fetch_sub(1, Ordering::Relaxed);
+        Step::RecordRemoved.reach();
+        Ok(())
+    }
+
+    fn write_synced(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        self.effect()?;
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        file.write_all(content)?;
+        Step::RecordWritten.reach();
+        self.sync(&file)
+    }
+
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, reason = "a test's folder knows which disk fails")]
+    fn sync(&self, file: &File) -> io::Result<()> {
+        file.sync_all()
+    }
+
+    #[cfg(test)]
+    fn sync(&self, file: &File) -> io::Result<()> {
+        if self.faults.are_armed() { Ok(()) } else { file.sync_all() }
+    }
+
+    /// What changes the disk comes next: where a test lets the disk fail, or the process end.
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "a test's folder knows which disk fails")]
+    fn effect(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn effect(&self) -> io::Result<()> {
+        self.faults.effect()
     }
 }
 
@@ -108,13 +180,6 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "longer than a record can be"));
     }
     Ok(content)
-}
-
-fn write_synced(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(content)?;
-    Step::RecordWritten.reach();
-    file.sync_all()
 }
 
 #[cfg(test)]

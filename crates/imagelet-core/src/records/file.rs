@@ -9,10 +9,10 @@ use std::{
 use jiff::Timestamp;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{Error as _, MapAccess, Visitor},
+    de::{DeserializeOwned, Error as _, MapAccess, Visitor},
 };
 
-use crate::image::Digest;
+use crate::image::{Digest, Reference};
 
 const VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const VERSION_BEFORE: &str = "kubelet.config.k8s.io/v1alpha1";
@@ -83,57 +83,132 @@ pub(super) struct Decoded<T> {
     pub(super) outdated: bool,
 }
 
+/// That a pull was begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Begun {
+    /// The image as the user spelled it.
+    pub(super) image: String,
+    /// What that means; `None` where it is no reference, as an image's id.
+    pub(super) reference: Option<Reference>,
+}
+
+impl Begun {
+    pub(super) fn new(image: impl Into<String>) -> Self {
+        let image = image.into();
+        Self { reference: image.parse().ok(), image }
+    }
+}
+
+/// What is kept one in a file.
+pub(super) trait Filed: Sized {
+    /// What it is about; its file is named by that.
+    fn key(&self) -> &str;
+    fn encode(&self) -> Vec<u8>;
+    fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError>;
+}
+
 /// The name of the file of an image reference or id.
 pub(super) fn file_name(key: &str) -> String {
     format!("sha256-{}", Digest::of(key.as_bytes()).hex())
 }
 
-pub(super) fn encode_intent(image: &str) -> Vec<u8> {
-    line(&IntentFile { kind: KIND_INTENT.into(), api_version: VERSION.into(), image: image.to_owned() })
+impl Filed for Begun {
+    fn key(&self) -> &str {
+        &self.image
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        line(&IntentFile { kind: KIND_INTENT.into(), api_version: VERSION.into(), image: self.image.clone() })
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError> {
+        let (file, outdated) = decode::<IntentFile>(bytes, KIND_INTENT)?;
+        Ok(Decoded { content: Self::new(file.image), outdated })
+    }
 }
 
-pub(super) fn decode_intent(bytes: &[u8]) -> Result<Decoded<String>, DecodeError> {
-    let file: IntentFile = serde_json::from_slice(bytes).map_err(|error| DecodeError(error.to_string()))?;
-    let outdated = check_header(&file.kind, KIND_INTENT, &file.api_version)?;
-    Ok(Decoded { content: file.image, outdated })
+impl Filed for PulledRecord {
+    fn key(&self) -> &str {
+        &self.image_ref
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        line(&RecordFile {
+            kind: KIND_RECORD.into(),
+            api_version: VERSION.into(),
+            last_updated_time: WireTime(self.updated),
+            image_ref: self.image_ref.clone(),
+            credential_mapping: WireMapping(self.mapping.clone()),
+        })
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError> {
+        let (file, outdated) = decode::<RecordFile>(bytes, KIND_RECORD)?;
+        let content =
+            Self { image_ref: file.image_ref, updated: file.last_updated_time.0, mapping: file.credential_mapping.0 };
+        Ok(Decoded { content, outdated })
+    }
 }
 
-pub(super) fn encode_record(record: &PulledRecord) -> Vec<u8> {
-    line(&RecordFile {
-        kind: KIND_RECORD.into(),
-        api_version: VERSION.into(),
-        last_updated_time: WireTime(record.updated),
-        image_ref: record.image_ref.clone(),
-        credential_mapping: WireMapping(record.mapping.clone()),
-    })
-}
-
-pub(super) fn decode_record(bytes: &[u8]) -> Result<Decoded<PulledRecord>, DecodeError> {
-    let file: RecordFile = serde_json::from_slice(bytes).map_err(|error| DecodeError(error.to_string()))?;
-    let outdated = check_header(&file.kind, KIND_RECORD, &file.api_version)?;
-    let content = PulledRecord {
-        image_ref: file.image_ref,
-        updated: file.last_updated_time.0,
-        mapping: file.credential_mapping.0,
+/// Decodes JSON, or the YAML that the kubelet takes as well and never writes. Complains in the kubelet's words.
+fn decode<T: DeserializeOwned>(bytes: &[u8], kind: &str) -> Result<(T, bool), DecodeError> {
+    let text = std::str::from_utf8(bytes).map_err(|error| DecodeError(error.to_string()))?;
+    let header: Header = parse(text)?;
+    if header.kind.is_empty() {
+        return Err(DecodeError(format!("Object 'Kind' is missing in '{text}'")));
+    }
+    let outdated = match header.api_version.as_str() {
+        VERSION => false,
+        VERSION_BEFORE => true,
+        other => {
+            return Err(DecodeError(format!("no kind \"{}\" is registered for version \"{other}\"", header.kind)));
+        }
     };
-    Ok(Decoded { content, outdated })
+    match header.kind.as_str() {
+        found if found == kind => Ok((parse(text)?, outdated)),
+        found @ (KIND_INTENT | KIND_RECORD) => {
+            Err(DecodeError(format!("failed to convert object to *{kind}: *config.{found}")))
+        }
+        found => Err(DecodeError(format!("no kind \"{found}\" is registered for version \"{}\"", header.api_version))),
+    }
 }
 
-fn check_header(kind: &str, kind_wanted: &str, version: &str) -> Result<bool, DecodeError> {
-    if kind != kind_wanted {
-        return Err(DecodeError(format!("the file is of kind `{kind}`, not `{kind_wanted}`")));
-    }
-    match version {
-        VERSION => Ok(false),
-        VERSION_BEFORE => Ok(true),
-        _ => Err(DecodeError(format!("no kind `{kind}` is known for version `{version}`"))),
-    }
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T, DecodeError> {
+    let complaint = match serde_json::from_str(text) {
+        Ok(file) => return Ok(file),
+        Err(error) if error.is_data() => error.to_string(),
+        Err(_) if text.trim().is_empty() => return Err(DecodeError(format!("Object 'Kind' is missing in '{text}'"))),
+        Err(error) => match serde_saphyr::from_str(text) {
+            Ok(file) => return Ok(file),
+            // What looks like JSON is to be mended as JSON.
+            Err(_) if text.trim_start().starts_with('{') => error.to_string(),
+            Err(error) => error.to_string(),
+        },
+    };
+    let strict = |what: &str| {
+        let field = complaint.strip_prefix(&format!("{what} field `"))?.split('`').next()?;
+        Some(DecodeError(format!("strict decoding error: {what} field \"{field}\"")))
+    };
+    Err(strict("unknown").or_else(|| strict("duplicate")).unwrap_or_else(|| {
+        let bare = complaint.strip_prefix("parsing time ").and_then(|_| complaint.rsplit_once(" at line "));
+        DecodeError(bare.map_or_else(|| complaint.clone(), |(bare, _)| bare.to_owned()))
+    }))
 }
 
 fn line(file: &impl Serialize) -> Vec<u8> {
     let mut bytes = serde_json::to_vec(file).expect("texts, numbers and lists always encode");
     bytes.push(b'\n');
     bytes
+}
+
+/// What says how to read the rest.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Header {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    api_version: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -178,7 +253,13 @@ impl Serialize for WireTime {
 impl<'de> Deserialize<'de> for WireTime {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(Self(None)) };
-        let timestamp: Timestamp = text.parse().map_err(D::Error::custom)?;
+        let timestamp: Timestamp = text.parse().map_err(|error| match text.get(..4) {
+            Some(year) if year.bytes().all(|byte| byte.is_ascii_digit()) => D::Error::custom(error),
+            // In the words of who looks for a year there.
+            _ => D::Error::custom(format!(
+                "parsing time \"{text}\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"{text}\" as \"2006\""
+            )),
+        })?;
         let seconds = u64::try_from(timestamp.as_second()).unwrap_or_default();
         Ok(Self(SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))))
     }
@@ -226,7 +307,10 @@ fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::vectors;
+    use crate::{
+        records::{PullRecords, VerificationPolicy},
+        testing::vectors,
+    };
 
     #[test]
     fn every_file_name_vector_holds() {
@@ -239,44 +323,60 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_and_written_to_the_letter() {
-        let (mut decoded, mut encoded) = (0, 0);
+    fn every_vector_of_files_holds() {
+        use std::os::unix::fs::PermissionsExt;
+        let (mut decoded, mut encoded, mut folders) = (0, 0, 0);
+        let mode = |path: &std::path::Path| {
+            let mode = std::fs::metadata(path).expect("it is there").permissions().mode();
+            format!("{:04o}", mode & 0o7777)
+        };
         for case in vectors("pull-records-files.json") {
-            let (input, expected) = (&case["input"], &case["expected"]);
+            let (input, expected, place) = (&case["input"], &case["expected"], &case["name"]);
+            let root = tempfile::tempdir().unwrap();
+            let records = PullRecords::open(root.path(), VerificationPolicy::AlwaysVerify).unwrap();
             match input["kind"].as_str() {
                 Some("decode") => {
                     let content = input["content"].as_str().expect("a text");
-                    let record = decode_record(content.as_bytes());
                     let key = input["file_name_key"].as_str().expect("a key");
-                    let returned = record.as_ref().is_ok_and(|record| record.content.image_ref == key);
-                    // The kubelet reads YAML too, though it never writes it. Here such a file is an unreadable one,
-                    // which means that whoever wants the image has to show a credential.
-                    let yaml = content.starts_with("kind:");
-                    assert_eq!(returned, expected["record_returned"].as_bool().expect("a bool") && !yaml, "{content}");
-                    assert_eq!(record.is_err(), !expected["error"].is_null() || yaml, "{content}: {record:?}");
+                    std::fs::write(root.path().join("image_manager/pulled").join(file_name(key)), content).unwrap();
+                    let records = PullRecords::open(root.path(), VerificationPolicy::AlwaysVerify).unwrap();
+                    let found = records.records.find(key);
+                    let (returned, exists) = (matches!(found, Ok(Some(_))), !matches!(found, Ok(None)));
+                    assert_eq!(Some(returned), expected["record_returned"].as_bool(), "{place}");
+                    assert_eq!(Some(exists), expected["exists"].as_bool(), "{place}");
+                    let error = found.err().map(|error| error.to_string());
+                    assert_eq!(error.as_deref(), expected["error"].as_str(), "{place}");
                     decoded += 1;
                 }
                 Some("encode") => {
                     let object = &input["object"];
-                    let bytes = if object["kind"] == KIND_INTENT {
-                        encode_intent(object["image"].as_str().expect("an image"))
+                    if object["kind"] == KIND_INTENT {
+                        records.intents.write(Begun::new(object["image"].as_str().expect("an image"))).unwrap();
                     } else {
                         let instant: Option<Timestamp> =
                             object["lastUpdatedTime"].as_str().map(|time| time.parse().expect("a time"));
                         let mapping = object.get("credentialMapping").cloned().unwrap_or(serde_json::json!({}));
-                        encode_record(&PulledRecord {
+                        let record = PulledRecord {
                             image_ref: object["imageRef"].as_str().expect("an id").into(),
                             updated: instant.map(SystemTime::from),
                             mapping: serde_json::from_value(mapping).expect("a mapping"),
-                        })
-                    };
-                    assert_eq!(Some(String::from_utf8(bytes).unwrap().as_str()), expected["content"].as_str());
+                        };
+                        records.records.write(record).unwrap();
+                    }
+                    let path = root.path().join(expected["path"].as_str().expect("a path"));
+                    let content = std::fs::read_to_string(&path).expect(place.as_str().unwrap());
+                    assert_eq!(Some(content.as_str()), expected["content"].as_str(), "{place}");
+                    assert_eq!(Some(mode(&path).as_str()), expected["mode"].as_str(), "{place}");
                     encoded += 1;
                 }
-                Some("directory") => {}
+                Some("directory") => {
+                    let path = root.path().join(input["path"].as_str().expect("a path"));
+                    assert_eq!(Some(mode(&path).as_str()), expected["mode"].as_str(), "{place}");
+                    folders += 1;
+                }
                 other => panic!("unknown kind {other:?}"),
             }
         }
-        assert_eq!((decoded, encoded), (13, 4));
+        assert_eq!((decoded, encoded, folders), (13, 4, 3));
     }
 }

@@ -10,61 +10,83 @@
 //! image without a record counts as preloaded. One that cannot be read is kept, and lets nobody in. One process owns the
 //! folder; memory mirrors it, so that asking reads no disk.
 
+mod brought;
 mod disk;
+#[cfg(test)]
+pub(crate) mod faults;
 mod file;
+mod gauges;
+mod locks;
+mod memory;
 mod merge;
+mod settings;
+mod shelf;
+mod upkeep;
 mod verify;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     fmt, io,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
 
+use brought::Names;
 use disk::Folder;
 pub(crate) use disk::create_folder;
+use file::Begun;
 pub use file::{DecodeError, ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
-use file::{decode_intent, decode_record, encode_intent, encode_record, file_name};
+use gauges::Gauges;
+pub use settings::{Guard, RecordsSettings};
+use shelf::Shelf;
+pub use upkeep::{PruneMark, Recovered};
+use upkeep::{Touched, Unrecorded};
 pub use verify::{Allowlist, AllowlistError, Asker, Verdict, VerificationPolicy};
 
-use crate::image::{Image, ImageId, ReferenceError, trim_tag_and_digest};
+use crate::{
+    image::{Image, ImageId, ReferenceError, trim_tag_and_digest},
+    metrics::Metrics,
+};
+
+/// Most images that could not be put on record and are remembered each; beyond that, all are taken for one.
+const UNRECORDED_MAX: usize = 1024;
 
 /// What was pulled for whom, and who may therefore use it.
 pub struct PullRecords {
     /// `None`: nothing is recorded, and everybody may use everything.
-    policy: Option<VerificationPolicy>,
-    folders: Option<Folders>,
-    /// Held by whoever changes records, over disk and memory; readers take `state` alone and never wait for a disk.
-    changing: Mutex<()>,
+    settings: Option<RecordsSettings>,
+    intents: Shelf<Begun>,
+    records: Shelf<PulledRecord>,
+    /// Held for moments, and never while a shelf is asked.
     state: Mutex<State>,
+    gauges: Gauges,
 }
 
-#[derive(Debug)]
-struct Folders {
-    pulling: Folder,
-    pulled: Folder,
-}
-
-/// The mirror of the folders, by file name.
+/// What the disk does not have.
 #[derive(Debug, Default)]
 struct State {
-    intents: HashMap<String, KeptIntent>,
-    records: HashMap<String, Kept<PulledRecord>>,
+    /// Spelling → how many pulls of this process stand behind its intent.
+    running: HashMap<String, usize>,
+    /// What was pulled and is not on record.
+    unrecorded: HashMap<ImageId, Unrecorded>,
+    /// There was more of that than could be remembered.
+    unrecorded_overflow: bool,
+    touched: Touched,
 }
 
-#[derive(Debug)]
-struct KeptIntent {
-    image: Kept<String>,
-    /// How many pulls of this process stand behind it; none for one an earlier process left.
-    running: usize,
-}
+/// What is on record about an image that is here. Asked for before [`PullRecords::judge`].
+#[derive(Clone, Debug)]
+pub struct Evidence(Known);
 
-#[derive(Debug)]
-enum Kept<T> {
-    Whole(T),
+#[derive(Clone, Debug)]
+enum Known {
+    /// The image has no id, so it is not here.
+    Absent,
     Unreadable,
+    Record(Arc<PulledRecord>),
+    /// No record; a pull that was begun may have brought it, or none was.
+    Begun(bool),
 }
 
 /// The records could not be read or written.
@@ -91,32 +113,23 @@ pub enum RecordsError {
     },
 }
 
-/// What start-up found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Recovered {
-    /// Pulls that had finished without a word: their images now ask for credentials.
-    pub finished: usize,
-    /// Pulls that never finished.
-    pub unfinished: usize,
-}
-
 impl PullRecords {
     /// Opens or makes the folders below a data root, and reads them.
-    pub fn open(root: &Path, policy: VerificationPolicy) -> Result<Self, RecordsError> {
-        let folder = |name: &str| {
-            Folder::open(root.join("image_manager").join(name)).map_err(|source| failed("open", name, source))
-        };
-        let folders = Folders { pulling: folder("pulling")?, pulled: folder("pulled")? };
-        let mut state = State::default();
-        for (name, content) in folders.pulling.read_all().map_err(|source| failed("list", "pulling", source))? {
-            let image = load(&folders.pulling, &name, content, decode_intent, |image| encode_intent(image));
-            state.intents.insert(name, KeptIntent { image, running: 0 });
-        }
-        for (name, content) in folders.pulled.read_all().map_err(|source| failed("list", "pulled", source))? {
-            let record = load(&folders.pulled, &name, content, decode_record, encode_record);
-            state.records.insert(name, record);
-        }
-        Ok(Self { folders: Some(folders), state: Mutex::new(state), ..Self::in_memory_with(policy) })
+    pub fn open(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
+        let settings = settings.into();
+        let open = |name: &str| Folder::open(root.join("image_manager").join(name));
+        let failed = |name| move |source| failed("read", name, source);
+        Ok(Self {
+            intents: open("pulling")
+                .and_then(|folder| Shelf::open(folder, settings.intents_max, settings.stripes))
+                .map_err(failed("pulling"))?,
+            records: open("pulled")
+                .and_then(|folder| Shelf::open(folder, settings.records_max, settings.stripes))
+                .map_err(failed("pulled"))?,
+            settings: Some(settings),
+            state: Mutex::default(),
+            gauges: Gauges::default(),
+        })
     }
 
     /// Records that end with the process; what was not pulled by it counts as preloaded.
@@ -124,36 +137,48 @@ impl PullRecords {
         Self::in_memory_with(VerificationPolicy::NeverVerifyPreloadedImages)
     }
 
-    /// The same under another policy.
-    pub fn in_memory_with(policy: VerificationPolicy) -> Self {
-        Self { policy: Some(policy), folders: None, changing: Mutex::default(), state: Mutex::default() }
+    /// The same under other settings.
+    pub fn in_memory_with(settings: impl Into<RecordsSettings>) -> Self {
+        let settings = settings.into();
+        Self {
+            intents: Shelf::in_memory(settings.intents_max),
+            records: Shelf::in_memory(settings.records_max),
+            settings: Some(settings),
+            state: Mutex::default(),
+            gauges: Gauges::default(),
+        }
     }
 
     /// None: nothing is recorded, and everybody may use what is here.
     pub fn off() -> Self {
-        Self { policy: None, ..Self::in_memory() }
+        Self { settings: None, ..Self::in_memory() }
     }
 
     /// Whether anything is recorded and verified.
     pub fn is_on(&self) -> bool {
-        self.policy.is_some()
+        self.settings.is_some()
     }
 
     /// Whether changes wait for a disk.
     pub fn is_durable(&self) -> bool {
-        self.is_on() && self.folders.is_some()
+        self.is_on() && self.records.is_durable()
     }
 
     /// How many intents and records there are.
     pub fn counts(&self) -> (usize, usize) {
-        let state = self.state();
-        (state.intents.len(), state.records.len())
+        (self.intents.count(), self.records.count())
+    }
+
+    /// Shows in a program's metrics how many there are, from now on.
+    pub fn show_in(&self, metrics: Arc<Metrics>) {
+        self.gauges.attach(metrics);
+        self.show();
     }
 
     /// What is recorded for an image; `None` also for a record that cannot be read.
-    pub fn record(&self, id: &ImageId) -> Option<PulledRecord> {
-        let (record, is_new) = self.record_of(id);
-        (!is_new).then_some(record)
+    pub fn record(&self, id: &ImageId) -> Option<Arc<PulledRecord>> {
+        let _turn = self.records.lock(id.as_str());
+        self.records.find(id.as_str()).ok().flatten()
     }
 
     /// Puts on record that an image is about to be pulled. Durable on return; taken back when the guard is dropped.
@@ -162,177 +187,191 @@ impl PullRecords {
         if !self.is_on() {
             return Ok(intent);
         }
-        let name = file_name(image);
-        let _changing = self.changing();
-        if let Some(folders) = &self.folders {
-            folders.pulling.write(&name, &encode_intent(image)).map_err(|source| failed("write", image, source))?;
+        let turn = self.intents.lock(image);
+        if let Err(source) = self.intents.write(Begun::new(image)) {
+            // It may be in its place nevertheless, and nothing was begun by it.
+            if !self.is_running(image) && self.intents.remembered(image) == Some(None) {
+                let _ = self.intents.remove(image);
+            }
+            return Err(failed("write", image, source));
         }
-        let mut state = self.state();
-        let kept = state.intents.entry(name).or_insert_with(|| KeptIntent { image: Kept::Unreadable, running: 0 });
-        kept.image = Kept::Whole(image.to_owned());
-        kept.running += 1;
+        *self.state().running.entry(image.to_owned()).or_default() += 1;
         intent.held = true;
+        drop(turn);
+        self.show();
         Ok(intent)
     }
 
-    /// Decides whether an asker may use an image that is here. Reads no disk.
+    /// What is on record about an image that is here, as far as memory knows; `None`: [`Self::look_up`] reads the disk.
+    /// A promise: a record in memory is found without hashing, copying or reading anything.
+    pub fn recall(&self, image: &str, found: &Image) -> Option<Evidence> {
+        let Some(settings) = &self.settings else { return Some(Evidence(Known::Begun(false))) };
+        let id = found.id.as_str();
+        if id.is_empty() {
+            return Some(Evidence(Known::Absent));
+        }
+        if let Some(record) = self.records.remembered(id)? {
+            return Some(Evidence(Known::Record(record)));
+        }
+        let begun = self.is_unrecorded(&found.id)
+            || match settings.guard {
+                Guard::Spelling => self.is_running(image) || self.intents.remembered(image)?.is_some(),
+                Guard::Image if self.intents.is_known_empty() => false,
+                Guard::Image => {
+                    let names = Names::of(found, image);
+                    self.intents.any_remembered(|begun| names.include(begun))?
+                }
+            };
+        if begun {
+            return Some(Evidence(Known::Begun(true)));
+        }
+        // An intent is taken back after its record is written, so that whoever found neither looks at records last.
+        Some(Evidence(self.records.remembered(id)?.map_or(Known::Begun(false), Known::Record)))
+    }
+
+    /// The same for certain. May wait for a disk.
+    pub fn look_up(&self, image: &str, found: &Image) -> Evidence {
+        if let Some(evidence) = self.recall(image, found) {
+            return evidence;
+        }
+        let id = found.id.as_str();
+        let _turn = self.records.lock(id);
+        let record = match self.records.find(id) {
+            Ok(record) => record,
+            Err(error) => {
+                tracing::warn!(image, id, %error, "the record of an image cannot be read; it asks for credentials");
+                return Evidence(Known::Unreadable);
+            }
+        };
+        Evidence(match record {
+            Some(record) => Known::Record(record),
+            None if self.is_unrecorded(&found.id) => Known::Begun(true),
+            None => self.begun_for(image, found).map_or_else(
+                |error| {
+                    tracing::warn!(image, id, %error, "an intent cannot be read; its image asks for credentials");
+                    Known::Unreadable
+                },
+                Known::Begun,
+            ),
+        })
+    }
+
+    /// Decides whether an asker may use an image that is here, by what [`Self::recall`] or [`Self::look_up`] found.
     ///
     /// # Errors
     /// What `asker` failed with; it is called only where its answer matters.
     pub fn judge<E>(
         &self,
         image: &str,
-        id: &ImageId,
+        evidence: &Evidence,
+        now: SystemTime,
         asker: impl FnOnce() -> Result<Asker, E>,
     ) -> Result<Option<Verdict>, E> {
-        let Some(policy) = &self.policy else { return Ok(None) };
-        let (record, intended) = {
-            let state = self.state();
-            let record = match state.records.get(&file_name(id.as_str())) {
-                Some(Kept::Unreadable) => return Ok(Some(Verdict::UNREADABLE)),
-                Some(Kept::Whole(record)) if record.image_ref == id.as_str() => Some(record.clone()),
-                _ => None,
-            };
-            let intended = match state.intents.get(&file_name(image)).map(|intent| &intent.image) {
-                Some(Kept::Unreadable) if record.is_none() => return Ok(Some(Verdict::UNREADABLE)),
-                Some(Kept::Whole(intended)) => intended == image,
-                _ => false,
-            };
-            (record, intended)
+        let Some(settings) = &self.settings else { return Ok(None) };
+        let (record, begun) = match &evidence.0 {
+            Known::Absent => return Ok(Some(Verdict::ABSENT)),
+            Known::Unreadable => return Ok(Some(Verdict::UNREADABLE)),
+            Known::Record(record) if self.is_outdated(record, now) => (None, true),
+            Known::Record(record) => (Some(&**record), true),
+            Known::Begun(begun) => (None, *begun),
         };
-        verify::judge(policy, image, record.as_ref(), intended, asker).map(Some)
+        verify::judge(&settings.policy, image, record, begun, asker).map(Some)
     }
 
     /// Adds whose credentials opened an image, creating its record where there is none. Durable on return.
+    ///
+    /// # Errors
+    /// Then the image is remembered as one that was pulled, and lets nobody in before this worked.
     pub fn learn(&self, image: &str, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
         if !self.is_on() {
             return Ok(());
         }
-        let name =
-            trim_tag_and_digest(image).map_err(|source| RecordsError::Name { image: image.to_owned(), source })?;
-        let _changing = self.changing();
-        let (mut record, is_new) = self.record_of(id);
-        let changed = merge::merge(&mut record, name, access);
-        if changed || is_new {
-            record.updated = Some(now);
-            self.store(record)?;
-        }
-        Ok(())
-    }
-
-    /// After a start: of the pulls an earlier process began, those whose image is here did finish.
-    ///
-    /// Their images get a record that names nobody, so that whoever wants them has to show credentials. Spellings are
-    /// compared in their normal form, as the runtime lists full names and users write short ones.
-    pub fn recover(&self, images: &[Image], now: SystemTime) -> Result<Recovered, RecordsError> {
-        let mut recovered = Recovered::default();
-        if !self.is_on() {
-            return Ok(recovered);
-        }
-        let mut present: HashMap<String, Vec<&ImageId>> = HashMap::new();
-        for image in images {
-            for name in image.tags.iter().chain(&image.digests) {
-                present.entry(verify::normal(name)).or_default().push(&image.id);
-            }
-        }
-        let left: Vec<String> = {
-            let state = self.state();
-            let idle = state.intents.values().filter(|intent| intent.running == 0);
-            idle.filter_map(|intent| if let Kept::Whole(image) = &intent.image { Some(image.clone()) } else { None })
-                .collect()
-        };
-        for image in left {
-            let Some(ids) = present.get(&verify::normal(&image)) else {
-                recovered.unfinished += 1;
-                continue;
-            };
-            let _changing = self.changing();
-            for id in ids {
-                let (mut record, is_new) = self.record_of(id);
-                if is_new {
+        let turn = self.records.lock(id.as_str());
+        self.state().touched.touch(id);
+        let learned = trim_tag_and_digest(image)
+            .map_err(|source| RecordsError::Name { image: image.to_owned(), source })
+            .and_then(|name| {
+                let known = self.records.find(id.as_str()).ok().flatten();
+                let is_new = known.is_none();
+                let mut record = known.map_or_else(|| empty(id), |known| (*known).clone());
+                if self.is_outdated(&record, now) {
+                    record.mapping.clear();
+                }
+                let changed = merge::merge(&mut record, name, access);
+                if changed || is_new {
                     record.updated = Some(now);
-                    self.store(record)?;
+                    self.records.write(record).map_err(|source| failed("write", id.as_str(), source))?;
                 }
-            }
-            self.release_while_changing(&image)?;
-            recovered.finished += 1;
-        }
-        Ok(recovered)
-    }
-
-    /// Removes the records, older than `until`, of images that are gone. Answers how many went, and what failed.
-    ///
-    /// `present` has every image on the node, those in use and pinned ones too, as listed after `until`.
-    pub fn prune(&self, present: &BTreeSet<ImageId>, until: SystemTime) -> (usize, Vec<RecordsError>) {
-        let _changing = self.changing();
-        let gone: Vec<(String, String)> = {
-            let state = self.state();
-            let records = state.records.iter().filter_map(|(name, kept)| match kept {
-                Kept::Whole(record) => Some((name, record)),
-                Kept::Unreadable => None,
+                Ok(())
             });
-            records
-                .filter(|(_, record)| record.updated.is_none_or(|updated| updated < until))
-                .filter(|(_, record)| !present.contains(&ImageId::new(&record.image_ref)))
-                .map(|(name, record)| (name.clone(), record.image_ref.clone()))
-                .collect()
+        if learned.is_ok() {
+            self.is_recorded(id);
+        }
+        drop(turn);
+        self.show();
+        learned
+    }
+
+    /// Whether a pull that was begun may have brought this image; reads the disk. For who holds the record's lock.
+    fn begun_for(&self, image: &str, found: &Image) -> Result<bool, shelf::Unreadable> {
+        let found_by_name = |name: &str| {
+            let _turn = self.intents.lock(name);
+            Ok::<_, shelf::Unreadable>(self.intents.find(name)?.is_some())
         };
-        let (mut removed, mut failures) = (0, Vec::new());
-        for (name, id) in gone {
-            match self.folders.as_ref().map_or(Ok(()), |folders| folders.pulled.remove(&name)) {
-                Ok(()) => {
-                    self.state().records.remove(&name);
-                    removed += 1;
-                }
-                Err(source) => failures.push(failed("remove", &id, source)),
+        if self.is_running(image) || found_by_name(image)? {
+            return Ok(true);
+        }
+        if self.settings.as_ref().is_none_or(|settings| settings.guard == Guard::Spelling) {
+            return Ok(false);
+        }
+        // One that cannot be read is known by its name alone.
+        for name in found.tags.iter().chain(&found.digests) {
+            if found_by_name(name)? {
+                return Ok(true);
             }
         }
-        (removed, failures)
+        let names = Names::of(found, image);
+        Ok(self.intents.list().whole.iter().any(|begun| names.include(begun)))
     }
 
-    /// The record of an image, or an empty one; an unreadable one is as good as none, and is replaced.
-    fn record_of(&self, id: &ImageId) -> (PulledRecord, bool) {
-        match self.state().records.get(&file_name(id.as_str())) {
-            Some(Kept::Whole(record)) if record.image_ref == id.as_str() => (record.clone(), false),
-            _ => (PulledRecord { image_ref: id.to_string(), ..PulledRecord::default() }, true),
-        }
+    fn is_outdated(&self, record: &PulledRecord, now: SystemTime) -> bool {
+        let Some(age_max) = self.settings.as_ref().and_then(|settings| settings.age_max) else { return false };
+        record.updated.is_none_or(|updated| now.duration_since(updated).is_ok_and(|age| age > age_max))
     }
 
-    fn store(&self, record: PulledRecord) -> Result<(), RecordsError> {
-        let name = file_name(&record.image_ref);
-        if let Some(folders) = &self.folders {
-            folders
-                .pulled
-                .write(&name, &encode_record(&record))
-                .map_err(|source| failed("write", &record.image_ref, source))?;
-        }
-        self.state().records.insert(name, Kept::Whole(record));
-        Ok(())
+    fn is_running(&self, image: &str) -> bool {
+        self.state().running.contains_key(image)
+    }
+
+    fn is_unrecorded(&self, id: &ImageId) -> bool {
+        let state = self.state();
+        state.unrecorded_overflow || state.unrecorded.contains_key(id)
     }
 
     fn release(&self, image: &str) -> Result<(), RecordsError> {
-        let _changing = self.changing();
-        self.release_while_changing(image)
+        let released = {
+            let _turn = self.intents.lock(image);
+            self.release_locked(image)
+        };
+        self.show();
+        released
     }
 
     /// Forgets one pull of an image; its intent goes with the last.
-    fn release_while_changing(&self, image: &str) -> Result<(), RecordsError> {
-        let name = file_name(image);
-        if let Some(intent) = self.state().intents.get_mut(&name)
-            && intent.running > 1
+    fn release_locked(&self, image: &str) -> Result<(), RecordsError> {
+        if let Some(running) = self.state().running.get_mut(image)
+            && *running > 1
         {
-            intent.running -= 1;
+            *running -= 1;
             return Ok(());
         }
-        if let Some(folders) = &self.folders {
-            folders.pulling.remove(&name).map_err(|source| failed("remove", image, source))?;
-        }
-        self.state().intents.remove(&name);
+        self.intents.remove(image).map_err(|source| failed("remove", image, source))?;
+        self.state().running.remove(image);
         Ok(())
     }
 
-    fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn show(&self) {
+        self.gauges.show(self.intents.filling(), self.records.filling());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -342,7 +381,7 @@ impl PullRecords {
 
 impl fmt::Debug for PullRecords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PullRecords").field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("PullRecords").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
@@ -360,13 +399,18 @@ impl Intent {
     /// Puts on record that the pull succeeded, and by whose credentials. Durable on return.
     ///
     /// # Errors
-    /// Then the intent stays on record, so that the image still counts as pulled: nobody gets in by a full disk.
+    /// Then the intent stays on record, and the image counts as pulled under all its names: nobody gets in by a full
+    /// disk.
     pub fn fulfil(mut self, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());
         }
         self.held = false;
-        self.records.learn(&self.image, id, access, now)?;
+        let learned = self.records.learn(&self.image, id, access, now);
+        if learned.is_err() {
+            self.records.keep_unrecorded(id, &self.image, access);
+            return learned;
+        }
         self.records.release(&self.image)
     }
 }
@@ -390,35 +434,9 @@ impl Drop for Intent {
     }
 }
 
-/// Decodes a file and brings it to today's version.
-fn load<T>(
-    folder: &Folder,
-    name: &str,
-    content: io::Result<Vec<u8>>,
-    decode: impl FnOnce(&[u8]) -> Result<file::Decoded<T>, DecodeError>,
-    encode: impl FnOnce(&T) -> Vec<u8>,
-) -> Kept<T> {
-    let decoded = match content {
-        Ok(bytes) => decode(&bytes),
-        Err(error) => {
-            tracing::warn!(file = name, %error, "a pull record cannot be read");
-            return Kept::Unreadable;
-        }
-    };
-    match decoded {
-        Ok(decoded) => {
-            if decoded.outdated
-                && let Err(error) = folder.write(name, &encode(&decoded.content))
-            {
-                tracing::warn!(file = name, %error, "a pull record of an older version could not be rewritten");
-            }
-            Kept::Whole(decoded.content)
-        }
-        Err(error) => {
-            tracing::warn!(file = name, %error, "a pull record is not understood; its image asks for credentials");
-            Kept::Unreadable
-        }
-    }
+/// A record that names nobody: whoever wants the image has to show credentials.
+fn empty(id: &ImageId) -> PulledRecord {
+    PulledRecord { image_ref: id.to_string(), ..PulledRecord::default() }
 }
 
 fn failed(action: &'static str, subject: &str, source: io::Error) -> RecordsError {
@@ -427,3 +445,5 @@ fn failed(action: &'static str, subject: &str, source: io::Error) -> RecordsErro
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod vector_tests;

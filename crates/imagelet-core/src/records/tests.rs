@@ -1,29 +1,37 @@
 //! What the records promise, over real files.
 
-use serde_json::Value;
+use std::{collections::BTreeSet, convert::Infallible, time::Duration};
 
-use super::*;
-use crate::{
-    image::{ByteSize, ImageSpec, ImageUser},
-    testing::vectors,
-};
+use super::{faults::Faults, file::file_name, *};
+use crate::image::{ByteSize, ImageSpec, ImageUser};
 
-const DEFAULT: VerificationPolicy = VerificationPolicy::NeverVerifyPreloadedImages;
+pub(super) const DEFAULT: VerificationPolicy = VerificationPolicy::NeverVerifyPreloadedImages;
 
-fn open(root: &Path) -> Arc<PullRecords> {
+pub(super) fn open(root: &Path) -> Arc<PullRecords> {
     Arc::new(PullRecords::open(root, DEFAULT).unwrap())
 }
 
-fn node_wide() -> ImageAccess {
+/// As the kubelet guards.
+pub(super) fn open_as_kubelet(root: &Path) -> Arc<PullRecords> {
+    let settings = RecordsSettings { guard: Guard::Spelling, ..RecordsSettings::new(DEFAULT) };
+    Arc::new(PullRecords::open(root, settings).unwrap())
+}
+
+pub(super) fn node_wide() -> ImageAccess {
     ImageAccess { node_pods_accessible: true, ..ImageAccess::default() }
 }
 
-fn allowed(records: &PullRecords, image: &str, id: &str) -> bool {
-    let nobody = || Ok::<_, std::convert::Infallible>(Asker::default());
-    records.judge(image, &ImageId::new(id), nobody).unwrap().unwrap().allowed
+pub(super) fn judged(records: &PullRecords, image: &str, found: &Image, asker: Asker) -> Verdict {
+    let evidence = records.look_up(image, found);
+    records.judge(image, &evidence, SystemTime::now(), || Ok::<_, Infallible>(asker)).unwrap().unwrap()
 }
 
-fn image(id: &str, tag: &str) -> Image {
+/// Whether a pod without credentials may use an image that is here under the one name it asks for.
+pub(super) fn allowed(records: &PullRecords, name: &str, id: &str) -> bool {
+    judged(records, name, &image(id, name), Asker::default()).allowed
+}
+
+pub(super) fn image(id: &str, tag: &str) -> Image {
     Image {
         id: ImageId::new(id),
         tags: vec![tag.to_owned()],
@@ -35,78 +43,8 @@ fn image(id: &str, tag: &str) -> Image {
     }
 }
 
-#[test]
-fn every_vector_of_who_must_pull_holds() {
-    let cases = vectors("pull-records-must-attempt.json");
-    let mut judged = 0;
-    for case in &cases {
-        let (input, expected) = (&case["input"], &case["expected"]);
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let allowlist: Vec<String> = serde_json::from_value(input["allowlist"].clone()).unwrap_or_default();
-        let policy = match input["policy"].as_str() {
-            Some("NeverVerify") => VerificationPolicy::NeverVerify,
-            Some("NeverVerifyPreloadedImages") => DEFAULT,
-            Some("NeverVerifyAllowlistedImages") => VerificationPolicy::NeverVerifyAllowlistedImages(
-                Allowlist::new(allowlist.iter().map(String::as_str)).unwrap(),
-            ),
-            Some("AlwaysVerify") => VerificationPolicy::AlwaysVerify,
-            other => panic!("{other:?}"),
-        };
-        let image_ref = text(&input["image_ref"]);
-        // Without an id the manager does not ask: the image is not here.
-        if image_ref.is_empty() {
-            assert_eq!(expected["must_pull"], true);
-            continue;
-        }
-        let root = tempfile::tempdir().unwrap();
-        drop(open(root.path()));
-        let folder = root.path().join("image_manager");
-        for record in input["pulled_records"].as_array().unwrap() {
-            let (name, content) = match record["raw"].as_str() {
-                Some(raw) => (file_name(&image_ref), raw.to_owned()),
-                None => (file_name(&text(&record["imageRef"])), record.to_string()),
-            };
-            std::fs::write(folder.join("pulled").join(name), content).unwrap();
-        }
-        for intent in input["pull_intents"].as_array().unwrap() {
-            let image = text(intent);
-            std::fs::write(folder.join("pulling").join(file_name(&image)), encode_intent(&image)).unwrap();
-        }
-        let records = PullRecords::open(root.path(), policy).unwrap();
-        let looked_up = std::cell::Cell::new(false);
-        let asker = || {
-            looked_up.set(true);
-            match input["credential_lookup_error"].as_str() {
-                Some(error) => Err(error.to_owned()),
-                None => Ok(Asker {
-                    secrets: serde_json::from_value(input["pod_secrets"].clone()).unwrap(),
-                    service_account: serde_json::from_value(input["pod_service_account"].clone()).unwrap(),
-                }),
-            }
-        };
-        let (image, id) = (text(&input["image"]), ImageId::new(&image_ref));
-        let verdict = records.judge(&image, &id, asker);
-        let place = &case["name"];
-        assert_eq!(Some(looked_up.get()), expected["credentials_looked_up"].as_bool(), "{place}");
-        match verdict {
-            Err(error) => assert_eq!(Some(error.as_str()), expected["error"].as_str(), "{place}"),
-            Ok(None) => panic!("{place}: the records are on"),
-            Ok(Some(verdict)) => {
-                assert_eq!(Some(!verdict.allowed), expected["must_pull"].as_bool(), "{place}");
-                assert_eq!(Some(verdict.outcome), expected["metric_result"].as_str(), "{place}");
-                assert_eq!(Some(verdict.learned.is_some()), expected["record_written"].as_bool(), "{place}");
-                if let Some(learned) = verdict.learned {
-                    records.learn(&image, &id, &learned, SystemTime::now()).unwrap();
-                    let after = PullRecords::open(root.path(), DEFAULT).unwrap().record(&id).unwrap().mapping;
-                    let wanted = serde_json::from_value(expected["credential_mapping_after"].clone()).unwrap();
-                    assert_eq!(after, wanted, "{place}");
-                }
-            }
-        }
-        judged += 1;
-    }
-    assert_eq!(cases.len(), 45);
-    assert!(judged >= 43, "{judged}");
+fn files(root: &Path, folder: &str) -> usize {
+    std::fs::read_dir(root.join("image_manager").join(folder)).unwrap().count()
 }
 
 #[test]
@@ -135,6 +73,21 @@ fn a_fulfilled_intent_is_a_record_after_a_restart() {
 }
 
 #[test]
+fn an_image_that_is_being_pulled_is_guarded_under_each_of_its_names() {
+    let root = tempfile::tempdir().unwrap();
+    let records = open(root.path());
+    let intent = records.intend("reg.io/app:v1").unwrap();
+    let digest = format!("reg.io/app@sha256:{}", "a".repeat(64));
+    let found = Image { digests: vec![digest.clone()], ..image("sha256:1", "reg.io/app:v1") };
+    for name in ["reg.io/app:v1", &digest, "sha256:1", "reg.io/other:v1"] {
+        assert!(!judged(&records, name, &found, Asker::default()).allowed, "{name}");
+    }
+    assert!(allowed(&records, "reg.io/app:v2", "sha256:2"), "another tag is another image");
+    drop(intent);
+    assert!(allowed(&records, "reg.io/app:v1", "sha256:1"));
+}
+
+#[test]
 fn a_pull_that_finished_without_a_word_asks_for_credentials_under_every_spelling() {
     let root = tempfile::tempdir().unwrap();
     let intent = open(root.path()).intend("busybox:1").unwrap();
@@ -143,6 +96,7 @@ fn a_pull_that_finished_without_a_word_asks_for_credentials_under_every_spelling
     std::mem::forget((intent, unfinished));
     let records = open(root.path());
     let images = [image("sha256:1", "docker.io/library/busybox:1")];
+    assert!(!judged(&records, "docker.io/library/busybox:1", &images[0], Asker::default()).allowed);
     let recovered = records.recover(&images, SystemTime::now()).unwrap();
     assert_eq!(recovered, Recovered { finished: 1, unfinished: 1 });
     assert_eq!(open(root.path()).counts(), (1, 1));
@@ -153,16 +107,34 @@ fn a_pull_that_finished_without_a_word_asks_for_credentials_under_every_spelling
 #[test]
 fn pruning_takes_what_is_gone_and_older_and_nothing_else() {
     let root = tempfile::tempdir().unwrap();
-    let records = open(root.path());
-    let until = SystemTime::now();
-    let (before, after) = (until - std::time::Duration::from_millis(1), until + std::time::Duration::from_millis(1));
+    let records = open_as_kubelet(root.path());
+    let until = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    let (before, after) = (until - Duration::from_millis(1), until + Duration::from_millis(1));
     for (id, updated) in [("gone", before), ("here", before), ("gone-but-new", after), ("same", until)] {
         records.learn("app:v1", &ImageId::new(id), &node_wide(), updated).unwrap();
     }
-    let (removed, failures) = records.prune(&BTreeSet::from([ImageId::new("here")]), until);
+    let (removed, failures) = records.prune(&BTreeSet::from([ImageId::new("here")]), &records.mark(until));
     assert_eq!((removed, failures.len()), (1, 0));
     assert!(records.record(&ImageId::new("gone")).is_none());
     assert_eq!(open(root.path()).counts(), (0, 3));
+}
+
+#[test]
+fn what_is_pulled_after_the_mark_outlives_the_pruning_even_when_nothing_new_is_learnt() {
+    let root = tempfile::tempdir().unwrap();
+    let records = open(root.path());
+    let [again, idle] = ["again", "idle"].map(ImageId::new);
+    let now = SystemTime::now();
+    for id in [&again, &idle] {
+        records.learn("app:v1", id, &node_wide(), now).unwrap();
+    }
+    let mark = records.mark(now + Duration::from_secs(1));
+    // Listed as gone, pulled again with the same right: the record does not change. The clock is set back meanwhile.
+    records.learn("app:v1", &again, &node_wide(), now - Duration::from_hours(1)).unwrap();
+    assert_eq!(records.prune(&BTreeSet::new(), &mark).0, 1);
+    assert!(records.record(&again).is_some());
+    assert!(records.record(&idle).is_none());
+    assert_eq!(records.prune(&BTreeSet::new(), &records.mark(now + Duration::from_secs(2))).0, 1);
 }
 
 #[test]
@@ -177,9 +149,136 @@ fn an_older_version_is_rewritten_and_an_unreadable_file_is_kept() {
     let records = open(root.path());
     assert_eq!(records.counts(), (0, 2));
     assert!(!allowed(&records, "app", "broken"));
+    assert!(allowed(&records, "app", "preloaded"), "what one file says is about one image");
     let rewritten = std::fs::read_to_string(pulled.join(file_name("old"))).unwrap();
     assert!(rewritten.contains("v1beta1"), "{rewritten}");
+    records.prune(&BTreeSet::new(), &records.mark(SystemTime::now()));
     assert!(pulled.join(file_name("broken")).exists());
+    // Who proves a right makes it whole.
+    records.learn("app", &ImageId::new("broken"), &node_wide(), SystemTime::now()).unwrap();
+    assert!(allowed(&records, "app", "broken"));
+}
+
+#[test]
+fn an_intent_that_cannot_be_read_guards_the_image_it_is_named_for() {
+    let root = tempfile::tempdir().unwrap();
+    drop(open(root.path()));
+    std::fs::write(root.path().join("image_manager/pulling").join(file_name("reg.io/app:v1")), "{").unwrap();
+    let records = open(root.path());
+    let found = image("sha256:1", "reg.io/app:v1");
+    for name in ["reg.io/app:v1", "app"] {
+        let verdict = judged(&records, name, &found, Asker::default());
+        assert_eq!((verdict.allowed, verdict.outcome), (false, Some("error")), "{name}");
+    }
+    assert!(allowed(&records, "reg.io/other", "sha256:2"));
+}
+
+#[test]
+fn a_record_that_cannot_be_written_keeps_everybody_out_until_it_is() {
+    let root = tempfile::tempdir().unwrap();
+    let faults = Faults::arm();
+    let records = open(root.path());
+    Faults::disarm();
+    let id = ImageId::new("sha256:1");
+    let digest = format!("reg.io/app@sha256:{}", "a".repeat(64));
+    // Its tag has moved on to a newer image meanwhile.
+    let found =
+        Image { tags: vec!["reg.io/app:stable".into()], digests: vec![digest.clone()], ..image("sha256:1", "") };
+    let intent = records.intend("reg.io/app:v1").unwrap();
+    faults.fail_in(1);
+    intent.fulfil(&id, &node_wide(), SystemTime::now()).unwrap_err();
+    let guarded = |records: &PullRecords| {
+        [&digest, "reg.io/app:stable"].iter().all(|name| !judged(records, name, &found, Asker::default()).allowed)
+    };
+    assert!(guarded(&records));
+    // The next pull of the name brings another image, and takes its own intent back alone.
+    let next = records.intend("reg.io/app:v1").unwrap();
+    next.fulfil(&ImageId::new("sha256:2"), &node_wide(), SystemTime::now()).unwrap();
+    assert!(guarded(&records));
+    // It outlives the process, too.
+    assert!(guarded(&open(root.path())));
+    let recovered = open(root.path());
+    recovered.recover(std::slice::from_ref(&found), SystemTime::now()).unwrap();
+    assert!(guarded(&recovered));
+    assert_eq!(recovered.record(&id).unwrap().mapping.len(), 0);
+
+    std::fs::remove_file(root.path().join("image_manager/pulled").join(file_name("sha256:1"))).unwrap();
+    let mark = records.mark(SystemTime::now());
+    records.prune(&BTreeSet::from([id.clone(), ImageId::new("sha256:2")]), &mark);
+    assert!(records.record(&id).unwrap().mapping["reg.io/app"].node_pods_accessible, "written when that worked again");
+    assert_eq!((files(root.path(), "pulling"), files(root.path(), "pulled")), (0, 2));
+}
+
+#[test]
+fn an_image_that_went_before_it_was_on_record_is_forgotten() {
+    let root = tempfile::tempdir().unwrap();
+    let faults = Faults::arm();
+    let records = open(root.path());
+    Faults::disarm();
+    let intent = records.intend("app:v1").unwrap();
+    faults.fail_in(1);
+    intent.fulfil(&ImageId::new("sha256:1"), &node_wide(), SystemTime::now()).unwrap_err();
+    assert_eq!(records.counts(), (2, 0));
+    records.prune(&BTreeSet::new(), &records.mark(SystemTime::now()));
+    assert_eq!(records.counts(), (0, 0));
+    assert!(allowed(&records, "app:v1", "sha256:1"));
+}
+
+#[test]
+fn more_than_memory_holds_is_found_on_disk() {
+    let root = tempfile::tempdir().unwrap();
+    let settings = RecordsSettings { intents_max: 2, records_max: 2, ..RecordsSettings::new(DEFAULT) };
+    let records = Arc::new(PullRecords::open(root.path(), settings.clone()).unwrap());
+    let names: Vec<String> = (0..5).map(|number| format!("reg.io/app{number}:v1")).collect();
+    let intents: Vec<Intent> = names.iter().map(|name| records.intend(name).unwrap()).collect();
+    for name in &names {
+        assert!(!allowed(&records, name, "sha256:y"), "{name}");
+        assert!(!judged(&records, "sha256:x", &image("sha256:x", name), Asker::default()).allowed, "{name}");
+    }
+    assert!(allowed(&records, "reg.io/preloaded:v1", "sha256:p"));
+    for (intent, name) in intents.into_iter().zip(&names) {
+        intent.fulfil(&ImageId::new(name), &node_wide(), SystemTime::now()).unwrap();
+    }
+    for records in [records, Arc::new(PullRecords::open(root.path(), settings).unwrap())] {
+        for name in &names {
+            assert!(allowed(&records, name, name), "{name}");
+            assert!(!allowed(&records, "other", name), "{name}");
+        }
+    }
+}
+
+#[test]
+fn memory_without_a_disk_lets_nobody_in_by_what_it_forgot() {
+    let settings = RecordsSettings { records_max: 2, ..RecordsSettings::new(DEFAULT) };
+    let records = PullRecords::in_memory_with(settings);
+    for id in ["1", "2"] {
+        records.learn("app", &ImageId::new(id), &node_wide(), SystemTime::now()).unwrap();
+    }
+    assert!(allowed(&records, "app", "preloaded"));
+    records.learn("app", &ImageId::new("3"), &node_wide(), SystemTime::now()).unwrap();
+    assert!(allowed(&records, "app", "3"));
+    assert!(!allowed(&records, "app", "preloaded"));
+}
+
+#[test]
+fn a_record_past_its_age_asks_for_proof_and_one_proof_renews_no_other() {
+    let settings = RecordsSettings { age_max: Some(Duration::from_hours(1)), ..RecordsSettings::new(DEFAULT) };
+    let records = PullRecords::in_memory_with(settings);
+    let (id, start) = (ImageId::new("sha256:1"), SystemTime::now());
+    let secret = |name: &str| RecordedSecret { name: name.into(), credential_hash: name.into(), ..Default::default() };
+    let access = |name: &str| ImageAccess { kubernetes_secrets: vec![secret(name)], ..ImageAccess::default() };
+    let allows = |name: &str, now| {
+        let evidence = records.look_up("app:v1", &image("sha256:1", "app:v1"));
+        let asker = Asker { secrets: vec![secret(name)], ..Asker::default() };
+        records.judge("app:v1", &evidence, now, || Ok::<_, Infallible>(asker)).unwrap().unwrap().allowed
+    };
+    for name in ["a", "b"] {
+        records.learn("app:v1", &id, &access(name), start).unwrap();
+    }
+    let later = start + Duration::from_mins(61);
+    assert!(allows("a", start + Duration::from_mins(59)) && !allows("a", later) && !allows("b", later));
+    records.learn("app:v1", &id, &access("a"), later).unwrap();
+    assert!(allows("a", later) && !allows("b", later));
 }
 
 #[test]

@@ -1,9 +1,7 @@
 //! Whether an asker may use an image that is here (`spec/pull.md §8.3, §8.4`). Touches nothing.
 
-use std::str::FromStr;
-
 use super::file::{ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
-use crate::image::{Reference, trim_tag_and_digest};
+use crate::image::trim_tag_and_digest;
 
 /// Most secrets recorded for one name of an image.
 const SECRETS_MAX: usize = 100;
@@ -114,20 +112,22 @@ pub struct Asker {
 pub struct Verdict {
     /// `false`: the registry has to be asked.
     pub allowed: bool,
-    /// The word the metric counts it under.
-    pub outcome: &'static str,
+    /// The word the metric counts it under; `None`: it is not counted.
+    pub outcome: Option<&'static str>,
     /// What is to be added to the record.
     pub learned: Option<ImageAccess>,
 }
 
 impl Verdict {
     const fn new(allowed: bool, outcome: &'static str) -> Self {
-        Self { allowed, outcome, learned: None }
+        Self { allowed, outcome: Some(outcome), learned: None }
     }
 
     const POLICY: Self = Self::new(true, "credentialPolicyAllowed");
     const FOUND: Self = Self::new(true, "credentialRecordFound");
     const AUTHENTICATE: Self = Self::new(false, "mustAuthenticate");
+    /// There is no image to use.
+    pub(super) const ABSENT: Self = Self { allowed: false, outcome: None, learned: None };
     /// What is on record cannot be read: nobody is let in by that.
     pub(super) const UNREADABLE: Self = Self::new(false, "error");
 }
@@ -182,11 +182,6 @@ fn judge_secrets(access: &ImageAccess, shown: &[RecordedSecret]) -> Option<Verdi
         }
     }
     None
-}
-
-/// The one form all spellings of a name share; the text itself where it names nothing.
-pub(super) fn normal(image: &str) -> String {
-    Reference::from_str(image).map_or_else(|_| image.to_owned(), |reference| reference.canonical().to_string())
 }
 
 #[cfg(test)]

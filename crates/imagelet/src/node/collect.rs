@@ -43,6 +43,7 @@ impl Command for CollectRequest {
 /// Collects and forgets what belongs to images that are gone.
 pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Collected, Failure> {
     let began = SystemTime::now();
+    let mark = node.parts.records.mark(began);
     let report = node.parts.gc.collect(request, began).await.map_err(|error| {
         if let Some(event) = error.event() {
             tracing::warn!(reason = event.reason, "{}", event.message);
@@ -60,7 +61,7 @@ pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Col
     if let Some(present) = &report.present {
         let present: BTreeSet<_> = present.iter().cloned().collect();
         let records = Arc::clone(&node.parts.records);
-        let pruned = tokio::task::spawn_blocking(move || records.prune(&present, began)).await;
+        let pruned = tokio::task::spawn_blocking(move || records.prune(&present, &mark)).await;
         let (pruned, failures) = pruned.map_err(|error| Failure::of(&error))?;
         for error in failures {
             tracing::warn!(

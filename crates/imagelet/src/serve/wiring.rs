@@ -15,7 +15,7 @@ use imagelet_core::{
     inventory::Inventory,
     manager::{Concurrency, ImageManager, ManagerParts, PullRate, PullSettings},
     metrics::Metrics,
-    records::{Allowlist, PullRecords, VerificationPolicy},
+    records::{Allowlist, Guard, PullRecords, RecordsSettings, VerificationPolicy},
     runtime::{ContainerService, ImageService, NoContainers, RuntimeErrorKind, RuntimeManager},
 };
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
@@ -33,6 +33,8 @@ const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_mins(5);
 /// Events kept for whoever asks later.
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
+/// The kubelet's default.
+const PODS_MAX: usize = 110;
 /// A start does not wait longer than this for a runtime's list of images.
 const RECOVER_MAX: Duration = Duration::from_millis(500);
 
@@ -49,10 +51,10 @@ pub(crate) enum Role {
 pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<LocalNode, Failure> {
     let store = open_backend(&settings, role).await?;
     let runtime = RuntimeManager::new(store.images, store.containers);
-    let (state, verification) = (store.state.clone(), verification(&settings.verification)?);
+    let (state, kept) = (store.state.clone(), records_settings(&settings)?);
     let opened = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
-        move || open_state(&runtime, &state, &verification)
+        move || open_state(&runtime, &state, kept)
     });
     let (inventory, records) = opened.await.map_err(|error| Failure::of(&error))??;
     if tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records)).await.is_err() {
@@ -166,17 +168,13 @@ async fn open_runtime(endpoint: &str, state: &Path, timeout: Duration, role: Rol
 type OpenState = (Arc<Inventory>, Arc<PullRecords>);
 
 /// Opens what is remembered. On a read-only disk everything can still be looked at, so memory takes its place.
-fn open_state(
-    runtime: &RuntimeManager,
-    directory: &Path,
-    verification: &VerificationPolicy,
-) -> Result<OpenState, Failure> {
+fn open_state(runtime: &RuntimeManager, directory: &Path, kept: RecordsSettings) -> Result<OpenState, Failure> {
     if is_read_only(directory) {
-        let records = PullRecords::in_memory_with(verification.clone());
+        let records = PullRecords::in_memory_with(kept);
         return Ok((Arc::new(Inventory::open(runtime.clone(), None)?), Arc::new(records)));
     }
     let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?;
-    let records = PullRecords::open(directory, verification.clone()).map_err(|error| Failure::of(&error))?;
+    let records = PullRecords::open(directory, kept).map_err(|error| Failure::of(&error))?;
     Ok((Arc::new(inventory), Arc::new(records)))
 }
 
@@ -224,6 +222,14 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
         backoff_max: BACKOFF_MAX,
         compatibility: settings.compatibility,
     }
+}
+
+/// How the records are kept: as many in memory as the kubelet keeps for its default number of pods.
+fn records_settings(settings: &Settings) -> Result<RecordsSettings, Failure> {
+    let guard = if settings.compatibility.is_kubelet() { Guard::Spelling } else { Guard::Image };
+    let parallel_max = if settings.pulls.serial { Some(1) } else { settings.pulls.parallel_max };
+    let kept = RecordsSettings::new(verification(&settings.verification)?);
+    Ok(RecordsSettings { guard, ..kept.sized(PODS_MAX, parallel_max) })
 }
 
 fn verification(configured: &Verification) -> Result<VerificationPolicy, Failure> {

@@ -1,0 +1,95 @@
+//! For tests: a disk that fails now and then, and a process that ends between two changes of it.
+
+use std::{
+    cell::RefCell,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+thread_local! {
+    static ARMED: RefCell<Faults> = RefCell::default();
+}
+
+/// Says of each change of a disk whether it happens. Clones share all state; the default never fails anything.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults(Option<Arc<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// The change that fails, counted from 1; 0 is none.
+    fails_in: AtomicUsize,
+    /// The change before which the process ends; 0 is none.
+    ends_in: AtomicUsize,
+    has_ended: AtomicBool,
+    effects: AtomicUsize,
+}
+
+impl Faults {
+    /// A disk of its own, for the folders that this thread opens while the guard lives.
+    pub(crate) fn arm() -> Self {
+        let faults = Self(Some(Arc::default()));
+        ARMED.with_borrow_mut(|armed| *armed = faults.clone());
+        faults
+    }
+
+    /// Folders opened from now on are on a common disk.
+    pub(crate) fn disarm() {
+        ARMED.with_borrow_mut(|armed| *armed = Self::default());
+    }
+
+    pub(crate) fn of_this_thread() -> Self {
+        ARMED.with_borrow(Clone::clone)
+    }
+
+    pub(crate) fn are_armed(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Lets one change fail: the next one is number 1. Zero takes it back.
+    pub(crate) fn fail_in(&self, changes: usize) {
+        self.state().fails_in.store(changes, Ordering::Relaxed);
+    }
+
+    /// Ends the process before a change: from then on nothing reaches the disk. Zero takes it back.
+    pub(crate) fn end_in(&self, changes: usize) {
+        self.state().ends_in.store(changes, Ordering::Relaxed);
+    }
+
+    /// Ends it now.
+    pub(crate) fn end(&self) {
+        self.state().has_ended.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state().has_ended.load(Ordering::Relaxed)
+    }
+
+    /// How many changes were made, or tried.
+    pub(crate) fn effects(&self) -> usize {
+        self.state().effects.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn effect(&self) -> io::Result<()> {
+        let Some(state) = &self.0 else { return Ok(()) };
+        state.effects.fetch_add(1, Ordering::Relaxed);
+        if count_down(&state.ends_in) {
+            state.has_ended.store(true, Ordering::Relaxed);
+        }
+        if state.has_ended.load(Ordering::Relaxed) {
+            return Err(io::Error::other("the process has ended"));
+        }
+        if count_down(&state.fails_in) { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+
+    fn state(&self) -> &State {
+        self.0.as_ref().expect("armed")
+    }
+}
+
+/// Whether this was the one that was counted for.
+fn count_down(counter: &AtomicUsize) -> bool {
+    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) == Ok(1)
+}

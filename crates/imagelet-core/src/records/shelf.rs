@@ -1,0 +1,204 @@
+//! One kind of file: on disk, and some of it in memory in front (`spec/pull.md §8.7`).
+
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    disk::Folder,
+    file::{DecodeError, Filed, file_name},
+    gauges::Filling,
+    locks::Stripes,
+    memory::Memory,
+};
+
+/// The files of one folder. What is written or removed is so on disk first; whoever does either holds the key's lock.
+#[derive(Debug)]
+pub(super) struct Shelf<T> {
+    /// `None`: memory is all there is.
+    folder: Option<Folder>,
+    locks: Stripes,
+    /// Held for moments, never over a disk.
+    memory: Mutex<Memory<Arc<T>>>,
+}
+
+/// A file is there, or may be, and says nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unreadable {
+    #[error(transparent)]
+    Content(#[from] DecodeError),
+    #[error(transparent)]
+    Disk(#[from] io::Error),
+    #[error("more than memory holds was kept, and there is no disk to look at")]
+    Forgotten,
+}
+
+/// What a folder holds.
+#[derive(Debug)]
+pub(super) struct Listed<T> {
+    pub(super) whole: Vec<Arc<T>>,
+    /// One for each file that could not be read, and for a folder that could not.
+    pub(super) failures: Vec<Unreadable>,
+}
+
+impl<T: Filed> Shelf<T> {
+    /// Reads a folder, and rewrites what an older version wrote.
+    pub(super) fn open(folder: Folder, capacity: usize, stripes: i64) -> io::Result<Self> {
+        let shelf =
+            Self { folder: Some(folder), locks: Stripes::new(stripes), memory: Mutex::new(Memory::new(capacity)) };
+        shelf.migrate()?;
+        for failure in shelf.list().failures {
+            tracing::warn!(error = %failure, "a pull record is not understood; its image asks for credentials");
+        }
+        Ok(shelf)
+    }
+
+    /// One that ends with the process.
+    pub(super) fn in_memory(capacity: usize) -> Self {
+        let mut memory = Memory::new(capacity);
+        memory.fill(std::iter::empty(), true);
+        Self { folder: None, locks: Stripes::new(1), memory: Mutex::new(memory) }
+    }
+
+    pub(super) fn is_durable(&self) -> bool {
+        self.folder.is_some()
+    }
+
+    /// Waits until nobody changes what is kept under a key.
+    pub(super) fn lock(&self, key: &str) -> MutexGuard<'_, ()> {
+        self.locks.one(key)
+    }
+
+    /// Waits until nobody changes anything.
+    pub(super) fn lock_all(&self) -> Vec<MutexGuard<'_, ()>> {
+        self.locks.all()
+    }
+
+    /// What memory says about a key: what is kept, that nothing is, or (`None`) that the disk has to be asked.
+    pub(super) fn remembered(&self, key: &str) -> Option<Option<Arc<T>>> {
+        let mut memory = self.memory();
+        match memory.get(key) {
+            Some(found) => Some(Some(Arc::clone(found))),
+            None => memory.is_complete().then_some(None),
+        }
+    }
+
+    /// All that is kept, where memory has all. What is told of each is true for this moment.
+    pub(super) fn any_remembered(&self, mut wanted: impl FnMut(&T) -> bool) -> Option<bool> {
+        let memory = self.memory();
+        // Asked by value: looking at all of them says nothing about which will be asked for again.
+        memory.is_complete().then(|| memory.values().any(|kept| wanted(kept)))
+    }
+
+    /// Whether nothing is kept, for certain.
+    pub(super) fn is_known_empty(&self) -> bool {
+        let memory = self.memory();
+        memory.is_complete() && memory.values().len() == 0
+    }
+
+    /// Finds what is kept under a key; reads the disk where memory does not know.
+    pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Unreadable> {
+        if let Some(known) = self.remembered(key) {
+            return Ok(known);
+        }
+        let Some(folder) = &self.folder else { return Err(Unreadable::Forgotten) };
+        let Some(content) = folder.read(&file_name(key))? else { return Ok(None) };
+        let found = T::decode(&content)?.content;
+        // A file that is about something else says nothing about this.
+        if found.key() != key {
+            return Ok(None);
+        }
+        let found = Arc::new(found);
+        self.memory().insert(key, Arc::clone(&found));
+        Ok(Some(found))
+    }
+
+    /// Keeps something. Durable on return.
+    pub(super) fn write(&self, item: T) -> io::Result<()> {
+        let item = Arc::new(item);
+        if let Some(folder) = &self.folder {
+            folder.write(&file_name(item.key()), &item.encode())?;
+        }
+        self.memory().insert(item.key(), Arc::clone(&item));
+        Ok(())
+    }
+
+    /// Forgets what is kept under a key. Nothing is success.
+    pub(super) fn remove(&self, key: &str) -> io::Result<()> {
+        if let Some(folder) = &self.folder {
+            folder.remove(&file_name(key))?;
+        }
+        self.memory().remove(key);
+        Ok(())
+    }
+
+    /// Reads all files; memory takes them up where it lacked some. For whoever does not hold a lock.
+    pub(super) fn list(&self) -> Listed<T> {
+        let _turn = self.lock_all();
+        self.list_locked()
+    }
+
+    /// The same for whoever holds all locks.
+    pub(super) fn list_locked(&self) -> Listed<T> {
+        let Some(folder) = &self.folder else {
+            let memory = self.memory();
+            let failures = if memory.is_complete() { Vec::new() } else { vec![Unreadable::Forgotten] };
+            return Listed { whole: memory.values().cloned().collect(), failures };
+        };
+        let mut listed = Listed { whole: Vec::new(), failures: Vec::new() };
+        // A file under another's name is never asked for, and is not taken for what it says it is.
+        let mut taken: Vec<(Box<str>, Arc<T>)> = Vec::new();
+        match folder.read_all() {
+            Err(error) => listed.failures.push(error.into()),
+            Ok(files) => {
+                for (name, content) in files {
+                    match content.map_err(Unreadable::from).and_then(|content| Ok(T::decode(&content)?)) {
+                        Ok(decoded) => {
+                            let item = Arc::new(decoded.content);
+                            if file_name(item.key()) == name {
+                                taken.push((Box::from(item.key()), Arc::clone(&item)));
+                            }
+                            listed.whole.push(item);
+                        }
+                        Err(error) => listed.failures.push(error),
+                    }
+                }
+            }
+        }
+        self.memory().fill(taken.into_iter(), listed.failures.is_empty());
+        listed
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.folder.as_ref().map_or_else(|| self.memory().values().len(), Folder::count)
+    }
+
+    pub(super) fn filling(&self) -> Filling {
+        let on_disk = self.folder.as_ref().map_or(0, Folder::count);
+        Filling { on_disk, memory_percent: self.memory().usage_percent() }
+    }
+
+    /// Brings files of an older version to today's.
+    fn migrate(&self) -> io::Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        for (name, content) in folder.read_all()? {
+            let Ok(Ok(decoded)) = content.map(|content| T::decode(&content)) else { continue };
+            if decoded.outdated
+                && let Err(error) = folder.write(&name, &decoded.content.encode())
+            {
+                tracing::warn!(file = name, %error, "a pull record of an older version could not be rewritten");
+            }
+        }
+        Ok(())
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory<Arc<T>>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[path = "shelf_tests.rs"]
+mod tests;

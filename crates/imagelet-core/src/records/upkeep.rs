@@ -1,0 +1,205 @@
+//! What is set right now and then: cut-off pulls, records of images that are gone, writes that failed.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    io,
+    time::SystemTime,
+};
+
+use super::{
+    Guard, ImageAccess, Names, PullRecords, PulledRecord, RecordsError, UNRECORDED_MAX, empty, failed, file::Begun,
+};
+use crate::image::{Image, ImageId};
+
+/// Most images of which it is known one by one when they were last pulled.
+const TOUCHED_MAX: usize = 4096;
+
+/// What start-up found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Pulls that had finished without a word: their images now ask for credentials.
+    pub finished: usize,
+    /// Pulls that never finished.
+    pub unfinished: usize,
+}
+
+/// A moment before the images were listed. What is put on record after it outlives the pruning that is told of it.
+#[derive(Clone, Copy, Debug)]
+pub struct PruneMark {
+    until: SystemTime,
+    sequence: u64,
+}
+
+/// An image that was pulled and is not on record.
+#[derive(Debug, Default)]
+pub(super) struct Unrecorded {
+    /// Spellings whose intents stay until it is, each once.
+    held: BTreeSet<String>,
+    /// What to write, once that works.
+    last: Option<(String, ImageAccess)>,
+}
+
+/// Which images were pulled since when. A clock that is set back does not matter here.
+#[derive(Debug, Default)]
+pub(super) struct Touched {
+    sequence: u64,
+    by_id: HashMap<ImageId, u64>,
+    /// Up to here, any image may have been.
+    forgotten: u64,
+}
+
+impl Touched {
+    pub(super) fn touch(&mut self, id: &ImageId) {
+        self.sequence += 1;
+        if self.by_id.len() >= TOUCHED_MAX && !self.by_id.contains_key(id) {
+            self.by_id.clear();
+            self.forgotten = self.sequence;
+        }
+        self.by_id.insert(id.clone(), self.sequence);
+    }
+
+    fn is_since(&self, id: &ImageId, mark: &PruneMark) -> bool {
+        self.forgotten > mark.sequence || self.by_id.get(id).is_some_and(|at| *at > mark.sequence)
+    }
+}
+
+impl PullRecords {
+    /// After a start: of the pulls an earlier process began, those whose image is here did finish.
+    ///
+    /// Their images get a record that names nobody, so that whoever wants them has to show credentials.
+    ///
+    /// # Errors
+    /// When one of them could not be settled; its intent stays, and all others are.
+    pub fn recover(&self, images: &[Image], now: SystemTime) -> Result<Recovered, RecordsError> {
+        let mut recovered = Recovered::default();
+        let Some(settings) = &self.settings else { return Ok(recovered) };
+        let candidates: Vec<Names<'_>> = images.iter().map(|image| Names::of(image, "")).collect();
+        let mut first_failure = None;
+        for begun in self.intents.list().whole {
+            if self.is_running(&begun.image) {
+                continue;
+            }
+            let brought = images.iter().zip(&candidates).filter(|(image, names)| match settings.guard {
+                Guard::Spelling => image.tags.iter().chain(&image.digests).any(|name| *name == begun.image),
+                Guard::Image => names.include(&begun),
+            });
+            let ids: Vec<&ImageId> = brought.map(|(image, _)| &image.id).collect();
+            if ids.is_empty() {
+                recovered.unfinished += 1;
+                continue;
+            }
+            match self.settle(&begun, &ids, now) {
+                Ok(()) => recovered.finished += 1,
+                Err(error) => first_failure = first_failure.or(Some(error)),
+            }
+        }
+        self.show();
+        first_failure.map_or(Ok(recovered), Err)
+    }
+
+    /// Puts on record that a pull brought these images, for nobody knows whom.
+    fn settle(&self, begun: &Begun, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
+        for id in ids {
+            let _turn = self.records.lock(id.as_str());
+            // One that cannot be read keeps everybody out as well, and may be mended.
+            if !matches!(self.records.find(id.as_str()), Ok(None)) {
+                continue;
+            }
+            let record = PulledRecord { updated: Some(now), ..empty(id) };
+            self.records.write(record).map_err(|source| failed("write", id.as_str(), source))?;
+        }
+        let _turn = self.intents.lock(&begun.image);
+        self.release_locked(&begun.image)
+    }
+
+    /// A moment to prune by, taken before the images are listed.
+    pub fn mark(&self, now: SystemTime) -> PruneMark {
+        PruneMark { until: now, sequence: self.state().touched.sequence }
+    }
+
+    /// Removes the records, older than a mark, of images that are gone. Answers how many went, and what failed.
+    ///
+    /// `present` has every image on the node, those in use and pinned ones too, as listed after the mark.
+    pub fn prune(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) -> (usize, Vec<RecordsError>) {
+        let Some(settings) = &self.settings else { return (0, Vec::new()) };
+        self.retry_unrecorded(present, mark);
+        let (mut removed, mut failures) = (0, Vec::new());
+        {
+            let _turn = self.records.lock_all();
+            let listed = self.records.list_locked();
+            failures.extend(listed.failures.into_iter().map(|error| failed("read", "pulled", io::Error::other(error))));
+            for record in listed.whole {
+                let id = ImageId::new(&record.image_ref);
+                let is_younger = record.updated.is_some_and(|updated| updated >= mark.until)
+                    || (settings.guard == Guard::Image && self.state().touched.is_since(&id, mark));
+                if is_younger || present.contains(&id) {
+                    continue;
+                }
+                match self.records.remove(id.as_str()) {
+                    Ok(()) => removed += 1,
+                    Err(source) => failures.push(failed("remove", id.as_str(), source)),
+                }
+            }
+        }
+        self.state().touched.by_id.retain(|_, at| *at > mark.sequence);
+        self.show();
+        (removed, failures)
+    }
+
+    /// Remembers that an image was pulled and could not be put on record.
+    pub(super) fn keep_unrecorded(&self, id: &ImageId, image: &str, access: &ImageAccess) {
+        let is_held_already = {
+            let mut state = self.state();
+            if state.unrecorded.len() >= UNRECORDED_MAX && !state.unrecorded.contains_key(id) {
+                state.unrecorded_overflow = true;
+                return;
+            }
+            let unrecorded = state.unrecorded.entry(id.clone()).or_default();
+            unrecorded.last = Some((image.to_owned(), access.clone()));
+            !unrecorded.held.insert(image.to_owned())
+        };
+        // One pull behind the intent keeps it; the others would keep it for ever.
+        if is_held_already && let Err(error) = self.release(image) {
+            tracing::warn!(image, %error, "a pull that ended stays on record as begun");
+        }
+        // A name may move on to another image before the next start, and an id cannot.
+        if self.settings.as_ref().is_some_and(|settings| settings.guard == Guard::Image) {
+            let _turn = self.intents.lock(id.as_str());
+            if let Err(error) = self.intents.write(Begun::new(id.as_str())) {
+                tracing::debug!(image, %error, "an image that is not on record is known by its name alone");
+            }
+        }
+    }
+
+    /// An image is on record now: what kept it meanwhile goes. For who holds the record's lock.
+    pub(super) fn is_recorded(&self, id: &ImageId) {
+        let Some(unrecorded) = self.state().unrecorded.remove(id) else { return };
+        for image in unrecorded.held.iter().map(String::as_str).chain([id.as_str()]) {
+            let _turn = self.intents.lock(image);
+            if let Err(error) = self.release_locked(image) {
+                tracing::warn!(image, %error, "a pull that ended stays on record as begun");
+            }
+        }
+    }
+
+    /// Writes what could not be written before, and forgets what is gone.
+    fn retry_unrecorded(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) {
+        let (here, gone): (Vec<_>, Vec<_>) = {
+            let state = self.state();
+            let all = state.unrecorded.iter().map(|(id, unrecorded)| (id.clone(), unrecorded.last.clone()));
+            all.filter(|(id, _)| present.contains(id) || !state.touched.is_since(id, mark))
+                .partition(|(id, _)| present.contains(id))
+        };
+        for (id, last) in here {
+            if let Some((image, access)) = last
+                && let Err(error) = self.learn(&image, &id, &access, SystemTime::now())
+            {
+                tracing::warn!(image, %error, "an image that was pulled is still not on record");
+            }
+        }
+        for (id, _) in gone {
+            let _turn = self.records.lock(id.as_str());
+            self.is_recorded(&id);
+        }
+    }
+}
