@@ -107,12 +107,11 @@ impl Ensuring<'_> {
 
     async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
         let records = &self.manager.records;
-        let evidence = match records.recall(&self.request.image, found) {
-            Some(evidence) => evidence,
-            None => {
-                let (records, image, found) = (Arc::clone(records), self.request.image.clone(), found.clone());
-                on_disk(&self.manager.records, move || records.look_up(&image, &found)).await
-            }
+        let evidence = if let Some(evidence) = records.recall(&self.request.image, found) {
+            evidence
+        } else {
+            let (records, image, found) = (Arc::clone(records), self.request.image.clone(), found.clone());
+            on_disk(&self.manager.records, move || records.look_up(&image, &found)).await
         };
         let now = SystemTime::now();
         // Records are judged without waiting; only where credentials matter are they looked up, and it is judged again.

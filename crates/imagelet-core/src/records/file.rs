@@ -364,7 +364,7 @@ mod tests {
                         records.records.write(record).unwrap();
                     }
                     let path = root.path().join(expected["path"].as_str().expect("a path"));
-                    let content = std::fs::read_to_string(&path).expect(place.as_str().unwrap());
+                    let content = std::fs::read_to_string(&path).unwrap();
                     assert_eq!(Some(content.as_str()), expected["content"].as_str(), "{place}");
                     assert_eq!(Some(mode(&path).as_str()), expected["mode"].as_str(), "{place}");
                     encoded += 1;

@@ -76,6 +76,7 @@ impl<T: Filed> Shelf<T> {
     }
 
     /// What memory says about a key: what is kept, that nothing is, or (`None`) that the disk has to be asked.
+    #[expect(clippy::option_option, reason = "three answers: this, nothing, and who knows")]
     pub(super) fn remembered(&self, key: &str) -> Option<Option<Arc<T>>> {
         let mut memory = self.memory();
         match memory.get(key) {

@@ -210,6 +210,42 @@ fn a_record_that_cannot_be_written_keeps_everybody_out_until_it_is() {
 }
 
 #[test]
+fn a_process_that_ends_between_any_two_changes_of_the_disk_opens_the_image_to_nobody() {
+    let secret = RecordedSecret { uid: "s".into(), credential_hash: "h".into(), ..RecordedSecret::default() };
+    let access = ImageAccess { kubernetes_secrets: vec![secret], ..ImageAccess::default() };
+    let (found, now) = (image("sha256:1", "reg.io/app:v1"), SystemTime::now());
+    let mut pulls = 0;
+    for change in 1.. {
+        let root = tempfile::tempdir().unwrap();
+        let faults = Faults::arm();
+        let records = open(root.path());
+        faults.end_in(change);
+        let intended = records.intend("reg.io/app:v1");
+        let is_pulled = intended.is_ok();
+        if let Ok(intent) = intended {
+            let _ = intent.fulfil(&found.id, &access, now);
+        }
+        let is_over = !faults.has_ended();
+        faults.end();
+        Faults::disarm();
+        drop(records);
+        if is_pulled {
+            pulls += 1;
+            let records = open(root.path());
+            assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"), "before the change {change} is recovered");
+            records.recover(std::slice::from_ref(&found), now).unwrap();
+            assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"), "after it is");
+            assert_eq!(records.counts(), (0, 1), "change {change}");
+        }
+        if is_over {
+            // Written, in place, durable: twice; then the intent goes.
+            assert_eq!((change, pulls), (8, 5));
+            break;
+        }
+    }
+}
+
+#[test]
 fn an_image_that_went_before_it_was_on_record_is_forgotten() {
     let root = tempfile::tempdir().unwrap();
     let faults = Faults::arm();
