@@ -59,7 +59,7 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Pull images, or find that they are present.
     Pull(PullArgs),
-    /// Make every image of a Pod manifest present.
+    /// Make every image of pods present: init, sidecar, ephemeral and ordinary containers, image volumes.
     Ensure(EnsureArgs),
     /// List images.
     #[command(visible_alias = "list")]
@@ -154,10 +154,12 @@ pub(crate) enum Policy {
 
 #[derive(Debug, Args)]
 pub(crate) struct EnsureArgs {
-    /// The Pod manifest; `-` reads stdin.
-    #[arg(short, long, value_name = "POD.yaml")]
-    pub(crate) file: PathBuf,
-    /// A Secret manifest of type `kubernetes.io/dockerconfigjson` for the Pod's `imagePullSecrets`.
+    /// Manifests in YAML or JSON, any number in a file: Pods and all that has a pod template (Deployment, Job, …), with
+    /// the Secrets and ServiceAccounts they name; `-` reads stdin.
+    #[arg(short, long = "file", value_name = "POD.yaml", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Manifests of Secrets that pods name in their `imagePullSecrets`, of type `kubernetes.io/dockerconfigjson` or
+    /// `kubernetes.io/dockercfg`.
     #[arg(long = "secret", value_name = "FILE")]
     pub(crate) secrets: Vec<PathBuf>,
     /// Print nothing but image ids.

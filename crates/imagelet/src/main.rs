@@ -7,6 +7,7 @@ mod config;
 mod failure;
 mod http;
 mod jobs;
+mod manifests;
 mod node;
 mod output;
 mod progress;

@@ -121,7 +121,7 @@ fn line(layers: &mut BTreeMap<String, LayerProgress>, step: &Step) -> Option<Str
             let size = layers.get(digest).map_or(ByteSize::ZERO, |layer| ByteSize(layer.size));
             Some(format!("layer {} is done ({size})", short(digest)))
         }
-        Step::Committing | Step::Checking { .. } => None,
+        _ => None,
     }
 }
 
@@ -179,6 +179,8 @@ impl Bars {
                 self.total.set_position(read);
                 return;
             }
+            // Those of a pod's images come one by one, to a screen of their own.
+            Step::Asked { .. } | Step::Image { .. } | Step::Settled { .. } => return,
         }
         self.total.set_position(layers.values().map(|(_, layer)| layer.received).sum());
     }

@@ -162,6 +162,8 @@ impl ImageManager {
             image: wanted.image.clone(),
             policy: wanted.policy,
             container: wanted.subject_field().into(),
+            // What containers wait for goes before what waits with them.
+            priority: request.common.priority.saturating_add(i32::from(wanted.role < PodRole::Container)),
             ..request.common.clone()
         };
         match self.ensure(&asked, watch.progress(image)).await {

@@ -16,8 +16,10 @@ use tonic::{Code, Request, Response, Status, codegen::http::Uri, transport::Chan
 
 use v1::{CallReply, CallRequest, call_reply::Reply, node_client::NodeClient, node_server::NodeServer};
 
-/// The longest command.
-const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// The longest document with a command's arguments.
+pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
+/// The longest command: its document, its name, and what frames them.
+const REQUEST_BYTES_MAX: usize = BODY_BYTES_MAX + 4096;
 /// The longest answer: a list of ten thousand images has about five megabytes.
 const REPLY_BYTES_MAX: usize = 64 << 20;
 /// Progress that a slow reader has not taken yet; what comes on top is dropped.
@@ -74,6 +76,10 @@ impl v1::node_server::Node for Server {
 
     async fn call(&self, request: Request<CallRequest>) -> Result<Response<Self::CallStream>, Status> {
         let CallRequest { command, body } = request.into_inner();
+        if body.len() > BODY_BYTES_MAX {
+            let why = format!("a command's arguments have {} bytes; {BODY_BYTES_MAX} are the most", body.len());
+            return Err(Status::invalid_argument(why));
+        }
         let handler = Arc::clone(&self.handler);
         let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
         let progress: ProgressDocuments = {

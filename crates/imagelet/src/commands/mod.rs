@@ -2,6 +2,7 @@
 
 mod choose;
 mod configuration;
+mod ensure;
 mod images;
 mod pull;
 mod upkeep;
@@ -15,10 +16,16 @@ use crate::{
     cli::{Cli, Command, Format},
     config::Environment,
     failure::Failure,
+    manifests::Manifests,
     node::Node,
     serve,
 };
 use choose::choose;
+
+/// 128 and the number of SIGINT.
+const EXIT_INTERRUPTED: u8 = 130;
+/// 128 and the number of SIGTERM.
+const EXIT_TERMINATED: u8 = 143;
 
 /// Runs a command to its end.
 pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, Failure> {
@@ -37,11 +44,14 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         Command::Version => print_bytes(format!("imagelet {}\n", env!("CARGO_PKG_VERSION")).as_bytes()),
         command => {
             // Read before anything is opened: a mistake in it is the user's, and quickly told.
-            let asked = pull::Asked::read(&command, &environment)?;
+            let asked = Asked::read(&command, &environment)?;
             let node = choose(&cli.global, &environment).await?;
             let code = tokio::select! {
                 code = ask(&node, command, asked, format) => code,
-                () = interrupted() => Err(Failure::new("Cancelled", "interrupted")),
+                code = interrupted() => {
+                    upkeep::complain(&Failure::new("Cancelled", "interrupted"));
+                    Ok(code)
+                }
             };
             if let Node::Local(node) = &node {
                 node.close().await;
@@ -51,9 +61,31 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
     }
 }
 
-async fn ask(node: &Node, command: Command, asked: pull::Asked, format: Format) -> Result<ExitCode, Failure> {
+/// What a command asks to be there.
+#[derive(Debug)]
+enum Asked {
+    Images(pull::Asked),
+    Pods { manifests: Manifests, quiet: bool },
+    Nothing,
+}
+
+impl Asked {
+    fn read(command: &Command, environment: &Environment) -> Result<Self, Failure> {
+        Ok(match command {
+            Command::Pull(arguments) => Self::Images(pull::Asked::read(arguments, environment)?),
+            Command::Ensure(arguments) => Self::Pods { manifests: ensure::read(arguments)?, quiet: arguments.quiet },
+            _ => Self::Nothing,
+        })
+    }
+}
+
+async fn ask(node: &Node, command: Command, asked: Asked, format: Format) -> Result<ExitCode, Failure> {
+    match asked {
+        Asked::Images(asked) => return pull::run(node, asked, format).await,
+        Asked::Pods { manifests, quiet } => return ensure::run(node, manifests, quiet, format).await,
+        Asked::Nothing => {}
+    }
     match command {
-        Command::Pull(_) | Command::Ensure(_) => pull::run(node, asked, format).await,
         Command::Ls(arguments) => images::list(node, &arguments, format).await,
         Command::Inspect(arguments) => images::inspect(node, &arguments, format).await,
         Command::Df(arguments) => images::usage(node, &arguments, format).await,
@@ -70,8 +102,9 @@ async fn ask(node: &Node, command: Command, asked: pull::Asked, format: Format) 
     }
 }
 
-/// Waits until the user or the system wants the command to end: dropped, it takes back what it began.
-async fn interrupted() {
+/// Waits until the user or the system wants the command to end: dropped, it takes back what it began. Answers the exit
+/// code that shells know such an end by.
+async fn interrupted() -> ExitCode {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
@@ -79,8 +112,8 @@ async fn interrupted() {
         return std::future::pending().await;
     };
     tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        _ = terminate.recv() => ExitCode::from(EXIT_TERMINATED),
+        _ = interrupt.recv() => ExitCode::from(EXIT_INTERRUPTED),
     }
 }
 

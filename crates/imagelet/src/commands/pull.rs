@@ -1,4 +1,4 @@
-//! `pull` and `ensure`: images that shall be there, with progress on stderr and their ids on stdout.
+//! `pull`: images that shall be there, with progress on stderr and their ids on stdout.
 
 use std::{
     io::{BufRead as _, Read as _},
@@ -15,40 +15,29 @@ use serde_json::json;
 
 use super::upkeep::complain;
 use crate::{
-    cli::{Command, EnsureArgs, Format, Policy, PullArgs},
+    cli::{Format, Policy, PullArgs},
     config::Environment,
     failure::Failure,
-    node::{Hidden, Login, Node, PodImages, PullRequest, Pulled},
+    node::{Hidden, Login, Node, PullRequest, Pulled},
     output::print,
     progress::Screen,
 };
 
 /// Images of one command that are asked for at once; the node has its own bounds.
 const REQUESTS_AT_ONCE: usize = 4;
-/// A manifest or a secret longer than this is none.
-const FILE_LENGTH_MAX: u64 = 1 << 20;
-/// So is a password.
+/// A password longer than this is none.
 const LOGIN_LENGTH_MAX: u64 = 64 << 10;
 
-/// What a command asks to be there. Empty for commands that ask for nothing.
-#[derive(Debug, Default)]
+/// What `pull` asks to be there.
+#[derive(Debug)]
 pub(super) struct Asked {
     requests: Vec<PullRequest>,
-    notes: Vec<String>,
     quiet: bool,
 }
 
 impl Asked {
-    /// Reads names, files and credentials of the command line.
-    pub(super) fn read(command: &Command, environment: &Environment) -> Result<Self, Failure> {
-        match command {
-            Command::Pull(arguments) => Self::of_pull(arguments, environment),
-            Command::Ensure(arguments) => Self::of_pod(arguments),
-            _ => Ok(Self::default()),
-        }
-    }
-
-    fn of_pull(arguments: &PullArgs, environment: &Environment) -> Result<Self, Failure> {
+    /// Reads names and credentials of the command line.
+    pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Self, Failure> {
         let login = login(arguments.creds.as_deref(), environment)?;
         let policy = match arguments.policy {
             Policy::Always => "Always",
@@ -69,36 +58,23 @@ impl Asked {
             })
         };
         let requests = arguments.images.iter().map(request).collect::<Result<_, Failure>>()?;
-        Ok(Self { requests, notes: Vec::new(), quiet: arguments.quiet })
-    }
-
-    fn of_pod(arguments: &EnsureArgs) -> Result<Self, Failure> {
-        let pod = read_file(&arguments.file)?;
-        let secrets = arguments.secrets.iter().map(|file| Ok((file.display().to_string(), read_file(file)?)));
-        let secrets: Vec<(String, String)> = secrets.collect::<Result<_, Failure>>()?;
-        let name = arguments.file.display().to_string();
-        let images = PodImages::read((&name, &pod), &secrets).map_err(|error| Failure::of(&error))?;
-        let missing = |secret| format!("the pull secret `{secret}` was not given with --secret; going on without it");
-        Ok(Self {
-            requests: images.requests,
-            notes: images.secrets_missing.into_iter().map(missing).collect(),
-            quiet: arguments.quiet,
-        })
+        Ok(Self { requests, quiet: arguments.quiet })
     }
 }
 
-fn read_file(path: &Path) -> Result<String, Failure> {
+/// A file's text, or that of stdin for `-`, up to a bound.
+pub(super) fn read_file(path: &Path, length_max: u64) -> Result<String, Failure> {
     let failed = |error: std::io::Error| Failure::because(format!("could not read `{}`", path.display()), &error);
     let mut text = String::new();
     if path == Path::new("-") {
-        std::io::stdin().lock().take(FILE_LENGTH_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+        std::io::stdin().lock().take(length_max + 1).read_to_string(&mut text).map_err(failed)?;
     } else {
         std::fs::File::open(path)
-            .and_then(|file| file.take(FILE_LENGTH_MAX + 1).read_to_string(&mut text))
+            .and_then(|file| file.take(length_max + 1).read_to_string(&mut text))
             .map_err(failed)?;
     }
-    if text.len() as u64 > FILE_LENGTH_MAX {
-        return Err(Failure::new("Failed", format!("`{}` is longer than {FILE_LENGTH_MAX} bytes", path.display())));
+    if text.len() as u64 > length_max {
+        return Err(Failure::new("Failed", format!("`{}` is longer than {length_max} bytes", path.display())));
     }
     Ok(text)
 }
@@ -126,9 +102,6 @@ fn login(flag: Option<&str>, environment: &Environment) -> Result<Option<Login>,
 /// Asks for all images; one that fails does not keep the others from coming.
 pub(super) async fn run(node: &Node, asked: Asked, format: Format) -> Result<ExitCode, Failure> {
     let screen = Screen::of_stderr(asked.quiet);
-    for note in &asked.notes {
-        screen.say(&format!("warning: {note}"));
-    }
     let outcomes = stream::iter(asked.requests)
         .map(|request| pull(node, request, screen.clone()))
         .buffered(REQUESTS_AT_ONCE)

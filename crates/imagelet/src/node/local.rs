@@ -8,7 +8,8 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
-    credentials::{Credential, CredentialKind, NodeKeyring, ObjectIdentity, PullSecret, PullSecretKind, Secret},
+    credentials::{Credential, CredentialKind, NodeKeyring, Secret},
+    events::LogEvents,
     gc::ImageGc,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference},
     inventory::{Entry, Inventory, Snapshot},
@@ -22,7 +23,7 @@ use imagelet_oci::{Engine, StoreUsage};
 use super::{
     Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, LayerSize, ListRequest, MountRequest,
     Mounted, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullRequest, PullRow, Pulled, RemoveRequest, Removed,
-    Status, StatusRequest, Step, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage, UsageRequest,
+    Status, StatusRequest, Step, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage, UsageRequest, pods::secrets,
 };
 use crate::{config::Settings, failure::Failure};
 
@@ -34,6 +35,8 @@ pub(crate) struct NodeParts {
     pub(crate) inventory: Arc<Inventory>,
     /// Pulls.
     pub(crate) manager: ImageManager,
+    /// What happens.
+    pub(crate) events: Arc<LogEvents>,
     /// The node's own credentials.
     pub(crate) keyring: Arc<NodeKeyring>,
     /// Collects.
@@ -222,21 +225,12 @@ fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
         },
         server_address: String::new(),
     });
-    let secrets = asked.secrets.iter().map(|secret| PullSecret {
-        identity: ObjectIdentity {
-            uid: secret.uid.clone(),
-            namespace: secret.namespace.clone(),
-            name: secret.name.clone(),
-        },
-        kind: PullSecretKind::DockerConfigJson,
-        document: secret.docker_config.as_ref().map_or_else(|| Secret::new(""), |text| text.0.clone()),
-    });
     let pod = asked.pod.clone().unwrap_or_default();
     Ok(EnsureRequest {
         pod: PodIdentity { namespace: pod.namespace.into(), name: pod.name.into(), uid: pod.uid.into() },
         container: asked.field.as_str().into(),
         credentials: credentials.collect(),
-        secrets: secrets.collect(),
+        secrets: secrets(&asked.secrets),
         platform,
         ..EnsureRequest::new(asked.image.clone(), policy)
     })

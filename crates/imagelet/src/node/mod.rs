@@ -14,7 +14,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub(crate) use collect::collect;
 pub(crate) use local::{LocalNode, NodeParts};
-pub(crate) use pods::PodImages;
+pub(crate) use pods::{PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use remote::{RemoteNode, Spoken};
 pub(crate) use verify::{Verified, VerifiedImage, VerifiedPart, VerifyRequest};
 #[cfg(test)]
@@ -69,6 +69,7 @@ impl Node {
 impl Handler for LocalNode {
     async fn handle(&self, command: &str, body: &[u8], progress: ProgressDocuments) -> Result<Vec<u8>, Refusal> {
         match command {
+            PodRequest::NAME => answer::<PodRequest>(self, body, progress).await,
             PullRequest::NAME => answer::<PullRequest>(self, body, progress).await,
             ListRequest::NAME => answer::<ListRequest>(self, body, progress).await,
             InspectRequest::NAME => answer::<InspectRequest>(self, body, progress).await,

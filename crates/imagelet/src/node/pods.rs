@@ -1,264 +1,339 @@
-//! The images of a Pod manifest, each with its policy and the Pod's pull secrets.
+//! The images of one pod, asked for in one call: what is sent, what is answered, what happened on the way.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
-use base64::Engine as _;
-use imagelet_core::credentials::Secret;
-use serde::Deserialize;
+use async_trait::async_trait;
+use imagelet_core::{
+    credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret},
+    events::{EventSubject, RecordedEvent},
+    image::ImageSpec,
+    manager::{
+        EnsureRequest, Origin, PodIdentity, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole, PodWatch,
+        PullPolicy,
+    },
+    runtime::Progress,
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::{Receiver, error::RecvError};
 
-use super::{Hidden, PodName, PullRequest, PullSecretText};
+use super::{
+    Command, LocalNode, PodName, PullSecretText, Step, Steps,
+    local::{moment, step},
+};
+use crate::failure::Failure;
 
-/// A secret of this type holds a docker configuration; the others hold something else.
-const SECRET_TYPE: &str = "kubernetes.io/dockerconfigjson";
-const SECRET_KEY: &str = ".dockerconfigjson";
-/// Most images of one Pod; a manifest with more is none.
+/// Most images of one pod; whoever names more means something else.
 const IMAGES_MAX: usize = 1000;
+/// Events of one call that are kept for each of its images; an attempt makes about four.
+const EVENTS_PER_IMAGE_MAX: usize = 16;
+/// What the kubelet says of a container that an init container keeps from starting.
+const POD_INITIALIZING: &str = "PodInitializing";
 
-/// Why a manifest cannot be used. Shows nothing of what a secret holds.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum PodsError {
-    /// It is no YAML, or not shaped like a manifest.
-    #[error("could not read the manifest `{file}`{}", line_text(*line))]
-    Parse { file: String, line: Option<u64> },
-    /// It describes something else.
-    #[error("`{file}` is a `{found}`, not a `{wanted}`")]
-    Kind { file: String, found: String, wanted: &'static str },
-    /// The secret holds something else.
-    #[error("secret `{name}` in `{file}` has the type `{found}`, not `{SECRET_TYPE}`")]
-    SecretType { file: String, name: String, found: String },
-    /// The secret lacks its document, or it is not in base64.
-    #[error("secret `{name}` in `{file}` has no readable `{SECRET_KEY}`")]
-    SecretKey { file: String, name: String },
-    /// A container without an image.
-    #[error("`{field}` in `{file}` names no image")]
-    NoImage { file: String, field: String },
-    /// More images than a Pod has.
-    #[error("the Pod in `{0}` has more than {IMAGES_MAX} images")]
-    TooMany(String),
+/// Asks for every image of a pod.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PodRequest {
+    /// `Pod`, or the kind of what makes such pods: `Deployment`, `Job`.
+    pub(crate) kind: String,
+    /// Which pod.
+    pub(crate) pod: PodName,
+    /// Its annotations; runtimes take hints from them.
+    pub(crate) annotations: BTreeMap<String, String>,
+    /// The name of its service account; empty where it has none.
+    pub(crate) service_account: String,
+    /// Its pull secrets that could be read, in the pod's order.
+    pub(crate) secrets: Vec<PullSecretText>,
+    /// Names of those that could not.
+    pub(crate) secrets_unread: Vec<String>,
+    /// Its images; they are answered in this order.
+    pub(crate) images: Vec<PodImageRequest>,
 }
 
-fn line_text(line: Option<u64>) -> String {
-    line.map_or_else(String::new, |line| format!(", line {line}"))
+/// An image that a pod names.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PodImageRequest {
+    /// What it is for: `container`, `init`, `sidecar`, `ephemeral` or `volume`; empty is `container`.
+    pub(crate) role: String,
+    /// The container's or the volume's name.
+    pub(crate) name: String,
+    /// Where it stands in its list, from 0; tells those without a name apart.
+    pub(crate) position: usize,
+    /// As the user spelled it.
+    pub(crate) image: String,
+    /// `Always`, `IfNotPresent` or `Never`; empty is the kubelet's default for the tag.
+    pub(crate) policy: String,
+    /// Names of the volumes that the container mounts.
+    pub(crate) mounts: Vec<String>,
 }
 
-/// What a Pod needs.
-#[derive(Debug)]
-pub(crate) struct PodImages {
-    /// One request for each image, in the order of the manifest, init containers first.
-    pub(crate) requests: Vec<PullRequest>,
-    /// Pull secrets the Pod names and nobody gave; it is tried without them, as the kubelet does.
-    pub(crate) secrets_missing: Vec<String>,
+/// What became of a pod's images.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PodEnsured {
+    /// As it was asked.
+    pub(crate) kind: String,
+    /// Which pod.
+    pub(crate) pod: PodName,
+    /// Image by image, in the order of the request.
+    pub(crate) images: Vec<PodImageRow>,
+    /// What happened to this pod while its images were ensured, oldest first.
+    pub(crate) events: Vec<EventRow>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Pod {
-    kind: String,
-    metadata: Metadata,
-    spec: PodSpec,
+/// What became of one image of a pod.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PodImageRow {
+    /// The field that names it: `spec.containers{NAME}`.
+    pub(crate) field: String,
+    /// As in the request.
+    pub(crate) role: String,
+    /// As the user spelled it.
+    pub(crate) image: String,
+    /// The policy it was asked for under; the default for the tag where none was given.
+    pub(crate) policy: String,
+    /// Its id; empty where it is not to be used.
+    pub(crate) id: String,
+    /// `present` or `pulled`; empty where it is not to be used.
+    pub(crate) origin: String,
+    /// What it occupies, where known.
+    pub(crate) size: Option<u64>,
+    /// How long the pull took, in milliseconds, without waiting for its turn.
+    pub(crate) took_ms: u64,
+    /// The waiting reason that pod status shows; empty where all is well.
+    pub(crate) reason: String,
+    /// What pod status says of it; empty after a pull.
+    pub(crate) message: String,
+    /// What failed, why, and how to mend it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) failure: Option<Failure>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Metadata {
-    name: String,
-    namespace: String,
-    uid: String,
+/// Something that happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct EventRow {
+    /// When.
+    pub(crate) at: Option<String>,
+    /// `Normal` or `Warning`.
+    pub(crate) r#type: String,
+    /// The word for it: `Pulling`, `Pulled`, `Failed`.
+    pub(crate) reason: String,
+    /// What happened.
+    pub(crate) message: String,
+    /// The field of the pod it happened to; empty for the pod itself.
+    pub(crate) field: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct PodSpec {
-    init_containers: Vec<Container>,
-    containers: Vec<Container>,
-    ephemeral_containers: Vec<Container>,
-    volumes: Vec<Volume>,
-    image_pull_secrets: Vec<Named>,
-}
+#[async_trait]
+impl Command for PodRequest {
+    const NAME: &'static str = "ensure";
+    type Answer = PodEnsured;
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Container {
-    name: String,
-    image: String,
-    image_pull_policy: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Volume {
-    name: String,
-    image: Option<ImageVolume>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct ImageVolume {
-    reference: String,
-    pull_policy: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Named {
-    name: String,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default, rename_all = "camelCase")]
-struct SecretManifest {
-    kind: String,
-    metadata: Metadata,
-    r#type: String,
-    data: BTreeMap<String, String>,
-    string_data: BTreeMap<String, String>,
-}
-
-impl PodImages {
-    /// Reads a Pod and the secrets handed in with it; each with the name of its file.
-    pub(crate) fn read(pod: (&str, &str), secrets: &[(String, String)]) -> Result<Self, PodsError> {
-        let (file, text) = pod;
-        let manifest: Pod = parse(file, text)?;
-        expect_kind(file, &manifest.kind, "Pod")?;
-        let namespace = or_default(manifest.metadata.namespace);
-        let mut known = Vec::new();
-        for (file, text) in secrets {
-            known.push(read_secret(file, text)?);
-        }
-        let (mut given, mut secrets_missing) = (Vec::new(), Vec::new());
-        let pod = PodName { namespace, name: manifest.metadata.name, uid: manifest.metadata.uid };
-        let spec = manifest.spec;
-        for Named { name } in spec.image_pull_secrets {
-            match known.iter().find(|secret| secret.name == name && secret.namespace == pod.namespace) {
-                Some(secret) => given.push(secret.clone()),
-                None => secrets_missing.push(format!("{}/{name}", pod.namespace)),
-            }
-        }
-        let containers = |kind: &'static str, containers: Vec<Container>| {
-            containers
-                .into_iter()
-                .map(move |one| (format!("spec.{kind}{{{}}}", one.name), one.image, one.image_pull_policy))
-        };
-        let volumes = spec.volumes.into_iter().filter_map(|volume| {
-            let image = volume.image?;
-            Some((format!("spec.volumes{{{}}}", volume.name), image.reference, image.pull_policy))
-        });
-        let requests: Vec<PullRequest> = containers("initContainers", spec.init_containers)
-            .chain(containers("containers", spec.containers))
-            .chain(containers("ephemeralContainers", spec.ephemeral_containers))
-            .chain(volumes)
-            .map(|(field, image, policy)| PullRequest {
-                image,
-                policy,
-                field,
-                pod: Some(pod.clone()),
-                secrets: given.clone(),
-                ..PullRequest::default()
-            })
-            .collect();
-        if requests.len() > IMAGES_MAX {
-            return Err(PodsError::TooMany(file.to_owned()));
-        }
-        if let Some(request) = requests.iter().find(|request| request.image.is_empty()) {
-            return Err(PodsError::NoImage { file: file.to_owned(), field: request.field.clone() });
-        }
-        Ok(Self { requests, secrets_missing })
+    async fn run(self, node: &LocalNode, steps: Steps) -> Result<PodEnsured, Failure> {
+        let request = core_request(&self)?;
+        let mut listening = Listening::new(node.parts().events.follow(), &request);
+        let telling = Telling { asked: &self, request: &request, steps };
+        let outcomes = listening.during(node.parts().manager.ensure_pod(&request, &telling)).await;
+        let rows = outcomes.iter().enumerate().map(|(image, outcome)| telling.row(image, outcome, &outcomes));
+        let mut images: Vec<PodImageRow> = rows.collect();
+        fill_sizes(node, &mut images).await;
+        Ok(PodEnsured { events: listening.heard, kind: self.kind.clone(), pod: self.pod.clone(), images })
     }
 }
 
-fn parse<T: for<'de> Deserialize<'de>>(file: &str, text: &str) -> Result<T, PodsError> {
-    // The parser's own message shows the text around the mistake, and that may be a password.
-    serde_saphyr::from_str(text).map_err(|error| PodsError::Parse {
-        file: file.to_owned(),
-        line: error.location().map(|location| location.line()),
-    })
-}
-
-fn expect_kind(file: &str, found: &str, wanted: &'static str) -> Result<(), PodsError> {
-    if found == wanted {
-        return Ok(());
+fn core_request(asked: &PodRequest) -> Result<CoreRequest, Failure> {
+    if asked.images.len() > IMAGES_MAX {
+        let why = format!("a pod with {} images is none; {IMAGES_MAX} are the most", asked.images.len());
+        return Err(Failure::new("InvalidArgument", why));
     }
-    Err(PodsError::Kind { file: file.to_owned(), found: found.to_owned(), wanted })
-}
-
-fn read_secret(file: &str, text: &str) -> Result<PullSecretText, PodsError> {
-    let manifest: SecretManifest = parse(file, text)?;
-    expect_kind(file, &manifest.kind, "Secret")?;
-    let name = manifest.metadata.name;
-    if manifest.r#type != SECRET_TYPE {
-        return Err(PodsError::SecretType { file: file.to_owned(), name, found: manifest.r#type });
-    }
-    // `stringData` wins, as it does in the API.
-    let plain = manifest.string_data.get(SECRET_KEY).cloned();
-    let document = plain.or_else(|| {
-        let packed: String = manifest.data.get(SECRET_KEY)?.split_whitespace().collect();
-        let bytes = base64::engine::general_purpose::STANDARD.decode(packed).ok()?;
-        String::from_utf8(bytes).ok()
-    });
-    let Some(document) = document else {
-        return Err(PodsError::SecretKey { file: file.to_owned(), name });
+    let common = EnsureRequest {
+        pod: PodIdentity {
+            namespace: asked.pod.namespace.as_str().into(),
+            name: asked.pod.name.as_str().into(),
+            uid: asked.pod.uid.as_str().into(),
+        },
+        service_account: Some(asked.service_account.clone()).filter(|name| !name.is_empty()),
+        annotations: asked.annotations.clone().into_iter().collect(),
+        secrets: secrets(&asked.secrets),
+        ..EnsureRequest::new("", PullPolicy::IfNotPresent)
     };
-    Ok(PullSecretText {
-        namespace: or_default(manifest.metadata.namespace),
-        name,
-        uid: manifest.metadata.uid,
-        docker_config: Some(Hidden(Secret::new(document))),
+    let images = asked.images.iter().map(core_image).collect::<Result<_, Failure>>()?;
+    Ok(CoreRequest { common, images, secrets_unread: asked.secrets_unread.clone() })
+}
+
+fn core_image(asked: &PodImageRequest) -> Result<PodImage, Failure> {
+    let role = match asked.role.as_str() {
+        "" | "container" => PodRole::Container,
+        "init" | "sidecar" => PodRole::Init,
+        "ephemeral" => PodRole::Ephemeral,
+        "volume" => PodRole::Volume,
+        other => {
+            let why =
+                format!("`{other}` is no role of an image; there are container, init, sidecar, ephemeral, volume");
+            return Err(Failure::new("InvalidArgument", why));
+        }
+    };
+    let policy = match asked.policy.as_str() {
+        // A name that does not read has no default; the manager refuses it, and says so to the pod.
+        "" => PullPolicy::default_for(&asked.image).unwrap_or(PullPolicy::IfNotPresent),
+        policy => policy.parse().map_err(|error: imagelet_core::manager::PullPolicyError| {
+            Failure::new("InvalidArgument", error.to_string())
+        })?,
+    };
+    Ok(PodImage {
+        role,
+        name: asked.name.clone(),
+        position: asked.position,
+        image: asked.image.clone(),
+        policy,
+        mounts: asked.mounts.clone(),
     })
 }
 
-fn or_default(namespace: String) -> String {
-    if namespace.is_empty() { "default".into() } else { namespace }
+/// Pull secrets as the keyring reads them; those of another type hold nothing for it.
+pub(super) fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
+    let secret = |secret: &PullSecretText| {
+        let kind = match secret.r#type.as_str() {
+            "" => PullSecretKind::DockerConfigJson,
+            name => PullSecretKind::from_type(name)?,
+        };
+        let (uid, namespace, name) = (secret.uid.clone(), secret.namespace.clone(), secret.name.clone());
+        let document = secret.docker_config.as_ref().map_or_else(|| Secret::new(""), |text| text.0.clone());
+        Some(PullSecret { identity: ObjectIdentity { uid, namespace, name }, kind, document })
+    };
+    asked.iter().filter_map(secret).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Tells the caller how each image comes along.
+struct Telling<'a> {
+    asked: &'a PodRequest,
+    request: &'a CoreRequest,
+    steps: Steps,
+}
 
-    const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, uid: u-1}\nspec:\n  imagePullSecrets: [{name: reg}, {name: gone}]\n  \
-        initContainers: [{name: init, image: a, restartPolicy: Always}]\n  containers:\n  - {name: app, image: 'b:v1', imagePullPolicy: Never}\n  \
-        volumes:\n  - {name: model, image: {reference: 'c:v1', pullPolicy: Always}}\n  - {name: tmp, emptyDir: {}}\n";
-
-    #[test]
-    fn all_images_of_a_pod_are_found_with_policies_and_secrets() {
-        let secret = "kind: Secret\nmetadata: {name: reg}\ntype: kubernetes.io/dockerconfigjson\ndata:\n  .dockerconfigjson: eyJhdXRocyI6e319\n";
-        let images = PodImages::read(("p.yaml", POD), &[("s.yaml".into(), secret.into())]).expect("a Pod");
-        let told: Vec<_> = images
-            .requests
-            .iter()
-            .map(|one| (one.image.as_str(), one.policy.as_str(), one.field.as_str(), one.secrets.len()))
-            .collect();
-        assert_eq!(
-            told,
-            [
-                ("a", "", "spec.initContainers{init}", 1),
-                ("b:v1", "Never", "spec.containers{app}", 1),
-                ("c:v1", "Always", "spec.volumes{model}", 1),
-            ]
-        );
-        assert_eq!(images.secrets_missing, ["default/gone"]);
-        let document = images.requests[0].secrets[0].docker_config.as_ref().expect("the document");
-        assert_eq!(document.0.expose(), "{\"auths\":{}}");
+impl PodWatch for Telling<'_> {
+    fn progress(&self, image: usize) -> Progress {
+        let steps = Arc::clone(&self.steps);
+        steps(Step::Asked { image });
+        Arc::new(move |event| steps(Step::Image { image, of: Box::new(step(event)) }))
     }
 
-    #[test]
-    fn what_is_no_pod_or_no_pull_secret_is_refused_without_showing_it() {
-        let read = |pod: &str, secret: Option<&str>| {
-            let secrets: Vec<_> = secret.map(|text| ("s.yaml".to_owned(), text.to_owned())).into_iter().collect();
-            PodImages::read(("p.yaml", pod), &secrets).expect_err("refused").to_string()
+    fn settled(&self, image: usize, outcome: &PodOutcome) {
+        (self.steps)(Step::Settled { image, row: Box::new(self.row(image, outcome, &[])) });
+    }
+}
+
+impl Telling<'_> {
+    fn row(&self, image: usize, outcome: &PodOutcome, others: &[PodOutcome]) -> PodImageRow {
+        let wanted = &self.request.images[image];
+        let row = PodImageRow {
+            field: wanted.field(),
+            role: self.asked.images[image].role.clone(),
+            image: wanted.image.clone(),
+            policy: wanted.policy.name().into(),
+            ..PodImageRow::default()
         };
-        assert_eq!(read("kind: Deployment\n", None), "`p.yaml` is a `Deployment`, not a `Pod`");
-        assert!(read("kind: Pod\nspec: [hunter2", None).starts_with("could not read the manifest `p.yaml`"));
-        assert_eq!(
-            read("kind: Pod\nspec: {containers: [{name: x}]}\n", None),
-            "`spec.containers{x}` in `p.yaml` names no image"
-        );
-        for secret in [
-            "kind: Secret\nmetadata: {name: s}\ntype: Opaque\ndata: {password: hunter2}\n",
-            "kind: Secret\nmetadata: {name: s}\ntype: kubernetes.io/dockerconfigjson\ndata: {.dockerconfigjson: 'hunter2!'}\n",
-            "kind: Secret\ndata: [hunter2\n",
-        ] {
-            let error = read(POD, Some(secret));
-            assert!(error.contains("`s.yaml`") && !error.contains("hunter2"), "{error}");
+        match outcome {
+            PodOutcome::Ensured(ensured) => {
+                let (origin, took, size) = match ensured.origin {
+                    Origin::AlreadyPresent => ("present", Duration::ZERO, None),
+                    Origin::Pulled { took, size } => ("pulled", took, Some(size.0).filter(|size| *size > 0)),
+                };
+                PodImageRow {
+                    id: ensured.id.to_string(),
+                    origin: origin.into(),
+                    size,
+                    took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                    message: ensured.message.clone(),
+                    ..row
+                }
+            }
+            PodOutcome::Failed(error) => PodImageRow {
+                reason: error.reason().into_owned(),
+                message: error.message(),
+                failure: Some(Failure::of_ensure(error)),
+                ..row
+            },
+            PodOutcome::Blocked { by } => self.blocked(row, *by, others.get(*by)),
+        }
+    }
+
+    /// As the kubelet does, it shows the volume's failure on the container; who waits for an init container is told so.
+    fn blocked(&self, row: PodImageRow, by: usize, failed: Option<&PodOutcome>) -> PodImageRow {
+        let field = self.request.images[by].field();
+        let (reason, message) = match failed {
+            Some(PodOutcome::Failed(error)) if self.request.images[by].role == PodRole::Volume => {
+                (error.reason().into_owned(), error.message())
+            }
+            _ => (POD_INITIALIZING.into(), String::new()),
+        };
+        let failure = Failure::new(&reason, format!("`{}` was not asked for: `{field}` failed before", row.image));
+        PodImageRow { reason, message, failure: Some(failure), ..row }
+    }
+}
+
+/// The sizes of what was there before, which nobody asked for on the way.
+async fn fill_sizes(node: &LocalNode, rows: &mut [PodImageRow]) {
+    let mut known: HashMap<String, Option<u64>> = HashMap::new();
+    for row in rows.iter_mut().filter(|row| row.size.is_none() && !row.id.is_empty()) {
+        if !known.contains_key(&row.id) {
+            let found = node.parts().runtime.images().status(&ImageSpec::new(&row.id)).await;
+            known.insert(row.id.clone(), found.ok().flatten().map(|image| image.size.0));
+        }
+        row.size = known[&row.id];
+    }
+}
+
+/// Hears the events of one pod.
+struct Listening {
+    events: Receiver<RecordedEvent>,
+    pod: PodIdentity,
+    heard: Vec<EventRow>,
+    heard_max: usize,
+}
+
+impl Listening {
+    fn new(events: Receiver<RecordedEvent>, request: &CoreRequest) -> Self {
+        let heard_max = (request.images.len() + 1) * EVENTS_PER_IMAGE_MAX;
+        Self { events, pod: request.common.pod.clone(), heard: Vec::new(), heard_max }
+    }
+
+    /// Listens while something is done, and to what was said last.
+    async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        let done = loop {
+            tokio::select! {
+                biased;
+                event = self.events.recv() => match event {
+                    Ok(event) => self.take(event),
+                    Err(RecvError::Lagged(missed)) => tracing::warn!(missed, "not all events of a call are told with it"),
+                    Err(RecvError::Closed) => break work.as_mut().await,
+                },
+                done = work.as_mut() => break done,
+            }
+        };
+        while let Ok(event) = self.events.try_recv() {
+            self.take(event);
+        }
+        done
+    }
+
+    fn take(&mut self, recorded: RecordedEvent) {
+        let EventSubject::Pod { namespace, name, uid, field_path } = recorded.event.subject else { return };
+        if self.heard.len() < self.heard_max && (PodIdentity { namespace, name, uid }) == self.pod {
+            self.heard.push(EventRow {
+                at: moment(recorded.at),
+                r#type: recorded.event.kind.name().into(),
+                reason: recorded.event.reason.into(),
+                message: recorded.event.message,
+                field: field_path.to_string(),
+            });
         }
     }
 }

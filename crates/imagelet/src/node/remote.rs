@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Command, Step, Steps};
 use crate::{
-    api::{CallError, Client},
+    api::{BODY_BYTES_MAX, CallError, Client},
     failure::Failure,
 };
 
@@ -38,6 +38,15 @@ impl RemoteNode {
         let socket = self.socket.display();
         let body = serde_json::to_vec(&command)
             .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{}`", C::NAME)))?;
+        if body.len() > BODY_BYTES_MAX {
+            let message = format!(
+                "`{}` has {} bytes to tell the daemon at `{socket}`; it takes {BODY_BYTES_MAX}",
+                C::NAME,
+                body.len()
+            );
+            return Err(Failure::new("InvalidArgument", message)
+                .or_hint("shorten annotations and secrets, or work without the daemon: `--store DIR`"));
+        }
         let progress = move |document: &[u8]| {
             if let Ok(step) = serde_json::from_slice::<Step>(document) {
                 steps(step);

@@ -73,7 +73,7 @@ documents! {
         /// Its uid.
         uid: String,
     }
-    /// A secret of type `kubernetes.io/dockerconfigjson`.
+    /// A secret with the credentials of registries.
     PullSecretText {
         /// Its namespace.
         namespace: String,
@@ -81,6 +81,8 @@ documents! {
         name: String,
         /// Its uid.
         uid: String,
+        /// `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`; empty is the first.
+        r#type: String,
         /// The docker configuration in it.
         docker_config: Option<Hidden>,
     }
@@ -338,7 +340,7 @@ documents! {
 }
 
 /// How far a pull is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase")]
 pub(crate) enum Step {
     /// What will be fetched is known.
@@ -359,6 +361,12 @@ pub(crate) enum Step {
     Committing,
     /// So many bytes of what is here were read, of about so many.
     Checking { read: u64, total: u64 },
+    /// An image of a pod, by its place in the request, is asked for from now on.
+    Asked { image: usize },
+    /// A step of an image of a pod.
+    Image { image: usize, of: Box<Step> },
+    /// An image of a pod is settled.
+    Settled { image: usize, row: Box<super::PodImageRow> },
 }
 
 /// A layer and its compressed size.

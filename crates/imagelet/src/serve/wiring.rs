@@ -9,7 +9,7 @@ use std::{
 
 use imagelet_core::{
     credentials::{Keyring, NoProviders, NodeKeyring},
-    events::LogEvents,
+    events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
     inventory::Inventory,
@@ -66,13 +66,14 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<LocalNod
         Arc::new(move |key: &imagelet_core::image::ImageKey| inventory.touch(key, SystemTime::now()))
     };
     let keyring = Arc::new(keyring(&settings));
+    let events = Arc::new(LogEvents::new(EVENTS_MAX));
     let manager = ImageManager::new(ManagerParts {
         runtime: runtime.clone(),
         settings: pull_settings(&settings, role),
         keyring: Arc::clone(&keyring),
         providers: Arc::new(NoProviders),
         records: Arc::clone(&records),
-        events: Arc::new(LogEvents::new(EVENTS_MAX)),
+        events: Arc::clone(&events) as Arc<dyn EventSink>,
         metrics: Arc::clone(&metrics),
         touched: Some(touched),
         recorder: None,
@@ -82,6 +83,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<LocalNod
         runtime,
         inventory,
         manager,
+        events,
         keyring,
         records,
         metrics,

@@ -13,6 +13,7 @@ mod images;
 mod lifecycle;
 mod lifetime;
 mod order;
+mod pods;
 mod program;
 mod refusals;
 mod soundness;

@@ -1,0 +1,281 @@
+//! `ensure`: every image of the pods in some manifests, with progress on stderr and a row an image on stdout.
+
+use std::{
+    collections::HashMap,
+    io::{self, Write},
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use futures_util::{StreamExt as _, stream};
+use imagelet_core::image::{ByteSize, ImageId};
+use serde_json::json;
+
+use super::{pull::read_file, upkeep::complain};
+use crate::{
+    cli::{EnsureArgs, Format},
+    failure::Failure,
+    manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests},
+    node::{Node, PodEnsured, PodImageRow, PodRequest, Step, Steps},
+    output::{Table, print, printable},
+    progress::{Screen, Shown},
+};
+
+/// Pods that are asked for at once; all images of each start together.
+const PODS_AT_ONCE: usize = 4;
+
+/// Reads the files of the command line.
+pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
+    let read = |path: &std::path::PathBuf| {
+        Ok(ManifestFile { name: path.display().to_string(), text: read_file(path, FILE_LENGTH_MAX)? })
+    };
+    let files = arguments.files.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
+    let secrets = arguments.secrets.iter().map(read).collect::<Result<Vec<_>, Failure>>()?;
+    Manifests::read(&files, &secrets).map_err(|error| Failure::of(&error))
+}
+
+/// Asks for all pods; one image that fails does not keep the others from coming.
+pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: Format) -> Result<ExitCode, Failure> {
+    let screen = Screen::of_stderr(quiet);
+    for note in &manifests.notes {
+        screen.say(&format!("warning: {}", printable(note)));
+    }
+    let is_many = manifests.pods.len() > 1;
+    let answers: Vec<Result<PodEnsured, (String, Failure)>> = stream::iter(manifests.pods)
+        .map(|pod| ensure(node, pod, &screen, is_many))
+        .buffered(PODS_AT_ONCE)
+        .collect()
+        .await;
+    let (mut pods, mut failures) = (Vec::new(), Vec::new());
+    for answer in answers {
+        match answer {
+            Ok(pod) => {
+                told_once(&pod).for_each(complain);
+                pods.push(pod);
+            }
+            Err((pod, failure)) => {
+                complain(&failure);
+                failures.push(json!({ "pod": pod, "failure": failure }));
+            }
+        }
+    }
+    let mut rows = pods.iter().flat_map(|pod| &pod.images);
+    let code = if failures.is_empty() && rows.all(|row| row.failure.is_none()) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    };
+    let document = json!({ "pods": pods, "failures": failures });
+    print(format, &document, |mut out| if quiet { ids(&pods, out) } else { table(&pods, format).write(&mut out) })?;
+    Ok(code)
+}
+
+async fn ensure(
+    node: &Node,
+    request: PodRequest,
+    screen: &Screen,
+    is_many: bool,
+) -> Result<PodEnsured, (String, Failure)> {
+    let name = pod_text(&request.pod.namespace, &request.pod.name);
+    let images = request.images.iter().map(|image| image.image.clone()).collect();
+    let board = Arc::new(Board {
+        screen: screen.clone(),
+        prefix: if is_many { format!("{name} ") } else { String::new() },
+        images,
+        shown: Mutex::default(),
+    });
+    let hearing = Arc::clone(&board);
+    let steps: Steps = Arc::new(move |step| hearing.take(step));
+    let answer = node.ask(request, steps).await;
+    // Whoever goes away in the middle must not leave bars behind, and a slow socket may have dropped the last word.
+    board.clear();
+    answer.map_err(|failure| (name, failure))
+}
+
+fn pod_text(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
+/// The images of one pod on the screen.
+struct Board {
+    screen: Screen,
+    prefix: String,
+    /// By their place in the request.
+    images: Vec<String>,
+    shown: Mutex<HashMap<usize, Shown>>,
+}
+
+impl Board {
+    fn take(&self, step: Step) {
+        match step {
+            Step::Asked { image } => {
+                if let Some(name) = self.images.get(image) {
+                    let shown = self.screen.show(name);
+                    self.shown().insert(image, shown);
+                }
+            }
+            Step::Image { image, of } => {
+                let steps = self.shown().get(&image).map(|shown| Arc::clone(&shown.steps));
+                if let Some(steps) = steps {
+                    steps(*of);
+                }
+            }
+            Step::Settled { image, row } => {
+                drop(self.shown().remove(&image));
+                self.screen.say(&format!("{}{}", printable(&self.prefix), told(&row)));
+            }
+            _ => {}
+        }
+    }
+
+    fn clear(&self) {
+        self.shown().clear();
+    }
+
+    fn shown(&self) -> std::sync::MutexGuard<'_, HashMap<usize, Shown>> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// What became of an image, in a line.
+fn told(row: &PodImageRow) -> String {
+    let (field, image) = (printable(&row.field), printable(&row.image));
+    match row.origin.as_str() {
+        "present" => format!("{field}: {image} is present"),
+        "pulled" => {
+            let size = row.size.map_or_else(String::new, |size| format!(" ({})", ByteSize(size)));
+            format!("{field}: {image} pulled{size} in {}", seconds(row.took_ms))
+        }
+        _ => format!("{field}: {image} failed: {}", printable(&row.reason)),
+    }
+}
+
+fn seconds(milliseconds: u64) -> String {
+    format!("{}.{:01}s", milliseconds / 1000, milliseconds % 1000 / 100)
+}
+
+/// The failures of a pod, each once: several containers may wait for one image. What was not asked for is none of its own.
+fn told_once(pod: &PodEnsured) -> impl Iterator<Item = &Failure> {
+    let mut told: Vec<&Failure> = Vec::new();
+    for row in pod.images.iter().filter(|row| row.message.is_empty() || !row.reason.is_empty()) {
+        match &row.failure {
+            Some(failure) if !told.contains(&failure) => told.push(failure),
+            _ => {}
+        }
+    }
+    told.into_iter()
+}
+
+fn ids(pods: &[PodEnsured], out: &mut dyn Write) -> io::Result<()> {
+    let rows = pods.iter().flat_map(|pod| &pod.images).filter(|row| !row.id.is_empty());
+    rows.into_iter().try_for_each(|row| writeln!(out, "{}", row.id))
+}
+
+fn table(pods: &[PodEnsured], format: Format) -> Table {
+    let (is_wide, is_many) = (format == Format::Wide, pods.len() > 1);
+    let mut header = vec!["FIELD", "IMAGE", "ID", "STATUS"];
+    if is_many {
+        header.insert(0, "POD");
+    }
+    if is_wide {
+        header.extend(["POLICY", "SIZE", "TOOK", "MESSAGE"]);
+    }
+    let mut table = Table::plain();
+    table.row(header);
+    for pod in pods {
+        for row in &pod.images {
+            let mut cells = cells(row, is_wide);
+            if is_many {
+                cells.insert(0, pod_text(&pod.pod.namespace, &pod.pod.name));
+            }
+            table.row(cells);
+        }
+    }
+    table
+}
+
+fn cells(row: &PodImageRow, is_wide: bool) -> Vec<String> {
+    let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let field = row.field.strip_prefix("spec.").unwrap_or(&row.field).to_owned();
+    let id = ImageId::new(&row.id);
+    let status = if row.origin.is_empty() { &row.reason } else { &row.origin };
+    let mut cells = vec![field, row.image.clone(), or_dash(if is_wide { &row.id } else { id.short() }), status.clone()];
+    if is_wide {
+        cells.extend([
+            row.policy.clone(),
+            row.size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string()),
+            if row.origin == "pulled" { seconds(row.took_ms) } else { "-".into() },
+            or_dash(&row.message),
+        ]);
+    }
+    cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(field: &str, image: &str, origin: &str) -> PodImageRow {
+        let id = if origin.is_empty() { String::new() } else { format!("sha256:{}", "ab".repeat(32)) };
+        PodImageRow {
+            field: field.into(),
+            image: image.into(),
+            policy: "IfNotPresent".into(),
+            id,
+            origin: origin.into(),
+            ..PodImageRow::default()
+        }
+    }
+
+    fn pod(images: Vec<PodImageRow>) -> PodEnsured {
+        let pod = crate::node::PodName { namespace: "default".into(), name: "web".into(), uid: "u".into() };
+        PodEnsured { kind: "Pod".into(), pod, images, ..PodEnsured::default() }
+    }
+
+    fn failed(field: &str, image: &str, reason: &str) -> PodImageRow {
+        let failure = Failure::new(reason, format!("could not pull `{image}`"));
+        PodImageRow { reason: reason.into(), message: "no".into(), failure: Some(failure), ..row(field, image, "") }
+    }
+
+    fn text(pods: &[PodEnsured], format: Format) -> String {
+        let mut out = Vec::new();
+        table(pods, format).write(&mut out).expect("memory takes it");
+        String::from_utf8(out).expect("it is text")
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_container() {
+        let pulled =
+            PodImageRow { size: Some(1_500_000), took_ms: 2345, ..row("spec.initContainers{a}", "x:v1", "pulled") };
+        let pods = [pod(vec![pulled, failed("spec.containers{b}", "y", "ErrImagePull")])];
+        assert_eq!(
+            text(&pods, Format::Table),
+            "FIELD               IMAGE   ID              STATUS\n\
+             initContainers{a}   x:v1    ababababababa   pulled\n\
+             containers{b}       y       -               ErrImagePull\n"
+        );
+        let wide = text(&pods, Format::Wide);
+        assert!(wide.contains("pulled         IfNotPresent   1.5MB   2.3s   -\n"), "{wide}");
+        assert!(wide.ends_with("ErrImagePull   IfNotPresent   -       -      no\n"), "{wide}");
+        let two = [pods[0].clone(), pods[0].clone()];
+        assert!(text(&two, Format::Table).contains("\ndefault/web   containers{b} "));
+    }
+
+    #[test]
+    fn each_image_is_told_in_a_line_and_each_failure_once() {
+        assert_eq!(told(&row("spec.containers{b}", "y", "present")), "spec.containers{b}: y is present");
+        let pod = pod(vec![
+            failed("a", "y", "ErrImagePull"),
+            failed("b", "y", "ErrImagePull"),
+            failed("c", "z", "ErrImagePull"),
+        ]);
+        assert_eq!(told(&pod.images[0]), "a: y failed: ErrImagePull");
+        assert_eq!(told_once(&pod).count(), 2);
+    }
+}
