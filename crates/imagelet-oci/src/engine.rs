@@ -1,5 +1,6 @@
 //! A pull told in one function, and the store behind the one seam.
 
+mod admit;
 mod estimate;
 mod listed;
 mod repair;
@@ -9,8 +10,8 @@ mod verify;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, Weak},
-    time::SystemTime,
+    sync::{Arc, Mutex, OnceLock, Weak},
+    time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -18,8 +19,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Platform, Reference},
     runtime::{
-        ContainerService, FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEstimate,
-        PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
+        ContainerService, FilesystemUsage, ImageFilesystems, ImageService, LayerState, MakeRoom, Progress,
+        PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
     },
 };
 use tokio::time::Instant;
@@ -29,6 +30,7 @@ use self::{
     listed::{listed, user},
 };
 use crate::{
+    admission::{Admission, Ledger, Reservation},
     manifest::{CONFIG_BYTES_MAX, ImageConfig, printable},
     mount::{self, MountUses, MountedImage},
     pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
@@ -55,6 +57,10 @@ pub struct EngineConfig {
     pub keep_blobs: bool,
     /// What a layer may do to the node.
     pub limits: LayerLimits,
+    /// When a pull is refused for want of room before it begins.
+    pub admission: Admission,
+    /// How long a pull that may not fit beside others waits for them at most.
+    pub admission_wait: Duration,
 }
 
 impl EngineConfig {
@@ -73,6 +79,8 @@ impl EngineConfig {
                 free_bytes_floor: 16 << 20,
                 free_inodes_floor: 1_000,
             },
+            admission: Admission::default(),
+            admission_wait: Duration::from_mins(1),
         }
     }
 }
@@ -88,6 +96,10 @@ pub struct Engine {
     large_window: Arc<LargeWindow>,
     /// One pull's early syncs serve all.
     writing_back: Arc<tokio::sync::Mutex<()>>,
+    /// What running pulls have reserved on the disk.
+    ledger: Arc<Ledger>,
+    /// Who is asked for room before a pull is refused.
+    room: OnceLock<Arc<dyn MakeRoom>>,
     /// What estimates have resolved, for the pulls right after them.
     resolutions: Resolutions,
 }
@@ -112,6 +124,8 @@ impl Engine {
             fetching: Mutex::default(),
             large_window: Arc::default(),
             writing_back: Arc::default(),
+            ledger: Arc::default(),
+            room: OnceLock::new(),
             resolutions: Resolutions::default(),
         });
         if !store.is_read_only() {
@@ -129,6 +143,11 @@ impl Engine {
     /// Where the store is.
     pub fn root(&self) -> &Path {
         self.store.root()
+    }
+
+    /// Asks this for room from now on before a pull is refused; only the first that is told counts.
+    pub fn ask_for_room(&self, room: Arc<dyn MakeRoom>) {
+        let _ = self.room.set(room);
     }
 
     /// Removes the content that no name reaches any more.
@@ -231,6 +250,8 @@ impl Engine {
         check_layers(id, layers.len(), config.diff_ids.len())?;
         self.refuse_if_mounted(&config.diff_ids).await?;
         let lease = self.store.lease(&config.diff_ids);
+        // Held until the image is committed or what came of it is on its way to the trash.
+        let reservation = self.admit(layers, &config.diff_ids).await?;
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
         let view = {
             let store = Arc::clone(&self.store);
@@ -247,10 +268,11 @@ impl Engine {
             allowance: Arc::clone(&allowance),
             large_window: Arc::clone(&self.large_window),
             view: Arc::clone(&view),
+            landing: reservation.landing(diff_id),
         }));
         let _write_back = self.write_back();
         let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)
-            .map(|job| self.fetch_layer(job, progress))
+            .map(|job| self.fetch_reserved(job, &reservation, progress))
             .buffer_unordered(self.config.layers_in_flight.max(1))
             .try_collect()
             .await?;
@@ -307,6 +329,18 @@ impl Engine {
             }
         }
         Ok(here)
+    }
+
+    async fn fetch_reserved(
+        &self,
+        job: LayerJob,
+        reservation: &Reservation,
+        progress: &Progress,
+    ) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
+        let layer = job.diff_id.clone();
+        let fetched = self.fetch_layer(job, progress).await?;
+        reservation.is_there(&layer);
+        Ok(fetched)
     }
 
     /// Fetches a layer, or shares one that is here or that another pull fetches. `None`: it is in the store.

@@ -3,6 +3,7 @@
 //! [`Engine`] is the whole of it behind one seam. It opens no state outside its store and asks only the registries that
 //! the references it is given name.
 
+mod admission;
 mod engine;
 #[doc(hidden)]
 pub mod failpoint;
@@ -17,6 +18,7 @@ mod store;
 pub mod unpack;
 mod usage;
 
+pub use admission::Admission;
 pub use engine::{BlobsCheck, Credentials, Engine, EngineConfig, ImageCheck, LayerName, VerifyProgress, VerifyReport};
 pub use mount::MountedImage;
 pub use pipeline::LayerLimits;

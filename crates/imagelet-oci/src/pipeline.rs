@@ -35,6 +35,7 @@ use self::{
     inflate::{Bounds, Intake},
 };
 use crate::{
+    admission::Landing,
     manifest::Descriptor,
     registry::{BlobSource, PullSession, Registry, Starved},
     store::{BlobWriter, KeptBytes, StagedLayer, Store, SyncView},
@@ -84,6 +85,8 @@ pub(crate) struct LayerJob {
     pub(crate) large_window: Arc<LargeWindow>,
     /// Learns whether all that the pull writes reaches the disk.
     pub(crate) view: Arc<SyncView>,
+    /// Learns how much of the layer is on the disk.
+    pub(crate) landing: Landing,
 }
 
 impl LayerJob {
@@ -156,6 +159,7 @@ impl LayerJob {
         keep: Option<BlobWriter>,
         progress: &Progress,
     ) -> Result<StagedLayer, RuntimeError> {
+        self.landing.restart();
         let store = Arc::clone(&self.store);
         let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
@@ -172,7 +176,7 @@ impl LayerJob {
             cancelled: Arc::clone(&cancelled),
         };
         let starved = Starved::default();
-        let intake = Intake { frames: frames_out, starved: starved.clone(), keep };
+        let intake = Intake { frames: frames_out, starved: starved.clone(), keep, landing: self.landing.clone() };
         let inflater = tokio::task::spawn_blocking(move || inflate::inflate(intake, &blocks, bounds));
         let unpacker = {
             let job = self.clone();

@@ -4,6 +4,7 @@ mod container;
 mod error;
 mod estimate;
 mod image_service;
+mod make_room;
 mod manager;
 
 pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox};
@@ -13,4 +14,5 @@ pub use image_service::{
     FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest, SandboxConfig,
     no_progress,
 };
+pub use make_room::{MakeRoom, RoomMade, RoomWanted};
 pub use manager::{Pod, RuntimeManager};

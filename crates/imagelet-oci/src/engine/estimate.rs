@@ -13,8 +13,14 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-use super::Engine;
-use crate::registry::{Resolved, about};
+use super::{
+    Engine,
+    admit::{compression, learned},
+};
+use crate::{
+    admission::Amount,
+    registry::{Resolved, about},
+};
 
 /// How long a resolved manifest may stand in for asking again: a pull waits this long for its turn at most.
 const AGE_MAX: Duration = Duration::from_secs(30);
@@ -107,13 +113,19 @@ impl Engine {
         let blobs: Vec<_> = resolved.manifest.layers.iter().filter(|layer| seen.insert(&layer.digest)).collect();
         let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen) };
         let missing: Vec<_> = blobs.iter().filter(|layer| !is_here && !here.contains(&layer.digest)).collect();
+        let learned = learned(&self.store);
+        let expected = missing.iter().map(|layer| learned.expect(compression(&layer.media_type), layer.size, false));
+        let expected: Vec<_> = expected.collect();
+        let is_measured = expected.iter().all(|layer| layer.is_measured);
+        let amount = expected.iter().map(|layer| layer.amount).fold(Amount::default(), Amount::plus);
         PullEstimate {
             manifest: resolved.chosen.digest.clone(),
             bytes_total: blobs.iter().map(|layer| ByteSize(layer.size)).sum(),
             bytes_missing: missing.iter().map(|layer| ByteSize(layer.size)).sum(),
             layers_missing: missing.len(),
-            bytes_unpacked: None,
-            inodes: None,
+            // What is only assumed here is told by nobody.
+            bytes_unpacked: is_measured.then_some(ByteSize(amount.bytes)),
+            inodes: is_measured.then_some(amount.inodes),
         }
     }
 }

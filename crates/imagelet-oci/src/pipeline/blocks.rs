@@ -12,6 +12,7 @@ use std::{
 use imagelet_core::image::Digest;
 
 use super::Hash;
+use crate::admission::Landing;
 
 /// Large enough to make a queue operation cheap, small enough to stay in the second-level cache.
 const BLOCK_SIZE: usize = 128 * 1024;
@@ -128,6 +129,7 @@ impl BlockWriter {
 pub(super) struct BlockReader {
     queue: Receiver<Block>,
     hash: Hash,
+    landing: Landing,
     current: Option<(Vec<u8>, usize, Sender<Vec<u8>>)>,
     position: usize,
     ended: bool,
@@ -135,7 +137,12 @@ pub(super) struct BlockReader {
 
 impl BlockReader {
     pub(super) fn new(queue: Receiver<Block>, hash: Hash) -> Self {
-        Self { queue, hash, current: None, position: 0, ended: false }
+        Self { queue, hash, landing: Landing::default(), current: None, position: 0, ended: false }
+    }
+
+    /// The same reader, which tells what its own reader is done with.
+    pub(super) fn telling(self, landing: Landing) -> Self {
+        Self { landing, ..self }
     }
 
     /// Reads to the end and answers the digest of the whole stream.
@@ -150,7 +157,9 @@ impl BlockReader {
     }
 
     fn advance(&mut self) -> io::Result<()> {
-        if let Some((buffer, _, home)) = self.current.take() {
+        if let Some((buffer, length, home)) = self.current.take() {
+            // What was in it has been written.
+            self.landing.add(length as u64);
             // The inflater may be done; then the buffer is simply freed.
             let _ = home.send(buffer);
         }

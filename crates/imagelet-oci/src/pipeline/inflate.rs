@@ -15,6 +15,7 @@ use super::{
     window::{LargeWindow, ZstdReader, is_zstd},
 };
 use crate::{
+    admission::Landing,
     registry::Starved,
     store::{BlobWriter, storage_error},
 };
@@ -39,6 +40,8 @@ pub(super) struct Intake {
     pub(super) starved: Starved,
     /// Where the compressed bytes are written as well.
     pub(super) keep: Option<BlobWriter>,
+    /// Told of those bytes.
+    pub(super) landing: Landing,
 }
 
 /// What inflating may take.
@@ -126,6 +129,9 @@ impl BufRead for FrameReader {
                         self.unwritten = Some(error);
                         return Err(told);
                     }
+                    if self.intake.keep.is_some() {
+                        self.intake.landing.add(bytes.len() as u64);
+                    }
                     self.current = bytes;
                 }
                 Some(Frame::End) => self.ended = true,
@@ -176,7 +182,11 @@ mod tests {
             large_window: Arc::default(),
             cancelled: Arc::default(),
         };
-        let inflated = inflate(Intake { frames: receiver, starved: Starved::default(), keep: None }, &writer, bounds);
+        let inflated = inflate(
+            Intake { frames: receiver, starved: Starved::default(), keep: None, landing: Landing::default() },
+            &writer,
+            bounds,
+        );
         drop(writer);
         (inflated, reader.join().expect("the reader does not panic"))
     }

@@ -11,7 +11,7 @@ use super::{
     blocks::{self, BlockReader, Expansion},
     inflate::{self, Bounds, Frame, Intake},
 };
-use crate::registry::Starved;
+use crate::{admission::Landing, registry::Starved};
 
 /// What came of a compressed layer.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) fn inflated(compressed: &[u8], frame: usize, limit: u64) -> Inflated 
     for frame in parts.chain([Frame::End]) {
         sender.try_send(frame).expect("the queue holds all frames");
     }
-    let intake = Intake { frames, starved: Starved::default(), keep: None };
+    let intake = Intake { frames, starved: Starved::default(), keep: None, landing: Landing::default() };
     let bounds = Bounds {
         expansion: Expansion::new(limit, &Arc::default()),
         large_window: Arc::default(),

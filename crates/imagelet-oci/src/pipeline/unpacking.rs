@@ -36,7 +36,7 @@ impl LayerJob {
         };
         let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
         Step::UnpackTree.reach();
-        let mut reader = BlockReader::new(blocks, Hash::new(self.diff_id.algorithm()));
+        let mut reader = BlockReader::new(blocks, Hash::new(self.diff_id.algorithm())).telling(self.landing.clone());
         let as_root = rustix::process::geteuid().is_root();
         let options = UnpackOptions {
             ownership: if as_root { Ownership::Apply } else { Ownership::Record },

@@ -213,6 +213,29 @@ impl Store {
         here.filter_map(|entry| entry.blob.parse().ok()).collect()
     }
 
+    /// What each layer that is here came to, by the manifest that brought it.
+    pub(crate) fn layer_sizes(&self) -> Vec<LayerSizes> {
+        let index = self.index();
+        let mut seen = HashSet::new();
+        let entries = index.images.values().flat_map(|image| &image.layers);
+        entries
+            .filter(|entry| seen.insert(entry.diff_id.as_str()))
+            .filter_map(|entry| {
+                let layer = index.layers.get(&entry.diff_id.parse().ok()?)?;
+                let media_type = entry.media_type.clone();
+                Some(LayerSizes { media_type, packed: entry.size, on_disk: layer.disk_bytes, entries: layer.entries })
+            })
+            .collect()
+    }
+
+    /// What is free on its file system for us: bytes, and inodes where there is a table of them.
+    pub(crate) fn free(&self) -> io::Result<(u64, Option<u64>)> {
+        let disk = rustix::fs::statvfs(&self.root)?;
+        // File systems without a table of inodes, as btrfs, report zero of zero.
+        let inodes = (disk.f_files > 0).then_some(disk.f_favail);
+        Ok((disk.f_bavail.saturating_mul(disk.f_frsize), inodes))
+    }
+
     /// The unpacked tree of a layer.
     pub(crate) fn layer_tree(&self, diff_id: &Digest) -> PathBuf {
         self.layer_folder(diff_id).join("fs")
@@ -253,6 +276,15 @@ impl Store {
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
         self.root.join(folder).join(format!("{}-{number}", std::process::id()))
     }
+}
+
+/// A layer as it was fetched and as it is kept.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerSizes {
+    pub(crate) media_type: String,
+    pub(crate) packed: u64,
+    pub(crate) on_disk: u64,
+    pub(crate) entries: u64,
 }
 
 /// The kernel makes up a new one at each boot.

@@ -16,9 +16,9 @@ fn request(name: &str) -> PullRequest {
     PullRequest { image: ImageSpec::new(name), ..PullRequest::default() }
 }
 
-fn login(password: &str) -> Option<Credential> {
+fn login(password: &str) -> Credential {
     let kind = CredentialKind::Basic { username: "bob".into(), password: Secret::new(password) };
-    Some(Credential { kind, server_address: String::new() })
+    Credential { kind, server_address: String::new() }
 }
 
 async fn estimate(engine: &Engine, request: &PullRequest) -> PullEstimate {
@@ -74,10 +74,10 @@ async fn what_one_right_has_resolved_serves_no_other_right_name_or_machine() {
     registry.image("a", "v2", &[Layer::new().file("a", b"b").gzip()]);
     let folder = tempfile::tempdir().expect("a folder");
     let engine = open(folder.path()).await;
-    let mine = PullRequest { credential: login("mine"), ..request(&registry.name("a:v1")) };
+    let mine = PullRequest { credential: Some(login("mine")), ..request(&registry.name("a:v1")) };
     let others = [
         request(&registry.name("a:v1")),
-        PullRequest { credential: login("yours"), ..mine.clone() },
+        PullRequest { credential: Some(login("yours")), ..mine.clone() },
         PullRequest { image: ImageSpec::new(registry.name("a:v2")), ..mine.clone() },
         PullRequest { platform: Some(Platform { variant: Some("v7".into()), ..Platform::host() }), ..mine.clone() },
     ];

@@ -1,0 +1,34 @@
+//! Who is asked for room before a pull is refused.
+
+use std::fmt;
+
+use async_trait::async_trait;
+
+use crate::image::ByteSize;
+
+/// Whoever can free disk space: the collector, under its usual rules.
+#[async_trait]
+pub trait MakeRoom: Send + Sync + fmt::Debug {
+    /// Frees what is wanted as far as it can; removes nothing where that would not even free the least that helps.
+    ///
+    /// What is in use, pinned or handed out stays. A failure frees nothing, and is told in the log.
+    async fn make_room(&self, wanted: RoomWanted) -> RoomMade;
+}
+
+/// How much room a pull wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoomWanted {
+    /// With this much more it is known to fit.
+    pub bytes: ByteSize,
+    /// With less than this it is refused, so that nothing need be removed for it.
+    pub least: ByteSize,
+}
+
+/// What became of a wish for room, as images are listed: layers that others share count although they stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoomMade {
+    /// Bytes of the images that went.
+    pub freed: ByteSize,
+    /// Bytes of the images that could have gone as well.
+    pub could_free: ByteSize,
+}

@@ -1,0 +1,204 @@
+//! How much larger a layer is on the disk than packed: a guess that gets better with each layer that is here.
+//!
+//! No manifest, configuration or annotation tells it. For each way of packing the layers of the store are summed up,
+//! together with an assumption that weighs as much as 32 MiB of them, and the quotient is held within bounds: no image,
+//! however odd, teaches more than that. Nothing of it is on the disk: what is here teaches, what is gone is forgotten.
+
+use super::{Amount, Compression};
+
+/// What the assumption weighs, in packed bytes.
+const ASSUMED_WEIGHT: u64 = 32 << 20;
+/// Fewer layers than this are no measurement, however large.
+const LAYERS_MEASURED_MIN: u64 = 4;
+/// Bounds of what is believed, in thousandths: nothing shrinks, and more than this is no ordinary layer.
+const THOUSANDTHS_MIN: u64 = 1_000;
+const THOUSANDTHS_MAX: u64 = 10_000;
+/// Inodes for a MiB packed, at most.
+const INODES_PER_MEBIBYTE_MAX: u64 = 4_096;
+/// What each layer takes beside its files: records, the list of its files, folders.
+const LAYER_BYTES: u64 = 64 << 10;
+const LAYER_BYTES_MIN: u64 = 16 << 10;
+const LAYER_INODES: u64 = 6;
+/// The margin on a compressed size: 5 %.
+const MARGIN_DIVISOR: u64 = 20;
+const MEBIBYTE: u64 = 1 << 20;
+
+/// What layers of one packing came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sums {
+    layers: u64,
+    packed: u64,
+    on_disk: u64,
+    entries: u64,
+}
+
+/// All that was learned.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Expansions {
+    plain: Sums,
+    gzip: Sums,
+    zstd: Sums,
+}
+
+/// What one layer is expected to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub(crate) amount: Amount,
+    /// Learned here, not assumed.
+    pub(crate) is_measured: bool,
+}
+
+/// Where learning begins: rather too much than too little. Thousandths, and inodes for a packed MiB.
+fn assumed(compression: Compression) -> (u64, u64) {
+    match compression {
+        // Small files take whole blocks.
+        Compression::None => (1_500, 48),
+        Compression::Gzip => (3_000, 128),
+        Compression::Zstd => (3_500, 160),
+    }
+}
+
+impl Expansions {
+    /// Learns from a layer that is here.
+    pub(crate) fn learn(&mut self, compression: Compression, packed: u64, on_disk: u64, entries: u64) {
+        let sums = match compression {
+            Compression::None => &mut self.plain,
+            Compression::Gzip => &mut self.gzip,
+            Compression::Zstd => &mut self.zstd,
+        };
+        sums.layers += 1;
+        sums.packed = sums.packed.saturating_add(packed);
+        // One layer of holes or of zeros must not speak for all others.
+        sums.on_disk = sums.on_disk.saturating_add(on_disk.min(packed.saturating_mul(THOUSANDTHS_MAX / 1_000)));
+        sums.entries = sums.entries.saturating_add(entries.min(most_entries(packed)));
+    }
+
+    /// What a layer of so many packed bytes takes, unpacked, and with its blob where that is kept.
+    pub(crate) fn expect(&self, compression: Compression, packed: u64, keeps_blob: bool) -> Expected {
+        let sums = self.sums(compression);
+        let (thousandths, per_mebibyte) = sums.quotients(compression);
+        let blob = if keeps_blob { packed } else { 0 };
+        let unpacked = scaled(packed, thousandths, 1_000);
+        let amount = Amount {
+            bytes: unpacked.saturating_add(LAYER_BYTES).saturating_add(blob),
+            bytes_min: packed.saturating_add(packed / MARGIN_DIVISOR).saturating_add(LAYER_BYTES_MIN + blob),
+            inodes: scaled(packed, per_mebibyte, MEBIBYTE).saturating_add(LAYER_INODES),
+            inodes_min: LAYER_INODES,
+        };
+        Expected { amount, is_measured: sums.is_measurement() }
+    }
+
+    fn sums(&self, compression: Compression) -> &Sums {
+        match compression {
+            Compression::None => &self.plain,
+            Compression::Gzip => &self.gzip,
+            Compression::Zstd => &self.zstd,
+        }
+    }
+}
+
+impl Sums {
+    fn is_measurement(&self) -> bool {
+        self.layers >= LAYERS_MEASURED_MIN && self.packed >= ASSUMED_WEIGHT
+    }
+
+    /// Thousandths of the packed size, and inodes for a packed MiB.
+    fn quotients(&self, compression: Compression) -> (u64, u64) {
+        let (thousandths, per_mebibyte) = assumed(compression);
+        let packed = self.packed.saturating_add(ASSUMED_WEIGHT);
+        let on_disk = self.on_disk.saturating_add(scaled(ASSUMED_WEIGHT, thousandths, 1_000));
+        let entries = self.entries.saturating_add(scaled(ASSUMED_WEIGHT, per_mebibyte, MEBIBYTE));
+        (
+            scaled(on_disk, 1_000, packed).clamp(THOUSANDTHS_MIN, THOUSANDTHS_MAX),
+            scaled(entries, MEBIBYTE, packed).clamp(1, INODES_PER_MEBIBYTE_MAX),
+        )
+    }
+}
+
+fn most_entries(packed: u64) -> u64 {
+    scaled(packed, INODES_PER_MEBIBYTE_MAX, MEBIBYTE).max(LAYER_INODES)
+}
+
+/// `value * factor / divisor`, rounded up.
+fn scaled(value: u64, factor: u64, divisor: u64) -> u64 {
+    let product = u128::from(value) * u128::from(factor);
+    u64::try_from(product.div_ceil(u128::from(divisor.max(1)))).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Compression; 3] = [Compression::None, Compression::Gzip, Compression::Zstd];
+
+    fn ratio(expansions: &Expansions, compression: Compression) -> f64 {
+        let packed = 1_000 * MEBIBYTE;
+        let bytes = expansions.expect(compression, packed, false).amount.bytes - LAYER_BYTES;
+        (bytes as f64 / packed as f64 * 1_000.0).round() / 1_000.0
+    }
+
+    #[test]
+    fn an_empty_store_assumes_and_says_so() {
+        let none = Expansions::default();
+        for (compression, expected) in ALL.into_iter().zip([1.5, 3.0, 3.5]) {
+            assert!((ratio(&none, compression) - expected).abs() < 0.001, "{compression:?}");
+            assert!(!none.expect(compression, MEBIBYTE, false).is_measured);
+        }
+        assert_eq!(none.expect(Compression::Gzip, 2 * MEBIBYTE, false).amount.inodes, 2 * 128 + LAYER_INODES);
+    }
+
+    #[test]
+    fn layers_that_are_here_outweigh_the_assumption_for_their_own_packing_alone() {
+        let mut learned = Expansions::default();
+        for _ in 0..32 {
+            learned.learn(Compression::Gzip, 100 * MEBIBYTE, 220 * MEBIBYTE, 2_000);
+        }
+        assert!((ratio(&learned, Compression::Gzip) - 2.208).abs() < 0.002);
+        assert!((ratio(&learned, Compression::Zstd) - 3.5).abs() < 0.001);
+        assert!(learned.expect(Compression::Gzip, 1, false).is_measured);
+        assert!(!learned.expect(Compression::Zstd, 1, false).is_measured);
+        let inodes = learned.expect(Compression::Gzip, 1_000 * MEBIBYTE, false).amount.inodes;
+        assert!((20_000..23_000).contains(&inodes), "{inodes}");
+    }
+
+    #[test]
+    fn a_few_layers_or_small_ones_are_no_measurement() {
+        let (mut few, mut small) = (Expansions::default(), Expansions::default());
+        for _ in 0..3 {
+            few.learn(Compression::Gzip, 1 << 30, 2 << 30, 1);
+        }
+        for _ in 0..100 {
+            small.learn(Compression::Gzip, 1 << 10, 2 << 10, 1);
+        }
+        assert!(!few.expect(Compression::Gzip, 1, false).is_measured);
+        assert!(!small.expect(Compression::Gzip, 1, false).is_measured);
+    }
+
+    #[test]
+    fn what_one_layer_teaches_is_bounded_both_ways() {
+        let (mut bomb, mut holes) = (Expansions::default(), Expansions::default());
+        bomb.learn(Compression::Gzip, MEBIBYTE, 1_000 * MEBIBYTE, 10_000_000);
+        assert!(ratio(&bomb, Compression::Gzip) < 3.3);
+        let inodes = bomb.expect(Compression::Gzip, MEBIBYTE, false).amount.inodes;
+        assert!(inodes < 300, "{inodes}");
+        for _ in 0..1_000 {
+            holes.learn(Compression::Gzip, 1 << 30, 0, 0);
+            bomb.learn(Compression::Gzip, 1 << 30, u64::MAX, u64::MAX);
+        }
+        assert!((ratio(&holes, Compression::Gzip) - 1.0).abs() < 0.001);
+        assert!((ratio(&bomb, Compression::Gzip) - 10.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn the_least_is_the_compressed_size_with_a_margin_whatever_was_learned() {
+        for compression in ALL {
+            let amount = Expansions::default().expect(compression, 100 << 20, false).amount;
+            assert_eq!(amount.bytes_min, (105 << 20) + LAYER_BYTES_MIN);
+            let with_blob = Expansions::default().expect(compression, 100 << 20, true).amount;
+            assert_eq!(with_blob.bytes_min - amount.bytes_min, 100 << 20);
+            assert_eq!(with_blob.bytes - amount.bytes, 100 << 20);
+        }
+        let huge = Expansions::default().expect(Compression::Gzip, u64::MAX / 4, true).amount;
+        assert!(huge.bytes >= huge.bytes_min, "{huge:?}");
+    }
+}

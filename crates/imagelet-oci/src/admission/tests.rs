@@ -1,0 +1,163 @@
+//! Tables of who is let in, and the words of who is not.
+
+use imagelet_core::{image::ByteSize, runtime::RuntimeErrorKind};
+
+use super::{
+    Admission::{Compressed, Off, Strict},
+    Decision::{Doubtful, Fits, Refused},
+    *,
+};
+
+const GIB: u64 = 1 << 30;
+
+fn demand(bytes: u64, bytes_min: u64, inodes: u64, inodes_min: u64) -> Demand {
+    let amount = Amount { bytes, bytes_min, inodes, inodes_min };
+    Demand { layers: 3, compressed: bytes_min, amount, is_measured: true, keeps_blobs: false }
+}
+
+fn space(free_bytes: u64, free_inodes: impl Into<Option<u64>>) -> Space {
+    let free_inodes = free_inodes.into();
+    Space { free_bytes, free_inodes, bytes_floor: 10, inodes_floor: 5, reserved: Amount::default(), pulls: 0 }
+}
+
+fn beside(reserved: (u64, u64, u64, u64), space: Space) -> Space {
+    let (bytes, bytes_min, inodes, inodes_min) = reserved;
+    Space { reserved: Amount { bytes, bytes_min, inodes, inodes_min }, pulls: 1, ..space }
+}
+
+fn kind(decision: Decision) -> char {
+    match decision {
+        Fits => 'f',
+        Doubtful(_) => 'd',
+        Refused(_) => 'r',
+    }
+}
+
+#[test]
+fn a_pull_is_let_in_by_what_is_free_reserved_and_kept_to_the_byte_and_inode() {
+    let pull = demand(300, 100, 60, 6);
+    for (place, strict, compressed) in [
+        (space(310, 65), 'f', 'f'),
+        (space(309, 65), 'r', 'd'),
+        (space(110, 65), 'r', 'd'),
+        (space(109, 65), 'r', 'r'),
+        (space(0, 65), 'r', 'r'),
+        (space(310, 64), 'r', 'd'),
+        (space(310, 11), 'r', 'd'),
+        (space(310, 10), 'r', 'r'),
+        // Without a table of inodes none can run out.
+        (space(310, None), 'f', 'f'),
+        (beside((50, 20, 4, 1), space(360, 69)), 'f', 'f'),
+        (beside((50, 20, 4, 1), space(359, 69)), 'r', 'd'),
+        (beside((50, 20, 4, 1), space(360, 68)), 'r', 'd'),
+        (beside((50, 20, 4, 1), space(130, 69)), 'r', 'd'),
+        (beside((50, 20, 4, 1), space(129, 69)), 'r', 'r'),
+        (beside((u64::MAX, 20, 4, 1), space(u64::MAX - 1, 69)), 'r', 'd'),
+    ] {
+        for (admission, expected) in [(Strict, strict), (Compressed, compressed), (Off, 'f')] {
+            assert_eq!(kind(decide(admission, &pull, &place)), expected, "{admission:?} {place:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_short_is_told_for_the_expectation_and_for_the_refusal() {
+    let place = beside((50, 20, 4, 1), space(100, 8));
+    let short = |bytes_least, inodes_least| Shortage { bytes: 260, inodes: 61, bytes_least, inodes_least };
+    assert_eq!(decide(Strict, &demand(300, 100, 60, 6), &place), Refused(short(260, 61)));
+    assert_eq!(decide(Compressed, &demand(300, 100, 60, 6), &place), Refused(short(30, 4)));
+    assert_eq!(decide(Compressed, &demand(300, 60, 60, 2), &place), Doubtful(short(0, 0)));
+}
+
+#[test]
+fn a_pull_that_brings_no_layer_needs_no_room() {
+    let nothing = Demand::default();
+    assert_eq!(decide(Strict, &nothing, &space(0, 0)), Fits);
+}
+
+#[test]
+fn others_are_waited_for_where_only_a_guess_of_them_stands_in_the_way() {
+    let pull = demand(300, 100, 60, 6);
+    for (place, strict, compressed) in [
+        // Nobody to wait for.
+        (space(100, 65), false, false),
+        // Both guesses together do not fit; what is certain of the other leaves room.
+        (beside((200, 20, 4, 1), space(400, 90)), true, true),
+        // It does not fit alone either.
+        (beside((200, 20, 4, 1), space(300, 90)), false, false),
+        // The other takes the room for certain.
+        (beside((500, 400, 4, 1), space(500, 90)), false, false),
+        // For certain it takes too much for the expectation, and leaves enough for the least.
+        (beside((500, 200, 4, 1), space(500, 90)), false, true),
+    ] {
+        assert_eq!(is_worth_waiting(Strict, &pull, &place), strict, "{place:?}");
+        assert_eq!(is_worth_waiting(Compressed, &pull, &place), compressed, "{place:?}");
+    }
+}
+
+#[test]
+fn a_refusal_does_the_arithmetic() {
+    let tenths = |value: u64| value * GIB / 10;
+    let amount = Amount { bytes: tenths(51), bytes_min: tenths(18), inodes: 40_000, inodes_min: 18 };
+    let pull = Demand { layers: 3, compressed: tenths(17), amount, is_measured: true, keeps_blobs: false };
+    let reserved = Amount { bytes: tenths(6), inodes: 700, ..Amount::default() };
+    let place = Space {
+        free_bytes: tenths(22),
+        free_inodes: Some(5_000),
+        bytes_floor: GIB,
+        inodes_floor: 1_000,
+        reserved,
+        pulls: 2,
+    };
+    let told = |admission, pull: &Demand, place: &Space, could_free: Option<u64>| {
+        let Refused(shortage) = decide(admission, pull, place) else { panic!("{place:?} is not refused") };
+        words::refusal(admission, pull, place, &shortage, could_free.map(ByteSize))
+    };
+    let strict = told(Strict, &pull, &place, Some(tenths(11)));
+    assert_eq!(strict.kind(), RuntimeErrorKind::DiskFull);
+    assert_eq!(
+        strict.to_string(),
+        "not enough free space on the store's disk: needs 5.1 GiB (3 layers not here, 1.7 GiB compressed x 3.0 measured), \
+         2.2 GiB free of which 614.4 MiB reserved by 2 pulls and 1 GiB kept by freeBytesFloor; a collection could free at \
+         most 1.1 GiB more"
+    );
+    assert!(strict.hint().is_some_and(|hint| hint.contains("imagelet gc") && hint.contains("compressed")));
+    assert_eq!(
+        told(Compressed, &Demand { is_measured: false, ..pull.clone() }, &place, Some(0)).to_string(),
+        "not enough free space on the store's disk: needs at least 1.8 GiB (3 layers not here, 1.7 GiB compressed), about \
+         5.1 GiB at x 3.0 assumed, 2.2 GiB free of which 614.4 MiB reserved by 2 pulls and 1 GiB kept by freeBytesFloor; a \
+         collection could free nothing more"
+    );
+    let alone = Space { reserved: Amount::default(), pulls: 0, bytes_floor: 0, ..place };
+    let one = Demand { layers: 1, keeps_blobs: true, ..pull.clone() };
+    assert_eq!(
+        told(Strict, &one, &alone, None).to_string(),
+        "not enough free space on the store's disk: needs 5.1 GiB (1 layer not here, 1.7 GiB compressed x 2.0 measured, \
+         blobs kept), 2.2 GiB free"
+    );
+    let roomy = Space { free_bytes: u64::MAX, pulls: 1, ..place };
+    assert_eq!(
+        told(Strict, &pull, &roomy, None).to_string(),
+        "not enough free inodes on the store's disk: needs about 40000 inodes (3 layers not here), 5000 inodes free of \
+         which 700 reserved by 1 pull and 1000 kept by freeInodesFloor"
+    );
+    let none = Space { free_inodes: Some(1_010), ..roomy };
+    assert!(
+        told(Compressed, &pull, &none, None).to_string().contains("at least 18 inodes (3 layers not here, about 40000")
+    );
+}
+
+#[test]
+fn sizes_are_told_in_the_units_that_floors_are_set_in() {
+    for (bytes, text) in [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (16 << 20, "16 MiB"),
+        (1536 << 10, "1.5 MiB"),
+        ((1 << 30) - 1, "1 GiB"),
+        (u64::MAX, "16 EiB"),
+    ] {
+        assert_eq!(words::size(bytes), text);
+    }
+}

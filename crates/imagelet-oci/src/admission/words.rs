@@ -1,0 +1,115 @@
+//! The arithmetic of a refusal, so that who reads it need not ask the disk.
+
+use imagelet_core::{
+    image::ByteSize,
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+
+use super::{Admission, Demand, Shortage, Space};
+
+/// Says why a pull was not begun. `could_free`: what a collection could still remove; `None`: nobody was asked.
+pub(crate) fn refusal(
+    admission: Admission,
+    demand: &Demand,
+    space: &Space,
+    shortage: &Shortage,
+    could_free: Option<ByteSize>,
+) -> RuntimeError {
+    let mut text = if shortage.bytes_least > 0 {
+        format!("{}, {}", bytes_needed(admission, demand), bytes_there(space))
+    } else {
+        format!("{}, {}", inodes_needed(admission, demand), inodes_there(space))
+    };
+    if let Some(could_free) = could_free {
+        text += &match could_free {
+            ByteSize::ZERO => "; a collection could free nothing more".to_owned(),
+            ByteSize(bytes) => format!("; a collection could free at most {} more", size(bytes)),
+        };
+    }
+    let what = if shortage.bytes_least > 0 { "free space" } else { "free inodes" };
+    let softer = match admission {
+        Admission::Strict => "; `store.admission: compressed` does not refuse by what is only expected",
+        Admission::Compressed | Admission::Off => "",
+    };
+    RuntimeError::new(RuntimeErrorKind::DiskFull, format!("not enough {what} on the store's disk: {text}")).with_hint(
+        format!("make room with `imagelet gc` or `imagelet rm`, or name a larger place with --store DIR{softer}"),
+    )
+}
+
+fn bytes_needed(admission: Admission, demand: &Demand) -> String {
+    let amount = &demand.amount;
+    let blobs = if demand.keeps_blobs { ", blobs kept" } else { "" };
+    let packed = format!("{} not here, {} compressed", layers(demand.layers), size(demand.compressed));
+    let ratio = ratio(demand);
+    match admission {
+        Admission::Strict => format!("needs {} ({packed} x {ratio}{blobs})", size(amount.bytes)),
+        Admission::Compressed | Admission::Off => format!(
+            "needs at least {} ({packed}{blobs}), about {} at x {ratio}",
+            size(amount.bytes_min),
+            size(amount.bytes)
+        ),
+    }
+}
+
+fn ratio(demand: &Demand) -> String {
+    let blobs = if demand.keeps_blobs { demand.compressed } else { 0 };
+    let unpacked = demand.amount.bytes.saturating_sub(blobs);
+    let ratio = unpacked as f64 / demand.compressed.max(1) as f64;
+    let word = if demand.is_measured { "measured" } else { "assumed" };
+    // The fixed share of a tiny layer makes no sensible factor.
+    format!("{:.1} {word}", ratio.min(99.9))
+}
+
+fn bytes_there(space: &Space) -> String {
+    let mut text = format!("{} free", size(space.free_bytes));
+    let reserved = (space.reserved.bytes > 0).then(|| reserved(&size(space.reserved.bytes), space.pulls));
+    let floor = (space.bytes_floor > 0).then(|| format!("{} kept by freeBytesFloor", size(space.bytes_floor)));
+    text += &of_which(reserved, floor);
+    text
+}
+
+fn inodes_needed(admission: Admission, demand: &Demand) -> String {
+    let least = format!("at least {}", demand.amount.inodes_min);
+    let about = format!("about {}", demand.amount.inodes);
+    let (first, then) = match admission {
+        Admission::Strict => (about, String::new()),
+        Admission::Compressed | Admission::Off => (least, format!(", {about} expected")),
+    };
+    format!("needs {first} inodes ({} not here{then})", layers(demand.layers))
+}
+
+fn inodes_there(space: &Space) -> String {
+    let mut text = format!("{} inodes free", space.free_inodes.unwrap_or_default());
+    let reserved = (space.reserved.inodes > 0).then(|| reserved(&space.reserved.inodes.to_string(), space.pulls));
+    let floor = (space.inodes_floor > 0).then(|| format!("{} kept by freeInodesFloor", space.inodes_floor));
+    text += &of_which(reserved, floor);
+    text
+}
+
+fn reserved(amount: &str, pulls: usize) -> String {
+    format!("{amount} reserved by {pulls} pull{}", if pulls == 1 { "" } else { "s" })
+}
+
+fn of_which(reserved: Option<String>, floor: Option<String>) -> String {
+    match (reserved, floor) {
+        (Some(reserved), Some(floor)) => format!(" of which {reserved} and {floor}"),
+        (Some(one), None) | (None, Some(one)) => format!(" of which {one}"),
+        (None, None) => String::new(),
+    }
+}
+
+fn layers(number: usize) -> String {
+    format!("{number} layer{}", if number == 1 { "" } else { "s" })
+}
+
+/// Binary units with one digit behind the point, and none where it is a zero: the floors are set in these units.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    // What would print as `1024.0` is one of the next unit.
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        (value, unit) = (value / 1024.0, unit + 1);
+    }
+    let number = format!("{value:.1}");
+    format!("{} {}", number.strip_suffix(".0").unwrap_or(&number), UNITS[unit])
+}

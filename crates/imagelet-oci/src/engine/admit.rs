@@ -1,0 +1,234 @@
+//! Sees to it that a pull has room before its first layer byte: reserves, asks for room, waits for others, or refuses.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use imagelet_core::{
+    image::{ByteSize, Digest},
+    runtime::{RoomMade, RoomWanted, RuntimeError},
+};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::{Engine, blocking};
+use crate::{
+    admission::{
+        Admission, Amount, Decision, Demand, Expansions, Ledger, Reservation, Shortage, Space, decide,
+        is_worth_waiting, refusal,
+    },
+    manifest::{Compression, Descriptor, LayerKind},
+    pipeline::LayerLimits,
+    store::{Store, storage_error},
+};
+
+/// How long whoever makes room may take.
+const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
+/// How often room is asked for while each time some is made: what goes may share layers with what stays.
+const ROOM_ROUNDS_MAX: usize = 3;
+
+/// A layer that an image needs.
+#[derive(Clone, Debug)]
+struct Wanted {
+    diff_id: Digest,
+    compression: Compression,
+    packed: u64,
+}
+
+/// What came of one look.
+#[derive(Debug)]
+enum Look {
+    Admitted(Reservation),
+    Short { decision: Decision, demand: Demand, space: Space },
+}
+
+/// How a look ends where the guess alone says no.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    /// Something may still be done about it.
+    Tells,
+    /// All was done.
+    GoesOn,
+}
+
+impl Engine {
+    /// Reserves room for the layers of an image that nobody brings yet, given up with the guard.
+    ///
+    /// # Errors
+    /// `DiskFull` with the arithmetic, when they do not fit.
+    pub(super) async fn admit(&self, layers: &[Descriptor], diff_ids: &[Digest]) -> Result<Reservation, RuntimeError> {
+        let wanted: Vec<Wanted> = layers.iter().zip(diff_ids).map(Wanted::of).collect();
+        let deadline = Instant::now() + self.config.admission_wait;
+        let (mut rounds, mut made) = (0, None::<RoomMade>);
+        loop {
+            // From before the look, so that nothing given back meanwhile is missed.
+            let mut returned = Box::pin(self.ledger.returned());
+            returned.as_mut().enable();
+            let (decision, demand, space) = match self.look(&wanted, Doubt::Tells).await? {
+                Look::Admitted(reservation) => return Ok(reservation),
+                Look::Short { decision, demand, space } => (decision, demand, space),
+            };
+            let shortage = match decision {
+                Decision::Fits => continue,
+                Decision::Doubtful(shortage) | Decision::Refused(shortage) => shortage,
+            };
+            let helped = rounds == 0 || made.is_some_and(|made| made.freed > ByteSize::ZERO);
+            if rounds < ROOM_ROUNDS_MAX && helped {
+                rounds += 1;
+                let asked = self.ask_room(&demand, &shortage).await;
+                made = asked.or(made);
+                if asked.is_some_and(|made| made.freed > ByteSize::ZERO) {
+                    continue;
+                }
+            }
+            if Instant::now() < deadline && is_worth_waiting(self.config.admission, &demand, &space) {
+                tracing::info!(
+                    wanted = demand.amount.bytes,
+                    free = space.free_bytes,
+                    reserved = space.reserved.bytes,
+                    pulls = space.pulls,
+                    "a pull waits for the room that others have reserved"
+                );
+                let _ = timeout_at(deadline, returned).await;
+                continue;
+            }
+            if let Decision::Refused(shortage) = decision {
+                let could_free = made.map(|made| made.could_free);
+                return Err(refusal(self.config.admission, &demand, &space, &shortage, could_free));
+            }
+            tracing::warn!(
+                expected = demand.amount.bytes,
+                compressed = demand.compressed,
+                free = space.free_bytes,
+                "a pull goes on that may not fit: its size unpacked is only expected"
+            );
+            if let Look::Admitted(reservation) = self.look(&wanted, Doubt::GoesOn).await? {
+                return Ok(reservation);
+            }
+            // Somebody came in between and took what was left.
+            rounds = ROOM_ROUNDS_MAX;
+        }
+    }
+
+    /// What running pulls have reserved and not yet put on the disk, and how many pulls that is for.
+    pub fn reserved(&self) -> (ByteSize, usize) {
+        let (amount, pulls) = self.ledger.open().reserved();
+        (ByteSize(amount.bytes), pulls)
+    }
+
+    /// Looks at the disk and at what others have reserved, and reserves if that is enough.
+    async fn look(&self, wanted: &[Wanted], doubt: Doubt) -> Result<Look, RuntimeError> {
+        let (store, ledger, wanted) = (self.store.clone(), self.ledger.clone(), wanted.to_vec());
+        let (admission, limits, keeps_blobs) = (self.config.admission, self.config.limits, self.config.keep_blobs);
+        blocking(move || {
+            if admission == Admission::Off {
+                return Ok(Look::Admitted(ledger.open().reserve([])));
+            }
+            let learned = learned(&store);
+            look_now(&store, &ledger, &Question { wanted, learned, admission, limits, keeps_blobs, doubt })
+        })
+        .await
+    }
+
+    async fn ask_room(&self, demand: &Demand, shortage: &Shortage) -> Option<RoomMade> {
+        let room = self.room.get()?;
+        let wanted = self.in_bytes(shortage);
+        tracing::info!(wanted = wanted.bytes.0, least = wanted.least.0, layers = demand.layers, "a pull asks for room");
+        match timeout(ROOM_WAIT_MAX, room.make_room(wanted)).await {
+            Ok(made) => Some(made),
+            Err(_) => {
+                tracing::warn!(seconds = ROOM_WAIT_MAX.as_secs(), "nobody made room in time");
+                None
+            }
+        }
+    }
+
+    /// Room as a collection understands it: inodes as the bytes that so many take here on average.
+    fn in_bytes(&self, shortage: &Shortage) -> RoomWanted {
+        let sizes = self.store.layer_sizes();
+        let entries: u64 = sizes.iter().map(|layer| layer.entries).sum();
+        let bytes: u64 = sizes.iter().map(|layer| layer.on_disk).sum();
+        let of_inodes = |inodes: u64| inodes.saturating_mul(bytes.div_ceil(entries.max(1)));
+        RoomWanted {
+            bytes: ByteSize(shortage.bytes.max(of_inodes(shortage.inodes))),
+            least: ByteSize(shortage.bytes_least.max(of_inodes(shortage.inodes_least))),
+        }
+    }
+}
+
+impl Wanted {
+    fn of((descriptor, diff_id): (&Descriptor, &Digest)) -> Self {
+        let compression = compression(&descriptor.media_type);
+        Self { diff_id: diff_id.clone(), compression, packed: descriptor.size }
+    }
+}
+
+/// What one look goes by.
+struct Question {
+    wanted: Vec<Wanted>,
+    learned: Expansions,
+    admission: Admission,
+    limits: LayerLimits,
+    keeps_blobs: bool,
+    doubt: Doubt,
+}
+
+fn look_now(store: &Store, ledger: &Arc<Ledger>, question: &Question) -> Result<Look, RuntimeError> {
+    let mut seen = HashSet::new();
+    let missing: Vec<(&Wanted, Amount, bool)> = question
+        .wanted
+        .iter()
+        .filter(|layer| store.layer(&layer.diff_id).is_none() && seen.insert(&layer.diff_id))
+        .map(|layer| {
+            let expected = question.learned.expect(layer.compression, layer.packed, question.keeps_blobs);
+            (layer, expected.amount, expected.is_measured)
+        })
+        .collect();
+    let page = ledger.open();
+    let own: Vec<_> = missing.iter().filter(|(layer, ..)| !page.brings(&layer.diff_id)).collect();
+    let demand = Demand {
+        layers: own.len(),
+        compressed: own.iter().map(|(layer, ..)| layer.packed).fold(0, u64::saturating_add),
+        amount: own.iter().map(|(_, amount, _)| *amount).fold(Amount::default(), Amount::plus),
+        is_measured: own.iter().all(|(.., is_measured)| *is_measured),
+        keeps_blobs: question.keeps_blobs,
+    };
+    // First what is reserved, then what is free: what lands in between is counted twice rather than never.
+    let (reserved, pulls) = page.reserved();
+    let (free_bytes, free_inodes) = store
+        .free()
+        .map_err(|error| storage_error(format!("could not measure the disk of `{}`", store.root().display()), error))?;
+    let space = Space {
+        free_bytes,
+        free_inodes,
+        bytes_floor: question.limits.free_bytes_floor,
+        inodes_floor: question.limits.free_inodes_floor,
+        reserved,
+        pulls,
+    };
+    let decision = decide(question.admission, &demand, &space);
+    let is_in = match decision {
+        Decision::Fits => true,
+        Decision::Doubtful(_) => question.doubt == Doubt::GoesOn,
+        Decision::Refused(_) => false,
+    };
+    if !is_in {
+        return Ok(Look::Short { decision, demand, space });
+    }
+    let layers = missing.iter().map(|(layer, amount, _)| (layer.diff_id.clone(), *amount));
+    Ok(Look::Admitted(page.reserve(layers)))
+}
+
+/// What the layers that are here teach.
+pub(super) fn learned(store: &Store) -> Expansions {
+    let mut learned = Expansions::default();
+    for layer in store.layer_sizes() {
+        learned.learn(compression(&layer.media_type), layer.packed, layer.on_disk, layer.entries);
+    }
+    learned
+}
+
+/// By its media type alone; what it really is tell its first bytes, and those are not here yet.
+pub(super) fn compression(media_type: &str) -> Compression {
+    match LayerKind::of(media_type) {
+        LayerKind::Tar(compression) => compression,
+        LayerKind::Foreign | LayerKind::Encrypted | LayerKind::Unknown => Compression::Gzip,
+    }
+}
