@@ -14,7 +14,7 @@ mod validate;
 use std::{path::PathBuf, time::Duration};
 
 use imagelet_core::{image::Percent, manager::Compatibility};
-use imagelet_oci::{Durability, LayerLimits};
+use imagelet_oci::{Admission, Durability, LayerLimits};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use duration::GoDuration;
@@ -150,6 +150,9 @@ struct StoreFile {
     /// Keep the compressed blobs as well, so that a broken pull resumes and a layer can be unpacked again without the registry.
     #[serde(rename = "keepBlobs", alias = "keep_blobs", skip_serializing_if = "Option::is_none")]
     keep_blobs: Option<bool>,
+    /// When a pull is refused before its first layer for want of room: `compressed`, when not even its compressed layers fit; `strict`, when they do not fit as large as they are expected to become; `off`, never. See [admission](admission.md).
+    #[serde(rename = "admission", skip_serializing_if = "Option::is_none")]
+    admission: Option<String>,
     /// What a layer may do to the node.
     #[serde(rename = "limits", skip_serializing_if = "Option::is_none")]
     limits: Option<LimitsFile>,
@@ -231,12 +234,17 @@ struct CollectionFile {
     /// How often it considers to.
     #[serde(rename = "period", skip_serializing_if = "Option::is_none")]
     period: Option<GoDuration>,
+    /// Whether a pull into the embedded store that has no room makes some, under the usual rules. Defaults to false where `enabled` is, or where `compatibility` is `kubelet`.
+    #[serde(rename = "forPulls", skip_serializing_if = "Option::is_none")]
+    for_pulls: Option<bool>,
 }
 
 impl File {
-    /// What holds where nothing else is said. Three of the kubelet's defaults depend on other keys; `given` has those.
+    /// What holds where nothing else is said. Some defaults depend on other keys; `given` has those.
     fn defaults(given: &File, environment: &Environment) -> Self {
         let parallel = given.pulls_parallel_max.unwrap_or(0) >= 2;
+        let collects = given.collection.as_ref().and_then(|collection| collection.enabled).unwrap_or(true);
+        let like_kubelet = given.compatibility.as_deref() == Some(Compatibility::Kubelet.name());
         Self {
             api_version: Some(API_VERSION.into()),
             kind: Some(KIND.into()),
@@ -258,6 +266,7 @@ impl File {
                 layers_in_flight: Some(4),
                 durability: Some("commit".into()),
                 keep_blobs: Some(false),
+                admission: Some("compressed".into()),
                 limits: Some(LimitsFile {
                     expansion_max: Some(200),
                     expansion_free: Some("256Mi".into()),
@@ -271,7 +280,11 @@ impl File {
             credentials: Some(CredentialsFile { docker_config: environment.docker_config_default() }),
             compatibility: Some(Compatibility::default().name().into()),
             detection: Some(DetectionFile { period: Some(GoDuration::minutes(5)) }),
-            collection: Some(CollectionFile { enabled: Some(true), period: Some(GoDuration::minutes(5)) }),
+            collection: Some(CollectionFile {
+                enabled: Some(true),
+                period: Some(GoDuration::minutes(5)),
+                for_pulls: Some(collects && !like_kubelet),
+            }),
         }
     }
 
@@ -309,6 +322,8 @@ pub(crate) struct Settings {
     pub(crate) detection_period: Duration,
     /// How often to collect; `None`: on command only.
     pub(crate) collection_period: Option<Duration>,
+    /// Collect for a pull that has no room.
+    pub(crate) collects_for_pulls: bool,
 }
 
 /// When images are collected, and how far.
@@ -370,6 +385,8 @@ pub(crate) struct StoreSettings {
     pub(crate) durability: Durability,
     /// Keep compressed blobs too.
     pub(crate) keep_blobs: bool,
+    /// When a pull is refused for want of room.
+    pub(crate) admission: Admission,
     /// What a layer may do to the node.
     pub(crate) limits: LayerLimits,
 }

@@ -82,7 +82,7 @@ pub(crate) async fn serve(
 
     // The store is owned before the socket appears: who reaches the socket need not race for the store. Nothing slow
     // comes before it; whatever asks a runtime runs behind it.
-    let node = Arc::new(open_node(settings.clone(), Role::Daemon).await?);
+    let node = open_node(settings.clone(), Role::Daemon).await?;
     let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| Failure::of(&error))?;
     let _socket = SocketGuard::new(&settings.socket);
     let http_listener = match &settings.http {

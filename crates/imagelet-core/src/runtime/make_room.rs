@@ -11,8 +11,9 @@ use crate::image::ByteSize;
 pub trait MakeRoom: Send + Sync + fmt::Debug {
     /// Frees what is wanted as far as it can; removes nothing where that would not even free the least that helps.
     ///
-    /// What is in use, pinned or handed out stays. A failure frees nothing, and is told in the log.
-    async fn make_room(&self, wanted: RoomWanted) -> RoomMade;
+    /// What is in use, pinned or handed out stays. `None`: nothing is collected for pulls here, or it failed, which is
+    /// told in the log.
+    async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade>;
 }
 
 /// How much room a pull wants.

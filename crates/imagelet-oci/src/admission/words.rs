@@ -21,10 +21,13 @@ pub(crate) fn refusal(
         format!("{}, {}", inodes_needed(admission, demand), inodes_there(space))
     };
     if let Some(could_free) = could_free {
-        text += &match could_free {
-            ByteSize::ZERO => "; a collection could free nothing more".to_owned(),
-            ByteSize(bytes) => format!("; a collection could free at most {} more", size(bytes)),
+        let more = match could_free {
+            ByteSize::ZERO => "nothing".to_owned(),
+            ByteSize(bytes) => format!("at most {}", size(bytes)),
         };
+        text += "; a collection could free ";
+        text += &more;
+        text += " more";
     }
     let what = if shortage.bytes_least > 0 { "free space" } else { "free inodes" };
     let softer = match admission {

@@ -131,13 +131,11 @@ impl Engine {
         let room = self.room.get()?;
         let wanted = self.in_bytes(shortage);
         tracing::info!(wanted = wanted.bytes.0, least = wanted.least.0, layers = demand.layers, "a pull asks for room");
-        match timeout(ROOM_WAIT_MAX, room.make_room(wanted)).await {
-            Ok(made) => Some(made),
-            Err(_) => {
-                tracing::warn!(seconds = ROOM_WAIT_MAX.as_secs(), "nobody made room in time");
-                None
-            }
+        let made = timeout(ROOM_WAIT_MAX, room.make_room(wanted)).await;
+        if made.is_err() {
+            tracing::warn!(seconds = ROOM_WAIT_MAX.as_secs(), "nobody made room in time");
         }
+        made.ok().flatten()
     }
 
     /// Room as a collection understands it: inodes as the bytes that so many take here on average.

@@ -31,7 +31,7 @@ struct Scene {
 /// An engine for an image of two layers, one of them twice.
 async fn scene(change: impl FnOnce(&mut EngineConfig)) -> Scene {
     let registry = TestRegistry::start().await;
-    let layer = Layer::new().file("a", &[7; 100_000]).gzip();
+    let layer = Layer::new().file("a", &vec![7; 100_000]).gzip();
     registry.image("a", "v1", &[layer.clone(), Layer::new().file("b", b"b").plain(), layer]);
     let folder = tempfile::tempdir().expect("a folder");
     let mut config = EngineConfig::new(folder.path());
@@ -104,9 +104,9 @@ struct Collector {
 
 #[async_trait]
 impl MakeRoom for Collector {
-    async fn make_room(&self, wanted: RoomWanted) -> RoomMade {
+    async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
         self.asked.lock().expect("no panic").push(wanted);
-        self.answers.lock().expect("no panic").pop().unwrap_or_default()
+        self.answers.lock().expect("no panic").pop()
     }
 }
 
@@ -132,6 +132,10 @@ async fn the_collector_is_asked_before_a_refusal_and_again_while_it_helps() {
     let (asked, told) = asked_with(vec![made(5, 9), made(5, 4), made(5, 2), made(5, 1)]).await;
     assert_eq!(asked.len(), 3, "the rounds are bounded");
     assert!(told.contains("could free at most 2 B more"), "{told}");
+
+    let (asked, told) = asked_with(Vec::new()).await;
+    assert_eq!(asked.len(), 1);
+    assert!(!told.contains("a collection"), "nobody collects for pulls: {told}");
 
     let (asked, told) = asked_with(vec![made(5, 9), made(0, 0)]).await;
     assert_eq!(asked.len(), 2, "what does not help is not repeated");

@@ -137,10 +137,17 @@ async fn more_files_than_allowed_are_refused_by_their_number() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_below_its_floor_takes_no_layer() {
-    for (what, bytes, inodes) in [("bytes are free", u64::MAX >> 1, 0), ("inodes are free", 0, u64::MAX)] {
+    use imagelet_oci::Admission::{Compressed, Off};
+    for (what, admission, bytes, inodes) in [
+        ("bytes are free", Off, u64::MAX >> 1, 0),
+        ("inodes are free", Off, 0, u64::MAX),
+        ("kept by freeBytesFloor", Compressed, u64::MAX >> 1, 0),
+        ("kept by freeInodesFloor", Compressed, 0, u64::MAX),
+    ] {
         let folder = super::case::scratch();
         let mut config = imagelet_oci::EngineConfig::new(folder.path().join("store"));
         (config.limits.free_bytes_floor, config.limits.free_inodes_floor) = (bytes, inodes);
+        config.admission = admission;
         let engine = imagelet_oci::Engine::open(config).await.unwrap_or_else(|error| panic!("{}", error.chain()));
         let registry = Registry::start().await;
         let name = registry.put("floor", &Image::good("floor"));

@@ -1,6 +1,6 @@
 //! Which node a command talks to: the one it names, the daemon if there is one, or the store in this process.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use imagelet_cri::Endpoint;
 
@@ -61,5 +61,5 @@ fn text(path: &Path) -> Result<String, Failure> {
 
 async fn open(layers: &Layers) -> Result<Node, Failure> {
     let settings = layers.settings().map_err(|error| Failure::of(&error))?;
-    Ok(Node::Local(Arc::new(open_node(settings, Role::Command).await?)))
+    Ok(Node::Local(open_node(settings, Role::Command).await?))
 }

@@ -10,7 +10,7 @@ use imagelet_core::{
     manager::Compatibility,
 };
 use imagelet_cri::Endpoint;
-use imagelet_oci::{Durability, LayerLimits};
+use imagelet_oci::{Admission, Durability, LayerLimits};
 
 use super::{
     API_VERSION, Backend, File, GcSettings, GoDuration, KIND, LimitsFile, PullLimits, Settings, StoreSettings,
@@ -83,6 +83,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             docker_config,
             detection_period,
             collection_period: collect.enabled.unwrap_or(true).then_some(collection_period),
+            collects_for_pulls: collect.for_pulls.unwrap_or_default(),
         }),
         _ => Err(complaints.0),
     }
@@ -280,6 +281,7 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
         );
     }
     let durability = durability(store.durability.as_deref(), complaints);
+    let admission = admission(store.admission.as_deref(), complaints);
     let limits = layer_limits(&store.limits.unwrap_or_default(), complaints);
     let endpoint =
         file.image_service.as_ref().and_then(|service| service.cri.as_ref()).and_then(|cri| cri.endpoint.clone());
@@ -294,6 +296,7 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
             layers_in_flight: usize::try_from(layers).unwrap_or(1),
             durability,
             keep_blobs: store.keep_blobs.unwrap_or_default(),
+            admission,
             limits,
         }),
     }
@@ -307,6 +310,21 @@ fn compatibility(text: Option<&str>, complaints: &mut Complaints) -> Compatibili
         complaints.add("compatibility", format!("compatibility `{text}` must be one of {names:?}"));
         Compatibility::default()
     })
+}
+
+fn admission(text: Option<&str>, complaints: &mut Complaints) -> Admission {
+    match text {
+        None | Some("compressed") => Admission::Compressed,
+        Some("strict") => Admission::Strict,
+        Some("off") => Admission::Off,
+        Some(other) => {
+            complaints.add(
+                "store.admission",
+                format!("store.admission `{other}` must be one of [\"strict\", \"compressed\", \"off\"]"),
+            );
+            Admission::Compressed
+        }
+    }
 }
 
 fn durability(text: Option<&str>, complaints: &mut Complaints) -> Durability {

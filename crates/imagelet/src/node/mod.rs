@@ -4,6 +4,7 @@ mod collect;
 mod local;
 mod pods;
 mod remote;
+mod room;
 mod verify;
 mod words;
 
@@ -16,6 +17,7 @@ pub(crate) use collect::collect;
 pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use pods::{PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use remote::{RemoteNode, Spoken};
+pub(crate) use room::RoomByCollection;
 pub(crate) use verify::{Verified, VerifiedImage, VerifiedPart, VerifyRequest};
 #[cfg(test)]
 pub(crate) use verify::{VerifiedFinding, VerifiedLayer};

@@ -24,7 +24,7 @@ use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 use crate::{
     config::{Backend, Settings, StoreSettings, Verification},
     failure::Failure,
-    node::{LocalNode, NodeParts},
+    node::{LocalNode, NodeParts, RoomByCollection},
 };
 
 /// An image that failed is left alone for this long at first; the kubelet's number.
@@ -48,7 +48,7 @@ pub(crate) enum Role {
 }
 
 /// Opens stores and state, and joins them. Quick: nothing is listed from a runtime that is not there.
-pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<LocalNode, Failure> {
+pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<LocalNode>, Failure> {
     let store = open_backend(&settings, role).await?;
     let runtime = RuntimeManager::new(store.images, store.containers);
     let (state, kept) = (store.state.clone(), records_settings(&settings)?);
@@ -92,7 +92,11 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<LocalNod
         is_daemon: role == Role::Daemon,
         uses_known: store.uses_known,
     };
-    Ok(LocalNode::new(parts, settings))
+    let node = Arc::new(LocalNode::new(parts, settings));
+    if let Some(engine) = &node.parts().engine {
+        engine.ask_for_room(Arc::new(RoomByCollection::new(&node)));
+    }
+    Ok(node)
 }
 
 /// A store of images with whatever holds them.
@@ -119,6 +123,7 @@ async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf]) -> Result<Ope
         durability: store.durability,
         keep_blobs: store.keep_blobs,
         limits: store.limits,
+        admission: store.admission,
         ..EngineConfig::new(&store.directory)
     };
     let engine = Engine::open(config).await?;

@@ -1,5 +1,6 @@
 //! The program from outside: the house's arrows, and stories told with real registries, runtimes and file systems.
 
+mod admission;
 mod architecture;
 mod collection;
 mod configuration;

@@ -1,0 +1,59 @@
+//! Room for a pull, made by the collector under its usual rules.
+
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    gc::{GcGoal, GcPolicy, GcRequest},
+    image::ByteSize,
+    runtime::{MakeRoom, RoomMade, RoomWanted},
+};
+
+use super::{LocalNode, collect};
+use crate::failure::Failure;
+
+/// Collects on this node; knows it only weakly, because the node's own store asks.
+pub(crate) struct RoomByCollection(Weak<LocalNode>);
+
+impl RoomByCollection {
+    /// For this node.
+    pub(crate) fn new(node: &Arc<LocalNode>) -> Self {
+        Self(Arc::downgrade(node))
+    }
+}
+
+#[async_trait]
+impl MakeRoom for RoomByCollection {
+    async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
+        let node = self.0.upgrade()?;
+        if !node.settings().collects_for_pulls || !node.parts.uses_known {
+            return None;
+        }
+        let made = free(&node, wanted).await;
+        made.inspect_err(|failure| tracing::warn!(error = failure.to_string(), "could not make room for a pull")).ok()
+    }
+}
+
+/// First asks what could go: images are not given up for a pull that is refused all the same.
+async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
+    let gc = &node.settings().gc;
+    let policy = GcPolicy::new(i64::from(gc.high.get()), i64::from(gc.low.get()), gc.age_min, gc.age_max)
+        .map_err(|error| Failure::of(&error))?;
+    let ask = |dry_run| GcRequest { policy, goal: GcGoal::Free(wanted.bytes), dry_run };
+    let could_free = ByteSize(collect(node, &ask(true)).await?.claimed);
+    if could_free == ByteSize::ZERO || could_free < wanted.least {
+        return Ok(RoomMade { freed: ByteSize::ZERO, could_free });
+    }
+    let freed = ByteSize(collect(node, &ask(false)).await?.claimed);
+    tracing::info!(wanted = wanted.bytes.0, freed = freed.0, "made room for a pull");
+    Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed) })
+}
+
+impl fmt::Debug for RoomByCollection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RoomByCollection")
+    }
+}
