@@ -15,3 +15,4 @@ pub mod records;
 pub mod runtime;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
+mod text;

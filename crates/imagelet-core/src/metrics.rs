@@ -87,6 +87,11 @@ impl Metrics {
         }
     }
 
+    /// Forgets every series of a family.
+    pub fn clear(&self, family: &'static Family) {
+        registered(&mut self.lock(), family).series.clear();
+    }
+
     /// Adds an observation to a histogram.
     pub fn observe(&self, family: &'static Family, labels: &[&str], observed: f64) {
         let MetricKind::Histogram(bounds) = family.kind else { return };

@@ -1,13 +1,12 @@
 //! Docker's configuration documents, read as the kubelet reads them (`spec/pull.md §6.1-6.3`).
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{IgnoredAny, MapAccess, Visitor},
+use super::{
+    PullSecretKind, Secret,
+    document::{TypeError, Value},
+    json,
 };
-
-use super::{PullSecretKind, Secret};
 
 /// Longest document that is read; a Kubernetes secret holds at most this much.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
@@ -37,22 +36,9 @@ pub enum DockerConfigError {
     /// It is too long.
     #[error("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes")]
     TooLong,
-    /// It is no JSON, or ends too soon, or goes on too long.
-    #[error("the document is no valid JSON: line {line}, column {column}")]
-    Syntax {
-        /// Where.
-        line: usize,
-        /// Where in the line.
-        column: usize,
-    },
-    /// A field is not of the type it should be.
-    #[error("the document has a field of the wrong type: line {line}, column {column}")]
-    Type {
-        /// Where.
-        line: usize,
-        /// Where in the line.
-        column: usize,
-    },
+    /// It is no JSON, or a field is not of the type it should be; in Go's words, with at most one character of it.
+    #[error("{0}")]
+    Json(String),
     /// An `auth` field is not what it should be.
     #[error(transparent)]
     Auth(#[from] AuthError),
@@ -75,111 +61,141 @@ impl DockerConfig {
         if document.len() > DOCKER_CONFIG_LENGTH_MAX {
             return Err(DockerConfigError::TooLong);
         }
-        let read = match kind {
-            PullSecretKind::DockerConfigJson => {
-                serde_json::from_slice::<Nullable<RawConfig>>(document).map(|raw| raw.0.auths)
-            }
-            PullSecretKind::DockerCfg => serde_json::from_slice::<Nullable<RawEntries>>(document).map(|raw| raw.0),
+        let root = json::parse(document).map_err(|error| DockerConfigError::Json(error.to_string()))?;
+        let mut read = Reading::default();
+        match kind {
+            PullSecretKind::DockerConfigJson => read.config(root),
+            PullSecretKind::DockerCfg => read.entries(root, None),
+        }
+        match read.error {
+            Some(error) => Err(error),
+            None => Ok(Self { entries: read.entries }),
+        }
+    }
+}
+
+/// Go's names of the types, which its errors tell.
+const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
+const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
+const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
+
+/// What was read so far. Names match in any case, unknown ones are passed over, the last one wins; like Go, it reads
+/// on behind what is wrong, and tells what was wrong first.
+#[derive(Default)]
+struct Reading {
+    entries: BTreeMap<String, DockerEntry>,
+    error: Option<DockerConfigError>,
+    /// An entry is wrong.
+    stopped: bool,
+}
+
+impl Reading {
+    fn fail(&mut self, error: impl Into<DockerConfigError>) {
+        self.error.get_or_insert(error.into());
+    }
+
+    fn config(&mut self, root: Value) {
+        let members = match root {
+            Value::Null => return,
+            Value::Object(members) => members,
+            other => return self.fail(TypeError::of_value(&other, DOCKER_CONFIG_JSON)),
         };
-        // The parser's own message may show a value, and a value may be a password.
-        let RawEntries(entries) = read.map_err(|error| {
-            let (line, column) = (error.line(), error.column());
-            if error.is_data() {
-                DockerConfigError::Type { line, column }
-            } else {
-                DockerConfigError::Syntax { line, column }
+        for (name, value) in members {
+            if self.stopped {
+                return;
             }
-        })?;
-        let entries = entries.into_iter().map(|(key, entry)| Ok((key, entry.decode()?)));
-        Ok(Self { entries: entries.collect::<Result<_, AuthError>>()? })
+            if name.eq_ignore_ascii_case("auths") {
+                // A repeated object is merged into the earlier one; `null` empties it.
+                if matches!(value, Value::Null) {
+                    self.entries.clear();
+                }
+                self.entries(value, Some("DockerConfigJSON.auths"));
+            } else if name.eq_ignore_ascii_case("HttpHeaders") {
+                self.headers(&value);
+            }
+        }
     }
-}
 
-/// `null` where the default will do.
-#[derive(Default)]
-struct Nullable<T>(T);
-
-impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Nullable<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Option::<T>::deserialize(deserializer).map(|value| Self(value.unwrap_or_default()))
-    }
-}
-
-#[derive(Default)]
-struct RawConfig {
-    auths: RawEntries,
-}
-
-#[derive(Default)]
-struct RawEntries(BTreeMap<String, RawEntry>);
-
-#[derive(Default)]
-struct RawEntry {
-    username: String,
-    password: String,
-    email: String,
-    auth: String,
-}
-
-impl RawEntry {
-    fn decode(self) -> Result<DockerEntry, AuthError> {
-        let (username, password) =
-            if self.auth.is_empty() { (self.username, self.password) } else { decode_auth(&self.auth)? };
-        Ok(DockerEntry { username, password: Secret::new(password), email: self.email })
-    }
-}
-
-/// Reads an object member by member: names match in any case, unknown ones are passed over, the last one wins.
-macro_rules! read_members {
-    ($target:ty, $expecting:literal, |$self_:ident, $name:ident, $map:ident| $body:block) => {
-        impl<'de> Deserialize<'de> for $target {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                struct Members;
-                impl<'de> Visitor<'de> for Members {
-                    type Value = $target;
-                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                        f.write_str($expecting)
-                    }
-                    fn visit_map<A: MapAccess<'de>>(self, mut $map: A) -> Result<$target, A::Error> {
-                        let mut $self_ = <$target>::default();
-                        while let Some($name) = $map.next_key::<String>()? $body
-                        Ok($self_)
+    /// Read for their types alone.
+    fn headers(&mut self, value: &Value) {
+        const FIELD: &str = "DockerConfigJSON.HttpHeaders";
+        match value {
+            Value::Null => {}
+            Value::Object(members) => {
+                for (_, value) in members {
+                    if !matches!(value, Value::Null | Value::Text(_)) {
+                        self.fail(TypeError::of_field(value, FIELD, "string"));
                     }
                 }
-                deserializer.deserialize_map(Members)
             }
+            other => self.fail(TypeError::of_field(other, FIELD, "map[string]string")),
         }
-    };
+    }
+
+    /// The field is what Go names a wrong type by, where it knows one.
+    fn entries(&mut self, value: Value, field: Option<&str>) {
+        match value {
+            Value::Null => {}
+            Value::Object(members) => {
+                for (key, value) in members {
+                    match entry(value, field) {
+                        Ok(entry) => drop(self.entries.insert(key, entry)),
+                        Err(error) => {
+                            // The only kind of error that Go does not read on behind.
+                            self.stopped = true;
+                            self.error = Some(error);
+                            return;
+                        }
+                    }
+                }
+            }
+            other => self.fail(wrong(&other, field, DOCKER_CONFIG)),
+        }
+    }
 }
 
-read_members!(RawConfig, "an object with `auths`", |config, name, map| {
-    if name.eq_ignore_ascii_case("auths") {
-        // A repeated object is merged into the earlier one.
-        config.auths.0.extend(map.next_value::<Nullable<RawEntries>>()?.0.0);
-    } else {
-        map.next_value::<IgnoredAny>()?;
+impl From<TypeError> for DockerConfigError {
+    fn from(error: TypeError) -> Self {
+        Self::Json(error.to_string())
     }
-});
+}
 
-read_members!(RawEntries, "an object of entries", |entries, name, map| {
-    entries.0.insert(name, map.next_value::<Nullable<RawEntry>>()?.0);
-});
+/// A wrong type, by the name of the field it stands in.
+fn wrong(found: &Value, field: Option<&str>, wanted: &'static str) -> TypeError {
+    match field {
+        Some(field) => TypeError::of_field(found, field, wanted),
+        None => TypeError::of_value(found, wanted),
+    }
+}
 
-read_members!(RawEntry, "an entry", |entry, name, map| {
-    let field = match name.to_ascii_lowercase().as_str() {
-        "username" => &mut entry.username,
-        "password" => &mut entry.password,
-        "email" => &mut entry.email,
-        "auth" => &mut entry.auth,
-        _ => {
-            map.next_value::<IgnoredAny>()?;
-            continue;
+fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigError> {
+    const NAMES: [&str; 4] = ["username", "password", "email", "auth"];
+    let mut fields = [const { String::new() }; 4];
+    let mut error = None;
+    match value {
+        Value::Null => {}
+        Value::Object(members) => {
+            for (name, value) in members {
+                let Some(index) = NAMES.iter().position(|known| name.eq_ignore_ascii_case(known)) else { continue };
+                match value {
+                    Value::Null => {}
+                    Value::Text(text) => fields[index] = text,
+                    other => {
+                        let field = format!("{}.{}", field.unwrap_or("dockerConfigEntryWithAuth"), NAMES[index]);
+                        error.get_or_insert(TypeError::of_field(&other, &field, "string"));
+                    }
+                }
+            }
         }
-    };
-    if let Some(text) = map.next_value::<Option<String>>()? {
-        *field = text;
+        other => return Err(wrong(&other, field, ENTRY).into()),
     }
-});
+    if let Some(error) = error {
+        return Err(error.into());
+    }
+    let [username, password, email, auth] = fields;
+    let (username, password) = if auth.is_empty() { (username, password) } else { decode_auth(&auth)? };
+    Ok(DockerEntry { username, password: Secret::new(password), email })
+}
 
 /// User and password of an `auth` field.
 fn decode_auth(auth: &str) -> Result<(String, String), AuthError> {
@@ -281,23 +297,18 @@ mod tests {
                         _ => PullSecretKind::DockerConfigJson,
                     };
                     let parsed = DockerConfig::parse(kind, text(&input["data"]).as_bytes());
-                    match expected["error"].as_str() {
-                        Some(error) if error.starts_with("illegal base64") => {
-                            assert_eq!(parsed.map_err(|error| error.to_string()), Err(error.to_owned()));
-                        }
-                        Some(_) => assert!(parsed.is_err(), "{}", case["name"]),
-                        None => {
-                            let entries =
-                                expected["entries"].as_object().expect("entries").iter().map(|(key, entry)| {
-                                    let entry = DockerEntry {
-                                        username: text(&entry["username"]),
-                                        password: Secret::new(text(&entry["password"])),
-                                        email: text(&entry["email"]),
-                                    };
-                                    (key.clone(), entry)
-                                });
-                            assert_eq!(parsed, Ok(DockerConfig { entries: entries.collect() }), "{}", case["name"]);
-                        }
+                    if let Some(error) = expected["error"].as_str() {
+                        assert_eq!(parsed.map_err(|error| error.to_string()), Err(error.to_owned()));
+                    } else {
+                        let entries = expected["entries"].as_object().expect("entries").iter().map(|(key, entry)| {
+                            let entry = DockerEntry {
+                                username: text(&entry["username"]),
+                                password: Secret::new(text(&entry["password"])),
+                                email: text(&entry["email"]),
+                            };
+                            (key.clone(), entry)
+                        });
+                        assert_eq!(parsed, Ok(DockerConfig { entries: entries.collect() }), "{}", case["name"]);
                     }
                 }
                 Some("hash") => {}
@@ -312,7 +323,25 @@ mod tests {
     fn an_error_shows_nothing_of_the_document() {
         let document = br#"{"auths": {"reg.io": {"username": "u", "password": "hunter2", "auth": {"hunter2": 1}}}}"#;
         let error = DockerConfig::parse(PullSecretKind::DockerConfigJson, document).unwrap_err();
-        assert!(matches!(error, DockerConfigError::Type { line: 1, .. }), "{error:?}");
+        let expected = "json: cannot unmarshal object into Go struct field DockerConfigJSON.auths.auth of type string";
+        assert_eq!(error.to_string(), expected);
         assert!(!format!("{error} {error:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn headers_are_read_for_their_types_and_a_null_empties_what_came_before() {
+        let parse = |text: &str| DockerConfig::parse(PullSecretKind::DockerConfigJson, text.as_bytes());
+        assert!(parse(r#"{"auths": {"a.io": {}}, "HTTPHeaders": {"a": "b", "c": null}}"#).is_ok());
+        let refused = parse(r#"{"HttpHeaders": {"a": 1}, "auths": 5}"#).map_err(|error| error.to_string());
+        let expected = "json: cannot unmarshal number into Go struct field DockerConfigJSON.HttpHeaders of type string";
+        assert_eq!(refused, Err(expected.to_owned()));
+        let refused = parse(r#"{"HttpHeaders": 1, "auths": {"a.io": 5, "b.io": {"auth": "="}}}"#);
+        let expected = "json: cannot unmarshal number into Go struct field DockerConfigJSON.auths of type \
+                        credentialprovider.dockerConfigEntryWithAuth";
+        assert_eq!(refused.map_err(|error| error.to_string()), Err(expected.to_owned()));
+        assert_eq!(parse(r#"{"auths": {"a.io": {}}, "auths": null}"#), Ok(DockerConfig::default()));
+        let merged = parse(r#"{"auths": {"a.io": {"username": "1"}}, "AUTHS": {"b.io": {}, "a.io": {}}}"#).unwrap();
+        assert_eq!(merged.entries.keys().collect::<Vec<_>>(), ["a.io", "b.io"]);
+        assert_eq!(merged.entries["a.io"].username, "");
     }
 }

@@ -1,5 +1,7 @@
 //! Whether a key with wildcards is meant for a repository (`spec/pull.md §6.7`).
 
+use crate::text::quoted;
+
 /// Host and path of a URL, decoded, as Go's parser reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Location {
@@ -9,25 +11,34 @@ pub(super) struct Location {
     pub(super) path: String,
 }
 
-/// The text is no URL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+/// The text is no URL; prints what Go prints.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LocationError {
-    #[error("invalid control character in URL")]
+    #[error("net/url: invalid control character in URL")]
     Control,
-    #[error("invalid URL escape")]
-    Escape,
-    #[error("invalid port after host")]
-    Port,
+    #[error("invalid URL escape {}", quoted(.0))]
+    Escape(String),
+    #[error("invalid port {} after host", quoted(.0))]
+    Port(String),
     #[error("missing ']' in host")]
     Bracket,
     #[error("invalid IP-literal")]
     IpLiteral,
-    #[error("invalid character in host name")]
-    Host,
-    #[error("invalid userinfo")]
+    #[error("invalid character {} in host name", quoted(.0))]
+    Host(String),
+    #[error("net/url: invalid userinfo")]
     UserInfo,
     #[error("missing protocol scheme")]
     Scheme,
+}
+
+/// What is wrong with a pattern, in Go's words; `None` where nothing is.
+pub(super) fn complaint(pattern: &str) -> Option<String> {
+    let url = format!("https://{pattern}");
+    let error = Location::parse(&url).err()?;
+    // Go has cut the fragment off by then.
+    let shown = url.split_once('#').map_or(url.as_str(), |(shown, _)| shown);
+    Some(format!("parse {}: {error}", quoted(shown)))
 }
 
 /// Whether a glob matches a repository; neither has a scheme, and what cannot be parsed matches nothing.
@@ -41,12 +52,11 @@ pub(super) fn matches(glob: &str, target: &str) -> bool {
 impl Location {
     /// Reads `http://…` or `https://…`.
     pub(super) fn parse(url: &str) -> Result<Self, LocationError> {
+        let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
         if url.bytes().any(|byte| byte.is_ascii_control()) {
             return Err(LocationError::Control);
         }
         let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://")).ok_or(LocationError::Scheme)?;
-        let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
-        unescape(fragment)?;
         let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let host = match authority.rsplit_once('@') {
@@ -57,7 +67,9 @@ impl Location {
             None => authority,
         };
         check_host(host)?;
-        Ok(Self { host: unescape(host)?, path: unescape(path)? })
+        let location = Self { host: unescape(host)?, path: unescape(path)? };
+        unescape(fragment)?;
+        Ok(location)
     }
 
     fn covers(&self, target: &Self) -> bool {
@@ -121,20 +133,19 @@ fn check_host(host: &str) -> Result<(), LocationError> {
         host.rfind(':').map_or("", |colon| &host[colon..])
     };
     if !port.is_empty() && !port.strip_prefix(':').is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit())) {
-        return Err(LocationError::Port);
+        return Err(LocationError::Port(port.to_owned()));
     }
-    let bytes = host.as_bytes();
-    for (index, byte) in bytes.iter().enumerate() {
-        let plain = byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:[]<>\"".contains(byte) || !byte.is_ascii();
-        if *byte == b'%' {
+    for (index, character) in host.char_indices() {
+        let plain =
+            character.is_ascii_alphanumeric() || "-._~!$&'()*+,;=:[]<>\"".contains(character) || !character.is_ascii();
+        if character == '%' {
             // An escape in a host may hide no ASCII character; only the zone's own percent sign is let through.
-            let escape = bytes.get(index + 1..index + 3).ok_or(LocationError::Escape)?;
-            let value = hex(escape[0]).zip(hex(escape[1])).map(|(high, low)| high << 4 | low);
-            if value.ok_or(LocationError::Escape)? < 0x80 && escape != b"25" {
-                return Err(LocationError::Escape);
+            let value = escaped(&host.as_bytes()[index..]).ok_or_else(|| escape_error(&host[index..]))?;
+            if value < 0x80 && value != b'%' {
+                return Err(escape_error(&host[index..]));
             }
         } else if !plain {
-            return Err(LocationError::Host);
+            return Err(LocationError::Host(character.to_string()));
         }
     }
     Ok(())
@@ -142,17 +153,29 @@ fn check_host(host: &str) -> Result<(), LocationError> {
 
 fn unescape(text: &str) -> Result<String, LocationError> {
     let mut decoded = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte == b'%' {
-            let digit = |byte: Option<u8>| byte.and_then(hex).ok_or(LocationError::Escape);
-            let high = digit(bytes.next())?;
-            decoded.push(high << 4 | digit(bytes.next())?);
+    let mut index = 0;
+    while let Some(byte) = text.as_bytes().get(index) {
+        if *byte == b'%' {
+            decoded.push(escaped(&text.as_bytes()[index..]).ok_or_else(|| escape_error(&text[index..]))?);
+            index += 3;
         } else {
-            decoded.push(byte);
+            decoded.push(*byte);
+            index += 1;
         }
     }
     Ok(String::from_utf8_lossy(&decoded).into_owned())
+}
+
+/// The byte behind the escape a text begins with.
+fn escaped(text: &[u8]) -> Option<u8> {
+    let [b'%', high, low, ..] = text else { return None };
+    Some(hex(*high)? << 4 | hex(*low)?)
+}
+
+/// Go shows the percent sign and at most two more bytes.
+fn escape_error(text: &str) -> LocationError {
+    let end = (0..=3.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    LocationError::Escape(text[..end].to_owned())
 }
 
 fn hex(byte: u8) -> Option<u8> {
@@ -171,9 +194,8 @@ mod tests {
             let glob = case["input"]["glob"].as_str().expect("a glob");
             let target = case["input"]["target"].as_str().expect("a target");
             assert_eq!(Some(matches(glob, target)), case["expected"]["match"].as_bool(), "{glob} ~ {target}");
-            let parsed = Location::parse(&format!("https://{glob}")).is_ok()
-                && Location::parse(&format!("https://{target}")).is_ok();
-            assert_eq!(parsed, case["expected"]["error"].is_null(), "{glob} ~ {target}");
+            let error = complaint(glob).or_else(|| complaint(target));
+            assert_eq!(error.as_deref(), case["expected"]["error"].as_str(), "{glob} ~ {target}");
         }
         assert_eq!(cases.len(), 84);
     }

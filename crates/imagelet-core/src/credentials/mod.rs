@@ -1,12 +1,15 @@
 //! Who may ask which registry: secrets that do not print, and credentials made of them.
 
 mod docker_config;
+mod document;
 mod glob;
-pub(crate) mod go_text;
+mod json;
 mod keyring;
 mod node;
 mod port;
+mod provider;
 mod secret;
+mod token_cache;
 mod tokens;
 
 pub use docker_config::{AuthError, DockerConfig, DockerConfigError, DockerEntry};
@@ -16,7 +19,9 @@ pub use keyring::{
 };
 pub use node::NodeKeyring;
 pub use port::{CredentialProvider, CredentialQuery, NoProviders, Provided, ProviderFailure};
+pub use provider::{Gates, ProviderConfigError, ProviderOptions, ProviderRulesError, Providers, ProvidersError};
 pub use secret::Secret;
+pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 
 /// What a registry is shown. `Debug` shows who, never what they know.

@@ -185,7 +185,92 @@ fn read(path: &Path, kind: PullSecretKind) -> Result<DockerConfig, NodeFileError
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
+
+    fn document(user: &str) -> String {
+        format!(r#"{{"auths": {{"reg.io": {{"username": "{user}", "password": "hunter2"}}}}}}"#)
+    }
+
+    async fn users(keyring: &NodeKeyring) -> Vec<String> {
+        let found = keyring.keyring().await.lookup("reg.io/a");
+        let user = |tracked: crate::credentials::TrackedCredential| match tracked.credential.kind {
+            crate::credentials::CredentialKind::Basic { username, .. } => username,
+            other => panic!("{other:?}"),
+        };
+        found.into_iter().map(user).collect()
+    }
+
+    #[test]
+    fn files_are_looked_for_in_the_kubelets_order() {
+        let keyring = NodeKeyring::searching(Path::new("/var/lib/x"), Some(Path::new("/home/u")));
+        let Source::Files(files) = &keyring.state().source else { panic!("no files") };
+        let paths: Vec<&str> = files.iter().map(|file| file.path.to_str().unwrap()).collect();
+        assert_eq!(
+            paths,
+            [
+                "/var/lib/x/config.json",
+                "config.json",
+                "/home/u/.docker/config.json",
+                "/.docker/config.json",
+                "/var/lib/x/.dockercfg",
+                ".dockercfg",
+                "/home/u/.dockercfg",
+                "/.dockercfg",
+            ]
+        );
+        assert!(files.iter().all(|file| (file.kind == PullSecretKind::DockerCfg) == file.path.ends_with(".dockercfg")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_file_that_reads_is_taken_whole_and_no_other() {
+        let [root, home] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let searching = || NodeKeyring::searching(root.path(), Some(home.path()));
+        assert_eq!(users(&searching()).await, Vec::<String>::new());
+        let entries = r#"{"reg.io": {"username": "cfg", "password": "x"}}"#;
+        std::fs::write(home.path().join(".dockercfg"), entries).unwrap();
+        assert_eq!(users(&searching()).await, ["cfg"]);
+        std::fs::create_dir(home.path().join(".docker")).unwrap();
+        std::fs::write(home.path().join(".docker/config.json"), document("home")).unwrap();
+        assert_eq!(users(&searching()).await, ["home"]);
+        std::fs::write(root.path().join("config.json"), "{ broken").unwrap();
+        assert_eq!(users(&searching()).await, ["home"], "what does not read is passed over");
+        std::fs::write(root.path().join("config.json"), document("root")).unwrap();
+        assert_eq!(users(&searching()).await, ["root"]);
+        std::fs::write(root.path().join("config.json"), "{}").unwrap();
+        assert_eq!(users(&searching()).await, Vec::<String>::new(), "an empty one reads");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_read_is_good_for_five_minutes_also_that_there_is_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        let keyring = NodeKeyring::of_file(&path);
+        assert_eq!(users(&keyring).await, Vec::<String>::new());
+        std::fs::write(&path, document("one")).unwrap();
+        advance(CACHED_FOR.saturating_sub(Duration::from_secs(1))).await;
+        assert_eq!(users(&keyring).await, Vec::<String>::new());
+        advance(Duration::from_secs(1)).await;
+        assert_eq!(users(&keyring).await, ["one"]);
+        std::fs::write(&path, document("two")).unwrap();
+        assert_eq!(users(&keyring).await, ["one"]);
+        keyring.replace(NodeKeyring::of_file(&path));
+        assert_eq!(users(&keyring).await, ["two"]);
+        std::fs::remove_file(&path).unwrap();
+        advance(CACHED_FOR).await;
+        assert_eq!(users(&keyring).await, Vec::<String>::new());
+        assert!(!format!("{keyring:?}").contains("hunter2"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_is_too_long_is_refused_and_not_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        let long = document("u") + &" ".repeat(DOCKER_CONFIG_LENGTH_MAX);
+        std::fs::write(&path, long).unwrap();
+        assert_eq!(users(&NodeKeyring::of_file(&path)).await, Vec::<String>::new());
+    }
 
     async fn keys(node: &NodeKeyring) -> Vec<String> {
         node.keyring().await.keys().map(str::to_owned).collect()

@@ -18,7 +18,7 @@ use super::{
     text::{quoted, whole_milliseconds},
 };
 use crate::{
-    credentials::{Keyring, KeyringError, PullSecret, TrackedCredential, go_text},
+    credentials::{Keyring, KeyringError, TrackedCredential},
     events::{Event, EventKind},
     image::{Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     records::{ImageAccess, Intent, PullRecords},
@@ -283,18 +283,11 @@ impl Ensuring<'_> {
     }
 
     fn credentials_error(&self, error: &KeyringError) -> EnsureError {
-        let raw = || {
-            let of_it = |secret: &&PullSecret| {
-                (&secret.identity.namespace, &secret.identity.name) == (&error.namespace, &error.name)
-            };
-            let secret = self.request.secrets.iter().find(of_it)?;
-            go_text::complaint(secret.kind, secret.document.expose().as_bytes())
-        };
         let is_raw = self.manager.compatibility.is_kubelet();
         EnsureError::Credentials {
             image: self.request.image.clone(),
             source: error.clone(),
-            raw: is_raw.then(|| raw().unwrap_or_else(|| error.source.to_string())),
+            raw: is_raw.then(|| error.source.to_string()),
         }
     }
 

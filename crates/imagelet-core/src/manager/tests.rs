@@ -507,7 +507,7 @@ async fn an_unreadable_secret_is_passed_over_and_told_with_the_failure() {
     let error = node.ensure(&alone).await.unwrap_err();
     assert_eq!(error.reason(), "ErrImagePull");
     let hint = error.hint().unwrap_or_default();
-    assert!(hint.contains("cannot read the pull secret `test-ns/broken`: the document is no valid JSON"), "{hint}");
+    assert!(hint.contains("cannot read the pull secret `test-ns/broken`: unexpected end of JSON input"), "{hint}");
 
     let good = secret("good", r#"{"auths": {"reg.io": {"username": "u", "password": "p"}}}"#);
     advance(Duration::from_secs(10)).await;

@@ -16,7 +16,7 @@ const CORE_STOREYS: [&[&str]; 5] = [
     &["inventory"],
     &["records", "runtime"],
     &["credentials", "events"],
-    &["failpoint", "image", "metrics"],
+    &["failpoint", "image", "metrics", "text"],
 ];
 
 /// The rooms of the CRI adapter that may name a wire type; `pods` runs containers for tests only.

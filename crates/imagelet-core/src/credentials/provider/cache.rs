@@ -1,0 +1,282 @@
+//! Answers of one plugin, kept as long as it said (`spec/pull.md §7.5`). Touches no clock.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{codec::CacheKeyType, validate::TokenCacheType};
+use crate::{
+    credentials::{DockerConfig, ObjectIdentity, Secret, registry_key},
+    image::Digest,
+};
+
+/// What is good for all images is kept under this.
+const GLOBAL: &str = "<global>";
+/// Expired answers are dropped all at once this long after the last time.
+const SWEPT_EVERY: Duration = Duration::from_mins(15);
+/// Most answers of one plugin; the kubelet has no bound.
+const ENTRIES_MAX: usize = 10_000;
+
+/// A service account as a plugin is told of it. `Debug` hides the token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ServiceAccountTold {
+    pub(super) identity: ObjectIdentity,
+    /// Those the provider asked for.
+    pub(super) annotations: BTreeMap<String, String>,
+    pub(super) token: Secret,
+    pub(super) cache_type: TokenCacheType,
+}
+
+/// What an answer is kept under.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct CacheKey(Vec<u8>);
+
+/// A part of a key is longer than its length can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a part of the cache key has {0} bytes, more than 65535")]
+pub(super) struct KeyError(usize);
+
+/// Answers by key. `Debug` shows how many.
+#[derive(Default)]
+pub(super) struct Cache {
+    entries: HashMap<CacheKey, Entry>,
+    swept: Option<Instant>,
+}
+
+struct Entry {
+    auth: DockerConfig,
+    expires: Instant,
+}
+
+impl CacheKeyType {
+    /// What of a repository's name an answer is kept under.
+    pub(super) fn base(self, repository: &str) -> &str {
+        match self {
+            Self::Image => repository,
+            Self::Registry => registry_key(repository),
+            Self::Global => GLOBAL,
+        }
+    }
+}
+
+impl CacheKey {
+    /// The key of an answer.
+    pub(super) fn new(base: &str, service_account: Option<&ServiceAccountTold>) -> Result<Self, KeyError> {
+        let account = service_account.map(|told| told.cache_key(&told.token_hash())).transpose()?.unwrap_or_default();
+        Self::of_parts(base, &account)
+    }
+
+    fn of_parts(base: &str, service_account: &[u8]) -> Result<Self, KeyError> {
+        let mut key = Vec::new();
+        push(&mut key, base.as_bytes())?;
+        push(&mut key, service_account)?;
+        Ok(Self(key))
+    }
+
+    /// What runs for the same question at the same time share.
+    pub(super) fn of_run(base: &str, service_account: Option<&ServiceAccountTold>) -> Result<Self, KeyError> {
+        let Some(account) = service_account else { return Ok(Self(base.as_bytes().to_vec())) };
+        let mut key = Vec::new();
+        push(&mut key, base.as_bytes())?;
+        push(&mut key, account.token_hash().as_bytes())?;
+        push_annotations(&mut key, &account.annotations)?;
+        Ok(Self(key))
+    }
+}
+
+impl ServiceAccountTold {
+    fn cache_key(&self, token_hash: &str) -> Result<Vec<u8>, KeyError> {
+        let mut key = Vec::new();
+        for part in [&self.identity.namespace, &self.identity.name, &self.identity.uid] {
+            push(&mut key, part.as_bytes())?;
+        }
+        push_annotations(&mut key, &self.annotations)?;
+        if self.cache_type == TokenCacheType::Token {
+            push(&mut key, b"token")?;
+            push(&mut key, token_hash.as_bytes())?;
+        }
+        Ok(key)
+    }
+
+    fn token_hash(&self) -> String {
+        Digest::of(self.token.expose().as_bytes()).to_string()
+    }
+}
+
+fn push_annotations(key: &mut Vec<u8>, annotations: &BTreeMap<String, String>) -> Result<(), KeyError> {
+    let count = u32::try_from(annotations.len()).map_err(|_| KeyError(annotations.len()))?;
+    key.extend(count.to_be_bytes());
+    for (name, value) in annotations {
+        push(key, name.as_bytes())?;
+        push(key, value.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn push(key: &mut Vec<u8>, part: &[u8]) -> Result<(), KeyError> {
+    let length = u16::try_from(part.len()).map_err(|_| KeyError(part.len()))?;
+    key.extend(length.to_be_bytes());
+    key.extend(part);
+    Ok(())
+}
+
+impl Cache {
+    /// The first answer that is kept for one of these keys and is still good.
+    pub(super) fn find(&mut self, keys: &[CacheKey], now: Instant) -> Option<DockerConfig> {
+        let swept = *self.swept.get_or_insert(now);
+        if now.saturating_duration_since(swept) > SWEPT_EVERY {
+            self.sweep(now);
+        }
+        for key in keys {
+            match self.entries.get(key) {
+                Some(entry) if now > entry.expires => drop(self.entries.remove(key)),
+                Some(entry) => return Some(entry.auth.clone()),
+                None => {}
+            }
+        }
+        None
+    }
+
+    /// Keeps an answer for so long; for no time at all it is not kept.
+    pub(super) fn keep(&mut self, key: CacheKey, auth: DockerConfig, good_for: Duration, now: Instant) {
+        if good_for.is_zero() {
+            return;
+        }
+        if self.entries.len() >= ENTRIES_MAX {
+            self.sweep(now);
+        }
+        if self.entries.len() >= ENTRIES_MAX
+            && let Some(soonest) =
+                self.entries.iter().min_by_key(|(_, entry)| entry.expires).map(|(key, _)| key.clone())
+        {
+            self.entries.remove(&soonest);
+        }
+        // What is good for longer than a clock can tell is good for a year, and asked for again then.
+        let expires = now.checked_add(good_for).unwrap_or(now + Duration::from_hours(24 * 365));
+        self.entries.insert(key, Entry { auth, expires });
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        self.entries.retain(|_, entry| now <= entry.expires);
+        self.swept = Some(now);
+    }
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache").field("entries", &self.entries.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::testing::vectors;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes
+            .iter()
+            .flat_map(|byte| [byte >> 4, byte & 15])
+            .filter_map(|digit| char::from_digit(digit.into(), 16))
+            .collect()
+    }
+
+    fn unhex(text: &str) -> Vec<u8> {
+        (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+    }
+
+    fn told(value: &Value) -> ServiceAccountTold {
+        let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
+        ServiceAccountTold {
+            identity: ObjectIdentity { namespace: text("namespace"), name: text("name"), uid: text("uid") },
+            annotations: serde_json::from_value(value["annotations"].clone()).unwrap(),
+            token: Secret::new(text("token")),
+            cache_type: match value["cacheType"].as_str() {
+                Some("Token") => TokenCacheType::Token,
+                _ => TokenCacheType::ServiceAccount,
+            },
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_cache_vector_holds() {
+        let cases = vectors("pull-credential-provider-cache.json");
+        for case in &cases {
+            let (input, expected, name) = (&case["input"], &case["expected"], &case["name"]);
+            if let Some(key) = expected["service_account_key_hex"].as_str() {
+                let found = told(input).cache_key(input["token_hash"].as_str().expect("a hash"));
+                assert_eq!(hex(&found.unwrap()), key, "{name}");
+            } else if let Some(key) = expected["cache_key_hex"].as_str() {
+                let found = if let Some(base) = input["base"].as_str() {
+                    CacheKey::of_parts(base, &unhex(input["service_account_key_hex"].as_str().expect("a key")))
+                } else {
+                    let key_type = CacheKeyType::from_name(input["cacheKeyType"].as_str().expect("a type")).unwrap();
+                    let account = input["service_account"].as_object().map(|_| told(&input["service_account"]));
+                    CacheKey::new(key_type.base(input["image"].as_str().expect("an image")), account.as_ref())
+                };
+                assert_eq!(hex(&found.unwrap().0), key, "{name}");
+            } else if let Some(key) = expected["singleflight_key_hex"].as_str() {
+                let account = told(input);
+                assert_eq!(account.token_hash(), expected["token_hash"].as_str().expect("a hash"));
+                let found = CacheKey::of_run(input["image"].as_str().expect("an image"), Some(&account)).unwrap();
+                assert_eq!(hex(&found.0), key, "{name}");
+            } else if let Some(hit) = expected["hit"].as_bool() {
+                let seconds = |field: &str| Duration::from_secs(input[field].as_u64().expect("a number"));
+                let (mut cache, now) = (Cache::default(), Instant::now());
+                let key = CacheKey::new("a.io/b", None).unwrap();
+                let entry = Entry { auth: DockerConfig::default(), expires: now + seconds("expires_in_s") };
+                cache.entries.insert(key.clone(), entry);
+                let found = cache.find(std::slice::from_ref(&key), now + seconds("elapsed_s"));
+                assert_eq!(found.is_some(), hit, "{name}");
+                assert_eq!(cache.entries.len(), usize::from(hit), "an expired answer is dropped when touched");
+            } else {
+                let since = Duration::from_secs(input["seconds_since_last_purge"].as_u64().expect("a number"));
+                assert_eq!(expected["expired_entries_purged_on_next_lookup"], true, "{name}");
+                let (mut cache, now) = (Cache::default(), Instant::now());
+                let [old, other] = ["old", "other"].map(|base| CacheKey::new(base, None).unwrap());
+                cache.find(&[], now);
+                cache.keep(old, DockerConfig::default(), Duration::from_secs(1), now);
+                cache.find(std::slice::from_ref(&other), now + SWEPT_EVERY);
+                assert_eq!(cache.entries.len(), 1, "it is not time yet");
+                cache.find(&[other], now + since);
+                assert_eq!(cache.entries.len(), 0, "{name}");
+            }
+        }
+        assert_eq!(cases.len(), 20);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cache_is_bounded_and_drops_what_expires_soonest() {
+        let (mut cache, now) = (Cache::default(), Instant::now());
+        let key = |index: usize| CacheKey::new(&index.to_string(), None).unwrap();
+        for index in 0..=ENTRIES_MAX {
+            let good_for = Duration::from_secs(if index == 7 { 1 } else { 60 });
+            cache.keep(key(index), DockerConfig::default(), good_for, now);
+        }
+        assert_eq!(cache.entries.len(), ENTRIES_MAX);
+        assert!(cache.find(&[key(7)], now).is_none());
+        assert!(cache.find(&[key(ENTRIES_MAX)], now).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_good_for_no_time_is_not_kept_and_forever_is_bounded() {
+        let (mut cache, now) = (Cache::default(), Instant::now());
+        let key = CacheKey::new("a", None).unwrap();
+        cache.keep(key.clone(), DockerConfig::default(), Duration::ZERO, now);
+        assert_eq!(cache.entries.len(), 0);
+        cache.keep(key.clone(), DockerConfig::default(), Duration::MAX, now);
+        assert!(cache.find(&[key], now + Duration::from_hours(24)).is_some());
+    }
+
+    #[test]
+    fn a_part_that_is_too_long_makes_no_key() {
+        assert_eq!(CacheKey::new(&"x".repeat(65536), None), Err(KeyError(65536)));
+        assert!(CacheKey::new(&"x".repeat(65535), None).is_ok());
+    }
+}

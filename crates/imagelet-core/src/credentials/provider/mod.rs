@@ -1,0 +1,266 @@
+//! Programs that know credentials: the kubelet's credential provider plugins (`spec/pull.md §7`).
+//!
+//! ```text
+//! config    the file or folder that says which there are      validate  its rules
+//! plugin    one provider: when it is asked, and for whom      cache     what it said, as long as that is good
+//! codec     question and answer                               exec      one run, which leaves nothing behind
+//! redact    what of its complaints may be shown               meters    what is counted
+//! ```
+//!
+//! Nothing is kept on disk. A plugin learns of an image and, where it asks for one, of a service account's token, over
+//! its standard input alone.
+
+mod cache;
+mod codec;
+mod config;
+mod exec;
+mod meters;
+mod plugin;
+mod redact;
+mod validate;
+
+use std::{
+    ffi::OsString,
+    fmt, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use config::ProviderConfig;
+pub use config::ProviderConfigError;
+use futures_util::future::join_all;
+use tokio::sync::Semaphore;
+pub use validate::{Gates, ProviderRulesError};
+
+use self::{
+    config::go_text,
+    exec::{Environment, Plugin, executable},
+    meters::Meters,
+    plugin::{Answer, Provider, ProviderError, ProviderParts, Skip},
+};
+use super::{CredentialProvider, CredentialQuery, Keyring, Provided, ProviderFailure, TokenSource};
+use crate::metrics::Metrics;
+
+/// Plugins that run at once; the kubelet has no bound.
+const RUNS_MAX: usize = 32;
+
+/// Where plugins are, and how they are run.
+#[derive(Clone)]
+pub struct ProviderOptions {
+    /// The file or folder that says which there are.
+    pub config: PathBuf,
+    /// The folder of their executables.
+    pub binaries: PathBuf,
+    /// After this time a plugin is ended.
+    pub limit: Duration,
+    /// The variables each plugin gets, beside those its configuration names.
+    pub environment: Vec<(OsString, OsString)>,
+    /// What of the kubelet's features is on.
+    pub gates: Gates,
+}
+
+/// Providers cannot be used. Shows no secret.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProvidersError {
+    /// The configuration cannot be read.
+    #[error(transparent)]
+    Config(#[from] ProviderConfigError),
+    /// It breaks rules.
+    #[error(transparent)]
+    Rules(#[from] ProviderRulesError),
+    /// There is no such folder.
+    #[error("plugin binary directory {} did not exist", .0.display())]
+    FolderMissing(PathBuf),
+    /// The folder cannot be looked at.
+    #[error("error inspecting binary directory {}: {}", .path.display(), go_text(.source))]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// There is no such executable.
+    #[error("plugin binary executable {} did not exist", .0.display())]
+    BinaryMissing(PathBuf),
+    /// The executable cannot be run.
+    #[error("error inspecting binary executable {}: {}", .path.display(), go_text(.source))]
+    Binary {
+        /// The executable.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// The node's providers. Any number of lookups at once; they can be exchanged while it is in use.
+#[derive(Debug)]
+pub struct Providers {
+    tokens: Arc<dyn TokenSource>,
+    meters: Meters,
+    permits: Arc<Semaphore>,
+    set: RwLock<Arc<ProviderSet>>,
+}
+
+/// Providers that were read together.
+#[derive(Debug, Default)]
+struct ProviderSet {
+    providers: Vec<Arc<Provider>>,
+    /// What they were made of; `None`: there are none.
+    made_of: Option<(ProviderConfig, ProviderOptions)>,
+}
+
+impl Providers {
+    /// None so far.
+    pub fn new(tokens: Arc<dyn TokenSource>, metrics: Arc<Metrics>) -> Self {
+        let permits = Arc::new(Semaphore::new(RUNS_MAX));
+        Self { tokens, meters: Meters::new(metrics), permits, set: RwLock::default() }
+    }
+
+    /// Reads which there are, and uses them from the next lookup on; `None`: uses none. Waits for the disk.
+    ///
+    /// What is under way goes on as it began. Where nothing has changed, what is cached stays.
+    ///
+    /// # Errors
+    /// What is wrong; those in use before stay in use.
+    pub fn configure(&self, options: Option<&ProviderOptions>) -> Result<(), ProvidersError> {
+        let set = match options {
+            None => ProviderSet::default(),
+            Some(options) => {
+                let config = ProviderConfig::read(&options.config)?;
+                if self.set().made_of.as_ref() == Some(&(config.clone(), options.clone())) {
+                    return inspect(&config, options);
+                }
+                self.load(config, options)?
+            }
+        };
+        self.meters.configured(set.made_of.as_ref().map(|(config, _)| config.hash()));
+        *self.set.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(set);
+        Ok(())
+    }
+
+    /// The names of the providers in use.
+    pub fn names(&self) -> Vec<String> {
+        self.set().providers.iter().map(|provider| provider.rules.name.clone()).collect()
+    }
+
+    fn load(&self, config: ProviderConfig, options: &ProviderOptions) -> Result<ProviderSet, ProvidersError> {
+        let rules = validate::check(&config, options.gates)?;
+        inspect(&config, options)?;
+        let providers = rules.into_iter().map(|rules| {
+            let plugin = Plugin {
+                path: options.binaries.join(&rules.name),
+                args: rules.args.clone(),
+                environment: Environment::new(&options.environment, &rules.env),
+                limit: options.limit,
+            };
+            Arc::new(Provider::new(ProviderParts {
+                rules,
+                plugin,
+                tokens: Arc::clone(&self.tokens),
+                meters: self.meters.clone(),
+                permits: Arc::clone(&self.permits),
+            }))
+        });
+        Ok(ProviderSet { providers: providers.collect(), made_of: Some((config, options.clone())) })
+    }
+
+    fn set(&self) -> Arc<ProviderSet> {
+        Arc::clone(&self.set.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Whether every executable is there.
+fn inspect(config: &ProviderConfig, options: &ProviderOptions) -> Result<(), ProvidersError> {
+    let folder = &options.binaries;
+    std::fs::metadata(folder).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => ProvidersError::FolderMissing(folder.clone()),
+        _ => ProvidersError::Folder { path: folder.clone(), source },
+    })?;
+    warn_if_others_write(folder);
+    for provider in &config.providers {
+        let path = executable(folder, &provider.name).map_err(|(path, source)| match source.kind() {
+            io::ErrorKind::NotFound => ProvidersError::BinaryMissing(path),
+            _ => ProvidersError::Binary { path, source },
+        })?;
+        warn_if_others_write(&path);
+    }
+    Ok(())
+}
+
+/// Whoever can exchange a plugin runs as this program, and learns the node's credentials.
+fn warn_if_others_write(path: &Path) {
+    const WRITABLE_BY_OTHERS: u32 = 0o022;
+    const STICKY: u32 = 0o1000;
+    let mode = std::fs::metadata(path).map_or(0, |found| found.permissions().mode());
+    if mode & WRITABLE_BY_OTHERS != 0 && mode & STICKY == 0 {
+        tracing::warn!(path = %path.display(), "others than its owner can exchange a credential provider");
+    }
+}
+
+#[async_trait]
+impl CredentialProvider for Providers {
+    async fn provide(&self, query: &CredentialQuery) -> Provided {
+        let set = self.set();
+        if set.providers.is_empty() {
+            return Provided::default();
+        }
+        // All at once; their answers keep the order of the configuration.
+        let answers = join_all(set.providers.iter().map(|provider| provider.ask(query))).await;
+        self.collect(query, set.providers.iter().zip(answers))
+    }
+}
+
+impl Providers {
+    /// Puts what all have said into one keyring, and asks that.
+    fn collect<'a>(
+        &self,
+        query: &CredentialQuery,
+        answers: impl Iterator<Item = (&'a Arc<Provider>, Result<Answer, ProviderError>)>,
+    ) -> Provided {
+        let (mut keyring, mut failures) = (Keyring::new(), Vec::new());
+        for (provider, answer) in answers {
+            let name = provider.rules.name.as_str();
+            match answer {
+                Ok(Answer::Entries(auth, source)) => keyring.add(&source, auth),
+                Ok(Answer::Skipped(Skip::NotForImage)) => {}
+                Ok(Answer::Skipped(reason)) => {
+                    let image = query.repository.as_str();
+                    tracing::debug!(provider = name, image, %reason, "a credential provider was not asked");
+                }
+                Err(error) => {
+                    self.meters.failed(name, error.reason());
+                    tracing::error!(
+                        provider = name, image = query.repository, %error, "Failed to provide credentials for image"
+                    );
+                    let message = error.to_string().trim_end().to_owned();
+                    failures.push(ProviderFailure { provider: name.to_owned(), message });
+                }
+            }
+        }
+        Provided { credentials: keyring.lookup(&query.repository), failures }
+    }
+}
+
+impl PartialEq for ProviderOptions {
+    fn eq(&self, other: &Self) -> bool {
+        let parts = |options: &Self| (options.config.clone(), options.binaries.clone(), options.limit, options.gates);
+        parts(self) == parts(other) && self.environment == other.environment
+    }
+}
+
+impl fmt::Debug for ProviderOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProviderOptions")
+            .field("config", &self.config)
+            .field("binaries", &self.binaries)
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,359 @@
+//! One provider: for which images it is asked, for whom, and what of its answers is kept (`spec/pull.md §7.3, §7.6`).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared, WeakShared},
+};
+use tokio::{sync::Semaphore, time::Instant};
+
+use super::{
+    cache::{Cache, CacheKey, ServiceAccountTold},
+    codec::{CacheKeyType, Request, Response, ResponseError},
+    exec::{Output, Plugin},
+    meters::Meters,
+    redact::redact,
+    validate::{ProviderRules, TokenCacheType, TokenRules},
+};
+use crate::credentials::{
+    CredentialQuery, CredentialSource, DockerConfig, ObjectIdentity, TokenRequest, TokenSource, TokenSourceError,
+    glob::matches,
+};
+
+/// So much of a wrong type of cache key is shown.
+const KEY_TYPE_SHOWN_MAX: usize = 64;
+
+/// A provider and what it said lately.
+pub(super) struct Provider {
+    pub(super) rules: ProviderRules,
+    plugin: Plugin,
+    tokens: Arc<dyn TokenSource>,
+    meters: Meters,
+    /// How many plugins run at once, of all providers.
+    permits: Arc<Semaphore>,
+    cache: Mutex<Cache>,
+    runs: Mutex<Runs>,
+}
+
+/// What a provider has to say.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// Credentials, and whose they are.
+    Entries(DockerConfig, CredentialSource),
+    /// It was not asked.
+    Skipped(Skip),
+}
+
+/// Why a provider was not asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Skip {
+    /// It is not for this image.
+    #[error("no pattern matches")]
+    NotForImage,
+    /// It wants a service account, and the pod has none.
+    #[error("Service account name is empty")]
+    NoServiceAccount,
+    /// The account lacks an annotation that it wants.
+    #[error("required annotation {0} not found")]
+    AnnotationMissing(String),
+}
+
+/// A provider should have answered and did not, in the kubelet's words. Shows no secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ProviderError {
+    #[error(
+        "failed to get credential from external registry credential provider: error execing credential provider \
+         plugin {name} for image {image}: {error}: {stderr}"
+    )]
+    Run { name: String, image: String, error: String, stderr: String },
+    #[error("failed to get credential from external registry credential provider: {0}")]
+    Response(ResponseError),
+    #[error("credential provider plugin did not return a valid cacheKeyType: {0}")]
+    CacheKeyType(String),
+    #[error(
+        "credential provider plugin returned the service account token as the password which is not allowed when \
+         service account cache type is not set to 'Token'"
+    )]
+    TokenReturned,
+    #[error("failed to get service account: {0}")]
+    ServiceAccount(TokenSourceError),
+    #[error("failed to get service account token: {0}")]
+    Token(TokenSourceError),
+}
+
+impl ProviderError {
+    /// The word it is counted under.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::Run { .. } => "run",
+            Self::Response(_) | Self::CacheKeyType(_) => "response",
+            Self::TokenReturned => "token_returned",
+            Self::ServiceAccount(_) | Self::Token(_) => "service_account",
+        }
+    }
+}
+
+/// A checked answer.
+#[derive(Clone)]
+struct Given {
+    /// For which image the plugin was asked.
+    repository: String,
+    key_type: CacheKeyType,
+    auth: DockerConfig,
+}
+
+type Run = BoxFuture<'static, Result<Given, ProviderError>>;
+
+/// Runs under way. Who asks the same at the same time shares one; the last to leave ends it.
+#[derive(Default)]
+struct Runs {
+    by_key: HashMap<CacheKey, UnderWay>,
+    next: u64,
+    /// For which images the last answer was good; a guess at what the next one will be.
+    learned: Option<CacheKeyType>,
+}
+
+struct UnderWay {
+    /// Tells this run from a later one under the same key.
+    number: u64,
+    /// For which image the plugin is asked.
+    repository: String,
+    run: WeakShared<Run>,
+}
+
+/// What a provider is made of.
+pub(super) struct ProviderParts {
+    pub(super) rules: ProviderRules,
+    pub(super) plugin: Plugin,
+    pub(super) tokens: Arc<dyn TokenSource>,
+    pub(super) meters: Meters,
+    pub(super) permits: Arc<Semaphore>,
+}
+
+impl Provider {
+    pub(super) fn new(parts: ProviderParts) -> Self {
+        let ProviderParts { rules, plugin, tokens, meters, permits } = parts;
+        Self { rules, plugin, tokens, meters, permits, cache: Mutex::default(), runs: Mutex::default() }
+    }
+
+    /// Asks, where it is to be asked.
+    pub(super) async fn ask(self: &Arc<Self>, query: &CredentialQuery) -> Result<Answer, ProviderError> {
+        if !self.rules.match_images.iter().any(|pattern| matches(pattern, &query.repository)) {
+            return Ok(Answer::Skipped(Skip::NotForImage));
+        }
+        let account = match &self.rules.tokens {
+            None => None,
+            Some(rules) => match self.service_account(rules, query).await? {
+                Ok(account) => account.map(Arc::new),
+                Err(skip) => return Ok(Answer::Skipped(skip)),
+            },
+        };
+        let auth = match self.cached(&query.repository, account.as_deref()) {
+            Some(auth) => auth,
+            None => self.given(&query.repository, account.as_ref()).await?,
+        };
+        let source =
+            account.map_or(CredentialSource::Node, |told| CredentialSource::ServiceAccount(told.identity.clone()));
+        Ok(Answer::Entries(auth, source))
+    }
+
+    /// The service account to tell of, with its token; none where it does without.
+    async fn service_account(
+        &self,
+        rules: &TokenRules,
+        query: &CredentialQuery,
+    ) -> Result<Result<Option<ServiceAccountTold>, Skip>, ProviderError> {
+        let Some(name) = query.service_account.as_deref().filter(|name| !name.is_empty()) else {
+            return Ok(if rules.required { Err(Skip::NoServiceAccount) } else { Ok(None) });
+        };
+        let found = self.tokens.service_account(&query.namespace, name).await.map_err(ProviderError::ServiceAccount)?;
+        let mut annotations = BTreeMap::new();
+        for key in &rules.required_annotations {
+            match found.annotations.get(key) {
+                Some(value) => drop(annotations.insert(key.clone(), value.clone())),
+                None => return Ok(Err(Skip::AnnotationMissing(key.clone()))),
+            }
+        }
+        let optional = rules.optional_annotations.iter().filter_map(|key| found.annotations.get_key_value(key));
+        annotations.extend(optional.map(|(key, value)| (key.clone(), value.clone())));
+        let request = TokenRequest {
+            namespace: query.namespace.clone(),
+            service_account: name.to_owned(),
+            service_account_uid: found.uid.clone(),
+            audience: rules.audience.clone(),
+            pod_name: query.pod_name.clone(),
+            pod_uid: query.pod_uid.clone(),
+        };
+        let issued = self.tokens.token(&request).await.map_err(ProviderError::Token)?;
+        Ok(Ok(Some(ServiceAccountTold {
+            identity: ObjectIdentity { uid: found.uid, namespace: query.namespace.clone(), name: name.to_owned() },
+            annotations,
+            token: issued.token,
+            cache_type: rules.cache_type,
+        })))
+    }
+
+    /// A kept answer: for the image, for its registry, for all.
+    fn cached(&self, repository: &str, account: Option<&ServiceAccountTold>) -> Option<DockerConfig> {
+        let types = [CacheKeyType::Image, CacheKeyType::Registry, CacheKeyType::Global];
+        let keys: Vec<CacheKey> =
+            types.into_iter().filter_map(|one| CacheKey::new(one.base(repository), account).ok()).collect();
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner).find(&keys, Instant::now())
+    }
+
+    /// A new answer: of a run of its own, or of one that is under way and whose answer is good for this image, too.
+    async fn given(
+        self: &Arc<Self>,
+        repository: &str,
+        account: Option<&Arc<ServiceAccountTold>>,
+    ) -> Result<DockerConfig, ProviderError> {
+        let guess = self.runs().learned.unwrap_or(CacheKeyType::Image);
+        match self.join(guess, repository, account).await {
+            (_, Ok(given)) if given.key_type.base(&given.repository) == given.key_type.base(repository) => {
+                Ok(given.auth)
+            }
+            (asked, Err(error)) if asked == repository => Err(error),
+            // The guess was wrong, or what failed for another image may not fail for this one.
+            _ => self.join(CacheKeyType::Image, repository, account).await.1.map(|given| given.auth),
+        }
+    }
+
+    /// What came of a run, and for which image it was.
+    async fn join(
+        self: &Arc<Self>,
+        guess: CacheKeyType,
+        repository: &str,
+        account: Option<&Arc<ServiceAccountTold>>,
+    ) -> (String, Result<Given, ProviderError>) {
+        let Ok(key) = CacheKey::of_run(guess.base(repository), account.map(AsRef::as_ref)) else {
+            // What makes no key is shared with nobody.
+            return (repository.to_owned(), self.run(repository, account.map(AsRef::as_ref)).await);
+        };
+        let (asked, run) = self.join_or_begin(key, repository, account);
+        (asked, run.await)
+    }
+
+    fn join_or_begin(
+        self: &Arc<Self>,
+        key: CacheKey,
+        repository: &str,
+        account: Option<&Arc<ServiceAccountTold>>,
+    ) -> (String, Shared<Run>) {
+        let mut runs = self.runs();
+        if let Some(found) = runs.by_key.get(&key)
+            && let Some(run) = found.run.upgrade()
+        {
+            return (found.repository.clone(), run);
+        }
+        runs.next += 1;
+        let number = runs.next;
+        let (provider, asked) = (Arc::clone(self), repository.to_owned());
+        let (account, key_of_run) = (account.cloned(), key.clone());
+        let run: Shared<Run> = async move {
+            let outcome = provider.run(&asked, account.as_deref()).await;
+            // What is over is not joined.
+            provider.forget(&key_of_run, number);
+            outcome
+        }
+        .boxed()
+        .shared();
+        let weak = run.downgrade().expect("a future that was not polled is not done");
+        // Those whose askers all left before they were over.
+        runs.by_key.retain(|_, found| found.run.upgrade().is_some());
+        runs.by_key.insert(key, UnderWay { number, repository: repository.to_owned(), run: weak });
+        (repository.to_owned(), run)
+    }
+
+    fn forget(&self, key: &CacheKey, number: u64) {
+        let mut runs = self.runs();
+        if runs.by_key.get(key).is_some_and(|found| found.number == number) {
+            runs.by_key.remove(key);
+        }
+    }
+
+    /// Runs the plugin, checks what it said, and keeps it.
+    async fn run(&self, repository: &str, account: Option<&ServiceAccountTold>) -> Result<Given, ProviderError> {
+        let request = Request {
+            api_version: &self.rules.api_version,
+            image: repository,
+            token: account.map(|told| &told.token),
+            annotations: account.map(|told| &told.annotations),
+        };
+        let output = {
+            let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
+            let began = Instant::now();
+            let output = self.plugin.run(&request.encode()).await;
+            self.meters.ran(&self.rules.name, began.elapsed(), output.result.is_err());
+            output
+        };
+        if output.result.is_err() {
+            return Err(self.failed(repository, account, &output));
+        }
+        let response = Response::decode(&output.stdout, &self.rules.api_version).map_err(ProviderError::Response)?;
+        if let Some(told) = account
+            && told.cache_type != TokenCacheType::Token
+            && response.passwords().contains(told.token.expose())
+        {
+            return Err(ProviderError::TokenReturned);
+        }
+        let Some(key_type) = CacheKeyType::from_name(&response.cache_key_type) else {
+            let shown: String = response.cache_key_type.chars().take(KEY_TYPE_SHOWN_MAX).collect();
+            let known = response.passwords();
+            return Err(ProviderError::CacheKeyType(redact(shown.as_bytes(), known)));
+        };
+        self.keep(repository, account, key_type, &response);
+        self.runs().learned = Some(key_type);
+        Ok(Given { repository: repository.to_owned(), key_type, auth: response.auth })
+    }
+
+    /// Keeps an answer as long as it is good. Where that fails it is used all the same.
+    fn keep(
+        &self,
+        repository: &str,
+        account: Option<&ServiceAccountTold>,
+        key_type: CacheKeyType,
+        response: &Response,
+    ) {
+        // An answer that is good for less than no time is as good as one that is good for none.
+        let good_for = response
+            .cache_duration
+            .map_or(self.rules.default_cache_duration, |duration| duration.to_std().unwrap_or_default());
+        match CacheKey::new(key_type.base(repository), account) {
+            Ok(key) => {
+                let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+                cache.keep(key, response.auth.clone(), good_for, Instant::now());
+            }
+            Err(error) => {
+                tracing::warn!(provider = self.rules.name, %error, "credentials are used and not kept");
+            }
+        }
+    }
+
+    fn failed(&self, repository: &str, account: Option<&ServiceAccountTold>, output: &Output) -> ProviderError {
+        let said = Response::decode(&output.stdout, &self.rules.api_version).ok();
+        let passwords = said.iter().flat_map(Response::passwords);
+        let token = account.map(|told| told.token.expose());
+        let variables = self.rules.env.iter().map(|variable| variable.value.as_str());
+        ProviderError::Run {
+            name: self.rules.name.clone(),
+            image: repository.to_owned(),
+            error: output.result.as_ref().err().map(ToString::to_string).unwrap_or_default(),
+            stderr: redact(&output.stderr, passwords.chain(token).chain(variables)),
+        }
+    }
+
+    fn runs(&self) -> MutexGuard<'_, Runs> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Provider").field("name", &self.rules.name).finish_non_exhaustive()
+    }
+}

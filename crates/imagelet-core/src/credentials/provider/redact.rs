@@ -1,0 +1,171 @@
+//! Takes out of a plugin's complaints what may be a secret.
+//!
+//! Plugins print what they like when they fail, and what they print goes into logs and messages. Known secrets are
+//! taken out wherever they stand; of what is unknown, whatever looks like a credential or an answer is.
+
+use std::fmt::Write as _;
+
+/// Stands where something was taken out.
+const REDACTED: &str = "[redacted]";
+/// A shorter text is no secret: taking it out everywhere would only make the rest unreadable.
+const KNOWN_LENGTH_MIN: usize = 6;
+/// A run of so many letters of both cases and digits is no word.
+const RUN_LENGTH_MIN: usize = 24;
+/// So much of a complaint is shown.
+const SHOWN_MAX: usize = 4096;
+/// What stands behind these, in any case, is a secret.
+const MARKERS: [&str; 9] =
+    ["password", "passwd", "secret", "token", "authorization", "bearer", "basic", "api_key", "apikey"];
+
+/// A complaint without secrets; `known` are some of them.
+pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a str>) -> String {
+    let mut text = String::from_utf8_lossy(complaint).into_owned();
+    // The longest first: one may be part of another.
+    let mut known: Vec<&str> = known
+        .into_iter()
+        .flat_map(|secret| [secret].into_iter().chain(secret.split('.').filter(|part| part.len() >= RUN_LENGTH_MIN)))
+        .filter(|secret| secret.len() >= KNOWN_LENGTH_MIN)
+        .collect();
+    known.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    for secret in known {
+        text = text.replace(secret, REDACTED);
+    }
+    let shown: Vec<String> = text.split_inclusive('\n').map(redact_line).collect();
+    cut(shown.concat())
+}
+
+fn redact_line(line: &str) -> String {
+    // An answer, or a piece of one.
+    if line.contains("CredentialProviderResponse") || line.contains("\"auth\"") {
+        return REDACTED.to_owned() + line_end(line);
+    }
+    redact_runs(&redact_marked(line))
+}
+
+fn line_end(line: &str) -> &str {
+    if line.ends_with('\n') { "\n" } else { "" }
+}
+
+/// Takes out the word behind each marker: `password=x`, `"token": "x"`, `Authorization: Basic x`.
+fn redact_marked(line: &str) -> String {
+    let lower = line.to_ascii_lowercase();
+    let mut shown = String::with_capacity(line.len());
+    let mut at = 0;
+    while let Some(end) = MARKERS
+        .iter()
+        .filter_map(|marker| lower[at..].find(marker).map(|found| (found, at + found + marker.len())))
+        .min()
+        .map(|(_, end)| end)
+    {
+        shown.push_str(&line[at..end]);
+        at = end;
+        let rest = &line[at..];
+        let gap = rest.find(|c: char| !"\"'=: \t\\".contains(c)).unwrap_or(rest.len());
+        let joined =
+            rest[..gap].contains(['=', ':']) || lower[..end].ends_with("bearer") || lower[..end].ends_with("basic");
+        if gap == 0 || !joined {
+            continue;
+        }
+        let value = &rest[gap..];
+        let length = value.find(|c: char| c.is_whitespace() || "\"',;&)}]\\".contains(c)).unwrap_or(value.len());
+        // A marker behind a marker (`Authorization: Bearer x`) is looked at itself.
+        if MARKERS.contains(&value[..length].to_ascii_lowercase().as_str()) {
+            continue;
+        }
+        shown.push_str(&rest[..gap]);
+        if length > 0 {
+            shown.push_str(REDACTED);
+        }
+        at += gap + length;
+    }
+    shown.push_str(&line[at..]);
+    shown
+}
+
+/// Takes out what nobody would write by hand.
+fn redact_runs(line: &str) -> String {
+    let in_run = |c: char| c.is_ascii_alphanumeric() || "+/_=-.~".contains(c);
+    let mut shown = String::with_capacity(line.len());
+    let mut rest = line;
+    while !rest.is_empty() {
+        let start = rest.find(in_run).unwrap_or(rest.len());
+        shown.push_str(&rest[..start]);
+        rest = &rest[start..];
+        let end = rest.find(|c: char| !in_run(c)).unwrap_or(rest.len());
+        let run = &rest[..end];
+        shown.push_str(if run.split(['/', '.']).any(looks_secret) { REDACTED } else { run });
+        rest = &rest[end..];
+    }
+    shown
+}
+
+fn looks_secret(run: &str) -> bool {
+    let has = |kind: fn(&u8) -> bool| run.as_bytes().iter().any(kind);
+    run.len() >= RUN_LENGTH_MIN && has(u8::is_ascii_uppercase) && has(u8::is_ascii_lowercase) && has(u8::is_ascii_digit)
+}
+
+fn cut(mut text: String) -> String {
+    if text.len() > SHOWN_MAX {
+        let left = text.len();
+        let end = (0..=SHOWN_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
+        write!(text, "… ({} bytes more)", left - end).expect("writing to a string cannot fail");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: &str =
+        "eyJhbGciOiJSUzI1NiIsImtpZCI6IkFCQyJ9.eyJpc3MiOiJodHRwczovL2t1YmUifQ.c2lnbmF0dXJlLXNpZ25hdHVyZTEy";
+
+    #[test]
+    fn what_a_plugin_complains_stays_readable() {
+        for text in [
+            "some stderr\n",
+            "exit: cannot reach https://sts.eu-central-1.amazonaws.com/: dial tcp 10.0.0.1:443: i/o timeout\n",
+            "AccessDenied: User arn:aws:sts::123456789012:assumed-role/node is not authorized\n",
+            "request id: 01234567-89ab-cdef-0123-456789abcdef",
+            "/usr/lib/credential-provider/plugins: permission denied",
+            "token expired, password required",
+            &"e".repeat(200),
+        ] {
+            assert_eq!(redact(text.as_bytes(), []), *text);
+        }
+    }
+
+    #[test]
+    fn what_may_be_a_secret_is_taken_out() {
+        let known = ["hunter2", TOKEN];
+        for text in [
+            format!("the token is {TOKEN}"),
+            format!("its signature {}", TOKEN.rsplit('.').next().unwrap()),
+            "env PASS_WORD hunter2".to_owned(),
+            "Password: swordfish\n".to_owned(),
+            "{\"password\": \"swordfish\"}".to_owned(),
+            "{\\\"token\\\": \\\"swordfish\\\"}".to_owned(),
+            "curl -H 'Authorization: Bearer swordfish'".to_owned(),
+            "authorization: basic swordfish==".to_owned(),
+            "https://x/?access_token=swordfish&a=b".to_owned(),
+            "got {\"kind\":\"CredentialProviderResponse\",\"x\":\"swordfish\"}".to_owned(),
+            "  \"auth\": {\"reg.io\": {\"username\": \"u\", \"pass\": \"swordfish\"}}".to_owned(),
+            "AQICAHhwm0YaISJeRtJm5n1G6uqeekXuoXXPe5UFce9Rq8 swordfish-is-behind password=swordfish"
+                .replace("swordfish-is-behind", "is"),
+        ] {
+            let shown = redact(text.as_bytes(), known);
+            for secret in ["hunter2", "swordfish", TOKEN.rsplit('.').next().unwrap(), "AQICAH"] {
+                assert!(!shown.contains(secret), "{text} became {shown}");
+            }
+            assert!(shown.contains(REDACTED), "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_long_complaint_is_cut_at_a_character() {
+        let shown = redact("é".repeat(4096).as_bytes(), []);
+        assert!(shown.ends_with("… (4096 bytes more)"), "{}", &shown[shown.len() - 40..]);
+        assert!(shown.len() < SHOWN_MAX + 40);
+    }
+}

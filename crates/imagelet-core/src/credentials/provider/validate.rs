@@ -1,0 +1,344 @@
+//! The rules of the providers' configuration, in the kubelet's words and order (`spec/pull.md §7.2`).
+
+use std::{collections::BTreeSet, time::Duration};
+
+use super::{
+    super::glob::complaint,
+    config::{ProviderConfig, ProviderEntry, TokenAttributes, Variable},
+};
+use crate::text::{aggregate, quoted};
+
+/// The only version of the plugins' protocol that knows tokens.
+const API_WITH_TOKENS: &str = "credentialprovider.kubelet.k8s.io/v1";
+/// All versions, sorted.
+const API_VERSIONS: [&str; 3] =
+    [API_WITH_TOKENS, "credentialprovider.kubelet.k8s.io/v1alpha1", "credentialprovider.kubelet.k8s.io/v1beta1"];
+/// A name's part of an annotation key has at most so many bytes.
+const NAME_LENGTH_MAX: usize = 63;
+/// And its prefix.
+const PREFIX_LENGTH_MAX: usize = 253;
+
+/// What of the kubelet's features is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gates {
+    /// `KubeletServiceAccountTokenForCredentialProviders`.
+    pub service_account_tokens: bool,
+}
+
+/// The configuration breaks rules; all of them are told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("failed to validate credential provider config: {}", .0)]
+pub struct ProviderRulesError(String);
+
+impl ProviderRulesError {
+    /// What is wrong: one finding, or several in brackets.
+    pub fn findings(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// A provider that may be run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ProviderRules {
+    pub(super) name: String,
+    pub(super) match_images: Vec<String>,
+    pub(super) default_cache_duration: Duration,
+    pub(super) api_version: String,
+    pub(super) args: Vec<String>,
+    pub(super) env: Vec<Variable>,
+    /// `None`: it is asked without a service account.
+    pub(super) tokens: Option<TokenRules>,
+}
+
+/// How a provider gets tokens of service accounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TokenRules {
+    pub(super) audience: String,
+    pub(super) cache_type: TokenCacheType,
+    pub(super) required: bool,
+    pub(super) required_annotations: BTreeSet<String>,
+    pub(super) optional_annotations: BTreeSet<String>,
+}
+
+/// How long an answer is good that was given for a service account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TokenCacheType {
+    /// For all of the account's pods.
+    ServiceAccount,
+    /// For one token.
+    Token,
+}
+
+/// Checks every rule.
+pub(super) fn check(config: &ProviderConfig, gates: Gates) -> Result<Vec<ProviderRules>, ProviderRulesError> {
+    let mut findings = Vec::new();
+    if config.providers.is_empty() {
+        findings.push("providers: Required value: at least 1 item in plugins is required".to_owned());
+    }
+    let mut names = BTreeSet::new();
+    let mut rules = Vec::new();
+    for entry in &config.providers {
+        check_name(entry, &mut names, &mut findings);
+        check_api_version(&entry.api_version, &mut findings);
+        check_patterns(&entry.match_images, &mut findings);
+        let default_cache_duration = check_duration(entry, &mut findings);
+        let tokens = entry.token_attributes.as_ref().map(|tokens| check_tokens(tokens, entry, gates, &mut findings));
+        rules.push(ProviderRules {
+            name: entry.name.clone(),
+            match_images: entry.match_images.clone(),
+            default_cache_duration: default_cache_duration.unwrap_or_default(),
+            api_version: entry.api_version.clone(),
+            args: entry.args.clone(),
+            env: entry.env.clone(),
+            tokens,
+        });
+    }
+    if findings.is_empty() { Ok(rules) } else { Err(ProviderRulesError(aggregate(&findings))) }
+}
+
+fn check_name<'a>(entry: &'a ProviderEntry, names: &mut BTreeSet<&'a str>, findings: &mut Vec<String>) {
+    let name = entry.name.as_str();
+    let mut refuse = |why: &str| findings.push(format!("providers.name: Invalid value: {}: {why}", quoted(name)));
+    if name.contains('/') {
+        refuse("provider name cannot contain '/'");
+    }
+    if name.contains(' ') {
+        refuse("provider name cannot contain spaces");
+    }
+    if name == "." {
+        refuse("provider name cannot be '.'");
+    }
+    if name == ".." {
+        refuse("provider name cannot be '..'");
+    }
+    if !names.insert(name) {
+        findings.push(format!("providers.name: Duplicate value: {}", quoted(name)));
+    }
+}
+
+fn check_api_version(version: &str, findings: &mut Vec<String>) {
+    if version.is_empty() {
+        findings.push("providers.apiVersion: Required value".to_owned());
+    } else if !API_VERSIONS.contains(&version) {
+        findings.push(format!("providers.apiVersion: {}", unsupported(version, &API_VERSIONS)));
+    }
+}
+
+fn check_patterns(patterns: &[String], findings: &mut Vec<String>) {
+    if patterns.is_empty() {
+        findings.push("providers.matchImages: Required value: at least 1 item in matchImages is required".to_owned());
+    }
+    for pattern in patterns {
+        if let Some(error) = complaint(pattern) {
+            let pattern = quoted(pattern);
+            findings.push(format!("providers.matchImages: Invalid value: {pattern}: match image is invalid: {error}"));
+        }
+    }
+}
+
+fn check_duration(entry: &ProviderEntry, findings: &mut Vec<String>) -> Option<Duration> {
+    let Some(duration) = entry.default_cache_duration else {
+        findings.push("providers.defaultCacheDuration: Required value".to_owned());
+        return None;
+    };
+    if duration.to_std().is_none() {
+        findings.push(format!(
+            "providers.defaultCacheDuration: Invalid value: \"{duration}\": must be greater than or equal to 0"
+        ));
+    }
+    duration.to_std()
+}
+
+fn check_tokens(
+    tokens: &TokenAttributes,
+    entry: &ProviderEntry,
+    gates: Gates,
+    findings: &mut Vec<String>,
+) -> TokenRules {
+    const PATH: &str = "providers.tokenAttributes";
+    if !gates.service_account_tokens {
+        findings.push(format!(
+            "{PATH}: Forbidden: tokenAttributes is not supported when \
+             KubeletServiceAccountTokenForCredentialProviders feature gate is disabled"
+        ));
+    }
+    if tokens.audience.is_empty() {
+        findings.push(format!("{PATH}.serviceAccountTokenAudience: Required value"));
+    }
+    if tokens.require_service_account.is_none() {
+        findings.push(format!("{PATH}.requireServiceAccount: Required value"));
+    }
+    if entry.api_version != API_WITH_TOKENS {
+        findings
+            .push(format!("{PATH}: Forbidden: tokenAttributes is only supported for {API_WITH_TOKENS} API version"));
+    }
+    if tokens.require_service_account == Some(false) && !tokens.required_annotations.is_empty() {
+        findings.push(format!(
+            "{PATH}.requiredServiceAccountAnnotationKeys: Forbidden: requireServiceAccount cannot be false when \
+             requiredServiceAccountAnnotationKeys is set"
+        ));
+    }
+    let required = check_annotations(&tokens.required_annotations, "requiredServiceAccountAnnotationKeys", findings);
+    let optional = check_annotations(&tokens.optional_annotations, "optionalServiceAccountAnnotationKeys", findings);
+    let both: Vec<String> = required.intersection(&optional).map(|key| quoted(key)).collect();
+    if !both.is_empty() {
+        findings.push(format!(
+            "{PATH}: Invalid value: [{}]: annotation keys cannot be both required and optional",
+            both.join(",")
+        ));
+    }
+    let cache_type = match tokens.cache_type.as_str() {
+        "ServiceAccount" => TokenCacheType::ServiceAccount,
+        "Token" => TokenCacheType::Token,
+        "" => {
+            findings.push(format!(
+                "{PATH}.cacheType: Required value: cacheType is required to be set when tokenAttributes is specified. \
+                 Supported values are: ServiceAccount, Token"
+            ));
+            TokenCacheType::Token
+        }
+        other => {
+            findings.push(format!("{PATH}.cacheType: {}", unsupported(other, &["ServiceAccount", "Token"])));
+            TokenCacheType::Token
+        }
+    };
+    TokenRules {
+        audience: tokens.audience.clone(),
+        cache_type,
+        required: tokens.require_service_account.unwrap_or(true),
+        required_annotations: required,
+        optional_annotations: optional,
+    }
+}
+
+fn check_annotations(keys: &[String], field: &str, findings: &mut Vec<String>) -> BTreeSet<String> {
+    let mut known = BTreeSet::new();
+    for key in keys {
+        for error in qualified_name_errors(&key.to_lowercase()) {
+            findings.push(format!("providers.tokenAttributes.{field}: Invalid value: {}: {error}", quoted(key)));
+        }
+        if !known.insert(key.clone()) {
+            findings.push(format!("providers.tokenAttributes.{field}: Duplicate value: {}", quoted(key)));
+        }
+    }
+    known
+}
+
+fn unsupported(value: &str, supported: &[&str]) -> String {
+    let supported: Vec<String> = supported.iter().map(|text| quoted(text)).collect();
+    format!("Unsupported value: {}: supported values: {}", quoted(value), supported.join(", "))
+}
+
+/// What keeps a text from being a qualified name of Kubernetes: `[prefix/]name`.
+fn qualified_name_errors(text: &str) -> Vec<String> {
+    const NAME_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+                             alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \
+                             validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+    const PREFIX_RULE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' \
+                               or '.', and must start and end with an alphanumeric character (e.g. 'example.com', \
+                               regex used for validation is \
+                               '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+    let mut errors = Vec::new();
+    let parts: Vec<&str> = text.split('/').collect();
+    let name = match parts.as_slice() {
+        [name] => name,
+        [prefix, name] => {
+            if prefix.is_empty() {
+                errors.push("prefix part must be non-empty".to_owned());
+            } else {
+                if prefix.len() > PREFIX_LENGTH_MAX {
+                    errors.push(format!("prefix part must be no more than {PREFIX_LENGTH_MAX} bytes"));
+                }
+                if !is_subdomain(prefix) {
+                    errors.push(format!("prefix part {PREFIX_RULE}"));
+                }
+            }
+            name
+        }
+        _ => {
+            return vec![format!(
+                "a qualified name {NAME_RULE} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+            )];
+        }
+    };
+    if name.is_empty() {
+        errors.push("name part must be non-empty".to_owned());
+    } else if name.len() > NAME_LENGTH_MAX {
+        errors.push(format!("name part must be no more than {NAME_LENGTH_MAX} bytes"));
+    }
+    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let bytes = name.as_bytes();
+    if !edge(bytes.first()) || !edge(bytes.last()) || !bytes.iter().all(|byte| inner(*byte)) {
+        errors.push(format!("name part {NAME_RULE}"));
+    }
+    errors
+}
+
+fn is_subdomain(text: &str) -> bool {
+    let edge = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
+    text.split('.').map(str::as_bytes).all(|label| edge(label.first()) && edge(label.last()) && label.iter().all(inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::{testing::vectors, text::parse_duration};
+
+    fn entry(value: &Value) -> ProviderEntry {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let texts = |value: &Value| -> Vec<String> {
+            value.as_array().map(|list| list.iter().map(text).collect()).unwrap_or_default()
+        };
+        let tokens = &value["tokenAttributes"];
+        ProviderEntry {
+            name: text(&value["name"]),
+            match_images: texts(&value["matchImages"]),
+            default_cache_duration: value["defaultCacheDuration"].as_str().map(|text| parse_duration(text).unwrap()),
+            api_version: text(&value["apiVersion"]),
+            token_attributes: tokens.as_object().map(|_| TokenAttributes {
+                audience: text(&tokens["serviceAccountTokenAudience"]),
+                cache_type: text(&tokens["cacheType"]),
+                require_service_account: tokens["requireServiceAccount"].as_bool(),
+                required_annotations: texts(&tokens["requiredServiceAccountAnnotationKeys"]),
+                optional_annotations: texts(&tokens["optionalServiceAccountAnnotationKeys"]),
+            }),
+            ..ProviderEntry::default()
+        }
+    }
+
+    #[test]
+    fn every_validation_vector_holds() {
+        let cases = vectors("pull-credential-provider-config-validate.json");
+        for case in &cases {
+            let providers = case["input"]["providers"].as_array().expect("providers").iter().map(entry).collect();
+            let config = ProviderConfig { providers, hash: String::new() };
+            let tokens = case["input"]["feature_service_account_token"].as_bool().expect("a gate");
+            let error = check(&config, Gates { service_account_tokens: tokens }).err().map(|error| error.findings());
+            assert_eq!(error.as_deref(), case["expected"]["error"].as_str(), "{}", case["name"]);
+        }
+        assert_eq!(cases.len(), 27);
+    }
+
+    #[test]
+    fn qualified_names_are_kubernetes() {
+        for (name, errors) in [
+            ("simple", 0),
+            ("now-with-dashes/simple", 0),
+            ("a.b/1-num.2_num", 0),
+            ("", 2),
+            ("/simple", 1),
+            ("a/b/c", 1),
+            ("a_b/c", 1),
+            ("a/", 2),
+            ("-a", 1),
+            (&"x".repeat(64), 1),
+            (&format!("{}/x", "x".repeat(254)), 1),
+        ] {
+            assert_eq!(qualified_name_errors(name).len(), errors, "{name}: {:?}", qualified_name_errors(name));
+        }
+    }
+}

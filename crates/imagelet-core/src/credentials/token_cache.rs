@@ -1,0 +1,266 @@
+//! Keeps tokens of service accounts while they are good (`spec/pull.md §7.6`).
+
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+
+use super::{IssuedToken, ServiceAccount, TokenRequest, TokenSource, TokenSourceError};
+
+/// A token that is good for longer is renewed after this time all the same.
+const AGE_MAX: Duration = Duration::from_hours(24);
+/// Tokens of one time are not all renewed at one time: each check is early by less than this, in whole seconds.
+const JITTER_SECONDS: u64 = 10;
+/// Expired tokens are dropped this often.
+const SWEPT_EVERY: Duration = Duration::from_mins(1);
+/// Most tokens kept; the kubelet has no bound.
+const TOKENS_MAX: usize = 10_000;
+
+/// The time of day.
+type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
+
+/// A source whose tokens are asked for once and used until four fifths of their life are over. Service accounts are read
+/// each time.
+pub struct TokenCache {
+    source: Arc<dyn TokenSource>,
+    clock: Clock,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    tokens: HashMap<TokenRequest, IssuedToken>,
+    swept: Option<SystemTime>,
+}
+
+impl TokenCache {
+    /// In front of a source.
+    pub fn new(source: Arc<dyn TokenSource>) -> Self {
+        Self { source, clock: Box::new(SystemTime::now), state: Mutex::default() }
+    }
+
+    fn kept(&self, request: &TokenRequest, now: SystemTime) -> Option<IssuedToken> {
+        let mut state = self.state();
+        let swept = *state.swept.get_or_insert(now);
+        if now.duration_since(swept).is_ok_and(|since| since >= SWEPT_EVERY) {
+            state.tokens.retain(|_, token| !is_expired(token, now));
+            state.swept = Some(now);
+        }
+        state.tokens.get(request).cloned()
+    }
+
+    fn keep(&self, request: &TokenRequest, token: IssuedToken) {
+        let mut state = self.state();
+        if state.tokens.len() >= TOKENS_MAX
+            && let Some(soonest) =
+                state.tokens.iter().min_by_key(|(_, token)| token.expires).map(|(key, _)| key.clone())
+        {
+            state.tokens.remove(&soonest);
+        }
+        state.tokens.insert(request.clone(), token);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl TokenSource for TokenCache {
+    async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
+        self.source.service_account(namespace, name).await
+    }
+
+    async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
+        let now = (self.clock)();
+        let kept = self.kept(request, now);
+        if let Some(token) = &kept
+            && !wants_renewal(token, now, jitter())
+        {
+            return Ok(token.clone());
+        }
+        match (self.source.token(request).await, kept) {
+            (Ok(token), _) => {
+                self.keep(request, token.clone());
+                Ok(token)
+            }
+            (Err(error), None) => Err(TokenSourceError::new(format!("failed to fetch token: {error}"))),
+            (Err(error), Some(token)) if is_expired(&token, (self.clock)()) => {
+                let key = format!("{}/{}", request.namespace, request.service_account);
+                Err(TokenSourceError::new(format!("token {key} expired and refresh failed: {error}")))
+            }
+            (Err(error), Some(token)) => {
+                tracing::warn!(
+                    namespace = request.namespace, service_account = request.service_account, %error,
+                    "could not renew a token that is still good"
+                );
+                Ok(token)
+            }
+        }
+    }
+}
+
+/// Whether a token is to be renewed, although it may still be good.
+fn wants_renewal(token: &IssuedToken, now: SystemTime, jitter: Duration) -> bool {
+    let life = token.expires.duration_since(token.issued).unwrap_or_default();
+    // The kubelet counts the last fifth in whole seconds.
+    let last_fifth = Duration::from_secs(life.as_secs() / 5);
+    let early = token.expires.checked_sub(last_fifth + jitter);
+    let old = token.issued.checked_add(AGE_MAX.saturating_sub(jitter));
+    early.is_none_or(|early| now > early) || old.is_some_and(|old| now > old)
+}
+
+fn is_expired(token: &IssuedToken, now: SystemTime) -> bool {
+    now > token.expires
+}
+
+fn jitter() -> Duration {
+    Duration::from_secs(RandomState::new().hash_one(()) % JITTER_SECONDS)
+}
+
+impl fmt::Debug for TokenCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenCache").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, sync::atomic::AtomicU64};
+
+    use super::*;
+    use crate::credentials::{Secret, Standalone};
+
+    const HOUR: u64 = 3600;
+
+    /// Issues tokens for an hour, or fails, by script; remembers what it was asked.
+    #[derive(Debug, Default)]
+    struct Scripted {
+        now: Arc<AtomicU64>,
+        failures: Mutex<VecDeque<&'static str>>,
+        asked: Mutex<Vec<TokenRequest>>,
+    }
+
+    #[async_trait]
+    impl TokenSource for Scripted {
+        async fn service_account(&self, _: &str, name: &str) -> Result<ServiceAccount, TokenSourceError> {
+            Ok(ServiceAccount { uid: format!("uid-{name}"), ..ServiceAccount::default() })
+        }
+
+        async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, TokenSourceError> {
+            self.asked.lock().unwrap().push(request.clone());
+            if let Some(failure) = self.failures.lock().unwrap().pop_front() {
+                return Err(TokenSourceError::new(failure));
+            }
+            let issued = at(self.now.load(std::sync::atomic::Ordering::Relaxed));
+            let number = self.asked.lock().unwrap().len();
+            let token = Secret::new(format!("token-{number}"));
+            Ok(IssuedToken { token, issued, expires: issued + Duration::from_secs(HOUR) })
+        }
+    }
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000 + seconds)
+    }
+
+    struct Bed {
+        source: Arc<Scripted>,
+        cache: TokenCache,
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let source = Arc::new(Scripted::default());
+            let now = Arc::clone(&source.now);
+            let clock = Box::new(move || at(now.load(std::sync::atomic::Ordering::Relaxed)));
+            let cache = TokenCache { clock, ..TokenCache::new(Arc::clone(&source) as Arc<dyn TokenSource>) };
+            Self { source, cache }
+        }
+
+        async fn token_at(&self, seconds: u64, request: &TokenRequest) -> Result<String, String> {
+            self.source.now.store(seconds, std::sync::atomic::Ordering::Relaxed);
+            let issued = self.cache.token(request).await.map_err(|error| error.to_string())?;
+            Ok(issued.token.expose().to_owned())
+        }
+    }
+
+    fn request(pod: &str) -> TokenRequest {
+        TokenRequest {
+            namespace: "ns".into(),
+            service_account: "sa".into(),
+            pod_uid: pod.into(),
+            ..TokenRequest::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_is_used_until_a_fifth_of_its_life_is_left_and_is_each_pods_own() {
+        let bed = Bed::new();
+        assert_eq!(bed.token_at(0, &request("a")).await.as_deref(), Ok("token-1"));
+        assert_eq!(
+            bed.token_at(2860, &request("a")).await.as_deref(),
+            Ok("token-1"),
+            "jitter takes less than ten seconds"
+        );
+        assert_eq!(bed.token_at(2860, &request("b")).await.as_deref(), Ok("token-2"));
+        assert_eq!(bed.token_at(2881, &request("a")).await.as_deref(), Ok("token-3"));
+    }
+
+    #[tokio::test]
+    async fn a_token_that_cannot_be_renewed_is_used_until_it_expires() {
+        let bed = Bed::new();
+        bed.source.failures.lock().unwrap().push_back("boom");
+        assert_eq!(bed.token_at(0, &request("a")).await, Err("failed to fetch token: boom".to_owned()));
+        assert_eq!(bed.token_at(0, &request("a")).await.as_deref(), Ok("token-2"));
+        bed.source.failures.lock().unwrap().extend(["boom", "boom", "boom"]);
+        assert_eq!(bed.token_at(3000, &request("a")).await.as_deref(), Ok("token-2"));
+        assert_eq!(bed.token_at(3600, &request("a")).await.as_deref(), Ok("token-2"));
+        // What has expired is swept, so that only a token asked for within the last minute fails as an expired one.
+        let failed = bed.token_at(3601, &request("a")).await;
+        assert_eq!(failed, Err("token ns/sa expired and refresh failed: boom".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn expired_tokens_are_swept_each_minute() {
+        let bed = Bed::new();
+        for pod in ["a", "b"] {
+            bed.token_at(0, &request(pod)).await.unwrap();
+        }
+        bed.token_at(3700, &request("c")).await.unwrap();
+        assert_eq!(bed.cache.state().tokens.len(), 1);
+    }
+
+    #[test]
+    fn renewal_comes_after_four_fifths_or_a_day_less_the_jitter() {
+        let token = |hours: u64| IssuedToken {
+            token: Secret::new(""),
+            issued: at(0),
+            expires: at(0) + Duration::from_hours(hours),
+        };
+        let jitter = Duration::from_secs;
+        assert!(!wants_renewal(&token(1), at(2880), jitter(0)));
+        assert!(wants_renewal(&token(1), at(2881), jitter(0)));
+        assert!(!wants_renewal(&token(1), at(2871), jitter(9)));
+        assert!(wants_renewal(&token(1), at(2872), jitter(9)));
+        assert!(!wants_renewal(&token(100), at(24 * HOUR), jitter(0)));
+        assert!(wants_renewal(&token(100), at(24 * HOUR + 1), jitter(0)));
+        for _ in 0..100 {
+            assert!(super::jitter() < jitter(10));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_without_a_cluster_says_so() {
+        let cache = TokenCache::new(Arc::new(Standalone));
+        let account = cache.service_account("ns", "sa").await.map_err(|error| error.to_string());
+        assert_eq!(account, Err("cannot get ServiceAccounts when kubelet is in standalone mode".to_owned()));
+        let token = cache.token(&request("a")).await.map_err(|error| error.to_string());
+        let expected = "failed to fetch token: cannot use TokenManager when kubelet is in standalone mode";
+        assert_eq!(token, Err(expected.to_owned()));
+    }
+}

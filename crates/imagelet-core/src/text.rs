@@ -1,0 +1,248 @@
+//! Texts in the form Go prints and reads them, which is the form people search for.
+
+use std::{fmt::Write as _, time::Duration};
+
+/// A text in double quotes with Go's escapes.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            '\x07' => quoted.push_str("\\a"),
+            '\x08' => quoted.push_str("\\b"),
+            '\x0c' => quoted.push_str("\\f"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            '\x0b' => quoted.push_str("\\v"),
+            plain if is_printable(plain) => quoted.push(plain),
+            other => {
+                let code = u32::from(other);
+                let written = match code {
+                    0..=0x7f => write!(quoted, "\\x{code:02x}"),
+                    0x80..=0xffff => write!(quoted, "\\u{code:04x}"),
+                    _ => write!(quoted, "\\U{code:08x}"),
+                };
+                written.expect("writing to a string cannot fail");
+            }
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+fn is_printable(character: char) -> bool {
+    if character.is_ascii() {
+        return character == ' ' || character.is_ascii_graphic();
+    }
+    // What Rust's own escape leaves as it is, is printable; all other spaces and format characters are not.
+    !character.is_whitespace() && character.escape_debug().len() == 1
+}
+
+/// A duration in Go's text form: `2m0s`, `1.5ms`.
+pub(crate) fn duration_text(duration: Duration) -> String {
+    let nanos = duration.as_nanos();
+    let fraction = |value: u128, scale: u128, places: usize, unit: &str| {
+        let rest = value % scale;
+        let text = format!("{rest:0places$}");
+        let text = text.trim_end_matches('0');
+        if text.is_empty() { format!("{}{unit}", value / scale) } else { format!("{}.{text}{unit}", value / scale) }
+    };
+    match nanos {
+        0 => "0s".to_owned(),
+        1..1_000 => format!("{nanos}ns"),
+        1_000..1_000_000 => fraction(nanos, 1_000, 3, "µs"),
+        1_000_000..1_000_000_000 => fraction(nanos, 1_000_000, 6, "ms"),
+        _ => {
+            let seconds = nanos / 1_000_000_000;
+            let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+            let rest = fraction(nanos - (seconds - seconds % 60) * 1_000_000_000, 1_000_000_000, 9, "s");
+            match (hours, minutes) {
+                (0, 0) => rest,
+                (0, _) => format!("{minutes}m{rest}"),
+                _ => format!("{hours}h{minutes}m{rest}"),
+            }
+        }
+    }
+}
+
+/// Several error texts as one: equal ones once, brackets only around more than one.
+pub(crate) fn aggregate(errors: &[String]) -> String {
+    let mut unique: Vec<&str> = Vec::new();
+    for error in errors {
+        if !unique.contains(&error.as_str()) {
+            unique.push(error);
+        }
+    }
+    match unique.as_slice() {
+        [only] => (*only).to_owned(),
+        many => format!("[{}]", many.join(", ")),
+    }
+}
+
+/// Nanoseconds, as Go counts time spans: they may be below zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Nanoseconds(pub(crate) i64);
+
+impl Nanoseconds {
+    /// As the standard library has it; `None` below zero.
+    pub(crate) fn to_std(self) -> Option<Duration> {
+        u64::try_from(self.0).ok().map(Duration::from_nanos)
+    }
+}
+
+impl std::fmt::Display for Nanoseconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sign = if self.0 < 0 { "-" } else { "" };
+        write!(f, "{sign}{}", duration_text(Duration::from_nanos(self.0.unsigned_abs())))
+    }
+}
+
+/// The text is no duration; prints what Go prints.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum DurationError {
+    #[error("time: invalid duration {0}")]
+    Invalid(String),
+    #[error("time: missing unit in duration {0}")]
+    MissingUnit(String),
+    #[error("time: unknown unit {unit} in duration {text}")]
+    UnknownUnit { unit: String, text: String },
+}
+
+/// Reads `2m30s`, `1.5h`, `-300ms` as Go's `time.ParseDuration` does: strictly.
+pub(crate) fn parse_duration(text: &str) -> Result<Nanoseconds, DurationError> {
+    /// What is repeated of a text that is no duration.
+    const SHOWN_MAX: usize = 128;
+    let shown = || quoted(&text.chars().take(SHOWN_MAX).collect::<String>());
+    let invalid = || DurationError::Invalid(shown());
+    let (negative, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if rest == "0" {
+        return Ok(Nanoseconds(0));
+    }
+    if rest.is_empty() {
+        return Err(invalid());
+    }
+    // The smallest number has no positive twin.
+    let limit = i128::from(i64::MAX) + i128::from(negative);
+    let mut total: i128 = 0;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (whole, tail) = rest.split_at(end);
+        let (fraction, tail) = match tail.strip_prefix('.') {
+            Some(tail) => tail.split_at(tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len())),
+            None => ("", tail),
+        };
+        if whole.is_empty() && fraction.is_empty() {
+            return Err(invalid());
+        }
+        let (unit, tail) = tail.split_at(tail.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(tail.len()));
+        if unit.is_empty() {
+            return Err(DurationError::MissingUnit(shown()));
+        }
+        let scale = unit_scale(unit).ok_or_else(|| DurationError::UnknownUnit {
+            unit: quoted(&unit.chars().take(SHOWN_MAX).collect::<String>()),
+            text: shown(),
+        })?;
+        let whole: i128 = if whole.is_empty() { 0 } else { whole.parse::<u64>().map_err(|_| invalid())?.into() };
+        total += whole * i128::from(scale) + fraction_of(fraction, scale);
+        if total > limit {
+            return Err(invalid());
+        }
+        rest = tail;
+    }
+    i64::try_from(if negative { -total } else { total }).map(Nanoseconds).map_err(|_| invalid())
+}
+
+fn unit_scale(unit: &str) -> Option<i64> {
+    Some(match unit {
+        "ns" => 1,
+        "us" | "µs" | "μs" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "m" => 60_000_000_000,
+        "h" => 3_600_000_000_000,
+        _ => return None,
+    })
+}
+
+/// So much of a unit, cut to whole nanoseconds.
+fn fraction_of(digits: &str, scale: i64) -> i128 {
+    // Digits past the eighteenth change no nanosecond of an hour.
+    let mut value: i128 = 0;
+    let mut parts: i128 = 1;
+    for digit in digits.bytes().take(18) {
+        value = value * 10 + i128::from(digit - b'0');
+        parts *= 10;
+    }
+    value * i128::from(scale) / parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn texts_are_quoted_as_go_quotes_them() {
+        for (text, expected) in [
+            ("reg.io/a:v1", "\"reg.io/a:v1\""),
+            ("a\"b\\c", "\"a\\\"b\\\\c\""),
+            ("\n\t\u{1}\u{7f}", "\"\\n\\t\\x01\\x7f\""),
+            ("\u{a0}\u{200b}\u{e0001}", "\"\\u00a0\\u200b\\U000e0001\""),
+            ("ü'x", "\"ü'x\""),
+        ] {
+            assert_eq!(quoted(text), expected);
+        }
+    }
+
+    #[test]
+    fn durations_read_back_what_they_print() {
+        let cases = vectors("gc-duration-text.json");
+        for case in &cases {
+            let nanoseconds = Nanoseconds(case["input"]["nanoseconds"].as_i64().expect("a number"));
+            let text = case["expected"]["text"].as_str().expect("a text");
+            assert_eq!(nanoseconds.to_string(), text);
+            assert_eq!(parse_duration(text), Ok(nanoseconds), "{text}");
+        }
+        assert!(cases.len() > 10);
+    }
+
+    #[test]
+    fn a_duration_is_read_strictly() {
+        const MINUTE: i64 = 60_000_000_000;
+        for (text, nanoseconds) in [
+            ("0", 0),
+            ("-0", 0),
+            ("1.5h", 90 * MINUTE),
+            (".5m", MINUTE / 2),
+            ("5.s", 5_000_000_000),
+            ("+2m", 2 * MINUTE),
+            ("-1ns", -1),
+            ("1h1m1s", 3_661_000_000_000),
+            ("0.3333333333333333333h", 1_200_000_000_000 - 1),
+            ("-9223372036854775808ns", i64::MIN),
+            ("9223372036854775807ns", i64::MAX),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Nanoseconds(nanoseconds)), "{text}");
+        }
+        for (text, error) in [
+            ("", "time: invalid duration \"\""),
+            ("-", "time: invalid duration \"-\""),
+            ("abc", "time: invalid duration \"abc\""),
+            (".s", "time: invalid duration \".s\""),
+            ("5", "time: missing unit in duration \"5\""),
+            ("1h5", "time: missing unit in duration \"1h5\""),
+            ("5 m", "time: unknown unit \" m\" in duration \"5 m\""),
+            ("1d", "time: unknown unit \"d\" in duration \"1d\""),
+            ("1h-5m", "time: unknown unit \"h-\" in duration \"1h-5m\""),
+            ("9223372036854775808ns", "time: invalid duration \"9223372036854775808ns\""),
+            ("99999999999999999999h", "time: invalid duration \"99999999999999999999h\""),
+        ] {
+            assert_eq!(parse_duration(text).map_err(|error| error.to_string()), Err(error.to_owned()));
+        }
+    }
+}
