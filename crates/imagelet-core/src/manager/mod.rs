@@ -31,7 +31,7 @@ pub use request::{
     Compatibility, Concurrency, EnsureRequest, Ensured, HeldBack, ManagerParts, ManagerStatus, Origin, OtherPolicy,
     PodIdentity, PullPolicy, PullPolicyError, PullSettings, PullState, PullStatus, Touched,
 };
-pub use startup::PullRecorder;
+pub use startup::{PodSeen, PodStage, PullRecorder, StartupTracker};
 pub use throttle::PullRate;
 
 use crate::{
