@@ -90,7 +90,7 @@ impl Ensuring<'_> {
             }
             _ => return Ok((Presence::Unchecked, None)),
         }
-        let found = self.manager.runtime.images().status(spec).await.map_err(|source| {
+        let found = self.manager.runtime.status(spec).await.map_err(|source| {
             let error = EnsureError::Inspect {
                 image: self.request.image.clone(),
                 source: Arc::new(source),

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::request::PullPolicy;
 use crate::{
     image::ByteSize,
-    metrics::{Family, MetricKind, Metrics},
+    metrics::{Family, Late, MetricKind, Metrics, Number},
 };
 
 pub(super) static REQUESTS: Family = Family {
@@ -33,21 +33,47 @@ pub(super) static CHECKS: Family = Family {
 };
 
 /// Counts what the manager does.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Meters {
     metrics: Arc<Metrics>,
+    /// By policy, presence and whether it had to be pulled; other policies' words are looked up each time.
+    requests: [[[Late<Number>; 3]; 3]; 3],
+    checks: [Late<Number>; 4],
 }
+
+/// What a check of the records may end in.
+const RESULTS: [&str; 4] = ["credentialPolicyAllowed", "credentialRecordFound", "mustAuthenticate", "error"];
 
 impl Meters {
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
         for family in [&REQUESTS, &PULL_SECONDS, &CHECKS] {
             metrics.declare(family);
         }
-        Self { metrics }
+        Self { metrics, requests: Default::default(), checks: Default::default() }
     }
 
     pub(crate) fn checked(&self, outcome: &str) {
-        self.metrics.increment(&CHECKS, &[outcome]);
+        match RESULTS.iter().position(|result| *result == outcome) {
+            Some(place) => self.checks[place].get(|| self.metrics.number(&CHECKS, &[outcome])).add(1.0),
+            None => self.metrics.increment(&CHECKS, &[outcome]),
+        }
+    }
+
+    fn asked(&self, policy: PullPolicy, present: Option<bool>, required: Option<bool>) {
+        let place = |answer: Option<bool>| answer.map_or(2, usize::from);
+        let word = |answer: Option<bool>| ["false", "true", "unknown"][place(answer)];
+        let (row, label) = match policy {
+            PullPolicy::Always => (&self.requests[0], "always"),
+            PullPolicy::IfNotPresent => (&self.requests[1], "ifnotpresent"),
+            PullPolicy::Never => (&self.requests[2], "never"),
+            PullPolicy::Other(given) => {
+                let given = given.as_str().to_lowercase();
+                self.metrics.increment(&REQUESTS, &[word(present), &given, word(required)]);
+                return;
+            }
+        };
+        let series = || self.metrics.number(&REQUESTS, &[word(present), label, word(required)]);
+        row[place(present)][place(required)].get(series).add(1.0);
     }
 
     pub(crate) fn pulled(&self, size: ByteSize, took: Duration) {
@@ -74,13 +100,7 @@ impl<'a> Tally<'a> {
 
 impl Drop for Tally<'_> {
     fn drop(&mut self) {
-        let word = |answer| match answer {
-            Some(true) => "true",
-            Some(false) => "false",
-            None => "unknown",
-        };
-        let policy = self.policy.name().to_ascii_lowercase();
-        self.meters.metrics.increment(&REQUESTS, &[word(self.present), &policy, word(self.required)]);
+        self.meters.asked(self.policy, self.present, self.required);
     }
 }
 

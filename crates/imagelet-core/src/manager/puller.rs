@@ -202,7 +202,7 @@ impl Puller {
             sandbox: work.sandbox.clone(),
             platform: work.platform.clone(),
         };
-        let images = self.runtime.images();
+        let images = &self.runtime;
         if work.credentials.is_empty() {
             return Ok((images.pull(&request, Arc::clone(progress)).await?, None));
         }
@@ -226,7 +226,7 @@ impl Puller {
 
     /// As listed right after the pull; an error here is none of the pull's.
     async fn size_of(&self, image: &ImageSpec) -> ByteSize {
-        match self.runtime.images().status(image).await {
+        match self.runtime.status(image).await {
             Ok(found) => found.map_or(ByteSize::ZERO, |found| found.size),
             Err(error) => {
                 tracing::debug!(image = image.image, error = error.chain(), "the size of a pulled image is not known");

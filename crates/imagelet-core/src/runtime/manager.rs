@@ -10,8 +10,12 @@ use std::{
 use super::{
     Container, ContainerService, ImageFilesystems, ImageService, Progress, PullEstimate, PullRequest, RuntimeError,
     Sandbox,
+    operations::{Operation, Operations},
 };
-use crate::image::{Image, ImageId, ImageSpec};
+use crate::{
+    image::{Image, ImageId, ImageSpec},
+    metrics::Metrics,
+};
 
 const LABEL_POD_UID: &str = "io.kubernetes.pod.uid";
 const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
@@ -22,6 +26,8 @@ const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 pub struct RuntimeManager {
     images: Arc<dyn ImageService>,
     containers: Arc<dyn ContainerService>,
+    /// `None`: nobody counts.
+    operations: Option<Arc<Operations>>,
 }
 
 /// A pod: what shares one uid.
@@ -44,7 +50,13 @@ pub struct Pod {
 impl RuntimeManager {
     /// Joins the two ports.
     pub fn new(images: Arc<dyn ImageService>, containers: Arc<dyn ContainerService>) -> Self {
-        Self { images, containers }
+        Self { images, containers, operations: None }
+    }
+
+    /// The same, counted.
+    #[must_use]
+    pub fn measured(self, metrics: Arc<Metrics>) -> Self {
+        Self { operations: Some(Arc::new(Operations::new(metrics))), ..self }
     }
 
     /// The store of images.
@@ -59,17 +71,17 @@ impl RuntimeManager {
 
     /// Lists images; see [`ImageService::list`].
     pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
-        self.images.list(filter).await
+        self.counted(Operation::List, self.images.list(filter)).await
     }
 
     /// Finds one image; see [`ImageService::status`].
     pub async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        self.images.status(spec).await
+        self.counted(Operation::Status, self.images.status(spec)).await
     }
 
     /// Fetches an image; see [`ImageService::pull`].
     pub async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
-        self.images.pull(request, progress).await
+        self.counted(Operation::Pull, self.images.pull(request, progress)).await
     }
 
     /// Tells what a pull would still cost; see [`ImageService::estimate`].
@@ -79,7 +91,7 @@ impl RuntimeManager {
 
     /// Removes an image with all its names; see [`ImageService::remove`].
     pub async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        self.images.remove(spec).await
+        self.counted(Operation::Remove, self.images.remove(spec)).await
     }
 
     /// Takes one name away; see [`ImageService::untag`].
@@ -89,12 +101,23 @@ impl RuntimeManager {
 
     /// Where images are and what they take; see [`ImageService::filesystem`].
     pub async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        self.images.filesystem().await
+        self.counted(Operation::Filesystem, self.images.filesystem()).await
     }
 
     /// Images mounted into a container as volumes; see [`ContainerService::mounted_images`].
     pub async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
         self.containers.mounted_images(container_id).await
+    }
+
+    async fn counted<T>(
+        &self,
+        operation: Operation,
+        work: impl Future<Output = Result<T, RuntimeError>>,
+    ) -> Result<T, RuntimeError> {
+        match &self.operations {
+            Some(operations) => operations.measure(operation, work).await,
+            None => work.await,
+        }
     }
 
     /// All pods with all their containers and sandboxes, whatever their state, newest pod first.

@@ -6,6 +6,7 @@ mod estimate;
 mod image_service;
 mod make_room;
 mod manager;
+mod operations;
 
 pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox};
 pub use error::{RuntimeError, RuntimeErrorKind};

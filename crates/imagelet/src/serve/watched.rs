@@ -6,7 +6,10 @@ use async_trait::async_trait;
 use imagelet_core::{
     image::{Image, ImageId, ImageKey, ImageSpec},
     inventory::Inventory,
-    runtime::{ImageFilesystems, ImageService, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind},
+    runtime::{
+        ImageFilesystems, ImageService, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind,
+        RuntimeManager,
+    },
 };
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +18,7 @@ use crate::node::LocalNode;
 /// A store whose pulls the inventory hears of, and which gives them up when the daemon stops.
 #[derive(Debug)]
 pub(super) struct WatchedImages {
-    images: Arc<dyn ImageService>,
+    runtime: RuntimeManager,
     inventory: Arc<Inventory>,
     working: CancellationToken,
 }
@@ -23,23 +26,23 @@ pub(super) struct WatchedImages {
 impl WatchedImages {
     pub(super) fn new(node: &LocalNode, working: CancellationToken) -> Self {
         let parts = node.parts();
-        Self { images: Arc::clone(parts.runtime.images()), inventory: Arc::clone(&parts.inventory), working }
+        Self { runtime: parts.runtime.clone(), inventory: Arc::clone(&parts.inventory), working }
     }
 }
 
 #[async_trait]
 impl ImageService for WatchedImages {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
-        self.images.list(filter).await
+        self.runtime.list(filter).await
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        self.images.status(spec).await
+        self.runtime.status(spec).await
     }
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
         let id = tokio::select! {
-            pulled = self.images.pull(request, progress) => pulled?,
+            pulled = self.runtime.pull(request, progress) => pulled?,
             () = self.working.cancelled() => {
                 let message = format!("the pull of `{}` was given up: the daemon is stopping", request.image.image);
                 return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));
@@ -51,20 +54,20 @@ impl ImageService for WatchedImages {
     }
 
     async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
-        self.images.estimate(request).await
+        self.runtime.images().estimate(request).await
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        self.images.remove(spec).await?;
+        self.runtime.remove(spec).await?;
         tracing::info!(image = spec.image, "removed over CRI");
         Ok(())
     }
 
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        self.images.untag(name).await
+        self.runtime.untag(name).await
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        self.images.filesystem().await
+        self.runtime.filesystem().await
     }
 }

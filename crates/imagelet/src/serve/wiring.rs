@@ -50,7 +50,8 @@ pub(crate) enum Role {
 /// Opens stores and state, and joins them. Quick: nothing is listed from a runtime that is not there.
 pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<LocalNode>, Failure> {
     let store = open_backend(&settings, role).await?;
-    let runtime = RuntimeManager::new(store.images, store.containers);
+    let metrics = Arc::new(Metrics::new());
+    let runtime = RuntimeManager::new(store.images, store.containers).measured(Arc::clone(&metrics));
     let (state, kept) = (store.state.clone(), records_settings(&settings)?);
     let opened = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
@@ -60,7 +61,6 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
     if tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; cut-off pulls stay on record as begun");
     }
-    let metrics = Arc::new(Metrics::new());
     let touched = {
         let inventory = Arc::clone(&inventory);
         Arc::new(move |key: &imagelet_core::image::ImageKey| inventory.touch(key, SystemTime::now()))
