@@ -42,8 +42,20 @@ impl Screen {
         }
     }
 
-    /// Shows one pull; dropping the guard takes its bars away.
+    /// Shows one pull with its layers; dropping the guard takes its bars away.
     pub(crate) fn show(&self, image: &str) -> Shown {
+        self.open(image, BARS_MAX)
+    }
+
+    /// Shows one pull among others, in a line; names are as wide as the widest of them.
+    pub(crate) fn show_in_line(&self, image: &str, width: usize) -> Shown {
+        match self {
+            Self::Bars(_) => self.open(&format!("{image:width$}"), 0),
+            _ => self.open(image, 0),
+        }
+    }
+
+    fn open(&self, image: &str, layers_max: usize) -> Shown {
         match self {
             Self::Quiet => Shown { steps: no_steps(), bars: None },
             Self::Lines => {
@@ -51,7 +63,7 @@ impl Screen {
                 Shown { steps: Arc::new(move |step| lines.take(&step)), bars: None }
             }
             Self::Bars(screen) => {
-                let bars = Arc::new(Bars::new(screen.clone(), &printable(image)));
+                let bars = Arc::new(Bars::new(screen.clone(), &printable(image), layers_max));
                 let hearing = Arc::clone(&bars);
                 Shown { steps: Arc::new(move |step| hearing.take(step)), bars: Some(bars) }
             }
@@ -144,16 +156,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Bars {
     screen: MultiProgress,
     total: ProgressBar,
+    /// So many layers have a bar of their own.
+    layers_max: usize,
     layers: Mutex<BTreeMap<String, (ProgressBar, LayerProgress)>>,
 }
 
 impl Bars {
-    fn new(screen: MultiProgress, image: &str) -> Self {
+    fn new(screen: MultiProgress, image: &str, layers_max: usize) -> Self {
         let total = screen.add(ProgressBar::new_spinner().with_style(style("{spinner} {prefix} {wide_msg}")));
         total.set_prefix(image.to_owned());
         total.set_message("asking the registry");
         total.enable_steady_tick(std::time::Duration::from_millis(120));
-        Self { screen, total, layers: Mutex::default() }
+        Self { screen, total, layers_max, layers: Mutex::default() }
     }
 
     fn take(&self, step: Step) {
@@ -198,8 +212,11 @@ impl Bars {
                 continue;
             }
             let bar = ProgressBar::new(layer.size);
-            let bar =
-                if layers.len() < BARS_MAX { self.screen.insert_after(&above, bar) } else { ProgressBar::hidden() };
+            let bar = if layers.len() < self.layers_max {
+                self.screen.insert_after(&above, bar)
+            } else {
+                ProgressBar::hidden()
+            };
             bar.set_style(style("  {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes} {msg}"));
             bar.set_prefix(short(&layer.digest).to_owned());
             if !bar.is_hidden() {

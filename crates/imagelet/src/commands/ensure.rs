@@ -23,6 +23,8 @@ use crate::{
 
 /// Pods that are asked for at once; all images of each start together.
 const PODS_AT_ONCE: usize = 4;
+/// Names are lined up to this width; a bar behind a longer one stands further right.
+const NAME_WIDTH_MAX: usize = 48;
 
 /// Reads the files of the command line.
 pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
@@ -77,9 +79,11 @@ async fn ensure(
     is_many: bool,
 ) -> Result<PodEnsured, (String, Failure)> {
     let name = pod_text(&request.pod.namespace, &request.pod.name);
-    let images = request.images.iter().map(|image| image.image.clone()).collect();
+    let images: Vec<String> = request.images.iter().map(|image| image.image.clone()).collect();
+    let widest = images.iter().map(|image| image.chars().count()).max().unwrap_or(0);
     let board = Arc::new(Board {
         screen: screen.clone(),
+        width: widest.min(NAME_WIDTH_MAX),
         prefix: if is_many { format!("{name} ") } else { String::new() },
         images,
         shown: Mutex::default(),
@@ -99,6 +103,8 @@ fn pod_text(namespace: &str, name: &str) -> String {
 /// The images of one pod on the screen.
 struct Board {
     screen: Screen,
+    /// Of their names.
+    width: usize,
     prefix: String,
     /// By their place in the request.
     images: Vec<String>,
@@ -110,7 +116,7 @@ impl Board {
         match step {
             Step::Asked { image } => {
                 if let Some(name) = self.images.get(image) {
-                    let shown = self.screen.show(name);
+                    let shown = self.screen.show_in_line(name, self.width);
                     self.shown().insert(image, shown);
                 }
             }

@@ -162,12 +162,16 @@ fn pod(kind: &str, object: &Place<'_>, template: &Place<'_>) -> Result<PodManife
     if images.len() > IMAGES_MAX {
         return Err(ObjectError::TooMany(object.line()));
     }
+    let named = named(object)?;
+    if named.name.is_empty() {
+        return Err(ObjectError::Nameless { field: "metadata.name", line: object.line() });
+    }
     let account = spec.at("serviceAccountName")?.text()?;
     // The older spelling, which the API still takes.
     let account = if account.is_empty() { spec.at("serviceAccount")?.text()? } else { account };
     Ok(PodManifest {
         kind: kind.to_owned(),
-        named: named(object)?,
+        named,
         annotations: annotations(template)?,
         images,
         pull_secrets: names(&spec.at("imagePullSecrets")?)?,
@@ -382,6 +386,7 @@ mod tests {
     fn what_the_api_would_refuse_is_refused_with_field_and_line_and_shows_no_value() {
         for (text, complaint) in [
             ("spec: {}\n", "the manifest in line 1 has no `kind`"),
+            ("# a\nkind: Pod\nspec: {}\n", "the manifest in line 2 has no `metadata.name`"),
             ("kind: Pod\nspec:\n  containers:\n  - {name: x}\n", "`spec.containers[0]` in line 4 names no image"),
             (
                 "kind: Pod\nspec:\n  volumes: [{name: v, image: {}}]\n",

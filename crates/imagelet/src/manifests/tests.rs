@@ -126,3 +126,44 @@ fn roles_and_policies_reach_the_request() {
         pod.images.iter().map(|one| (one.role.as_str(), one.image.as_str(), one.policy.as_str())).collect();
     assert_eq!(told, [("sidecar", "s", "Never"), ("container", "a", ""), ("volume", "v", "")]);
 }
+
+/// A small seeded generator (xorshift64).
+fn next(state: &mut u64) -> usize {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    usize::try_from(*state >> 33).expect("31 bits fit")
+}
+
+#[test]
+fn no_damage_to_a_manifest_makes_it_panic_or_shows_what_a_secret_holds() {
+    let account = "---\nkind: ServiceAccount\nmetadata: {name: default}\nimagePullSecrets: [{name: reg}]\n";
+    let secret =
+        SECRET.replace("eyJhdXRocyI6e319", "aHVudGVyMmh1bnRlcjI=") + "stringData: {x: &p hunter2hunter2, y: *p}\n";
+    let whole = format!("{}---\n{secret}{account}", pod("volumes: [{name: v, image: {reference: m}}]"));
+    let pieces =
+        ["---\n", "{", "}", "[", "]", "&p ", "*p", ": ", "- ", "\n", "\t", "\"", "'", "|\n", "null", "\u{0}", "é"];
+    let mut state = 0x9e37_79b9_7f4a_7c15;
+    let (mut read, mut refused) = (0, 0);
+    for _ in 0..2000 {
+        let mut text = whole.clone();
+        for _ in 0..=next(&mut state) % 4 {
+            let at = text.floor_char_boundary(next(&mut state) % text.len());
+            let end = text.ceil_char_boundary((at + next(&mut state) % 12).min(text.len()));
+            text.replace_range(at..end, pieces[next(&mut state) % pieces.len()]);
+        }
+        match Manifests::read(&[file("p.yaml", &text)], &[]) {
+            Ok(manifests) => {
+                read += 1;
+                let shown = format!("{manifests:?}");
+                assert!(!shown.contains("hunter2") && !shown.contains("aHVudGVy"), "{text}\n{shown}");
+            }
+            Err(error) => {
+                refused += 1;
+                let shown = format!("{} {error:?}", crate::failure::Failure::of(&error));
+                assert!(!shown.contains("hunter2") && !shown.contains("aHVudGVy"), "{text}\n{shown}");
+            }
+        }
+    }
+    assert!(read > 200 && refused > 200, "{read} read, {refused} refused: the damage is too little or too much");
+}
