@@ -14,7 +14,7 @@ use crate::{
     fake_registry::{FakeRegistry, Held},
     images::Image,
     program::{Daemon, Outcome, program, run, with_store},
-    testbed::{Registry, scratch, wait_until},
+    testbed::{Containerd, Registry, scratch, wait_until},
 };
 
 const LOGIN: &str = "ada:hunter2";
@@ -23,12 +23,19 @@ const LOGIN: &str = "ada:hunter2";
 struct Node {
     folder: tempfile::TempDir,
     settings: String,
+    /// Where images are kept; the embedded store without one.
+    runtime: Option<String>,
 }
 
 impl Node {
     /// With these settings beside those of every test.
     fn new(settings: &str) -> Self {
-        Self { folder: scratch(), settings: settings.to_owned() }
+        Self { folder: scratch(), settings: settings.to_owned(), runtime: None }
+    }
+
+    /// Beside a runtime.
+    fn beside(endpoint: String) -> Self {
+        Self { runtime: Some(endpoint), ..Self::new("") }
     }
 
     fn store(&self) -> PathBuf {
@@ -38,11 +45,14 @@ impl Node {
     fn daemon(&self) -> Daemon {
         // A full disk of the machine that runs the tests must not make a daemon collect.
         let text = format!(
-            "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ncollection: {{enabled: false}}\n{}\n",
+            "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ncollection: {{enabled: false}}\n\
+             store: {{directory: {}}}\n{}\n",
+            self.store().display(),
             self.settings
         );
         let config = self.write("config.yaml", &text);
-        Daemon::start(self.folder.path(), ["--store", text_of(&self.store()), "--config", &config])
+        let runtime = self.runtime.iter().flat_map(|endpoint| ["--runtime-endpoint", endpoint]);
+        Daemon::start(self.folder.path(), ["--config", &config].into_iter().chain(runtime))
     }
 
     fn write(&self, name: &str, text: &str) -> String {
@@ -53,8 +63,12 @@ impl Node {
 
     /// Files of the pull records below a folder: `pulling` or `pulled`.
     fn records(&self, folder: &str) -> Vec<PathBuf> {
-        let folder = self.store().join("state/image_manager").join(folder);
-        let files = fs::read_dir(folder).into_iter().flatten();
+        let mut state = self.store().join("state");
+        if self.runtime.is_some() {
+            state = self.store().join("runtimes");
+            state = fs::read_dir(&state).unwrap().next().expect("the runtime has a folder").unwrap().path();
+        }
+        let files = fs::read_dir(state.join("image_manager").join(folder)).into_iter().flatten();
         files.map(|entry| entry.unwrap().path()).collect()
     }
 }
@@ -144,8 +158,19 @@ impl Tenants {
 #[test]
 fn a_private_image_is_used_by_those_who_hold_its_secret_and_by_nobody_else() {
     let (node, registry) = (Node::new(""), Registry::start_with_login(LOGIN));
+    tenants_keep_apart(&node, &registry);
+}
+
+#[test]
+fn beside_containerd_the_same_pods_are_let_in_and_kept_out() {
+    let (folder, registry) = (scratch(), Registry::start_with_login(LOGIN));
+    let containerd = Containerd::start(folder.path(), &registry);
+    tenants_keep_apart(&Node::beside(containerd.endpoint()), &registry);
+}
+
+fn tenants_keep_apart(node: &Node, registry: &Registry) {
     let image = registry.push("team/app:v1", &Image::marked("private", 2000));
-    let tenants = Tenants::write(&node, &registry, &image);
+    let tenants = Tenants::write(node, registry, &image);
     let daemon = node.daemon();
     let ensure = |daemon: &Daemon, arguments: &[String]| {
         daemon.run(["ensure", "-o", "json"].map(str::to_owned).iter().chain(arguments))
