@@ -114,6 +114,9 @@ pub(crate) struct File {
     /// Whose credentials the node itself has.
     #[serde(rename = "credentials", skip_serializing_if = "Option::is_none")]
     credentials: Option<CredentialsFile>,
+    /// How pulls are carried on.
+    #[serde(rename = "pulls", skip_serializing_if = "Option::is_none")]
+    pulls: Option<PullsFile>,
     /// When images are looked for.
     #[serde(rename = "detection", skip_serializing_if = "Option::is_none")]
     detection: Option<DetectionFile>,
@@ -224,6 +227,15 @@ struct DetectionFile {
     period: Option<GoDuration>,
 }
 
+/// `pulls` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct PullsFile {
+    /// How long the daemon goes on with a pull that nobody asks for any more, so that whoever comes back finds it further. 0 ends it at once.
+    #[serde(rename = "grace", skip_serializing_if = "Option::is_none")]
+    grace: Option<GoDuration>,
+}
+
 /// `collection` in the file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -279,6 +291,7 @@ impl File {
             registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
             credentials: Some(CredentialsFile { docker_config: environment.docker_config_default() }),
             compatibility: Some(Compatibility::default().name().into()),
+            pulls: Some(PullsFile { grace: Some(GoDuration::seconds(2)) }),
             detection: Some(DetectionFile { period: Some(GoDuration::minutes(5)) }),
             collection: Some(CollectionFile {
                 enabled: Some(true),
@@ -350,6 +363,8 @@ pub(crate) struct PullLimits {
     pub(crate) per_second: Option<u32>,
     /// So many starts at once before the rate holds them.
     pub(crate) burst: u32,
+    /// How long a pull that nobody asks for any more goes on.
+    pub(crate) grace: Duration,
 }
 
 /// When a present image needs proof.

@@ -29,8 +29,6 @@ gauges! {
     IMAGES_IN_USE = "imagelet_images_in_use", "Images that a container or a mount uses.";
     IMAGES_PINNED = "imagelet_images_pinned", "Images that no collection takes.";
     IMAGES_BYTES = "imagelet_images_bytes", "Sizes of all images as listed; shared layers count in each.";
-    PULLS_RUNNING = "imagelet_pulls_running", "Pulls that have their turn.";
-    PULLS_WAITING = "imagelet_pulls_waiting", "Pulls that wait for their turn.";
     HELD_BACK = "imagelet_images_held_back", "Images left alone for a while because they failed.";
     SNAPSHOT_TIME = "imagelet_inventory_timestamp_seconds", "When the last pass over the images succeeded.";
 }
@@ -59,8 +57,6 @@ async fn metrics(State(node): State<Arc<LocalNode>>) -> impl IntoResponse {
         metrics.set(&SNAPSHOT_TIME, &[], since.as_secs_f64());
     }
     let status = parts.manager.status();
-    metrics.set(&PULLS_RUNNING, &[], status.running() as f64);
-    metrics.set(&PULLS_WAITING, &[], status.waiting() as f64);
     metrics.set(&HELD_BACK, &[], status.held_back.len() as f64);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render())
 }

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
@@ -12,6 +13,7 @@ use super::{
     access::{access_of, asker_of},
     decide::{Decision, Presence, decide, wants_look},
     error::EnsureError,
+    flights::Keepsake,
     meters::Tally,
     puller::{Pulled, Work},
     request::{EnsureRequest, Ensured, Origin, PullPolicy},
@@ -21,7 +23,7 @@ use crate::{
     credentials::{Keyring, KeyringError, TrackedCredential},
     events::{Event, EventKind},
     image::{Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
-    records::{ImageAccess, Intent, PullRecords},
+    records::{Intent, PullRecords},
     runtime::{Progress, RuntimeError},
 };
 
@@ -182,11 +184,20 @@ impl Ensuring<'_> {
             credentials: credentials.clone(),
             sandbox: self.request.sandbox(),
             platform: self.request.platform.clone(),
+            tenant: Arc::clone(&self.request.pod.namespace),
+            priority: self.request.priority,
         };
-        match self.manager.puller.pull(work, progress).await {
-            Ok(pulled) => {
-                let used = pulled.credential.and_then(|index| credentials.get(index));
-                self.fulfil(intent, &pulled.id, access_of(used)).await;
+        let begun = Begun { intent, records: Arc::clone(&self.manager.records), credentials: credentials.clone() };
+        let outcome = match self.manager.puller.pull(&work, Keepsake { kept: begun, conclude: Begun::conclude }) {
+            Ok(asking) => match asking.outcome(&progress).await {
+                (Ok(pulled), begun) => Ok((pulled, begun)),
+                (Err(failure), _) => Err(failure),
+            },
+            Err(refused) => Err(refused),
+        };
+        match outcome {
+            Ok((pulled, begun)) => {
+                begun.fulfil(&pulled).await;
                 Ok(self.hand_out_pulled(pulled, spec, began.elapsed()))
             }
             Err(failure) => {
@@ -209,17 +220,6 @@ impl Ensuring<'_> {
             let error = EnsureError::Intent { image, source: Arc::new(source), compatibility };
             if compatibility.is_kubelet() { error } else { self.told(EventKind::Warning, "Failed", error) }
         })
-    }
-
-    /// Puts on record that the pull succeeded, before anybody is told. A failure leaves the intent, and lets nobody in.
-    async fn fulfil(&self, intent: Intent, id: &ImageId, access: ImageAccess) {
-        let fulfilled = {
-            let id = id.clone();
-            on_disk(&self.manager.records, move || intent.fulfil(&id, &access, SystemTime::now())).await
-        };
-        if let Err(error) = fulfilled {
-            tracing::error!(image = self.request.image, %error, "an image was pulled and could not be put on record");
-        }
     }
 
     fn hand_out_pulled(&self, pulled: Pulled, spec: ImageSpec, waited: Duration) -> Ensured {
@@ -311,6 +311,31 @@ impl Ensuring<'_> {
 
     fn tell(&self, kind: EventKind, reason: &'static str, message: String) {
         self.manager.events.record(Event { kind, reason, message, subject: self.request.subject() });
+    }
+}
+
+/// A pull that is on record as begun. Dropped, that is taken back.
+struct Begun {
+    intent: Intent,
+    records: Arc<PullRecords>,
+    credentials: Vec<TrackedCredential>,
+}
+
+impl Begun {
+    /// Puts on record that the pull succeeded, before anybody is told. A failure leaves the intent, and lets nobody in.
+    async fn fulfil(self, pulled: &Pulled) {
+        let Self { intent, records, credentials } = self;
+        let access = access_of(pulled.credential.and_then(|index| credentials.get(index)));
+        let id = pulled.id.clone();
+        let fulfilled = on_disk(&records, move || intent.fulfil(&id, &access, SystemTime::now())).await;
+        if let Err(error) = fulfilled {
+            tracing::error!(image = %pulled.id, %error, "an image was pulled and could not be put on record");
+        }
+    }
+
+    /// The same for a pull that ended after its last asker went away: it is here, and whose right it was is known.
+    fn conclude(self, pulled: Pulled) -> BoxFuture<'static, ()> {
+        async move { self.fulfil(&pulled).await }.boxed()
     }
 }
 

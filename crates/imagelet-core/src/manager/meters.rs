@@ -32,6 +32,47 @@ pub(super) static CHECKS: Family = Family {
     labels: &["result"],
 };
 
+static WAITING: Family = Family {
+    name: "imagelet_pulls_waiting",
+    help: "Pulls that wait for their turn.",
+    kind: MetricKind::Gauge,
+    labels: &[],
+};
+
+static RUNNING: Family =
+    Family { name: "imagelet_pulls_running", help: "Pulls that run.", kind: MetricKind::Gauge, labels: &[] };
+
+pub(super) static WAIT_SECONDS: Family = Family {
+    name: "imagelet_pull_wait_seconds",
+    help: "How long pulls waited for their turn, for a slot and for the rate.",
+    kind: MetricKind::Histogram(&[0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0]),
+    labels: &[],
+};
+
+/// Counts what the queue of pulls does.
+#[derive(Clone, Debug)]
+pub(crate) struct QueueMeters {
+    metrics: Arc<Metrics>,
+}
+
+impl QueueMeters {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        for family in [&WAITING, &RUNNING, &WAIT_SECONDS] {
+            metrics.declare(family);
+        }
+        Self { metrics }
+    }
+
+    pub(crate) fn waited(&self, waited: Duration) {
+        self.metrics.observe(&WAIT_SECONDS, &[], waited.as_secs_f64());
+    }
+
+    pub(crate) fn stand(&self, waiting: usize, running: usize) {
+        self.metrics.set(&WAITING, &[], waiting as f64);
+        self.metrics.set(&RUNNING, &[], running as f64);
+    }
+}
+
 /// Counts what the manager does.
 #[derive(Debug)]
 pub(crate) struct Meters {

@@ -5,10 +5,12 @@ mod backoff;
 mod decide;
 mod ensure;
 mod error;
+mod flights;
 mod meters;
 mod pod;
 mod progress;
 mod puller;
+mod queue;
 mod request;
 mod startup;
 mod text;
@@ -24,7 +26,7 @@ use tokio::time::Instant;
 use backoff::Backoff;
 use ensure::Ensuring;
 pub use error::EnsureError;
-use meters::{Meters, Tally};
+use meters::{Meters, QueueMeters, Tally};
 pub use pod::{NoWatch, PodImage, PodOutcome, PodRequest, PodRole, PodWatch};
 use puller::Puller;
 pub use request::{
@@ -69,7 +71,12 @@ impl ImageManager {
         let ManagerParts { runtime, settings, keyring, providers, records, events, metrics, touched, recorder } = parts;
         records.show_in(Arc::clone(&metrics));
         Self {
-            puller: Arc::new(Puller::new(runtime.clone(), &settings, Instant::now())),
+            puller: Arc::new(Puller::new(
+                runtime.clone(),
+                &settings,
+                QueueMeters::new(Arc::clone(&metrics)),
+                Instant::now(),
+            )),
             backoff: Mutex::new(Backoff::new(settings.backoff_first, settings.backoff_max)),
             meters: Meters::new(metrics),
             keyring,

@@ -1,34 +1,32 @@
-//! Carries pulls out: one for all who ask the same, each in its turn, credential after credential.
+//! Carries pulls out: each in its turn, credential after credential.
 
 use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use futures_util::{
-    FutureExt,
-    future::{BoxFuture, Shared, WeakShared},
-};
-use tokio::{
-    sync::{Semaphore, SemaphorePermit},
-    time::Instant,
-};
+use futures_util::FutureExt;
+use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
-    progress::Broadcast,
+    flights::{Asking, Departure, FlightKey, FlightStatus, Flights, Keepsake},
+    meters::QueueMeters,
+    queue::{Manner, Newcomer, Place, Queue, Size, Standing},
     request::{Compatibility, Concurrency, PullSettings, PullState, PullStatus},
     throttle::Throttle,
 };
 use crate::{
     credentials::TrackedCredential,
-    image::{ByteSize, ImageId, ImageSpec, Platform},
-    runtime::{Progress, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxConfig},
+    image::{ByteSize, Digest, ImageId, ImageSpec, Platform},
+    runtime::{
+        LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxConfig,
+    },
 };
 
 /// Most credentials tried for one pull. Each costs the registry a round of requests. The kubelet tries all there are.
 const CREDENTIALS_MAX: usize = 64;
+/// Most pulls that are estimated at once while they wait. Each costs the registry a manifest.
+const ESTIMATES_MAX: usize = 4;
 
 /// What to fetch, and with what.
 #[derive(Clone, Debug)]
@@ -39,6 +37,10 @@ pub(crate) struct Work {
     pub(crate) credentials: Vec<TrackedCredential>,
     pub(crate) sandbox: Option<SandboxConfig>,
     pub(crate) platform: Option<Platform>,
+    /// Whose turn it is used for: the pod's namespace.
+    pub(crate) tenant: Arc<str>,
+    /// The higher goes first.
+    pub(crate) priority: i32,
 }
 
 /// What came of it.
@@ -53,125 +55,93 @@ pub(crate) struct Pulled {
     pub(crate) credential: Option<usize>,
 }
 
-type Outcome = Result<Pulled, Arc<RuntimeError>>;
-type Flight = BoxFuture<'static, Outcome>;
-
-/// Two pulls with the same key differ in nothing the registry or the store could tell, so one is enough.
-///
-/// The credentials are in it: nobody ever shares a pull that somebody else's right made possible.
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct FlightKey {
-    image: ImageSpec,
-    platform: Option<Platform>,
-    credentials: Vec<String>,
-    /// Set where each asker has its own pull, as with the kubelet.
-    alone: Option<u64>,
-}
+pub(crate) type Outcome = Result<Pulled, Arc<RuntimeError>>;
 
 #[derive(Debug)]
 pub(crate) struct Puller {
     runtime: RuntimeManager,
-    /// `None`: any number at once.
-    slots: Option<Semaphore>,
-    /// `None`: at any rate.
+    queue: Arc<Queue>,
+    /// Asked for a token without waiting. `None`: at any rate, or the queue waits for one.
     throttle: Option<Mutex<Throttle>>,
-    flights: Mutex<Flights>,
+    /// `None`: nobody's turn depends on a size.
+    estimates: Option<Semaphore>,
+    flights: Arc<Flights>,
     compatibility: Compatibility,
 }
 
-#[derive(Default)]
-struct Flights {
-    by_key: HashMap<FlightKey, InFlight>,
-    next: u64,
-}
-
-struct InFlight {
-    /// Tells this flight from a later one under the same key.
-    number: u64,
-    /// The askers own the flight; with the last of them it ends.
-    future: WeakShared<Flight>,
-    progress: Broadcast,
-    state: PullState,
-    since: Instant,
-}
-
 impl Puller {
-    pub(crate) fn new(runtime: RuntimeManager, settings: &PullSettings, now: Instant) -> Self {
+    pub(crate) fn new(runtime: RuntimeManager, settings: &PullSettings, meters: QueueMeters, now: Instant) -> Self {
         let slots = match settings.concurrency {
-            Concurrency::Serial => Some(Semaphore::new(1)),
-            Concurrency::Parallel { max } => max.map(|max| Semaphore::new(max.get().min(Semaphore::MAX_PERMITS))),
+            Concurrency::Serial => Some(1),
+            Concurrency::Parallel { max } => max.map(std::num::NonZeroUsize::get),
         };
-        let throttle = settings.rate.map(|rate| Mutex::new(Throttle::new(rate, now)));
-        Self { runtime, slots, throttle, flights: Mutex::default(), compatibility: settings.compatibility }
+        let is_fifo = settings.compatibility.is_kubelet();
+        let throttle = settings.rate.map(|rate| Throttle::new(rate, now));
+        // A bucket that never fills is not waited at.
+        let refuses = is_fifo || settings.rate.is_some_and(|rate| rate.burst == 0);
+        let (refusing, waiting) = if refuses { (throttle, None) } else { (None, throttle) };
+        let manner = if is_fifo { Manner::Fifo } else { Manner::Fair };
+        Self {
+            runtime,
+            queue: Arc::new(Queue::new(manner, slots, waiting, meters)),
+            throttle: refusing.map(Mutex::new),
+            estimates: (!is_fifo).then(|| Semaphore::new(ESTIMATES_MAX)),
+            flights: Arc::new(Flights::new(settings.grace)),
+            compatibility: settings.compatibility,
+        }
     }
 
-    /// Pulls, or joins a pull of the same that is under way. Dropped, it leaves the pull to the others who wait for it;
-    /// the last to leave ends it.
-    pub(crate) async fn pull(self: &Arc<Self>, work: Work, progress: Progress) -> Outcome {
-        let key = FlightKey {
-            image: work.image.clone(),
-            platform: work.platform.clone(),
-            credentials: work.credentials.iter().map(|tracked| tracked.hash.clone()).collect(),
-            alone: self.compatibility.is_kubelet().then(|| self.flights().number()),
+    /// Pulls, or joins a pull of the same that is under way.
+    pub(crate) fn pull<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: &Work,
+        keepsake: Keepsake<T>,
+    ) -> Result<Asking<T>, Arc<RuntimeError>> {
+        let key = self.flights.key(work, self.compatibility);
+        let begin = |departure: Departure| {
+            let size = if self.estimates.is_some() { Size::Asked } else { Size::Unknown };
+            let newcomer = Newcomer { tenant: Arc::clone(&work.tenant), priority: work.priority, size };
+            let place = self
+                .queue
+                .enter(newcomer)
+                .map_err(|full| Arc::new(RuntimeError::other("there is no room to wait for a pull").caused_by(full)))?;
+            let ticket = place.ticket();
+            let (puller, key, work) = (Arc::clone(self), key.clone(), work.clone());
+            let future = async move {
+                let outcome = puller.carry_out(&key, &departure, &place, &work).await;
+                puller.flights.forget(&key, departure.number);
+                outcome
+            };
+            Ok((future.boxed().shared(), ticket))
         };
-        let (flight, broadcast, number) = self.join(&key, work);
-        // A dropped call drops what it awaits first, so that this guard sees whether it was the last.
-        let _leaving = Leaving { puller: self, key, number };
-        let _listening = broadcast.listen(&progress);
-        flight.await
+        let raise = |ticket, priority| self.queue.raise(ticket, priority);
+        self.flights.join(key.clone(), work.priority, keepsake, raise, begin)
     }
 
-    /// The pulls under way, oldest first.
+    /// The pulls under way: those that have been where they are for longest first.
     pub(crate) fn status(&self) -> Vec<PullStatus> {
-        let flights = self.flights();
-        let mut pulls: Vec<PullStatus> = flights
-            .by_key
-            .iter()
-            .map(|(key, flight)| PullStatus {
-                image: key.image.image.clone(),
-                state: flight.state,
+        let standings = self.queue.standings();
+        let told = |flight: FlightStatus| {
+            let (state, position) = match standings.get(&flight.ticket)? {
+                Standing::Running => (PullState::Running, None),
+                Standing::Waiting { position, for_rate: true } => (PullState::WaitingForRate, Some(*position)),
+                Standing::Waiting { position, for_rate: false } => (PullState::WaitingForSlot, Some(*position)),
+            };
+            Some(PullStatus {
+                image: flight.image,
+                state,
                 since: flight.since,
-                askers: flight.progress.listeners(),
+                askers: flight.askers,
+                position,
+                priority: flight.priority,
             })
-            .collect();
-        pulls.sort_by(|a, b| (a.since, &a.image).cmp(&(b.since, &b.image)));
-        pulls
-    }
-
-    fn join(self: &Arc<Self>, key: &FlightKey, work: Work) -> (Shared<Flight>, Broadcast, u64) {
-        let mut flights = self.flights();
-        if let Some(flight) = flights.by_key.get(key)
-            && let Some(future) = flight.future.upgrade()
-        {
-            return (future, flight.progress.clone(), flight.number);
-        }
-        let number = flights.number();
-        let progress = Broadcast::default();
-        let puller = Arc::clone(self);
-        let (key_of_flight, sink) = (key.clone(), progress.sink());
-        let future: Shared<Flight> = async move {
-            let outcome = puller.carry_out(&key_of_flight, number, &work, &sink).await;
-            // What is over is not joined: the next asker wants to know how things are then.
-            puller.forget(&key_of_flight, number);
-            outcome
-        }
-        .boxed()
-        .shared();
-        let weak = future.downgrade().expect("a future that was not polled is not done");
-        let flight = InFlight {
-            number,
-            future: weak,
-            progress: progress.clone(),
-            state: PullState::Waiting,
-            since: Instant::now(),
         };
-        flights.by_key.insert(key.clone(), flight);
-        (future, progress, number)
+        self.flights.status().into_iter().filter_map(told).collect()
     }
 
-    async fn carry_out(&self, key: &FlightKey, number: u64, work: &Work, progress: &Progress) -> Outcome {
-        let _slot = self.slot().await;
-        self.take_off(key, number);
+    async fn carry_out(&self, key: &FlightKey, departure: &Departure, place: &Arc<Place>, work: &Work) -> Outcome {
+        self.wait(place, work).await;
+        self.flights.take_off(key, departure.number);
         let began = Instant::now();
         if let Some(throttle) = &self.throttle
             && !throttle.lock().unwrap_or_else(PoisonError::into_inner).try_take(began)
@@ -179,16 +149,48 @@ impl Puller {
             let error = RuntimeError::other("pull QPS exceeded");
             return Err(Arc::new(error.with_hint("raise `registryPullQPS` or `registryBurst`, or set the first to 0")));
         }
-        let (id, credential) = self.try_credentials(work, progress).await?;
+        let progress = weighed(departure.progress.sink(), place);
+        let (id, credential) = self.try_credentials(work, &progress).await?;
         let size = self.size_of(&work.image).await;
         Ok(Pulled { id, size, took: began.elapsed(), credential })
     }
 
-    async fn slot(&self) -> Option<SemaphorePermit<'_>> {
-        match &self.slots {
-            Some(slots) => Some(slots.acquire().await.expect("the semaphore is never closed")),
-            None => None,
+    /// Waits for the turn, and meanwhile finds out how much there is to fetch.
+    async fn wait(&self, place: &Place, work: &Work) {
+        let turn = place.turn();
+        if place.has_turn() {
+            return;
         }
+        let estimate = async {
+            place.resize(self.estimate(work).await.map_or(Size::Unknown, Size::Known));
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            biased;
+            () = turn => {}
+            () = estimate => {}
+        }
+    }
+
+    /// What there is to fetch, as far as the store can tell and one of the first credentials is let in.
+    async fn estimate(&self, work: &Work) -> Option<ByteSize> {
+        /// Credentials that are tried for a guess.
+        const TRIED_MAX: usize = 2;
+        let _permit = self.estimates.as_ref()?.acquire().await.ok()?;
+        let mut request = work.request();
+        let credentials = work.credentials.iter().map(|tracked| Some(tracked.credential.clone()));
+        let anonymous = work.credentials.is_empty().then_some(None);
+        for credential in credentials.chain(anonymous).take(TRIED_MAX) {
+            request.credential = credential;
+            match self.runtime.estimate(&request).await {
+                Ok(estimate) => return estimate.map(|estimate| estimate.bytes_missing),
+                Err(error) => {
+                    let error = error.chain();
+                    tracing::debug!(image = work.image.image, error, "the size of a waiting pull is not known");
+                }
+            }
+        }
+        None
     }
 
     async fn try_credentials(
@@ -196,12 +198,7 @@ impl Puller {
         work: &Work,
         progress: &Progress,
     ) -> Result<(ImageId, Option<usize>), Arc<RuntimeError>> {
-        let mut request = PullRequest {
-            image: work.image.clone(),
-            credential: None,
-            sandbox: work.sandbox.clone(),
-            platform: work.platform.clone(),
-        };
+        let mut request = work.request();
         let images = &self.runtime;
         if work.credentials.is_empty() {
             return Ok((images.pull(&request, Arc::clone(progress)).await?, None));
@@ -234,54 +231,43 @@ impl Puller {
             }
         }
     }
+}
 
-    fn take_off(&self, key: &FlightKey, number: u64) {
-        if let Some(flight) = self.flights().by_key.get_mut(key)
-            && flight.number == number
-        {
-            flight.state = PullState::Running;
-            flight.since = Instant::now();
+impl Work {
+    fn request(&self) -> PullRequest {
+        PullRequest {
+            image: self.image.clone(),
+            credential: None,
+            sandbox: self.sandbox.clone(),
+            platform: self.platform.clone(),
         }
-    }
-
-    fn forget(&self, key: &FlightKey, number: u64) {
-        let mut flights = self.flights();
-        if flights.by_key.get(key).is_some_and(|flight| flight.number == number) {
-            flights.by_key.remove(key);
-        }
-    }
-
-    fn flights(&self) -> MutexGuard<'_, Flights> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Flights {
-    /// One that no flight had.
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-}
-
-/// Takes a flight off the board when its last asker left before it was over.
-struct Leaving<'a> {
-    puller: &'a Puller,
-    key: FlightKey,
-    number: u64,
-}
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        let mut flights = self.puller.flights();
-        let is_abandoned = flights
-            .by_key
-            .get(&self.key)
-            .is_some_and(|flight| flight.number == self.number && flight.future.upgrade().is_none());
-        if is_abandoned {
-            flights.by_key.remove(&self.key);
+/// Tells the queue how much a pull fetches once its manifest is known, and passes everything on.
+fn weighed(progress: Progress, place: &Arc<Place>) -> Progress {
+    let place = Arc::downgrade(place);
+    let layers: Mutex<Vec<(Digest, ByteSize)>> = Mutex::default();
+    Arc::new(move |event| {
+        let missing = {
+            let mut layers = layers.lock().unwrap_or_else(PoisonError::into_inner);
+            match &event {
+                PullEvent::Resolved { layers: all, .. } => {
+                    layers.clone_from(all);
+                    Some(layers.iter().map(|(_, size)| *size).sum())
+                }
+                PullEvent::Layer { digest, state: LayerState::Present } => {
+                    layers.retain(|(other, _)| other != digest);
+                    Some(layers.iter().map(|(_, size)| *size).sum())
+                }
+                _ => None,
+            }
+        };
+        if let (Some(missing), Some(place)) = (missing, place.upgrade()) {
+            place.resize(Size::Known(missing));
         }
-    }
+        progress(event);
+    })
 }
 
 /// Whether a failure has nothing to do with who asks.
@@ -315,11 +301,5 @@ fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
     match hint {
         Some(hint) => joined.with_hint(hint),
         None => joined,
-    }
-}
-
-impl fmt::Debug for Flights {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Flights").field("under_way", &self.by_key.len()).finish_non_exhaustive()
     }
 }

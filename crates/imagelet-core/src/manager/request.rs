@@ -59,6 +59,9 @@ pub struct PullSettings {
     pub backoff_first: Duration,
     /// How long at most.
     pub backoff_max: Duration,
+    /// How long a pull that runs goes on after the last who asked for it went away, for a newcomer to join. Zero: it ends
+    /// at once.
+    pub grace: Duration,
     /// Whose way is gone where the kubelet's has a weakness.
     pub compatibility: Compatibility,
 }
@@ -88,7 +91,8 @@ impl Compatibility {
     }
 }
 
-/// How many pulls run at once. Whoever waits is served in the order of asking.
+/// How many pulls run at once. With [`Compatibility::Kubelet`] whoever waits is served in the order of asking; else the
+/// queue is fair, and a few small pulls may run beside slow ones that hold every slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Concurrency {
     /// One.
@@ -318,7 +322,7 @@ impl ManagerStatus {
 
     /// How many wait for their turn.
     pub fn waiting(&self) -> usize {
-        self.pulls.iter().filter(|pull| pull.state == PullState::Waiting).count()
+        self.pulls.len() - self.running()
     }
 }
 
@@ -329,19 +333,36 @@ pub struct PullStatus {
     pub image: String,
     /// Whether it has its turn.
     pub state: PullState,
-    /// Since when it is in that state.
+    /// Since when it waits, or runs.
     pub since: Instant,
-    /// How many ask for it.
+    /// How many ask for it; none while it is kept on in its grace.
     pub askers: usize,
+    /// How many begin before it and it itself, if nobody came; `None` once it runs.
+    pub position: Option<usize>,
+    /// The highest priority of those who ask.
+    pub priority: i32,
 }
 
 /// Whether a pull has its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullState {
-    /// Not yet.
-    Waiting,
+    /// Not yet: others hold the slots.
+    WaitingForSlot,
+    /// Not yet: as many as the rate allows have begun.
+    WaitingForRate,
     /// It has.
     Running,
+}
+
+impl PullState {
+    /// The word for machines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WaitingForSlot => "waiting-for-slot",
+            Self::WaitingForRate => "waiting-for-rate",
+            Self::Running => "running",
+        }
+    }
 }
 
 /// An image that is left alone for a while.

@@ -1,5 +1,8 @@
 //! Stories of `ensure` over runtimes in memory, time paused.
 
+mod link;
+mod turns;
+
 use std::{
     collections::VecDeque,
     num::{NonZeroU32, NonZeroUsize},
@@ -50,6 +53,7 @@ impl Default for Wanted {
                 rate: None,
                 backoff_first: Duration::from_secs(10),
                 backoff_max: Duration::from_mins(5),
+                grace: Duration::ZERO,
                 compatibility: Compatibility::Imagelet,
             },
             keyring: Keyring::new(),
@@ -442,20 +446,6 @@ async fn a_registry_that_is_away_is_asked_once_and_not_with_each_credential() {
     let node = TestNode::new(Arc::new(fake.clone()), Wanted { keyring, ..Wanted::default() });
     assert_eq!(node.ensure(&request("reg.io/app:v1")).await.unwrap_err().reason(), "RegistryUnavailable");
     assert_eq!(fake.take_calls(), ["status reg.io/app:v1", "pull reg.io/app:v1"]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn too_many_pulls_at_once_fail_at_once() {
-    let fake = FakeRuntime::new();
-    let settings = PullSettings { rate: Some(PullRate { qps: 1.0, burst: 1 }), ..Wanted::default().settings };
-    let node = TestNode::new(Arc::new(fake.clone()), Wanted { settings, ..Wanted::default() });
-    for name in ["a:v1", "b:v1"] {
-        fake.offer(name, name, 1000);
-    }
-    node.ensure(&request("a:v1")).await.unwrap();
-    let error = node.ensure(&request("b:v1")).await.unwrap_err();
-    assert_eq!((error.reason().as_ref(), error.message().as_str()), ("ErrImagePull", "pull QPS exceeded"));
-    assert!(error.hint().is_some());
 }
 
 #[tokio::test]

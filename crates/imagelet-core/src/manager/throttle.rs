@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A bucket of tokens: full at first, refilled steadily, one taken per pull. Nobody waits at it.
+/// A bucket of tokens: full at first, refilled steadily, one taken per pull.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     rate: PullRate,
@@ -39,6 +39,16 @@ impl Throttle {
         true
     }
 
+    /// When there will be a token, if nobody takes one before. `None`: never.
+    pub(crate) fn ready_at(&self, now: Instant) -> Option<Instant> {
+        if self.rate.burst == 0 || self.rate.qps <= 0.0 {
+            return None;
+        }
+        let lacking = (1.0 - self.tokens_at(now)).max(0.0);
+        // Rounded up, so that the token is there when the time has come.
+        Some(now + Duration::from_secs_f64(lacking / f64::from(self.rate.qps)) + Duration::from_nanos(1))
+    }
+
     fn tokens_at(&self, now: Instant) -> f64 {
         let refilled = now.saturating_duration_since(self.filled).as_secs_f64() * f64::from(self.rate.qps);
         (self.tokens + refilled).min(f64::from(self.rate.burst))
@@ -49,6 +59,24 @@ impl Throttle {
 mod tests {
     use super::*;
     use crate::testing::vectors;
+
+    #[test]
+    fn a_token_is_there_when_it_was_promised_and_not_much_before() {
+        for qps in [0.1_f32, 0.3, 1.0, 3.0, 5.0, 7.5, 1000.0] {
+            let mut now = Instant::now();
+            let mut throttle = Throttle::new(PullRate { qps, burst: 2 }, now);
+            for round in 0..50 {
+                while throttle.try_take(now) {}
+                let ready = throttle.ready_at(now).expect("it is refilled");
+                let early = ready - Duration::from_nanos(10) - (ready - now).mul_f64(1e-6);
+                assert!(!throttle.try_take(early), "round {round} at {qps}/s");
+                now = ready;
+                assert!(throttle.try_take(now), "round {round} at {qps}/s");
+            }
+        }
+        let now = Instant::now();
+        assert_eq!(Throttle::new(PullRate { qps: 1.0, burst: 0 }, now).ready_at(now), None);
+    }
 
     #[test]
     fn every_throttle_vector_holds() {

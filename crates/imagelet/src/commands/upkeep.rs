@@ -160,9 +160,11 @@ pub(super) async fn status(node: &Node, format: Format) -> Result<ExitCode, Fail
         let duration = |milliseconds| GoDuration::from_std(Duration::from_secs(milliseconds / 1000)).to_string();
         if !status.pulls.is_empty() {
             writeln!(out)?;
-            let mut table = Table::new(["PULL", "STATE", "FOR", "ASKERS"]);
+            let mut table = Table::new(["PULL", "STATE", "PLACE", "FOR", "PRIORITY", "ASKERS"]);
             for pull in &status.pulls {
-                table.row([pull.image.clone(), pull.state.clone(), duration(pull.for_ms), pull.askers.to_string()]);
+                let place = pull.position.map_or_else(|| "-".into(), |place| place.to_string());
+                let (since, priority) = (duration(pull.for_ms), pull.priority.to_string());
+                table.row([pull.image.clone(), pull.state.clone(), place, since, priority, pull.askers.to_string()]);
             }
             table.write(&mut out)?;
         }

@@ -13,7 +13,7 @@ use imagelet_core::{
     gc::ImageGc,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference},
     inventory::{Entry, Inventory, Snapshot},
-    manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy, PullState},
+    manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
     records::PullRecords,
     runtime::{LayerState, Progress, PullEvent, RuntimeManager},
@@ -491,11 +491,9 @@ impl Command for StatusRequest {
                 .into_iter()
                 .map(|pull| PullRow {
                     image: pull.image,
-                    state: match pull.state {
-                        PullState::Running => "running",
-                        PullState::Waiting => "waiting",
-                    }
-                    .into(),
+                    state: pull.state.name().into(),
+                    position: pull.position,
+                    priority: pull.priority,
                     for_ms: milliseconds(now.saturating_duration_since(pull.since)),
                     askers: pull.askers,
                 })

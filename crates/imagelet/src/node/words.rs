@@ -321,8 +321,12 @@ documents! {
     PullRow {
         /// The image.
         image: String,
-        /// `running` or `waiting`.
+        /// `running`, `waiting-for-slot` or `waiting-for-rate`.
         state: String,
+        /// Its place among those that wait, from 1; absent once it runs.
+        position: Option<usize>,
+        /// The highest priority of those who ask.
+        priority: i32,
         /// For how long, in milliseconds.
         for_ms: u64,
         /// How many ask for it.

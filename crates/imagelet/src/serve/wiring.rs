@@ -227,6 +227,8 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
         rate,
         backoff_first: BACKOFF_FIRST,
         backoff_max: BACKOFF_MAX,
+        // Who stops a command wants it stopped.
+        grace: if role == Role::Daemon { limits.grace } else { Duration::ZERO },
         compatibility: settings.compatibility,
     }
 }

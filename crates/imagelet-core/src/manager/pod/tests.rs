@@ -26,6 +26,7 @@ impl TestNode {
         let manager = ImageManager::new(ManagerParts {
             runtime: RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(NoContainers)),
             settings: PullSettings {
+                grace: Duration::ZERO,
                 compatibility,
                 concurrency: Concurrency::Parallel { max: None },
                 rate: None,

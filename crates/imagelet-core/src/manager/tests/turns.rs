@@ -1,0 +1,281 @@
+//! Stories of turns: who waits for whom, who shares, and who goes away.
+
+use super::{link::Link, *};
+
+fn node(images: impl ImageService + 'static, settings: PullSettings) -> TestNode {
+    TestNode::new(Arc::new(images), Wanted { settings, ..Wanted::default() })
+}
+
+fn serial(compatibility: Compatibility) -> PullSettings {
+    PullSettings { concurrency: Concurrency::Serial, compatibility, ..Wanted::default().settings }
+}
+
+fn of(namespace: &str, image: &str) -> EnsureRequest {
+    let mut request = request(image);
+    request.pod.namespace = namespace.into();
+    request
+}
+
+/// Asks after a while, and answers how long it took from then on.
+async fn timed(node: &TestNode, wait: Duration, request: &EnsureRequest) -> Duration {
+    tokio::time::sleep(wait).await;
+    let began = Instant::now();
+    node.ensure(request).await.expect("this pull succeeds");
+    began.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_scheduling_vector_holds() {
+    let cases = vectors("pull-scheduling.json");
+    for case in &cases {
+        let (input, expected) = (&case["input"], &case["expected"]);
+        let max =
+            input["max_parallel"].as_u64().and_then(|max| NonZeroUsize::new(usize::try_from(max).expect("small")));
+        let concurrency = match input["mode"].as_str() {
+            Some("serial") => Concurrency::Serial,
+            _ => Concurrency::Parallel { max },
+        };
+        let settings = PullSettings { concurrency, ..serial(Compatibility::Kubelet) };
+        let fake = FakeRuntime::new();
+        fake.set_pull_takes(Duration::from_mins(1));
+        let node = node(fake.clone(), settings);
+        let mut submitted = 0;
+        let mut asked = VecDeque::new();
+        let calls = expected["runtime_pull_calls_after_each"].as_array().expect("counts");
+        for (step, wanted) in input["steps"].as_array().expect("steps").iter().zip(calls) {
+            for _ in 0..step["submit"].as_u64().unwrap_or_default() {
+                let name = format!("image{submitted}:v1");
+                fake.offer(&name, &name, 1000);
+                asked.push_back(node.begin(&request(&name)).await);
+                submitted += 1;
+                // So that each ends at a moment of its own.
+                advance(Duration::from_millis(1)).await;
+            }
+            for _ in 0..step["finish"].as_u64().unwrap_or_default() {
+                asked.pop_front().expect("one runs").await.expect("no panic").expect("it succeeds");
+            }
+            for _ in 0..20 {
+                yield_now().await;
+            }
+            assert_eq!(Some(fake.pull_requests().len() as u64), wanted.as_u64(), "{}: {step}", case["name"]);
+        }
+        let order: Vec<String> = (0..submitted).map(|index| format!("image{index}:v1")).collect();
+        let begun: Vec<String> = fake.pull_requests().into_iter().map(|request| request.image.image).collect();
+        assert_eq!(begun, order[..begun.len()], "{}: first come, first served", case["name"]);
+        if let Some(queued) = expected["queued"].as_u64() {
+            // The kubelet's queue takes ten; whoever comes then stands before its door, in the same order.
+            let places = node.manager.status().pulls.into_iter().filter_map(|pull| pull.position);
+            let (inside, outside): (Vec<usize>, Vec<usize>) = places.partition(|position| *position <= 10);
+            assert_eq!(inside.len() as u64, queued, "{}", case["name"]);
+            assert_eq!(Some(outside.len() as u64), expected["callers_blocked_on_submit"].as_u64(), "{}", case["name"]);
+        }
+    }
+    assert_eq!(cases.len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn five_gigabytes_never_delay_twenty_megabytes_by_more_than_three_seconds() {
+    let alone = Duration::from_millis(400);
+    for estimates in [true, false] {
+        for wait in [1, 100, 1000, 1900, 2500, 50_000].map(Duration::from_millis) {
+            let node = node(Link::new(estimates), serial(Compatibility::Imagelet));
+            let large = node.begin(&of("a", "large-5000:v1")).await;
+            let took = timed(&node, wait, &of("b", "small-20:v1")).await;
+            large.abort();
+            assert!(took <= alone + Duration::from_secs(3), "{took:?} after {wait:?}, with estimates: {estimates}");
+        }
+    }
+    let node = node(Link::new(true), serial(Compatibility::Kubelet));
+    let (large, small) = (of("a", "large-5000:v1"), of("b", "small-20:v1"));
+    let (_, took) = tokio::join!(timed(&node, Duration::ZERO, &large), timed(&node, Duration::from_millis(1), &small));
+    assert!(took > Duration::from_secs(99), "the kubelet's one slot is one slot: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn thirty_small_pulls_beside_a_large_one_are_as_late_as_one() {
+    let run = async |with_large: bool| {
+        let link = Link::new(true);
+        let node = Arc::new(node(link.clone(), serial(Compatibility::Imagelet)));
+        let large = {
+            let node = Arc::clone(&node);
+            tokio::spawn(async move {
+                if with_large {
+                    node.ensure(&of("a", "large-5000:v1")).await.expect("it succeeds");
+                }
+            })
+        };
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let began = Instant::now();
+        let small = (0..30).map(|index| {
+            let node = Arc::clone(&node);
+            async move { node.ensure(&of("b", &format!("small{index}-20:v1"))).await.expect("it succeeds") }
+        });
+        futures_util::future::join_all(small).await;
+        let took = began.elapsed();
+        large.abort();
+        (took, link.active_max())
+    };
+    let (with, active_with) = run(true).await;
+    let (without, active_without) = run(false).await;
+    assert!(with <= without + Duration::from_secs(4), "{with:?} beside the large one, {without:?} alone");
+    assert_eq!((active_with, active_without), (5, 1), "lanes open beside slow pulls alone, and are counted");
+}
+
+#[tokio::test(start_paused = true)]
+async fn five_hundred_pulls_of_one_namespace_do_not_starve_another() {
+    // One of theirs takes 400 ms; 500 of them, 200 s.
+    for (compatibility, least, most) in [(Compatibility::Imagelet, 0, 4), (Compatibility::Kubelet, 180, 210)] {
+        let node = node(Link::new(false), serial(compatibility));
+        let mut flood = Vec::new();
+        for index in 0..500 {
+            flood.push(node.begin(&of("flood", &format!("image{index}-20:v1"))).await);
+        }
+        let took = timed(&node, Duration::from_secs(1), &of("quiet", "mine-20:v1")).await.as_secs();
+        assert!((least..=most).contains(&took), "{compatibility:?}: {took} s");
+        flood.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_higher_priority_goes_first_and_raises_the_pull_it_joins() {
+    let link = Link::new(true);
+    let node = node(link.clone(), serial(Compatibility::Imagelet));
+    let with = |image: &str, priority| EnsureRequest { priority, ..request(image) };
+    let mut tasks = Vec::new();
+    for (image, priority) in [("first-200:v1", 0), ("low-300:v1", -5), ("raised-300:v1", 0), ("high-300:v1", 5)] {
+        tasks.push(node.begin(&with(image, priority)).await);
+    }
+    tasks.push(node.begin(&with("raised-300:v1", 9)).await);
+    let status = node.manager.status();
+    let told: Vec<(&str, Option<usize>, i32, usize)> =
+        status.pulls.iter().map(|pull| (pull.image.as_str(), pull.position, pull.priority, pull.askers)).collect();
+    assert_eq!(
+        told,
+        [
+            ("first-200:v1", None, 0, 1),
+            ("low-300:v1", Some(3), -5, 1),
+            ("raised-300:v1", Some(1), 9, 2),
+            ("high-300:v1", Some(2), 5, 1),
+        ]
+    );
+    for task in tasks {
+        task.await.expect("no panic").expect("it succeeds");
+    }
+    assert_eq!(link.began(), ["first-200:v1", "raised-300:v1", "high-300:v1", "low-300:v1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_beyond_the_rate_waits_in_sight_or_fails_as_the_kubelets_does() {
+    let rate = Some(PullRate { qps: 0.5, burst: 1 });
+    let fake = FakeRuntime::new();
+    for name in ["a:v1", "b:v1", "c:v1"] {
+        fake.offer(name, name, 1000);
+    }
+    let node = node(fake.clone(), PullSettings { rate, ..Wanted::default().settings });
+    let began = Instant::now();
+    node.ensure(&request("a:v1")).await.unwrap();
+    let second = node.begin(&request("b:v1")).await;
+    let third = node.begin(&request("c:v1")).await;
+    let status = node.manager.status();
+    let told: Vec<_> = status.pulls.iter().map(|pull| (pull.image.as_str(), pull.state, pull.position)).collect();
+    let waiting = PullState::WaitingForRate;
+    assert_eq!(told, [("b:v1", waiting, Some(1)), ("c:v1", waiting, Some(2))]);
+    // Who gives up takes no token with it.
+    second.abort();
+    assert!(second.await.unwrap_err().is_cancelled());
+    third.await.unwrap().unwrap();
+    assert_eq!(began.elapsed().as_secs(), 2);
+    let waited = node.metrics.value(&meters::WAIT_SECONDS, &[]);
+    assert!((waited - 2.0).abs() < 0.1, "two pulls began: {waited}");
+    assert!(node.metrics.render().contains("imagelet_pulls_waiting 0\n"));
+
+    let settings = PullSettings { rate, compatibility: Compatibility::Kubelet, ..Wanted::default().settings };
+    let node = TestNode::new(Arc::new(fake), Wanted { settings, ..Wanted::default() });
+    let always = |image: &str| EnsureRequest { policy: PullPolicy::Always, ..request(image) };
+    node.ensure(&always("a:v1")).await.unwrap();
+    let error = node.ensure(&always("b:v1")).await.unwrap_err();
+    assert_eq!((&*error.reason(), error.message().as_str()), ("ErrImagePull", "pull QPS exceeded"));
+    assert!(error.hint().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_goes_on_for_a_grace_and_a_newcomer_joins_it() {
+    let fake = FakeRuntime::new();
+    fake.offer("app:v1", "app", 1000);
+    fake.set_pull_takes(Duration::from_mins(1));
+    let grace = Duration::from_secs(2);
+    let node = node(fake.clone(), PullSettings { grace, ..serial(Compatibility::Imagelet) });
+    let first = node.begin(&request("app:v1")).await;
+    advance(Duration::from_secs(30)).await;
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    advance(Duration::from_secs(1)).await;
+    assert_eq!((fake.pulls_running(), node.manager.status().pulls[0].askers), (1, 0));
+    let second = node.begin(&request("app:v1")).await;
+    advance(Duration::from_secs(5)).await;
+    assert_eq!((fake.pulls_running(), node.manager.status().pulls[0].askers), (1, 1));
+    second.await.unwrap().unwrap();
+    assert_eq!(fake.pull_requests().len(), 1, "the newcomer joined the pull of who had gone");
+
+    // Nobody comes: it ends, its slot is free, and nothing is on record. Who waits frees its place at once.
+    let always = EnsureRequest { policy: PullPolicy::Always, ..request("app:v1") };
+    let running = node.begin(&always).await;
+    let waiting = node.begin(&request("other:v1")).await;
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    assert_eq!(node.manager.status().waiting(), 0);
+    running.abort();
+    assert!(running.await.unwrap_err().is_cancelled());
+    tokio::time::sleep(grace.mul_f64(0.999)).await;
+    assert_eq!(fake.pulls_running(), 1);
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert_eq!((fake.pulls_running(), node.manager.status()), (0, ManagerStatus::default()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_ends_in_its_grace_is_on_record_for_who_asked() {
+    let fake = FakeRuntime::new();
+    let id = fake.offer_to("reg.io/app:v1", "app", 1000, Some(("ada", "smash")));
+    fake.set_pull_takes(Duration::from_secs(10));
+    let settings = PullSettings { grace: Duration::from_secs(2), ..Wanted::default().settings };
+    let wanted = Wanted { settings, records: PullRecords::in_memory(), ..Wanted::default() };
+    let node = TestNode::new(Arc::new(fake.clone()), wanted);
+    let document = r#"{"auths": {"reg.io": {"username": "ada", "password": "smash"}}}"#;
+    let entitled = EnsureRequest { secrets: vec![secret("s", document)], ..request("reg.io/app:v1") };
+    let asked = node.begin(&entitled).await;
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    asked.abort();
+    assert!(asked.await.unwrap_err().is_cancelled());
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(node.records.counts(), (0, 1));
+    let record = node.records.record(&id).expect("it was recorded");
+    let access = record.mapping.values().next().expect("for this image");
+    assert!(!access.node_pods_accessible, "the image is here, and not open to all");
+    assert_eq!(access.kubernetes_secrets[0].name, "s");
+    assert_eq!(node.ensure(&entitled).await.unwrap().origin, Origin::AlreadyPresent);
+    assert_eq!(node.ensure(&request("reg.io/app:v1")).await.unwrap_err().reason(), "ErrImagePull");
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_secrets_of_the_same_content_share_a_pull_and_each_is_recorded() {
+    let fake = FakeRuntime::new();
+    let id = fake.offer_to("reg.io/app:v1", "app", 1000, Some(("ada", "smash")));
+    fake.set_pull_takes(Duration::from_secs(10));
+    let wanted = Wanted { records: PullRecords::in_memory(), ..Wanted::default() };
+    let node = TestNode::new(Arc::new(fake.clone()), wanted);
+    let document = r#"{"auths": {"reg.io": {"username": "ada", "password": "smash"}}}"#;
+    let mut tasks = Vec::new();
+    for name in ["s", "t"] {
+        let asked = EnsureRequest { secrets: vec![secret(name, document)], ..of(name, "reg.io/app:v1") };
+        tasks.push(node.begin(&asked).await);
+    }
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+    assert_eq!(fake.pull_requests().len(), 1);
+    let record = node.records.record(&id).expect("it was recorded");
+    let access = record.mapping.values().next().expect("for this image");
+    let mut names: Vec<&str> = access.kubernetes_secrets.iter().map(|secret| secret.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["s", "t"]);
+}
