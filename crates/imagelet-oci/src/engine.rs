@@ -196,6 +196,14 @@ impl Engine {
         blocking(move || mount::unmount_image(&store, &target)).await
     }
 
+    /// Refuses when the store is on a file system that takes no writes.
+    ///
+    /// # Errors
+    /// Then, and it says so.
+    pub fn check_writable(&self) -> Result<(), RuntimeError> {
+        self.store.check_writable()
+    }
+
     /// What is mounted.
     pub async fn mounts(&self) -> Result<Vec<MountedImage>, RuntimeError> {
         let store = Arc::clone(&self.store);

@@ -1,7 +1,8 @@
 //! An image as a directory tree, by overlayfs, without a runtime.
 //!
 //! What is mounted is written down in `mounts/KEY.json`, where KEY is the digest of the target's path, and believed only
-//! as far as the kernel's own table agrees: a mount that is gone holds nothing.
+//! as far as the kernel's own table agrees: a mount that is gone holds nothing. Where the store's own file system takes
+//! no writes, the note is in `/run/imagelet/mounts/STORE/`, STORE being the digest of the store's path.
 
 mod parents;
 
@@ -43,7 +44,9 @@ pub struct MountedImage {
 
 /// Mounts an image of the store. Blocks on the disk.
 pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) -> Result<MountedImage, RuntimeError> {
-    store.check_writable()?;
+    if writable {
+        store.check_writable()?;
+    }
     let failed = |error: io::Error| {
         let denied = error.kind() == io::ErrorKind::PermissionDenied;
         let error = storage_error(format!("could not mount image `{id}` on `{}`", target.display()), error);
@@ -126,31 +129,26 @@ pub(crate) fn unmount_image(store: &Store, target: &Path) -> Result<(), RuntimeE
         if busy { error.with_hint("something still works in there; `fuser -vm DIR` names it") } else { error }
     })?;
     Step::UnmountHidden.reach();
-    Work::at(store, &target).discard();
+    Work::noted(store, &target).discard();
     Step::UnmountDone.reach();
     Ok(())
 }
 
 /// What is mounted now. Notes whose mount is gone are removed.
 pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
-    let folder = store.root().join("mounts");
-    let failed = |error| storage_error(format!("could not read `{}`", folder.display()), error);
     let mut mounted = Vec::new();
-    let entries = fs::read_dir(&folder).map_err(failed)?.collect::<io::Result<Vec<_>>>().map_err(failed)?;
-    let notes: Vec<PathBuf> = entries
-        .iter()
-        .map(fs::DirEntry::path)
-        .filter(|path| path.extension().is_some_and(|end| end == "json"))
-        .collect();
+    let mut notes = notes(&own_folder(store))?;
+    notes.extend(self::notes(&volatile_folder(store))?);
     if notes.is_empty() {
         return Ok(mounted);
     }
-    let table = fs::read("/proc/self/mountinfo").map_err(failed)?;
+    let table = fs::read("/proc/self/mountinfo")
+        .map_err(|error| storage_error("could not read the kernel's table of mounts".to_owned(), error))?;
     for path in notes {
         let note = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice::<MountedImage>(&bytes).ok());
         match note {
             Some(note) if shows_overlay(&table, &note.target) => mounted.push(note),
-            Some(note) if !store.is_read_only() => Work::at(store, &note.target).discard(),
+            Some(_) if !store.is_read_only() => Work { folder: path.with_extension("") }.discard(),
             _ => {
                 tracing::warn!(path = %path.display(), "a mount's note cannot be read or is out of date; it is passed over");
             }
@@ -158,6 +156,26 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
     }
     mounted.sort_by(|a, b| a.target.cmp(&b.target));
     Ok(mounted)
+}
+
+/// The notes in a folder, which need not be there.
+fn notes(folder: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()),
+    };
+    let entries = entries.map_err(|error| storage_error(format!("could not read `{}`", folder.display()), error))?;
+    Ok(entries.into_iter().filter(|path| path.extension().is_some_and(|end| end == "json")).collect())
+}
+
+fn own_folder(store: &Store) -> PathBuf {
+    store.root().join("mounts")
+}
+
+/// Where a store that takes no writes has its mounts noted; gone after a reboot, as they are.
+fn volatile_folder(store: &Store) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt as _;
+    Path::new(VOLATILE_MOUNTS).join(Digest::of(store.root().as_os_str().as_bytes()).hex())
 }
 
 /// Whether the kernel shows an overlay of ours at a place. Paths there have spaces and the like as octal escapes.
@@ -175,6 +193,9 @@ fn shows_overlay(table: &[u8], target: &Path) -> bool {
         fields.nth(4) == Some(&escaped[..]) && line.windows(SOURCE.len()).any(|part| part == SOURCE.as_bytes())
     })
 }
+
+/// Above the notes of stores that take no writes.
+const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
 
 /// The mount's source, as the kernel's table shows it.
 const SOURCE: &str = "imagelet";
@@ -207,7 +228,16 @@ impl Work {
     fn at(store: &Store, target: &Path) -> Self {
         use std::os::unix::ffi::OsStrExt as _;
         let key = Digest::of(target.as_os_str().as_bytes());
-        Self { folder: store.root().join("mounts").join(key.hex()) }
+        let folder = if store.is_read_only() { volatile_folder(store) } else { own_folder(store) };
+        Self { folder: folder.join(key.hex()) }
+    }
+
+    /// Where the note of a mount is, which may have been made when the store was read-only, or was not.
+    fn noted(store: &Store, target: &Path) -> Self {
+        let here = Self::at(store, target);
+        let Some(key) = here.folder.file_name() else { return here };
+        let places = [own_folder(store), volatile_folder(store)].map(|folder| Self { folder: folder.join(key) });
+        places.into_iter().find(|work| work.note().exists()).unwrap_or(here)
     }
 
     fn prepare(store: &Store, target: &Path, writable: bool) -> io::Result<Self> {
@@ -240,6 +270,10 @@ impl Work {
         });
         if let Err(error) = removed {
             tracing::warn!(path = %self.folder.display(), %error, "could not remove a mount's folder");
+        }
+        // The last note of a store takes its folder along; an error says that it was not the last.
+        if let Some(store) = self.folder.parent().filter(|parent| parent.starts_with(VOLATILE_MOUNTS)) {
+            let _ = fs::remove_dir(store);
         }
     }
 }

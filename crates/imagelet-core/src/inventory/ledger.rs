@@ -59,40 +59,55 @@ struct PinsFile {
 
 /// The directory both files are in.
 #[derive(Clone, Debug)]
-pub(super) struct StateDir(PathBuf);
+pub(super) struct StateDir {
+    path: PathBuf,
+    /// Its file system takes no writes: what is there is looked at, what comes is not kept, pins cannot change.
+    is_read_only: bool,
+}
 
 impl StateDir {
     /// Makes the directory if need be.
     pub(super) fn open(directory: &Path) -> io::Result<Self> {
         crate::records::create_folder(directory)?;
-        Ok(Self(directory.to_owned()))
+        Ok(Self { path: directory.to_owned(), is_read_only: false })
+    }
+
+    /// One on a file system that takes no writes; it need not be there.
+    pub(super) fn open_read_only(directory: &Path) -> Self {
+        Self { path: directory.to_owned(), is_read_only: true }
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     pub(super) fn read_ledger(&self) -> io::Result<LedgerFile> {
-        read(&self.0.join(LEDGER))
+        read(&self.path.join(LEDGER), self.is_read_only)
     }
 
     pub(super) fn write_ledger(&self, ledger: &LedgerFile) -> io::Result<()> {
+        if self.is_read_only {
+            return Ok(());
+        }
         let _lock = self.lock()?;
-        write(&self.0, LEDGER, &LedgerFile { version: 1, ..ledger.clone() })
+        write(&self.path, LEDGER, &LedgerFile { version: 1, ..ledger.clone() })
     }
 
     pub(super) fn read_pins(&self) -> io::Result<Vec<String>> {
-        read::<PinsFile>(&self.0.join(PINS)).map(|file| file.patterns)
+        read::<PinsFile>(&self.path.join(PINS), self.is_read_only).map(|file| file.patterns)
     }
 
     /// The caller holds the lock, under which it read what it changed.
     pub(super) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
-        write(&self.0, PINS, &PinsFile { version: 1, patterns })
+        write(&self.path, PINS, &PinsFile { version: 1, patterns })
     }
 
     /// Keeps others, in this process or not, from writing here until dropped.
     pub(super) fn lock(&self) -> io::Result<File> {
-        let file = File::options().create(true).truncate(false).write(true).open(self.0.join(LOCK))?;
+        if self.is_read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        let file = File::options().create(true).truncate(false).write(true).open(self.path.join(LOCK))?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
         Ok(file)
     }
@@ -110,7 +125,7 @@ pub(super) fn time(nanos: u64) -> SystemTime {
 }
 
 /// An absent file is an empty one; a damaged one is set aside.
-fn read<T: DeserializeOwned + Default>(path: &Path) -> io::Result<T> {
+fn read<T: DeserializeOwned + Default>(path: &Path, is_read_only: bool) -> io::Result<T> {
     let mut text = Vec::new();
     match File::open(path) {
         Ok(file) => file.take(FILE_SIZE_MAX + 1).read_to_end(&mut text)?,
@@ -123,6 +138,10 @@ fn read<T: DeserializeOwned + Default>(path: &Path) -> io::Result<T> {
         serde_json::from_slice(&text).map_err(|error| error.to_string())
     };
     parsed.or_else(|error| {
+        if is_read_only {
+            tracing::error!(path = %path.display(), error, "a damaged file is passed over");
+            return Ok(T::default());
+        }
         let aside = set_aside(path)?;
         tracing::error!(path = %path.display(), aside = %aside.display(), error, "set a damaged file aside; starting without");
         Ok(T::default())

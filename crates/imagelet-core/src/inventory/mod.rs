@@ -165,14 +165,25 @@ impl Inventory {
     /// # Errors
     /// When the directory cannot be made or its files not be read at all.
     pub fn open(runtime: RuntimeManager, state_dir: Option<&Path>) -> Result<Self, InventoryError> {
+        let open =
+            |path: &Path| StateDir::open(path).map_err(|source| InventoryError::File { path: path.to_owned(), source });
+        Self::with_state(runtime, state_dir.map(open).transpose()?)
+    }
+
+    /// Takes up what is remembered in a directory that cannot be written: what comes is not kept, and no pin changes.
+    ///
+    /// # Errors
+    /// When a file is there and cannot be read.
+    pub fn open_read_only(runtime: RuntimeManager, state_dir: &Path) -> Result<Self, InventoryError> {
+        Self::with_state(runtime, Some(StateDir::open_read_only(state_dir)))
+    }
+
+    fn with_state(runtime: RuntimeManager, directory: Option<StateDir>) -> Result<Self, InventoryError> {
         let mut state = State::default();
-        let mut directory = None;
-        if let Some(path) = state_dir {
-            let failed = |source| InventoryError::File { path: path.to_owned(), source };
-            let opened = StateDir::open(path).map_err(failed)?;
+        if let Some(opened) = &directory {
+            let failed = |source| InventoryError::File { path: opened.path().to_owned(), source };
             state.restore(&opened.read_ledger().map_err(failed)?);
             state.pins = parse_patterns(opened.read_pins().map_err(failed)?);
-            directory = Some(opened);
         }
         Ok(Self {
             runtime,

@@ -24,6 +24,8 @@ pub(super) struct Folder {
     path: PathBuf,
     /// Counted once and kept, as the folder has one owner.
     files: AtomicUsize,
+    /// Its file system takes no writes: what is there is read, and a change is taken for done.
+    is_read_only: bool,
     #[cfg(test)]
     faults: super::faults::Faults,
 }
@@ -34,11 +36,25 @@ impl Folder {
         let folder = Self {
             path,
             files: AtomicUsize::default(),
+            is_read_only: false,
             #[cfg(test)]
             faults: super::faults::Faults::of_this_thread(),
         };
         create_folder(&folder.path)?;
         folder.drop_unfinished()?;
+        folder.files.store(folder.names()?.len(), Ordering::Relaxed);
+        Ok(folder)
+    }
+
+    /// One on a file system that takes no writes; it need not be there.
+    pub(super) fn open_read_only(path: PathBuf) -> io::Result<Self> {
+        let folder = Self {
+            path,
+            files: AtomicUsize::default(),
+            is_read_only: true,
+            #[cfg(test)]
+            faults: super::faults::Faults::of_this_thread(),
+        };
         folder.files.store(folder.names()?.len(), Ordering::Relaxed);
         Ok(folder)
     }
@@ -82,7 +98,11 @@ impl Folder {
 
     fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        for entry in fs::read_dir(&self.path)? {
+        let entries = match fs::read_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.is_read_only => return Ok(names),
+            entries => entries?,
+        };
+        for entry in entries {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
             if name.starts_with(PREFIX) && !name.ends_with(UNFINISHED) && !entry.file_type()?.is_dir() {
@@ -95,6 +115,9 @@ impl Folder {
     /// Writes a file beside, syncs it, renames it, syncs the folder: afterwards it is there whole, or as it was before.
     /// Whoever writes or removes the same file waits for the one who does.
     pub(super) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        if self.is_read_only {
+            return Ok(());
+        }
         create_folder(&self.path)?;
         let (unfinished, finished) = (self.path.join(format!("{name}{UNFINISHED}")), self.path.join(name));
         let is_new = fs::symlink_metadata(&finished).is_err();
@@ -120,6 +143,9 @@ impl Folder {
 
     /// Removes a file. Absent is success.
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+        if self.is_read_only {
+            return Ok(());
+        }
         self.effect()?;
         match fs::remove_file(self.path.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -203,5 +229,20 @@ mod tests {
         left.sort();
         assert_eq!(left, ["sha256-whole", "sha256-young.tmp"]);
         assert_eq!(folder.read_all().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_folder_that_takes_no_writes_is_read_and_never_touched() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("pulled");
+        assert_eq!(Folder::open_read_only(path.clone()).unwrap().count(), 0, "it need not be there");
+        assert!(!path.exists());
+        Folder::open(path.clone()).unwrap().write("sha256-a", b"kept").unwrap();
+        let folder = Folder::open_read_only(path.clone()).unwrap();
+        assert_eq!((folder.count(), folder.read("sha256-a").unwrap()), (1, Some(b"kept".to_vec())));
+        folder.write("sha256-b", b"new").unwrap();
+        folder.remove("sha256-a").unwrap();
+        let names: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["sha256-a"]);
     }
 }

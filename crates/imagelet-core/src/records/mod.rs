@@ -27,7 +27,7 @@ mod verify;
 use std::{
     collections::HashMap,
     fmt, io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
@@ -116,8 +116,23 @@ pub enum RecordsError {
 impl PullRecords {
     /// Opens or makes the folders below a data root, and reads them.
     pub fn open(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
-        let settings = settings.into();
-        let open = |name: &str| Folder::open(root.join("image_manager").join(name));
+        Self::of_folders(root, settings.into(), Folder::open)
+    }
+
+    /// Reads what is recorded below a data root that takes no writes. What is learnt ends with the process.
+    ///
+    /// # Errors
+    /// When a folder is there and cannot be read: without its records everybody might use what is here.
+    pub fn open_read_only(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
+        Self::of_folders(root, settings.into(), Folder::open_read_only)
+    }
+
+    fn of_folders(
+        root: &Path,
+        settings: RecordsSettings,
+        open: impl Fn(PathBuf) -> io::Result<Folder>,
+    ) -> Result<Self, RecordsError> {
+        let open = |name: &str| open(root.join("image_manager").join(name));
         let failed = |name| move |source| failed("read", name, source);
         Ok(Self {
             intents: open("pulling")

@@ -107,6 +107,10 @@ impl Command for VerifyRequest {
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Verified, Failure> {
         let engine = node.engine("verifying")?;
+        // Told before all is read, not behind it.
+        if self.repair {
+            engine.check_writable()?;
+        }
         let mut verified = Verified { store: part(&Verdict::Whole), ..Verified::default() };
         let all = [None];
         let asked: Vec<Option<&str>> = self.images.iter().map(|image| Some(image.as_str())).collect();

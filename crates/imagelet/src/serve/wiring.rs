@@ -174,11 +174,12 @@ async fn open_runtime(endpoint: &str, state: &Path, timeout: Duration, role: Rol
 
 type OpenState = (Arc<Inventory>, Arc<PullRecords>);
 
-/// Opens what is remembered. On a read-only disk everything can still be looked at, so memory takes its place.
+/// Opens what is remembered. On a read-only disk what is there holds, and what comes ends with the process.
 fn open_state(runtime: &RuntimeManager, directory: &Path, kept: RecordsSettings) -> Result<OpenState, Failure> {
     if is_read_only(directory) {
-        let records = PullRecords::in_memory_with(kept);
-        return Ok((Arc::new(Inventory::open(runtime.clone(), None)?), Arc::new(records)));
+        let inventory = Inventory::open_read_only(runtime.clone(), &directory.join("inventory"))?;
+        let records = PullRecords::open_read_only(directory, kept);
+        return Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?)));
     }
     let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?;
     let records = PullRecords::open(directory, kept).map_err(|error| Failure::of(&error))?;

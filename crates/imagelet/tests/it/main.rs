@@ -16,6 +16,7 @@ mod lifetime;
 mod order;
 mod pods;
 mod program;
+mod read_only;
 mod refusals;
 mod soundness;
 mod source;

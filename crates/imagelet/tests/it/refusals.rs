@@ -269,21 +269,6 @@ fn a_full_disk_fails_the_pull_and_keeps_what_was_there() {
 }
 
 #[test]
-fn a_read_only_store_is_told_as_that() {
-    let (disk, registry) = (Disk::new(64), FakeRegistry::start());
-    let store = disk.path().join("store");
-    let name = registry.put("app:v1", &Image::marked("read-only", 1000));
-    with_store(&store, ["pull", &name]).ok();
-    disk.read_only(true);
-    let other = registry.put("other:v1", &Image::marked("other", 1000));
-    let stderr = with_store(&store, ["pull", &other]).refused(&[store.to_str().unwrap()]);
-    assert!(stderr.to_lowercase().contains("read-only"), "the reason is not told:\n{stderr}");
-    disk.read_only(false);
-    with_store(&store, ["inspect", "-q", &name]).ok();
-    assert_eq!(with_store(&store, ["inspect", "-q", &other]).code, 1);
-}
-
-#[test]
 fn usage_errors_end_with_2_and_say_nothing_on_stdout() {
     for arguments in [&["pull"][..], &["frob"], &["-o", "xml", "ls"], &["gc", "--high", "101"]] {
         let outcome = run(program().args(arguments));
