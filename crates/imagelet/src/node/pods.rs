@@ -12,8 +12,8 @@ use imagelet_core::{
     events::{EventSubject, RecordedEvent},
     image::ImageSpec,
     manager::{
-        EnsureRequest, Origin, PodIdentity, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole, PodWatch,
-        PullPolicy,
+        EnsureError, EnsureRequest, Origin, PodIdentity, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole,
+        PodWatch, PullPolicy,
     },
     runtime::Progress,
 };
@@ -257,7 +257,7 @@ impl Telling<'_> {
             PodOutcome::Failed(error) => PodImageRow {
                 reason: error.reason().into_owned(),
                 message: error.message(),
-                failure: Some(Failure::of_ensure(error)),
+                failure: Some(failure_of(error)),
                 ..row
             },
             PodOutcome::Blocked { by } => self.blocked(row, *by, others.get(*by)),
@@ -276,6 +276,19 @@ impl Telling<'_> {
         let failure = Failure::new(&reason, format!("`{}` was not asked for: `{field}` failed before", row.image));
         PodImageRow { reason, message, failure: Some(failure), ..row }
     }
+}
+
+/// A pod's policy stands in its manifest, not on a command line.
+fn failure_of(error: &EnsureError) -> Failure {
+    let mut failure = Failure::of_ensure(error);
+    if matches!(error, EnsureError::NeverPull { .. }) {
+        failure.hint = Some(
+            "pull it first, or give the container another `imagePullPolicy`; a private image also needs the pod's own \
+             `imagePullSecrets`"
+                .into(),
+        );
+    }
+    failure
 }
 
 /// The sizes of what was there before, which nobody asked for on the way.
