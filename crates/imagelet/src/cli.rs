@@ -100,8 +100,9 @@ pub(crate) enum Command {
 /// Which files and places the daemon uses.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ServeArgs {
-    /// Configuration file (`kind: ImageletConfiguration`), read again on SIGHUP.
-    #[arg(long, value_name = "FILE")]
+    /// Configuration file (`kind: ImageletConfiguration`), read again on SIGHUP. Commands that need no daemon read the
+    /// file that the variable names.
+    #[arg(long, env = "IMAGELET_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Take the image settings from a kubelet's configuration file.
     #[arg(long, value_name = "FILE")]
@@ -112,6 +113,12 @@ pub(crate) struct ServeArgs {
     /// Serve metrics and health over HTTP here; without authentication, so keep it on loopback.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<String>,
+    /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) image_credential_provider_config: Option<PathBuf>,
+    /// The folder of the credential providers' executables.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) image_credential_provider_bin_dir: Option<PathBuf>,
     /// Keep images in this CRI runtime instead of the embedded store.
     #[arg(long, value_name = "URI")]
     pub(crate) runtime_endpoint: Option<String>,

@@ -18,7 +18,7 @@ use imagelet_oci::{Admission, Durability, LayerLimits};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use duration::GoDuration;
-pub(crate) use environment::Environment;
+pub(crate) use environment::{Environment, Surroundings};
 pub(crate) use layers::{Layers, Sourced};
 
 /// What `apiVersion` must say.
@@ -95,7 +95,18 @@ pub(crate) struct File {
     #[serde(rename = "preloadedImagesVerificationAllowlist", skip_serializing_if = "Option::is_none")]
     verification_allowlist: Option<Vec<String>>,
 
+    // The kubelet has these two as flags.
+    /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files; read again on SIGHUP. Empty: none. See [credentials](credentials.md).
+    #[serde(rename = "imageCredentialProviderConfigPath", skip_serializing_if = "Option::is_none")]
+    providers_config: Option<PathBuf>,
+    /// The folder of the credential providers' executables; goes with the key above.
+    #[serde(rename = "imageCredentialProviderBinDir", skip_serializing_if = "Option::is_none")]
+    providers_binaries: Option<PathBuf>,
+
     // Our own keys.
+    /// A credential provider that takes longer is ended, with all its children.
+    #[serde(rename = "credentialProviderTimeout", skip_serializing_if = "Option::is_none")]
+    provider_timeout: Option<GoDuration>,
     /// Where the daemon listens for CRI and for `imagelet` commands: a path of at most 107 bytes.
     #[serde(rename = "socket", skip_serializing_if = "Option::is_none")]
     socket: Option<PathBuf>,
@@ -213,7 +224,7 @@ struct RegistryFile {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct CredentialsFile {
-    /// A docker configuration (`config.json`) with the node's own registry credentials; read again on SIGHUP.
+    /// A docker configuration (`config.json`) with the node's own registry credentials; read again every five minutes and on SIGHUP. Absent: `$DOCKER_CONFIG/config.json` where that is set; else a command reads `~/.docker/config.json`, and the daemon looks where the kubelet looks, see [credentials](credentials.md).
     #[serde(rename = "dockerConfig", skip_serializing_if = "Option::is_none")]
     docker_config: Option<PathBuf>,
 }
@@ -271,6 +282,9 @@ impl File {
             runtime_request_timeout: Some(GoDuration::minutes(2)),
             verification_policy: Some("NeverVerifyPreloadedImages".into()),
             verification_allowlist: Some(Vec::new()),
+            providers_config: Some(PathBuf::new()),
+            providers_binaries: Some(PathBuf::new()),
+            provider_timeout: Some(GoDuration::minutes(1)),
             socket: Some(environment.socket_default()),
             http: Some(HttpFile { address: Some(String::new()) }),
             store: Some(StoreFile {
@@ -289,7 +303,7 @@ impl File {
             }),
             image_service: Some(ImageServiceFile { cri: Some(CriFile { endpoint: Some(String::new()) }) }),
             registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
-            credentials: Some(CredentialsFile { docker_config: environment.docker_config_default() }),
+            credentials: Some(CredentialsFile::default()),
             compatibility: Some(Compatibility::default().name().into()),
             pulls: Some(PullsFile { grace: Some(GoDuration::seconds(2)) }),
             detection: Some(DetectionFile { period: Some(GoDuration::minutes(5)) }),
@@ -329,14 +343,29 @@ pub(crate) struct Settings {
     pub(crate) backend: Backend,
     /// Directories of `HOST/hosts.toml`.
     pub(crate) hosts_dirs: Vec<PathBuf>,
-    /// The node's own docker configuration.
+    /// The node's own docker configuration; `None`: wherever it is.
     pub(crate) docker_config: Option<PathBuf>,
+    /// Programs that know credentials, where there are any.
+    pub(crate) providers: Option<ProviderSettings>,
+    /// What the process was started in, as far as credentials are concerned.
+    pub(crate) surroundings: Surroundings,
     /// How often images are looked for.
     pub(crate) detection_period: Duration,
     /// How often to collect; `None`: on command only.
     pub(crate) collection_period: Option<Duration>,
     /// Collect for a pull that has no room.
     pub(crate) collects_for_pulls: bool,
+}
+
+/// Where programs that know credentials are, and how long they may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ProviderSettings {
+    /// The file or folder that says which there are.
+    pub(crate) config: PathBuf,
+    /// The folder of the programs.
+    pub(crate) binaries: PathBuf,
+    /// After this time one is ended.
+    pub(crate) timeout: Duration,
 }
 
 /// When images are collected, and how far.

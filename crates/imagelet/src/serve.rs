@@ -61,6 +61,22 @@ pub(crate) fn layers(
             layers.add_flag("--store", "imageService.cri.endpoint", "");
         }
     }
+    for (flag, key, path) in [
+        (
+            "--image-credential-provider-config",
+            "imageCredentialProviderConfigPath",
+            &arguments.image_credential_provider_config,
+        ),
+        (
+            "--image-credential-provider-bin-dir",
+            "imageCredentialProviderBinDir",
+            &arguments.image_credential_provider_bin_dir,
+        ),
+    ] {
+        if let Some(path) = path {
+            layers.add_flag(flag, key, absolute(path));
+        }
+    }
     if let Some(endpoint) = &arguments.runtime_endpoint {
         layers.add_flag("--runtime-endpoint", "imageService.cri.endpoint", endpoint.clone());
     }
@@ -181,12 +197,20 @@ async fn reload(
             return;
         }
     };
+    // Their configuration is the one part that can still be refused, so it comes first.
+    if let Err(failure) = wiring::configure_providers(&node.parts().providers, &new).await {
+        tracing::error!(
+            error = failure.to_string(),
+            "the new configuration of the credential providers is refused; the old one stays in force"
+        );
+        return;
+    }
     let old = node.settings();
     let kept = needs_restart(&old, &new);
     if !kept.is_empty() {
         tracing::warn!(settings = kept.join(", "), "these settings take effect with the next start");
     }
-    node.parts().keyring.replace(wiring::keyring(&new));
+    node.parts().keyring.replace(wiring::keyring(&new, Role::Daemon));
     // Read now, so that what is wrong with them is told now.
     node.parts().keyring.keyring().await;
     node.replace_settings(new);

@@ -39,18 +39,29 @@ async fn by_endpoint(endpoint: &str, environment: &Environment) -> Result<Node, 
         // Whether it is ours or nobody is there: the first command tells.
         return Ok(Node::Remote(node));
     }
-    let mut layers = Layers::new(environment.clone());
+    let mut layers = layers(environment)?;
     layers.add_flag("--endpoint", "imageService.cri.endpoint", endpoint);
     open(&layers).await
 }
 
 async fn embedded(store: Option<&std::path::PathBuf>, environment: &Environment) -> Result<Node, Failure> {
-    let mut layers = Layers::new(environment.clone());
+    let mut layers = layers(environment)?;
     if let Some(store) = store {
         let absolute = std::path::absolute(store).map_err(|error| Failure::of(&error))?;
         layers.add_flag("--store", "store.directory", text(&absolute)?);
+        // Whoever names a store on the command line wants that one, whatever the file says.
+        layers.add_flag("--store", "imageService.cri.endpoint", "");
     }
     open(&layers).await
+}
+
+/// Defaults, and the file that the environment names.
+fn layers(environment: &Environment) -> Result<Layers, Failure> {
+    let mut layers = Layers::new(environment.clone());
+    if let Some(file) = &environment.config {
+        layers.add_file(file).map_err(|error| Failure::of(&error))?;
+    }
+    Ok(layers)
 }
 
 fn text(path: &Path) -> Result<String, Failure> {

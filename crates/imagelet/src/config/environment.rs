@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsString,
+    fmt,
     path::{Path, PathBuf},
 };
 
@@ -11,6 +12,37 @@ use imagelet_core::credentials::Secret;
 pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
 /// Where a node keeps its images.
 const SYSTEM_STORE: &str = "/var/lib/imagelet";
+
+/// Variables that no other program gets to see.
+const OURS_ALONE: [&str; 2] = ["IMAGELET_CREDS", "NOTIFY_SOCKET"];
+
+/// What the search for credentials, and the programs that know some, see of the environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Surroundings {
+    /// `HOME`
+    pub(crate) home: Option<PathBuf>,
+    /// The file that `DOCKER_CONFIG` points to.
+    pub(crate) docker_config: Option<PathBuf>,
+    /// What programs get.
+    pub(crate) variables: Variables,
+}
+
+impl Surroundings {
+    /// Where `docker login` wrote for this user.
+    pub(crate) fn docker_config_of_user(&self) -> Option<PathBuf> {
+        self.docker_config.clone().or_else(|| Some(self.home.as_ref()?.join(".docker/config.json")))
+    }
+}
+
+/// Variables of a process. `Debug` shows how many.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Variables(pub(crate) Vec<(OsString, OsString)>);
+
+impl fmt::Debug for Variables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Variables({})", self.0.len())
+    }
+}
 
 /// The environment, as far as it says anything to us. A relative directory says nothing.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +61,10 @@ pub(crate) struct Environment {
     pub(crate) creds: Option<Secret>,
     /// `NOTIFY_SOCKET`: where systemd waits for word.
     pub(crate) notify_socket: Option<OsString>,
+    /// `IMAGELET_CONFIG`: the file that a command in this process reads, as the daemon reads that of `--config`.
+    pub(crate) config: Option<PathBuf>,
+    /// Everything, for the programs that this one starts; without what is for this one alone.
+    pub(crate) variables: Variables,
     /// `IMAGELET_LOG`: which log lines are wanted, in the syntax of `tracing`.
     pub(crate) log: Option<String>,
 }
@@ -48,6 +84,10 @@ impl Environment {
             docker_config: directory("DOCKER_CONFIG"),
             creds: text("IMAGELET_CREDS").map(Secret::new),
             notify_socket: std::env::var_os("NOTIFY_SOCKET").filter(|value| !value.is_empty()),
+            config: std::env::var_os("IMAGELET_CONFIG").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
+            variables: Variables(
+                std::env::vars_os().filter(|(name, _)| !OURS_ALONE.iter().any(|ours| name == ours)).collect(),
+            ),
             log: text("IMAGELET_LOG"),
         }
     }
@@ -78,10 +118,13 @@ impl Environment {
         data.map_or_else(|| SYSTEM_STORE.into(), |data| data.join("imagelet"))
     }
 
-    /// Where `docker login` wrote for this user.
-    pub(crate) fn docker_config_default(&self) -> Option<PathBuf> {
-        let directory = self.docker_config.clone().or_else(|| self.home.as_ref().map(|home| home.join(".docker")))?;
-        Some(directory.join("config.json"))
+    /// What of it the search for credentials wants to know.
+    pub(crate) fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            home: self.home.clone(),
+            docker_config: self.docker_config.as_ref().map(|directory| directory.join("config.json")),
+            variables: self.variables.clone(),
+        }
     }
 }
 

@@ -149,14 +149,15 @@ impl Layers {
     pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
         let effective = self.effective()?;
         let file = unflatten(effective.iter().map(|one| (&one.key, &one.value)))?;
-        validate::check(&file).map_err(|complaints| {
+        let settings = validate::check(&file).map_err(|complaints| {
             let given = |key: &&str| Some(&self.given.get(*key)?.1);
             let line = |complaint: validate::Complaint| match complaint.keys.iter().find_map(given) {
                 None => complaint.message,
                 Some(source) => format!("{source}: {}", complaint.message),
             };
             ConfigError::Invalid(complaints.into_iter().map(line).collect())
-        })
+        })?;
+        Ok(Settings { surroundings: self.environment.surroundings(), ..settings })
     }
 }
 

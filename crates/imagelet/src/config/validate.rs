@@ -13,8 +13,8 @@ use imagelet_cri::Endpoint;
 use imagelet_oci::{Admission, Durability, LayerLimits};
 
 use super::{
-    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, LimitsFile, PullLimits, Settings, StoreSettings,
-    Verification,
+    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, LimitsFile, ProviderSettings, PullLimits, Settings,
+    StoreSettings, Surroundings, Verification,
 };
 use crate::size::parse_size;
 
@@ -69,6 +69,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     if let Some(path) = &docker_config {
         check_path("credentials.dockerConfig", path, &mut complaints);
     }
+    let providers = providers(file, &mut complaints);
     match (gc, complaints.0.is_empty()) {
         (Some(gc), true) => Ok(Settings {
             gc,
@@ -81,6 +82,8 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             backend,
             hosts_dirs,
             docker_config,
+            providers,
+            surroundings: Surroundings::default(),
             detection_period,
             collection_period: collect.enabled.unwrap_or(true).then_some(collection_period),
             collects_for_pulls: collect.for_pulls.unwrap_or_default(),
@@ -266,6 +269,34 @@ fn check_socket(socket: &Path, complaints: &mut Complaints) {
 }
 
 /// The daemon's own directory is nobody's business, and the kernel ends a path at a NUL.
+fn providers(file: &File, complaints: &mut Complaints) -> Option<ProviderSettings> {
+    const CONFIG: &str = "imageCredentialProviderConfigPath";
+    const BINARIES: &str = "imageCredentialProviderBinDir";
+    let timeout = file.provider_timeout.unwrap_or_default();
+    if timeout.0 <= 0 {
+        complaints.add("credentialProviderTimeout", format!("credentialProviderTimeout {timeout} must be positive"));
+    }
+    let given = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
+    let (config, binaries) = (given(&file.providers_config), given(&file.providers_binaries));
+    for (key, path) in [(CONFIG, &config), (BINARIES, &binaries)] {
+        if let Some(path) = path {
+            check_path(key, path, complaints);
+        }
+    }
+    match (config, binaries) {
+        (Some(config), Some(binaries)) => Some(ProviderSettings { config, binaries, timeout: timeout.to_std() }),
+        (None, None) => None,
+        (Some(_), None) => {
+            complaints.add(CONFIG, format!("{CONFIG} needs {BINARIES}"));
+            None
+        }
+        (None, Some(_)) => {
+            complaints.add(BINARIES, format!("{BINARIES} needs {CONFIG}"));
+            None
+        }
+    }
+}
+
 fn check_path(key: &'static str, path: &Path, complaints: &mut Complaints) {
     if !path.is_absolute() {
         complaints.add(key, format!("{key} `{}` must be an absolute path", path.display()));

@@ -8,7 +8,7 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
-    credentials::{Credential, CredentialKind, NodeKeyring, Secret},
+    credentials::{Credential, CredentialKind, NodeKeyring, Providers, Secret},
     events::LogEvents,
     gc::ImageGc,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference},
@@ -39,6 +39,8 @@ pub(crate) struct NodeParts {
     pub(crate) events: Arc<LogEvents>,
     /// The node's own credentials.
     pub(crate) keyring: Arc<NodeKeyring>,
+    /// Programs that know credentials.
+    pub(crate) providers: Arc<Providers>,
     /// Collects.
     pub(crate) gc: ImageGc,
     /// What was pulled for whom.

@@ -8,7 +8,9 @@ use std::{
 };
 
 use imagelet_core::{
-    credentials::{Keyring, NoProviders, NodeKeyring},
+    credentials::{
+        CredentialProvider, Gates, Keyring, NodeKeyring, ProviderOptions, Providers, Standalone, TokenCache,
+    },
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
@@ -22,7 +24,7 @@ use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 
 use crate::{
-    config::{Backend, Settings, StoreSettings, Verification},
+    config::{Backend, Settings, StoreSettings, Surroundings, Verification},
     failure::Failure,
     node::{LocalNode, NodeParts, RoomByCollection},
 };
@@ -31,6 +33,8 @@ use crate::{
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 /// And for this long at most.
 const BACKOFF_MAX: Duration = Duration::from_mins(5);
+/// The kubelet's own folder, where it looks for a docker configuration first.
+const KUBELET_ROOT: &str = "/var/lib/kubelet";
 /// Events kept for whoever asks later.
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
 /// The kubelet's default.
@@ -65,13 +69,16 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         let inventory = Arc::clone(&inventory);
         Arc::new(move |key: &imagelet_core::image::ImageKey| inventory.touch(key, SystemTime::now()))
     };
-    let keyring = Arc::new(keyring(&settings));
+    let keyring = Arc::new(keyring(&settings, role));
+    let tokens = Arc::new(TokenCache::new(Arc::new(Standalone)));
+    let providers = Arc::new(Providers::new(tokens, Arc::clone(&metrics)));
+    configure_providers(&providers, &settings).await?;
     let events = Arc::new(LogEvents::new(EVENTS_MAX));
     let manager = ImageManager::new(ManagerParts {
         runtime: runtime.clone(),
         settings: pull_settings(&settings, role),
         keyring: Arc::clone(&keyring),
-        providers: Arc::new(NoProviders),
+        providers: Arc::clone(&providers) as Arc<dyn CredentialProvider>,
         records: Arc::clone(&records),
         events: Arc::clone(&events) as Arc<dyn EventSink>,
         metrics: Arc::clone(&metrics),
@@ -85,6 +92,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         manager,
         events,
         keyring,
+        providers,
         records,
         metrics,
         engine: store.engine,
@@ -255,9 +263,33 @@ fn verification(configured: &Verification) -> Result<VerificationPolicy, Failure
 }
 
 /// Where the node's own credentials are.
-pub(super) fn keyring(settings: &Settings) -> NodeKeyring {
-    match &settings.docker_config {
-        Some(path) => NodeKeyring::of_file(path),
-        None => NodeKeyring::fixed(Keyring::new()),
+pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
+    let Surroundings { home, docker_config, .. } = &settings.surroundings;
+    match (settings.docker_config.as_ref().or(docker_config.as_ref()), role) {
+        (Some(path), _) => NodeKeyring::of_file(path),
+        (None, Role::Daemon) => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
+        // A command runs anywhere: what lies in its working directory is nobody's credential.
+        (None, Role::Command) => match settings.surroundings.docker_config_of_user() {
+            Some(path) => NodeKeyring::of_file(path),
+            None => NodeKeyring::fixed(Keyring::new()),
+        },
     }
+}
+
+/// Takes the credential providers that a configuration names into use, instead of those before.
+pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &Settings) -> Result<(), Failure> {
+    let options = settings.providers.as_ref().map(|wanted| ProviderOptions {
+        config: wanted.config.clone(),
+        binaries: wanted.binaries.clone(),
+        limit: wanted.timeout,
+        environment: settings.surroundings.variables.0.clone(),
+        gates: Gates { service_account_tokens: true },
+    });
+    let providers = Arc::clone(providers);
+    let configured = tokio::task::spawn_blocking(move || providers.configure(options.as_ref())).await;
+    let configured = configured.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+    configured.map_err(|error| {
+        Failure::because("could not register the credential providers", &error)
+            .or_hint("see docs/credentials.md for their configuration")
+    })
 }

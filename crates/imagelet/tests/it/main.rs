@@ -14,6 +14,7 @@ mod images;
 mod lifecycle;
 mod lifetime;
 mod order;
+mod plugins;
 mod pods;
 mod program;
 mod read_only;
