@@ -285,5 +285,4 @@ pub(super) fn executable(folder: &Path, name: &str) -> Result<PathBuf, (PathBuf,
 }
 
 #[cfg(test)]
-#[path = "exec_tests.rs"]
 mod tests;
