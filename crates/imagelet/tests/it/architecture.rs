@@ -201,8 +201,9 @@ fn rooms_of(folder: &str) -> Rooms {
         let depth = relative.components().count();
         let first = relative.components().next().unwrap().as_os_str().to_str().unwrap();
         let name = first.strip_suffix(".rs").unwrap_or(first);
-        let is_test_module =
-            relative.ends_with("tests.rs") || relative.components().any(|part| part.as_os_str() == "tests");
+        let is_tests = |name: &str| name == "tests.rs" || name.ends_with("_tests.rs");
+        let is_test_module = relative.file_name().is_some_and(|name| name.to_str().is_some_and(is_tests))
+            || relative.components().any(|part| part.as_os_str() == "tests");
         if matches!(name, "lib" | "main" | "bin") || is_test_module {
             continue;
         }
