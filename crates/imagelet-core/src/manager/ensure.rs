@@ -24,7 +24,7 @@ use crate::{
     events::{Event, EventKind},
     image::{Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     records::{Intent, PullRecords},
-    runtime::{Progress, RuntimeError},
+    runtime::{Progress, RuntimeError, RuntimeErrorKind},
 };
 
 /// One request on its way.
@@ -167,6 +167,9 @@ impl Ensuring<'_> {
         let held = self.manager.backoff().held(&key, Instant::now()).map(|held| held.failure.clone());
         if let Some(failure) = held {
             self.tell(EventKind::Normal, "BackOff", format!("Back-off pulling image {}", quoted(image)));
+            if let Some(intent) = intended {
+                self.withdraw(intent).await;
+            }
             return Err(EnsureError::HeldBack { image: image.clone(), failure });
         }
         let intent = match intended {
@@ -191,18 +194,23 @@ impl Ensuring<'_> {
         let outcome = match self.manager.puller.pull(&work, Keepsake { kept: begun, conclude: Begun::conclude }) {
             Ok(asking) => match asking.outcome(&progress).await {
                 (Ok(pulled), begun) => Ok((pulled, begun)),
-                (Err(failure), _) => Err(failure),
+                (Err(failure), begun) => Err((failure, Some(begun.intent))),
             },
-            Err(refused) => Err(refused),
+            Err(refused) => Err((refused, None)),
         };
         match outcome {
             Ok((pulled, begun)) => {
                 begun.fulfil(&pulled).await;
                 Ok(self.hand_out_pulled(pulled, spec, began.elapsed()))
             }
-            Err(failure) => {
+            Err((failure, intent)) => {
                 let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
                 self.tell(EventKind::Warning, "Failed", message);
+                if let Some(intent) = intent
+                    && (self.manager.compatibility.is_kubelet() || !is_doubtful(failure.kind()))
+                {
+                    self.withdraw(intent).await;
+                }
                 let error = EnsureError::of_pull(image, with_causes(failure, missing), self.manager.compatibility);
                 let remembered = format!("{}: {}", error.reason(), error.message());
                 self.manager.backoff().advance(key, remembered, Instant::now());
@@ -220,6 +228,13 @@ impl Ensuring<'_> {
             let error = EnsureError::Intent { image, source: Arc::new(source), compatibility };
             if compatibility.is_kubelet() { error } else { self.told(EventKind::Warning, "Failed", error) }
         })
+    }
+
+    /// Takes back what was put on record of a pull that failed.
+    async fn withdraw(&self, intent: Intent) {
+        if let Err(error) = on_disk(&self.manager.records, move || intent.withdraw()).await {
+            tracing::warn!(image = self.request.image, %error, "a pull that failed stays on record as begun");
+        }
     }
 
     fn hand_out_pulled(&self, pulled: Pulled, spec: ImageSpec, waited: Duration) -> Ensured {
@@ -314,7 +329,7 @@ impl Ensuring<'_> {
     }
 }
 
-/// A pull that is on record as begun. Dropped, that is taken back.
+/// A pull that is on record as begun. Dropped, it stays so until somebody has looked for what it brought.
 struct Begun {
     intent: Intent,
     records: Arc<PullRecords>,
@@ -345,6 +360,11 @@ async fn on_disk<T: Send + 'static>(records: &PullRecords, work: impl FnOnce() -
         return work();
     }
     spawn_blocking(work).await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// Whether the store may have the image although its answer is a failure: it was not heard to the end.
+fn is_doubtful(kind: RuntimeErrorKind) -> bool {
+    matches!(kind, RuntimeErrorKind::Unavailable | RuntimeErrorKind::TimedOut | RuntimeErrorKind::Cancelled)
 }
 
 /// Tells with a pull's failure which secrets and credential providers failed before it: a registry that says no may only

@@ -92,8 +92,8 @@ impl ImageManager {
 
     /// Sees to it that an image is there and that the asker may use it; pulls it where the policy wants that.
     ///
-    /// Dropping the future gives up: its place in the queue is free, what it put on record is taken back, and the pull
-    /// ends unless others wait for the same.
+    /// Dropping the future gives up: its place in the queue is free, and the pull ends unless others wait for the same.
+    /// That it was begun stays on record until somebody has looked for what it may have brought.
     pub async fn ensure(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
         let tally = Tally::new(&self.meters, request.policy);
         Ensuring { manager: self, request, tally, credentials: OnceLock::new() }.run(progress).await
@@ -136,5 +136,7 @@ impl fmt::Debug for ImageManager {
     }
 }
 
+#[cfg(test)]
+mod rights_tests;
 #[cfg(test)]
 mod tests;

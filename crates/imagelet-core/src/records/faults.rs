@@ -24,6 +24,7 @@ struct State {
     /// The change before which the process ends; 0 is none.
     ends_in: AtomicUsize,
     has_ended: AtomicBool,
+    has_failed: AtomicBool,
     effects: AtomicUsize,
 }
 
@@ -50,6 +51,7 @@ impl Faults {
 
     /// Lets one change fail: the next one is number 1. Zero takes it back.
     pub(crate) fn fail_in(&self, changes: usize) {
+        self.state().has_failed.store(false, Ordering::Relaxed);
         self.state().fails_in.store(changes, Ordering::Relaxed);
     }
 
@@ -67,6 +69,11 @@ impl Faults {
         self.state().has_ended.load(Ordering::Relaxed)
     }
 
+    /// Whether the change that was to fail has.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state().has_failed.load(Ordering::Relaxed)
+    }
+
     /// How many changes were made, or tried.
     pub(crate) fn effects(&self) -> usize {
         self.state().effects.load(Ordering::Relaxed)
@@ -81,7 +88,11 @@ impl Faults {
         if state.has_ended.load(Ordering::Relaxed) {
             return Err(io::Error::other("the process has ended"));
         }
-        if count_down(&state.fails_in) { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        if !count_down(&state.fails_in) {
+            return Ok(());
+        }
+        state.has_failed.store(true, Ordering::Relaxed);
+        Err(io::ErrorKind::StorageFull.into())
     }
 
     fn state(&self) -> &State {

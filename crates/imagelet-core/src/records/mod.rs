@@ -68,6 +68,8 @@ pub struct PullRecords {
 struct State {
     /// Spelling → how many pulls of this process stand behind its intent.
     running: HashMap<String, usize>,
+    /// Intents that no pull stands behind any more, though nobody knows what it brought → how often it was looked for.
+    left: HashMap<String, u8>,
     /// What was pulled and is not on record.
     unrecorded: HashMap<ImageId, Unrecorded>,
     /// There was more of that than could be remembered.
@@ -196,16 +198,20 @@ impl PullRecords {
         self.records.find(id.as_str()).ok().flatten()
     }
 
-    /// Puts on record that an image is about to be pulled. Durable on return; taken back when the guard is dropped.
+    /// Puts on record that an image is about to be pulled. Durable on return.
     pub fn intend(self: &Arc<Self>, image: &str) -> Result<Intent, RecordsError> {
         let mut intent = Intent { records: Arc::clone(self), image: image.to_owned(), held: false };
         if !self.is_on() {
             return Ok(intent);
         }
         let turn = self.intents.lock(image);
+        // One that is there already was left by a pull that may have brought something; this one's end says nothing of it.
+        if self.guards_images() && !self.is_running(image) && !matches!(self.intents.find(image), Ok(None)) {
+            self.state().left.entry(image.to_owned()).or_default();
+        }
         if let Err(source) = self.intents.write(Begun::new(image)) {
             // It may be in its place nevertheless, and nothing was begun by it.
-            if !self.is_running(image) && self.intents.remembered(image) == Some(None) {
+            if !self.is_running(image) && !self.state().left.contains_key(image) {
                 let _ = self.intents.remove(image);
             }
             return Err(failed("write", image, source));
@@ -336,7 +342,7 @@ impl PullRecords {
         if self.is_running(image) || found_by_name(image)? {
             return Ok(true);
         }
-        if self.settings.as_ref().is_none_or(|settings| settings.guard == Guard::Spelling) {
+        if !self.guards_images() {
             return Ok(false);
         }
         // One that cannot be read is known by its name alone.
@@ -352,6 +358,10 @@ impl PullRecords {
     fn is_outdated(&self, record: &PulledRecord, now: SystemTime) -> bool {
         let Some(age_max) = self.settings.as_ref().and_then(|settings| settings.age_max) else { return false };
         record.updated.is_none_or(|updated| now.duration_since(updated).is_ok_and(|age| age > age_max))
+    }
+
+    fn guards_images(&self) -> bool {
+        self.settings.as_ref().is_some_and(|settings| settings.guard == Guard::Image)
     }
 
     fn is_running(&self, image: &str) -> bool {
@@ -372,17 +382,36 @@ impl PullRecords {
         released
     }
 
-    /// Forgets one pull of an image; its intent goes with the last.
+    /// Forgets one pull of an image; its intent goes with the last, unless another was cut off.
     fn release_locked(&self, image: &str) -> Result<(), RecordsError> {
-        if let Some(running) = self.state().running.get_mut(image)
-            && *running > 1
         {
-            *running -= 1;
-            return Ok(());
+            let mut state = self.state();
+            let is_left = state.left.contains_key(image);
+            if let Some(running) = state.running.get_mut(image)
+                && (*running > 1 || is_left)
+            {
+                *running -= 1;
+                if *running == 0 {
+                    state.running.remove(image);
+                }
+                return Ok(());
+            }
         }
         self.intents.remove(image).map_err(|source| failed("remove", image, source))?;
         self.state().running.remove(image);
         Ok(())
+    }
+
+    /// Forgets one pull of an image that may have brought it: its intent stays until somebody has looked.
+    fn leave(&self, image: &str) {
+        let mut state = self.state();
+        state.left.insert(image.to_owned(), 0);
+        if let Some(running) = state.running.get_mut(image) {
+            *running -= 1;
+            if *running == 0 {
+                state.running.remove(image);
+            }
+        }
     }
 
     fn show(&self) {
@@ -400,9 +429,12 @@ impl fmt::Debug for PullRecords {
     }
 }
 
-/// A pull that is on record as begun. Dropped, it is taken back.
+/// A pull that is on record as begun.
+///
+/// Dropped, the pull was cut off: what it brought may be here nevertheless, or be a moment later. So the intent stays,
+/// until [`PullRecords::settle_left`] has looked.
 #[derive(Debug)]
-#[must_use = "dropping an intent takes it back"]
+#[must_use = "dropping an intent says that nobody knows how the pull ended"]
 pub struct Intent {
     records: Arc<PullRecords>,
     image: String,
@@ -428,23 +460,24 @@ impl Intent {
         }
         self.records.release(&self.image)
     }
+
+    /// Takes it back: the pull failed, and has brought nothing.
+    ///
+    /// # Errors
+    /// Then the image still counts as one that is being pulled.
+    pub fn withdraw(mut self) -> Result<(), RecordsError> {
+        if !self.held {
+            return Ok(());
+        }
+        self.held = false;
+        self.records.release(&self.image)
+    }
 }
 
 impl Drop for Intent {
     fn drop(&mut self) {
-        if !self.held {
-            return;
-        }
-        let (records, image) = (Arc::clone(&self.records), std::mem::take(&mut self.image));
-        let release = move || {
-            if let Err(error) = records.release(&image) {
-                tracing::warn!(image, error = %error, "a pull that ended stays on record as begun");
-            }
-        };
-        // An async thread must not wait for a disk. Should the process end first, the intent is found at the next start.
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) if self.records.is_durable() => drop(runtime.spawn_blocking(release)),
-            _ => release(),
+        if self.held {
+            self.records.leave(&self.image);
         }
     }
 }

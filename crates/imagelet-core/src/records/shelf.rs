@@ -61,8 +61,9 @@ impl<T: Filed> Shelf<T> {
         Self { folder: None, locks: Stripes::new(1), memory: Mutex::new(memory) }
     }
 
+    /// Whether changes wait for a disk.
     pub(super) fn is_durable(&self) -> bool {
-        self.folder.is_some()
+        self.folder.as_ref().is_some_and(Folder::waits)
     }
 
     /// Waits until nobody changes what is kept under a key.

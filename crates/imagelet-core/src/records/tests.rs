@@ -53,10 +53,33 @@ fn an_intent_is_on_disk_until_the_last_of_its_pulls_is_given_up() {
     let records = open(root.path());
     let first = records.intend("app:v1").unwrap();
     let second = records.intend("app:v1").unwrap();
-    drop(first);
+    first.withdraw().unwrap();
     assert_eq!(open(root.path()).counts(), (1, 0));
-    drop(second);
+    second.withdraw().unwrap();
     assert_eq!(open(root.path()).counts(), (0, 0));
+}
+
+#[test]
+fn a_pull_that_was_cut_off_guards_what_it_may_still_bring_until_that_was_looked_for() {
+    let root = tempfile::tempdir().unwrap();
+    let records = open(root.path());
+    let found = image("sha256:1", "reg.io/app:v1");
+    let now = SystemTime::now();
+    for name in ["reg.io/app:v1", "reg.io/gone:v1"] {
+        drop(records.intend(name).unwrap());
+    }
+    // Another pull of the name, of another image, says nothing about what the first has brought.
+    let other = records.intend("reg.io/app:v1").unwrap();
+    other.fulfil(&ImageId::new("sha256:2"), &node_wide(), now).unwrap();
+    assert!(records.has_left());
+    assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"));
+    let settled = records.settle_left(std::slice::from_ref(&found), now).unwrap();
+    assert_eq!(settled, Recovered { finished: 1, unfinished: 1 });
+    assert_eq!(records.counts(), (1, 2));
+    assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"));
+    records.settle_left(std::slice::from_ref(&found), now).unwrap();
+    assert_eq!((records.counts(), records.has_left()), ((0, 2), false));
+    assert!(allowed(&records, "reg.io/gone:v1", "sha256:3"));
 }
 
 #[test]
@@ -83,7 +106,7 @@ fn an_image_that_is_being_pulled_is_guarded_under_each_of_its_names() {
         assert!(!judged(&records, name, &found, Asker::default()).allowed, "{name}");
     }
     assert!(allowed(&records, "reg.io/app:v2", "sha256:2"), "another tag is another image");
-    drop(intent);
+    intent.withdraw().unwrap();
     assert!(allowed(&records, "reg.io/app:v1", "sha256:1"));
 }
 

@@ -14,7 +14,10 @@ use crate::image::{Image, ImageId};
 /// Most images of which it is known one by one when they were last pulled.
 const TOUCHED_MAX: usize = 4096;
 
-/// What start-up found.
+/// A pull that was cut off is over for certain when its image was looked for so often, a collection apart, and not found.
+const LOOKS_MAX: u8 = 2;
+
+/// What a look for cut-off pulls found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Pulls that had finished without a word: their images now ask for credentials.
@@ -71,12 +74,30 @@ impl PullRecords {
     /// # Errors
     /// When one of them could not be settled; its intent stays, and all others are.
     pub fn recover(&self, images: &[Image], now: SystemTime) -> Result<Recovered, RecordsError> {
+        self.settle_idle(images, now, false)
+    }
+
+    /// Whether there are intents that no pull stands behind.
+    pub fn has_left(&self) -> bool {
+        self.intents.count() > self.state().running.len()
+    }
+
+    /// The same as [`Self::recover`] now and then: pulls that were cut off may have finished, too. An intent goes after
+    /// its image was looked for and not found more than once.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn settle_left(&self, images: &[Image], now: SystemTime) -> Result<Recovered, RecordsError> {
+        self.settle_idle(images, now, true)
+    }
+
+    fn settle_idle(&self, images: &[Image], now: SystemTime, ends: bool) -> Result<Recovered, RecordsError> {
         let mut recovered = Recovered::default();
         let Some(settings) = &self.settings else { return Ok(recovered) };
         let candidates: Vec<Names<'_>> = images.iter().map(|image| Names::of(image, "")).collect();
         let mut first_failure = None;
         for begun in self.intents.list().whole {
-            if self.is_running(&begun.image) {
+            if self.is_running(&begun.image) || self.is_unrecorded(&ImageId::new(&begun.image)) {
                 continue;
             }
             let brought = images.iter().zip(&candidates).filter(|(image, names)| match settings.guard {
@@ -84,17 +105,39 @@ impl PullRecords {
                 Guard::Image => names.include(&begun),
             });
             let ids: Vec<&ImageId> = brought.map(|(image, _)| &image.id).collect();
-            if ids.is_empty() {
+            let settled = if !ids.is_empty() {
+                recovered.finished += 1;
+                self.settle(&begun, &ids, now)
+            } else {
                 recovered.unfinished += 1;
-                continue;
-            }
-            match self.settle(&begun, &ids, now) {
-                Ok(()) => recovered.finished += 1,
-                Err(error) => first_failure = first_failure.or(Some(error)),
-            }
+                if ends { self.give_up(&begun) } else { Ok(()) }
+            };
+            first_failure = first_failure.or(settled.err());
         }
         self.show();
         first_failure.map_or(Ok(recovered), Err)
+    }
+
+    /// Notes that a cut-off pull has brought nothing so far; in the end, takes it back.
+    fn give_up(&self, begun: &Begun) -> Result<(), RecordsError> {
+        let _turn = self.intents.lock(&begun.image);
+        if self.is_running(&begun.image) {
+            return Ok(());
+        }
+        let looks = {
+            let mut state = self.state();
+            let looks = state.left.entry(begun.image.clone()).or_default();
+            *looks += 1;
+            *looks
+        };
+        if looks < LOOKS_MAX { Ok(()) } else { self.end_left(&begun.image) }
+    }
+
+    /// For who holds the intent's lock.
+    fn end_left(&self, image: &str) -> Result<(), RecordsError> {
+        self.intents.remove(image).map_err(|source| failed("remove", image, source))?;
+        self.state().left.remove(image);
+        Ok(())
     }
 
     /// Puts on record that a pull brought these images, for nobody knows whom.
@@ -109,7 +152,12 @@ impl PullRecords {
             self.records.write(record).map_err(|source| failed("write", id.as_str(), source))?;
         }
         let _turn = self.intents.lock(&begun.image);
-        self.release_locked(&begun.image)
+        // A pull that has begun meanwhile stands behind the same intent.
+        if self.is_running(&begun.image) {
+            self.state().left.remove(&begun.image);
+            return Ok(());
+        }
+        self.end_left(&begun.image)
     }
 
     /// A moment to prune by, taken before the images are listed.
@@ -163,7 +211,7 @@ impl PullRecords {
             tracing::warn!(image, %error, "a pull that ended stays on record as begun");
         }
         // A name may move on to another image before the next start, and an id cannot.
-        if self.settings.as_ref().is_some_and(|settings| settings.guard == Guard::Image) {
+        if self.guards_images() {
             let _turn = self.intents.lock(id.as_str());
             if let Err(error) = self.intents.write(Begun::new(id.as_str())) {
                 tracing::debug!(image, %error, "an image that is not on record is known by its name alone");

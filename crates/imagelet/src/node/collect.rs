@@ -72,6 +72,7 @@ pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Col
         if pruned > 0 {
             tracing::info!(pruned, "removed the pull records of absent images");
         }
+        settle_cut_off_pulls(node).await;
     }
     if !request.dry_run
         && let Some(engine) = &node.parts.engine
@@ -82,6 +83,26 @@ pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Col
         }
     }
     Ok(collected(&report, request.dry_run))
+}
+
+/// Looks for what pulls have brought that were cut off: it asks for credentials from now on.
+async fn settle_cut_off_pulls(node: &LocalNode) {
+    if !node.parts.records.has_left() {
+        return;
+    }
+    let images = match node.parts.runtime.list(None).await {
+        Ok(images) => images,
+        Err(error) => {
+            tracing::warn!(error = error.chain(), "could not compare cut-off pulls with the images");
+            return;
+        }
+    };
+    let records = Arc::clone(&node.parts.records);
+    match tokio::task::spawn_blocking(move || records.settle_left(&images, SystemTime::now())).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "could not settle cut-off pulls"),
+        Err(error) => tracing::error!(%error, "could not settle cut-off pulls"),
+    }
 }
 
 /// What is asked over what is configured.
