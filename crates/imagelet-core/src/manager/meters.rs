@@ -93,6 +93,10 @@ impl Meters {
         Self { metrics, requests: Default::default(), checks: Default::default() }
     }
 
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
     pub(crate) fn checked(&self, outcome: &str) {
         match RESULTS.iter().position(|result| *result == outcome) {
             Some(place) => self.checks[place].get(|| self.metrics.number(&CHECKS, &[outcome])).add(1.0),

@@ -27,7 +27,7 @@ use backoff::Backoff;
 use ensure::Ensuring;
 pub use error::EnsureError;
 use meters::{Meters, QueueMeters, Tally};
-pub use pod::{NoWatch, PodImage, PodOutcome, PodRequest, PodRole, PodWatch};
+pub use pod::{NoWatch, PodImage, PodOutcome, PodRequest, PodRole, PodWatch, VolumeImage};
 use puller::Puller;
 pub use request::{
     Compatibility, Concurrency, EnsureRequest, Ensured, HeldBack, ManagerParts, ManagerStatus, Origin, OtherPolicy,

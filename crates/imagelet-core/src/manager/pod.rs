@@ -1,5 +1,7 @@
 //! All images of a pod: which start together, and what one's failure means for the others (`spec/pull.md §2.2`).
 
+mod volumes;
+
 use std::{
     collections::HashMap,
     fmt,
@@ -7,6 +9,9 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream};
+
+pub use volumes::VolumeImage;
+use volumes::walk;
 
 use super::{Compatibility, EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
 use crate::{
@@ -176,7 +181,7 @@ impl ImageManager {
     fn tell_start(&self, request: &PodRequest, image: usize, outcomes: &[Option<PodOutcome>]) {
         for (container, reason) in starts_failed(&request.images, outcomes, image) {
             let field = request.images[container].subject_field();
-            self.tell_pod(request, field, "Failed", format!("Error: {reason}"));
+            self.tell_pod(request, field, "Failed", start_failed_text(&reason));
         }
     }
 
@@ -186,6 +191,11 @@ impl ImageManager {
         let subject = EventSubject::Pod { namespace, name, uid, field_path: field_path.into() };
         self.events.record(Event { kind: EventKind::Warning, reason, message, subject });
     }
+}
+
+/// What the kubelet says of a container that did not start.
+fn start_failed_text(reason: &str) -> String {
+    format!("Error: {reason}")
 }
 
 fn secrets_text(request: &PodRequest) -> String {
@@ -277,7 +287,7 @@ fn blocked_by(
     let failed_init = || {
         images.iter().zip(outcomes).position(|(one, outcome)| one.role == PodRole::Init && has_failed(outcome.as_ref()))
     };
-    let failed_mount = || failed_mounts(images, outcomes, image).last();
+    let failed_mount = || failed_mounts(images, outcomes, image).pop();
     after_init.then(failed_init).flatten().or_else(failed_mount)
 }
 
@@ -286,18 +296,15 @@ fn has_failed(outcome: Option<&PodOutcome>) -> bool {
 }
 
 /// The volumes a container mounts whose image failed, in the order of its mounts.
-fn failed_mounts<'a>(
-    images: &'a [PodImage],
-    outcomes: &'a [Option<PodOutcome>],
-    image: usize,
-) -> impl Iterator<Item = usize> + 'a {
-    images[image].mounts.iter().filter_map(move |mount| {
-        let volumes = images.iter().zip(outcomes);
-        let is_it = |(one, outcome): (&PodImage, &Option<PodOutcome>)| {
-            one.role == PodRole::Volume && one.name == *mount && matches!(outcome, Some(PodOutcome::Failed(_)))
-        };
-        volumes.into_iter().position(is_it)
-    })
+fn failed_mounts(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: usize) -> Vec<usize> {
+    let found = |mount: &str| {
+        let volume = images.iter().position(|one| one.role == PodRole::Volume && one.name == mount)?;
+        outcomes[volume].as_ref().map(|outcome| match outcome {
+            PodOutcome::Failed(_) => Err(volume),
+            _ => Ok(volume),
+        })
+    };
+    walk(&images[image].mounts, found).1
 }
 
 /// The containers that cannot start now that this image is settled, each with the reason. Touches nothing.
@@ -318,14 +325,14 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
         let mounting = (0..images.len()).filter(|&image| {
             images[image].role != PodRole::Volume
                 && is_started(image)
-                && failed_mounts(images, outcomes, image).any(|volume| volume == settled)
+                && failed_mounts(images, outcomes, image).contains(&settled)
         });
         return mounting.map(|image| (image, reason.clone())).collect();
     }
     if !is_started(settled) {
         return Vec::new();
     }
-    let of_mounts = failed_mounts(images, outcomes, settled).filter_map(reason_of);
+    let of_mounts = failed_mounts(images, outcomes, settled).into_iter().filter_map(reason_of);
     of_mounts.chain(reason_of(settled)).map(|reason| (settled, reason)).collect()
 }
 

@@ -10,7 +10,7 @@ use crate::{
     metrics::Metrics,
     records::PullRecords,
     runtime::{NoContainers, RuntimeErrorKind, RuntimeManager},
-    testing::FakeRuntime,
+    testing::{FakeRuntime, vectors},
 };
 
 struct TestNode {
@@ -217,6 +217,87 @@ async fn a_pod_that_is_given_up_ends_all_its_pulls() {
     assert!(given_up.is_err());
     assert_eq!((node.runtime.pulls_running_max(), node.runtime.pulls_running()), (5, 0));
     assert!(node.manager.status().pulls.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_vector_of_image_volumes_holds() {
+    let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+    let cases = vectors("pull-image-volumes.json");
+    for case in &cases {
+        let (input, expected) = (&case["input"], &case["expected"]);
+        match input["op"].as_str() {
+            Some("pull") => {
+                let (node, mut images, mut ids) = (TestNode::new(Compatibility::Kubelet), Vec::new(), HashMap::new());
+                for volume in
+                    input["volumes"].as_array().expect("volumes").iter().filter(|one| one["image"].is_object())
+                {
+                    let reference = text(&volume["image"]["reference"]).expect("a reference");
+                    let policy = text(&volume["image"]["pullPolicy"]).expect("a policy").parse().expect("known");
+                    ids.insert(reference.clone(), node.runtime.offer(&reference, &reference, 1));
+                    let name = text(&volume["name"]).expect("a name");
+                    images.push(PodImage { name, policy, ..image(PodRole::Volume, &reference) });
+                }
+                let common = EnsureRequest::new("", PullPolicy::Never);
+                let mounts = images.iter().map(|one| one.name.clone()).collect();
+                images.push(PodImage { policy: PullPolicy::Never, mounts, ..container("main") });
+                let request = PodRequest { common, images, secrets_unread: Vec::new() };
+                let outcomes = node.manager.ensure_pod(&request, &NoWatch).await;
+                let volumes = request.images.len() - 1;
+                assert_eq!(volumes, expected["results"].as_object().expect("results").len(), "{}", case["name"]);
+                for (one, outcome) in request.images[..volumes].iter().zip(&outcomes) {
+                    let expected = &expected["results"][&one.name];
+                    match outcome {
+                        PodOutcome::Ensured(ensured) => {
+                            assert_eq!(Some(&ensured.id), text(&expected["image_ref"]).map(|name| &ids[&name]));
+                            assert_eq!(Some(&one.image), text(&expected["user_specified_image"]).as_ref());
+                        }
+                        PodOutcome::Failed(error) => {
+                            assert_eq!(Some(error.reason().to_string()), text(&expected["error"]), "{}", case["name"]);
+                            assert_eq!(Some(error.message()), text(&expected["message"]), "{}", case["name"]);
+                        }
+                        PodOutcome::Blocked { .. } => panic!("a volume waits for nobody: {}", case["name"]),
+                    }
+                }
+                let failed =
+                    outcomes[..volumes].iter().filter(|outcome| matches!(outcome, PodOutcome::Failed(_))).count();
+                match request.volumes_of(volumes, &outcomes) {
+                    Ok(mounted) => assert_eq!((failed, mounted.len()), (0, volumes), "{}", case["name"]),
+                    Err(error) => assert_eq!((failed, error.reason().as_ref()), (1, "ErrImageNeverPull")),
+                }
+            }
+            Some("mount") => {
+                let mounts: Vec<String> =
+                    input["volume_mounts"].as_array().expect("mounts").iter().filter_map(text).collect();
+                let found = |mount: &str| {
+                    let result = input["results"].get(mount)?;
+                    Some(text(&result["error"]).map_or(Ok(mount.to_owned()), Err))
+                };
+                let (mounted, failures) = walk(&mounts, found);
+                let last = failures.last().cloned();
+                assert_eq!(last, text(&expected["error"]), "{}", case["name"]);
+                let events: Vec<String> = failures.iter().map(|reason| start_failed_text(reason)).collect();
+                assert_eq!(events, text(&expected["event"]["message"]).into_iter().collect::<Vec<_>>());
+                if last.is_none() {
+                    let expected = expected["image_volumes"].as_array().cloned().unwrap_or_default();
+                    assert_eq!(mounted, expected.iter().filter_map(text).collect::<Vec<_>>(), "{}", case["name"]);
+                }
+            }
+            other => panic!("unknown operation {other:?}"),
+        }
+    }
+    assert_eq!(cases.len(), 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn mounts_are_counted_by_whoever_starts_containers() {
+    let node = TestNode::new(Compatibility::Kubelet);
+    node.manager.count_volume_mounts(2, None);
+    node.manager.count_volume_mounts(1, Some("the container's own affair"));
+    node.manager.count_volume_mounts(1, Some("ImageVolumeMountFailed: no such path"));
+    // Whole numbers, so that they compare exactly.
+    let counted = |family| format!("{}", node.manager.meters.metrics().value(family, &[]));
+    let all = [&volumes::REQUESTED, &volumes::SUCCEEDED, &volumes::FAILED].map(counted);
+    assert_eq!(all, ["4", "3", "1"]);
 }
 
 #[test]
