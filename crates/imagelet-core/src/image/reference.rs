@@ -1,6 +1,6 @@
 //! Names of images, read as `distribution/reference` v0.6.0 reads them (`spec/pull.md §5`).
 
-use std::{fmt, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr};
 
 use super::digest::{Digest, DigestError};
 
@@ -9,6 +9,8 @@ const PATH_LENGTH_MAX: usize = 255;
 /// Longest tag.
 const TAG_LENGTH_MAX: usize = 128;
 const DEFAULT_DOMAIN: &str = "docker.io";
+/// Where the default registry keeps names of one component.
+const DEFAULT_FOLDER: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
 
 /// A normalised name: repository with domain, and a tag, a digest, or both.
@@ -91,15 +93,7 @@ impl FromStr for Reference {
 
     /// Normalises: expands short names, defaults the tag to `latest` when neither tag nor digest is given.
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        if text.len() == 64 && text.bytes().all(is_lower_hex) {
-            return Err(ReferenceError::LooksLikeId(text.to_owned()));
-        }
-        let (domain, remainder) = normalised_domain(text);
-        let name_part = remainder.split(':').next().unwrap_or_default();
-        if name_part.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            return Err(ReferenceError::NameUppercase(name_part.to_owned()));
-        }
-        let full = format!("{domain}/{remainder}");
+        let full = full_name(text)?;
         let parts = Parts::parse(&full)?;
         let tag = parts.tag.map(str::to_owned);
         let digest = parts.digest.map(str::parse).transpose()?;
@@ -129,7 +123,7 @@ impl fmt::Debug for Reference {
 /// # Errors
 /// When the text names no image.
 pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
-    text.parse::<Reference>()?;
+    Parts::parse(&full_name(text)?)?;
     // A parsed name ends in its last path component; a colon behind the last slash starts a tag.
     let last = text.rsplit('/').next().unwrap_or(text);
     let bare = !text.contains('@') && !last.contains(':');
@@ -149,21 +143,28 @@ pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
     }
 }
 
-fn normalised_domain(text: &str) -> (&str, String) {
-    let (domain, remainder) = match text.split_once('/') {
-        Some((head, tail))
-            if head == "localhost"
-                || head.contains(['.', ':'])
-                || head.bytes().any(|byte| byte.is_ascii_uppercase()) =>
-        {
-            (if head == "index.docker.io" { DEFAULT_DOMAIN } else { head }, tail)
-        }
-        _ => (DEFAULT_DOMAIN, text),
-    };
-    if domain == DEFAULT_DOMAIN && !remainder.contains('/') {
-        return (domain, format!("library/{remainder}"));
+/// The text with its domain, for the grammar to cut. Copies nothing where the domain is written out.
+fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
+    if text.len() == 64 && text.bytes().all(is_lower_hex) {
+        return Err(ReferenceError::LooksLikeId(text.to_owned()));
     }
-    (domain, remainder.to_owned())
+    let written = text.split_once('/').filter(|(head, _)| {
+        *head == "localhost" || head.contains(['.', ':']) || head.bytes().any(|byte| byte.is_ascii_uppercase())
+    });
+    let (domain, remainder) = match written {
+        Some(("index.docker.io", remainder)) => (DEFAULT_DOMAIN, remainder),
+        Some(written) => written,
+        None => (DEFAULT_DOMAIN, text),
+    };
+    let folder = if domain == DEFAULT_DOMAIN && !remainder.contains('/') { DEFAULT_FOLDER } else { "" };
+    let name_part = remainder.split(':').next().unwrap_or_default();
+    if name_part.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Err(ReferenceError::NameUppercase(format!("{folder}{name_part}")));
+    }
+    if folder.is_empty() && written.is_some_and(|(head, _)| head == domain) {
+        return Ok(Cow::Borrowed(text));
+    }
+    Ok(Cow::Owned(format!("{domain}/{folder}{remainder}")))
 }
 
 /// A text cut by the grammar, digest unchecked beyond its form.

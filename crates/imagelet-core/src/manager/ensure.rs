@@ -1,6 +1,7 @@
 //! One request's walk from the name to the image (`spec/pull.md §2`).
 
 use std::{
+    borrow::Borrow,
     sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
@@ -17,13 +18,14 @@ use super::{
     meters::Tally,
     puller::{Pulled, Work},
     request::{EnsureRequest, Ensured, Origin, PullPolicy},
+    secrets::OfSecrets,
     text::{quoted, whole_milliseconds},
 };
 use crate::{
-    credentials::{Keyring, KeyringError, TrackedCredential},
+    credentials::{KeyringError, TrackedCredential},
     events::{Event, EventKind},
     image::{Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
-    records::{Intent, PullRecords},
+    records::{Asker, Intent, PullRecords},
     runtime::{Progress, RuntimeError, RuntimeErrorKind},
 };
 
@@ -43,14 +45,6 @@ pub(super) struct Found {
     credentials: Vec<TrackedCredential>,
     /// Why there are no more: secrets that cannot be read, providers that did not answer.
     missing: Vec<String>,
-}
-
-/// Why nothing could be said yet about whether an asker may use an image.
-enum NotJudged {
-    /// Its credentials matter and were not looked up.
-    CredentialsWanted,
-    /// They could not be.
-    Failed(EnsureError),
 }
 
 impl Ensuring<'_> {
@@ -116,21 +110,20 @@ impl Ensuring<'_> {
             on_disk(&self.manager.records, move || records.look_up(&image, &found)).await
         };
         let now = SystemTime::now();
-        // Records are judged without waiting; only where credentials matter are they looked up, and it is judged again.
-        let asker = || match self.credentials.get() {
-            None => Err(NotJudged::CredentialsWanted),
-            Some(Ok(provided)) => Ok(asker_of(&provided.credentials)),
-            Some(Err(error)) => Err(NotJudged::Failed(self.credentials_error(error))),
-        };
-        let mut judged = records.judge(&self.request.image, &evidence, now, asker);
-        if matches!(judged, Err(NotJudged::CredentialsWanted)) {
-            self.look_up_credentials().await;
+        // Records are judged without waiting, by the pod's secrets. Only where those do not let it in, the node's and the
+        // providers' credentials are looked up, and it is judged again: one may be its service account's.
+        let mut judged = records.judge(&self.request.image, &evidence, now, || self.asker_by_secrets());
+        if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed) && evidence.names_service_accounts() {
+            let found = self.look_up_credentials().await;
+            let asker = || match found {
+                Ok(found) => Ok(asker_of(&found.credentials)),
+                Err(error) => Err(self.credentials_error(error)),
+            };
             judged = records.judge(&self.request.image, &evidence, now, asker);
         }
         let verdict = match judged {
             Ok(verdict) => verdict,
-            Err(NotJudged::CredentialsWanted) => unreachable!("they were looked up"),
-            Err(NotJudged::Failed(error)) => {
+            Err(error) => {
                 self.manager.meters.checked("error");
                 return Err(error);
             }
@@ -151,7 +144,8 @@ impl Ensuring<'_> {
 
     fn hand_out_present(&self, id: ImageId, spec: ImageSpec) -> Ensured {
         let suffix = if self.manager.records.is_on() { " and can be accessed by the pod" } else { "" };
-        let message = format!("Container image {} already present on machine{suffix}", quoted(&self.request.image));
+        let image = quoted(&self.request.image);
+        let message = ["Container image ", &image, " already present on machine", suffix].concat();
         self.tell(EventKind::Normal, "Pulled", message.clone());
         self.finished();
         self.touch(&id);
@@ -274,8 +268,8 @@ impl Ensuring<'_> {
             return Ok(Found { credentials, missing: Vec::new() });
         }
         let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Found::default()) };
-        let (keyring, mut missing) = self.secrets_keyring()?;
-        let mut credentials = keyring.lookup(reference.repository());
+        let of_secrets = self.of_secrets()?;
+        let (mut credentials, mut missing) = (of_secrets.credentials.clone(), of_secrets.missing.clone());
         credentials.extend(self.manager.keyring.keyring().await.lookup(reference.repository()));
         let provided = self.manager.providers.provide(&self.request.query(reference.repository())).await;
         credentials.extend(provided.credentials);
@@ -283,18 +277,17 @@ impl Ensuring<'_> {
         Ok(Found { credentials, missing })
     }
 
-    /// The pull secrets, and which of them cannot be read. The kubelet goes no further than the first that cannot.
-    fn secrets_keyring(&self) -> Result<(Keyring, Vec<String>), KeyringError> {
-        if self.manager.compatibility.is_kubelet() {
-            return Ok((Keyring::of_secrets(&self.request.secrets)?, Vec::new()));
+    fn of_secrets(&self) -> Result<Arc<OfSecrets>, KeyringError> {
+        self.manager.secrets.read(&self.request.image, &self.request.secrets, self.manager.compatibility)
+    }
+
+    /// Who asks, as far as its own secrets tell.
+    fn asker_by_secrets(&self) -> Result<Known, EnsureError> {
+        if !self.request.credentials.is_empty() {
+            let shown: Vec<_> = self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect();
+            return Ok(Known::Shown(asker_of(&shown)));
         }
-        let (keyring, unreadable) = Keyring::of_readable_secrets(&self.request.secrets);
-        let missing = unreadable.iter().map(|error| {
-            let text = format!("{error}: {}", error.source);
-            tracing::warn!(image = self.request.image, "{text}; it is passed over");
-            text
-        });
-        Ok((keyring, missing.collect()))
+        self.of_secrets().map(Known::OfSecrets).map_err(|error| self.credentials_error(&error))
     }
 
     fn credentials_error(&self, error: &KeyringError) -> EnsureError {
@@ -351,6 +344,21 @@ impl Begun {
     /// The same for a pull that ended after its last asker went away: it is here, and whose right it was is known.
     fn conclude(self, pulled: Pulled) -> BoxFuture<'static, ()> {
         async move { self.fulfil(&pulled).await }.boxed()
+    }
+}
+
+/// Who asks, borrowed from where it is known.
+enum Known {
+    Shown(Asker),
+    OfSecrets(Arc<OfSecrets>),
+}
+
+impl Borrow<Asker> for Known {
+    fn borrow(&self) -> &Asker {
+        match self {
+            Self::Shown(asker) => asker,
+            Self::OfSecrets(of_secrets) => &of_secrets.asker,
+        }
     }
 }
 

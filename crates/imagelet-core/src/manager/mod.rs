@@ -12,6 +12,7 @@ mod progress;
 mod puller;
 mod queue;
 mod request;
+mod secrets;
 mod startup;
 mod text;
 mod throttle;
@@ -33,6 +34,7 @@ pub use request::{
     Compatibility, Concurrency, EnsureRequest, Ensured, HeldBack, ManagerParts, ManagerStatus, Origin, OtherPolicy,
     PodIdentity, PullPolicy, PullPolicyError, PullSettings, PullState, PullStatus, Touched,
 };
+use secrets::SecretsCache;
 pub use startup::{PodSeen, PodStage, PullRecorder, StartupTracker};
 pub use throttle::PullRate;
 
@@ -55,6 +57,7 @@ pub struct ImageManager {
     touched: Option<Touched>,
     recorder: Option<Arc<dyn PullRecorder>>,
     compatibility: Compatibility,
+    secrets: SecretsCache,
     backoff: Mutex<Backoff<BackoffKey>>,
 }
 
@@ -82,6 +85,7 @@ impl ImageManager {
             keyring,
             providers,
             compatibility: settings.compatibility,
+            secrets: SecretsCache::default(),
             runtime,
             records,
             events,

@@ -25,6 +25,7 @@ mod upkeep;
 mod verify;
 
 use std::{
+    borrow::Borrow,
     collections::HashMap,
     fmt, io,
     path::{Path, PathBuf},
@@ -89,6 +90,18 @@ enum Known {
     Record(Arc<PulledRecord>),
     /// No record; a pull that was begun may have brought it, or none was.
     Begun(bool),
+}
+
+impl Evidence {
+    /// Whether a service account may open the image: it takes a credential provider to know an asker's.
+    pub fn names_service_accounts(&self) -> bool {
+        match &self.0 {
+            Known::Record(record) => {
+                record.mapping.values().any(|access| !access.kubernetes_service_accounts.is_empty())
+            }
+            _ => false,
+        }
+    }
 }
 
 /// The records could not be read or written.
@@ -281,12 +294,12 @@ impl PullRecords {
     ///
     /// # Errors
     /// What `asker` failed with; it is called only where its answer matters.
-    pub fn judge<E>(
+    pub fn judge<A: Borrow<Asker>, E>(
         &self,
         image: &str,
         evidence: &Evidence,
         now: SystemTime,
-        asker: impl FnOnce() -> Result<Asker, E>,
+        asker: impl FnOnce() -> Result<A, E>,
     ) -> Result<Option<Verdict>, E> {
         let Some(settings) = &self.settings else { return Ok(None) };
         let (record, begun) = match &evidence.0 {

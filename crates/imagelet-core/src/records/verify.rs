@@ -1,5 +1,7 @@
 //! Whether an asker may use an image that is here (`spec/pull.md §8.3, §8.4`). Touches nothing.
 
+use std::borrow::Borrow;
+
 use super::file::{ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
 use crate::image::trim_tag_and_digest;
 
@@ -136,12 +138,12 @@ impl Verdict {
 ///
 /// # Errors
 /// What `asker` failed with; it is called only where its answer matters.
-pub(super) fn judge<E>(
+pub(super) fn judge<A: Borrow<Asker>, E>(
     policy: &VerificationPolicy,
     image: &str,
     record: Option<&PulledRecord>,
     intended: bool,
-    asker: impl FnOnce() -> Result<Asker, E>,
+    asker: impl FnOnce() -> Result<A, E>,
 ) -> Result<Verdict, E> {
     if !policy.wants_credentials(image, record.is_some() || intended) {
         return Ok(Verdict::POLICY);
@@ -156,6 +158,7 @@ pub(super) fn judge<E>(
         return Ok(Verdict::AUTHENTICATE);
     }
     let asker = asker()?;
+    let asker: &Asker = asker.borrow();
     if let Some(verdict) = judge_secrets(access, &asker.secrets) {
         return Ok(verdict);
     }

@@ -256,6 +256,9 @@ impl State {
         if text.is_empty() {
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the image has no name"));
         }
+        if let Some(image) = self.images.values().find(|image| image.tags.iter().any(|tag| tag == text)) {
+            return Ok(Some(image));
+        }
         let bare = text.strip_prefix("sha256:").unwrap_or(text);
         if let Some(image) = self.images.values().find(|image| image.id.as_str() == text) {
             return Ok(Some(image));
