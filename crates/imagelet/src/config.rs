@@ -94,6 +94,9 @@ pub(crate) struct File {
     /// Images that `NeverVerifyAllowlistedImages` trusts: names without tag and digest, or prefixes that end in `/*`.
     #[serde(rename = "preloadedImagesVerificationAllowlist", skip_serializing_if = "Option::is_none")]
     verification_allowlist: Option<Vec<String>>,
+    /// The kubelet's feature gates that are about images.
+    #[serde(rename = "featureGates", skip_serializing_if = "Option::is_none")]
+    feature_gates: Option<FeatureGatesFile>,
 
     // The kubelet has these two as flags.
     /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files; read again on SIGHUP. Empty: none. See [credentials](credentials.md).
@@ -137,6 +140,22 @@ pub(crate) struct File {
     /// When images are collected.
     #[serde(rename = "collection", skip_serializing_if = "Option::is_none")]
     collection: Option<CollectionFile>,
+}
+
+/// `featureGates` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct FeatureGatesFile {
+    /// Keep on record what was pulled for whom, and let nobody else use it. `false`: every pod may use what is on the node.
+    #[serde(rename = "KubeletEnsureSecretPulledImages", skip_serializing_if = "Option::is_none")]
+    ensure_secret_pulled_images: Option<bool>,
+}
+
+impl File {
+    /// Whether what is pulled is put on record.
+    fn is_recorded(&self) -> bool {
+        self.feature_gates.as_ref().and_then(|gates| gates.ensure_secret_pulled_images).unwrap_or(true)
+    }
 }
 
 /// `http` in the file.
@@ -280,8 +299,9 @@ impl File {
             pulls_per_second: Some(5),
             pulls_burst: Some(10),
             runtime_request_timeout: Some(GoDuration::minutes(2)),
-            verification_policy: Some("NeverVerifyPreloadedImages".into()),
+            verification_policy: Some(if given.is_recorded() { "NeverVerifyPreloadedImages" } else { "" }.into()),
             verification_allowlist: Some(Vec::new()),
+            feature_gates: Some(FeatureGatesFile { ensure_secret_pulled_images: Some(true) }),
             providers_config: Some(PathBuf::new()),
             providers_binaries: Some(PathBuf::new()),
             provider_timeout: Some(GoDuration::minutes(1)),
@@ -399,6 +419,8 @@ pub(crate) struct PullLimits {
 /// When a present image needs proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verification {
+    /// Nothing is put on record: the feature gate is off.
+    Off,
     /// `NeverVerify`
     Never,
     /// `NeverVerifyPreloadedImages`

@@ -16,7 +16,7 @@ use super::{
 };
 
 /// The keys taken from a kubelet's file; everything else in it is not about images.
-const KUBELET_KEYS: [&str; 11] = [
+const KUBELET_KEYS: [&str; 12] = [
     "imageGCHighThresholdPercent",
     "imageGCLowThresholdPercent",
     "imageMinimumGCAge",
@@ -28,7 +28,11 @@ const KUBELET_KEYS: [&str; 11] = [
     "runtimeRequestTimeout",
     "imagePullCredentialsVerificationPolicy",
     "preloadedImagesVerificationAllowlist",
+    "featureGates",
 ];
+
+/// Of a kubelet's feature gates, the one that is about images.
+const FEATURE_GATE: &str = "KubeletEnsureSecretPulledImages";
 
 /// Keys that no default has a value for.
 const ABSENT_BY_DEFAULT: [&str; 3] = ["maxParallelImagePulls", "credentials", "dockerConfig"];
@@ -99,6 +103,9 @@ impl Layers {
             });
         }
         document.retain(|key, value| KUBELET_KEYS.contains(&key.as_str()) && !value.is_null());
+        if let Some(gates) = document.get_mut("featureGates").and_then(Value::as_object_mut) {
+            gates.retain(|gate, _| gate == FEATURE_GATE);
+        }
         // One key at a time, so that a complaint can name it.
         for (key, value) in document {
             let alone = Value::Object([(key.clone(), value)].into_iter().collect());
@@ -227,6 +234,7 @@ impl From<GoDuration> for Value {
 #[cfg(test)]
 mod tests {
     use imagelet_core::testing::vectors;
+    use serde_json::json;
 
     use super::*;
 
@@ -302,6 +310,46 @@ mod tests {
             checked += 1;
         }
         assert!(checked > 15);
+    }
+
+    #[test]
+    fn every_vector_of_pull_settings_holds() {
+        let cases = vectors("pull-config-validation.json");
+        for case in &cases {
+            let (input, expected) = (&case["input"], &case["expected"]);
+            let mut document = input["config"].clone();
+            document["featureGates"] = json!({FEATURE_GATE: input["feature_ensure_secret_pulled_images"]});
+            let layers = given(&document.to_string());
+            let effective = layers.effective().expect("defaults apply");
+            for (key, wanted) in expected["after_defaulting"].as_object().expect("values") {
+                let found = effective.iter().find(|one| one.key == *key).map_or(Value::Null, |one| one.value.clone());
+                let is_empty = wanted.is_null() && found == Value::Array(Vec::new());
+                assert!(is_empty || found == *wanted, "{}: {key}: {found} is not {wanted}", case["name"]);
+            }
+            let findings: Vec<String> = match layers.settings() {
+                Ok(_) => Vec::new(),
+                // Each stands behind the place it is about.
+                Err(ConfigError::Invalid(findings)) => {
+                    let text =
+                        |finding: &String| finding.find("invalid configuration").map(|at| finding[at..].to_owned());
+                    findings.iter().map(|finding| text(finding).expect("it says so")).collect()
+                }
+                Err(error) => panic!("{}: {error}", case["name"]),
+            };
+            assert_eq!(Value::from(findings), expected["errors"], "{}", case["name"]);
+        }
+        assert_eq!(cases.len(), 41);
+    }
+
+    #[test]
+    fn of_a_kubelets_feature_gates_the_one_about_images_is_taken() {
+        let (_kept, path) = in_file(
+            "kubelet.yaml",
+            "kind: KubeletConfiguration\nfeatureGates:\n  Other: true\n  KubeletEnsureSecretPulledImages: false\n",
+        );
+        let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+        layers.add_kubelet_file(&path).expect("it is read");
+        assert_eq!(layers.settings().expect("it holds").verification, super::super::Verification::Off);
     }
 
     #[test]

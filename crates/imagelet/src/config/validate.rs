@@ -6,8 +6,9 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{ByteSize, Percent, Reference, trim_tag_and_digest},
+    image::{ByteSize, Percent},
     manager::Compatibility,
+    records::Allowlist,
 };
 use imagelet_cri::Endpoint;
 use imagelet_oci::{Admission, Durability, LayerLimits};
@@ -201,6 +202,15 @@ fn verification(file: &File, complaints: &mut Complaints) -> Verification {
     const ALLOWLIST: &str = "preloadedImagesVerificationAllowlist";
     let policy = file.verification_policy.as_deref().unwrap_or_default();
     let patterns = file.verification_allowlist.clone().unwrap_or_default();
+    if !file.is_recorded() {
+        for (key, is_set) in [(POLICY, !policy.is_empty()), (ALLOWLIST, !patterns.is_empty())] {
+            if is_set {
+                let gate = "KubeletEnsureSecretPulledImages feature gate";
+                complaints.add(key, format!("`{key}` must not be set if {gate} is not enabled"));
+            }
+        }
+        return Verification::Off;
+    }
     let chosen = match policy {
         "NeverVerify" => Verification::Never,
         "NeverVerifyPreloadedImages" => Verification::NeverPreloaded,
@@ -226,37 +236,10 @@ fn verification(file: &File, complaints: &mut Complaints) -> Verification {
                  \"NeverVerifyAllowlistedImages\""
             ),
         );
-    } else if let Some(error) = patterns.iter().find_map(|pattern| check_pattern(pattern).err()) {
+    } else if let Err(error) = Allowlist::new(patterns.iter().map(String::as_str)) {
         complaints.add(ALLOWLIST, format!("invalid image pattern in `{ALLOWLIST}`: {error}"));
     }
     chosen
-}
-
-/// `spec/gc.md §17.2`: the first rule a pattern breaks.
-fn check_pattern(pattern: &str) -> Result<(), String> {
-    if pattern.trim() != pattern {
-        return Err(format!("leading/trailing spaces are not allowed: {pattern}"));
-    }
-    let (name, wildcard) = match pattern.strip_suffix("/*") {
-        Some(name) => (name, true),
-        None => (pattern, false),
-    };
-    if name.is_empty() {
-        return Err(if wildcard {
-            "at least registry hostname is required".into()
-        } else {
-            format!("the supplied pattern is too short: {pattern}")
-        });
-    }
-    if name.contains('*') {
-        return Err(format!("not a valid wildcard pattern, only patterns ending with '/*' are allowed: {pattern}"));
-    }
-    name.parse::<Reference>().map_err(|error| format!("failed to parse as an image name: {error}"))?;
-    let host_with_port = wildcard && !name.contains('/');
-    if !host_with_port && trim_tag_and_digest(name).is_ok_and(|bare| bare != name) {
-        return Err(format!("neither tag nor digest is accepted in an image reference: {pattern}"));
-    }
-    Ok(())
 }
 
 fn check_socket(socket: &Path, complaints: &mut Complaints) {

@@ -183,14 +183,15 @@ async fn open_runtime(endpoint: &str, state: &Path, timeout: Duration, role: Rol
 type OpenState = (Arc<Inventory>, Arc<PullRecords>);
 
 /// Opens what is remembered. On a read-only disk what is there holds, and what comes ends with the process.
-fn open_state(runtime: &RuntimeManager, directory: &Path, kept: RecordsSettings) -> Result<OpenState, Failure> {
+fn open_state(runtime: &RuntimeManager, directory: &Path, kept: Option<RecordsSettings>) -> Result<OpenState, Failure> {
     if is_read_only(directory) {
         let inventory = Inventory::open_read_only(runtime.clone(), &directory.join("inventory"))?;
-        let records = PullRecords::open_read_only(directory, kept);
+        let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open_read_only(directory, kept));
         return Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?)));
     }
     let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?;
-    let records = PullRecords::open(directory, kept).map_err(|error| Failure::of(&error))?;
+    let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open(directory, kept));
+    let records = records.map_err(|error| Failure::of(&error))?;
     Ok((Arc::new(inventory), Arc::new(records)))
 }
 
@@ -242,16 +243,18 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     }
 }
 
-/// How the records are kept: as many in memory as the kubelet keeps for its default number of pods.
-fn records_settings(settings: &Settings) -> Result<RecordsSettings, Failure> {
+/// How the records are kept, if they are: as many in memory as the kubelet keeps for its default number of pods.
+fn records_settings(settings: &Settings) -> Result<Option<RecordsSettings>, Failure> {
     let guard = if settings.compatibility.is_kubelet() { Guard::Spelling } else { Guard::Image };
     let parallel_max = if settings.pulls.serial { Some(1) } else { settings.pulls.parallel_max };
-    let kept = RecordsSettings::new(verification(&settings.verification)?);
-    Ok(RecordsSettings { guard, ..kept.sized(PODS_MAX, parallel_max) })
+    let Some(policy) = verification(&settings.verification)? else { return Ok(None) };
+    let kept = RecordsSettings::new(policy);
+    Ok(Some(RecordsSettings { guard, ..kept.sized(PODS_MAX, parallel_max) }))
 }
 
-fn verification(configured: &Verification) -> Result<VerificationPolicy, Failure> {
-    Ok(match configured {
+fn verification(configured: &Verification) -> Result<Option<VerificationPolicy>, Failure> {
+    Ok(Some(match configured {
+        Verification::Off => return Ok(None),
         Verification::Never => VerificationPolicy::NeverVerify,
         Verification::NeverPreloaded => VerificationPolicy::NeverVerifyPreloadedImages,
         Verification::Always => VerificationPolicy::AlwaysVerify,
@@ -259,7 +262,7 @@ fn verification(configured: &Verification) -> Result<VerificationPolicy, Failure
             let list = Allowlist::new(patterns.iter().map(String::as_str)).map_err(|error| Failure::of(&error))?;
             VerificationPolicy::NeverVerifyAllowlistedImages(list)
         }
-    })
+    }))
 }
 
 /// Where the node's own credentials are.
