@@ -1,6 +1,7 @@
 //! Stories of `ensure` over runtimes in memory, time paused.
 
 mod link;
+mod providers;
 mod turns;
 
 use std::{
