@@ -30,6 +30,17 @@ pub struct Event {
     pub message: String,
     /// To whom it happened.
     pub subject: EventSubject,
+    /// What went wrong, for machines: beside the message, which stays the kubelet's.
+    pub cause: Option<EventCause>,
+}
+
+/// What went wrong and where, in the stable words of `docs/errors.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventCause {
+    /// What.
+    pub class: &'static str,
+    /// Where on the way.
+    pub hop: &'static str,
 }
 
 /// Whether somebody should look.
@@ -132,7 +143,8 @@ impl EventSink for LogEvents {
                 tracing::info!(reason = event.reason, subject = %event.subject, "{}", event.message);
             }
             EventKind::Warning => {
-                tracing::warn!(reason = event.reason, subject = %event.subject, "{}", event.message);
+                let (class, hop) = (event.cause.map(|cause| cause.class), event.cause.map(|cause| cause.hop));
+                tracing::warn!(reason = event.reason, subject = %event.subject, class, hop, "{}", event.message);
             }
         }
         let recorded = RecordedEvent { at: SystemTime::now(), event };
@@ -157,7 +169,13 @@ mod tests {
     use super::*;
 
     fn event(message: &str) -> Event {
-        Event { kind: EventKind::Normal, reason: "Pulled", message: message.into(), subject: EventSubject::Node }
+        Event {
+            kind: EventKind::Normal,
+            reason: "Pulled",
+            message: message.into(),
+            subject: EventSubject::Node,
+            cause: None,
+        }
     }
 
     #[test]

@@ -27,6 +27,18 @@ pub(crate) struct Failure {
     pub(crate) hint: Option<String>,
     /// The word for machines: a kubelet reason or the kind of the runtime's refusal.
     pub(crate) reason: String,
+    /// What went wrong and where, of a pull that failed.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(crate) fault: Option<Box<FaultWords>>,
+}
+
+/// What went wrong and where, in the stable words of `docs/errors.md`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FaultWords {
+    /// What.
+    pub(crate) class: String,
+    /// Where on the way.
+    pub(crate) hop: String,
 }
 
 impl Failure {
@@ -70,6 +82,8 @@ impl Failure {
     /// A failed ensure, under the kubelet's reason.
     pub(crate) fn of_ensure(error: &EnsureError) -> Self {
         let mut failure = Self::of(error);
+        let fault = error.fault();
+        failure.fault = Some(Box::new(FaultWords { class: fault.class.word().into(), hop: fault.hop.word().into() }));
         failure.reason = error.reason().into();
         failure.hint = failure.hint.or_else(|| match error {
             EnsureError::NeverPull { .. } => {
@@ -186,5 +200,10 @@ mod tests {
         let failure = Failure::new("NotFound", "no image `a`").or_hint("look").or_hint("ignored");
         let wire = serde_json::to_vec(&failure).expect("it has a wire form");
         assert_eq!(serde_json::from_slice::<Failure>(&wire).ok(), Some(failure));
+        let image = "app:v1".to_owned();
+        let failure = Failure::of_ensure(&EnsureError::NeverPull { image });
+        let wire = serde_json::to_value(&failure).expect("it has a wire form");
+        assert_eq!((&wire["class"], &wire["hop"]), (&"not-present".into(), &"policy".into()));
+        assert_eq!(serde_json::from_value::<Failure>(wire).ok(), Some(failure));
     }
 }

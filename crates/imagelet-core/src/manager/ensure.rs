@@ -23,10 +23,10 @@ use super::{
 };
 use crate::{
     credentials::{KeyringError, TrackedCredential},
-    events::{Event, EventKind},
+    events::{Event, EventCause, EventKind},
     image::{Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     records::{Asker, Intent, PullRecords},
-    runtime::{Progress, RuntimeError, RuntimeErrorKind},
+    runtime::{Fault, Progress, RuntimeError, RuntimeErrorKind},
 };
 
 /// One request on its way.
@@ -199,7 +199,7 @@ impl Ensuring<'_> {
             }
             Err((failure, intent)) => {
                 let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
-                self.tell(EventKind::Warning, "Failed", message);
+                self.tell_failure(EventKind::Warning, "Failed", message, &failure.fault());
                 if let Some(intent) = intent
                     && (self.manager.compatibility.is_kubelet() || !is_doubtful(failure.kind()))
                 {
@@ -313,12 +313,17 @@ impl Ensuring<'_> {
 
     /// Tells an error's own message, and hands the error back.
     fn told(&self, kind: EventKind, reason: &'static str, error: EnsureError) -> EnsureError {
-        self.tell(kind, reason, error.message());
+        self.tell_failure(kind, reason, error.message(), &error.fault());
         error
     }
 
+    fn tell_failure(&self, kind: EventKind, reason: &'static str, message: String, fault: &Fault) {
+        let cause = Some(EventCause { class: fault.class.word(), hop: fault.hop.word() });
+        self.manager.events.record(Event { kind, reason, message, subject: self.request.subject(), cause });
+    }
+
     fn tell(&self, kind: EventKind, reason: &'static str, message: String) {
-        self.manager.events.record(Event { kind, reason, message, subject: self.request.subject() });
+        self.manager.events.record(Event { kind, reason, message, subject: self.request.subject(), cause: None });
     }
 }
 
@@ -383,5 +388,6 @@ fn with_causes(failure: Arc<RuntimeError>, missing: &[String]) -> Arc<RuntimeErr
     }
     let hints: Vec<String> = failure.hint().map(str::to_owned).into_iter().chain(missing.iter().cloned()).collect();
     // Others may wait for the same pull, and theirs is another hint.
-    Arc::new(RuntimeError::new(failure.kind(), failure.chain()).with_hint(hints.join("; ")))
+    let fault = failure.fault();
+    Arc::new(RuntimeError::new(failure.kind(), failure.chain()).with_hint(hints.join("; ")).with_fault(fault))
 }

@@ -7,7 +7,7 @@ use crate::{
     credentials::KeyringError,
     image::ReferenceError,
     records::RecordsError,
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
 };
 
 /// Why an image is not there. [`EnsureError::reason`] is the word that pod status shows.
@@ -185,6 +185,36 @@ impl EnsureError {
     /// Where the user can mend it.
     pub fn hint(&self) -> Option<&str> {
         self.runtime_error().and_then(RuntimeError::hint)
+    }
+
+    /// What went wrong, in a stable word (`docs/errors.md`).
+    pub fn class(&self) -> ErrorClass {
+        self.fault().class
+    }
+
+    /// Where on the way it went wrong, in a stable word.
+    pub fn hop(&self) -> Hop {
+        self.fault().hop
+    }
+
+    /// Both, and how long the registry asks to be left alone.
+    pub fn fault(&self) -> Fault {
+        let (class, hop) = match self {
+            Self::InvalidName { .. } => (ErrorClass::NameInvalid, Hop::Name),
+            Self::NeverPull { .. } => (ErrorClass::NotPresent, Hop::Policy),
+            Self::Credentials { .. } => (ErrorClass::CredentialsUnreadable, Hop::Credentials),
+            Self::Intent { .. } => (ErrorClass::RecordFailed, Hop::Records),
+            Self::HeldBack { .. } => (ErrorClass::HeldBack, Hop::Queue),
+            Self::Inspect { source, .. } => {
+                let fault = source.fault();
+                // Looking asks no registry: what the text does not say is the store's own.
+                return if fault.class == ErrorClass::Other { Fault { hop: Hop::Store, ..fault } } else { fault };
+            }
+            Self::RegistryUnavailable { source, .. }
+            | Self::SignatureInvalid { source, .. }
+            | Self::Pull { source, .. } => return source.fault(),
+        };
+        Fault::new(class, hop)
     }
 
     /// What kind of refusal by the store is below this, if one is.

@@ -6,6 +6,7 @@ use super::request::PullPolicy;
 use crate::{
     image::ByteSize,
     metrics::{Family, Late, MetricKind, Metrics, Number},
+    runtime::Fault,
 };
 
 pub(super) static REQUESTS: Family = Family {
@@ -30,6 +31,14 @@ pub(super) static CHECKS: Family = Family {
     help: "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
     kind: MetricKind::Counter,
     labels: &["result"],
+};
+
+/// Each class at each hop; a fixed few, whatever registries say.
+pub(super) static FAILURES: Family = Family {
+    name: "imagelet_pull_failures_total",
+    help: "Failed requests for an image, by what went wrong and where.",
+    kind: MetricKind::Counter,
+    labels: &["class", "hop"],
 };
 
 static WAITING: Family = Family {
@@ -87,7 +96,7 @@ const RESULTS: [&str; 4] = ["credentialPolicyAllowed", "credentialRecordFound", 
 
 impl Meters {
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        for family in [&REQUESTS, &PULL_SECONDS, &CHECKS] {
+        for family in [&REQUESTS, &PULL_SECONDS, &CHECKS, &FAILURES] {
             metrics.declare(family);
         }
         Self { metrics, requests: Default::default(), checks: Default::default() }
@@ -119,6 +128,10 @@ impl Meters {
         };
         let series = || self.metrics.number(&REQUESTS, &[word(present), label, word(required)]);
         row[place(present)][place(required)].get(series).add(1.0);
+    }
+
+    pub(crate) fn failed(&self, fault: &Fault) {
+        self.metrics.increment(&FAILURES, &[fault.class.word(), fault.hop.word()]);
     }
 
     pub(crate) fn pulled(&self, size: ByteSize, took: Duration) {

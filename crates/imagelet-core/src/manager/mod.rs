@@ -100,7 +100,8 @@ impl ImageManager {
     /// That it was begun stays on record until somebody has looked for what it may have brought.
     pub async fn ensure(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
         let tally = Tally::new(&self.meters, request.policy);
-        Ensuring { manager: self, request, tally, credentials: OnceLock::new() }.run(progress).await
+        let ensured = Ensuring { manager: self, request, tally, credentials: OnceLock::new() }.run(progress).await;
+        ensured.inspect_err(|error| self.meters.failed(&error.fault()))
     }
 
     /// What is being pulled, and what is left alone for now.

@@ -189,7 +189,7 @@ impl ImageManager {
         let pod = &request.common.pod;
         let (namespace, name, uid) = (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
         let subject = EventSubject::Pod { namespace, name, uid, field_path: field_path.into() };
-        self.events.record(Event { kind: EventKind::Warning, reason, message, subject });
+        self.events.record(Event { kind: EventKind::Warning, reason, message, subject, cause: None });
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::{error::Error, fmt};
 
+use super::Fault;
+
 /// What kind of refusal it was; a kind exists because some caller acts differently on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -42,13 +44,14 @@ pub struct RuntimeError {
     kind: RuntimeErrorKind,
     message: String,
     hint: Option<String>,
+    fault: Option<Box<Fault>>,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
 impl RuntimeError {
     /// An error with its kind and message.
     pub fn new(kind: RuntimeErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), hint: None, source: None }
+        Self { kind, message: message.into(), hint: None, fault: None, source: None }
     }
 
     /// An error nobody acts on differently.
@@ -73,6 +76,18 @@ impl RuntimeError {
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// Says what went wrong and where, for machines.
+    #[must_use]
+    pub fn with_fault(mut self, fault: Fault) -> Self {
+        self.fault = Some(Box::new(fault));
+        self
+    }
+
+    /// What whoever met it said went wrong; see [`RuntimeError::fault`] for what it comes to.
+    pub(super) fn said_fault(&self) -> Option<&Fault> {
+        self.fault.as_deref()
     }
 
     /// What kind of refusal.

@@ -3,6 +3,8 @@
 mod container;
 mod error;
 mod estimate;
+mod fault;
+mod fault_text;
 mod image_service;
 mod make_room;
 mod manager;
@@ -11,6 +13,7 @@ mod operations;
 pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox};
 pub use error::{RuntimeError, RuntimeErrorKind};
 pub use estimate::PullEstimate;
+pub use fault::{ErrorClass, Fault, Hop};
 pub use image_service::{
     FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest, SandboxConfig,
     no_progress,

@@ -2,7 +2,7 @@
 
 use imagelet_core::{
     image::{Digest, Platform},
-    runtime::RuntimeError,
+    runtime::{ErrorClass, Fault, Hop, RuntimeError},
 };
 use serde::Deserialize;
 
@@ -101,6 +101,7 @@ impl ImageConfig {
             return Ok(());
         }
         let (os, architecture) = (printable(&own.os), printable(&own.architecture));
-        Err(unacceptable(format!("the image is for `{os}/{architecture}`, not for `{wanted}`")))
+        let fault = Fault::new(ErrorClass::PlatformMissing, Hop::Manifest);
+        Err(unacceptable(format!("the image is for `{os}/{architecture}`, not for `{wanted}`")).with_fault(fault))
     }
 }

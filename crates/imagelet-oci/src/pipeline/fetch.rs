@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use bytes::Bytes;
 use imagelet_core::{
     image::ByteSize,
-    runtime::{LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, Hop, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 use tokio::sync::mpsc;
 
@@ -81,7 +81,8 @@ impl LayerJob {
             return Ok(hash);
         }
         let message = format!("layer `{}` arrived as `{digest}`", self.descriptor.digest);
-        Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message))
+        let fault = Fault::new(ErrorClass::DigestMismatch, Hop::Digest);
+        Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message).with_fault(fault))
     }
 }
 

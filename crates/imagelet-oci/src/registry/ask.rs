@@ -6,11 +6,11 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::runtime::{ErrorClass, Hop, RuntimeError, RuntimeErrorKind};
 
 use super::{
     Registry,
-    error::{Again, Failure, explanation, unavailable},
+    error::{Again, Failure, explanation, status_fault, unavailable},
     hosts::Host,
     session::PullSession,
     transport::{Answer, Redirects, Request, drain},
@@ -41,6 +41,11 @@ pub(super) struct Question {
 impl Question {
     fn suits(&self, host: &Host) -> bool {
         if self.is_tag { host.can_resolve } else { host.can_pull }
+    }
+
+    /// Where on the way of a pull it is asked.
+    pub(super) fn hop(&self) -> Hop {
+        if self.path.starts_with("blobs/") { Hop::Blob } else { Hop::Manifest }
     }
 
     /// The hosts that may be asked, as places in the session's list. Never empty.
@@ -131,6 +136,23 @@ impl Registry {
 
     /// What an answer that is no success means.
     async fn refusal(&self, session: &PullSession, index: usize, question: &Question, answer: Answer) -> Failure {
+        let wait = answer.headers.get(header::RETRY_AFTER).and_then(|value| retry_after(value, SystemTime::now()));
+        let mut fault = status_fault(answer.status.as_u16(), question.hop(), wait);
+        let Failure { error, again } = self.refusal_in_words(session, index, question, answer).await;
+        // Some registries send their rate limit with another status.
+        if error.to_string().contains("TOOMANYREQUESTS") {
+            fault.class = ErrorClass::RateLimited;
+        }
+        Failure { error: error.with_fault(fault), again }
+    }
+
+    async fn refusal_in_words(
+        &self,
+        session: &PullSession,
+        index: usize,
+        question: &Question,
+        answer: Answer,
+    ) -> Failure {
         let Answer { status, headers, body, target, strayed } = answer;
         let place = target.origin.authority();
         let subject = &question.subject;

@@ -9,14 +9,14 @@ use base64::Engine as _;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
-    runtime::RuntimeError,
+    runtime::{ErrorClass, Fault, Hop, RuntimeError},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{
     Registry,
     challenge::{Challenge, challenges},
-    error::{Failure, denied, explanation, unavailable},
+    error::{Failure, denied, explanation, status_fault, unavailable},
     hosts::Host,
     session::PullSession,
     target::{Origin, Target},
@@ -117,6 +117,7 @@ impl Registry {
         let place = target.origin.authority();
         let credential = session.credential_for(host);
         let request = token_request(target, challenge.parameter("service"), &session.scope(host), credential, host)?;
+        let at_token = |failure: Failure| failure.at(Hop::Token);
         let exchange = async {
             let answer = self.transport().send(request).await?;
             let (body, cut) = self
@@ -139,13 +140,11 @@ impl Registry {
             let words = explanation(kind, &body[..body.len().min(8 << 10)], body.len() > 8 << 10, &session.secrets());
             Err(token_refused(session, index, &place, answer.status, words))
         };
-        match tokio::time::timeout(TOKEN_TIMEOUT, exchange).await {
-            Ok(answer) => answer,
-            Err(_) => {
-                Err(unavailable(format!("token service `{place}` did not answer within {} s", TOKEN_TIMEOUT.as_secs()))
-                    .into())
-            }
-        }
+        let Ok(answer) = tokio::time::timeout(TOKEN_TIMEOUT, exchange).await else {
+            let message = format!("token service `{place}` did not answer within {} s", TOKEN_TIMEOUT.as_secs());
+            return Err(unavailable(message).with_fault(Fault::new(ErrorClass::Unreachable, Hop::Token)).into());
+        };
+        answer.map_err(at_token)
     }
 }
 
@@ -163,11 +162,13 @@ fn token_refused(
 ) -> Failure {
     let words = words.map(|words| format!(": {words}")).unwrap_or_default();
     let message = format!("token service `{place}` answered {status}{words}");
-    match status.as_u16() {
+    let refused = match status.as_u16() {
         401 | 403 => session.denied(index, Some(message)).into(),
         408 | 429 | 500..=599 => Failure::passing(unavailable(message)),
         _ => denied(message).into(),
-    }
+    };
+    let fault = status_fault(status.as_u16(), Hop::Token, None);
+    Failure { error: refused.error.with_fault(fault), again: refused.again }
 }
 
 /// The request for a token: a GET, or a POST when a refresh token is to be exchanged.

@@ -2,7 +2,7 @@
 
 use std::{error::Error as StdError, time::Duration};
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind};
 
 /// Most of a registry's own words that a message repeats.
 const BODY_SHOWN_MAX: usize = 1024;
@@ -32,6 +32,19 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// The same, met where something else said only what went wrong: an answer read, or none given.
+    pub(super) fn at(self, hop: Hop) -> Self {
+        let fault = self.error.fault();
+        let told = match fault.hop {
+            // What names a place of its own keeps it.
+            Hop::Dns | Hop::Connect | Hop::Tls | Hop::Proxy => fault,
+            _ => Fault { hop, ..fault },
+        };
+        Self { error: self.error.with_fault(told), again: self.again }
+    }
+}
+
 impl From<RuntimeError> for Failure {
     fn from(error: RuntimeError) -> Self {
         Self { error, again: Again::Never }
@@ -49,11 +62,65 @@ pub(super) fn unavailable(message: impl Into<String>) -> RuntimeError {
 /// A request that got no answer.
 pub(super) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
     let hint = tls_hint(&cause, host);
-    let error = unavailable(format!("could not reach registry `{host}`")).caused_by(cause);
+    let fault = connect_fault(&cause);
+    let error = unavailable(format!("could not reach registry `{host}`")).caused_by(cause).with_fault(fault);
     match hint {
         Some(hint) => error.with_hint(hint),
         None => error,
     }
+}
+
+/// Where a request broke that got no answer.
+fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
+    use std::io::ErrorKind;
+    let mut next = Some(error);
+    let mut met = None;
+    while let Some(error) = next {
+        if let Some(refusal) = error.downcast_ref::<rustls::Error>() {
+            let is_trust = matches!(refusal, rustls::Error::InvalidCertificate(_));
+            let class = if is_trust { ErrorClass::CertificateInvalid } else { ErrorClass::TlsFailed };
+            return Fault::new(class, Hop::Tls);
+        }
+        // The resolver and the proxy of the client have no types of their own that could be seen from here.
+        match error.to_string() {
+            text if text.starts_with("dns error") => return Fault::new(ErrorClass::HostNotFound, Hop::Dns),
+            text if text.contains("proxy") || text.contains("tunnel") => {
+                return Fault::new(ErrorClass::ProxyFailed, Hop::Proxy);
+            }
+            _ => {}
+        }
+        let io = error.downcast_ref::<std::io::Error>();
+        let class = io.and_then(|io| match io.kind() {
+            ErrorKind::ConnectionRefused => Some(ErrorClass::ConnectionRefused),
+            ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted | ErrorKind::BrokenPipe => {
+                Some(ErrorClass::ConnectionLost)
+            }
+            ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::TimedOut => {
+                Some(ErrorClass::Unreachable)
+            }
+            _ => None,
+        });
+        met = met.or(class);
+        next = match io.and_then(std::io::Error::get_ref) {
+            Some(wrapped) => Some(wrapped),
+            None => error.source(),
+        };
+    }
+    Fault::new(met.unwrap_or(ErrorClass::ConnectionLost), Hop::Connect)
+}
+
+/// What an answer's status says went wrong, where it was asked for something.
+pub(super) fn status_fault(status: u16, hop: Hop, retry_after: Option<Duration>) -> Fault {
+    let class = match status {
+        401 => ErrorClass::Unauthorized,
+        403 => ErrorClass::Forbidden,
+        404 if hop == Hop::Blob => ErrorClass::BlobUnknown,
+        404 => ErrorClass::ImageUnknown,
+        429 => ErrorClass::RateLimited,
+        408 | 425 | 500..=599 => ErrorClass::RegistryFailed,
+        _ => ErrorClass::AnswerInvalid,
+    };
+    Fault { class, hop, retry_after }
 }
 
 /// What a user can do about a failed handshake.

@@ -5,7 +5,7 @@ use http::{StatusCode, header};
 use imagelet_core::{
     credentials::Credential,
     image::{Digest, DigestAlgorithm, DigestError, Platform, Reference},
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
 };
 
 use super::{
@@ -232,7 +232,11 @@ pub(super) fn verify(wanted: &Digest, bytes: &[u8]) -> Result<(), RuntimeError> 
         DigestAlgorithm::Sha512 => &SHA512,
     };
     let found = Digest::from_hash(wanted.algorithm(), digest(algorithm, bytes).as_ref());
-    if found == *wanted { Ok(()) } else { Err(corrupt(format!("its digest is `{found}`, not `{wanted}`"))) }
+    if found == *wanted {
+        return Ok(());
+    }
+    let fault = Fault::new(ErrorClass::DigestMismatch, Hop::Digest);
+    Err(corrupt(format!("its digest is `{found}`, not `{wanted}`")).with_fault(fault))
 }
 
 /// The same error with what it is about before it; kind and hint stay.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     image::{Digest, Platform},
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
 };
 
 use super::{
@@ -135,12 +135,13 @@ async fn a_password_is_shown_when_it_is_asked_for() {
 
 #[tokio::test]
 async fn a_wrong_password_is_tried_once_and_not_repeated_in_the_error() {
-    for guard in [Guard::Basic("user", "other"), bearer()] {
+    for (guard, hop) in [(Guard::Basic("user", "other"), Hop::Manifest), (bearer(), Hop::Token)] {
         let fake = FakeRegistry::start().await;
         fake.put_image("v1", &[]);
         fake.guard(guard);
         let error = pull(&fake, Some(&credential("wrongsecret"))).await.unwrap_err();
         assert_eq!(error.kind(), RuntimeErrorKind::Denied);
+        assert_eq!(error.fault(), Fault::new(ErrorClass::Unauthorized, hop));
         assert!(error.hint().is_some());
         let text = format!("{} {error:?}", error.chain());
         assert!(!text.contains("wrongsecret") && !text.contains("dXNlcjp3cm9uZ3NlY3JldA"), "{text}");
@@ -392,11 +393,14 @@ async fn passing_trouble_is_waited_out_and_lasting_trouble_named() {
     let error = pull(&fake, None).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
     assert!(error.to_string().contains("86400 s"), "{error}");
+    let retry_after = Some(Duration::from_hours(24));
+    assert_eq!(error.fault(), Fault { class: ErrorClass::RateLimited, hop: Hop::Manifest, retry_after });
     assert_eq!(fake.seen().len(), 1);
 
     fake.trick("/v1", 99, answer(500, &[], "out\u{1b}[31m of order"));
     let error = pull(&fake, None).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
+    assert_eq!(error.fault(), Fault::new(ErrorClass::RegistryFailed, Hop::Manifest));
     assert!(error.to_string().contains("500") && error.to_string().ends_with("out[31m of order"), "{error}");
     assert_eq!(fake.seen().len(), 3);
 }
@@ -406,6 +410,7 @@ async fn what_is_not_there_is_not_found() {
     let fake = FakeRegistry::start().await;
     let error = pull(&fake, None).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::NotFound);
+    assert_eq!(error.fault(), Fault::new(ErrorClass::ImageUnknown, Hop::Manifest));
     assert!(error.to_string().contains("team/app:v1") && error.to_string().contains("MANIFEST_UNKNOWN"), "{error}");
 
     let gone = fake.reference("team/app:v1");
@@ -413,6 +418,7 @@ async fn what_is_not_there_is_not_found() {
     tokio::task::yield_now().await;
     let error = registry().resolve(&gone, None, &platform()).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
+    assert_eq!(error.fault(), Fault::new(ErrorClass::ConnectionRefused, Hop::Connect));
 }
 
 #[tokio::test]
@@ -460,6 +466,7 @@ async fn an_encrypted_registry_is_believed_only_with_its_authority() {
         assert_eq!(fake.seen().len(), usize::from(works), "{settings}");
         if let Err(error) = resolved {
             assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
+            assert_eq!(error.fault(), Fault::new(ErrorClass::CertificateInvalid, Hop::Tls));
             assert!(error.hint().unwrap().contains("`ca`"), "{}", error.chain());
         }
     }
@@ -478,6 +485,7 @@ async fn a_plain_registry_asked_over_tls_says_how_to_mend_it() {
     let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
     let error = resolved.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
+    assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Hop::Tls));
     assert!(error.hint().unwrap().contains("plain HTTP"), "{}", error.chain());
     assert!(fake.seen().is_empty());
 }

@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind};
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -133,10 +133,12 @@ impl Transport {
                 let again = if error.hint().is_some() { Again::Never } else { Again::Soon };
                 Err(Failure { error, again })
             }
-            Err(_) => Err(Failure::passing(unavailable(format!(
-                "registry `{place}` did not answer within {} s",
-                self.header_timeout.as_secs_f32()
-            )))),
+            Err(_) => {
+                let message =
+                    format!("registry `{place}` did not answer within {} s", self.header_timeout.as_secs_f32());
+                let fault = Fault::new(ErrorClass::Unreachable, Hop::Connect);
+                Err(Failure::passing(unavailable(message).with_fault(fault)))
+            }
         }
     }
 
@@ -173,7 +175,9 @@ impl ReadError {
             Self::Cut(_) => RuntimeErrorKind::RegistryUnavailable,
         };
         let message = format!("could not read {what} from registry `{place}`");
-        Failure::passing(RuntimeError::new(kind, message).caused_by(self))
+        let hop = if what.starts_with("blob") { Hop::Blob } else { Hop::Manifest };
+        let fault = Fault::new(ErrorClass::ConnectionLost, hop);
+        Failure::passing(RuntimeError::new(kind, message).caused_by(self).with_fault(fault))
     }
 }
 

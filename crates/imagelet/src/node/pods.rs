@@ -128,6 +128,12 @@ pub(crate) struct EventRow {
     pub(crate) message: String,
     /// The field of the pod it happened to; empty for the pod itself.
     pub(crate) field: String,
+    /// What went wrong, in a stable word of `docs/errors.md`; empty where nothing did.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) class: String,
+    /// Where on the way it went wrong.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) hop: String,
 }
 
 #[async_trait]
@@ -346,6 +352,8 @@ impl Listening {
                 reason: recorded.event.reason.into(),
                 message: recorded.event.message,
                 field: field_path.to_string(),
+                class: recorded.event.cause.map(|cause| cause.class.into()).unwrap_or_default(),
+                hop: recorded.event.cause.map(|cause| cause.hop.into()).unwrap_or_default(),
             });
         }
     }

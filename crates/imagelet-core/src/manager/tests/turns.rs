@@ -1,6 +1,7 @@
 //! Stories of turns: who waits for whom, who shares, and who goes away.
 
 use super::{link::Link, *};
+use crate::runtime::{ErrorClass, Hop};
 
 fn node(images: impl ImageService + 'static, settings: PullSettings) -> TestNode {
     TestNode::new(Arc::new(images), Wanted { settings, ..Wanted::default() })
@@ -278,4 +279,22 @@ async fn two_secrets_of_the_same_content_share_a_pull_and_each_is_recorded() {
     let mut names: Vec<&str> = access.kubernetes_secrets.iter().map(|secret| secret.name.as_str()).collect();
     names.sort_unstable();
     assert_eq!(names, ["s", "t"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_says_what_went_wrong_and_where_and_is_counted_by_it() {
+    let fake = FakeRuntime::new();
+    let text =
+        "failed to do request: Head \"https://reg.io/v2/app/manifests/v1\": dial tcp: lookup reg.io: no such host";
+    fake.fail("pull reg.io/app:v1", RuntimeErrorKind::Other, text);
+    let node = node(fake, serial(Compatibility::Kubelet));
+    let error = node.ensure(&request("reg.io/app:v1")).await.unwrap_err();
+    assert_eq!((error.class(), error.hop()), (ErrorClass::HostNotFound, Hop::Dns));
+    assert_eq!(error.message(), text, "the kubelet's words stay");
+    let failed = node.events.recent().pop().expect("it was told").event;
+    let cause = failed.cause.map(|cause| (cause.class, cause.hop));
+    assert_eq!((failed.reason, cause), ("Failed", Some(("host-not-found", "dns"))));
+    assert_eq!(node.ensure(&request("reg.io/app:v1")).await.unwrap_err().class(), ErrorClass::HeldBack);
+    let counted = |class, hop| node.metrics.value(&meters::FAILURES, &[class, hop]);
+    assert!((counted("host-not-found", "dns") - 1.0).abs() < 0.1 && (counted("held-back", "queue") - 1.0).abs() < 0.1);
 }
