@@ -13,6 +13,7 @@ mod puller;
 mod queue;
 mod request;
 mod secrets;
+mod starts;
 mod startup;
 mod text;
 mod throttle;
@@ -35,6 +36,7 @@ pub use request::{
     PodIdentity, PullPolicy, PullPolicyError, PullSettings, PullState, PullStatus, Touched,
 };
 use secrets::SecretsCache;
+pub use starts::{StartMeters, Waiting, WaitingReasons};
 pub use startup::{PodSeen, PodStage, PullRecorder, StartupTracker};
 pub use throttle::PullRate;
 
