@@ -137,6 +137,9 @@ pub(crate) struct File {
     /// Whose way is gone where the kubelet's has a weakness: `kubelet` is its way to the letter, `imagelet` the better one. The differences are told in [compatibility](compatibility.md).
     #[serde(rename = "compatibility", skip_serializing_if = "Option::is_none")]
     compatibility: Option<String>,
+    /// A pull record that did not change for longer than this lets nobody in: whoever wants the image proves its right to the registry again, each for itself. 0 is never, as with the kubelet.
+    #[serde(rename = "credentialRecordMaxAge", skip_serializing_if = "Option::is_none")]
+    record_age_max: Option<GoDuration>,
     /// When images are collected.
     #[serde(rename = "collection", skip_serializing_if = "Option::is_none")]
     collection: Option<CollectionFile>,
@@ -325,6 +328,7 @@ impl File {
             registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
             credentials: Some(CredentialsFile::default()),
             compatibility: Some(Compatibility::default().name().into()),
+            record_age_max: Some(GoDuration(0)),
             pulls: Some(PullsFile { grace: Some(GoDuration::seconds(2)) }),
             detection: Some(DetectionFile { period: Some(GoDuration::minutes(5)) }),
             collection: Some(CollectionFile {
@@ -353,6 +357,8 @@ pub(crate) struct Settings {
     pub(crate) compatibility: Compatibility,
     /// When to ask for proof.
     pub(crate) verification: Verification,
+    /// For how long a proof holds; `None`: for good.
+    pub(crate) record_age_max: Option<Duration>,
     /// How long a runtime may take.
     pub(crate) runtime_request_timeout: Duration,
     /// Where the daemon listens.

@@ -228,6 +228,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("pull limits", old.pulls != new.pulls),
         ("runtimeRequestTimeout", old.runtime_request_timeout != new.runtime_request_timeout),
         ("imagePullCredentialsVerificationPolicy", old.verification != new.verification),
+        ("credentialRecordMaxAge", old.record_age_max != new.record_age_max),
     ];
     changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
 }

@@ -55,6 +55,11 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
         complaints.add("http.address", format!("http.address `{address}` must be HOST:PORT"));
     }
     let compatibility = compatibility(file.compatibility.as_deref(), &mut complaints);
+    let record_age_max = file.record_age_max.unwrap_or_default();
+    if record_age_max.0 < 0 {
+        complaints
+            .add("credentialRecordMaxAge", format!("credentialRecordMaxAge {record_age_max} must not be negative"));
+    }
     let backend = backend(file, &mut complaints);
     let detection = file.detection.clone().unwrap_or_default();
     let collect = file.collection.clone().unwrap_or_default();
@@ -77,6 +82,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             pulls,
             compatibility,
             verification,
+            record_age_max: (record_age_max.0 > 0).then(|| record_age_max.to_std()),
             runtime_request_timeout: timeout.to_std(),
             socket,
             http,

@@ -249,7 +249,7 @@ fn records_settings(settings: &Settings) -> Result<Option<RecordsSettings>, Fail
     let parallel_max = if settings.pulls.serial { Some(1) } else { settings.pulls.parallel_max };
     let Some(policy) = verification(&settings.verification)? else { return Ok(None) };
     let kept = RecordsSettings::new(policy);
-    Ok(Some(RecordsSettings { guard, ..kept.sized(PODS_MAX, parallel_max) }))
+    Ok(Some(RecordsSettings { guard, age_max: settings.record_age_max, ..kept.sized(PODS_MAX, parallel_max) }))
 }
 
 fn verification(configured: &Verification) -> Result<Option<VerificationPolicy>, Failure> {
