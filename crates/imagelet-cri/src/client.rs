@@ -152,7 +152,7 @@ impl ImageService for RemoteImageService {
                 Err(RuntimeError::other(format!("imageRef of image {:?} is not set", request.image.image)))
             }
             Ok(id) => Ok(ImageId::new(id)),
-            Err(status) => Err(self.peer.error(Call::Pull, &status)),
+            Err(status) => Err(self.peer.error(Call::Pull, &convert::without_credential(status, request))),
         }
     }
 

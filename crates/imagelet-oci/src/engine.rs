@@ -443,7 +443,11 @@ impl ImageService for Engine {
 
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
         let reference: Reference = name.parse().map_err(|error| {
-            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{name}` names no image")).caused_by(error)
+            RuntimeError::new(
+                RuntimeErrorKind::InvalidArgument,
+                format!("`{}` names no image", imagelet_core::image::shown_name(name)),
+            )
+            .caused_by(error)
         })?;
         let store = Arc::clone(&self.store);
         blocking(move || {

@@ -129,10 +129,13 @@ pub(crate) struct PullArgs {
     /// What to pull.
     #[arg(required = true, value_name = "REF")]
     pub(crate) images: Vec<String>,
-    /// User and password for the registry; `-` reads them from stdin. Other users can see the command line:
-    /// prefer `-`, or the variable `IMAGELET_CREDS`.
+    /// User and password for the registry; `-` reads them from stdin. Other users can see a command line before the
+    /// program can hide it, and a shell keeps it: prefer `-`, `--creds-file`, or the variable `IMAGELET_CREDS`.
     #[arg(long, value_name = "USER:PASS", hide_default_value = true)]
     pub(crate) creds: Option<String>,
+    /// Read user and password from the first line of this file.
+    #[arg(long, value_name = "FILE", conflicts_with = "creds")]
+    pub(crate) creds_file: Option<PathBuf>,
     /// When to ask the registry.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) policy: Policy,

@@ -5,6 +5,7 @@ mod cli;
 mod commands;
 mod config;
 mod failure;
+mod guard;
 mod http;
 mod jobs;
 mod manifests;
@@ -30,7 +31,9 @@ const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     imagelet_memory::bound_heap();
-    let cli = match Cli::read(std::env::args_os()) {
+    guard::forbid_core_dumps();
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let cli = match Cli::read(arguments.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are no errors and go to stdout; a closed pipe is nobody's fault.
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         }
     };
     let environment = Environment::of_process();
+    guard::hide_login(&arguments, &cli, &environment);
     start_log(&environment, matches!(cli.command, Command::Serve(_)));
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

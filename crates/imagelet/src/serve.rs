@@ -6,7 +6,6 @@ mod wiring;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use rustix::process::{Resource, Rlimit, setrlimit};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -90,7 +89,6 @@ pub(crate) async fn serve(
     environment: Environment,
 ) -> Result<(), Failure> {
     let settings = layers(&arguments, store.as_ref(), &environment)?.settings().map_err(|error| Failure::of(&error))?;
-    forbid_core_dumps();
     let failed = |error: std::io::Error| Failure::of(&error);
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
@@ -151,13 +149,6 @@ pub(crate) async fn serve(
     }
     tracing::info!("stopped");
     if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
-}
-
-/// Credentials are in this memory.
-fn forbid_core_dumps() {
-    if let Err(error) = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }) {
-        tracing::warn!(%error, "could not switch core dumps off");
-    }
 }
 
 async fn bind_http(address: &str) -> Result<TcpListener, Failure> {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use zeroize::Zeroizing;
+
 use super::{
     PullSecretKind, Secret,
     document::{TypeError, Value},
@@ -200,7 +202,7 @@ fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigE
 /// User and password of an `auth` field.
 fn decode_auth(auth: &str) -> Result<(String, String), AuthError> {
     let padded = auth.trim().ends_with('=');
-    let decoded = decode_base64(auth.as_bytes(), padded)?;
+    let decoded = Zeroizing::new(decode_base64(auth.as_bytes(), padded)?);
     let colon = decoded.iter().position(|byte| *byte == b':').ok_or(AuthError::NoColon)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok((text(&decoded[..colon]), text(&decoded[colon + 1..])))

@@ -2,12 +2,14 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, fmt};
 
+use zeroize::Zeroizing;
+
 use super::{
     Credential, CredentialKind, Secret,
     docker_config::{DockerConfig, DockerConfigError},
     glob::{Location, matches},
 };
-use crate::image::Digest;
+use crate::image::{Digest, shown_name};
 
 /// The key of the default registry's credentials.
 const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
@@ -146,7 +148,7 @@ impl Keyring {
             let key = match Location::parse(&with_scheme(&entry_key)) {
                 Ok(location) => index_key(&location),
                 Err(error) => {
-                    tracing::warn!(key = entry_key, %error, "the docker config has an entry whose key is no URL");
+                    tracing::warn!(key = %shown_name(&entry_key), %error, "the docker config has an entry whose key is no URL");
                     continue;
                 }
             };
@@ -245,22 +247,36 @@ fn hash_of(credential: &Credential) -> String {
 
 /// SHA-256 of the fields that are not empty, as the JSON object Go would write.
 fn credential_hash(fields: &[(&str, &str)]) -> String {
-    Digest::of(canonical_json(fields).as_bytes()).hex().to_owned()
+    Digest::of(Zeroizing::new(canonical_json(fields)).as_bytes()).hex().to_owned()
 }
 
 fn canonical_json(fields: &[(&str, &str)]) -> String {
-    let members: Vec<String> = fields
-        .iter()
-        .filter(|(_, value)| !value.is_empty())
-        .map(|(name, value)| format!("\"{name}\":{}", serde_json::Value::from(*value)))
-        .collect();
-    // Go escapes these inside strings, and outside of strings they do not occur.
-    format!("{{{}}}", members.join(","))
-        .replace('<', "\\u003c")
-        .replace('>', "\\u003e")
-        .replace('&', "\\u0026")
-        .replace('\u{2028}', "\\u2028")
-        .replace('\u{2029}', "\\u2029")
+    // Six bytes for one at most, so that it never moves and leaves a copy behind.
+    let length = fields.iter().map(|(name, value)| name.len() + 6 * value.len() + 8).sum();
+    let mut json = String::with_capacity(length);
+    json.push('{');
+    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
+        if json.len() > 1 {
+            json.push(',');
+        }
+        json.push('"');
+        json.push_str(name);
+        json.push_str("\":");
+        let text = Zeroizing::new(serde_json::Value::from(*value).to_string());
+        for character in text.chars() {
+            // Go escapes these inside strings, and outside of strings they do not occur.
+            match character {
+                '<' => json.push_str("\\u003c"),
+                '>' => json.push_str("\\u003e"),
+                '&' => json.push_str("\\u0026"),
+                '\u{2028}' => json.push_str("\\u2028"),
+                '\u{2029}' => json.push_str("\\u2029"),
+                other => json.push(other),
+            }
+        }
+    }
+    json.push('}');
+    json
 }
 
 #[cfg(test)]

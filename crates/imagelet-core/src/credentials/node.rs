@@ -9,6 +9,7 @@ use std::{
 };
 
 use tokio::time::Instant;
+use zeroize::Zeroizing;
 
 use super::{
     CredentialSource, DockerConfig, Keyring, PullSecretKind,
@@ -176,7 +177,7 @@ fn first_readable(files: &[NodeFile]) -> Found {
 }
 
 fn read(path: &Path, kind: PullSecretKind) -> Result<DockerConfig, NodeFileError> {
-    let mut document = Vec::new();
+    let mut document = Zeroizing::new(Vec::new());
     // One byte more than is allowed, so that a file that is too long is refused and not cut.
     let length_max = u64::try_from(DOCKER_CONFIG_LENGTH_MAX).unwrap_or(u64::MAX);
     File::open(path)?.take(length_max + 1).read_to_end(&mut document)?;

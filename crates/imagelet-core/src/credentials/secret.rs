@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-/// A password or token. Prints as `[redacted]`; has no `Display`.
+use zeroize::{Zeroize as _, Zeroizing};
+
+/// A password or token. Prints as `[redacted]`; has no `Display`; its memory is overwritten when it goes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -12,9 +14,21 @@ impl Secret {
         Self(text.into())
     }
 
+    /// Hides what bytes spell, and overwrites them; what is no UTF-8 is replaced.
+    pub fn of_bytes(bytes: Vec<u8>) -> Self {
+        let bytes = Zeroizing::new(bytes);
+        Self(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     /// Shows it, to whoever puts it on a wire.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        self.0.zeroize();
     }
 }
 

@@ -10,7 +10,7 @@ pub use digest::{Digest, DigestAlgorithm, DigestError};
 pub use id::{ImageId, ImageKey};
 pub use measure::{ByteSize, Percent, PercentError};
 pub use platform::{Platform, PlatformError};
-pub use reference::{Reference, ReferenceError, default_tag, trim_tag_and_digest};
+pub use reference::{Reference, ReferenceError, default_tag, shown_name, trim_tag_and_digest};
 
 /// What names an image in a request to a runtime, and what a runtime says it was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

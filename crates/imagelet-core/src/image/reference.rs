@@ -118,6 +118,29 @@ impl fmt::Debug for Reference {
     }
 }
 
+/// A text that names no image, fit for a message: who takes an address for a name may have a password in it.
+///
+/// What stands before an `@` goes, unless a digest follows; so does a URL's query.
+pub fn shown_name(text: &str) -> Cow<'_, str> {
+    let is_digest = |rest: &str| rest.starts_with("sha256:") || rest.starts_with("sha512:");
+    let (scheme, rest) = match text.split_once("://") {
+        Some((_, rest)) => text.split_at(text.len() - rest.len()),
+        None => ("", text),
+    };
+    let user = rest.rmatch_indices('@').find(|(at, _)| !is_digest(&rest[at + 1..]));
+    let from = user.map_or(0, |(at, _)| at + 1);
+    let query = rest[from..].find('?').filter(|_| !scheme.is_empty()).map(|query| query + from);
+    if user.is_none() && query.is_none() {
+        return Cow::Borrowed(text);
+    }
+    let hidden = if user.is_some() { "[redacted]@" } else { "" };
+    let shown = match query {
+        Some(query) => format!("{}?[redacted]", &rest[from..query]),
+        None => rest[from..].to_owned(),
+    };
+    Cow::Owned(format!("{scheme}{hidden}{shown}"))
+}
+
 /// The user's spelling, with `:latest` behind it when it has neither tag nor digest: what a runtime is handed.
 ///
 /// # Errors
@@ -286,6 +309,23 @@ fn is_lower_hex(byte: u8) -> bool {
 mod tests {
     use super::*;
     use crate::testing::vectors;
+
+    #[test]
+    fn an_address_taken_for_a_name_is_shown_without_its_secrets() {
+        for (text, shown) in [
+            ("app:v1", "app:v1"),
+            ("r.io/app@sha256:00", "r.io/app@sha256:00"),
+            ("user:pw@r.io/app:v1", "[redacted]@r.io/app:v1"),
+            ("u:p@w@r.io/app@sha256:00", "[redacted]@r.io/app@sha256:00"),
+            ("https://u:pw@r.io/app", "https://[redacted]@r.io/app"),
+            ("https://r.io/app?token=pw", "https://r.io/app?[redacted]"),
+            ("https://u:p?w@r.io/a?token=pw", "https://[redacted]@r.io/a?[redacted]"),
+            ("pw@", "[redacted]@"),
+            ("Not An Image", "Not An Image"),
+        ] {
+            assert_eq!(shown_name(text), shown, "{text}");
+        }
+    }
 
     #[test]
     fn every_reference_vector_holds() {

@@ -5,7 +5,7 @@ use std::{borrow::Cow, error::Error, sync::Arc};
 use super::{request::Compatibility, text::quoted};
 use crate::{
     credentials::KeyringError,
-    image::ReferenceError,
+    image::{ReferenceError, shown_name},
     records::RecordsError,
     runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
 };
@@ -15,7 +15,7 @@ use crate::{
 #[non_exhaustive]
 pub enum EnsureError {
     /// The name names no image.
-    #[error("`{image}` names no image")]
+    #[error("`{}` names no image", shown_name(image))]
     InvalidName {
         /// As it was asked for.
         image: String,
@@ -146,7 +146,7 @@ impl EnsureError {
     pub fn message(&self) -> String {
         match self {
             Self::InvalidName { image, source } => {
-                let name = quoted(image);
+                let name = quoted(&shown_name(image));
                 format!("Failed to apply default image tag {name}: couldn't parse image name {name}: {source}")
             }
             // The kubelet prints an empty name here: it quotes what it has not found.

@@ -6,8 +6,10 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     image::Reference,
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{PullRequest, RuntimeError, RuntimeErrorKind},
 };
+
+use tonic::Status;
 
 use crate::v1::AuthConfig;
 
@@ -74,6 +76,30 @@ fn basic_from_base64(text: &str) -> Result<CredentialKind, RuntimeError> {
     let decoded = String::from_utf8(decoded).map_err(|_| invalid("it is not text"))?;
     let (username, password) = decoded.split_once(':').ok_or_else(|| invalid("it has no colon"))?;
     Ok(CredentialKind::Basic { username: username.to_owned(), password: Secret::new(password.trim_matches('\0')) })
+}
+
+/// A runtime's refusal of a pull without the credential it was shown: what it says goes into events and logs.
+pub(crate) fn without_credential(status: Status, request: &PullRequest) -> Status {
+    let secrets: Vec<String> = match request.credential.as_ref().map(|credential| &credential.kind) {
+        Some(CredentialKind::Basic { username, password }) => vec![
+            STANDARD.encode(format!("{username}:{}", password.expose())),
+            STANDARD.encode(password.expose()),
+            password.expose().to_owned(),
+        ],
+        Some(CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token)) => {
+            vec![STANDARD.encode(token.expose()), token.expose().to_owned()]
+        }
+        None => return status,
+    };
+    let found = |secret: &&String| !secret.is_empty() && status.message().contains(secret.as_str());
+    if !secrets.iter().any(|secret| found(&secret)) {
+        return status;
+    }
+    let message = secrets
+        .iter()
+        .filter(found)
+        .fold(status.message().to_owned(), |message, secret| message.replace(secret.as_str(), "[redacted]"));
+    Status::with_details(status.code(), message, status.details().to_vec().into())
 }
 
 /// The host of an address with or without a scheme.

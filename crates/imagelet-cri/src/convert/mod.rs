@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-pub(crate) use auth::{auth_to_wire, credential_from_wire};
+pub(crate) use auth::{auth_to_wire, credential_from_wire, without_credential};
 pub(crate) use checks::{check_container_status, check_version};
 use imagelet_core::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},

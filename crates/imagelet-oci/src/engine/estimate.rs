@@ -41,7 +41,11 @@ impl Asked {
     pub(super) fn by(request: &PullRequest) -> Result<Self, RuntimeError> {
         let text = &request.image.image;
         let reference = text.parse().map_err(|error: imagelet_core::image::ReferenceError| {
-            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{text}` names no image")).caused_by(error)
+            RuntimeError::new(
+                RuntimeErrorKind::InvalidArgument,
+                format!("`{}` names no image", imagelet_core::image::shown_name(text)),
+            )
+            .caused_by(error)
         })?;
         let platform = request.platform.clone().unwrap_or_else(Platform::host);
         Ok(Self { reference, platform, credential: request.credential.clone() })

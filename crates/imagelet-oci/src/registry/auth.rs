@@ -13,6 +13,8 @@ use imagelet_core::{
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
+use zeroize::Zeroizing;
+
 use super::{
     Registry,
     challenge::{Challenge, challenges},
@@ -56,7 +58,8 @@ impl Grant {
     }
 
     fn new(scheme: &str, secret: Secret, number: u64) -> Result<Self, http::header::InvalidHeaderValue> {
-        let mut header = HeaderValue::try_from(format!("{scheme} {}", secret.expose()))?;
+        let text = Zeroizing::new(format!("{scheme} {}", secret.expose()));
+        let mut header = HeaderValue::from_str(&text)?;
         header.set_sensitive(true);
         Ok(Self { header, secret, number })
     }
@@ -64,7 +67,8 @@ impl Grant {
 
 /// What goes behind `Basic`.
 pub(super) fn basic(username: &str, password: &Secret) -> Secret {
-    Secret::new(base64::engine::general_purpose::STANDARD.encode(format!("{username}:{}", password.expose())))
+    let pair = Zeroizing::new(format!("{username}:{}", password.expose()));
+    Secret::new(base64::engine::general_purpose::STANDARD.encode(pair.as_bytes()))
 }
 
 impl Registry {
@@ -137,7 +141,10 @@ impl Registry {
                     denied(format!("token service `{place}` answered without a token{}", of_type(kind))).into()
                 });
             }
-            let words = explanation(kind, &body[..body.len().min(8 << 10)], body.len() > 8 << 10, &session.secrets());
+            // A token may be in any answer of such a service, whatever its status says.
+            let has_token = body.windows(6).any(|part| part == b"token\"");
+            let shown = if has_token { &[] } else { &body[..body.len().min(8 << 10)] };
+            let words = explanation(kind, shown, body.len() > 8 << 10, &session.secrets());
             Err(token_refused(session, index, &place, answer.status, words))
         };
         let Ok(answer) = tokio::time::timeout(TOKEN_TIMEOUT, exchange).await else {
@@ -240,13 +247,13 @@ fn read_token(body: &[u8]) -> Option<Secret> {
     #[derive(serde::Deserialize)]
     struct Answer {
         #[serde(default)]
-        token: Option<String>,
+        token: Option<Zeroizing<String>>,
         #[serde(default)]
-        access_token: Option<String>,
+        access_token: Option<Zeroizing<String>>,
     }
     let answer: Answer = serde_json::from_slice(body).ok()?;
     let token = answer.token.filter(|token| !token.is_empty()).or(answer.access_token)?;
-    (!token.is_empty()).then(|| Secret::new(token))
+    (!token.is_empty()).then(|| Secret::new(token.as_str()))
 }
 
 #[cfg(test)]

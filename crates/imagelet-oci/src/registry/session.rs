@@ -11,6 +11,8 @@ use imagelet_core::{
     runtime::RuntimeError,
 };
 
+use zeroize::Zeroizing;
+
 use super::{
     auth::{Grant, basic},
     error::denied,
@@ -86,8 +88,8 @@ impl PullSession {
     }
 
     /// Every secret in use, for taking it out of messages.
-    pub(super) fn secrets(&self) -> Vec<String> {
-        let mut secrets = Vec::new();
+    pub(super) fn secrets(&self) -> Zeroizing<Vec<String>> {
+        let mut secrets = Zeroizing::new(Vec::new());
         match self.inner.credential.as_ref().map(|credential| &credential.kind) {
             Some(CredentialKind::Basic { username, password }) => {
                 secrets.push(basic(username, password).expose().to_owned());

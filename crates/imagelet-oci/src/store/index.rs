@@ -247,7 +247,11 @@ impl Index {
             }
         }
         let reference: Reference = text.parse().map_err(|error| {
-            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{text}` names no image")).caused_by(error)
+            RuntimeError::new(
+                RuntimeErrorKind::InvalidArgument,
+                format!("`{}` names no image", imagelet_core::image::shown_name(text)),
+            )
+            .caused_by(error)
         })?;
         Ok(self.names.get(&reference.canonical().to_string()).filter(|id| self.images.contains_key(*id)).cloned())
     }

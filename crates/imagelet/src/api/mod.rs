@@ -13,6 +13,7 @@ use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, sync::mpsc};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Code, Request, Response, Status, codegen::http::Uri, transport::Channel};
+use zeroize::Zeroizing;
 
 use v1::{CallReply, CallRequest, call_reply::Reply, node_client::NodeClient, node_server::NodeServer};
 
@@ -89,6 +90,8 @@ impl v1::node_server::Node for Server {
         };
         // The command runs inside of the answer's stream, so that a caller that goes away drops it.
         let run = async move {
+            // A login may be in it.
+            let body = Zeroizing::new(body);
             match handler.handle(&command, &body, progress).await {
                 Ok(document) => Ok(reply(Reply::Result(document))),
                 Err(Refusal::Failed(document)) => Ok(reply(Reply::Failure(document))),

@@ -38,7 +38,7 @@ pub(super) struct Asked {
 impl Asked {
     /// Reads names and credentials of the command line.
     pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Self, Failure> {
-        let login = login(arguments.creds.as_deref(), environment)?;
+        let login = login(arguments, environment)?;
         let policy = match arguments.policy {
             Policy::Always => "Always",
             Policy::IfNotPresent => "IfNotPresent",
@@ -47,7 +47,10 @@ impl Asked {
         let request = |image: &String| {
             image.parse::<Reference>().map_err(|error| Failure {
                 causes: vec![error.to_string()],
-                ..Failure::new("InvalidImageName", format!("`{image}` names no image"))
+                ..Failure::new(
+                    "InvalidImageName",
+                    format!("`{}` names no image", imagelet_core::image::shown_name(image)),
+                )
             })?;
             Ok(PullRequest {
                 image: image.clone(),
@@ -79,17 +82,16 @@ pub(super) fn read_file(path: &Path, length_max: u64) -> Result<String, Failure>
     Ok(text)
 }
 
-/// The credentials of the command line, of stdin, or of the environment.
-fn login(flag: Option<&str>, environment: &Environment) -> Result<Option<Login>, Failure> {
-    let text = match flag {
-        Some("-") => {
-            let mut line = String::new();
-            let mut stdin = std::io::stdin().lock().take(LOGIN_LENGTH_MAX);
-            stdin.read_line(&mut line).map_err(|error| Failure::of(&error))?;
-            Some(Secret::new(line.trim_end_matches(['\n', '\r'])))
+/// The credentials of a file, of the command line, of stdin, or of the environment.
+fn login(arguments: &PullArgs, environment: &Environment) -> Result<Option<Login>, Failure> {
+    let text = match (&arguments.creds_file, arguments.creds.as_deref()) {
+        (Some(path), _) => {
+            let file = std::fs::File::open(path).map_err(|error| unread(path, &error))?;
+            Some(first_line(file).map_err(|error| unread(path, &error))?)
         }
-        Some(text) => Some(Secret::new(text)),
-        None => environment.creds.clone(),
+        (None, Some("-")) => Some(first_line(std::io::stdin()).map_err(|error| Failure::of(&error))?),
+        (None, Some(text)) => Some(Secret::new(text)),
+        (None, None) => environment.creds.clone(),
     };
     let Some(text) = text else { return Ok(None) };
     let (user, password) = text
@@ -97,6 +99,19 @@ fn login(flag: Option<&str>, environment: &Environment) -> Result<Option<Login>,
         .split_once(':')
         .ok_or_else(|| Failure::new("InvalidArgument", "the credentials are not of the form USER:PASS"))?;
     Ok(Some(Login { user: user.into(), password: Some(Hidden(Secret::new(password))) }))
+}
+
+fn unread(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::because(format!("could not read `{}`", path.display()), error)
+}
+
+fn first_line(source: impl std::io::Read) -> std::io::Result<Secret> {
+    let mut line = Vec::new();
+    std::io::BufReader::new(source.take(LOGIN_LENGTH_MAX)).read_until(b'\n', &mut line)?;
+    while line.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
+        line.pop();
+    }
+    Ok(Secret::of_bytes(line))
 }
 
 /// Asks for all images; one that fails does not keep the others from coming.
@@ -150,14 +165,27 @@ mod tests {
     #[test]
     fn credentials_come_from_the_flag_or_the_environment_and_do_not_print() {
         let environment = Environment { creds: Some(Secret::new("env:pw:with:colons")), ..Environment::default() };
-        let found = login(None, &environment).ok().flatten().expect("a login");
+        let read = |line: &str| match crate::cli::Cli::read(line.split(' ')).expect("a command line").command {
+            crate::cli::Command::Pull(arguments) => arguments,
+            other => panic!("another command: {other:?}"),
+        };
+        let found = login(&read("i pull a"), &environment).ok().flatten().expect("a login");
         assert_eq!(found.user, "env");
         assert_eq!(found.password.as_ref().map(|password| password.0.expose()), Some("pw:with:colons"));
         assert!(!format!("{found:?}").contains("pw"), "{found:?}");
-        let flag = login(Some("bob:x"), &environment).ok().flatten().expect("a login");
+        let flag = login(&read("i pull a --creds bob:x"), &environment).ok().flatten().expect("a login");
         assert_eq!(flag.user, "bob");
-        let failure = login(Some("hunter2"), &environment).expect_err("refused");
+        let failure = login(&read("i pull a --creds hunter2"), &environment).expect_err("refused");
         assert!(!failure.to_string().contains("hunter2"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("login");
+        std::fs::write(&path, "eve:from a file\r\nmore\n").expect("a file");
+        let arguments = read(&format!("i pull a --creds-file {}", path.display()));
+        let found = login(&arguments, &environment).ok().flatten().expect("a login");
+        assert_eq!(found.password.as_ref().map(|password| password.0.expose()), Some("from a file"));
+        std::fs::remove_file(&path).expect("it goes");
+        let failure = login(&arguments, &environment).expect_err("refused");
+        assert!(failure.to_string().contains("login"), "{failure}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use imagelet_core::{
     credentials::{Credential, CredentialKind, NodeKeyring, Providers, Secret},
     events::LogEvents,
     gc::ImageGc,
-    image::{ByteSize, Image, ImageKey, ImageSpec, Reference},
+    image::{ByteSize, Image, ImageKey, ImageSpec, Reference, shown_name},
     inventory::{Entry, Inventory, Snapshot},
     manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
@@ -129,7 +129,8 @@ impl LocalNode {
     async fn find(&self, text: &str) -> Result<Image, Failure> {
         let found = self.look(text).await?;
         found.ok_or_else(|| {
-            Failure::new("NotFound", format!("no image `{text}`")).or_hint("`imagelet ls --all` lists what is present")
+            Failure::new("NotFound", format!("no image `{}`", shown_name(text)))
+                .or_hint("`imagelet ls --all` lists what is present")
         })
     }
 
@@ -213,7 +214,7 @@ fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
     let invalid = |why: String| Failure::new("InvalidArgument", why);
     let policy = match asked.policy.as_str() {
         "" => PullPolicy::default_for(&asked.image)
-            .map_err(|error| invalid(format!("`{}` names no image: {error}", asked.image)))?,
+            .map_err(|error| invalid(format!("`{}` names no image: {error}", shown_name(&asked.image))))?,
         policy => {
             policy.parse().map_err(|error: imagelet_core::manager::PullPolicyError| invalid(error.to_string()))?
         }

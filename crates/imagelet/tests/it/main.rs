@@ -14,6 +14,7 @@ mod images;
 mod lifecycle;
 mod lifetime;
 mod order;
+mod planted;
 mod plugins;
 mod pods;
 mod program;

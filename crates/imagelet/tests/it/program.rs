@@ -111,6 +111,15 @@ impl Daemon {
         Self::spawn(folder, arguments).answering()
     }
 
+    /// Starts it with variables of the environment.
+    pub(crate) fn start_with<S: AsRef<OsStr>>(
+        folder: &Path,
+        arguments: impl IntoIterator<Item = S>,
+        environment: &[(&str, &str)],
+    ) -> Self {
+        Self::spawn_with(folder, arguments, environment).answering()
+    }
+
     /// Starts it with a failpoint armed.
     pub(crate) fn start_armed<S: AsRef<OsStr>>(
         folder: &Path,
