@@ -59,6 +59,11 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         }
     }
 
+    /// Forgets the key: it succeeded.
+    pub(crate) fn forget(&mut self, key: &K) {
+        self.keys.remove(key);
+    }
+
     /// Forgets what is older than twice the longest window.
     pub(crate) fn forget_expired(&mut self, now: Instant) {
         let max = self.max;

@@ -155,10 +155,23 @@ impl Ensuring<'_> {
     async fn pull(&self, spec: ImageSpec, progress: Progress) -> Result<Ensured, EnsureError> {
         let image = &self.request.image;
         let Found { credentials, missing } = self.credentials().await?;
-        let key = BackoffKey { pod_uid: self.request.pod.uid.clone(), image: image.clone() };
+        let is_kubelet = self.manager.compatibility.is_kubelet();
+        let hashes = if is_kubelet { &[][..] } else { credentials };
+        let hashes = hashes.iter().map(|tracked| tracked.hash.clone()).collect();
+        let key = BackoffKey { pod_uid: self.request.pod.uid.clone(), image: image.clone(), credentials: hashes };
+        let work = Work {
+            image: spec.clone(),
+            credentials: credentials.clone(),
+            sandbox: self.request.sandbox(),
+            platform: self.request.platform.clone(),
+            tenant: Arc::clone(&self.request.pod.namespace),
+            priority: self.request.priority,
+        };
         // An image that is left alone costs no disk; the kubelet writes its intent all the same, and takes it back.
         let intended = if self.manager.compatibility.is_kubelet() { Some(self.intend().await?) } else { None };
         let held = self.manager.backoff().held(&key, Instant::now()).map(|held| held.failure.clone());
+        // Then the registry itself, for all pods.
+        let held = held.or_else(|| self.manager.puller.admit(&work).err());
         if let Some(failure) = held {
             self.tell(EventKind::Normal, "BackOff", format!("Back-off pulling image {}", quoted(image)));
             if let Some(intent) = intended {
@@ -176,14 +189,6 @@ impl Ensuring<'_> {
         }
         self.tell(EventKind::Normal, "Pulling", format!("Pulling image {}", quoted(image)));
         let began = Instant::now();
-        let work = Work {
-            image: spec.clone(),
-            credentials: credentials.clone(),
-            sandbox: self.request.sandbox(),
-            platform: self.request.platform.clone(),
-            tenant: Arc::clone(&self.request.pod.namespace),
-            priority: self.request.priority,
-        };
         let begun = Begun { intent, records: Arc::clone(&self.manager.records), credentials: credentials.clone() };
         let outcome = match self.manager.puller.pull(&work, Keepsake { kept: begun, conclude: Begun::conclude }) {
             Ok(asking) => match asking.outcome(&progress).await {
@@ -195,6 +200,9 @@ impl Ensuring<'_> {
         match outcome {
             Ok((pulled, begun)) => {
                 begun.fulfil(&pulled).await;
+                if !is_kubelet {
+                    self.manager.backoff().forget(&key);
+                }
                 Ok(self.hand_out_pulled(pulled, spec, began.elapsed()))
             }
             Err((failure, intent)) => {

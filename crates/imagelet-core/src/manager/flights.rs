@@ -89,6 +89,11 @@ impl Flights {
         Self { board: Mutex::default(), grace }
     }
 
+    /// Whether such a pull is under way, so that another asker costs the registry nothing.
+    pub(super) fn has(&self, key: &FlightKey) -> bool {
+        self.lock().by_key.get(key).is_some_and(|flight| flight.future.upgrade().is_some())
+    }
+
     /// Under which key a pull goes.
     pub(super) fn key(&self, work: &Work, compatibility: Compatibility) -> FlightKey {
         FlightKey {

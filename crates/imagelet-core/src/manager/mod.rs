@@ -2,6 +2,7 @@
 
 mod access;
 mod backoff;
+mod circuit;
 mod decide;
 mod ensure;
 mod error;
@@ -68,6 +69,8 @@ pub struct ImageManager {
 struct BackoffKey {
     pod_uid: Arc<str>,
     image: String,
+    /// The hashes of the credentials shown, so that a changed secret is tried at once. None with the kubelet.
+    credentials: Vec<String>,
 }
 
 impl ImageManager {

@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
+    circuit::{Circuits, Refusal, Route},
     flights::{Asking, Departure, FlightKey, FlightStatus, Flights, Keepsake},
     meters::QueueMeters,
     queue::{Manner, Newcomer, Place, Queue, Size, Standing},
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::{
     credentials::TrackedCredential,
-    image::{ByteSize, Digest, ImageId, ImageSpec, Platform},
+    image::{ByteSize, Digest, ImageId, ImageSpec, Platform, Reference},
     runtime::{
         LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxConfig,
     },
@@ -66,6 +67,8 @@ pub(crate) struct Puller {
     /// `None`: nobody's turn depends on a size.
     estimates: Option<Semaphore>,
     flights: Arc<Flights>,
+    /// `None`: each pod finds out for itself.
+    circuits: Option<Mutex<Circuits>>,
     compatibility: Compatibility,
 }
 
@@ -87,7 +90,40 @@ impl Puller {
             throttle: refusing.map(Mutex::new),
             estimates: (!is_fifo).then(|| Semaphore::new(ESTIMATES_MAX)),
             flights: Arc::new(Flights::new(settings.grace)),
+            circuits: (!is_fifo).then(|| Mutex::new(Circuits::new(settings.backoff_first))),
             compatibility: settings.compatibility,
+        }
+    }
+
+    /// Whether the registry may be asked. It is not where it is left alone; who joins a pull asks nothing.
+    ///
+    /// # Errors
+    /// Why not, in a sentence.
+    pub(crate) fn admit(&self, work: &Work) -> Result<(), String> {
+        let (Some(circuits), Some(route)) = (&self.circuits, work.route()) else { return Ok(()) };
+        if self.flights.has(&self.flights.key(work, self.compatibility)) {
+            return Ok(());
+        }
+        let mut circuits = circuits.lock().unwrap_or_else(PoisonError::into_inner);
+        circuits.admit(&route, Instant::now()).map_err(|refusal| {
+            let Refusal { trouble, failures, remaining, failure } = refusal;
+            let (registry, seconds) = (&route.registry, remaining.as_secs() + 1);
+            let wait = if remaining.is_zero() {
+                "another pull is trying it now".to_owned()
+            } else {
+                format!("it is left alone for {seconds} s")
+            };
+            format!("registry `{registry}` {} ({failures} failures); {wait}: {failure}", trouble.told())
+        })
+    }
+
+    /// What a pull's end, or its manifest, says of the registry.
+    fn learn(&self, work: &Work, met: Result<(), &RuntimeError>) {
+        let (Some(circuits), Some(route)) = (&self.circuits, work.route()) else { return };
+        let mut circuits = circuits.lock().unwrap_or_else(PoisonError::into_inner);
+        match met {
+            Ok(()) => circuits.answered(&route),
+            Err(error) => circuits.failed(&route, &error.fault(), &error.chain(), Instant::now()),
         }
     }
 
@@ -109,6 +145,7 @@ impl Puller {
             let (puller, key, work) = (Arc::clone(self), key.clone(), work.clone());
             let future = async move {
                 let outcome = puller.carry_out(&key, &departure, &place, &work).await;
+                puller.learn(&work, outcome.as_ref().map(drop).map_err(AsRef::as_ref));
                 puller.flights.forget(&key, departure.number);
                 outcome
             };
@@ -139,7 +176,13 @@ impl Puller {
         self.flights.status().into_iter().filter_map(told).collect()
     }
 
-    async fn carry_out(&self, key: &FlightKey, departure: &Departure, place: &Arc<Place>, work: &Work) -> Outcome {
+    async fn carry_out(
+        self: &Arc<Self>,
+        key: &FlightKey,
+        departure: &Departure,
+        place: &Arc<Place>,
+        work: &Work,
+    ) -> Outcome {
         self.wait(place, work).await;
         self.flights.take_off(key, departure.number);
         let began = Instant::now();
@@ -149,10 +192,23 @@ impl Puller {
             let error = RuntimeError::other("pull QPS exceeded");
             return Err(Arc::new(error.with_hint("raise `registryPullQPS` or `registryBurst`, or set the first to 0")));
         }
-        let progress = weighed(departure.progress.sink(), place);
+        let progress = self.heard(work, weighed(departure.progress.sink(), place));
         let (id, credential) = self.try_credentials(work, &progress).await?;
         let size = self.size_of(&work.image).await;
         Ok(Pulled { id, size, took: began.elapsed(), credential })
+    }
+
+    /// Notes that the registry answered as soon as the manifest is here, and passes everything on.
+    fn heard(self: &Arc<Self>, work: &Work, progress: Progress) -> Progress {
+        let (puller, work) = (Arc::downgrade(self), work.clone());
+        Arc::new(move |event| {
+            if matches!(event, PullEvent::Resolved { .. })
+                && let Some(puller) = puller.upgrade()
+            {
+                puller.learn(&work, Ok(()));
+            }
+            progress(event);
+        })
     }
 
     /// Waits for the turn, and meanwhile finds out how much there is to fetch.
@@ -234,6 +290,13 @@ impl Puller {
 }
 
 impl Work {
+    /// Who asks which registry for what. `None`: the name names none.
+    fn route(&self) -> Option<Route> {
+        let registry = self.image.image.parse::<Reference>().ok()?.domain().to_owned();
+        let credentials = self.credentials.iter().map(|tracked| tracked.hash.clone()).collect();
+        (!registry.is_empty()).then(|| Route { registry, credentials, image: self.image.image.clone() })
+    }
+
     fn request(&self) -> PullRequest {
         PullRequest {
             image: self.image.clone(),

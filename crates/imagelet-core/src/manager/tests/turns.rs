@@ -298,3 +298,51 @@ async fn a_failure_says_what_went_wrong_and_where_and_is_counted_by_it() {
     let counted = |class, hop| node.metrics.value(&meters::FAILURES, &[class, hop]);
     assert!((counted("host-not-found", "dns") - 1.0).abs() < 0.1 && (counted("held-back", "queue") - 1.0).abs() < 0.1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_registry_is_asked_now_and_then_and_not_by_each_of_a_thousand_pods() {
+    let fake = FakeRuntime::new();
+    let image = |index: usize| format!("dead.io/app{index}:v1");
+    for index in 0..1000 {
+        let kind = RuntimeErrorKind::RegistryUnavailable;
+        fake.fail(&format!("pull {}", image(index)), kind, "could not reach registry `dead.io`");
+    }
+    fake.offer("alive.io/app:v1", "app", 1000);
+    let node = node(fake.clone(), Wanted::default().settings);
+    let pod = |index: usize| {
+        let mut request = EnsureRequest { policy: PullPolicy::Always, ..request(&image(index)) };
+        request.pod.uid = format!("uid-{index}").into();
+        request
+    };
+    for index in 0..1000 {
+        let error = node.ensure(&pod(index)).await.unwrap_err();
+        let wanted = if index < 3 { "RegistryUnavailable" } else { "ImagePullBackOff" };
+        assert_eq!(error.reason(), wanted, "pod {index}: {}", error.message());
+        let told = "registry `dead.io` could not be reached (3 failures); it is left alone for ";
+        assert!(index < 3 || error.message().contains(told), "{}", error.message());
+    }
+    assert_eq!(fake.take_calls().len(), 3, "one for each of the first pods");
+    node.ensure(&request("alive.io/app:v1")).await.expect("another registry is not punished");
+
+    // It is back: one probe finds out, and everybody is let in again.
+    fake.heal();
+    (0..3).for_each(|index| drop(fake.offer(&image(index), "app", 1000)));
+    advance(Duration::from_secs(11)).await;
+    for index in 0..3 {
+        node.ensure(&pod(index)).await.expect("it answers");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_secret_is_tried_at_once() {
+    let fake = FakeRuntime::new();
+    fake.offer_to("reg.io/app:v1", "app", 1000, Some(("ada", "smash")));
+    let node = node(fake, Wanted::default().settings);
+    let with = |password: &str| {
+        let document = format!(r#"{{"auths": {{"reg.io": {{"username": "ada", "password": "{password}"}}}}}}"#);
+        EnsureRequest { secrets: vec![secret("s", &document)], ..request("reg.io/app:v1") }
+    };
+    assert_eq!(node.ensure(&with("old")).await.unwrap_err().reason(), "ErrImagePull");
+    assert_eq!(node.ensure(&with("old")).await.unwrap_err().reason(), "ImagePullBackOff");
+    node.ensure(&with("smash")).await.expect("the new one opens it");
+}

@@ -1,0 +1,421 @@
+//! What is left alone because a registry failed, not a pod: decides, and touches nothing.
+//!
+//! A thousand pods that want images of a dead registry ask it once in a while together, not each on its own. A circuit
+//! is kept per registry and trouble; troubles that depend on who asks, or for what, are kept apart by that too, so that
+//! nobody is punished for another's credential or name. It opens after [`OPENS_AFTER`] failures in a row, at once where
+//! the registry names a time. When its window ends one probe is let through, and the others wait on until the registry
+//! answered it, or for [`PROBE_MAX`] where a probe is still under way.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::runtime::{ErrorClass, Fault};
+
+/// Failures in a row, none of them answered, after which a registry is left alone.
+const OPENS_AFTER: u32 = 3;
+/// The longest window of our own choice. A probe is cheap, and a registry that is back shall not wait for long.
+const WINDOW_MAX: Duration = Duration::from_mins(1);
+/// The longest that a registry may ask for.
+const RETRY_AFTER_MAX: Duration = Duration::from_mins(15);
+/// After this another probe is let through: the first works, or hangs.
+const PROBE_MAX: Duration = Duration::from_secs(10);
+/// A circuit that nobody touched for this long is forgotten.
+const FORGOTTEN_AFTER: Duration = Duration::from_mins(30);
+/// Most circuits kept; past this those that opened first go.
+const CIRCUITS_MAX: usize = 4096;
+
+/// Who asks which registry for what.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Route {
+    /// Host and port.
+    pub(crate) registry: String,
+    /// The hashes of the credentials shown, in order.
+    pub(crate) credentials: Vec<String>,
+    /// The image as the store is asked for it.
+    pub(crate) image: String,
+}
+
+/// What is wrong with a registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Trouble {
+    /// It cannot be reached: for all.
+    Unreachable,
+    /// It is broken: for all.
+    Broken,
+    /// It wants to be asked less: by who shows these credentials.
+    Limited,
+    /// It does not let in: these credentials, to this image.
+    Denied,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    registry: String,
+    trouble: Trouble,
+    credentials: Vec<String>,
+    image: String,
+}
+
+#[derive(Clone, Debug)]
+struct Circuit {
+    failures: u32,
+    window: Duration,
+    /// `None`: closed, it only counts.
+    until: Option<Instant>,
+    /// Since when a probe is under way.
+    probe: Option<Instant>,
+    touched: Instant,
+    failure: String,
+}
+
+/// Why a pull was not begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) trouble: Trouble,
+    pub(crate) failures: u32,
+    /// How long it is left alone still; zero while a probe is under way.
+    pub(crate) remaining: Duration,
+    /// What it failed with last.
+    pub(crate) failure: String,
+}
+
+/// All circuits of a node.
+#[derive(Debug)]
+pub(crate) struct Circuits {
+    window_first: Duration,
+    circuits: HashMap<Key, Circuit>,
+}
+
+impl Trouble {
+    const ALL: [Self; 4] = [Self::Unreachable, Self::Broken, Self::Limited, Self::Denied];
+
+    /// What a failure says of the registry. `None`: nothing, it answered and something else went wrong.
+    pub(crate) fn of(class: ErrorClass) -> Option<Self> {
+        match class {
+            ErrorClass::HostNotFound
+            | ErrorClass::ConnectionRefused
+            | ErrorClass::Unreachable
+            | ErrorClass::CertificateInvalid
+            | ErrorClass::TlsFailed
+            | ErrorClass::ProxyFailed => Some(Self::Unreachable),
+            ErrorClass::RegistryFailed => Some(Self::Broken),
+            ErrorClass::RateLimited => Some(Self::Limited),
+            ErrorClass::Unauthorized | ErrorClass::Forbidden => Some(Self::Denied),
+            _ => None,
+        }
+    }
+
+    /// For messages.
+    pub(crate) fn told(self) -> &'static str {
+        match self {
+            Self::Unreachable => "could not be reached",
+            Self::Broken => "failed",
+            Self::Limited => "limits how often it is asked",
+            Self::Denied => "refused these credentials",
+        }
+    }
+
+    fn key(self, route: &Route) -> Key {
+        let (by_credentials, by_image) = (self >= Self::Limited, self == Self::Denied);
+        Key {
+            registry: route.registry.clone(),
+            trouble: self,
+            credentials: if by_credentials { route.credentials.clone() } else { Vec::new() },
+            image: if by_image { route.image.clone() } else { String::new() },
+        }
+    }
+
+    /// Whether a failure with one trouble proves that the registry is past another. Who refuses could be reached and
+    /// works; who limits could be reached.
+    fn is_past(self, other: Self) -> bool {
+        match self {
+            Self::Unreachable => false,
+            Self::Broken | Self::Limited => other == Self::Unreachable,
+            Self::Denied => other < Self::Denied,
+        }
+    }
+}
+
+impl Circuits {
+    pub(crate) fn new(window_first: Duration) -> Self {
+        Self { window_first: window_first.min(WINDOW_MAX), circuits: HashMap::new() }
+    }
+
+    /// Whether a pull may begin. Where it may be the probe of an open circuit, it is from now on.
+    pub(crate) fn admit(&mut self, route: &Route, now: Instant) -> Result<(), Refusal> {
+        let keys = Trouble::ALL.map(|trouble| trouble.key(route));
+        for key in &keys {
+            if let Some(refusal) = self.circuits.get(key).and_then(|circuit| circuit.refusal(key.trouble, now)) {
+                return Err(refusal);
+            }
+        }
+        for key in &keys {
+            if let Some(circuit) = self.circuits.get_mut(key).filter(|circuit| circuit.until.is_some()) {
+                circuit.probe = Some(now);
+            }
+        }
+        Ok(())
+    }
+
+    /// The registry handed something out.
+    pub(crate) fn answered(&mut self, route: &Route) {
+        for trouble in Trouble::ALL {
+            self.circuits.remove(&trouble.key(route));
+        }
+    }
+
+    /// A pull failed.
+    pub(crate) fn failed(&mut self, route: &Route, fault: &Fault, failure: &str, now: Instant) {
+        let Some(met) = Trouble::of(fault.class) else {
+            if proves_an_answer(fault.class) {
+                self.answered(route);
+            }
+            return;
+        };
+        for other in Trouble::ALL {
+            if met.is_past(other) {
+                self.circuits.remove(&other.key(route));
+            }
+        }
+        let key = met.key(route);
+        if !self.circuits.contains_key(&key) {
+            self.make_room(now);
+        }
+        let first = self.window_first;
+        let circuit = self.circuits.entry(key).or_insert_with(|| Circuit::closed(now));
+        circuit.failures = circuit.failures.saturating_add(1);
+        circuit.touched = now;
+        failure.clone_into(&mut circuit.failure);
+        let is_late = circuit.until.is_some_and(|until| now < until) && circuit.probe.is_none();
+        if is_late {
+            // It was under way before the circuit opened, and says nothing new.
+            return;
+        }
+        circuit.probe = None;
+        if circuit.until.is_none() && fault.retry_after.is_none() && circuit.failures < OPENS_AFTER {
+            return;
+        }
+        circuit.window = match circuit.until {
+            Some(_) => circuit.window.saturating_mul(2).min(WINDOW_MAX),
+            None => first,
+        };
+        let window = fault.retry_after.map_or(circuit.window, |asked| asked.min(RETRY_AFTER_MAX).max(circuit.window));
+        circuit.until = Some(now + window);
+    }
+
+    /// How many circuits are open.
+    #[cfg(test)]
+    pub(crate) fn open(&self) -> usize {
+        self.circuits.values().filter(|circuit| circuit.until.is_some()).count()
+    }
+
+    fn make_room(&mut self, now: Instant) {
+        if self.circuits.len() < CIRCUITS_MAX {
+            return;
+        }
+        self.circuits.retain(|_, circuit| now.saturating_duration_since(circuit.touched) < FORGOTTEN_AFTER);
+        if self.circuits.len() >= CIRCUITS_MAX
+            && let Some(oldest) = self.circuits.iter().min_by_key(|(_, circuit)| circuit.touched).map(|(key, _)| key)
+        {
+            let oldest = oldest.clone();
+            self.circuits.remove(&oldest);
+        }
+    }
+}
+
+impl Circuit {
+    fn closed(now: Instant) -> Self {
+        Self { failures: 0, window: Duration::ZERO, until: None, probe: None, touched: now, failure: String::new() }
+    }
+
+    fn refusal(&self, trouble: Trouble, now: Instant) -> Option<Refusal> {
+        let until = self.until?;
+        let probes = self.probe.is_some_and(|since| now.saturating_duration_since(since) < PROBE_MAX);
+        if now >= until && !probes {
+            return None;
+        }
+        let remaining = until.saturating_duration_since(now);
+        Some(Refusal { trouble, failures: self.failures, remaining, failure: self.failure.clone() })
+    }
+}
+
+/// Failures that only a registry which answers can cause.
+fn proves_an_answer(class: ErrorClass) -> bool {
+    matches!(
+        class,
+        ErrorClass::ImageUnknown
+            | ErrorClass::BlobUnknown
+            | ErrorClass::PlatformMissing
+            | ErrorClass::DigestMismatch
+            | ErrorClass::ContentInvalid
+            | ErrorClass::Unacceptable
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::runtime::Hop;
+
+    const FIRST: Duration = Duration::from_secs(10);
+
+    fn route(registry: &str, credential: &str, image: &str) -> Route {
+        Route { registry: registry.into(), credentials: vec![credential.into()], image: image.into() }
+    }
+
+    fn fault(class: ErrorClass) -> Fault {
+        Fault::new(class, Hop::Manifest)
+    }
+
+    /// A registry that failed so often.
+    fn after(failures: u32, class: ErrorClass, route: &Route, now: Instant) -> Circuits {
+        let mut circuits = Circuits::new(FIRST);
+        for _ in 0..failures {
+            circuits.failed(route, &fault(class), "it failed", now);
+        }
+        circuits
+    }
+
+    #[test]
+    fn a_registry_is_left_alone_after_three_failures_and_only_those_it_concerns() {
+        let now = Instant::now();
+        let own = route("r.io", "ada", "r.io/a:v1");
+        let others = [
+            ("another registry", route("s.io", "ada", "r.io/a:v1")),
+            ("another credential", route("r.io", "bob", "r.io/a:v1")),
+            ("another image", route("r.io", "ada", "r.io/b:v1")),
+        ];
+        for (class, held) in [
+            (ErrorClass::ConnectionRefused, [false, true, true]),
+            (ErrorClass::HostNotFound, [false, true, true]),
+            (ErrorClass::RegistryFailed, [false, true, true]),
+            (ErrorClass::RateLimited, [false, false, true]),
+            (ErrorClass::Unauthorized, [false, false, false]),
+        ] {
+            assert_eq!(after(2, class, &own, now).admit(&own, now), Ok(()), "{class}: two are not enough");
+            let mut circuits = after(3, class, &own, now);
+            let refusal = circuits.admit(&own, now).expect_err("three are");
+            assert_eq!((refusal.remaining, refusal.failures), (FIRST, 3), "{class}");
+            for ((what, other), held) in others.iter().zip(held) {
+                assert_eq!(circuits.admit(other, now).is_err(), held, "{class}: {what}");
+            }
+        }
+        for class in [ErrorClass::ImageUnknown, ErrorClass::DiskFull, ErrorClass::Other, ErrorClass::DigestMismatch] {
+            assert_eq!(after(9, class, &own, now).admit(&own, now), Ok(()), "{class} is no trouble of the registry");
+        }
+    }
+
+    #[test]
+    fn one_probe_goes_through_and_decides_for_all() {
+        let now = Instant::now();
+        let (own, other) = (route("r.io", "ada", "r.io/a:v1"), route("r.io", "bob", "r.io/b:v1"));
+        let mut circuits = after(3, ErrorClass::Unreachable, &own, now);
+        assert!(circuits.admit(&own, now + FIRST - Duration::from_nanos(1)).is_err());
+        let then = now + FIRST;
+        assert_eq!(circuits.admit(&own, then), Ok(()), "the probe");
+        assert!(circuits.admit(&other, then).is_err(), "one is enough");
+        assert_eq!(circuits.admit(&other, then + PROBE_MAX), Ok(()), "it hangs: another");
+
+        let mut failed = circuits.clone_for_test();
+        failed.failed(&own, &fault(ErrorClass::Unreachable), "again", then);
+        let refusal = failed.admit(&other, then).expect_err("left alone for longer");
+        assert_eq!((refusal.remaining, refusal.failure.as_str()), (FIRST * 2, "again"));
+        circuits.answered(&own);
+        assert_eq!((circuits.admit(&other, then), circuits.open()), (Ok(()), 0));
+    }
+
+    #[test]
+    fn a_registry_that_names_a_time_is_left_alone_for_it() {
+        let now = Instant::now();
+        let own = route("r.io", "ada", "r.io/a:v1");
+        for (asked, held) in [(30, 30), (1, 10), (86_400, 900)] {
+            let mut circuits = Circuits::new(FIRST);
+            let limited = Fault { retry_after: Some(Duration::from_secs(asked)), ..fault(ErrorClass::RateLimited) };
+            circuits.failed(&own, &limited, "429", now);
+            let refusal = circuits.admit(&own, now).expect_err("at once");
+            assert_eq!((refusal.remaining.as_secs(), refusal.trouble), (held, Trouble::Limited), "{asked} s");
+        }
+    }
+
+    #[test]
+    fn another_failure_ends_what_it_disproves() {
+        let now = Instant::now();
+        let own = route("r.io", "ada", "r.io/a:v1");
+        for (before, then, ended) in [
+            (ErrorClass::Unreachable, ErrorClass::Unauthorized, true),
+            (ErrorClass::Unreachable, ErrorClass::RegistryFailed, true),
+            (ErrorClass::Unreachable, ErrorClass::ImageUnknown, true),
+            (ErrorClass::RegistryFailed, ErrorClass::Unauthorized, true),
+            (ErrorClass::RegistryFailed, ErrorClass::Unreachable, false),
+            (ErrorClass::Unauthorized, ErrorClass::Unreachable, false),
+            (ErrorClass::Unauthorized, ErrorClass::ImageUnknown, true),
+            (ErrorClass::RateLimited, ErrorClass::Unreachable, false),
+            (ErrorClass::Unreachable, ErrorClass::DiskFull, false),
+        ] {
+            let mut circuits = after(3, before, &own, now);
+            circuits.failed(&own, &fault(then), "then", now);
+            assert_eq!(circuits.admit(&own, now).is_ok(), ended, "{before}, then {then}");
+        }
+    }
+
+    #[test]
+    fn what_failed_on_its_way_before_does_not_lengthen_the_wait() {
+        let now = Instant::now();
+        let own = route("r.io", "ada", "r.io/a:v1");
+        let mut circuits = after(50, ErrorClass::Unreachable, &own, now);
+        assert_eq!(circuits.admit(&own, now).expect_err("open").remaining, FIRST);
+    }
+
+    #[test]
+    fn circuits_are_bounded_and_the_oldest_goes_first() {
+        let now = Instant::now();
+        let mut circuits = Circuits::new(FIRST);
+        for index in 0..CIRCUITS_MAX as u64 + 100 {
+            let own = route(&format!("r{index}.io"), "", "");
+            circuits.failed(&own, &fault(ErrorClass::Unreachable), "", now + Duration::from_nanos(index));
+        }
+        assert_eq!(circuits.circuits.len(), CIRCUITS_MAX);
+        assert!(!circuits.circuits.contains_key(&Trouble::Unreachable.key(&route("r0.io", "", ""))));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever happens to one registry: another is never held, no wait is longer than the bound, and after it one
+        /// probe is let through.
+        #[test]
+        fn nobody_is_held_for_ever_or_for_another(
+            steps in proptest::collection::vec((0usize..6, 0u64..120, proptest::option::of(0u64..100_000)), 1..60)
+        ) {
+            let classes = [
+                ErrorClass::Unreachable, ErrorClass::RegistryFailed, ErrorClass::RateLimited, ErrorClass::Unauthorized,
+                ErrorClass::ImageUnknown, ErrorClass::Other,
+            ];
+            let mut now = Instant::now();
+            let mut circuits = Circuits::new(FIRST);
+            let (own, other) = (route("r.io", "ada", "r.io/a:v1"), route("s.io", "ada", "s.io/a:v1"));
+            for (class, seconds, asked) in steps {
+                now += Duration::from_secs(seconds);
+                if circuits.admit(&own, now).is_ok() {
+                    let met = Fault { retry_after: asked.map(Duration::from_secs), ..fault(classes[class]) };
+                    circuits.failed(&own, &met, "it failed", now);
+                }
+                prop_assert_eq!(circuits.admit(&other, now), Ok(()));
+                if let Err(refusal) = circuits.admit(&own, now) {
+                    prop_assert!(refusal.remaining <= RETRY_AFTER_MAX);
+                    let later = now + RETRY_AFTER_MAX + PROBE_MAX;
+                    prop_assert_eq!(circuits.clone_for_test().admit(&own, later), Ok(()));
+                }
+            }
+        }
+    }
+
+    impl Circuits {
+        fn clone_for_test(&self) -> Self {
+            Self { window_first: self.window_first, circuits: self.circuits.clone() }
+        }
+    }
+}
