@@ -411,7 +411,8 @@ impl ImageService for Engine {
         let Asked { reference, platform, .. } = asked;
         self.fetch(&reference, &platform, resolved, &progress)
             .await
-            .map_err(|error| about(error, &format!("could not fetch and unpack `{reference}`")))
+            // The registry said what the name means: whatever fails now, the image that was here is not the one.
+            .map_err(|error| about(error, &format!("could not fetch and unpack `{reference}`")).not_an_outage())
     }
 
     async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {

@@ -140,6 +140,9 @@ pub(crate) struct File {
     /// A pull record that did not change for longer than this lets nobody in: whoever wants the image proves its right to the registry again, each for itself. 0 is never, as with the kubelet.
     #[serde(rename = "credentialRecordMaxAge", skip_serializing_if = "Option::is_none")]
     record_age_max: Option<GoDuration>,
+    /// What the policy `Always` does while a registry is away.
+    #[serde(rename = "staleOnOutage", skip_serializing_if = "Option::is_none")]
+    stale: Option<StaleFile>,
     /// When images are collected.
     #[serde(rename = "collection", skip_serializing_if = "Option::is_none")]
     collection: Option<CollectionFile>,
@@ -269,6 +272,18 @@ struct PullsFile {
     grace: Option<GoDuration>,
 }
 
+/// `staleOnOutage` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct StaleFile {
+    /// Under pull policy `Always`, while a registry cannot be reached, is busy or broken: use the image that it last named to this node for that tag, if the asker may use it by the pull records.
+    #[serde(rename = "enabled", skip_serializing_if = "Option::is_none")]
+    enabled: Option<bool>,
+    /// For this long after the registry last named it, at least 1m.
+    #[serde(rename = "maxAge", skip_serializing_if = "Option::is_none")]
+    age_max: Option<GoDuration>,
+}
+
 /// `collection` in the file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -331,6 +346,7 @@ impl File {
             record_age_max: Some(GoDuration(0)),
             pulls: Some(PullsFile { grace: Some(GoDuration::seconds(2)) }),
             detection: Some(DetectionFile { period: Some(GoDuration::minutes(5)) }),
+            stale: Some(StaleFile { enabled: Some(false), age_max: Some(GoDuration::minutes(24 * 60)) }),
             collection: Some(CollectionFile {
                 enabled: Some(true),
                 period: Some(GoDuration::minutes(5)),
@@ -379,6 +395,8 @@ pub(crate) struct Settings {
     pub(crate) detection_period: Duration,
     /// How often to collect; `None`: on command only.
     pub(crate) collection_period: Option<Duration>,
+    /// For how long an image is used under `Always` while its registry is away; `None`: not at all.
+    pub(crate) stale_max: Option<Duration>,
     /// Collect for a pull that has no room.
     pub(crate) collects_for_pulls: bool,
 }

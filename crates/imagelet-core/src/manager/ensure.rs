@@ -101,7 +101,7 @@ impl Ensuring<'_> {
         Ok((if usable { Presence::Usable } else { Presence::Guarded }, Some(found.id)))
     }
 
-    async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
+    pub(super) async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
         let records = &self.manager.records;
         let evidence = if let Some(evidence) = records.recall(&self.request.image, found) {
             evidence
@@ -203,14 +203,20 @@ impl Ensuring<'_> {
                 if !is_kubelet {
                     self.manager.backoff().forget(&key);
                 }
+                self.remember_verified(&spec, &pulled.id).await;
                 Ok(self.hand_out_pulled(pulled, spec, began.elapsed()))
             }
             Err((failure, intent)) => {
+                let withdrawn = self.manager.compatibility.is_kubelet() || !is_doubtful(failure.kind());
+                if let Some(ensured) = self.use_stale(&spec, &failure).await {
+                    if let Some(intent) = intent.filter(|_| withdrawn) {
+                        self.withdraw(intent).await;
+                    }
+                    return Ok(ensured);
+                }
                 let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
                 self.tell_failure(EventKind::Warning, "Failed", message, &failure.fault());
-                if let Some(intent) = intent
-                    && (self.manager.compatibility.is_kubelet() || !is_doubtful(failure.kind()))
-                {
+                if let Some(intent) = intent.filter(|_| withdrawn) {
                     self.withdraw(intent).await;
                 }
                 let error = EnsureError::of_pull(image, with_causes(failure, missing), self.manager.compatibility);
@@ -307,13 +313,13 @@ impl Ensuring<'_> {
         }
     }
 
-    fn finished(&self) {
+    pub(super) fn finished(&self) {
         if let Some(recorder) = &self.manager.recorder {
             recorder.pull_finished(&self.request.pod.uid);
         }
     }
 
-    fn touch(&self, id: &ImageId) {
+    pub(super) fn touch(&self, id: &ImageId) {
         if let Some(touched) = &self.manager.touched {
             touched(&ImageKey::new(id.clone(), self.request.runtime_handler.clone()));
         }
@@ -330,7 +336,7 @@ impl Ensuring<'_> {
         self.manager.events.record(Event { kind, reason, message, subject: self.request.subject(), cause });
     }
 
-    fn tell(&self, kind: EventKind, reason: &'static str, message: String) {
+    pub(super) fn tell(&self, kind: EventKind, reason: &'static str, message: String) {
         self.manager.events.record(Event { kind, reason, message, subject: self.request.subject(), cause: None });
     }
 }

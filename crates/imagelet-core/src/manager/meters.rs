@@ -26,6 +26,13 @@ static PULL_SECONDS: Family = Family {
     labels: &["image_size_in_bytes"],
 };
 
+static STALE_USED: Family = Family {
+    name: "imagelet_stale_used_total",
+    help: "Number of images used under the policy Always while their registry was unavailable.",
+    kind: MetricKind::Counter,
+    labels: &[],
+};
+
 pub(super) static CHECKS: Family = Family {
     name: "kubelet_imagemanager_image_mustpull_checks_total",
     help: "Counter for how many times kubelet checked whether credentials need to be re-verified to access an image",
@@ -104,6 +111,15 @@ impl Meters {
 
     pub(super) fn metrics(&self) -> &Metrics {
         &self.metrics
+    }
+
+    /// Declares what is counted only where images may be used while their registry is away.
+    pub(crate) fn declare_stale(&self) {
+        self.metrics.declare(&STALE_USED);
+    }
+
+    pub(crate) fn used_stale(&self) {
+        self.metrics.increment(&STALE_USED, &[]);
     }
 
     pub(crate) fn checked(&self, outcome: &str) {

@@ -14,10 +14,12 @@ mod puller;
 mod queue;
 mod request;
 mod secrets;
+mod stale;
 mod starts;
 mod startup;
 mod text;
 mod throttle;
+mod verified;
 
 use std::{
     fmt,
@@ -37,6 +39,7 @@ pub use request::{
     PodIdentity, PullPolicy, PullPolicyError, PullSettings, PullState, PullStatus, Touched,
 };
 use secrets::SecretsCache;
+pub use stale::StaleUse;
 pub use starts::{StartMeters, Waiting, WaitingReasons};
 pub use startup::{PodSeen, PodStage, PullRecorder, StartupTracker};
 pub use throttle::PullRate;
@@ -61,6 +64,8 @@ pub struct ImageManager {
     recorder: Option<Arc<dyn PullRecorder>>,
     compatibility: Compatibility,
     secrets: SecretsCache,
+    /// `None`: an image whose registry is away is not used under `Always`.
+    stale: Option<StaleUse>,
     backoff: Mutex<Backoff<BackoffKey>>,
 }
 
@@ -96,7 +101,17 @@ impl ImageManager {
             events,
             touched,
             recorder,
+            stale: None,
         }
+    }
+
+    /// Lets images be used under `Always` while their registry is away.
+    #[must_use]
+    pub fn with_stale_use(self, stale: Option<StaleUse>) -> Self {
+        if stale.is_some() {
+            self.meters.declare_stale();
+        }
+        Self { stale, ..self }
     }
 
     /// Sees to it that an image is there and that the asker may use it; pulls it where the policy wants that.

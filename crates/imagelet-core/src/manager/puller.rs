@@ -347,7 +347,7 @@ fn no_credential_helps(kind: RuntimeErrorKind) -> bool {
 }
 
 /// One error of all: the only one, or a list in brackets, each text once.
-fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
+pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
     let mut texts: Vec<String> = Vec::new();
     for failure in &failures {
         let text = failure.chain();
@@ -356,11 +356,14 @@ fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
         }
     }
     let hint = failures.iter().find_map(|failure| failure.hint().map(str::to_owned));
+    let is_outage = failures.iter().all(RuntimeError::is_outage);
     let last = failures.pop().expect("each credential that did not work left an error");
     if texts.len() == 1 {
         return last;
     }
     let joined = RuntimeError::new(last.kind(), format!("[{}]", texts.join(", ")));
+    // Where one credential was refused, the registry was there.
+    let joined = if is_outage { joined } else { joined.not_an_outage() };
     match hint {
         Some(hint) => joined.with_hint(hint),
         None => joined,

@@ -296,6 +296,11 @@ pub struct Ensured {
 pub enum Origin {
     /// It was here, and the asker may use it.
     AlreadyPresent,
+    /// It was here, its registry is away, and the asker may use it for as long as that was allowed.
+    Stale {
+        /// How long ago the registry last named it.
+        verified: Duration,
+    },
     /// It was fetched.
     Pulled {
         /// How long the pull took, without waiting for its turn.

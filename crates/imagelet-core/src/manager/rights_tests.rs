@@ -402,7 +402,7 @@ impl World {
     fn judge(&mut self, pod: &Pod, request: &EnsureRequest, ensured: &Result<Ensured, EnsureError>) {
         let image = request.image.clone();
         match ensured {
-            Ok(Ensured { id, origin: Origin::AlreadyPresent, .. }) => {
+            Ok(Ensured { id, origin: Origin::AlreadyPresent | Origin::Stale { .. }, .. }) => {
                 let is_brought = self.shop.lock().brought.contains(id);
                 let shows = self.shows_proof(pod, &image, id);
                 if !shows && is_brought {

@@ -29,6 +29,7 @@ use crate::{
 };
 
 mod ensure_vectors;
+mod stale;
 
 /// A manager over some store, and what can be seen of it.
 struct TestNode {

@@ -45,13 +45,15 @@ pub struct RuntimeError {
     message: String,
     hint: Option<String>,
     fault: Option<Box<Fault>>,
+    /// It is more than the registry being away, whatever its kind.
+    no_outage: bool,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
 impl RuntimeError {
     /// An error with its kind and message.
     pub fn new(kind: RuntimeErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), hint: None, fault: None, source: None }
+        Self { kind, message: message.into(), hint: None, fault: None, no_outage: false, source: None }
     }
 
     /// An error nobody acts on differently.
@@ -88,6 +90,25 @@ impl RuntimeError {
     /// What whoever met it said went wrong; see [`RuntimeError::fault`] for what it comes to.
     pub(super) fn said_fault(&self) -> Option<&Fault> {
         self.fault.as_deref()
+    }
+
+    /// Marks that the registry was there, or is not the one that is meant: nothing may be concluded from its absence.
+    #[must_use]
+    pub fn not_an_outage(mut self) -> Self {
+        self.no_outage = true;
+        self
+    }
+
+    /// Whether the registry is away, and has answered nothing: not reached, too busy or broken. A refusal, a certificate
+    /// that is not trusted and a failure after a tag was resolved are none.
+    pub fn is_outage(&self) -> bool {
+        let mut is_one = self.kind == RuntimeErrorKind::RegistryUnavailable && !self.no_outage;
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            is_one &= !error.downcast_ref::<Self>().is_some_and(|error| error.no_outage);
+            cause = error.source();
+        }
+        is_one
     }
 
     /// What kind of refusal.

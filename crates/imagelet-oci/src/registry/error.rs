@@ -66,7 +66,8 @@ pub(super) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'stat
     let fault = connect_fault(&cause);
     let error = unavailable(format!("could not reach registry `{host}`")).caused_by(cause).with_fault(fault);
     match hint {
-        Some(hint) => error.with_hint(hint),
+        // Something is there, and is not what is meant.
+        Some(hint) => error.with_hint(hint).not_an_outage(),
         None => error,
     }
 }

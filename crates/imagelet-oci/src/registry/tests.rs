@@ -395,6 +395,7 @@ async fn passing_trouble_is_waited_out_and_lasting_trouble_named() {
     assert!(error.to_string().contains("86400 s"), "{error}");
     let retry_after = Some(Duration::from_hours(24));
     assert_eq!(error.fault(), Fault { class: ErrorClass::RateLimited, hop: Hop::Manifest, retry_after });
+    assert!(error.is_outage());
     assert_eq!(fake.seen().len(), 1);
 
     fake.trick("/v1", 99, answer(500, &[], "out\u{1b}[31m of order"));
@@ -419,6 +420,7 @@ async fn what_is_not_there_is_not_found() {
     let error = registry().resolve(&gone, None, &platform()).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
     assert_eq!(error.fault(), Fault::new(ErrorClass::ConnectionRefused, Hop::Connect));
+    assert!(error.is_outage());
 }
 
 #[tokio::test]
@@ -468,6 +470,7 @@ async fn an_encrypted_registry_is_believed_only_with_its_authority() {
             assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
             assert_eq!(error.fault(), Fault::new(ErrorClass::CertificateInvalid, Hop::Tls));
             assert!(error.hint().unwrap().contains("`ca`"), "{}", error.chain());
+            assert!(!error.is_outage(), "somebody is there, and is not trusted");
         }
     }
     // Without configuration a loopback registry is asked in plain text, and nothing else is tried.
@@ -487,5 +490,6 @@ async fn a_plain_registry_asked_over_tls_says_how_to_mend_it() {
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
     assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Hop::Tls));
     assert!(error.hint().unwrap().contains("plain HTTP"), "{}", error.chain());
+    assert!(!error.is_outage());
     assert!(fake.seen().is_empty());
 }

@@ -154,6 +154,7 @@ fn told(row: &PodImageRow) -> String {
     let (field, image) = (printable(&row.field), printable(&row.image));
     match row.origin.as_str() {
         "present" => format!("{field}: {image} is present"),
+        "stale" => format!("{field}: {}", printable(&row.message)),
         "pulled" => {
             let size = row.size.map_or_else(String::new, |size| format!(" ({})", ByteSize(size)));
             format!("{field}: {image} pulled{size} in {}", seconds(row.took_ms))

@@ -151,6 +151,9 @@ async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulle
 
 fn told(pulled: &Pulled) -> String {
     let image = crate::output::printable(&pulled.image);
+    if let Some(warning) = &pulled.warning {
+        return format!("warning: {}", crate::output::printable(warning));
+    }
     if pulled.present {
         return format!("{image} is present");
     }

@@ -25,6 +25,8 @@ const SOCKET_LENGTH_MAX: usize = 107;
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
 /// A loop that runs more often than this only burns the processor.
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
+/// An outage that is over sooner is waited out.
+const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
 /// A key that breaks a rule, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +67,12 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     let collect = file.collection.clone().unwrap_or_default();
     let detection_period = period("detection.period", detection.period, &mut complaints);
     let collection_period = period("collection.period", collect.period, &mut complaints);
+    let stale = file.stale.clone().unwrap_or_default();
+    let stale_max = stale.age_max.unwrap_or_default();
+    if stale_max < STALE_MIN {
+        complaints
+            .add("staleOnOutage.maxAge", format!("staleOnOutage.maxAge {stale_max} must be at least {STALE_MIN}"));
+    }
     let config_path = file.registry.as_ref().and_then(|registry| registry.config_path.clone()).unwrap_or_default();
 
     let hosts_dirs: Vec<PathBuf> = config_path.split(':').filter(|part| !part.is_empty()).map(PathBuf::from).collect();
@@ -93,6 +101,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             surroundings: Surroundings::default(),
             detection_period,
             collection_period: collect.enabled.unwrap_or(true).then_some(collection_period),
+            stale_max: stale.enabled.unwrap_or_default().then(|| stale_max.to_std()),
             collects_for_pulls: collect.for_pulls.unwrap_or_default(),
         }),
         _ => Err(complaints.0),

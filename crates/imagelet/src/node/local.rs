@@ -202,11 +202,12 @@ impl Command for PullRequest {
         let ensured = node.parts.manager.ensure(&request, progress).await;
         let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
         let (present, took, size) = match ensured.origin {
-            Origin::AlreadyPresent => (true, std::time::Duration::ZERO, None),
+            Origin::AlreadyPresent | Origin::Stale { .. } => (true, std::time::Duration::ZERO, None),
             Origin::Pulled { took, size } => (false, took, Some(size.0).filter(|size| *size > 0)),
         };
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-        Ok(Pulled { image: self.image, id: ensured.id.to_string(), present, size, took_ms })
+        let warning = matches!(ensured.origin, Origin::Stale { .. }).then_some(ensured.message);
+        Ok(Pulled { image: self.image, id: ensured.id.to_string(), present, size, took_ms, warning })
     }
 }
 

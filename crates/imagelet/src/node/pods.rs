@@ -249,6 +249,7 @@ impl Telling<'_> {
             PodOutcome::Ensured(ensured) => {
                 let (origin, took, size) = match ensured.origin {
                     Origin::AlreadyPresent => ("present", Duration::ZERO, None),
+                    Origin::Stale { .. } => ("stale", Duration::ZERO, None),
                     Origin::Pulled { took, size } => ("pulled", took, Some(size.0).filter(|size| *size > 0)),
                 };
                 PodImageRow {

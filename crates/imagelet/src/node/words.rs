@@ -98,6 +98,8 @@ documents! {
         size: Option<u64>,
         /// How long the pull took, in milliseconds, without waiting for its turn.
         took_ms: u64,
+        /// What is not as it should be although the image can be used: its registry is away.
+        warning: Option<String>,
     }
     /// Asks for the list of images.
     ListRequest {}

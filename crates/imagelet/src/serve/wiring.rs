@@ -15,7 +15,7 @@ use imagelet_core::{
     gc::ImageGc,
     image::Digest,
     inventory::Inventory,
-    manager::{Concurrency, ImageManager, ManagerParts, PullRate, PullSettings},
+    manager::{Concurrency, ImageManager, ManagerParts, PullRate, PullSettings, StaleUse},
     metrics::Metrics,
     records::{Allowlist, Guard, PullRecords, RecordsSettings, VerificationPolicy},
     runtime::{ContainerService, ImageService, NoContainers, RuntimeErrorKind, RuntimeManager},
@@ -59,9 +59,10 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
     let (state, kept) = (store.state.clone(), records_settings(&settings)?);
     let opened = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
-        move || open_state(&runtime, &state, kept)
+        let stale_max = settings.stale_max;
+        move || open_state(&runtime, &state, kept, stale_max)
     });
-    let (inventory, records) = opened.await.map_err(|error| Failure::of(&error))??;
+    let (inventory, records, stale) = opened.await.map_err(|error| Failure::of(&error))??;
     if tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; cut-off pulls stay on record as begun");
     }
@@ -84,7 +85,8 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         metrics: Arc::clone(&metrics),
         touched: Some(touched),
         recorder: None,
-    });
+    })
+    .with_stale_use(stale);
     let parts = NodeParts {
         gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory)),
         runtime,
@@ -180,19 +182,25 @@ async fn open_runtime(endpoint: &str, state: &Path, timeout: Duration, role: Rol
     })
 }
 
-type OpenState = (Arc<Inventory>, Arc<PullRecords>);
+type OpenState = (Arc<Inventory>, Arc<PullRecords>, Option<StaleUse>);
 
 /// Opens what is remembered. On a read-only disk what is there holds, and what comes ends with the process.
-fn open_state(runtime: &RuntimeManager, directory: &Path, kept: Option<RecordsSettings>) -> Result<OpenState, Failure> {
+fn open_state(
+    runtime: &RuntimeManager,
+    directory: &Path,
+    kept: Option<RecordsSettings>,
+    stale_max: Option<Duration>,
+) -> Result<OpenState, Failure> {
+    let stale = stale_max.map(|age_max| StaleUse::new(age_max, Some(directory.join("verified-names.json"))));
     if is_read_only(directory) {
         let inventory = Inventory::open_read_only(runtime.clone(), &directory.join("inventory"))?;
         let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open_read_only(directory, kept));
-        return Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?)));
+        return Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?), stale));
     }
     let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?;
     let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open(directory, kept));
     let records = records.map_err(|error| Failure::of(&error))?;
-    Ok((Arc::new(inventory), Arc::new(records)))
+    Ok((Arc::new(inventory), Arc::new(records), stale))
 }
 
 /// Whether the file system below a directory, or below the first parent that is there, takes no writes.

@@ -22,6 +22,7 @@ mod read_only;
 mod refusals;
 mod soundness;
 mod source;
+mod stale;
 mod testbed;
 mod trace;
 mod tree;

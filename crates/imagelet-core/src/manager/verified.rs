@@ -1,0 +1,286 @@
+//! Which name led to which image, and when the registry last said so.
+//!
+//! ```text
+//! FILE    {"version": 1, "names": [{"name", "platform"?, "handler"?, "image", "verifiedAt"}]}
+//! ```
+//!
+//! One file, written beside, synced and renamed. It may vanish: then no image is used while its registry is away before
+//! that registry was asked again. One that does not read is as good as none, and is replaced. Its times lag behind those
+//! in memory by a small share of the bound, so that a name is not written each time; a restart makes images older,
+//! never younger.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    image::{ImageId, Platform},
+    records::create_folder,
+};
+
+/// Most names that are remembered; the longest unverified go first.
+const NAMES_MAX: usize = 2048;
+/// A file longer than this is none of ours: so many names of a kilobyte each.
+const FILE_LENGTH_MAX: u64 = 4 << 20;
+/// Names and handlers longer than this are not remembered.
+const NAME_LENGTH_MAX: usize = 1024;
+const VERSION: u32 = 1;
+
+/// What a registry is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Subject {
+    /// In its normal form, with tag or digest.
+    pub(crate) name: String,
+    /// `None`: the machine this runs on.
+    pub(crate) platform: Option<Platform>,
+    pub(crate) handler: String,
+}
+
+/// What it answered, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Verified {
+    pub(crate) image: ImageId,
+    pub(crate) at: SystemTime,
+}
+
+/// All answers that are remembered.
+pub(crate) struct VerifiedNames {
+    /// `None`: they end with the process.
+    path: Option<PathBuf>,
+    /// How much older than in memory a name may be on disk.
+    lag_max: Duration,
+    names: Mutex<HashMap<Subject, Entry>>,
+    /// Keeps an older file from being renamed over a newer one.
+    writing: Mutex<()>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    verified: Verified,
+    /// When the file says it was; `None`: the file does not have it.
+    on_disk: Option<SystemTime>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Document {
+    version: u32,
+    names: Vec<Line>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    platform: Option<String>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    handler: String,
+    image: String,
+    /// Seconds since 1970.
+    verified_at: u64,
+}
+
+impl VerifiedNames {
+    /// Reads what is remembered. May wait for a disk.
+    pub(crate) fn open(path: Option<PathBuf>, lag_max: Duration) -> Self {
+        let read = path.as_deref().map_or_else(|| Ok(HashMap::new()), read);
+        let names = read.unwrap_or_else(|error| {
+            tracing::warn!(path = ?path, %error, "the names verified before do not read; they are forgotten");
+            HashMap::new()
+        });
+        Self { path, lag_max, names: Mutex::new(names), writing: Mutex::default() }
+    }
+
+    pub(crate) fn get(&self, subject: &Subject) -> Option<Verified> {
+        self.lock().get(subject).map(|entry| entry.verified.clone())
+    }
+
+    /// Remembers an answer. Answers whether the file has to be written.
+    pub(crate) fn put(&self, subject: Subject, image: ImageId, now: SystemTime) -> bool {
+        if subject.name.len() > NAME_LENGTH_MAX || subject.handler.len() > NAME_LENGTH_MAX {
+            return false;
+        }
+        let mut names = self.lock();
+        let known = names.get(&subject).filter(|entry| entry.verified.image == image);
+        let on_disk = known.and_then(|entry| entry.on_disk);
+        // A clock that was put back makes the file's time wrong, too.
+        let is_old = on_disk.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
+        names.insert(subject, Entry { verified: Verified { image, at: now }, on_disk });
+        while names.len() > NAMES_MAX {
+            let oldest = names.iter().min_by_key(|(_, entry)| entry.verified.at).map(|(subject, _)| subject.clone());
+            oldest.and_then(|oldest| names.remove(&oldest));
+        }
+        is_old && self.path.is_some()
+    }
+
+    /// Writes the file. Waits for the disk.
+    pub(crate) fn write(&self) -> io::Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = self.lock().clone();
+        let document = Document { version: VERSION, names: names.iter().filter_map(line).collect() };
+        replace(path, &serde_json::to_vec(&document)?)?;
+        let mut kept = self.lock();
+        for (subject, written) in names {
+            if let Some(entry) = kept.get_mut(&subject)
+                && entry.verified.image == written.verified.image
+            {
+                entry.on_disk = Some(written.verified.at);
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Subject, Entry>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for VerifiedNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VerifiedNames").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+fn line((subject, entry): (&Subject, &Entry)) -> Option<Line> {
+    Some(Line {
+        name: subject.name.clone(),
+        platform: subject.platform.as_ref().map(ToString::to_string),
+        handler: subject.handler.clone(),
+        image: entry.verified.image.to_string(),
+        verified_at: entry.verified.at.duration_since(UNIX_EPOCH).ok()?.as_secs(),
+    })
+}
+
+fn read(path: &Path) -> io::Result<HashMap<Subject, Entry>> {
+    let mut bytes = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut bytes)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashMap::new()),
+        Err(error) => return Err(error),
+    };
+    if bytes.len() as u64 > FILE_LENGTH_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let document: Document = serde_json::from_slice(&bytes)?;
+    if document.version != VERSION {
+        return Err(io::Error::other(format!("its version is {}, not {VERSION}", document.version)));
+    }
+    let entry = |line: Line| {
+        let at = UNIX_EPOCH.checked_add(Duration::from_secs(line.verified_at))?;
+        let platform = line.platform.map(|text| text.parse()).transpose().ok()?;
+        let verified = Verified { image: ImageId::new(line.image), at };
+        Some((Subject { name: line.name, platform, handler: line.handler }, Entry { verified, on_disk: Some(at) }))
+    };
+    Ok(document.names.into_iter().take(NAMES_MAX).filter_map(entry).collect())
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    create_folder(folder)?;
+    let beside = path.with_extension("new");
+    let written =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside).and_then(|mut file| {
+            file.write_all(bytes)?;
+            file.sync_all()
+        });
+    if let Err(error) = written.and_then(|()| fs::rename(&beside, path)) {
+        let _ = fs::remove_file(&beside);
+        return Err(error);
+    }
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAG: Duration = Duration::from_mins(1);
+
+    fn subject(name: &str) -> Subject {
+        Subject { name: name.into(), platform: None, handler: String::new() }
+    }
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn id(name: &str) -> ImageId {
+        ImageId::new(crate::image::Digest::of(name.as_bytes()).as_str())
+    }
+
+    #[test]
+    fn what_was_written_is_there_after_a_restart_with_machine_and_handler_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state/verified-names.json");
+        let names = VerifiedNames::open(Some(path.clone()), LAG);
+        let others = [
+            Subject { platform: Some("linux/arm64/v8".parse().unwrap()), ..subject("a:v1") },
+            Subject { handler: "gvisor".into(), ..subject("a:v1") },
+        ];
+        assert!(names.put(subject("a:v1"), id("a"), at(1_000)));
+        for (number, other) in others.iter().enumerate() {
+            assert_eq!(names.get(other), None);
+            assert!(names.put(other.clone(), id(&number.to_string()), at(2_000)));
+        }
+        names.write().unwrap();
+        let again = VerifiedNames::open(Some(path.clone()), LAG);
+        assert_eq!(again.get(&subject("a:v1")), Some(Verified { image: id("a"), at: at(1_000) }));
+        assert_eq!(again.get(&others[1]), Some(Verified { image: id("1"), at: at(2_000) }));
+        assert_eq!(again.get(&subject("a:v2")), None);
+        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_name_is_written_when_it_is_new_moved_or_older_on_disk_than_it_may_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = VerifiedNames::open(Some(folder.path().join("names.json")), LAG);
+        assert!(names.put(subject("a:v1"), id("a"), at(1_000)));
+        assert!(names.put(subject("a:v1"), id("a"), at(1_001)), "it was not written yet");
+        names.write().unwrap();
+        assert!(!names.put(subject("a:v1"), id("a"), at(1_061)));
+        assert_eq!(names.get(&subject("a:v1")).unwrap().at, at(1_061), "memory knows better than the disk");
+        assert!(names.put(subject("a:v1"), id("a"), at(1_062)));
+        assert!(names.put(subject("a:v1"), id("a"), at(500)), "the clock was put back");
+        names.write().unwrap();
+        assert!(names.put(subject("a:v1"), id("b"), at(501)), "the tag moved");
+        assert!(!VerifiedNames::open(None, LAG).put(subject("a:v1"), id("a"), at(1)), "memory has no file");
+    }
+
+    #[test]
+    fn what_does_not_read_is_forgotten_and_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("names.json");
+        let line = r#"{"name":"a:v1","image":"sha256:00","verifiedAt":1}"#;
+        for text in ["", "{ torn", r#"{"version":2,"names":[]}"#, &format!(r#"{{"version":2,"names":[{line}]}}"#)] {
+            fs::write(&path, text).unwrap();
+            let names = VerifiedNames::open(Some(path.clone()), LAG);
+            assert!(names.lock().is_empty(), "{text}");
+            names.put(subject("a:v1"), id("a"), at(1));
+            names.write().unwrap();
+            assert_eq!(VerifiedNames::open(Some(path.clone()), LAG).lock().len(), 1);
+        }
+    }
+
+    #[test]
+    fn names_are_bounded_in_number_and_length_and_the_longest_unverified_goes() {
+        let names = VerifiedNames::open(None, LAG);
+        for number in 0..=NAMES_MAX {
+            names.put(subject(&format!("a:v{number}")), id("a"), at(number as u64));
+        }
+        let kept = names.lock().len();
+        assert_eq!((kept, names.get(&subject("a:v0"))), (NAMES_MAX, None));
+        names.put(subject(&"a".repeat(NAME_LENGTH_MAX + 1)), id("a"), at(u64::from(u32::MAX)));
+        assert!(names.get(&subject("a:v1")).is_some());
+    }
+}
