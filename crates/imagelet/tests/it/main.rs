@@ -26,4 +26,5 @@ mod stale;
 mod testbed;
 mod trace;
 mod tree;
+mod vectors;
 mod verify;

@@ -1,0 +1,85 @@
+//! The conformance vectors are all here, whole, and each file is run by some test.
+
+use std::{collections::BTreeMap, fs};
+
+use crate::source::{repository, rust_files};
+
+/// The files on pulling, and how many cases each has. A test of the room that a file is about runs its cases.
+const PULL_FILES: [(&str, usize); 30] = [
+    ("pull-allowlist.json", 58),
+    ("pull-backoff.json", 8),
+    ("pull-config-validation.json", 41),
+    ("pull-credential-provider-cache.json", 20),
+    ("pull-credential-provider-config-read.json", 42),
+    ("pull-credential-provider-config-validate.json", 27),
+    ("pull-credential-provider-exec.json", 43),
+    ("pull-default-registry.json", 8),
+    ("pull-docker-config.json", 60),
+    ("pull-ensure-image.json", 42),
+    ("pull-error-classification.json", 13),
+    ("pull-image-volumes.json", 8),
+    ("pull-keyring.json", 39),
+    ("pull-lock-stripes.json", 6),
+    ("pull-policy-decision.json", 14),
+    ("pull-records-filename.json", 29),
+    ("pull-records-files.json", 20),
+    ("pull-records-gauges.json", 2),
+    ("pull-records-gc-interplay.json", 3),
+    ("pull-records-lifecycle.json", 37),
+    ("pull-records-memory-cache.json", 18),
+    ("pull-records-merge.json", 25),
+    ("pull-records-must-attempt.json", 45),
+    ("pull-reference.json", 270),
+    ("pull-scheduling.json", 5),
+    ("pull-size-label.json", 25),
+    ("pull-startup-latency.json", 12),
+    ("pull-throttle.json", 5),
+    ("pull-url-glob.json", 84),
+    ("pull-with-secrets.json", 10),
+];
+
+#[test]
+fn every_file_on_pulling_is_here_with_all_its_cases() {
+    let here: BTreeMap<String, usize> =
+        cases_by_file().into_iter().filter(|(file, _)| file.starts_with("pull-")).collect();
+    let wanted: BTreeMap<String, usize> = PULL_FILES.iter().map(|(file, cases)| ((*file).to_owned(), *cases)).collect();
+    assert_eq!(here, wanted);
+    assert_eq!(here.values().sum::<usize>(), 1_019);
+}
+
+#[test]
+fn every_file_is_run_by_a_test() {
+    let tests = tests_source();
+    let unread: Vec<String> =
+        cases_by_file().into_keys().filter(|file| !tests.contains(&format!("\"{file}\""))).collect();
+    assert_eq!(unread, Vec::<String>::new(), "no test names these");
+}
+
+#[test]
+fn no_test_leaves_a_case_of_a_vector_out() {
+    // How tests in this house have said that they leave a case out.
+    let words = ["NOT_ASKED", "NOT_RUN", "SKIPPED_CASES"];
+    let tests = tests_source();
+    let found: Vec<&str> = words.into_iter().filter(|word| tests.contains(word)).collect();
+    assert_eq!(found, Vec::<&str>::new());
+}
+
+fn cases_by_file() -> BTreeMap<String, usize> {
+    let folder = repository().join("tests/vectors");
+    let files = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    files
+        .map(|path| {
+            let document: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            let cases = document["vectors"].as_array().map_or(0, Vec::len);
+            (path.file_name().unwrap().to_string_lossy().into_owned(), cases)
+        })
+        .collect()
+}
+
+/// All code that may run a vector: everything but this file.
+fn tests_source() -> String {
+    let files = rust_files(&repository().join("crates"));
+    let others = files.into_iter().filter(|path| !path.ends_with("it/vectors.rs"));
+    others.map(|path| fs::read_to_string(path).unwrap()).collect()
+}
