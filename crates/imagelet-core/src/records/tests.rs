@@ -83,6 +83,19 @@ fn a_pull_that_was_cut_off_guards_what_it_may_still_bring_until_that_was_looked_
 }
 
 #[test]
+fn the_only_owner_of_a_store_takes_back_what_never_came_and_guards_what_did() {
+    let root = tempfile::tempdir().unwrap();
+    for name in ["reg.io/app:v1", "reg.io/gone:v1"] {
+        drop(open(root.path()).intend(name).unwrap());
+    }
+    let (records, found) = (open(root.path()), image("sha256:1", "reg.io/app:v1"));
+    let settled = records.recover_alone(std::slice::from_ref(&found), SystemTime::now()).unwrap();
+    assert_eq!(settled, Recovered { finished: 1, unfinished: 1 });
+    assert_eq!(open(root.path()).counts(), (0, 1));
+    assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"));
+}
+
+#[test]
 fn a_fulfilled_intent_is_a_record_after_a_restart() {
     let root = tempfile::tempdir().unwrap();
     let records = open(root.path());

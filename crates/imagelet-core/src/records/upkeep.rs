@@ -66,6 +66,17 @@ impl Touched {
     }
 }
 
+/// What becomes of an intent whose image is not here.
+#[derive(Clone, Copy, Debug)]
+enum Unfinished {
+    /// Nothing: the image may still come.
+    Stays,
+    /// It is taken back when its image was looked for often enough.
+    GoesAfterLooks,
+    /// It is taken back.
+    Goes,
+}
+
 impl PullRecords {
     /// After a start: of the pulls an earlier process began, those whose image is here did finish.
     ///
@@ -74,7 +85,15 @@ impl PullRecords {
     /// # Errors
     /// When one of them could not be settled; its intent stays, and all others are.
     pub fn recover(&self, images: &[Image], now: SystemTime) -> Result<Recovered, RecordsError> {
-        self.settle_idle(images, now, false)
+        self.settle_idle(images, now, Unfinished::Stays)
+    }
+
+    /// The same at the start of a store's only owner: what is not here never comes, so its intent goes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn recover_alone(&self, images: &[Image], now: SystemTime) -> Result<Recovered, RecordsError> {
+        self.settle_idle(images, now, Unfinished::Goes)
     }
 
     /// Whether there are intents that no pull stands behind.
@@ -88,10 +107,15 @@ impl PullRecords {
     /// # Errors
     /// As there.
     pub fn settle_left(&self, images: &[Image], now: SystemTime) -> Result<Recovered, RecordsError> {
-        self.settle_idle(images, now, true)
+        self.settle_idle(images, now, Unfinished::GoesAfterLooks)
     }
 
-    fn settle_idle(&self, images: &[Image], now: SystemTime, ends: bool) -> Result<Recovered, RecordsError> {
+    fn settle_idle(
+        &self,
+        images: &[Image],
+        now: SystemTime,
+        unfinished: Unfinished,
+    ) -> Result<Recovered, RecordsError> {
         let mut recovered = Recovered::default();
         let Some(settings) = &self.settings else { return Ok(recovered) };
         let candidates: Vec<Names<'_>> = images.iter().map(|image| Names::of(image, "")).collect();
@@ -110,7 +134,7 @@ impl PullRecords {
                 self.settle(&begun, &ids, now)
             } else {
                 recovered.unfinished += 1;
-                if ends { self.give_up(&begun) } else { Ok(()) }
+                self.leave_unfinished(&begun, unfinished)
             };
             first_failure = first_failure.or(settled.err());
         }
@@ -119,7 +143,12 @@ impl PullRecords {
     }
 
     /// Notes that a cut-off pull has brought nothing so far; in the end, takes it back.
-    fn give_up(&self, begun: &Begun) -> Result<(), RecordsError> {
+    fn leave_unfinished(&self, begun: &Begun, unfinished: Unfinished) -> Result<(), RecordsError> {
+        let looks_max = match unfinished {
+            Unfinished::Stays => return Ok(()),
+            Unfinished::Goes => 0,
+            Unfinished::GoesAfterLooks => LOOKS_MAX,
+        };
         let _turn = self.intents.lock(&begun.image);
         if self.is_running(&begun.image) {
             return Ok(());
@@ -130,7 +159,7 @@ impl PullRecords {
             *looks += 1;
             *looks
         };
-        if looks < LOOKS_MAX { Ok(()) } else { self.end_left(&begun.image) }
+        if looks < looks_max { Ok(()) } else { self.end_left(&begun.image) }
     }
 
     /// For who holds the intent's lock.

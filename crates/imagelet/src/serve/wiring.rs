@@ -63,7 +63,9 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         move || open_state(&runtime, &state, kept, stale_max)
     });
     let (inventory, records, stale) = opened.await.map_err(|error| Failure::of(&error))??;
-    if tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records)).await.is_err() {
+    // Nobody else pulls into a store of our own, and no pull of another process goes on in it.
+    let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
+    if tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; cut-off pulls stay on record as begun");
     }
     let touched = {
@@ -210,7 +212,7 @@ fn is_read_only(directory: &Path) -> bool {
 }
 
 /// Pulls that a crash cut off: their images ask for credentials from now on.
-async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>) {
+async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone: bool) {
     if records.counts().0 == 0 {
         return;
     }
@@ -222,7 +224,8 @@ async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>) {
         }
     };
     let records = Arc::clone(records);
-    match tokio::task::spawn_blocking(move || records.recover(&images, SystemTime::now())).await {
+    let recover = if is_alone { PullRecords::recover_alone } else { PullRecords::recover };
+    match tokio::task::spawn_blocking(move || recover(&records, &images, SystemTime::now())).await {
         Ok(Ok(found)) => tracing::info!(found.finished, found.unfinished, "took up the records of cut-off pulls"),
         Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "could not take up the pull records"),
         Err(error) => tracing::error!(%error, "could not take up the pull records"),
