@@ -122,7 +122,13 @@ impl fmt::Debug for Reference {
 ///
 /// What stands before an `@` goes, unless a digest follows; so does a URL's query.
 pub fn shown_name(text: &str) -> Cow<'_, str> {
-    let is_digest = |rest: &str| rest.starts_with("sha256:") || rest.starts_with("sha512:");
+    let is_digest = |rest: &str| {
+        rest.split_once(':').is_some_and(|(algorithm, hash)| {
+            let is_known = ["sha256", "sha384", "sha512"].contains(&algorithm);
+            let is_hash = hash.len() >= 32 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+            !algorithm.contains(['/', '@']) && (is_known || is_hash)
+        })
+    };
     let (scheme, rest) = match text.split_once("://") {
         Some((_, rest)) => text.split_at(text.len() - rest.len()),
         None => ("", text),
@@ -317,6 +323,8 @@ mod tests {
             ("r.io/app@sha256:00", "r.io/app@sha256:00"),
             ("user:pw@r.io/app:v1", "[redacted]@r.io/app:v1"),
             ("u:p@w@r.io/app@sha256:00", "[redacted]@r.io/app@sha256:00"),
+            ("r.io/app@md5:d41d8cd98f00b204e9800998ecf8427e", "r.io/app@md5:d41d8cd98f00b204e9800998ecf8427e"),
+            ("u:pw@shaky.io:5000/app", "[redacted]@shaky.io:5000/app"),
             ("https://u:pw@r.io/app", "https://[redacted]@r.io/app"),
             ("https://r.io/app?token=pw", "https://r.io/app?[redacted]"),
             ("https://u:p?w@r.io/a?token=pw", "https://[redacted]@r.io/a?[redacted]"),

@@ -126,7 +126,8 @@ fn a_disk_without_inodes_takes_no_pull() {
 #[test]
 fn pulls_see_what_others_have_reserved_and_get_it_when_those_end() {
     // About 40 MiB can be had: enough for either, not for both.
-    let node = Node::start(64, "collection: {enabled: false}\nstore: {limits: {freeBytesFloor: 12Mi}}");
+    let rules = "collection: {enabled: false}\npulls: {grace: 0s}\nstore: {limits: {freeBytesFloor: 12Mi}}";
+    let node = Node::start(64, rules);
     let (first, second) = (image("first", 22), image("second", 22));
     let (name, other) = (node.registry.put("first:v1", &first), node.registry.put("second:v1", &second));
     let held = node.registry.hold("first", &first.layers[0].digest);
