@@ -92,9 +92,11 @@ impl TokenSource for TokenCache {
             (Err(error), None) => Err(TokenSourceError::new(format!("failed to fetch token: {error}"))),
             (Err(error), Some(token)) if is_expired(&token, (self.clock)()) => {
                 let key = format!("{}/{}", request.namespace, request.service_account);
+                let error = without_token(&error, &token);
                 Err(TokenSourceError::new(format!("token {key} expired and refresh failed: {error}")))
             }
             (Err(error), Some(token)) => {
+                let error = without_token(&error, &token);
                 tracing::warn!(
                     namespace = request.namespace, service_account = request.service_account, %error,
                     "could not renew a token that is still good"
@@ -103,6 +105,12 @@ impl TokenSource for TokenCache {
             }
         }
     }
+}
+
+/// Why a token was not renewed, without the token: whoever refuses may repeat what it was shown.
+fn without_token(error: &TokenSourceError, token: &IssuedToken) -> String {
+    let (text, token) = (error.to_string(), token.token.expose());
+    if token.is_empty() { text } else { text.replace(token, "[redacted]") }
 }
 
 /// Whether a token is to be renewed, although it may still be good.

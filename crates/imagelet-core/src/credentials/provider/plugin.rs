@@ -17,16 +17,17 @@ use super::{
     codec::{CacheKeyType, Request, Response, ResponseError},
     exec::{Output, Plugin},
     meters::Meters,
-    redact::redact,
+    redact::{redact, texts_of},
     validate::{ProviderRules, TokenCacheType, TokenRules},
 };
 use crate::credentials::{
-    CredentialQuery, CredentialSource, DockerConfig, ObjectIdentity, TokenRequest, TokenSource, TokenSourceError,
-    glob::matches,
+    CredentialQuery, CredentialSource, DockerConfig, ObjectIdentity, Secret, TokenRequest, TokenSource,
+    TokenSourceError, glob::matches,
 };
 
-/// So much of a wrong type of cache key is shown.
+/// So much of a wrong type of cache key or version is shown.
 const KEY_TYPE_SHOWN_MAX: usize = 64;
+const VERSION_SHOWN_MAX: usize = 128;
 
 /// A provider and what it said lately.
 pub(super) struct Provider {
@@ -294,7 +295,15 @@ impl Provider {
         if output.result.is_err() {
             return Err(self.failed(repository, account, &output));
         }
-        let response = Response::decode(&output.stdout, &self.rules.api_version).map_err(ProviderError::Response)?;
+        let response = match Response::decode(&output.stdout, &self.rules.api_version) {
+            Ok(response) => response,
+            Err(ResponseError::ApiVersion { expected, actual }) => {
+                let actual = self.without_secrets(actual.as_bytes(), account, []);
+                let actual = actual.chars().take(VERSION_SHOWN_MAX).collect();
+                return Err(ProviderError::Response(ResponseError::ApiVersion { expected, actual }));
+            }
+            Err(error) => return Err(ProviderError::Response(error)),
+        };
         if let Some(told) = account
             && told.cache_type != TokenCacheType::Token
             && response.passwords().contains(told.token.expose())
@@ -302,9 +311,9 @@ impl Provider {
             return Err(ProviderError::TokenReturned);
         }
         let Some(key_type) = CacheKeyType::from_name(&response.cache_key_type) else {
-            let shown: String = response.cache_key_type.chars().take(KEY_TYPE_SHOWN_MAX).collect();
-            let known = response.passwords();
-            return Err(ProviderError::CacheKeyType(redact(shown.as_bytes(), known)));
+            // Cut first, a secret would not be known by its beginning.
+            let shown = self.without_secrets(response.cache_key_type.as_bytes(), account, response.passwords());
+            return Err(ProviderError::CacheKeyType(shown.chars().take(KEY_TYPE_SHOWN_MAX).collect()));
         };
         self.keep(repository, account, key_type, &response);
         self.runs().learned = Some(key_type);
@@ -335,16 +344,30 @@ impl Provider {
     }
 
     fn failed(&self, repository: &str, account: Option<&ServiceAccountTold>, output: &Output) -> ProviderError {
-        let said = Response::decode(&output.stdout, &self.rules.api_version).ok();
-        let passwords = said.iter().flat_map(Response::passwords);
-        let token = account.map(|told| told.token.expose());
-        let variables = self.rules.env.iter().map(|variable| variable.value.as_str());
+        // Of what does not read, anything may be a secret.
+        let (said, texts) = match Response::decode(&output.stdout, &self.rules.api_version) {
+            Ok(said) => (Some(said), Vec::new()),
+            Err(_) => (None, texts_of(&output.stdout)),
+        };
+        let passwords = said.iter().flat_map(Response::passwords).chain(texts.iter().map(Secret::expose));
         ProviderError::Run {
             name: self.rules.name.clone(),
             image: repository.to_owned(),
             error: output.result.as_ref().err().map(ToString::to_string).unwrap_or_default(),
-            stderr: redact(&output.stderr, passwords.chain(token).chain(variables)),
+            stderr: self.without_secrets(&output.stderr, account, passwords),
         }
+    }
+
+    /// What a plugin says, without these, what it was given, and what looks like a secret.
+    fn without_secrets<'a>(
+        &'a self,
+        said: &[u8],
+        account: Option<&'a ServiceAccountTold>,
+        known: impl IntoIterator<Item = &'a str>,
+    ) -> String {
+        let token = account.map(|told| told.token.expose());
+        let variables = self.rules.env.iter().map(|variable| variable.value.as_str());
+        redact(said, known.into_iter().chain(token).chain(variables))
     }
 
     fn runs(&self) -> MutexGuard<'_, Runs> {

@@ -5,6 +5,10 @@
 
 use std::fmt::Write as _;
 
+use zeroize::Zeroizing;
+
+use crate::credentials::Secret;
+
 /// Stands where something was taken out.
 const REDACTED: &str = "[redacted]";
 /// A shorter text is no secret: taking it out everywhere would only make the rest unreadable.
@@ -17,12 +21,17 @@ const SHOWN_MAX: usize = 4096;
 const MARKERS: [&str; 9] =
     ["password", "passwd", "secret", "token", "authorization", "bearer", "basic", "api_key", "apikey"];
 
+/// Of an answer that does not read, so many texts are taken for secrets.
+const TEXTS_MAX: usize = 1000;
+
 /// A complaint without secrets; `known` are some of them.
 pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a str>) -> String {
     let mut text = String::from_utf8_lossy(complaint).into_owned();
+    let known: Vec<Secret> = known.into_iter().flat_map(spellings).collect();
     // The longest first: one may be part of another.
     let mut known: Vec<&str> = known
-        .into_iter()
+        .iter()
+        .map(Secret::expose)
         .flat_map(|secret| [secret].into_iter().chain(secret.split('.').filter(|part| part.len() >= RUN_LENGTH_MIN)))
         .filter(|secret| secret.len() >= KNOWN_LENGTH_MIN)
         .collect();
@@ -32,6 +41,42 @@ pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a s
     }
     let shown: Vec<String> = text.split_inclusive('\n').map(redact_line).collect();
     cut(shown.concat())
+}
+
+/// A secret as it is, and as it stands in a document.
+fn spellings(secret: &str) -> [Secret; 2] {
+    let quoted = Zeroizing::new(serde_json::Value::from(secret).to_string());
+    [Secret::new(secret), Secret::new(&quoted[1..quoted.len() - 1])]
+}
+
+/// The texts of an answer that does not read, but for names and what is no secret in any answer.
+pub(super) fn texts_of(answer: &[u8]) -> Vec<Secret> {
+    const PUBLIC: [&str; 2] = ["CredentialProviderResponse", "credentialprovider.kubelet.k8s.io/"];
+    let answer = Zeroizing::new(String::from_utf8_lossy(answer).into_owned());
+    let (mut texts, mut rest) = (Vec::new(), answer.as_str());
+    while let Some(start) = rest.find('"')
+        && texts.len() < TEXTS_MAX
+    {
+        rest = &rest[start + 1..];
+        let mut escaped = false;
+        let is_end = |c: char| {
+            let ends = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            ends
+        };
+        let end = rest.find(is_end).unwrap_or(rest.len());
+        let text = &rest[..end];
+        rest = rest.get(end + 1..).unwrap_or_default();
+        let is_name = rest.trim_start().starts_with(':');
+        if is_name || text.len() < KNOWN_LENGTH_MIN || PUBLIC.iter().any(|public| text.starts_with(public)) {
+            continue;
+        }
+        texts.push(Secret::new(text));
+        if let Ok(plain) = serde_json::from_str::<String>(&Zeroizing::new(format!("\"{text}\""))) {
+            texts.push(Secret::new(plain));
+        }
+    }
+    texts
 }
 
 fn redact_line(line: &str) -> String {
@@ -160,6 +205,21 @@ mod tests {
             }
             assert!(shown.contains(REDACTED), "{shown}");
         }
+    }
+
+    #[test]
+    fn the_texts_of_an_answer_that_does_not_read_are_known() {
+        let texts = |answer: &str| -> Vec<String> {
+            texts_of(answer.as_bytes()).iter().map(|text| text.expose().to_owned()).collect()
+        };
+        let answer = r#"{"kind":"CredentialProviderResponse","auth":{"registry.io":{"username" : "robot","password":"pass\"w\\", "x":"swordfi"#;
+        assert_eq!(texts(answer), [r#"pass\"w\\"#, r#"pass"w\"#, "swordfi", "swordfi"]);
+        assert!(texts("").is_empty() && texts("\"").is_empty() && texts("\"\\").is_empty());
+        assert!(texts("no quotes hunter2").is_empty());
+        assert!(texts(&"\"longer\",".repeat(10_000)).len() <= TEXTS_MAX + 1);
+        let known = texts(answer);
+        let shown = redact(br#"bad pass\"w\\ and pass"w\ and swordfish"#, known.iter().map(String::as_str));
+        assert_eq!(shown, "bad [redacted] and [redacted] and [redacted]sh");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Providers from the outside: real scripts, a scripted cluster.
 
+mod planted;
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
