@@ -3,7 +3,9 @@
 //! Each test plants secrets of its own, makes the program use them under a log that tells all, lets as much as possible
 //! go wrong with a registry that repeats whatever it is shown, and then looks everywhere for every spelling of them.
 
+mod plugins;
 mod registry;
+mod runtime;
 mod seen;
 
 use std::{
