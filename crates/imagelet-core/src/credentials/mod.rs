@@ -9,6 +9,7 @@ mod node;
 mod port;
 mod provider;
 mod secret;
+mod spelling;
 mod token_cache;
 mod tokens;
 
@@ -21,6 +22,7 @@ pub use node::NodeKeyring;
 pub use port::{CredentialProvider, CredentialQuery, NoProviders, Provided, ProviderFailure};
 pub use provider::{Gates, ProviderConfigError, ProviderOptions, ProviderRulesError, Providers, ProvidersError};
 pub use secret::Secret;
+pub use spelling::spellings;
 pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 

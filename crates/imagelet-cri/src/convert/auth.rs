@@ -4,7 +4,7 @@ use std::fmt;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use imagelet_core::{
-    credentials::{Credential, CredentialKind, Secret},
+    credentials::{Credential, CredentialKind, Secret, spellings},
     image::Reference,
     runtime::{PullRequest, RuntimeError, RuntimeErrorKind},
 };
@@ -80,26 +80,28 @@ fn basic_from_base64(text: &str) -> Result<CredentialKind, RuntimeError> {
 
 /// A runtime's refusal of a pull without the credential it was shown: what it says goes into events and logs.
 pub(crate) fn without_credential(status: Status, request: &PullRequest) -> Status {
-    let secrets: Vec<String> = match request.credential.as_ref().map(|credential| &credential.kind) {
-        Some(CredentialKind::Basic { username, password }) => vec![
-            STANDARD.encode(format!("{username}:{}", password.expose())),
-            STANDARD.encode(password.expose()),
-            password.expose().to_owned(),
-        ],
-        Some(CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token)) => {
-            vec![STANDARD.encode(token.expose()), token.expose().to_owned()]
+    let Some(credential) = &request.credential else { return status };
+    let mut secrets: Vec<Secret> = match &credential.kind {
+        CredentialKind::Basic { username, password } => {
+            let basic = Secret::new(STANDARD.encode(format!("{username}:{}", password.expose())));
+            [basic].into_iter().chain(written(password)).collect()
         }
-        None => return status,
+        CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token) => written(token),
     };
-    let found = |secret: &&String| !secret.is_empty() && status.message().contains(secret.as_str());
-    if !secrets.iter().any(|secret| found(&secret)) {
+    // The longest first: one may be part of another.
+    secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
+    if !secrets.iter().any(|secret| status.message().contains(secret.expose())) {
         return status;
     }
-    let message = secrets
-        .iter()
-        .filter(found)
-        .fold(status.message().to_owned(), |message, secret| message.replace(secret.as_str(), "[redacted]"));
-    Status::with_details(status.code(), message, status.details().to_vec().into())
+    let hide = |message: String, secret: &Secret| message.replace(secret.expose(), "[redacted]");
+    // Nobody reads the details, and they may repeat it, too.
+    Status::new(status.code(), secrets.iter().fold(status.message().to_owned(), hide))
+}
+
+/// All the ways a secret may be written; none where there is none.
+fn written(secret: &Secret) -> Vec<Secret> {
+    let coded = Some(secret.expose()).filter(|secret| !secret.is_empty()).map(|secret| STANDARD.encode(secret));
+    spellings(secret.expose()).into_iter().chain(coded.map(Secret::new)).collect()
 }
 
 /// The host of an address with or without a scheme.
@@ -162,6 +164,33 @@ mod tests {
             assert!(!text.contains(secret), "{text}");
         }
         assert!(text.contains("bob") && text.contains("r.example") && text.contains("[redacted]"), "{text}");
+    }
+
+    #[test]
+    fn a_refusal_is_repeated_without_the_credential_it_was_for() {
+        let told = |kind: &CredentialKind, message: &str| {
+            let credential = Some(Credential { kind: kind.clone(), server_address: "r.example".into() });
+            let status = Status::with_details(tonic::Code::PermissionDenied, message, message.to_owned().into());
+            let status = without_credential(status, &PullRequest { credential, ..PullRequest::default() });
+            assert_eq!(status.code(), tonic::Code::PermissionDenied);
+            assert!(status.message() == message || status.details().is_empty(), "the details repeat it");
+            status.message().to_owned()
+        };
+        let password = "p@s-s\"word";
+        let basic = CredentialKind::Basic { username: "bob".into(), password: Secret::new(password) };
+        let identity = CredentialKind::IdentityToken(Secret::new(password));
+        let registry = CredentialKind::RegistryToken(Secret::new(password));
+        let spelled = [password, "p@s-s\\\"word", "p%40s-s%22word", "p%40s%2Ds%22word", &STANDARD.encode(password)];
+        for kind in [&basic, &identity, &registry] {
+            for secret in spelled {
+                assert_eq!(told(kind, &format!("bob: {secret}, {secret}!")), "bob: [redacted], [redacted]!");
+            }
+            assert_eq!(told(kind, "bob may not pull"), "bob may not pull");
+        }
+        let coded = STANDARD.encode(format!("bob:{password}"));
+        assert_eq!(told(&basic, &format!("Authorization: Basic {coded}")), "Authorization: Basic [redacted]");
+        let empty = CredentialKind::Basic { username: String::new(), password: Secret::new("") };
+        assert_eq!(told(&empty, "no credentials"), "no credentials");
     }
 
     fn basic(server_address: &str) -> Credential {

@@ -2,7 +2,10 @@
 
 use std::{error::Error as StdError, time::Duration};
 
-use imagelet_core::runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    credentials::spellings,
+    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+};
 use zeroize::Zeroizing;
 
 /// Most of a registry's own words that a message repeats.
@@ -159,7 +162,7 @@ pub(super) fn scrubbed(body: &[u8], cut: bool, secrets: &[String]) -> String {
     // Hidden characters go first, or a secret written with one in its middle would come together afterwards.
     let mut text = printable(&String::from_utf8_lossy(body));
     let mut secrets: Zeroizing<Vec<String>> =
-        Zeroizing::new(secrets.iter().flat_map(|secret| spellings(&printable(secret))).collect());
+        Zeroizing::new(secrets.iter().flat_map(|secret| spelled(&printable(secret))).collect());
     secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
     if cut {
         let unsafe_tail = secrets.first().map_or(0, String::len);
@@ -205,13 +208,8 @@ pub(super) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &
 }
 
 /// The ways a secret may be written in an answer.
-fn spellings(secret: &str) -> Vec<String> {
-    if secret.is_empty() {
-        return Vec::new();
-    }
-    let url = percent_encoding::utf8_percent_encode(secret, percent_encoding::NON_ALPHANUMERIC).to_string();
-    let json = serde_json::to_string(secret).unwrap_or_default();
-    vec![secret.to_owned(), url, json.trim_matches('"').to_owned()]
+fn spelled(secret: &str) -> Vec<String> {
+    spellings(secret).iter().map(|spelling| spelling.expose().to_owned()).collect()
 }
 
 /// Takes out the queries of addresses: a store that is asked by a signed address repeats it when it refuses.
@@ -276,8 +274,9 @@ mod tests {
 
     #[test]
     fn an_answer_is_repeated_without_its_secrets() {
-        let secrets = ["p@ss\"word".to_owned(), "dXNlcjpwYXNz".to_owned()];
+        let secrets = ["p@ss\"word".to_owned(), "dXNlcjpwYXNz".to_owned(), "a-b/c".to_owned()];
         for (body, shown) in [
+            ("no a-b%2Fc or a-b%2fc here", "no [redacted] or [redacted] here"),
             ("no p@ss\"word here", "no [redacted] here"),
             ("no p@s\u{0}s\"word here", "no [redacted] here"),
             ("no p%40ss%22word here", "no [redacted] here"),

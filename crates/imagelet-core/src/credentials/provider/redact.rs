@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use zeroize::Zeroizing;
 
-use crate::credentials::Secret;
+use crate::credentials::{Secret, spellings};
 
 /// Stands where something was taken out.
 const REDACTED: &str = "[redacted]";
@@ -41,12 +41,6 @@ pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a s
     }
     let shown: Vec<String> = text.split_inclusive('\n').map(redact_line).collect();
     cut(shown.concat())
-}
-
-/// A secret as it is, and as it stands in a document.
-fn spellings(secret: &str) -> [Secret; 2] {
-    let quoted = Zeroizing::new(serde_json::Value::from(secret).to_string());
-    [Secret::new(secret), Secret::new(&quoted[1..quoted.len() - 1])]
 }
 
 /// The texts of an answer that does not read, but for names and what is no secret in any answer.

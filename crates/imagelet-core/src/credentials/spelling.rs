@@ -1,0 +1,77 @@
+//! The ways others write a secret when they repeat it.
+
+use std::{collections::BTreeSet, fmt::Write as _};
+
+use zeroize::Zeroizing;
+
+use super::Secret;
+
+/// A secret as it is, as a part of a URL, and as a text of a document. To be taken out of what others say, the longest
+/// first: one may be part of another.
+pub fn spellings(secret: &str) -> Vec<Secret> {
+    if secret.is_empty() {
+        return Vec::new();
+    }
+    let json = Zeroizing::new(serde_json::Value::from(secret).to_string());
+    let json = &json[1..json.len() - 1];
+    let markup = Zeroizing::new(json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"));
+    let strict = Zeroizing::new(percent_encoded(secret, ""));
+    let url = Zeroizing::new(percent_encoded(secret, "-_.~"));
+    let form = Zeroizing::new(url.replace("%20", "+"));
+    let lower = Zeroizing::new(lower_escapes(&url));
+    let all: BTreeSet<&str> = [secret, json, &markup, &strict, &url, &form, &lower].into_iter().collect();
+    let mut all: Vec<Secret> = all.into_iter().map(Secret::new).collect();
+    all.sort_by_key(|spelling| std::cmp::Reverse(spelling.expose().len()));
+    all
+}
+
+/// Everything but letters, digits and these, as `%2F`.
+fn percent_encoded(text: &str, kept: &str) -> String {
+    // Three bytes for one at most, so that it never moves and leaves a copy behind.
+    let mut encoded = String::with_capacity(3 * text.len());
+    for byte in text.bytes() {
+        let character = char::from(byte);
+        if character.is_ascii_alphanumeric() || kept.contains(character) {
+            encoded.push(character);
+        } else {
+            write!(encoded, "%{byte:02X}").expect("writing to a string cannot fail");
+        }
+    }
+    encoded
+}
+
+/// `%2F` as `%2f`.
+fn lower_escapes(text: &str) -> String {
+    let mut since = usize::MAX;
+    text.chars()
+        .map(|character| {
+            since = if character == '%' { 0 } else { since.saturating_add(1) };
+            if since <= 2 { character.to_ascii_lowercase() } else { character }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_known_however_it_is_written() {
+        let spelled: Vec<String> =
+            spellings("p@ s-W\"<%").iter().map(|spelling| spelling.expose().to_owned()).collect();
+        for wanted in [
+            "p@ s-W\"<%",
+            "p@ s-W\\\"<%",
+            "p@ s-W\\\"\\u003c%",
+            "p%40%20s%2DW%22%3C%25",
+            "p%40%20s-W%22%3C%25",
+            "p%40+s-W%22%3C%25",
+            "p%40%20s-W%22%3c%25",
+        ] {
+            assert!(spelled.iter().any(|found| found == wanted), "{wanted} is not among {spelled:?}");
+        }
+        assert!(spelled.is_sorted_by(|one, other| one.len() >= other.len()));
+        assert_eq!(spellings("plain").len(), 1);
+        assert!(spellings("").is_empty());
+    }
+}
