@@ -3,6 +3,7 @@
 //! Each test plants secrets of its own, makes the program use them under a log that tells all, lets as much as possible
 //! go wrong with a registry that repeats whatever it is shown, and then looks everywhere for every spelling of them.
 
+mod aborts;
 mod plugins;
 mod registry;
 mod runtime;
@@ -23,7 +24,7 @@ use rustix::process::Signal;
 use crate::{
     images::Image,
     program::{Daemon, Outcome, program, run},
-    testbed::{http, scratch, wait_until},
+    testbed::{http, scratch, wait_until, wait_until_within},
 };
 use registry::{EchoRegistry, Own, WAYS};
 use seen::{Marker, Seen, in_memory};
@@ -31,6 +32,8 @@ use seen::{Marker, Seen, in_memory};
 /// What a curious operator sets.
 const TRACE: (&str, &str) = ("IMAGELET_LOG", "trace");
 
+/// A busy machine takes so long until a program has hidden its command line.
+const HIDDEN_WITHIN: Duration = Duration::from_secs(5);
 /// Pulls with the same login.
 const PULLS: usize = 20;
 /// Copies that may stay in free memory: the libraries' buffers for a command's arguments (h2) and for the head of a
@@ -99,8 +102,12 @@ fn run_watched(command: &mut Command, stdin: &str, seen: &mut Seen, markers: &[&
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A command that fails at once does not read.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    // Its own command line is hidden as soon as it has read it.
-    thread::sleep(Duration::from_millis(40));
+    // Its own command line is hidden as soon as it has read it; where it is not, that is seen below.
+    let shows = |file: &str| {
+        let shown = fs::read(format!("/proc/{}/{file}", child.id())).unwrap_or_default();
+        markers.iter().any(|marker| marker.count(&shown) > 0)
+    };
+    wait_until_within(HIDDEN_WITHIN, || !shows("cmdline") && !shows("environ"));
     seen.look_at_process(child.id(), markers);
     let output = child.wait_with_output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -178,13 +185,17 @@ fn a_daemons_secrets_are_seen_nowhere() {
     let daemon = Daemon::start_with(scene.folder.path(), arguments, &[TRACE]);
     let mut seen = Seen::default();
 
+    let mut formats = ["table", "json"].into_iter().cycle();
     for way in WAYS {
         let pod = scene.folder.path().join("pod.yaml");
         fs::write(&pod, pod_of(&scene.name(way))).unwrap();
+        let format = formats.next().expect("it begins anew");
         for (what, content) in secrets_of(&scene, &secret) {
             let file = scene.folder.path().join("secret.yaml");
             fs::write(&file, content).unwrap();
-            let ensured = daemon.run(["ensure", "-f", pod.to_str().unwrap(), "--secret", file.to_str().unwrap()]);
+            let (pod, file) = (pod.to_str().unwrap(), file.to_str().unwrap());
+            let ensured = daemon.run(["-o", format, "ensure", "-f", pod, "--secret", file]);
+            assert_ne!(ensured.code, 2, "{}", ensured.stderr);
             look_at(&mut seen, &format!("ensure {way}, {what}"), &ensured, &markers);
             fs::remove_file(file).unwrap();
         }
