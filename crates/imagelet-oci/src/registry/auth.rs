@@ -129,6 +129,7 @@ impl Registry {
                 .read(answer.body, TOKEN_BYTES_MAX)
                 .await
                 .map_err(|error| error.failure("a token", &place))?;
+            let body = Zeroizing::new(Vec::from(body));
             if cut {
                 return Err(
                     denied(format!("token service `{place}` answered with more than {TOKEN_BYTES_MAX} bytes")).into()
@@ -143,7 +144,7 @@ impl Registry {
             }
             // A token may be in any answer of such a service, whatever its status says.
             let has_token = body.windows(6).any(|part| part == b"token\"");
-            let shown = if has_token { &[] } else { &body[..body.len().min(8 << 10)] };
+            let shown: &[u8] = if has_token { &[] } else { &body[..body.len().min(8 << 10)] };
             let words = explanation(kind, shown, body.len() > 8 << 10, &session.secrets());
             Err(token_refused(session, index, &place, answer.status, words))
         };
