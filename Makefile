@@ -89,7 +89,7 @@ bench: parts ## Prints every figure the project claims; FIGURES="web rss" for so
 	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo
 	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null
 	fi
-	$(CARGO) build --locked --release --package imagelet
+	[ "$(FIGURES)" = ensure ] || $(CARGO) build --locked --release --package imagelet
 	target=$$($(CARGO) metadata --format-version 1 --no-deps | python3 -c 'import json,sys; print(json.load(sys.stdin)["target_directory"])')
 	if [ -z "$(FIGURES)" ] || grep -qw ensure <<<"$(FIGURES)"; then $(CARGO) bench --locked --quiet --package imagelet-core --bench ensure; fi
 	[ "$(FIGURES)" = ensure ] || python3 benches/bench.py $(filter-out ensure,$(FIGURES)) --imagelet "$$target/release/imagelet" --work "$$target/bench" $(BENCH_FLAGS)

@@ -19,10 +19,7 @@ use std::{
 use imagelet_core::{
     credentials::{Keyring, NoProviders, NodeKeyring, ObjectIdentity, PullSecret, PullSecretKind, Secret},
     events::{Event, EventSink},
-    manager::{
-        Compatibility, Concurrency, EnsureRequest, ImageManager, ManagerParts, Origin, PodIdentity, PullPolicy,
-        PullSettings,
-    },
+    manager::{EnsureRequest, ImageManager, ManagerParts, Origin, PodIdentity, PullPolicy, PullSettings},
     metrics::Metrics,
     records::{PullRecords, VerificationPolicy},
     runtime::{Progress, RuntimeManager, no_progress},
@@ -116,14 +113,7 @@ impl Bed {
         let manager = ImageManager::new(ManagerParts {
             runtime: RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(runtime.clone()))
                 .measured(Arc::clone(&metrics)),
-            settings: PullSettings {
-                concurrency: Concurrency::Parallel { max: None },
-                rate: None,
-                backoff_first: Duration::from_secs(10),
-                backoff_max: Duration::from_mins(5),
-                grace: Duration::ZERO,
-                compatibility: Compatibility::default(),
-            },
+            settings: PullSettings::default(),
             keyring: Arc::new(NodeKeyring::fixed(Keyring::new())),
             providers: Arc::new(NoProviders),
             records: Arc::new(records),

@@ -66,6 +66,20 @@ pub struct PullSettings {
     pub compatibility: Compatibility,
 }
 
+impl Default for PullSettings {
+    /// Any number at once and at any rate, with the kubelet's back-off (`spec/pull.md §3.1`), and no grace.
+    fn default() -> Self {
+        Self {
+            concurrency: Concurrency::Parallel { max: None },
+            rate: None,
+            backoff_first: Duration::from_secs(10),
+            backoff_max: Duration::from_mins(5),
+            grace: Duration::ZERO,
+            compatibility: Compatibility::default(),
+        }
+    }
+}
+
 /// Whose way is gone where the kubelet's has a weakness (`docs/compatibility.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compatibility {

@@ -50,14 +50,7 @@ struct Wanted {
 impl Default for Wanted {
     fn default() -> Self {
         Self {
-            settings: PullSettings {
-                concurrency: Concurrency::Parallel { max: None },
-                rate: None,
-                backoff_first: Duration::from_secs(10),
-                backoff_max: Duration::from_mins(5),
-                grace: Duration::ZERO,
-                compatibility: Compatibility::Imagelet,
-            },
+            settings: PullSettings::default(),
             keyring: Keyring::new(),
             providers: Arc::new(NoProviders),
             records: PullRecords::off(),

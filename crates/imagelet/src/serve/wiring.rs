@@ -29,10 +29,6 @@ use crate::{
     node::{LocalNode, NodeParts, RoomByCollection},
 };
 
-/// An image that failed is left alone for this long at first; the kubelet's number.
-const BACKOFF_FIRST: Duration = Duration::from_secs(10);
-/// And for this long at most.
-const BACKOFF_MAX: Duration = Duration::from_mins(5);
 /// The kubelet's own folder, where it looks for a docker configuration first.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 /// Events kept for whoever asks later.
@@ -246,11 +242,10 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     PullSettings {
         concurrency,
         rate,
-        backoff_first: BACKOFF_FIRST,
-        backoff_max: BACKOFF_MAX,
         // Who stops a command wants it stopped.
         grace: if role == Role::Daemon { limits.grace } else { Duration::ZERO },
         compatibility: settings.compatibility,
+        ..PullSettings::default()
     }
 }
 

@@ -87,27 +87,15 @@ impl Drop for Held<'_> {
 pub(crate) struct FakeRegistry {
     address: String,
     state: Arc<Mutex<State>>,
-    stopped: Arc<AtomicBool>,
+    _serving: Serving,
 }
 
 impl FakeRegistry {
     pub(crate) fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
+        let listening = Listening::bind();
         let state = Arc::new(Mutex::new(State::default()));
-        let stopped = Arc::new(AtomicBool::new(false));
-        let (shared, ended) = (Arc::clone(&state), Arc::clone(&stopped));
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                if ended.load(Ordering::SeqCst) {
-                    return;
-                }
-                let state = Arc::clone(&shared);
-                // A client that goes away in the middle is its own affair.
-                thread::spawn(move || stream.and_then(|stream| serve(&stream, &state)));
-            }
-        });
-        Self { address, state, stopped }
+        let address = listening.address.clone();
+        Self { address, _serving: listening.serve(&state, serve), state }
     }
 
     /// Serves the image and answers its full name.
@@ -154,7 +142,50 @@ impl FakeRegistry {
     }
 }
 
-impl Drop for FakeRegistry {
+/// A free port of 127.0.0.1 that nobody answers on yet.
+pub(crate) struct Listening {
+    listener: TcpListener,
+    pub(crate) address: String,
+}
+
+impl Listening {
+    pub(crate) fn bind() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        Self { listener, address }
+    }
+
+    /// Answers each connection on a thread of its own.
+    pub(crate) fn serve<S: Send + 'static>(
+        self,
+        state: &Arc<Mutex<S>>,
+        serve: fn(&TcpStream, &Mutex<S>) -> std::io::Result<()>,
+    ) -> Serving {
+        let stopped = Arc::new(AtomicBool::new(false));
+        let (shared, ended) = (Arc::clone(state), Arc::clone(&stopped));
+        let Self { listener, address } = self;
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                if ended.load(Ordering::SeqCst) {
+                    return;
+                }
+                let state = Arc::clone(&shared);
+                // A client that goes away in the middle is its own affair.
+                thread::spawn(move || stream.and_then(|stream| serve(&stream, &state)));
+            }
+        });
+        Serving { address, stopped }
+    }
+}
+
+/// Takes connections until dropped.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    address: String,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Drop for Serving {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::SeqCst);
         // Wakes the listener, so that it sees the flag.

@@ -297,6 +297,12 @@ impl FivePulls {
         (0..self.images.len()).map(|at| self.hold(at)).collect()
     }
 
+    /// Begins, by the daemon if there is one, else by the command alone.
+    fn ensure(&self, node: &Node, daemon: Option<&Daemon>) -> Background {
+        let command = daemon.map_or_else(|| embedded(node), Daemon::command);
+        Background::start(command, node, &self.pod)
+    }
+
     fn is_asked_for(&self, at: usize) -> bool {
         let path = format!("/v2/{}/", self.images[at].0);
         self.registry.requests().iter().any(|request| request.contains(&path))
@@ -340,8 +346,7 @@ fn all_images_of_a_pod_are_fetched_at_once() {
         let pulls = FivePulls::new(&node);
         let daemon = with_daemon.then(|| node.daemon());
         let held = pulls.hold_all();
-        let command = daemon.as_ref().map_or_else(|| embedded(&node), Daemon::command);
-        let ensure = Background::start(command, &node, &pulls.pod);
+        let ensure = pulls.ensure(&node, daemon.as_ref());
         // None is let go before all five are asked for.
         held.iter().for_each(Held::until_asked);
         drop(held);
@@ -420,8 +425,7 @@ fn an_interrupt_ends_all_pulls_of_the_pod_and_the_next_try_has_them_all() {
         let pulls = FivePulls::new(&node);
         let daemon = with_daemon.then(|| node.daemon());
         let held = pulls.hold_all();
-        let command = daemon.as_ref().map_or_else(|| embedded(&node), Daemon::command);
-        let ensure = Background::start(command, &node, &pulls.pod);
+        let ensure = pulls.ensure(&node, daemon.as_ref());
         held.iter().for_each(Held::until_asked);
         assert_eq!(node.records("pulling").len(), 5);
         ensure.interrupt();

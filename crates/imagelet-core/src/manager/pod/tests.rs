@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     credentials::{Keyring, NoProviders, NodeKeyring},
     events::{EventSink, LogEvents},
-    manager::{Concurrency, ManagerParts, PodIdentity, PullSettings},
+    manager::{ManagerParts, PodIdentity, PullSettings},
     metrics::Metrics,
     records::PullRecords,
     runtime::{NoContainers, RuntimeErrorKind, RuntimeManager},
@@ -25,14 +25,7 @@ impl TestNode {
         runtime.set_pull_takes(Duration::from_secs(1));
         let manager = ImageManager::new(ManagerParts {
             runtime: RuntimeManager::new(Arc::new(runtime.clone()), Arc::new(NoContainers)),
-            settings: PullSettings {
-                grace: Duration::ZERO,
-                compatibility,
-                concurrency: Concurrency::Parallel { max: None },
-                rate: None,
-                backoff_first: Duration::from_secs(10),
-                backoff_max: Duration::from_mins(5),
-            },
+            settings: PullSettings { compatibility, ..PullSettings::default() },
             keyring: Arc::new(NodeKeyring::fixed(Keyring::new())),
             providers: Arc::new(NoProviders),
             records: Arc::new(PullRecords::off()),

@@ -3,15 +3,14 @@
 use std::{
     collections::BTreeMap,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{TcpListener, TcpStream},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
+    net::TcpStream,
+    sync::{Arc, Mutex},
 };
 
-use crate::images::Image;
+use crate::{
+    fake_registry::{Listening, Serving},
+    images::Image,
+};
 
 /// How a repository answers; its name begins with one of these.
 pub(super) const WAYS: [&str; 15] = [
@@ -57,7 +56,7 @@ struct State {
 pub(super) struct EchoRegistry {
     pub(super) address: String,
     state: Arc<Mutex<State>>,
-    stopped: Arc<AtomicBool>,
+    _serving: Serving,
 }
 
 struct Request {
@@ -100,8 +99,8 @@ impl Answer {
 
 impl EchoRegistry {
     pub(super) fn start(own: Own, image: &Image) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
+        let listening = Listening::bind();
+        let address = listening.address.clone();
         let mut served = BTreeMap::new();
         let manifest = (image.manifest.media_type.clone(), image.manifest.bytes.clone());
         served.insert("manifests/v1".to_owned(), manifest.clone());
@@ -111,30 +110,13 @@ impl EchoRegistry {
             served.insert(format!("blobs/{}", blob.digest), answer);
         }
         let state = State { own, address: address.clone(), served, shown: Vec::new() };
-        let (state, stopped) = (Arc::new(Mutex::new(state)), Arc::new(AtomicBool::new(false)));
-        let (shared, ended) = (Arc::clone(&state), Arc::clone(&stopped));
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                if ended.load(Ordering::SeqCst) {
-                    return;
-                }
-                let state = Arc::clone(&shared);
-                thread::spawn(move || stream.and_then(|stream| serve(&stream, &state)));
-            }
-        });
-        Self { address, state, stopped }
+        let state = Arc::new(Mutex::new(state));
+        Self { address, _serving: listening.serve(&state, serve), state }
     }
 
     /// What was shown to it so far.
     pub(super) fn shown(&self) -> Vec<String> {
         self.state.lock().unwrap().shown.clone()
-    }
-}
-
-impl Drop for EchoRegistry {
-    fn drop(&mut self) {
-        self.stopped.store(true, Ordering::SeqCst);
-        drop(TcpStream::connect(&self.address));
     }
 }
 
