@@ -4,6 +4,7 @@
 //! every image is new again, which keeps it longer and never loses it.
 
 mod detect;
+mod history;
 mod ledger;
 mod pins;
 mod recheck;
@@ -24,12 +25,15 @@ use std::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
-pub use self::pins::PinError;
 pub(crate) use self::recheck::Standing;
 use self::{
     detect::{DetectRules, DetectTimes, Records, Survey, Users, detect},
     ledger::{LedgerFile, LedgerLine, StateDir},
     pins::{PATTERNS_MAX, PinPattern},
+};
+pub use self::{
+    history::{Origin, PullCost},
+    pins::PinError,
 };
 use crate::{
     image::{Image, ImageKey},
@@ -114,6 +118,14 @@ pub struct Entry {
     pub last_used: Option<SystemTime>,
     /// When it was last asked for, by a pull or a pod; forgotten on restart.
     pub leased_at: Option<SystemTime>,
+    /// How often it was used: by containers, mounts and pods that asked for it.
+    pub use_count: u64,
+    /// Who used it last, as `NAMESPACE/POD`, where that was a pod.
+    pub last_user: Option<String>,
+    /// What its last pull cost, where imagelet made it or was told.
+    pub pulled: Option<PullCost>,
+    /// How it came to be here.
+    pub origin: Origin,
     /// `NAMESPACE/POD/CONTAINER`, `mount DIRECTORY` or `container ID`.
     pub in_use_by: Vec<String>,
     /// Patterns, or `runtime`.
@@ -437,6 +449,10 @@ impl State {
                 first_seen: record.and_then(|record| record.first_seen).unwrap_or(now),
                 last_used: record.and_then(|record| record.last_used),
                 leased_at: self.leased_at(&key),
+                use_count: 0,
+                last_user: None,
+                pulled: None,
+                origin: Origin::default(),
                 in_use_by: users.get(&key).cloned().unwrap_or_default(),
                 pinned_by: self.pinned_by(image),
             }
