@@ -33,7 +33,7 @@ use seen::{Marker, Seen, in_memory};
 const TRACE: (&str, &str) = ("IMAGELET_LOG", "trace");
 
 /// A busy machine takes so long until a program has hidden its command line.
-const HIDDEN_WITHIN: Duration = Duration::from_secs(5);
+const HIDDEN_WITHIN: Duration = Duration::from_secs(30);
 /// Pulls with the same login.
 const PULLS: usize = 40;
 /// Copies that may stay in free memory: the libraries' buffers for a command's arguments (h2) and for the head of a
@@ -105,12 +105,17 @@ fn run_watched(command: &mut Command, stdin: &str, seen: &mut Seen, markers: &[&
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A command that fails at once does not read.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    // Its own command line is hidden as soon as it has read it; where it is not, that is seen below.
-    let shows = |file: &str| {
+    // Its own command line is hidden as soon as it has read it; where it is not, that is seen below. While a program is
+    // being started the system shows nothing at all of it, which hides nothing yet.
+    let hides = |file: &str| {
         let shown = fs::read(format!("/proc/{}/{file}", child.id())).unwrap_or_default();
-        markers.iter().any(|marker| marker.count(&shown) > 0)
+        !shown.is_empty() && markers.iter().all(|marker| marker.count(&shown) == 0)
     };
-    wait_until_within(HIDDEN_WITHIN, || !shows("cmdline") && !shows("environ"));
+    let has_ended = || {
+        let about = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+        about.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['Z', 'X']))
+    };
+    wait_until_within(HIDDEN_WITHIN, || (hides("cmdline") && hides("environ")) || has_ended());
     seen.look_at_process(child.id(), markers);
     let output = child.wait_with_output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
