@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 /// The id a store gave an image: `sha256:` and the digest of its configuration in our own store and in containerd's.
 ///
 /// Opaque, as other runtimes choose other forms. Cheap to clone.
@@ -23,6 +25,18 @@ impl ImageId {
     pub fn short(&self) -> &str {
         let bare = self.0.strip_prefix("sha256:").unwrap_or(&self.0);
         bare.get(..13).unwrap_or(bare)
+    }
+}
+
+impl Serialize for ImageId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for ImageId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(Self::new)
     }
 }
 

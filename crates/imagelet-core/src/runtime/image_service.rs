@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::{PullEstimate, RuntimeError};
+use super::{LayerGraph, PullEstimate, RuntimeError};
 use crate::{
     credentials::Credential,
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Platform},
@@ -55,6 +55,11 @@ pub trait ImageService: Send + Sync + fmt::Debug {
 
     /// How much the images, and the containers' writable layers, take where.
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError>;
+
+    /// Which images share which parts, and what each part takes. `None`: this store cannot tell.
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        Ok(None)
+    }
 }
 
 /// What to fetch, for whom.

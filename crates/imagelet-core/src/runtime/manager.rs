@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    Container, ContainerService, ImageFilesystems, ImageService, Progress, PullEstimate, PullRequest, RuntimeError,
-    Sandbox,
+    Container, ContainerService, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate, PullRequest,
+    RuntimeError, Sandbox,
     operations::{Operation, Operations},
 };
 use crate::{
@@ -102,6 +102,11 @@ impl RuntimeManager {
     /// Where images are and what they take; see [`ImageService::filesystem`].
     pub async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         self.counted(Operation::Filesystem, self.images.filesystem()).await
+    }
+
+    /// What images share; see [`ImageService::layers`].
+    pub async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        self.images.layers().await
     }
 
     /// Images mounted into a container as volumes; see [`ContainerService::mounted_images`].

@@ -6,6 +6,7 @@ mod estimate;
 mod fault;
 mod fault_text;
 mod image_service;
+mod layers;
 mod make_room;
 mod manager;
 mod operations;
@@ -18,5 +19,6 @@ pub use image_service::{
     FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest, SandboxConfig,
     no_progress,
 };
+pub use layers::{Certainty, Freed, LayerFacts, LayerGraph};
 pub use make_room::{MakeRoom, RoomMade, RoomWanted};
 pub use manager::{Pod, RuntimeManager};

@@ -12,8 +12,9 @@ use async_trait::async_trait;
 use crate::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Reference, default_tag},
     runtime::{
-        Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService, LayerState,
-        Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Sandbox,
+        Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService,
+        LayerFacts, LayerGraph, LayerState, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError,
+        RuntimeErrorKind, Sandbox,
     },
 };
 
@@ -36,6 +37,8 @@ struct State {
     estimates: bool,
     /// Scripted estimates by normal name, before what the registry tells.
     estimated: HashMap<String, PullEstimate>,
+    /// What each image is made of, by layer id and size; without any the fake tells no layers.
+    layers: BTreeMap<ImageId, Vec<(String, ByteSize)>>,
     pull_takes: Duration,
     pulls_running: usize,
     pulls_running_max: usize,
@@ -108,6 +111,14 @@ impl FakeRuntime {
         let mut fake = self.lock();
         fake.estimates = true;
         fake.estimated.insert(normal(name), estimate);
+    }
+
+    /// What an image is made of: layers by name and size, shared with all images that name the same one.
+    ///
+    /// From the first call on the fake tells layers; an image without any is one layer of its own.
+    pub fn set_layers(&self, id: &ImageId, layers: &[(&str, u64)]) {
+        let layers = layers.iter().map(|(name, size)| ((*name).to_owned(), ByteSize(*size))).collect();
+        self.lock().layers.insert(id.clone(), layers);
     }
 
     /// How long each pull sleeps before it is done.
@@ -246,6 +257,24 @@ impl State {
         Ok((name, offer))
     }
 
+    fn graph(&self) -> LayerGraph {
+        let (mut places, mut graph) =
+            (HashMap::new(), LayerGraph { certainty: Certainty::Exact, ..Default::default() });
+        for image in self.images.values() {
+            let own = || vec![(image.id.to_string(), image.size)];
+            let layers = self.layers.get(&image.id).cloned().unwrap_or_else(own);
+            let place = |(id, bytes): (String, ByteSize)| {
+                *places.entry(id.clone()).or_insert_with(|| {
+                    graph.layers.push(LayerFacts { id: id.into(), bytes, inodes: Some(1), held: false });
+                    u32::try_from(graph.layers.len() - 1).expect("no test has so many")
+                })
+            };
+            let parts = layers.into_iter().map(place).collect();
+            graph.images.insert(image.id.clone(), parts);
+        }
+        graph
+    }
+
     fn forget(&mut self, name: &str) {
         for image in self.images.values_mut() {
             image.tags.retain(|tag| tag != name);
@@ -375,6 +404,13 @@ impl ImageService for FakeRuntime {
             inodes_used: Some(0),
         };
         Ok(ImageFilesystems { images: vec![usage.clone()], containers: vec![usage] })
+    }
+
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        if self.lock().layers.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(self.enter("layers", "")?.graph()))
     }
 }
 

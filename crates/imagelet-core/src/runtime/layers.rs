@@ -1,0 +1,176 @@
+//! What images share: the parts they are made of, and what each part takes on the disk.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::image::{ByteSize, ImageId};
+
+/// Which image is made of which parts: a part goes with the last image that has it.
+///
+/// A part is whatever is freed as one: an unpacked layer, a kept blob, the documents of one image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerGraph {
+    /// The parts; images name them by their place in this list.
+    pub layers: Vec<LayerFacts>,
+    /// The parts of each image, each once; an image that is not here is not known.
+    pub images: BTreeMap<ImageId, Vec<u32>>,
+    /// How far the sizes can be trusted.
+    pub certainty: Certainty,
+}
+
+/// One part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerFacts {
+    /// What names it in its store.
+    #[serde(serialize_with = "write_text", deserialize_with = "read_text")]
+    pub id: Arc<str>,
+    /// What the disk has again once it is gone: allocated blocks, of all that goes with it.
+    pub bytes: ByteSize,
+    /// Inodes that come free with it; `None`: not known.
+    pub inodes: Option<u64>,
+    /// Something else than an image keeps it, as a running pull does: it stays whatever goes.
+    #[serde(default)]
+    pub held: bool,
+}
+
+/// How far the sizes in a graph can be trusted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Certainty {
+    /// The store counted every block when it wrote them.
+    Exact,
+    /// Measured where parts came or went while somebody looked at the disk; the others are claimed.
+    Learned {
+        /// Parts whose size was measured.
+        measured: u32,
+        /// All parts.
+        layers: u32,
+    },
+    /// What the runtime says; it may count packed bytes, or shared ones several times.
+    #[default]
+    Claimed,
+}
+
+impl LayerGraph {
+    /// The parts of an image that are in the list; `None`: the image is not known.
+    pub fn parts(&self, image: &ImageId) -> Option<impl Iterator<Item = &LayerFacts>> {
+        let parts = self.images.get(image)?;
+        Some(parts.iter().filter_map(|part| self.layers.get(usize::try_from(*part).ok()?)))
+    }
+
+    /// What the disk has again when these images go together: parts that no other image has and nothing else holds.
+    pub fn freed_by<'a>(&self, images: impl IntoIterator<Item = &'a ImageId>) -> Freed {
+        let gone: BTreeSet<&ImageId> = images.into_iter().collect();
+        let mut stays = vec![false; self.layers.len()];
+        for (_, parts) in self.images.iter().filter(|(id, _)| !gone.contains(id)) {
+            for part in parts {
+                if let Some(stays) = usize::try_from(*part).ok().and_then(|part| stays.get_mut(part)) {
+                    *stays = true;
+                }
+            }
+        }
+        let mut freed = Freed::default();
+        for part in gone.iter().filter_map(|image| self.images.get(*image)).flatten() {
+            let Ok(part) = usize::try_from(*part) else { continue };
+            let (Some(stays), Some(facts)) = (stays.get_mut(part), self.layers.get(part)) else { continue };
+            // Once counted, it does not come free again.
+            if !std::mem::replace(stays, true) && !facts.held {
+                freed.bytes = freed.bytes + facts.bytes;
+                freed.inodes = freed.inodes.saturating_add(facts.inodes.unwrap_or_default());
+            }
+        }
+        freed
+    }
+}
+
+/// What a disk has again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Freed {
+    /// Bytes.
+    pub bytes: ByteSize,
+    /// Inodes, as far as they are known.
+    pub inodes: u64,
+}
+
+impl Certainty {
+    /// The stable word for machines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Learned { .. } => "learned",
+            Self::Claimed => "claimed",
+        }
+    }
+}
+
+impl fmt::Display for Certainty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact => f.write_str("exact"),
+            Self::Learned { measured, layers } => write!(f, "learned ({measured} of {layers} layers measured)"),
+            Self::Claimed => f.write_str("as the runtime claims"),
+        }
+    }
+}
+
+fn write_text<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(text)
+}
+
+fn read_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
+    String::deserialize(deserializer).map(Arc::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph(sizes: &[u64], images: &[(&str, &[u32])]) -> LayerGraph {
+        let facts = |(place, size): (usize, &u64)| LayerFacts {
+            id: format!("layer-{place}").into(),
+            bytes: ByteSize(*size),
+            inodes: Some(1),
+            held: false,
+        };
+        LayerGraph {
+            layers: sizes.iter().enumerate().map(facts).collect(),
+            images: images.iter().map(|(id, parts)| (ImageId::new(id), parts.to_vec())).collect(),
+            certainty: Certainty::Exact,
+        }
+    }
+
+    #[test]
+    fn a_part_comes_free_with_the_last_image_that_has_it() {
+        let graph = graph(&[100, 10, 1], &[("a", &[0]), ("b", &[0, 1]), ("c", &[0, 1, 2])]);
+        let freed = |ids: &[&str]| {
+            let ids: Vec<ImageId> = ids.iter().map(ImageId::new).collect();
+            let freed = graph.freed_by(&ids);
+            (freed.bytes.0, freed.inodes)
+        };
+        assert_eq!(freed(&["a"]), (0, 0));
+        assert_eq!(freed(&["c"]), (1, 1));
+        assert_eq!(freed(&["b", "c"]), (11, 2));
+        assert_eq!(freed(&["c", "b", "a", "a", "unknown"]), (111, 3));
+    }
+
+    #[test]
+    fn what_a_pull_holds_and_what_is_out_of_the_list_frees_nothing() {
+        let mut graph = graph(&[100, 10], &[("a", &[0, 1, 7])]);
+        graph.layers[0].held = true;
+        assert_eq!(graph.freed_by(&[ImageId::new("a")]).bytes, ByteSize(10));
+        assert_eq!(graph.parts(&ImageId::new("a")).map(Iterator::count), Some(2));
+        assert!(graph.parts(&ImageId::new("b")).is_none());
+    }
+
+    #[test]
+    fn a_graph_reads_back_what_it_wrote() {
+        let graph = graph(&[100, 10], &[("a", &[0, 1]), ("b", &[1])]);
+        let text = serde_json::to_string(&graph).expect("writes");
+        assert_eq!(serde_json::from_str::<LayerGraph>(&text).expect("reads"), graph);
+    }
+}
