@@ -1,6 +1,7 @@
 //! The ports to a container runtime, spoken over CRI: its images, and the containers that hold them.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{
         Arc,
@@ -13,7 +14,7 @@ use async_trait::async_trait;
 use imagelet_core::{
     image::{Image, ImageId, ImageSpec},
     runtime::{
-        Container, ContainerService, ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError,
+        Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError,
         RuntimeErrorKind, Sandbox,
     },
 };
@@ -80,6 +81,31 @@ impl RemoteImageService {
         Ok(response.images)
     }
 
+    /// One image and what else is said of it; absent is no error.
+    async fn ask_status(
+        &self,
+        spec: &ImageSpec,
+        verbose: bool,
+    ) -> Result<Option<(Image, BTreeMap<String, String>)>, RuntimeError> {
+        require_name(spec)?;
+        let mut client = self.client.clone();
+        let request = v1::ImageStatusRequest { image: Some(convert::spec_to_wire(spec)), verbose };
+        let response =
+            self.peer.call(Call::Other, request, |request| async move { client.image_status(request).await }).await;
+        let (image, info) = match response {
+            Ok(response) => (response.image, response.info),
+            // Not what the interface says, but what it means.
+            Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match image {
+            Some(image) if image.id.is_empty() || image.size == 0 => {
+                Err(RuntimeError::other(format!("Id or size of image {:?} is not set", spec.image)))
+            }
+            image => Ok(image.map(|image| (convert::image_from_wire(image), info))),
+        }
+    }
+
     /// Everything or nothing: what came in before an error is dropped.
     async fn stream_all(&self) -> Result<Vec<v1::Image>, RuntimeError> {
         let mut client = self.client.clone();
@@ -119,23 +145,11 @@ impl ImageService for RemoteImageService {
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        require_name(spec)?;
-        let mut client = self.client.clone();
-        let request = v1::ImageStatusRequest { image: Some(convert::spec_to_wire(spec)), verbose: false };
-        let response =
-            self.peer.call(Call::Other, request, |request| async move { client.image_status(request).await }).await;
-        let image = match response {
-            Ok(response) => response.image,
-            // Not what the interface says, but what it means.
-            Err(error) if error.kind() == RuntimeErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
-        match image {
-            Some(image) if image.id.is_empty() || image.size == 0 => {
-                Err(RuntimeError::other(format!("Id or size of image {:?} is not set", spec.image)))
-            }
-            image => Ok(image.map(convert::image_from_wire)),
-        }
+        Ok(self.ask_status(spec, false).await?.map(|(image, _)| image))
+    }
+
+    async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        Ok(self.ask_status(spec, true).await?.map(|(image, info)| convert::details_from_wire(image, info)))
     }
 
     async fn pull(&self, request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {

@@ -221,7 +221,9 @@ async fn the_server_lists_by_filter_and_streams_what_it_lists() {
     }
     let verbose = v1::ImageStatusRequest { image: filter("registry.test/a:v1").unwrap().image, verbose: true };
     let status = raw.image_status(verbose).await.unwrap().into_inner();
-    assert_eq!(status.info.get("info").map(String::as_str), Some("{}"));
+    let info: serde_json::Value = serde_json::from_str(&status.info["info"]).unwrap();
+    assert_eq!(info["labels"]["id"], status.image.unwrap().id);
+    assert_eq!((info["chainID"].is_string(), &info["imageSpec"]["os"]), (true, &serde_json::json!("linux")));
 }
 
 /// Lists one image with a long note.

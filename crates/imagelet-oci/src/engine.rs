@@ -19,8 +19,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Platform, Reference},
     runtime::{
-        ContainerService, FilesystemUsage, ImageFilesystems, ImageService, LayerState, MakeRoom, Progress,
-        PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
+        ContainerService, FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerState, MakeRoom,
+        Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
     },
 };
 use tokio::time::Instant;
@@ -36,7 +36,7 @@ use crate::{
     pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
     registry::{Registry, RegistryConfig, Resolved, about},
     store::{Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
-    usage::{ImageDetails, StoreUsage, details, usage},
+    usage::{StoreUsage, StoredImage, stored, usage},
 };
 
 pub use repair::Credentials;
@@ -173,11 +173,11 @@ impl Engine {
         blocking(move || Ok(usage(&store))).await
     }
 
-    /// Everything the store knows of one image.
-    pub async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+    /// One image as the store keeps it.
+    pub async fn stored(&self, spec: &ImageSpec) -> Result<Option<StoredImage>, RuntimeError> {
         let Some(id) = self.store.resolve(&spec.image)? else { return Ok(None) };
         let store = Arc::clone(&self.store);
-        blocking(move || details(&store, &id)).await
+        blocking(move || stored(&store, &id)).await
     }
 
     /// Shows an image as a directory tree.
@@ -399,6 +399,12 @@ impl ImageService for Engine {
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let id = self.store.resolve(&spec.image)?;
         Ok(id.and_then(|id| self.store.image(&id)).map(|(record, names)| listed(&self.store, &record, &names)))
+    }
+
+    async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        let Some(id) = self.store.resolve(&spec.image)? else { return Ok(None) };
+        let store = Arc::clone(&self.store);
+        blocking(move || listed::details(&store, &id)).await
     }
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {

@@ -24,4 +24,4 @@ pub use mount::MountedImage;
 pub use pipeline::LayerLimits;
 pub use registry::RegistryConfig;
 pub use store::{Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};
-pub use usage::{ImageDetails, ImageUsage, StoreUsage};
+pub use usage::{ImageUsage, StoreUsage, StoredImage};

@@ -36,7 +36,7 @@ pub struct ImageUsage {
 
 /// Everything the store knows of one image.
 #[derive(Clone, Debug, Serialize)]
-pub struct ImageDetails {
+pub struct StoredImage {
     /// Digest of the configuration.
     pub id: String,
     /// Digest of the manifest.
@@ -97,14 +97,14 @@ fn content(record: &ImageRecord) -> BTreeSet<Content> {
     record.diff_ids().into_iter().map(Content::Layer).chain(blobs.map(Content::Blob)).collect()
 }
 
-pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails>, RuntimeError> {
+pub(crate) fn stored(store: &Store, id: &ImageId) -> Result<Option<StoredImage>, RuntimeError> {
     let Some((record, _)) = store.image(id) else { return Ok(None) };
     let bytes = store
         .image_file(id, "config.json")
         .map_err(|error| storage_error(format!("could not read the configuration of `{id}`"), error))?;
     let config = serde_json::from_slice(&bytes)
         .map_err(|error| storage_error(format!("could not read the configuration of `{id}`"), error.into()))?;
-    Ok(Some(ImageDetails {
+    Ok(Some(StoredImage {
         id: record.id,
         manifest: record.manifest,
         platform: record.platform,

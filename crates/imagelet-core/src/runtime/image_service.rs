@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::{LayerGraph, PullEstimate, RuntimeError};
+use super::{ImageDetails, LayerGraph, PullEstimate, RuntimeError};
 use crate::{
     credentials::Credential,
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Platform},
@@ -22,6 +22,11 @@ pub trait ImageService: Send + Sync + fmt::Debug {
 
     /// Finds one image by reference, id, or unique prefix of its id. `None`: absent.
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError>;
+
+    /// Finds one image as `status` does, with all that the store knows of it.
+    async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        Ok(self.status(spec).await?.map(ImageDetails::bare))
+    }
 
     /// Fetches an image, whether or not it is here, and answers once it is durable.
     ///

@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    Container, ContainerService, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate, PullRequest,
-    RuntimeError, Sandbox,
+    Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate,
+    PullRequest, RuntimeError, Sandbox,
     operations::{Operation, Operations},
 };
 use crate::{
@@ -77,6 +77,11 @@ impl RuntimeManager {
     /// Finds one image; see [`ImageService::status`].
     pub async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         self.counted(Operation::Status, self.images.status(spec)).await
+    }
+
+    /// Finds one image with all that is known of it; see [`ImageService::details`].
+    pub async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        self.counted(Operation::Status, self.images.details(spec)).await
     }
 
     /// Fetches an image; see [`ImageService::pull`].

@@ -1,6 +1,7 @@
 //! The ports to whatever stores images and runs containers; [`RuntimeManager`] is their only caller.
 
 mod container;
+mod details;
 mod error;
 mod estimate;
 mod fault;
@@ -12,6 +13,7 @@ mod manager;
 mod operations;
 
 pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox};
+pub use details::{ImageDetails, JsonText, LayerDetails, chain_id};
 pub use error::{RuntimeError, RuntimeErrorKind};
 pub use estimate::PullEstimate;
 pub use fault::{ErrorClass, Fault, Hop};

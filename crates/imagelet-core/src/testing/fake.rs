@@ -12,9 +12,9 @@ use async_trait::async_trait;
 use crate::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Reference, default_tag},
     runtime::{
-        Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService,
-        LayerFacts, LayerGraph, LayerState, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError,
-        RuntimeErrorKind, Sandbox,
+        Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageDetails, ImageFilesystems,
+        ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Progress, PullEstimate, PullEvent, PullRequest,
+        RuntimeError, RuntimeErrorKind, Sandbox,
     },
 };
 
@@ -332,6 +332,23 @@ impl ImageService for FakeRuntime {
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         Ok(self.enter("status", &spec.image)?.find(&spec.image)?.cloned())
+    }
+
+    /// One layer, and a label that says the id.
+    async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        let fake = self.enter("status", &spec.image)?;
+        let Some(image) = fake.find(&spec.image)?.cloned() else { return Ok(None) };
+        let config = serde_json::json!({
+            "architecture": "amd64", "os": "linux",
+            "config": { "Labels": { "id": image.id.as_str() } },
+            "rootfs": { "type": "layers", "diff_ids": [Digest::of(image.id.as_str().as_bytes()).as_str()] },
+        });
+        let size = image.size;
+        let details = match JsonText::new(config.to_string()) {
+            Some(config) => ImageDetails::of_config(image, config),
+            None => ImageDetails::bare(image),
+        };
+        Ok(Some(ImageDetails { compressed: Some(size), ..details }))
     }
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {

@@ -91,18 +91,23 @@ impl ImageServiceRpc for ImageServer {
     ) -> Result<Response<v1::ImageStatusResponse>, Status> {
         let request = request.into_inner();
         let spec = named(request.image)?;
-        let image = match self.images.status(&spec).await {
-            Ok(image) => image,
+        let found = if request.verbose {
+            let details = self.images.details(&spec).await;
+            details.map(|details| details.map(|details| (convert::info_to_wire(&details), details.image)))
+        } else {
+            self.images.status(&spec).await.map(|image| image.map(|image| (BTreeMap::new(), image)))
+        };
+        match found {
+            Ok(Some((info, image))) => {
+                Ok(Response::new(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info }))
+            }
             // An absent image is an answer.
-            Err(error) if error.kind() == RuntimeErrorKind::NotFound => None,
-            Err(error) => return Err(status("ImageStatus", &spec.image, &error)),
-        };
-        let info = match &image {
-            // The port says no more than the message does; the key must be there.
-            Some(_) if request.verbose => BTreeMap::from([("info".to_owned(), "{}".to_owned())]),
-            _ => BTreeMap::new(),
-        };
-        Ok(Response::new(v1::ImageStatusResponse { image: image.map(convert::image_to_wire), info }))
+            Ok(None) => Ok(Response::new(v1::ImageStatusResponse::default())),
+            Err(error) if error.kind() == RuntimeErrorKind::NotFound => {
+                Ok(Response::new(v1::ImageStatusResponse::default()))
+            }
+            Err(error) => Err(status("ImageStatus", &spec.image, &error)),
+        }
     }
 
     async fn pull_image(

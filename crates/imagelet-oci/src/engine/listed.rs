@@ -1,8 +1,11 @@
 //! What a list and a status say of an image in the store.
 
-use imagelet_core::image::{ByteSize, Image, ImageSpec, ImageUser};
+use imagelet_core::{
+    image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
+    runtime::{ImageDetails, JsonText, RuntimeError},
+};
 
-use crate::store::{ImageRecord, Store};
+use crate::store::{ImageRecord, Store, storage_error};
 
 /// Longest name of a user; longer ones no system has.
 const USER_LENGTH_MAX: usize = 256;
@@ -21,6 +24,25 @@ pub(super) fn listed(store: &Store, record: &ImageRecord, names: &[String]) -> I
         spec: ImageSpec::new(record.id.clone()),
         pinned: false,
     }
+}
+
+/// All that is known of an image that is here. Reads its configuration from the disk.
+pub(super) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails>, RuntimeError> {
+    let Some((record, names)) = store.image(id) else { return Ok(None) };
+    let bytes = store
+        .image_file(id, "config.json")
+        .map_err(|error| storage_error(format!("could not read the configuration of `{id}`"), error))?;
+    let image = listed(store, &record, &names);
+    let mut details = match String::from_utf8(bytes).ok().and_then(JsonText::new) {
+        Some(config) => ImageDetails::of_config(image, config),
+        None => ImageDetails::bare(image),
+    };
+    for layer in &mut details.layers {
+        layer.bytes = store.layer(&layer.diff_id).map(|layer| ByteSize(layer.disk_bytes));
+    }
+    let packed: u64 = record.layers.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
+    details.compressed = Some(ByteSize(packed.saturating_add(record.metadata_size)));
+    Ok(Some(details))
 }
 
 /// The user of a configuration: `USER`, `UID`, `USER:GROUP`. A number out of range is nobody (`reliability.md B065`).

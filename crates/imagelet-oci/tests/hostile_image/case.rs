@@ -11,7 +11,7 @@ use imagelet_core::{
     image::{Image as Listed, ImageId, ImageSpec},
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
 };
-use imagelet_oci::{Engine, EngineConfig, ImageDetails};
+use imagelet_oci::{Engine, EngineConfig, StoredImage};
 
 use super::{
     image::Image,
@@ -19,7 +19,7 @@ use super::{
 };
 
 /// A look at what was pulled.
-pub(crate) type Look = fn(&Listed, &ImageDetails);
+pub(crate) type Look = fn(&Listed, &StoredImage);
 
 /// What has to come of a pull.
 #[derive(Clone, Debug)]
@@ -168,11 +168,8 @@ impl Bench {
     async fn hold_image(&self, what: &str, image: &Image, name: &str, id: &ImageId, look: Option<Look>) {
         assert_eq!(id.as_str(), image.config_digest(), "{what}: another image");
         let listed = self.status(name).await.unwrap_or_else(|| panic!("{what}: it is not there"));
-        let details = self
-            .engine
-            .details(&ImageSpec::new(name))
-            .await
-            .unwrap_or_else(|error| panic!("{what}: {}", error.chain()));
+        let details =
+            self.engine.stored(&ImageSpec::new(name)).await.unwrap_or_else(|error| panic!("{what}: {}", error.chain()));
         let details = details.unwrap_or_else(|| panic!("{what}: it has no details"));
         for layer in &image.layers {
             let hex = layer.diff_id.split_once(':').expect("a digest").1;

@@ -225,7 +225,7 @@ fn documents(root: &Path, image: &Image) -> Vec<PathBuf> {
 async fn is_whole_or_not_listed(engine: &Engine, name: &str, image: &Image, what: &str) -> bool {
     let Some(listed) = engine.status(&ImageSpec::new(name)).await.expect("a status") else { return false };
     assert_eq!(listed.id.as_str(), image.config_digest(), "{what}");
-    match engine.details(&ImageSpec::new(name)).await {
+    match engine.stored(&ImageSpec::new(name)).await {
         Ok(Some(details)) => {
             let config: serde_json::Value = serde_json::from_slice(image.config_bytes()).expect("JSON");
             assert_eq!(details.config, config, "{what}: another configuration is told");

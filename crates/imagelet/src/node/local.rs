@@ -283,7 +283,7 @@ impl Command for InspectRequest {
             .into_iter()
             .find(|row| row.id == image.id.as_str() && row.runtime_handler == image.spec.runtime_handler);
         let details = match &node.parts.engine {
-            Some(engine) => engine.details(&ImageSpec::new(image.id.as_str())).await?,
+            Some(engine) => engine.stored(&ImageSpec::new(image.id.as_str())).await?,
             None => None,
         };
         let details = details.and_then(|details| serde_json::to_value(details).ok());

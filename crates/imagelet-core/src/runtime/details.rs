@@ -1,0 +1,216 @@
+//! What a store knows of one image beyond its line in a list: what CRI's verbose status tells.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::image::{ByteSize, Digest, Image};
+
+/// Longest configuration that is carried; the engine reads none that is longer.
+const CONFIG_BYTES_MAX: usize = 8 << 20;
+/// Most labels that are told of one image.
+const LABELS_MAX: usize = 1000;
+/// Most layers that are told of one image; no store of ours takes one with more.
+const LAYERS_MAX: usize = 1000;
+
+/// An image with what its store knows of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageDetails {
+    /// The image as `status` tells it.
+    pub image: Image,
+    /// The digest that stands for all its layers in their order.
+    pub chain_id: Option<Digest>,
+    /// The labels of its configuration.
+    pub labels: BTreeMap<String, String>,
+    /// Its configuration as it came.
+    pub config: Option<JsonText>,
+    /// Its layers, lowest first; empty where the store does not tell.
+    pub layers: Vec<LayerDetails>,
+    /// What was fetched for it: manifest, configuration and packed layers.
+    pub compressed: Option<ByteSize>,
+    /// What else the store says, as it says it: JSON texts by name.
+    pub info: BTreeMap<String, String>,
+}
+
+/// A layer of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerDetails {
+    /// The digest of its uncompressed tar.
+    pub diff_id: Digest,
+    /// What it takes unpacked, where the store knows.
+    pub bytes: Option<ByteSize>,
+}
+
+impl ImageDetails {
+    /// An image of which no more is known than its status.
+    pub fn bare(image: Image) -> Self {
+        Self {
+            image,
+            chain_id: None,
+            labels: BTreeMap::new(),
+            config: None,
+            layers: Vec::new(),
+            compressed: None,
+            info: BTreeMap::new(),
+        }
+    }
+
+    /// An image with its configuration, which says the labels, the layers and the chain id. What it says wrongly is
+    /// left out: whoever built the image wrote it.
+    pub fn of_config(image: Image, config: JsonText) -> Self {
+        let said: Said = serde_json::from_str(config.as_str()).unwrap_or_default();
+        let labels = said.config.map(|config| config.labels.0).unwrap_or_default();
+        let diff_ids = said.rootfs.and_then(|rootfs| sound(&rootfs.diff_ids)).unwrap_or_default();
+        Self {
+            chain_id: chain_id(&diff_ids),
+            labels,
+            layers: diff_ids.into_iter().map(|diff_id| LayerDetails { diff_id, bytes: None }).collect(),
+            config: Some(config),
+            ..Self::bare(image)
+        }
+    }
+}
+
+/// The digest that stands for a stack of layers: of one, its own; of more, that of the stack below and the next one.
+pub fn chain_id(diff_ids: &[Digest]) -> Option<Digest> {
+    let (first, rest) = diff_ids.split_first()?;
+    Some(rest.iter().fold(first.clone(), |below, next| Digest::of(format!("{below} {next}").as_bytes())))
+}
+
+/// A bounded text that is one JSON object.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JsonText(String);
+
+impl JsonText {
+    /// Takes a text that is one; `None` where it is not, or is too long.
+    pub fn new(text: impl Into<String>) -> Option<Self> {
+        let text = text.into();
+        let is_one = text.len() <= CONFIG_BYTES_MAX
+            && text.trim_start().starts_with('{')
+            && serde_json::from_str::<&RawValue>(&text).is_ok();
+        is_one.then_some(Self(text))
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Shows how long it is: an environment in it may hold a secret.
+impl fmt::Debug for JsonText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JsonText({} bytes)", self.0.len())
+    }
+}
+
+/// What is read of a configuration. Everything else may be anything.
+#[derive(Default, Deserialize)]
+struct Said {
+    #[serde(default, deserialize_with = "lenient")]
+    config: Option<SaidConfig>,
+    #[serde(default, deserialize_with = "lenient")]
+    rootfs: Option<SaidRootfs>,
+}
+
+#[derive(Default, Deserialize)]
+struct SaidConfig {
+    #[serde(default, rename = "Labels")]
+    labels: Labels,
+}
+
+#[derive(Default, Deserialize)]
+struct SaidRootfs {
+    #[serde(default)]
+    diff_ids: Vec<String>,
+}
+
+/// The labels that are texts, as many as are told.
+#[derive(Default)]
+struct Labels(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for Labels {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let said: Option<BTreeMap<String, serde_json::Value>> = lenient(deserializer)?;
+        let texts = said.unwrap_or_default().into_iter().filter_map(|(key, value)| match value {
+            serde_json::Value::String(text) => Some((key, text)),
+            _ => None,
+        });
+        Ok(Self(texts.take(LABELS_MAX).collect()))
+    }
+}
+
+/// A value of the right shape, or none.
+fn lenient<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    let raw = Box::<RawValue>::deserialize(deserializer)?;
+    Ok(serde_json::from_str(raw.get()).ok())
+}
+
+/// The layers, if they are all digests and not too many.
+fn sound(diff_ids: &[String]) -> Option<Vec<Digest>> {
+    if diff_ids.len() > LAYERS_MAX {
+        return None;
+    }
+    diff_ids.iter().map(|diff_id| diff_id.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::{ImageId, ImageSpec, ImageUser};
+
+    fn image() -> Image {
+        Image {
+            id: ImageId::new("sha256:a"),
+            tags: Vec::new(),
+            digests: Vec::new(),
+            size: ByteSize(1),
+            user: ImageUser::Unset,
+            spec: ImageSpec::default(),
+            pinned: false,
+        }
+    }
+
+    fn read(config: &str) -> ImageDetails {
+        ImageDetails::of_config(image(), JsonText::new(config).expect("an object"))
+    }
+
+    #[test]
+    fn a_configuration_tells_labels_layers_and_their_chain() {
+        let (one, two) = (Digest::of(b"1"), Digest::of(b"2"));
+        let told = read(&format!(
+            r#"{{"config":{{"Labels":{{"a":"1","b":2}}}},"rootfs":{{"diff_ids":["{one}","{two}"]}},"other":[]}}"#
+        ));
+        assert_eq!(told.labels, BTreeMap::from([("a".into(), "1".into())]), "what is no text is left out");
+        assert_eq!(
+            told.layers.iter().map(|layer| layer.diff_id.clone()).collect::<Vec<_>>(),
+            [one.clone(), two.clone()]
+        );
+        assert_eq!(told.chain_id, Some(Digest::of(format!("{one} {two}").as_bytes())));
+        assert_eq!(chain_id(std::slice::from_ref(&one)), Some(one));
+        assert_eq!(chain_id(&[]), None);
+    }
+
+    #[test]
+    fn a_hostile_configuration_tells_less_and_breaks_nothing() {
+        for config in [
+            "{}",
+            r#"{"config":[],"rootfs":7}"#,
+            r#"{"config":{"Labels":"x"},"rootfs":{"diff_ids":["../../etc"]}}"#,
+            r#"{"config":null,"rootfs":{"diff_ids":null}}"#,
+        ] {
+            let told = read(config);
+            assert!(told.labels.is_empty() && told.layers.is_empty() && told.chain_id.is_none(), "{config}");
+        }
+        let many: BTreeMap<String, String> = (0..2000).map(|number| (number.to_string(), String::new())).collect();
+        let config = serde_json::json!({ "config": { "Labels": many } }).to_string();
+        assert_eq!(read(&config).labels.len(), LABELS_MAX);
+        for text in ["", "[]", "7", "{", "{}x", &"[".repeat(100_000), &format!("{}{{}}", " ".repeat(CONFIG_BYTES_MAX))]
+        {
+            assert_eq!(JsonText::new(text), None);
+        }
+    }
+}
