@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    inventory::{Entry, Snapshot, Standing},
+    inventory::{Clearance, Entry, Snapshot, Standing},
 };
 
 impl ImageGc {
@@ -103,6 +103,7 @@ struct Round<'a> {
     now: SystemTime,
     containers: usize,
     containers_vanished: bool,
+    began: Instant,
     decisions: BTreeMap<ImageKey, GcDecision>,
     removed: Vec<GcRemoval>,
     claimed: ByteSize,
@@ -124,6 +125,7 @@ impl<'a> Round<'a> {
             now: snapshot.taken_at,
             containers: snapshot.containers,
             containers_vanished: snapshot.containers_vanished,
+            began: Instant::now(),
             decisions: BTreeMap::new(),
             removed: Vec::new(),
             claimed: ByteSize::ZERO,
@@ -141,6 +143,10 @@ impl<'a> Round<'a> {
                 Kept::InUse(entry.in_use_by.clone())
             } else if !entry.pinned_by.is_empty() {
                 Kept::Pinned(entry.pinned_by.clone())
+            } else if entry.leased_until.is_some() {
+                Kept::Awaited
+            } else if entry.released_at.is_some() {
+                Kept::Released
             } else {
                 Kept::NotNeeded
             };
@@ -155,7 +161,8 @@ impl<'a> Round<'a> {
             self.events.push(invalid_id_event(key));
         }
         let turn = |candidate: Candidate| by_key.get(&candidate.key).copied().map(|entry| Turn { entry, candidate });
-        order.into_iter().filter_map(turn).collect()
+        let is_free = |turn: &Turn<'_>| turn.entry.leased_until.is_none() && turn.entry.released_at.is_none();
+        order.into_iter().filter_map(turn).filter(is_free).collect()
     }
 
     async fn remove_old(&mut self, order: &[Turn<'_>], now: SystemTime) {
@@ -257,19 +264,27 @@ impl<'a> Round<'a> {
             self.claimed = self.claimed + size;
             return Attempt::Removed;
         }
-        let kept = match self.gc.inventory.recheck(entry, self.containers).await {
-            Ok(Standing::Free) => None,
-            Ok(Standing::Gone) => Some(Kept::Gone),
-            Ok(Standing::InUse(users)) => Some(Kept::InUse(users)),
-            Ok(Standing::Pinned(by)) => Some(Kept::Pinned(by)),
-            Ok(Standing::Leased(_)) => Some(Kept::JustUsed),
-            Ok(Standing::Doubtful) => Some(self.abort(GcError::ContainersVanished)),
-            Err(error) => Some(self.abort(GcError::Recheck(error))),
+        let cleared = match self.gc.inventory.clear(entry, self.containers, self.clock()).await {
+            Ok(Clearance::Free(removal)) => Ok(removal),
+            Ok(Clearance::Kept(standing)) => Err(match standing {
+                Standing::Gone => Kept::Gone,
+                Standing::InUse(users) => Kept::InUse(users),
+                Standing::Pinned(by) => Kept::Pinned(by),
+                Standing::Touched => Kept::JustUsed,
+                Standing::Leased(_) | Standing::Busy => Kept::Awaited,
+                Standing::Released(_) => Kept::Released,
+                Standing::Doubtful => self.abort(GcError::ContainersVanished),
+            }),
+            Err(error) => Err(self.abort(GcError::Recheck(error))),
         };
-        if let Some(kept) = kept {
-            self.keep(entry, &kept);
-            return Attempt::Spared;
-        }
+        // Until this ends, nobody is told that the image is here.
+        let _removal = match cleared {
+            Ok(removal) => removal,
+            Err(kept) => {
+                self.keep(entry, &kept);
+                return Attempt::Spared;
+            }
+        };
         self.decide(entry, GcVerdict::Remove { phase }, reason);
         let id = entry.image.id.to_string();
         tracing::info!(image = %id, size = size.0, handler = %entry.image.spec.runtime_handler, %phase, "Removing image to free bytes");
@@ -303,6 +318,10 @@ impl<'a> Round<'a> {
             (GcPhase::Space, _) => format!("room is wanted: {idle}"),
             _ => format!("unused: {idle}"),
         }
+    }
+
+    fn clock(&self) -> SystemTime {
+        self.now + self.began.elapsed()
     }
 
     fn is_chosen(&self, key: &ImageKey) -> bool {

@@ -52,6 +52,10 @@ pub(crate) enum Kept {
     /// First seen, or asked for, less than this ago.
     Younger(Duration),
     Leased(Duration),
+    /// Asked for; the container for which it was may still come.
+    Awaited,
+    /// In use at the last look but one.
+    Released,
     /// Used since the collection began.
     JustUsed,
     /// Enough went before it, or there was no need at all.
@@ -80,6 +84,8 @@ impl fmt::Display for Kept {
             Self::NoId => f.write_str("listed without an id"),
             Self::Younger(age) => write!(f, "younger than {}", duration_text(*age)),
             Self::Leased(age) => write!(f, "asked for less than {} ago", duration_text(*age)),
+            Self::Awaited => f.write_str("asked for, and the container it is for may still come"),
+            Self::Released => f.write_str("in use until a moment ago"),
             Self::JustUsed => f.write_str("used since the collection began"),
             Self::NotNeeded => f.write_str("not needed"),
             Self::Gone => f.write_str("gone already"),

@@ -142,6 +142,11 @@ fn user_text(pod: &Pod, container: &Container) -> String {
     }
 }
 
+/// Whether this user is a mount of the embedded store, of which the kernel tells, and not a container of a runtime.
+pub(super) fn is_mount(user: &str) -> bool {
+    user.starts_with("mount ")
+}
+
 /// All spellings of the listed images.
 struct Names {
     keys: Vec<ImageKey>,

@@ -125,7 +125,7 @@ pub(super) fn time(nanos: u64) -> SystemTime {
 }
 
 /// An absent file is an empty one; a damaged one is set aside.
-fn read<T: DeserializeOwned + Default>(path: &Path, is_read_only: bool) -> io::Result<T> {
+pub(super) fn read<T: DeserializeOwned + Default>(path: &Path, is_read_only: bool) -> io::Result<T> {
     let mut text = Vec::new();
     match File::open(path) {
         Ok(file) => file.take(FILE_SIZE_MAX + 1).read_to_end(&mut text)?,

@@ -3,8 +3,10 @@
 //! Ages and uses survive a restart in the files that `ledger.rs` draws. The files are a memory, not a root: without them
 //! every image is new again, which keeps it longer and never loses it.
 
+mod asking;
 mod detect;
 mod history;
+mod leases;
 mod ledger;
 mod pins;
 mod recheck;
@@ -25,13 +27,16 @@ use std::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
-pub(crate) use self::recheck::Standing;
+pub(crate) use self::recheck::{Clearance, Standing};
 use self::{
+    asking::LeaseFile,
     detect::{DetectRules, DetectTimes, Records, Survey, Users, detect},
+    leases::Leases,
     ledger::{LedgerFile, LedgerLine, StateDir},
     pins::{PATTERNS_MAX, PinPattern},
 };
 pub use self::{
+    asking::{Hold, Removal},
     history::{Origin, PullCost},
     pins::PinError,
 };
@@ -63,6 +68,9 @@ pub struct Inventory {
     passes_begun: AtomicU64,
     /// Keeps an older ledger from being renamed over a newer one.
     writing: Mutex<()>,
+    lease_file: LeaseFile,
+    /// Told of each removal that ended.
+    removals: tokio::sync::Notify,
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +78,11 @@ struct State {
     records: Records,
     snapshot: Option<Arc<Snapshot>>,
     /// When an image was last asked for, by key.
-    leases: HashMap<ImageKey, SystemTime>,
+    touches: HashMap<ImageKey, SystemTime>,
+    /// Who asked for which image and may start a container from it.
+    leases: Leases,
+    /// When the first pass found an image unused that was in use before.
+    released: BTreeMap<ImageKey, SystemTime>,
     pins: Vec<PinPattern>,
     /// Mounts are fixed when a container is created, so each container is asked once.
     mounts: BTreeMap<String, Vec<String>>,
@@ -122,6 +134,12 @@ pub struct Entry {
     pub use_count: u64,
     /// Who used it last, as `NAMESPACE/POD`, where that was a pod.
     pub last_user: Option<String>,
+    /// Somebody may start a container from it until then, without asking again.
+    pub leased_until: Option<SystemTime>,
+    /// When a pass first found it unused after it was in use; `None` where that is long ago.
+    ///
+    /// A list may be short because its runtime has just restarted: a second look counts.
+    pub released_at: Option<SystemTime>,
     /// What its last pull cost, where imagelet made it or was told.
     pub pulled: Option<PullCost>,
     /// How it came to be here.
@@ -192,6 +210,7 @@ impl Inventory {
 
     fn with_state(runtime: RuntimeManager, directory: Option<StateDir>) -> Result<Self, InventoryError> {
         let mut state = State::default();
+        let lease_file = LeaseFile::of(directory.as_ref());
         if let Some(opened) = &directory {
             let failed = |source| InventoryError::File { path: opened.path().to_owned(), source };
             state.restore(&opened.read_ledger().map_err(failed)?);
@@ -204,6 +223,8 @@ impl Inventory {
             pass: tokio::sync::Mutex::new(0),
             passes_begun: AtomicU64::new(0),
             writing: Mutex::new(()),
+            lease_file,
+            removals: tokio::sync::Notify::new(),
         })
     }
 
@@ -224,6 +245,7 @@ impl Inventory {
         let began = Instant::now();
         let survey = self.survey().await?;
         self.reload_pins().await;
+        self.reload_leases(now + began.elapsed()).await;
         let snapshot = self.lock().absorb(survey, now, now + began.elapsed());
         *succeeded = number;
         drop(succeeded);
@@ -239,7 +261,7 @@ impl Inventory {
     /// Notes that somebody has just asked for this image and may start a container from it: that counts as use.
     pub fn touch(&self, key: &ImageKey, now: SystemTime) {
         let mut state = self.lock();
-        let lease = state.leases.entry(key.clone()).or_insert(now);
+        let lease = state.touches.entry(key.clone()).or_insert(now);
         *lease = now.max(*lease);
         if let Some(record) = state.records.get_mut(key) {
             record.last_used = record.last_used.max(Some(now));
@@ -404,6 +426,7 @@ impl State {
     fn absorb(&mut self, survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
         self.clamp(now);
         let containers = survey.runtime_containers();
+        let used_before = self.used_before();
         self.watch.advance(containers, now);
         let before = std::mem::take(&mut self.records);
         self.records.clone_from(&before);
@@ -416,11 +439,13 @@ impl State {
             }
         }
         let records = &self.records;
-        self.leases.retain(|leased, leased_at| {
+        self.touches.retain(|leased, leased_at| {
             records.keys().any(|key| key.id() == leased.id())
                 || now.duration_since(*leased_at).unwrap_or_default() < LEASE_UNSEEN_MAX
         });
         self.dirty |= *records != before || containers > 0;
+        self.serve_leases(&survey);
+        self.note_released(used_before, &users, now);
         let snapshot = Arc::new(self.draw(&survey.images, &users, now));
         self.mounts = survey.mounts;
         self.snapshot = Some(Arc::clone(&snapshot));
@@ -433,9 +458,13 @@ impl State {
             record.first_seen = record.first_seen.map(|seen| seen.min(now));
             record.last_used = record.last_used.map(|used| used.min(now));
         }
-        for leased_at in self.leases.values_mut() {
+        for leased_at in self.touches.values_mut() {
             *leased_at = now.min(*leased_at);
         }
+        for released_at in self.released.values_mut() {
+            *released_at = now.min(*released_at);
+        }
+        self.leases.tidy(now);
         self.watch.since = self.watch.since.map(|since| since.min(now));
         self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
     }
@@ -449,11 +478,13 @@ impl State {
                 first_seen: record.and_then(|record| record.first_seen).unwrap_or(now),
                 last_used: record.and_then(|record| record.last_used),
                 leased_at: self.leased_at(&key),
+                leased_until: self.leases.until(key.id(), now),
+                released_at: self.released.get(&key).copied(),
                 use_count: 0,
                 last_user: None,
                 pulled: None,
                 origin: Origin::default(),
-                in_use_by: users.get(&key).cloned().unwrap_or_default(),
+                in_use_by: self.users_of(&key, &users),
                 pinned_by: self.pinned_by(image),
             }
         });
@@ -469,7 +500,7 @@ impl State {
     /// When this image was last asked for. Whoever asks may know the id alone, not the handler.
     fn leased_at(&self, key: &ImageKey) -> Option<SystemTime> {
         let by_id = ImageKey::new(key.id().clone(), String::new());
-        self.leases.get(key).max(self.leases.get(&by_id)).copied()
+        self.touches.get(key).max(self.touches.get(&by_id)).copied()
     }
 
     fn pinned_by(&self, image: &Image) -> Vec<String> {

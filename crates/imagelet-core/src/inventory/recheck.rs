@@ -2,8 +2,10 @@
 
 use std::time::SystemTime;
 
+use tokio::time::Instant;
+
 use super::{
-    Entry, Inventory, InventoryError,
+    Entry, Inventory, InventoryError, Removal,
     detect::{DetectRules, Survey, users},
 };
 use crate::image::{Image, ImageSpec};
@@ -11,8 +13,6 @@ use crate::image::{Image, ImageSpec};
 /// What stands between an image and its removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Nothing does.
-    Free,
     /// It is not there any more.
     Gone,
     /// These use it.
@@ -20,40 +20,73 @@ pub(crate) enum Standing {
     /// These patterns, or the runtime, keep it.
     Pinned(Vec<String>),
     /// Somebody asked for it after the entry was drawn.
+    Touched,
+    /// Somebody may start a container from it until then.
     Leased(SystemTime),
+    /// Its last container was gone for the first time then, which a second look has to confirm.
+    Released(SystemTime),
+    /// Somebody else removes it, or waits for removals to end.
+    Busy,
     /// The runtime lists no container at all where it listed some for the snapshot.
     Doubtful,
 }
 
+/// Whether an image may go.
+#[derive(Debug)]
+pub(crate) enum Clearance<'a> {
+    /// It may, while this lives.
+    Free(Removal<'a>),
+    /// It may not.
+    Kept(Standing),
+}
+
 impl Inventory {
     /// Asks the runtime and the operator's pins afresh about one entry of a snapshot that had so many containers.
-    pub(crate) async fn recheck(&self, entry: &Entry, containers: usize) -> Result<Standing, InventoryError> {
+    ///
+    /// Where the image is free its removal has begun with the answer: who asks for it from then on waits for the end of
+    /// it. Who was there before is part of the answer.
+    pub(crate) async fn clear(
+        &self,
+        entry: &Entry,
+        containers: usize,
+        now: SystemTime,
+    ) -> Result<Clearance<'_>, InventoryError> {
+        let began = Instant::now();
+        let standing = self.recheck(entry, containers).await?;
+        self.reload_leases(now + began.elapsed()).await;
+        Ok(match standing {
+            Some(standing) => Clearance::Kept(standing),
+            None => {
+                self.begin_removal(&entry.key(), now + began.elapsed()).map_or_else(Clearance::Kept, Clearance::Free)
+            }
+        })
+    }
+
+    async fn recheck(&self, entry: &Entry, containers: usize) -> Result<Option<Standing>, InventoryError> {
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
         let mounts = self.mounts(&pods).await?;
         let spec = ImageSpec { image: entry.image.id.to_string(), ..entry.image.spec.clone() };
         let Some(found) = self.runtime.status(&spec).await.map_err(InventoryError::List)? else {
-            return Ok(Standing::Gone);
+            return Ok(Some(Standing::Gone));
         };
         // Tags may have moved since: both what it was called and what it is called now count.
         let image = merged(&entry.image, found);
         let survey = Survey { images: vec![image], pods, mounts };
         if containers > 0 && survey.runtime_containers() == 0 {
-            return Ok(Standing::Doubtful);
+            return Ok(Some(Standing::Doubtful));
         }
         let image = &survey.images[0];
         if let Some(users) = users(&survey, DetectRules::INVENTORY).remove(&image.key()) {
-            return Ok(Standing::InUse(users));
+            return Ok(Some(Standing::InUse(users)));
         }
         self.reload_pins().await;
         let state = self.lock();
         let pinned_by = state.pinned_by(image);
         if !pinned_by.is_empty() {
-            return Ok(Standing::Pinned(pinned_by));
+            return Ok(Some(Standing::Pinned(pinned_by)));
         }
-        Ok(match state.leased_at(&image.key()) {
-            Some(leased_at) if Some(leased_at) > entry.leased_at => Standing::Leased(leased_at),
-            _ => Standing::Free,
-        })
+        let touched = state.leased_at(&image.key()).filter(|leased_at| Some(*leased_at) > entry.leased_at);
+        Ok(touched.map(|_| Standing::Touched))
     }
 }
 

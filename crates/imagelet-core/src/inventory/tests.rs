@@ -327,3 +327,98 @@ async fn a_damaged_ledger_is_set_aside() {
     inventory.flush().unwrap();
     assert!(fs::read_to_string(directory.path().join("ledger.json")).unwrap().contains("first_seen"));
 }
+
+#[tokio::test]
+async fn what_is_asked_for_is_leased_until_its_pod_shows_it() {
+    let (fake, inventory) = node(None);
+    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    let id = fake.preload("app:v1", "app", 1);
+    inventory.refresh(seconds(0)).await.unwrap();
+    let spec = ImageSpec::new("app:v1");
+    let found = inventory.leased("uid-web", seconds(1), || fake.status(&spec), |it| Some(it.as_ref()?.key())).await;
+    assert_eq!(found.unwrap().unwrap().id, id);
+    assert!(entry(&inventory.refresh(seconds(2)).await.unwrap(), &id).leased_until >= Some(seconds(601)));
+    fake.run("web", "app", "app:v1", &id, ContainerState::Running);
+    let still = entry(&inventory.refresh(seconds(3)).await.unwrap(), &id);
+    assert!(still.leased_until.is_some(), "the fake's containers are older than the asking");
+    assert_eq!(entry(&inventory.refresh(seconds(700)).await.unwrap(), &id).leased_until, None);
+}
+
+#[tokio::test]
+async fn a_lease_survives_a_crash_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let (fake, inventory) = node(Some(directory.path()));
+    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    let id = fake.preload("app:v1", "app", 1);
+    let spec = ImageSpec::new("app:v1");
+    let ask = || inventory.leased("", seconds(1), || fake.status(&spec), |it| Some(it.as_ref()?.key()));
+    futures_util::future::join_all((0..110).map(|_| ask())).await.into_iter().for_each(|found| assert!(found.is_ok()));
+    // Nothing is flushed: the process is gone.
+    std::mem::forget(inventory);
+    let restarted = over(&fake, Some(directory.path())).leasing(Duration::from_mins(10), seconds(30));
+    let snapshot = restarted.refresh(seconds(30)).await.unwrap();
+    assert!(entry(&snapshot, &id).leased_until >= Some(seconds(601)));
+    let kept = restarted.clear(&entry(&snapshot, &id), 0, seconds(31)).await.unwrap();
+    assert!(matches!(kept, Clearance::Kept(Standing::Leased(_))), "{kept:?}");
+}
+
+#[tokio::test]
+async fn leases_that_cannot_be_read_lease_every_image() {
+    let directory = tempfile::tempdir().unwrap();
+    let (fake, inventory) = node(Some(directory.path()));
+    let id = fake.preload("app:v1", "app", 1);
+    fs::write(directory.path().join("leases.json"), "{ torn").unwrap();
+    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    assert_eq!(entry(&inventory.refresh(seconds(1)).await.unwrap(), &id).leased_until, Some(seconds(600)));
+    let later = inventory.refresh(seconds(601)).await.unwrap();
+    assert_eq!(entry(&later, &id).leased_until, None);
+}
+
+#[tokio::test]
+async fn who_asks_during_a_removal_waits_for_it_and_learns_that_the_image_is_gone() {
+    let (fake, inventory) = node(None);
+    let inventory = Arc::new(inventory.leasing(Duration::from_mins(10), seconds(0)));
+    let id = fake.preload("app:v1", "app", 1);
+    let snapshot = inventory.refresh(seconds(0)).await.unwrap();
+    let cleared = inventory.clear(&entry(&snapshot, &id), 0, seconds(1)).await.unwrap();
+    let Clearance::Free(removal) = cleared else { panic!("{cleared:?}") };
+    let spec = ImageSpec::new("app:v1");
+    let mut asking = Box::pin(inventory.leased("", seconds(1), || fake.status(&spec), |it| Some(it.as_ref()?.key())));
+    assert!(futures_util::poll!(asking.as_mut()).is_pending(), "it is here, and on its way out");
+    let mut holding = Box::pin(inventory.hold(&id, "export"));
+    assert!(futures_util::poll!(holding.as_mut()).is_pending());
+    fake.remove(&ImageSpec::new(id.as_str())).await.unwrap();
+    drop(removal);
+    assert!(asking.await.unwrap().is_none());
+    let hold = holding.await;
+    fake.preload("app:v1", "app", 1);
+    let snapshot = inventory.refresh(seconds(2)).await.unwrap();
+    assert_eq!(entry(&snapshot, &id).in_use_by, ["export"]);
+    assert!(inventory.order_removal(&id).is_err());
+    drop(hold);
+    assert!(inventory.order_removal(&id).is_ok());
+}
+
+#[tokio::test]
+async fn an_image_whose_last_container_is_missing_from_one_list_waits_for_a_second_look() {
+    let directory = tempfile::tempdir().unwrap();
+    let (fake, inventory) = node(Some(directory.path()));
+    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    let (id, other) = (fake.preload("app:v1", "app", 1), fake.preload("other:v1", "other", 1));
+    fake.run("web", "app", "app:v1", &id, ContainerState::Running);
+    inventory.refresh(seconds(0)).await.unwrap();
+    inventory.flush().unwrap();
+    // Half of a list: the runtime and imagelet have just restarted.
+    fake.stop_all();
+    fake.run("db", "app", "other:v1", &other, ContainerState::Running);
+    for inventory in [&inventory, &over(&fake, Some(directory.path())).leasing(Duration::from_mins(10), seconds(0))] {
+        let snapshot = inventory.refresh(seconds(300)).await.unwrap();
+        assert_eq!(entry(&snapshot, &id).released_at, Some(snapshot.taken_at));
+        let kept = inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap();
+        assert!(matches!(kept, Clearance::Kept(Standing::Released(_))), "{kept:?}");
+        let snapshot = inventory.refresh(seconds(361)).await.unwrap();
+        assert_eq!(entry(&snapshot, &id).released_at, None);
+        let cleared = inventory.clear(&entry(&snapshot, &id), 1, seconds(362)).await.unwrap();
+        assert!(matches!(cleared, Clearance::Free(_)), "{cleared:?}");
+    }
+}

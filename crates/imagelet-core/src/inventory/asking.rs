@@ -1,0 +1,372 @@
+//! Asking for an image so that it is still there when the container comes.
+//!
+//! ```text
+//! STATE_DIR/leases.json   who was last told of which image when; not synced: after a power cut all containers are
+//!                         started anew, and ask anew; damaged: each image counts as asked for
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, fs, io,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::{
+    Inventory, State, VANISHED_DOUBT,
+    detect::{Survey, Users, is_mount},
+    leases::{Look, Obstacle},
+    ledger::{self, StateDir},
+    recheck::Standing,
+};
+use crate::image::{ImageId, ImageKey};
+
+const LEASES: &str = "leases.json";
+/// How much longer than it runs a lease counts after a restart, so that it is not written at each asking.
+const KEPT_AHEAD: Duration = Duration::from_secs(15);
+/// Looks that removals may overtake before they have to wait.
+const LOOKS_MAX: usize = 3;
+
+/// Keeps one image from being removed until it is dropped.
+#[must_use = "it holds only while it lives"]
+pub struct Hold {
+    inventory: Arc<Inventory>,
+    id: ImageId,
+    work: &'static str,
+}
+
+/// An image on its way out: whoever asks for it waits until this is dropped, and then looks again.
+#[must_use = "the removal ends with it"]
+pub struct Removal<'a> {
+    inventory: &'a Inventory,
+    id: ImageId,
+}
+
+/// No removal begins while it lives.
+struct Pause<'a>(&'a Inventory);
+
+/// Where the leases are kept, and how far they are.
+#[derive(Debug, Default)]
+pub(super) struct LeaseFile {
+    path: Option<PathBuf>,
+    /// Held while the file is written.
+    turn: tokio::sync::Mutex<()>,
+    written: AtomicU64,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct LeasesOnDisk {
+    version: u32,
+    /// By image, in nanoseconds since 1970.
+    asked: BTreeMap<String, u64>,
+}
+
+impl Inventory {
+    /// The same inventory, in which a lease runs so long at most; zero means that there are none.
+    ///
+    /// Leases that an earlier process gave are taken up. Where their file cannot be read, each image counts as leased.
+    #[must_use]
+    pub fn leasing(self, lasts: Duration, now: SystemTime) -> Self {
+        let found = self.lease_file.read();
+        {
+            let mut state = self.lock();
+            state.leases.lasts = lasts;
+            match found {
+                Ok(found) => state.leases.take_up(found, now),
+                Err(error) => {
+                    tracing::error!(%error, "the leases cannot be read; for as long as one runs each image counts as leased");
+                    state.leases.lease_all(now);
+                }
+            }
+        }
+        self
+    }
+
+    /// Lets leases run so long from now on.
+    pub fn set_lease(&self, lasts: Duration) {
+        self.lock().leases.lasts = lasts;
+    }
+
+    /// Asks a store for an image on behalf of a pod, by its uid, empty where it is not known, and leases what it finds:
+    /// from this answer on no collection takes the image before the lease ends.
+    ///
+    /// `ask` is a look or a pull, `key` tells which image it found. Where a removal comes between the store's answer and
+    /// the lease, it is asked again: what is answered is there. Cheap beside any store: many askers share one write to
+    /// the disk, and who asks again within seconds causes none.
+    ///
+    /// # Errors
+    /// What `ask` fails with.
+    pub async fn leased<T, E, F>(
+        &self,
+        pod: &str,
+        now: SystemTime,
+        mut ask: impl FnMut() -> F,
+        key: impl Fn(&T) -> Option<ImageKey>,
+    ) -> Result<T, E>
+    where
+        F: Future<Output = Result<T, E>>,
+    {
+        let began = Instant::now();
+        let mut pause = None;
+        for round in 1.. {
+            if round > LOOKS_MAX && pause.is_none() {
+                pause = Some(self.pause_removals().await);
+            }
+            let look = self.lock().leases.look();
+            let answer = ask().await?;
+            let Some(key) = key(&answer) else { return Ok(answer) };
+            if self.lease(&key, pod, look, now + began.elapsed()) {
+                drop(pause);
+                self.keep_leases().await;
+                return Ok(answer);
+            }
+            tracing::debug!(image = %key, "an image was being removed while it was asked for; looking again");
+            self.removal_ended(key.id()).await;
+        }
+        unreachable!("the rounds do not end by themselves")
+    }
+
+    /// Leases an image that was seen since the look; false when a removal has come between.
+    fn lease(&self, key: &ImageKey, pod: &str, look: Look, now: SystemTime) -> bool {
+        let mut state = self.lock();
+        if state.leases.is_overtaken(key.id(), look) {
+            return false;
+        }
+        state.leases.lease(key.id(), pod, now);
+        drop(state);
+        self.touch(key, now);
+        true
+    }
+
+    /// Keeps an image from being removed while somebody works with it, waiting for a removal that has begun.
+    ///
+    /// It need not be there: look after this.
+    pub async fn hold(self: &Arc<Self>, id: &ImageId, work: &'static str) -> Hold {
+        loop {
+            if self.lock().leases.hold(id, work) {
+                return Hold { inventory: Arc::clone(self), id: id.clone(), work };
+            }
+            self.removal_ended(id).await;
+        }
+    }
+
+    /// Begins a removal that a person ordered: leases and pins do not stand against it, work at hand does.
+    ///
+    /// # Errors
+    /// What does.
+    pub fn order_removal(&self, id: &ImageId) -> Result<Removal<'_>, Vec<&'static str>> {
+        match self.lock().leases.begin_ordered_removal(id) {
+            Ok(()) => Ok(Removal { inventory: self, id: id.clone() }),
+            Err(Obstacle::Held(works)) => Err(works),
+            Err(Obstacle::Leased(_) | Obstacle::Busy) => Err(vec!["another removal"]),
+        }
+    }
+
+    /// Begins a removal of an image that was found free, unless something has come between.
+    pub(super) fn begin_removal(&self, key: &ImageKey, now: SystemTime) -> Result<Removal<'_>, Standing> {
+        let mut state = self.lock();
+        // A pass that ran meanwhile may have seen the container for which it then took a lease away.
+        let seen = state.snapshot.as_ref().and_then(|it| it.entries.iter().find(|entry| entry.key().id() == key.id()));
+        if let Some(entry) = seen.filter(|entry| !entry.in_use_by.is_empty()) {
+            return Err(Standing::InUse(entry.in_use_by.clone()));
+        }
+        if let Some(released_at) = state.unsettled(key, now) {
+            return Err(Standing::Released(released_at));
+        }
+        match state.leases.begin_removal(key.id(), now) {
+            Ok(()) => Ok(Removal { inventory: self, id: key.id().clone() }),
+            Err(Obstacle::Held(works)) => Err(Standing::InUse(works.into_iter().map(str::to_owned).collect())),
+            Err(Obstacle::Leased(until)) => Err(Standing::Leased(until)),
+            Err(Obstacle::Busy) => Err(Standing::Busy),
+        }
+    }
+
+    async fn removal_ended(&self, id: &ImageId) {
+        self.removals_done(|state| !state.leases.is_removing(id)).await;
+    }
+
+    /// Lets no removal begin, and waits for those under way.
+    async fn pause_removals(&self) -> Pause<'_> {
+        self.lock().leases.pause();
+        let pause = Pause(self);
+        self.removals_done(|state| !state.leases.is_removing_any()).await;
+        pause
+    }
+
+    async fn removals_done(&self, is_done: impl Fn(&State) -> bool) {
+        loop {
+            let mut ended = std::pin::pin!(self.removals.notified());
+            // From before the look, so that no end is missed.
+            ended.as_mut().enable();
+            if is_done(&self.lock()) {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    /// Has what was leased on the disk; where that fails it holds for this process alone.
+    async fn keep_leases(&self) {
+        let wanted = self.lock().leases.version();
+        if self.lease_file.path.is_none() || self.lease_file.written.load(Ordering::Acquire) >= wanted {
+            return;
+        }
+        let _turn = self.lease_file.turn.lock().await;
+        if self.lease_file.written.load(Ordering::Acquire) >= wanted {
+            return;
+        }
+        let (version, leases, directory) = {
+            let mut state = self.lock();
+            (state.leases.version(), state.leases.to_keep(KEPT_AHEAD), self.directory.clone())
+        };
+        let lasts = self.lock().leases.lasts;
+        let Some(directory) = directory else { return };
+        let written = tokio::task::spawn_blocking(move || write(&directory, leases, lasts)).await;
+        if let Err(error) = written.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            tracing::warn!(%error, "could not keep the leases; a crash now may forget who asked for an image");
+        }
+        self.lease_file.written.fetch_max(version, Ordering::AcqRel);
+    }
+
+    /// Takes up what other processes have leased.
+    pub(super) async fn reload_leases(&self, now: SystemTime) {
+        let Some(path) = self.lease_file.path.clone() else { return };
+        let read = tokio::task::spawn_blocking(move || read(&path)).await;
+        match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(found) => self.lock().leases.take_up(found, now),
+            Err(error) => tracing::warn!(%error, "could not read the leases; keeping those known"),
+        }
+    }
+}
+
+impl State {
+    /// Who uses an image, with who works with it in this process.
+    pub(super) fn users_of(&self, key: &ImageKey, users: &Users) -> Vec<String> {
+        let works = self.leases.works(key.id()).iter().map(|work| (*work).to_owned());
+        users.get(key).cloned().unwrap_or_default().into_iter().chain(works).collect()
+    }
+
+    /// Images that containers used at the last pass, in this process or before it.
+    pub(super) fn used_before(&self) -> BTreeSet<ImageKey> {
+        if let Some(snapshot) = &self.snapshot {
+            let is_used = |users: &[String]| users.iter().any(|user| !is_mount(user));
+            let used = snapshot.entries.iter().filter(|entry| is_used(&entry.in_use_by));
+            return used.map(super::Entry::key).collect();
+        }
+        let Some(last_pass) = self.watch.last_pass.filter(|_| self.watch.containers > 0) else {
+            return BTreeSet::new();
+        };
+        let used = self.records.iter().filter(|(_, record)| record.last_used >= Some(last_pass));
+        used.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Ends leases whose pods show their containers.
+    pub(super) fn serve_leases(&mut self, survey: &Survey) {
+        let pods = self.leases.open_pods();
+        let mut served = Vec::new();
+        for pod in survey.pods.iter().filter(|pod| pods.contains(pod.uid.as_str())) {
+            for container in pod.containers.iter().filter(|container| !self.mounts.contains_key(&container.id)) {
+                served.push((ImageId::new(&container.image_id), pod.uid.clone(), container.created_at));
+            }
+        }
+        for (id, pod, created_at) in served {
+            self.leases.serve(&id, &pod, created_at);
+        }
+    }
+
+    /// Remembers which images have just lost their last container.
+    pub(super) fn note_released(&mut self, used_before: BTreeSet<ImageKey>, users: &Users, now: SystemTime) {
+        let lasts = self.settling();
+        self.released.retain(|key, released_at| {
+            !users.contains_key(key) && now.duration_since(*released_at).unwrap_or_default() < lasts
+        });
+        let released = used_before.into_iter().filter(|key| !users.contains_key(key));
+        for key in released {
+            self.released.entry(key).or_insert(now);
+        }
+    }
+
+    /// When an image was released, if that is too short ago to be believed.
+    fn unsettled(&self, key: &ImageKey, now: SystemTime) -> Option<SystemTime> {
+        let released_at = *self.released.get(key)?;
+        (now.duration_since(released_at).unwrap_or_default() < self.settling()).then_some(released_at)
+    }
+
+    /// How long a list without an image's last container is doubted.
+    fn settling(&self) -> Duration {
+        VANISHED_DOUBT.min(self.leases.lasts)
+    }
+}
+
+impl LeaseFile {
+    pub(super) fn of(directory: Option<&StateDir>) -> Self {
+        Self { path: directory.map(|directory| directory.path().join(LEASES)), ..Self::default() }
+    }
+
+    fn read(&self) -> io::Result<BTreeMap<ImageId, SystemTime>> {
+        self.path.as_ref().map_or_else(|| Ok(BTreeMap::new()), |path| read(path))
+    }
+}
+
+fn read(path: &std::path::Path) -> io::Result<BTreeMap<ImageId, SystemTime>> {
+    let text = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        text => text?,
+    };
+    let found: LeasesOnDisk = serde_json::from_slice(&text).map_err(io::Error::other)?;
+    Ok(found.asked.into_iter().map(|(id, asked_at)| (ImageId::new(id), ledger::time(asked_at))).collect())
+}
+
+/// Writes these leases beside those that other processes have there and that still run.
+fn write(directory: &StateDir, leases: BTreeMap<ImageId, SystemTime>, lasts: Duration) -> io::Result<()> {
+    let path = directory.path().join(LEASES);
+    let _lock = directory.lock()?;
+    let now = leases.values().max().copied().unwrap_or(SystemTime::UNIX_EPOCH);
+    let mut asked = read(&path).unwrap_or_default();
+    asked.retain(|_, asked_at| *asked_at + lasts > now);
+    asked.extend(leases);
+    let asked = asked.iter().map(|(id, asked_at)| (id.to_string(), ledger::nanos(*asked_at))).collect();
+    let text = serde_json::to_vec(&LeasesOnDisk { version: 1, asked }).map_err(io::Error::other)?;
+    let beside = directory.path().join(".leases.json.new");
+    fs::write(&beside, text)?;
+    fs::rename(&beside, &path)
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.inventory.lock().leases.release(&self.id, self.work);
+    }
+}
+
+impl Drop for Removal<'_> {
+    fn drop(&mut self) {
+        self.inventory.lock().leases.end_removal(&self.id);
+        self.inventory.removals.notify_waiters();
+    }
+}
+
+impl Drop for Pause<'_> {
+    fn drop(&mut self) {
+        self.0.lock().leases.resume();
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("id", &self.id).field("work", &self.work).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Removal<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Removal").field("id", &self.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,391 @@
+//! Who asked for which image: what protects it between the asking and the container.
+//!
+//! A lease begins when an image is named to somebody who may start a container from it, and ends when its pod shows as
+//! many new containers of that image as it asked for, or when its time is up. Who asks without saying for which pod can
+//! not be told apart from others, so that such a lease runs its time: a container seen may be somebody else's.
+//! A removal and a lease never overlap: a removal that has begun makes the lease wait and look again, and a lease that
+//! is there makes the removal fail.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::{Duration, SystemTime},
+};
+
+use crate::image::ImageId;
+
+/// Ended removals that are remembered; who looked before the oldest of them looks again.
+const ENDED_MAX: usize = 1024;
+/// Leases of one image that are told apart by pod; more than a node has pods share one.
+const PODS_MAX: usize = 1024;
+
+/// All leases, holds and removals under way.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Leases {
+    /// How long one runs at most; zero: there are none.
+    pub(super) lasts: Duration,
+    /// By image, whatever its handler, as a removal names the id alone; then by pod, the nameless one being nobody's.
+    images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
+    /// Who works with which image, by what they call their work.
+    holds: BTreeMap<ImageId, Vec<&'static str>>,
+    removing: BTreeSet<ImageId>,
+    /// Removals begun so far.
+    begun: u64,
+    /// Which of them ended, with how many had begun by then.
+    ended: VecDeque<(u64, ImageId)>,
+    /// While there are any, no removal begins.
+    pauses: usize,
+    /// What is on disk cannot be read: each image may have been asked for until then.
+    all_until: Option<SystemTime>,
+    /// What the disk has: until when a restart takes an image for asked for at.
+    kept: BTreeMap<ImageId, SystemTime>,
+    /// Grows with each lease that the disk does not have.
+    version: u64,
+}
+
+/// One asker's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Lease {
+    /// When its pod first asked: containers created after that are its.
+    pub(super) since: SystemTime,
+    /// When it asked last: it runs from here.
+    pub(super) asked_at: SystemTime,
+    /// How often it asked and did not yet show a container for it.
+    pub(super) open: u32,
+}
+
+/// How far the removals were when somebody looked for an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Look(u64);
+
+/// What keeps a removal from beginning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Obstacle {
+    /// Somebody works with it.
+    Held(Vec<&'static str>),
+    /// Somebody asked for it; the lease ends then at the latest.
+    Leased(SystemTime),
+    /// Somebody else removes it, or waits for removals to end.
+    Busy,
+}
+
+impl Leases {
+    /// The mark to look with, taken before the store is asked.
+    pub(super) fn look(&self) -> Look {
+        Look(self.begun)
+    }
+
+    /// Whether a removal of this image is under way or began after the look: what the store said is of no value then.
+    pub(super) fn is_overtaken(&self, id: &ImageId, look: Look) -> bool {
+        if self.removing.contains(id) {
+            return true;
+        }
+        let forgotten = self.ended.len() == ENDED_MAX && self.ended.front().is_some_and(|(begun, _)| *begun > look.0);
+        forgotten || self.ended.iter().any(|(begun, ended)| *begun > look.0 && ended == id)
+    }
+
+    /// Notes that this pod asked for this image and found it.
+    pub(super) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) {
+        if self.lasts.is_zero() {
+            return;
+        }
+        let pods = self.images.entry(id.clone()).or_default();
+        let pod = if pods.len() < PODS_MAX || pods.contains_key(pod) { pod } else { "" };
+        let lease = pods.entry(pod.to_owned()).or_insert(Lease { since: now, asked_at: now, open: 0 });
+        if ends_at(lease, self.lasts) <= now {
+            *lease = Lease { since: now, asked_at: now, open: 0 };
+        }
+        lease.asked_at = lease.asked_at.max(now);
+        lease.open = lease.open.saturating_add(1);
+        if self.kept.get(id).is_none_or(|kept| *kept < now) {
+            self.version += 1;
+        }
+    }
+
+    /// Notes that this pod has a container of this image that was not there at the last look.
+    pub(super) fn serve(&mut self, id: &ImageId, pod: &str, created_at: SystemTime) {
+        if pod.is_empty() {
+            return;
+        }
+        let Some(pods) = self.images.get_mut(id) else { return };
+        let Some(lease) = pods.get_mut(pod) else { return };
+        // One created at the very moment may have been asked for before.
+        if created_at > lease.since {
+            lease.open = lease.open.saturating_sub(1);
+        }
+        if lease.open == 0 {
+            pods.remove(pod);
+        }
+        if pods.is_empty() {
+            self.images.remove(id);
+        }
+    }
+
+    /// When the last lease of this image ends, if it has one.
+    pub(super) fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
+        let of_pods = self.images.get(id).into_iter().flat_map(BTreeMap::values);
+        let ends = of_pods.map(|lease| ends_at(lease, self.lasts)).max();
+        ends.max(self.all_until).filter(|ends| *ends > now)
+    }
+
+    /// Forgets what has run out, and what begins in the future does so now: the clock was set back.
+    pub(super) fn tidy(&mut self, now: SystemTime) {
+        let lasts = self.lasts;
+        self.images.retain(|_, pods| {
+            pods.retain(|_, lease| {
+                lease.since = lease.since.min(now);
+                lease.asked_at = lease.asked_at.min(now);
+                ends_at(lease, lasts) > now
+            });
+            !pods.is_empty()
+        });
+        self.all_until = self.all_until.map(|until| until.min(now + lasts)).filter(|until| *until > now);
+    }
+
+    /// Begins a removal, unless something stands against it.
+    pub(super) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), Obstacle> {
+        if let Some(works) = self.holds.get(id) {
+            return Err(Obstacle::Held(works.clone()));
+        }
+        if let Some(until) = self.until(id, now) {
+            return Err(Obstacle::Leased(until));
+        }
+        self.begin_ordered_removal(id)
+    }
+
+    /// The same for a removal that somebody ordered: leases do not stand against it, holds do.
+    pub(super) fn begin_ordered_removal(&mut self, id: &ImageId) -> Result<(), Obstacle> {
+        if let Some(works) = self.holds.get(id) {
+            return Err(Obstacle::Held(works.clone()));
+        }
+        if self.pauses > 0 || self.removing.contains(id) {
+            return Err(Obstacle::Busy);
+        }
+        self.begun += 1;
+        self.removing.insert(id.clone());
+        Ok(())
+    }
+
+    /// Ends a removal, whether it removed anything or not.
+    pub(super) fn end_removal(&mut self, id: &ImageId) {
+        self.removing.remove(id);
+        if self.ended.len() == ENDED_MAX {
+            self.ended.pop_front();
+        }
+        // A number above that of every look that was taken before it began.
+        self.begun += 1;
+        self.ended.push_back((self.begun, id.clone()));
+    }
+
+    /// Whether this image is being removed right now.
+    pub(super) fn is_removing(&self, id: &ImageId) -> bool {
+        self.removing.contains(id)
+    }
+
+    /// Whether any is.
+    pub(super) fn is_removing_any(&self) -> bool {
+        !self.removing.is_empty()
+    }
+
+    /// Keeps all images from being removed until [`Self::resume`].
+    pub(super) fn pause(&mut self) {
+        self.pauses += 1;
+    }
+
+    /// Takes one [`Self::pause`] back.
+    pub(super) fn resume(&mut self) {
+        self.pauses = self.pauses.saturating_sub(1);
+    }
+
+    /// Keeps one image from being removed until [`Self::release`], unless it is being removed.
+    pub(super) fn hold(&mut self, id: &ImageId, work: &'static str) -> bool {
+        if self.removing.contains(id) {
+            return false;
+        }
+        self.holds.entry(id.clone()).or_default().push(work);
+        true
+    }
+
+    /// Takes one [`Self::hold`] back.
+    pub(super) fn release(&mut self, id: &ImageId, work: &'static str) {
+        let Some(works) = self.holds.get_mut(id) else { return };
+        if let Some(at) = works.iter().position(|held| *held == work) {
+            works.swap_remove(at);
+        }
+        if works.is_empty() {
+            self.holds.remove(id);
+        }
+    }
+
+    /// Who works with this image.
+    pub(super) fn works(&self, id: &ImageId) -> &[&'static str] {
+        self.holds.get(id).map_or(&[], Vec::as_slice)
+    }
+
+    /// Pods that have asked for an image and not yet shown all containers for it.
+    pub(super) fn open_pods(&self) -> BTreeSet<&str> {
+        self.images.values().flat_map(BTreeMap::keys).map(String::as_str).filter(|pod| !pod.is_empty()).collect()
+    }
+
+    /// The number of the newest lease that the disk should have.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// What the disk shall have, a little ahead, so that who asks again and again writes now and then only.
+    pub(super) fn to_keep(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
+        let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();
+        let asked = self.images.iter().filter_map(|(id, pods)| Some((id.clone(), last(pods)? + ahead)));
+        self.kept = asked.collect();
+        self.kept.clone()
+    }
+
+    /// Takes up what the disk has of before a restart, or of another process: nobody can tell whose it was.
+    pub(super) fn take_up(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime) {
+        for (id, asked_at) in found {
+            let asked_at = asked_at.min(now);
+            if self.kept.contains_key(&id) || asked_at + self.lasts <= now {
+                continue;
+            }
+            let pods = self.images.entry(id).or_default();
+            let lease = pods.entry(String::new()).or_insert(Lease { since: asked_at, asked_at, open: 1 });
+            lease.asked_at = lease.asked_at.max(asked_at);
+        }
+    }
+
+    /// Takes each image for leased from now on, for as long as a lease runs.
+    pub(super) fn lease_all(&mut self, now: SystemTime) {
+        self.all_until = Some(now + self.lasts);
+    }
+}
+
+fn ends_at(lease: &Lease, lasts: Duration) -> SystemTime {
+    lease.asked_at + lasts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_mins(1);
+
+    fn at(seconds: u64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    fn leases() -> (Leases, ImageId) {
+        (Leases { lasts: MINUTE, ..Leases::default() }, ImageId::new("sha256:a"))
+    }
+
+    #[test]
+    fn a_lease_runs_from_the_last_asking_and_ends() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "pod", at(0));
+        leases.lease(&id, "pod", at(30));
+        assert_eq!(leases.until(&id, at(89)), Some(at(90)));
+        assert_eq!(leases.until(&id, at(90)), None);
+        leases.tidy(at(90));
+        assert!(leases.images.is_empty());
+    }
+
+    #[test]
+    fn a_pod_ends_its_lease_with_as_many_containers_as_it_asked_for() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "pod", at(10));
+        leases.lease(&id, "pod", at(12));
+        leases.serve(&id, "other", at(13));
+        leases.serve(&id, "pod", at(10));
+        leases.serve(&id, "pod", at(11));
+        assert!(leases.until(&id, at(14)).is_some(), "the second container is not there yet");
+        leases.serve(&id, "pod", at(13));
+        assert_eq!(leases.until(&id, at(14)), None);
+    }
+
+    #[test]
+    fn nobodys_lease_is_served_by_no_container() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "", at(10));
+        leases.serve(&id, "", at(20));
+        leases.serve(&id, "pod", at(20));
+        assert_eq!(leases.until(&id, at(21)), Some(at(70)));
+    }
+
+    #[test]
+    fn a_removal_begins_only_without_lease_hold_or_pause() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "pod", at(0));
+        assert_eq!(leases.begin_removal(&id, at(59)), Err(Obstacle::Leased(at(60))));
+        assert!(leases.hold(&id, "export"));
+        assert_eq!(leases.begin_removal(&id, at(60)), Err(Obstacle::Held(vec!["export"])));
+        assert_eq!(leases.begin_ordered_removal(&id), Err(Obstacle::Held(vec!["export"])));
+        leases.release(&id, "export");
+        leases.pause();
+        assert_eq!(leases.begin_removal(&id, at(60)), Err(Obstacle::Busy));
+        leases.resume();
+        assert_eq!(leases.begin_removal(&id, at(60)), Ok(()));
+        assert_eq!(leases.begin_removal(&id, at(60)), Err(Obstacle::Busy));
+        assert!(!leases.hold(&id, "export"), "it is being removed");
+        leases.end_removal(&id);
+        assert!(leases.hold(&id, "export"));
+    }
+
+    #[test]
+    fn who_looked_before_a_removal_looks_again_and_who_looked_after_it_does_not() {
+        let (mut leases, id) = leases();
+        let (other, before) = (ImageId::new("sha256:b"), leases.look());
+        leases.begin_removal(&id, at(0)).unwrap();
+        let during = leases.look();
+        assert!(leases.is_overtaken(&id, before) && leases.is_overtaken(&id, during));
+        assert!(!leases.is_overtaken(&other, before));
+        leases.end_removal(&id);
+        assert!(leases.is_overtaken(&id, before) && leases.is_overtaken(&id, during));
+        assert!(!leases.is_overtaken(&id, leases.look()));
+        let after = leases.look();
+        for number in 0..ENDED_MAX {
+            let id = ImageId::new(format!("sha256:{number}"));
+            leases.begin_removal(&id, at(0)).unwrap();
+            leases.end_removal(&id);
+        }
+        assert!(leases.is_overtaken(&other, after), "too long ago to know");
+        assert!(!leases.is_overtaken(&other, leases.look()));
+    }
+
+    #[test]
+    fn a_clock_set_back_makes_no_lease_longer() {
+        let (mut leases, id) = leases();
+        leases.lease(&id, "pod", at(1000));
+        leases.lease_all(at(1000));
+        leases.tidy(at(10));
+        assert_eq!(leases.until(&id, at(10)), Some(at(70)));
+    }
+
+    #[test]
+    fn what_is_kept_is_taken_up_by_a_restart_and_not_by_its_writer() {
+        let (mut leases, id) = leases();
+        let ahead = Duration::from_secs(5);
+        leases.lease(&id, "pod", at(10));
+        assert_eq!(leases.version(), 1);
+        let kept = leases.to_keep(ahead);
+        leases.lease(&id, "pod", at(15));
+        assert_eq!(leases.version(), 1, "the disk has it");
+        leases.lease(&id, "pod", at(16));
+        assert_eq!(leases.version(), 2);
+        leases.take_up(kept.clone(), at(16));
+        assert_eq!(leases.images[&id].len(), 1, "its own is not somebody else's");
+
+        let mut restarted = Leases { lasts: MINUTE, ..Leases::default() };
+        restarted.take_up(kept.clone(), at(20));
+        restarted.serve(&id, "pod", at(21));
+        assert_eq!(restarted.until(&id, at(22)), Some(at(75)));
+        let mut late = Leases { lasts: MINUTE, ..Leases::default() };
+        late.take_up(kept, at(75));
+        assert!(late.images.is_empty());
+    }
+
+    #[test]
+    fn without_a_time_there_are_no_leases() {
+        let (_, id) = leases();
+        let mut leases = Leases::default();
+        leases.lease(&id, "pod", at(0));
+        assert_eq!(leases.until(&id, at(0)), None);
+    }
+}
