@@ -1,7 +1,7 @@
 //! The daemon, and the one place that says which concrete part meets which.
 
+mod images;
 mod stop;
-mod watched;
 mod wiring;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -18,14 +18,14 @@ pub(crate) use wiring::{Role, open_node};
 use crate::{
     api,
     cli::ServeArgs,
-    config::{Environment, Layers, Settings},
+    config::{Backend, Environment, Layers, Settings},
     failure::Failure,
     http,
     jobs::Jobs,
     node::LocalNode,
 };
+use images::ServedImages;
 use stop::{SocketGuard, Stoppable, notify};
-use watched::WatchedImages;
 
 /// Pulls that are nearly done may end; then they are given up.
 const GRACE: Duration = Duration::from_secs(3);
@@ -106,7 +106,7 @@ pub(crate) async fn serve(
 
     let accepting = CancellationToken::new();
     let working = CancellationToken::new();
-    let images = Arc::new(WatchedImages::new(&node, working.clone()));
+    let images = Arc::new(ServedImages::new(&node, state_place(&settings), working.clone()));
     let handler = Arc::new(Stoppable::new(Arc::clone(&node), working.clone()));
     let server = tonic::transport::Server::builder()
         .add_service(imagelet_cri::image_service(images))
@@ -149,6 +149,14 @@ pub(crate) async fn serve(
     }
     tracing::info!("stopped");
     if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
+}
+
+/// A directory of the daemon's own, on the disk that its images are most likely on.
+fn state_place(settings: &Settings) -> PathBuf {
+    match &settings.backend {
+        Backend::Embedded(store) => store.directory.clone(),
+        Backend::Cri { state, .. } => state.clone(),
+    }
 }
 
 async fn bind_http(address: &str) -> Result<TcpListener, Failure> {

@@ -293,6 +293,19 @@ impl Inventory {
         self.lock().pins.iter().map(|pin| pin.text().to_owned()).collect()
     }
 
+    /// The patterns that pin an image, and `runtime` where its runtime does.
+    pub fn pins_of(&self, image: &Image) -> Vec<String> {
+        self.lock().pinned_by(image)
+    }
+
+    /// Marks those that a pattern pins, so that whoever is shown them leaves them alone, too.
+    pub fn mark_pinned<'a>(&self, images: impl IntoIterator<Item = &'a mut Image>) {
+        let state = self.lock();
+        if !state.pins.is_empty() {
+            images.into_iter().for_each(|image| image.pinned |= state.pins.iter().any(|pin| pin.matches(image)));
+        }
+    }
+
     /// Pins what the pattern names: a reference, 12 or more digits of an id or digest, or a glob with `*`.
     ///
     /// False when it was pinned before. On disk when this returns.

@@ -10,7 +10,7 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::runtime::{ErrorClass, Fault};
+use crate::runtime::{ErrorClass, Fault, RuntimeErrorKind};
 
 /// Failures in a row, none of them answered, after which a registry is left alone.
 const OPENS_AFTER: u32 = 3;
@@ -103,6 +103,14 @@ impl Trouble {
             ErrorClass::RateLimited => Some(Self::Limited),
             ErrorClass::Unauthorized | ErrorClass::Forbidden => Some(Self::Denied),
             _ => None,
+        }
+    }
+
+    /// What a client is answered who is not let through to a registry in this trouble.
+    pub(crate) fn kind(self) -> RuntimeErrorKind {
+        match self {
+            Self::Unreachable | Self::Broken | Self::Limited => RuntimeErrorKind::RegistryUnavailable,
+            Self::Denied => RuntimeErrorKind::Denied,
         }
     }
 

@@ -16,8 +16,8 @@ use super::{
     error::EnsureError,
     flights::Keepsake,
     meters::Tally,
-    puller::{Pulled, Work},
-    request::{EnsureRequest, Ensured, Origin, PullPolicy},
+    puller::{LeftAlone, Pulled, Work},
+    request::{Caller, EnsureRequest, Ensured, Origin, PullPolicy},
     secrets::OfSecrets,
     text::{quoted, whole_milliseconds},
 };
@@ -26,7 +26,7 @@ use crate::{
     events::{Event, EventCause, EventKind},
     image::{Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     records::{Asker, Intent, PullRecords},
-    runtime::{Fault, Progress, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, Hop, Progress, RuntimeError, RuntimeErrorKind},
 };
 
 /// One request on its way.
@@ -128,10 +128,13 @@ impl Ensuring<'_> {
                 return Err(error);
             }
         };
-        let Some(verdict) = verdict else { return Ok(true) };
+        let is_client = self.request.caller.is_client();
+        let Some(verdict) = verdict else { return Ok(!is_client) };
         if let Some(outcome) = verdict.outcome {
             self.manager.meters.checked(outcome);
         }
+        // A client asks so that the registry says who may use the image: only what the registry has said already will do.
+        let allowed = verdict.allowed && (!is_client || verdict.is_by_record());
         if let Some(access) = verdict.learned {
             let (records, image, id) = (Arc::clone(records), self.request.image.clone(), found.id.clone());
             let learn = move || records.learn(&image, &id, &access, SystemTime::now());
@@ -139,7 +142,7 @@ impl Ensuring<'_> {
                 tracing::warn!(image = self.request.image, %error, "could not add a credential to a pull record");
             }
         }
-        Ok(verdict.allowed)
+        Ok(allowed)
     }
 
     fn hand_out_present(&self, id: ImageId, spec: ImageSpec) -> Ensured {
@@ -166,24 +169,25 @@ impl Ensuring<'_> {
             platform: self.request.platform.clone(),
             tenant: Arc::clone(&self.request.pod.namespace),
             priority: self.request.priority,
+            caller: self.request.caller,
         };
         // An image that is left alone costs no disk; the kubelet writes its intent all the same, and takes it back.
         let intended = if self.manager.compatibility.is_kubelet() { Some(self.intend().await?) } else { None };
-        let held = self.manager.backoff().held(&key, Instant::now()).map(|held| held.failure.clone());
-        // Then the registry itself, for all pods.
-        let held = held.or_else(|| self.manager.puller.admit(&work).err());
-        if let Some(failure) = held {
+        if let Err(held) = self.is_free(&key, &work) {
             self.tell(EventKind::Normal, "BackOff", format!("Back-off pulling image {}", quoted(image)));
             if let Some(intent) = intended {
                 self.withdraw(intent).await;
             }
-            return Err(EnsureError::HeldBack { image: image.clone(), failure });
+            return Err(held);
         }
         let intent = match intended {
             Some(intent) => intent,
             None => self.intend().await?,
         };
-        self.manager.backoff().begin(&key);
+        let is_client = self.request.caller.is_client();
+        if !is_client {
+            self.manager.backoff().begin(&key);
+        }
         if let Some(recorder) = &self.manager.recorder {
             recorder.pull_started(&self.request.pod.uid);
         }
@@ -221,10 +225,31 @@ impl Ensuring<'_> {
                 }
                 let error = EnsureError::of_pull(image, with_causes(failure, missing), self.manager.compatibility);
                 let remembered = format!("{}: {}", error.reason(), error.message());
-                self.manager.backoff().advance(key, remembered, Instant::now());
+                if !is_client {
+                    self.manager.backoff().advance(key, remembered, Instant::now());
+                }
                 Err(error)
             }
         }
+    }
+
+    /// Whether the registry may be asked now: nothing is left alone for this pod, then none for all.
+    fn is_free(&self, key: &BackoffKey, work: &Work) -> Result<(), EnsureError> {
+        let image = self.request.image.clone();
+        if !self.request.caller.is_client()
+            && let Some(held) = self.manager.backoff().held(key, Instant::now())
+        {
+            return Err(EnsureError::HeldBack { image, failure: held.failure.clone() });
+        }
+        self.manager.puller.admit(work).map_err(|LeftAlone { message, kind }| {
+            if !self.request.caller.is_client() {
+                return EnsureError::HeldBack { image, failure: message };
+            }
+            // It knows what to make of a registry that is away, and nothing of ours.
+            let fault = Fault::new(ErrorClass::HeldBack, Hop::Queue);
+            let refused = RuntimeError::new(kind, message).with_fault(fault);
+            EnsureError::of_pull(&image, Arc::new(refused), self.manager.compatibility)
+        })
     }
 
     /// Puts the pull on record before its first byte.
@@ -280,6 +305,9 @@ impl Ensuring<'_> {
         if !self.request.credentials.is_empty() {
             let credentials = self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect();
             return Ok(Found { credentials, missing: Vec::new() });
+        }
+        if self.request.caller == (Caller::Client { own_credentials: false }) {
+            return Ok(Found::default());
         }
         let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Found::default()) };
         let of_secrets = self.of_secrets()?;

@@ -222,6 +222,25 @@ impl EnsureError {
         self.runtime_error().map(RuntimeError::kind)
     }
 
+    /// The same as a store's refusal, for whoever stands in a store's place.
+    pub fn into_runtime_error(self) -> RuntimeError {
+        let fault = self.fault();
+        let refused = |kind, message: String| RuntimeError::new(kind, message).with_fault(fault);
+        match self {
+            Self::Inspect { source, .. }
+            | Self::RegistryUnavailable { source, .. }
+            | Self::SignatureInvalid { source, .. }
+            | Self::Pull { source, .. } => source.copied(),
+            Self::InvalidName { image, source } => refused(
+                RuntimeErrorKind::InvalidArgument,
+                format!("failed to parse image reference {}: {source}", quoted(&shown_name(&image))),
+            ),
+            Self::NeverPull { .. } => refused(RuntimeErrorKind::NotFound, self.to_string()),
+            Self::Credentials { .. } => refused(RuntimeErrorKind::Other, chain(&self)),
+            Self::Intent { .. } | Self::HeldBack { .. } => refused(RuntimeErrorKind::Unavailable, chain(&self)),
+        }
+    }
+
     fn runtime_error(&self) -> Option<&RuntimeError> {
         match self {
             Self::Inspect { source, .. }

@@ -100,7 +100,7 @@ impl Flights {
             image: work.image.clone(),
             platform: work.platform.clone(),
             credentials: work.credentials.iter().map(|tracked| tracked.hash.clone()).collect(),
-            alone: compatibility.is_kubelet().then(|| self.lock().number()),
+            alone: (compatibility.is_kubelet() && !work.caller.is_client()).then(|| self.lock().number()),
         }
     }
 

@@ -35,8 +35,8 @@ use meters::{Meters, QueueMeters, Tally};
 pub use pod::{NoWatch, PodImage, PodOutcome, PodRequest, PodRole, PodWatch, VolumeImage};
 use puller::Puller;
 pub use request::{
-    Compatibility, Concurrency, EnsureRequest, Ensured, HeldBack, ManagerParts, ManagerStatus, Origin, OtherPolicy,
-    PodIdentity, PullPolicy, PullPolicyError, PullSettings, PullState, PullStatus, Touched,
+    Caller, Compatibility, Concurrency, EnsureRequest, Ensured, HeldBack, ManagerParts, ManagerStatus, Origin,
+    OtherPolicy, PodIdentity, PullPolicy, PullPolicyError, PullSettings, PullState, PullStatus, Touched,
 };
 use secrets::SecretsCache;
 pub use stale::StaleUse;

@@ -13,7 +13,7 @@ use super::{
     flights::{Asking, Departure, FlightKey, FlightStatus, Flights, Keepsake},
     meters::QueueMeters,
     queue::{Manner, Newcomer, Place, Queue, Size, Standing},
-    request::{Compatibility, Concurrency, PullSettings, PullState, PullStatus},
+    request::{Caller, Compatibility, Concurrency, PullSettings, PullState, PullStatus},
     throttle::Throttle,
 };
 use crate::{
@@ -42,6 +42,7 @@ pub(crate) struct Work {
     pub(crate) tenant: Arc<str>,
     /// The higher goes first.
     pub(crate) priority: i32,
+    pub(crate) caller: Caller,
 }
 
 /// What came of it.
@@ -54,6 +55,15 @@ pub(crate) struct Pulled {
     pub(crate) took: Duration,
     /// Which of the work's credentials opened the registry.
     pub(crate) credential: Option<usize>,
+}
+
+/// A registry is not asked for now.
+#[derive(Clone, Debug)]
+pub(crate) struct LeftAlone {
+    /// Why, in a sentence.
+    pub(crate) message: String,
+    /// What it answers those who ask.
+    pub(crate) kind: RuntimeErrorKind,
 }
 
 pub(crate) type Outcome = Result<Pulled, Arc<RuntimeError>>;
@@ -99,7 +109,7 @@ impl Puller {
     ///
     /// # Errors
     /// Why not, in a sentence.
-    pub(crate) fn admit(&self, work: &Work) -> Result<(), String> {
+    pub(crate) fn admit(&self, work: &Work) -> Result<(), LeftAlone> {
         let (Some(circuits), Some(route)) = (&self.circuits, work.route()) else { return Ok(()) };
         if self.flights.has(&self.flights.key(work, self.compatibility)) {
             return Ok(());
@@ -113,7 +123,8 @@ impl Puller {
             } else {
                 format!("it is left alone for {seconds} s")
             };
-            format!("registry `{registry}` {} ({failures} failures); {wait}: {failure}", trouble.told())
+            let message = format!("registry `{registry}` {} ({failures} failures); {wait}: {failure}", trouble.told());
+            LeftAlone { message, kind: trouble.kind() }
         })
     }
 

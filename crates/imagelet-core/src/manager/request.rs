@@ -217,6 +217,28 @@ pub struct PodIdentity {
     pub uid: Arc<str>,
 }
 
+/// Who asks, and so who decides when to ask and how often to try again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Caller {
+    /// A pod, or a person: both are decided here.
+    #[default]
+    Pod,
+    /// A client that has decided itself, as a kubelet that asks a runtime to pull: it has policies, records and a back-off
+    /// of its own. It is never held back for its own failures, gets what is here only by a right that is on record, and
+    /// shares a pull with whoever asks the same.
+    Client {
+        /// Whether the node's own credentials are shown where it brings none; else the registry is asked anonymously.
+        own_credentials: bool,
+    },
+}
+
+impl Caller {
+    /// Whether it decides itself.
+    pub fn is_client(self) -> bool {
+        self != Self::Pod
+    }
+}
+
 /// That an image shall be there.
 #[derive(Clone, Debug)]
 pub struct EnsureRequest {
@@ -226,6 +248,8 @@ pub struct EnsureRequest {
     pub policy: PullPolicy,
     /// Who asks.
     pub pod: PodIdentity,
+    /// Who decides.
+    pub caller: Caller,
     /// The name of the pod's service account; `None` where it has none.
     pub service_account: Option<String>,
     /// The field of the pod that names the image: `spec.containers{NAME}`; events carry it.
@@ -252,6 +276,7 @@ impl EnsureRequest {
             image: image.into(),
             policy,
             pod: PodIdentity::default(),
+            caller: Caller::default(),
             service_account: None,
             container: Arc::default(),
             runtime_handler: String::new(),

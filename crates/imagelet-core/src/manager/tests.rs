@@ -1,5 +1,6 @@
 //! Stories of `ensure` over runtimes in memory, time paused.
 
+mod clients;
 mod link;
 mod providers;
 mod turns;

@@ -125,6 +125,11 @@ impl Verdict {
         Self { allowed, outcome: Some(outcome), learned: None }
     }
 
+    /// Whether the registry let the asker in before, as is on record.
+    pub fn is_by_record(&self) -> bool {
+        self.allowed && self.outcome == Self::FOUND.outcome
+    }
+
     const POLICY: Self = Self::new(true, "credentialPolicyAllowed");
     const FOUND: Self = Self::new(true, "credentialRecordFound");
     const AUTHENTICATE: Self = Self::new(false, "mustAuthenticate");

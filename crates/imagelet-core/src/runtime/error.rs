@@ -111,6 +111,17 @@ impl RuntimeError {
         is_one
     }
 
+    /// The same again, its causes in its message: for one of several who share a refusal.
+    #[must_use]
+    pub fn copied(&self) -> Self {
+        let fault = self.fault();
+        Self {
+            hint: self.hint.clone(),
+            no_outage: !self.is_outage(),
+            ..Self::new(self.kind, self.chain()).with_fault(fault)
+        }
+    }
+
     /// What kind of refusal.
     pub fn kind(&self) -> RuntimeErrorKind {
         self.kind

@@ -20,6 +20,7 @@ mod pods;
 mod program;
 mod read_only;
 mod refusals;
+mod relay;
 mod soundness;
 mod source;
 mod stale;

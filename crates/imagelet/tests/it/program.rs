@@ -164,8 +164,13 @@ impl Daemon {
     /// `imagelet --endpoint SOCKET`, to be spawned.
     pub(crate) fn command(&self) -> Command {
         let mut command = program();
-        command.arg("--endpoint").arg(format!("unix://{}", self.socket.display()));
+        command.arg("--endpoint").arg(self.endpoint());
         command
+    }
+
+    /// Its socket as clients want it.
+    pub(crate) fn endpoint(&self) -> String {
+        format!("unix://{}", self.socket.display())
     }
 
     /// Asks it to stop and waits for its exit status.

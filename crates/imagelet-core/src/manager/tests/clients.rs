@@ -1,0 +1,152 @@
+//! Clients that have decided themselves: a kubelet that asks for a pull over CRI.
+
+use super::*;
+
+/// By which digest the fake lists an image.
+fn by_digest(id: &ImageId) -> String {
+    format!("reg.test/app@{}", crate::image::Digest::of(id.as_str().as_bytes()))
+}
+
+fn client(image: &str, policy: PullPolicy) -> EnsureRequest {
+    EnsureRequest { caller: Caller::Client { own_credentials: false }, ..EnsureRequest::new(image, policy) }
+}
+
+fn login(user: &str) -> Credential {
+    Credential {
+        kind: CredentialKind::Basic { username: user.into(), password: Secret::new("word") },
+        server_address: String::new(),
+    }
+}
+
+fn with_records() -> Wanted {
+    Wanted { records: PullRecords::in_memory(), ..Wanted::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_is_not_held_back_for_its_own_failures_and_a_pod_is() {
+    let runtime = FakeRuntime::new();
+    let node = TestNode::new(Arc::new(runtime.clone()), Wanted::default());
+    for _ in 0..5 {
+        let error = node.ensure(&client("reg.test/absent:v1", PullPolicy::Always)).await.unwrap_err();
+        assert_eq!(error.into_runtime_error().kind(), RuntimeErrorKind::NotFound);
+    }
+    assert_eq!(runtime.pull_requests().len(), 5);
+    node.ensure(&request("reg.test/absent:v1")).await.unwrap_err();
+    let held = node.ensure(&request("reg.test/absent:v1")).await.unwrap_err();
+    assert_eq!(held.reason(), "ImagePullBackOff");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_left_alone_is_told_to_a_client_as_one_that_is_away() {
+    let runtime = FakeRuntime::new();
+    runtime.fail("pull", RuntimeErrorKind::RegistryUnavailable, "dial tcp 10.0.0.1:443: connect: connection refused");
+    let node = TestNode::new(Arc::new(runtime.clone()), Wanted::default());
+    let mut asked = Vec::new();
+    for _ in 0..6 {
+        let error = node.ensure(&client("reg.test/app:v1", PullPolicy::Always)).await.unwrap_err();
+        let error = error.into_runtime_error();
+        assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable, "{error}");
+        asked.push(runtime.take_calls().iter().filter(|call| call.starts_with("pull")).count());
+    }
+    let reached = asked.iter().filter(|asked| **asked > 0).count();
+    assert!((1..6).contains(&reached), "the circuit never opened: {asked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_digest_names_is_answered_at_once_to_whom_the_registry_let_in_before() {
+    let runtime = FakeRuntime::new();
+    let name = by_digest(&runtime.offer("reg.test/app:v1", "app", 10));
+    runtime.offer_to(&name, "app", 10, Some(("alice", "word")));
+    let node = TestNode::new(Arc::new(runtime.clone()), with_records());
+    let asks = |user: Option<&str>| EnsureRequest {
+        credentials: user.map(login).into_iter().collect(),
+        ..client(&name, PullPolicy::IfNotPresent)
+    };
+    node.ensure(&asks(Some("alice"))).await.unwrap();
+    assert_eq!(runtime.pull_requests().len(), 1);
+    let again = node.ensure(&asks(Some("alice"))).await.unwrap();
+    assert_eq!((again.origin, runtime.pull_requests().len()), (Origin::AlreadyPresent, 1));
+    // The registry says no to the others, not we.
+    for other in [Some("mallory"), None] {
+        let refused = node.ensure(&asks(other)).await.unwrap_err();
+        assert_eq!(refused.into_runtime_error().kind(), RuntimeErrorKind::Denied);
+    }
+    assert_eq!(runtime.pull_requests().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_nobody_pulled_proves_no_right_to_a_client() {
+    for records in [PullRecords::in_memory(), PullRecords::in_memory_with(VerificationPolicy::NeverVerify)] {
+        let runtime = FakeRuntime::new();
+        let name = by_digest(&runtime.preload("reg.test/app:v1", "app", 10));
+        let node = TestNode::new(Arc::new(runtime.clone()), Wanted { records, ..Wanted::default() });
+        let pod = node.ensure(&request(&name)).await.unwrap();
+        assert_eq!((pod.origin, runtime.pull_requests().len()), (Origin::AlreadyPresent, 0));
+        let refused = node.ensure(&client(&name, PullPolicy::IfNotPresent)).await.unwrap_err();
+        assert_eq!(refused.into_runtime_error().kind(), RuntimeErrorKind::NotFound);
+        assert_eq!(runtime.pull_requests().len(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_that_ask_the_same_share_a_pull_and_other_credentials_have_their_own() {
+    for compatibility in [Compatibility::Imagelet, Compatibility::Kubelet] {
+        let runtime = FakeRuntime::new();
+        runtime.offer("reg.test/app:v1", "app", 10);
+        runtime.set_pull_takes(Duration::from_secs(5));
+        let settings = PullSettings { compatibility, ..PullSettings::default() };
+        let node = TestNode::new(Arc::new(runtime.clone()), Wanted { settings, ..Wanted::default() });
+        let mut callers = Vec::new();
+        for _ in 0..50 {
+            callers.push(node.begin(&client("reg.test/app:v1", PullPolicy::Always)).await);
+        }
+        let credentials = vec![login("alice")];
+        let alice = EnsureRequest { credentials, ..client("reg.test/app:v1", PullPolicy::Always) };
+        callers.push(node.begin(&alice).await);
+        advance(Duration::from_secs(6)).await;
+        for caller in callers {
+            caller.await.unwrap().unwrap();
+        }
+        assert_eq!(runtime.pull_requests().len(), 2, "{compatibility:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pull_of_clients_ends_with_the_last_of_them() {
+    let runtime = FakeRuntime::new();
+    runtime.offer("reg.test/app:v1", "app", 10);
+    runtime.set_pull_takes(Duration::from_mins(1));
+    let node = TestNode::new(Arc::new(runtime.clone()), Wanted::default());
+    let one = node.begin(&client("reg.test/app:v1", PullPolicy::Always)).await;
+    let other = node.begin(&client("reg.test/app:v1", PullPolicy::Always)).await;
+    one.abort();
+    yield_now().await;
+    assert_eq!(runtime.pulls_running(), 1);
+    other.abort();
+    let _ = (one.await, other.await);
+    assert_eq!(runtime.pulls_running(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_nodes_own_credentials_are_shown_for_a_client_only_where_that_is_wanted() {
+    for (own_credentials, outcome) in [(true, true), (false, false)] {
+        let runtime = FakeRuntime::new();
+        runtime.offer_to("reg.test/app:v1", "app", 10, Some(("node", "word")));
+        let mut keyring = Keyring::new();
+        let document = r#"{"auths": {"reg.test": {"username": "node", "password": "word"}}}"#;
+        let document = DockerConfig::parse(PullSecretKind::DockerConfigJson, document.as_bytes()).unwrap();
+        keyring.add(&CredentialSource::Node, document);
+        let node = TestNode::new(Arc::new(runtime), Wanted { keyring, ..Wanted::default() });
+        let caller = Caller::Client { own_credentials };
+        let asked = EnsureRequest { caller, ..EnsureRequest::new("reg.test/app:v1", PullPolicy::Always) };
+        assert_eq!(node.ensure(&asked).await.is_ok(), outcome);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_none_is_refused_in_the_words_of_runtimes() {
+    let node = TestNode::new(Arc::new(FakeRuntime::new()), Wanted::default());
+    let error = node.ensure(&client("reg.test/UPPER:v1", PullPolicy::Always)).await.unwrap_err().into_runtime_error();
+    assert_eq!(error.kind(), RuntimeErrorKind::InvalidArgument);
+    assert!(error.to_string().starts_with("failed to parse image reference \"reg.test/UPPER:v1\": "), "{error}");
+}

@@ -1,0 +1,192 @@
+//! The images as the daemon serves them over CRI: what is asked for there goes the way of every other request.
+//!
+//! A pull passes the manager: it is shared with whoever asks the same, waits its turn, leaves registries alone that do not
+//! answer, and is put on record. What a caller shows is used for that pull and kept nowhere. Pins of the operator are shown
+//! as the runtime's own, so that a kubelet leaves those images alone; who asks for a removal by name is obeyed, as the
+//! interface wants it, and the removal of a pinned image is told.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    events::{Event, EventKind, EventSink as _, EventSubject},
+    image::{ByteSize, Image, ImageId, ImageSpec, Reference, shown_name},
+    manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
+    runtime::{
+        FilesystemUsage, ImageFilesystems, ImageService, Progress, PullEstimate, PullRequest, RuntimeError,
+        RuntimeErrorKind, SandboxConfig,
+    },
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::node::LocalNode;
+
+/// A runtime that takes longer to tell its file systems is answered for: a kubelet does not start without an answer.
+const FILESYSTEM_MAX: Duration = Duration::from_secs(2);
+
+/// A node's images for callers that know the runtime interface alone.
+#[derive(Debug)]
+pub(super) struct ServedImages {
+    node: Arc<LocalNode>,
+    /// Cancelled when what still runs is given up.
+    working: CancellationToken,
+    /// What the runtime told last.
+    filesystems: Mutex<Option<ImageFilesystems>>,
+    /// A directory that is there as long as the daemon is.
+    place: PathBuf,
+}
+
+impl ServedImages {
+    pub(super) fn new(node: &Arc<LocalNode>, place: PathBuf, working: CancellationToken) -> Self {
+        Self { node: Arc::clone(node), working, filesystems: Mutex::default(), place }
+    }
+
+    fn is_embedded(&self) -> bool {
+        self.node.parts().engine.is_some()
+    }
+
+    /// What the manager is asked. A name with a digest is answered from here to whom the registry let in before; what a
+    /// tag means only the registry knows.
+    fn request(&self, asked: &PullRequest) -> EnsureRequest {
+        let parsed = asked.image.image.parse::<Reference>().ok();
+        let policy = match &parsed {
+            Some(reference) if reference.digest().is_some() => PullPolicy::IfNotPresent,
+            _ => PullPolicy::Always,
+        };
+        let image = match parsed {
+            // Equal names in other spellings are one pull. A runtime has its own way to read short names.
+            Some(reference) if self.is_embedded() => reference.canonical().to_string(),
+            _ => asked.image.image.clone(),
+        };
+        let pod = asked.sandbox.clone().map_or_else(PodIdentity::default, pod);
+        EnsureRequest {
+            pod,
+            caller: Caller::Client { own_credentials: self.is_embedded() },
+            runtime_handler: asked.image.runtime_handler.clone(),
+            annotations: asked.image.annotations.clone(),
+            credentials: asked.credential.iter().cloned().collect(),
+            platform: asked.platform.clone(),
+            ..EnsureRequest::new(image, policy)
+        }
+    }
+
+    /// Who uses an image of the embedded store. A runtime knows that itself, and answers for itself.
+    async fn user_of(&self, image: &Image) -> Result<Option<String>, RuntimeError> {
+        if !self.is_embedded() {
+            return Ok(None);
+        }
+        let snapshot = self.node.parts().inventory.refresh(SystemTime::now()).await.map_err(|error| {
+            let message = format!("could not find out who uses `{}`", image.id);
+            RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(error)
+        })?;
+        let entry = snapshot.entries.iter().find(|entry| entry.key() == image.key());
+        Ok(entry.and_then(|entry| entry.in_use_by.first().cloned()))
+    }
+
+    fn tell(&self, kind: EventKind, reason: &'static str, message: String) {
+        self.node.parts().events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
+    }
+
+    fn remembered(&self) -> ImageFilesystems {
+        let known = self.filesystems.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        known.unwrap_or_else(|| {
+            let nothing = FilesystemUsage {
+                measured_at: SystemTime::now(),
+                mountpoint: self.place.clone(),
+                used: ByteSize::ZERO,
+                inodes_used: Some(0),
+            };
+            ImageFilesystems { images: vec![nothing.clone()], containers: vec![nothing] }
+        })
+    }
+}
+
+fn pod(sandbox: SandboxConfig) -> PodIdentity {
+    PodIdentity { namespace: sandbox.namespace.into(), name: sandbox.name.into(), uid: sandbox.uid.into() }
+}
+
+#[async_trait]
+impl ImageService for ServedImages {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+        let mut images = self.node.parts().runtime.list(filter).await?;
+        self.node.parts().inventory.mark_pinned(&mut images);
+        Ok(images)
+    }
+
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        let mut image = self.node.parts().runtime.status(spec).await?;
+        self.node.parts().inventory.mark_pinned(&mut image);
+        Ok(image)
+    }
+
+    async fn pull(&self, asked: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+        let request = self.request(asked);
+        let ensured = tokio::select! {
+            ensured = self.node.parts().manager.ensure(&request, progress) => ensured,
+            () = self.working.cancelled() => {
+                let message = format!("the pull of `{}` was given up: the daemon is stopping", asked.image.image);
+                return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));
+            }
+        };
+        let ensured = ensured.map_err(imagelet_core::manager::EnsureError::into_runtime_error)?;
+        Ok(ensured.id)
+    }
+
+    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
+        self.node.parts().runtime.estimate(request).await
+    }
+
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        let parts = self.node.parts();
+        let Some(image) = parts.runtime.status(spec).await? else {
+            // What cannot be listed may still lie there, damaged.
+            return parts.runtime.remove(spec).await;
+        };
+        if let Some(user) = self.user_of(&image).await? {
+            let message = format!("the image is in use by {user}");
+            return Err(RuntimeError::new(RuntimeErrorKind::InUse, message));
+        }
+        let pins = parts.inventory.pins_of(&image);
+        parts.runtime.remove(spec).await?;
+        let name = shown_name(&spec.image);
+        if pins.is_empty() {
+            self.tell(EventKind::Normal, "Removed", format!("Removed image `{name}` ({}) as asked over CRI", image.id));
+        } else {
+            let message = format!(
+                "Removed image `{name}` ({}) as asked over CRI, although it is pinned by {}",
+                image.id,
+                pins.join(", ")
+            );
+            self.tell(EventKind::Warning, "PinnedImageRemoved", message);
+        }
+        Ok(())
+    }
+
+    async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
+        self.node.parts().runtime.untag(name).await
+    }
+
+    /// Always succeeds: a runtime that is away, hangs or says nothing is answered for with what it told last.
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        let told = match tokio::time::timeout(FILESYSTEM_MAX, self.node.parts().runtime.filesystem()).await {
+            Ok(Ok(told)) if !told.images.is_empty() => Ok(told),
+            Ok(Ok(_)) => Err("it names none".to_owned()),
+            Ok(Err(error)) => Err(error.chain()),
+            Err(_) => Err(format!("no answer within {} s", FILESYSTEM_MAX.as_secs())),
+        };
+        match told {
+            Ok(told) => {
+                *self.filesystems.lock().unwrap_or_else(PoisonError::into_inner) = Some(told.clone());
+                Ok(told)
+            }
+            Err(error) => {
+                tracing::warn!(error, "the file systems of the images are told as last known");
+                Ok(self.remembered())
+            }
+        }
+    }
+}
