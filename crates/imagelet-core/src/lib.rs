@@ -4,7 +4,9 @@
 //! [`runtime::ContainerService`], and touches only local files and child processes.
 
 pub mod credentials;
+pub mod disks;
 pub mod events;
+pub mod eviction;
 pub mod failpoint;
 pub mod gc;
 pub mod image;

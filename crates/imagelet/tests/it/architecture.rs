@@ -13,9 +13,9 @@ const LINES_MAX: usize = 600;
 /// The rooms of the core, top storey first. A room sees only rooms on lower storeys.
 const CORE_STOREYS: [&[&str]; 5] = [
     &["manager", "gc"],
-    &["inventory"],
+    &["disks", "inventory"],
     &["records", "runtime"],
-    &["credentials", "events"],
+    &["credentials", "events", "eviction"],
     &["failpoint", "image", "metrics", "text"],
 ];
 

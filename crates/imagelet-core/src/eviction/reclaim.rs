@@ -1,0 +1,100 @@
+//! What is given up before any pod, by what is short and how the disks are laid out.
+
+use super::Signal;
+
+/// How images, writable layers and the kubelet's own files share disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// All on one.
+    Single,
+    /// Images and writable layers on one of their own.
+    DedicatedImages,
+    /// Images on one of their own, writable layers with the kubelet's files.
+    Split,
+}
+
+impl Layout {
+    /// From the two answers that the kubelet has; a split counts only where images have a disk of their own.
+    pub fn of(has_dedicated_images: bool, is_split: bool) -> Self {
+        match (has_dedicated_images, is_split) {
+            (false, _) => Self::Single,
+            (true, false) => Self::DedicatedImages,
+            (true, true) => Self::Split,
+        }
+    }
+
+    /// Its name in answers.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::DedicatedImages => "dedicated-images",
+            Self::Split => "split",
+        }
+    }
+}
+
+/// A way to get room without evicting a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reclaim {
+    /// All dead containers go, so that their images become unused.
+    Containers,
+    /// All unused images go.
+    Images,
+}
+
+impl Reclaim {
+    /// The kubelet's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Containers => "DeleteAllUnusedContainers",
+            Self::Images => "DeleteUnusedImages",
+        }
+    }
+}
+
+/// What is tried, in this order, when a threshold of that signal is crossed. Empty: only a pod's end helps.
+pub fn reclaim_order(layout: Layout, signal: Signal) -> &'static [Reclaim] {
+    const BOTH: &[Reclaim] = &[Reclaim::Containers, Reclaim::Images];
+    let of_disk = |on_single, on_dedicated, on_split| match layout {
+        Layout::Single => on_single,
+        Layout::DedicatedImages => on_dedicated,
+        Layout::Split => on_split,
+    };
+    match signal {
+        Signal::ImagefsAvailable | Signal::ImagefsInodesFree => of_disk(BOTH, BOTH, &[Reclaim::Images]),
+        Signal::ContainerfsAvailable | Signal::ContainerfsInodesFree => of_disk(BOTH, BOTH, &[Reclaim::Containers]),
+        Signal::NodefsAvailable | Signal::NodefsInodesFree => of_disk(BOTH, &[], &[Reclaim::Containers]),
+        Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable | Signal::PidAvailable => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn every_vector_of_node_reclaim_holds() {
+        let cases = vectors("gc-node-reclaim.json");
+        assert_eq!(cases.len(), 24);
+        for case in cases {
+            let input = &case["input"];
+            let layout =
+                Layout::of(input["dedicated_image_fs"] == true, input["container_fs_split_from_image_fs"] == true);
+            let signal = input["signal"].as_str().unwrap().parse().unwrap();
+            let calls: Vec<&str> = reclaim_order(layout, signal).iter().map(|reclaim| reclaim.name()).collect();
+            let wanted: Vec<&str> = case["expected"]["reclaim_calls_in_order"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|it| it.as_str().unwrap())
+                .collect();
+            assert_eq!(calls, wanted, "{}", case["name"]);
+        }
+    }
+
+    #[test]
+    fn a_split_without_a_disk_for_images_is_none() {
+        assert_eq!(Layout::of(false, true), Layout::Single);
+    }
+}
