@@ -1,0 +1,275 @@
+//! How full the file systems of images and of writable layers are, in the kubelet's summary's words (`spec/gc.md §13`).
+//!
+//! A store tells where they are and what it put there; the operating system tells how large and how free that place is.
+//! Both ways the kubelet brings the two together are here: what speaks CRI alone has one file system ([`of_runtime`]),
+//! what tells two that are truly two has both ([`of_stores`]).
+
+mod fullness;
+mod layout;
+mod lookup;
+mod runtime;
+mod stores;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    fullness::{Fullness, NoCapacity},
+    layout::{has_dedicated_images, image_device},
+    lookup::{FsLookup, LookupError, OsLookup, OsStats},
+    runtime::{look, of_runtime},
+    stores::{StoreFacts, of_stores},
+};
+use crate::runtime::{FilesystemUsage, ImageFilesystems};
+
+/// What is known of a file system. Absent is unknown, not none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FsStats {
+    /// When it was measured, in nanoseconds since 1970.
+    pub time: u64,
+    /// Bytes an ordinary user can still write.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub available_bytes: Option<u64>,
+    /// All its bytes.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub capacity_bytes: Option<u64>,
+    /// Bytes that images (or writable layers) take.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub used_bytes: Option<u64>,
+    /// Inodes still free.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub inodes_free: Option<u64>,
+    /// All its inodes.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub inodes: Option<u64>,
+    /// Inodes that images (or writable layers) take.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub inodes_used: Option<u64>,
+}
+
+/// Both file systems; equal where they are one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskStats {
+    /// Where images are.
+    pub images: FsStats,
+    /// Where writable layers are.
+    pub containers: FsStats,
+}
+
+/// What a store says of one of its file systems; any of it may be left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FsEntry {
+    /// When it was measured, in nanoseconds since 1970.
+    pub time: u64,
+    /// A directory on it.
+    pub mountpoint: Option<PathBuf>,
+    /// Bytes taken.
+    pub used: Option<u64>,
+    /// Inodes taken.
+    pub inodes_used: Option<u64>,
+}
+
+/// What a store says of all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FsInfo {
+    /// Where images are.
+    pub images: Vec<FsEntry>,
+    /// Where writable layers are.
+    pub containers: Vec<FsEntry>,
+}
+
+impl From<&ImageFilesystems> for FsInfo {
+    fn from(told: &ImageFilesystems) -> Self {
+        let entries = |usages: &[FilesystemUsage]| usages.iter().map(FsEntry::from).collect();
+        Self { images: entries(&told.images), containers: entries(&told.containers) }
+    }
+}
+
+impl From<&FilesystemUsage> for FsEntry {
+    fn from(told: &FilesystemUsage) -> Self {
+        let since = told.measured_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        Self {
+            time: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+            mountpoint: Some(told.mountpoint.clone()).filter(|path| !path.as_os_str().is_empty()),
+            used: Some(told.used.0),
+            inodes_used: told.inodes_used,
+        }
+    }
+}
+
+impl FsInfo {
+    /// Whether images and writable layers are told to be in two places.
+    pub fn is_split(&self) -> bool {
+        let place = |entries: &[FsEntry]| entries.first().and_then(|entry| entry.mountpoint.clone());
+        let (images, containers) = (place(&self.images), place(&self.containers));
+        images.is_some() && containers.is_some() && images != containers
+    }
+}
+
+/// Why the file systems are not known. Prints what the kubelet prints.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StatsError {
+    /// The store could not be asked.
+    #[error(transparent)]
+    Runtime(#[from] crate::runtime::RuntimeError),
+    /// It names no place of images.
+    #[error("imageFs information is unavailable")]
+    NoImages,
+    /// The operating system failed on one.
+    #[error("get filesystem info: Failed to get the info of the filesystem with mountpoint: {0}")]
+    Lookup(String),
+    /// It failed on the store of images.
+    #[error("failed to get imageFs info: {0}")]
+    ImageStore(String),
+    /// What images take is not known.
+    #[error("failed to get image stats: {0}")]
+    Images(String),
+    /// The store's answer lacks what was asked for.
+    #[error("missing image stats: {0}")]
+    Missing(String),
+    /// The operating system failed on the store of writable layers.
+    #[error("failed to get container fs info: {0}")]
+    ContainerStore(String),
+    /// No place of images can be looked at.
+    #[error("imagefs device is not found")]
+    NoDevice,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::Cell, path::Path};
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::testing::vectors;
+
+    /// Answers as a vector says, and nothing else.
+    #[derive(Debug)]
+    struct Scripted(Value);
+
+    impl FsLookup for Scripted {
+        fn look(&self, mountpoint: &Path) -> Result<OsStats, LookupError> {
+            let answer = &self.0[mountpoint.to_str().unwrap()];
+            if answer["error"] == "no such device" {
+                return Err(LookupError::Unknown);
+            }
+            let number = |field: &str| answer[field].as_u64();
+            Ok(OsStats {
+                device: mountpoint.display().to_string(),
+                capacity: number("capacity").unwrap(),
+                available: number("available").unwrap(),
+                inodes: number("inodes"),
+                inodes_free: number("inodes_free"),
+            })
+        }
+    }
+
+    fn entry(value: &Value) -> FsEntry {
+        FsEntry {
+            time: value["timestamp"].as_u64().unwrap_or_default(),
+            mountpoint: value["fs_id"]["mountpoint"].as_str().map(PathBuf::from),
+            used: value["used_bytes"].as_u64(),
+            inodes_used: value["inodes_used"].as_u64(),
+        }
+    }
+
+    fn info(value: &Value) -> Option<FsInfo> {
+        let entries = |field: &str| value[field].as_array().into_iter().flatten().map(entry).collect::<Vec<FsEntry>>();
+        (!value.is_null())
+            .then(|| FsInfo { images: entries("image_filesystems"), containers: entries("container_filesystems") })
+    }
+
+    /// The kubelet's names of the vectors are those of its summary in other letters.
+    fn has_fields(stats: &FsStats, expected: &Value) -> bool {
+        let shown = serde_json::to_value(stats).unwrap();
+        let camel = |name: &str| {
+            let mut words = name.split('_');
+            let first = words.next().unwrap_or_default().to_owned();
+            words.fold(first, |done, word| done + &word[..1].to_uppercase() + &word[1..])
+        };
+        expected.as_object().unwrap().iter().all(|(name, value)| shown[camel(name).as_str()] == *value)
+    }
+
+    #[test]
+    fn every_vector_of_file_system_statistics_holds() {
+        let cases = vectors("gc-imagefs-stats.json");
+        assert_eq!(cases.len(), 13);
+        let mut compared = 0;
+        for case in &cases {
+            let (name, input, expected) = (&case["name"], &case["input"], &case["expected"]);
+            let mut seen = serde_json::Map::new();
+            let result = match input["provider"].as_str().unwrap() {
+                "cadvisor" => {
+                    let asked = Cell::new(false);
+                    let store = OsStats { device: "images".into(), ..OsStats::default() };
+                    let result = of_stores(StoreFacts {
+                        is_split_counted: input["separate_disk_gc"] == true,
+                        image_store: Ok(store),
+                        image_bytes: || Ok(0),
+                        info: Ok(info(&input["image_fs_info"])),
+                        container_store: || {
+                            asked.set(true);
+                            Ok(OsStats { device: "containers".into(), ..OsStats::default() })
+                        },
+                    });
+                    seen.insert("container_fs_queried".into(), asked.get().into());
+                    result
+                }
+                "cri" => {
+                    let lookup = Scripted(input["statfs"].clone());
+                    let result = of_runtime(&info(&input["image_fs_info"]).unwrap(), &lookup);
+                    if let Ok(stats) = &result {
+                        let gc_error = Fullness::of(stats.images.capacity_bytes, stats.images.available_bytes).err();
+                        seen.insert("then_gc_error".into(), gc_error.map(|error| error.to_string()).into());
+                        seen.insert("container_fs_equals_image_fs".into(), (stats.images == stats.containers).into());
+                        assert!(has_fields(&stats.images, &expected["image_fs"]), "{name}: {stats:?}");
+                        seen.insert("image_fs".into(), expected["image_fs"].clone());
+                    }
+                    result
+                }
+                "layout" => {
+                    let stats = |value: &Value| FsStats {
+                        time: 0,
+                        available_bytes: value["available_bytes"].as_u64(),
+                        capacity_bytes: None,
+                        used_bytes: None,
+                        inodes_free: None,
+                        inodes: None,
+                        inodes_used: None,
+                    };
+                    let text = |field: &str| input[field].as_str().unwrap().to_owned();
+                    let images = stats(&input["image_fs"]);
+                    let containers =
+                        if input["container_fs"].is_null() { images.clone() } else { stats(&input["container_fs"]) };
+                    let dedicated = has_dedicated_images(
+                        &text("rootfs_device"),
+                        &text("imagefs_device"),
+                        &DiskStats { images, containers },
+                    );
+                    assert_eq!(expected["dedicated_image_fs"], dedicated, "{name}");
+                    compared += 1;
+                    continue;
+                }
+                other => panic!("{other}"),
+            };
+            seen.insert("error".into(), result.is_err().into());
+            let text = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
+            for (field, wanted) in expected.as_object().unwrap() {
+                match field.as_str() {
+                    "error_text" => assert_eq!(*wanted, text, "{name}"),
+                    "error_text_prefix" => assert!(text.starts_with(wanted.as_str().unwrap()), "{name}: {text}"),
+                    field => assert_eq!(seen.get(field), Some(wanted), "{name}: {field}"),
+                }
+                compared += 1;
+            }
+        }
+        assert_eq!(compared, 29, "fields compared");
+    }
+}
