@@ -8,18 +8,22 @@ mod collect;
 mod disk;
 mod plan;
 mod policy;
+mod runs;
 mod text;
 
 #[cfg(test)]
 mod records_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod threshold_tests;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 pub use self::{
     disk::{DiskProbe, DiskUse, StatVfs},
     policy::{AgeCounts, GcPolicy, GcPolicyError},
+    runs::{GcRuns, RunLevel, RunTold},
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey},

@@ -8,6 +8,7 @@ mod detect;
 mod history;
 mod leases;
 mod ledger;
+mod node_status;
 mod pins;
 mod recheck;
 #[cfg(test)]
@@ -38,6 +39,7 @@ use self::{
 pub use self::{
     asking::{Hold, Removal},
     history::{Origin, PullCost},
+    node_status::{ImageCache, NodeImage, node_images, node_status},
     pins::PinError,
 };
 use crate::{

@@ -206,6 +206,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_vector_of_collections_on_size_labels_holds() {
+        let cases = crate::testing::vectors("gc-metric-size-label.json");
+        for case in &cases {
+            let size = ByteSize(case["input"]["bytes"].as_u64().unwrap());
+            assert_eq!(Some(size_label(size)), case["expected"]["label"].as_str(), "{size:?}");
+        }
+        assert_eq!(cases.len(), 35);
+    }
+
+    #[test]
     fn every_size_label_vector_holds() {
         let cases = crate::testing::vectors("pull-size-label.json");
         for case in &cases {

@@ -260,6 +260,34 @@ fn prune_vector_holds(place: &str, input: &Value, expected: &Value) {
     assert_eq!(record_ids(&records), texts(&expected["record_image_refs"]), "{place}");
 }
 
+#[test]
+fn every_vector_of_collections_on_records_holds() {
+    let cases = vectors("gc-prune-records.json");
+    assert_eq!(cases.len(), 7);
+    for case in &cases {
+        let (place, input) = (text(&case["name"]), &case["input"]);
+        let root = tempfile::tempdir().unwrap();
+        let records = open_as_kubelet(root.path());
+        for record in input["records"].as_array().unwrap() {
+            let image_ref = text(&record["image_ref"]);
+            let document = serde_json::json!({
+                "imageRef": image_ref, "lastUpdatedTime": record["last_updated"],
+                "credentialMapping": {"reg.io/a": {"nodePodsAccessible": true}},
+            });
+            records.records.write(record_of(&document)).unwrap();
+            let file = record["file"].as_str().map_or_else(|| file_name(&image_ref), str::to_owned);
+            assert!(root.path().join("image_manager/pulled").join(&file).exists(), "{place}: {file}");
+        }
+        let remaining = texts(&input["remaining_images"]).iter().map(ImageId::new).collect();
+        let mark = records.mark(time(&input["gc_start"]).unwrap());
+        let (pruned, failures) = records.prune(&remaining, &mark);
+        assert!(failures.is_empty(), "{place}: {failures:?}");
+        let (kept, wanted) = (record_ids(&records), texts(&case["expected"]["records_kept_unordered"]));
+        assert_eq!(kept.iter().collect::<BTreeSet<_>>(), wanted.iter().collect::<BTreeSet<_>>(), "{place}");
+        assert_eq!(pruned, input["records"].as_array().unwrap().len() - wanted.len(), "{place}");
+    }
+}
+
 fn migrate_vector_holds(place: &str, input: &Value, expected: &Value) {
     let root = tempfile::tempdir().unwrap();
     drop(open(root.path()));

@@ -224,6 +224,27 @@ mod tests {
     }
 
     #[test]
+    fn every_vector_of_collections_on_allowlists_holds() {
+        let cases = vectors("gc-allowlist-patterns.json");
+        assert_eq!(cases.len(), 22);
+        for case in &cases {
+            let (name, input, expected) = (&case["name"], &case["input"], &case["expected"]);
+            let patterns: Vec<String> = serde_json::from_value(input["allowlist"].clone()).unwrap();
+            let list = Allowlist::new(patterns.iter().map(String::as_str));
+            assert_eq!(expected["error"], list.is_err(), "{name}");
+            let text = list.as_ref().err().map(ToString::to_string);
+            assert_eq!(text.as_deref(), expected["error_text"].as_str(), "{name}");
+            // Whether the image was pulled by us says nothing under this policy.
+            let pulled = input["records_exist"].as_bool().unwrap();
+            let wants = list.ok().map(|list| {
+                let policy = VerificationPolicy::NeverVerifyAllowlistedImages(list);
+                policy.wants_credentials(input["image"].as_str().unwrap(), pulled)
+            });
+            assert_eq!(wants, expected["verification_required"].as_bool(), "{name}");
+        }
+    }
+
+    #[test]
     fn patterns_are_refused_by_the_first_rule_they_break() {
         for (pattern, message) in [
             (" a/*", "leading/trailing spaces are not allowed:  a/*"),

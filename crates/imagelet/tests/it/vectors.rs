@@ -38,13 +38,39 @@ const PULL_FILES: [(&str, usize); 30] = [
     ("pull-with-secrets.json", 10),
 ];
 
+/// The files on collection and inventory.
+const GC_FILES: [(&str, usize); 21] = [
+    ("gc-allowlist-patterns.json", 22),
+    ("gc-config-defaults.json", 14),
+    ("gc-config-validation.json", 34),
+    ("gc-containerfs-thresholds.json", 5),
+    ("gc-detect.json", 19),
+    ("gc-duration-text.json", 20),
+    ("gc-eviction-order.json", 13),
+    ("gc-eviction-thresholds.json", 23),
+    ("gc-format-size.json", 18),
+    ("gc-free-space.json", 25),
+    ("gc-garbage-collect.json", 13),
+    ("gc-image-tuple.json", 6),
+    ("gc-imagefs-stats.json", 13),
+    ("gc-loop-events.json", 7),
+    ("gc-max-age.json", 10),
+    ("gc-metric-size-label.json", 35),
+    ("gc-node-reclaim.json", 24),
+    ("gc-node-status-images.json", 12),
+    ("gc-policy.json", 10),
+    ("gc-prune-records.json", 7),
+    ("gc-thresholds.json", 20),
+];
+
+#[test]
+fn every_file_on_collection_is_here_with_all_its_cases() {
+    assert_here("gc-", &GC_FILES, 350);
+}
+
 #[test]
 fn every_file_on_pulling_is_here_with_all_its_cases() {
-    let here: BTreeMap<String, usize> =
-        cases_by_file().into_iter().filter(|(file, _)| file.starts_with("pull-")).collect();
-    let wanted: BTreeMap<String, usize> = PULL_FILES.iter().map(|(file, cases)| ((*file).to_owned(), *cases)).collect();
-    assert_eq!(here, wanted);
-    assert_eq!(here.values().sum::<usize>(), 1_019);
+    assert_here("pull-", &PULL_FILES, 1_019);
 }
 
 #[test]
@@ -53,6 +79,14 @@ fn every_file_is_run_by_a_test() {
     let unread: Vec<String> =
         cases_by_file().into_keys().filter(|file| !tests.contains(&format!("\"{file}\""))).collect();
     assert_eq!(unread, Vec::<String>::new(), "no test names these");
+}
+
+fn assert_here(prefix: &str, files: &[(&str, usize)], all: usize) {
+    let here: BTreeMap<String, usize> =
+        cases_by_file().into_iter().filter(|(file, _)| file.starts_with(prefix)).collect();
+    let wanted: BTreeMap<String, usize> = files.iter().map(|(file, cases)| ((*file).to_owned(), *cases)).collect();
+    assert_eq!(here, wanted);
+    assert_eq!(here.values().sum::<usize>(), all);
 }
 
 fn cases_by_file() -> BTreeMap<String, usize> {

@@ -1,0 +1,135 @@
+//! The images as a Node object lists them, and the list that is kept for it (`spec/gc.md §4, §15`).
+
+use std::{
+    cmp::Reverse,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::image::Image;
+
+/// More names of one image than these are not told.
+const NAMES_MAX: usize = 5;
+
+/// An image in `status.images` of a Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeImage {
+    /// Its digests, then its tags, the first five.
+    pub names: Vec<String>,
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+/// The images of a node, largest first. Kept as it is until another list takes its place: a failed listing changes
+/// nothing, a removal shows with the next one.
+#[derive(Debug)]
+pub struct ImageCache(Mutex<Arc<[Image]>>);
+
+impl Default for ImageCache {
+    fn default() -> Self {
+        Self(Mutex::new(Arc::from(Vec::new())))
+    }
+}
+
+impl ImageCache {
+    /// Takes a list in place of the last one. Sorted here, because it is read more often.
+    pub fn set(&self, mut images: Vec<Image>) {
+        sort_for_status(&mut images);
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = images.into();
+    }
+
+    /// The list, shared; empty before the first.
+    pub fn get(&self) -> Arc<[Image]> {
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// By size, the largest first; equal sizes by id, the last first.
+fn sort_for_status(images: &mut [Image]) {
+    images.sort_by(|a, b| (Reverse(a.size), Reverse(&a.id)).cmp(&(Reverse(b.size), Reverse(&b.id))));
+}
+
+/// The first `images_max` of a sorted list as the Node shows them; `None` is all of them.
+pub fn node_images(images: &[Image], images_max: Option<usize>) -> Vec<NodeImage> {
+    let shown = images_max.map_or(images.len(), |max| max.min(images.len()));
+    let node_image = |image: &Image| NodeImage {
+        names: image.digests.iter().chain(&image.tags).take(NAMES_MAX).cloned().collect(),
+        size_bytes: image.size.0,
+    };
+    images[..shown].iter().map(node_image).collect()
+}
+
+/// What the Node shows when the list is asked for: without one, no images at all, and why.
+pub fn node_status<E: std::fmt::Display>(
+    listed: Result<Arc<[Image]>, E>,
+    images_max: Option<usize>,
+) -> (Option<Vec<NodeImage>>, Option<String>) {
+    match listed {
+        Ok(images) => (Some(node_images(&images, images_max)), None),
+        Err(error) => (None, Some(format!("error getting image list: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        image::{ByteSize, ImageId, ImageSpec, ImageUser},
+        testing::vectors,
+    };
+
+    fn image(value: &Value) -> Image {
+        let texts = |field: &str| {
+            let list = value[field].as_array().into_iter().flatten();
+            list.map(|it| it.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        Image {
+            id: ImageId::new(value["id"].as_str().unwrap_or_default()),
+            tags: texts("repo_tags"),
+            digests: texts("repo_digests"),
+            size: ByteSize(value["size"].as_u64().unwrap_or_default()),
+            user: ImageUser::Unset,
+            spec: ImageSpec::default(),
+            pinned: false,
+        }
+    }
+
+    #[test]
+    fn every_vector_of_the_node_status_holds() {
+        let cases = vectors("gc-node-status-images.json");
+        assert_eq!(cases.len(), 12);
+        for case in cases {
+            let (name, input, expected) = (&case["name"], &case["input"], &case["expected"]);
+            let cache = ImageCache::default();
+            // The last case is of a cache that nothing was put into.
+            let images: Vec<Image> = input["images"].as_array().unwrap().iter().map(image).collect();
+            if !images.is_empty() {
+                cache.set(images);
+            }
+            let listed = input["image_list_error"].as_str().map_or_else(|| Ok(cache.get()), Err);
+            let images_max = usize::try_from(input["node_status_max_images"].as_i64().unwrap()).ok();
+            let (images, error) = node_status(listed, images_max);
+            assert_eq!(error.as_deref(), expected["error"].as_str(), "{name}");
+            let images = images.map(|images| {
+                let shown = images.iter().map(|it| json!({"names": it.names, "size_bytes": it.size_bytes}));
+                Value::from(shown.collect::<Vec<_>>())
+            });
+            assert_eq!(images.unwrap_or_default(), expected["images"], "{name}");
+        }
+    }
+
+    #[test]
+    fn a_list_is_replaced_as_a_whole_and_shared_not_copied() {
+        let cache = ImageCache::default();
+        cache.set(vec![image(&json!({"id": "a", "size": 1})), image(&json!({"id": "b", "size": 1}))]);
+        let kept = cache.get();
+        assert_eq!(kept.iter().map(|it| it.id.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+        assert!(Arc::ptr_eq(&kept, &cache.get()));
+        cache.set(Vec::new());
+        assert_eq!((kept.len(), cache.get().len()), (2, 0), "who holds the old list keeps it");
+    }
+}
