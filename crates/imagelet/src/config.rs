@@ -6,6 +6,7 @@
 mod document;
 mod duration;
 mod environment;
+pub(crate) mod gc;
 mod layers;
 #[cfg(test)]
 mod reference;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use duration::GoDuration;
 pub(crate) use environment::{Environment, Surroundings};
+use gc::{Collection, GcFile};
 pub(crate) use layers::{Layers, Sourced};
 
 /// What `apiVersion` must say.
@@ -143,9 +145,9 @@ pub(crate) struct File {
     /// What the policy `Always` does while a registry is away.
     #[serde(rename = "staleOnOutage", skip_serializing_if = "Option::is_none")]
     stale: Option<StaleFile>,
-    /// When images are collected.
-    #[serde(rename = "collection", skip_serializing_if = "Option::is_none")]
-    collection: Option<CollectionFile>,
+    /// When images are collected, and which.
+    #[serde(rename = "gc", skip_serializing_if = "Option::is_none")]
+    gc: Option<GcFile>,
 }
 
 /// `featureGates` in the file.
@@ -284,26 +286,10 @@ struct StaleFile {
     age_max: Option<GoDuration>,
 }
 
-/// `collection` in the file.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct CollectionFile {
-    /// Whether the daemon collects on its own; `imagelet gc` works either way.
-    #[serde(rename = "enabled", skip_serializing_if = "Option::is_none")]
-    enabled: Option<bool>,
-    /// How often it considers to.
-    #[serde(rename = "period", skip_serializing_if = "Option::is_none")]
-    period: Option<GoDuration>,
-    /// Whether a pull into the embedded store that has no room makes some, under the usual rules. Defaults to false where `enabled` is, or where `compatibility` is `kubelet`.
-    #[serde(rename = "forPulls", skip_serializing_if = "Option::is_none")]
-    for_pulls: Option<bool>,
-}
-
 impl File {
     /// What holds where nothing else is said. Some defaults depend on other keys; `given` has those.
     fn defaults(given: &File, environment: &Environment) -> Self {
         let parallel = given.pulls_parallel_max.unwrap_or(0) >= 2;
-        let collects = given.collection.as_ref().and_then(|collection| collection.enabled).unwrap_or(true);
         let like_kubelet = given.compatibility.as_deref() == Some(Compatibility::Kubelet.name());
         Self {
             api_version: Some(API_VERSION.into()),
@@ -347,11 +333,7 @@ impl File {
             pulls: Some(PullsFile { grace: Some(GoDuration::seconds(2)) }),
             detection: Some(DetectionFile { period: Some(GoDuration::minutes(5)) }),
             stale: Some(StaleFile { enabled: Some(false), age_max: Some(GoDuration::minutes(24 * 60)) }),
-            collection: Some(CollectionFile {
-                enabled: Some(true),
-                period: Some(GoDuration::minutes(5)),
-                for_pulls: Some(collects && !like_kubelet),
-            }),
+            gc: Some(GcFile::defaults(given.gc.as_ref(), like_kubelet)),
         }
     }
 
@@ -365,8 +347,10 @@ impl File {
 /// The configuration, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// When to collect.
+    /// When to collect: the kubelet's thresholds and ages.
     pub(crate) gc: GcSettings,
+    /// What else collection goes by.
+    pub(crate) collection: Collection,
     /// How to pull.
     pub(crate) pulls: PullLimits,
     /// Whose way is gone where the kubelet's has a weakness.
@@ -393,12 +377,8 @@ pub(crate) struct Settings {
     pub(crate) surroundings: Surroundings,
     /// How often images are looked for.
     pub(crate) detection_period: Duration,
-    /// How often to collect; `None`: on command only.
-    pub(crate) collection_period: Option<Duration>,
     /// For how long an image is used under `Always` while its registry is away; `None`: not at all.
     pub(crate) stale_max: Option<Duration>,
-    /// Collect for a pull that has no room.
-    pub(crate) collects_for_pulls: bool,
 }
 
 /// Where programs that know credentials are, and how long they may take.

@@ -34,7 +34,7 @@ impl Jobs {
         }));
         tasks.spawn(run(
             Arc::clone(node),
-            clock(|node| node.settings().collection_period.unwrap_or(IDLE_PERIOD)),
+            clock(|node| node.settings().collection.period.unwrap_or(IDLE_PERIOD)),
             |node| Box::pin(async move { collect_if_needed(&node).await }),
         ));
         tasks.spawn(rest::give_memory_back(stop.clone()));
@@ -95,7 +95,7 @@ async fn detect(node: &LocalNode) {
 /// Collects what the configuration wants collected.
 async fn collect_if_needed(node: &LocalNode) {
     let settings = node.settings();
-    if settings.collection_period.is_none() {
+    if settings.collection.period.is_none() {
         return;
     }
     let gc = &settings.gc;

@@ -8,6 +8,7 @@ mod collect;
 mod disk;
 mod plan;
 mod policy;
+mod rules;
 mod runs;
 mod text;
 
@@ -23,6 +24,7 @@ use std::{fmt, sync::Arc, time::Duration};
 pub use self::{
     disk::{DiskProbe, DiskUse, StatVfs},
     policy::{AgeCounts, GcPolicy, GcPolicyError},
+    rules::{KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
     runs::{GcRuns, RunLevel, RunTold},
 };
 use crate::{

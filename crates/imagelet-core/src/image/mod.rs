@@ -1,12 +1,14 @@
 //! The words everything else is said in: references, ids, keys, sizes, images.
 
 mod digest;
+mod glob;
 mod id;
 mod measure;
 mod platform;
 mod reference;
 
 pub use digest::{Digest, DigestAlgorithm, DigestError};
+pub use glob::{GLOB_LENGTH_MAX, Glob, GlobError};
 pub use id::{ImageId, ImageKey};
 pub use measure::{ByteSize, Percent, PercentError};
 pub use platform::{Platform, PlatformError};

@@ -34,13 +34,13 @@ use self::{
     detect::{DetectRules, DetectTimes, Records, Survey, Users, detect},
     leases::Leases,
     ledger::{LedgerFile, LedgerLine, StateDir},
-    pins::{PATTERNS_MAX, PinPattern},
+    pins::PATTERNS_MAX,
 };
 pub use self::{
     asking::{Hold, Removal},
     history::{Origin, PullCost},
     node_status::{ImageCache, NodeImage, node_images, node_status},
-    pins::PinError,
+    pins::{PinError, PinPattern},
 };
 use crate::{
     image::{Image, ImageKey},

@@ -3,10 +3,8 @@
 use std::str::FromStr;
 
 use super::detect::{bare_id, is_id_prefix};
-use crate::image::{Image, Reference};
+use crate::image::{GLOB_LENGTH_MAX, Glob, Image, Reference};
 
-/// Longest pattern; no name of an image is longer.
-const PATTERN_LENGTH_MAX: usize = 1024;
 /// Most patterns kept; far above what a person writes, and each refresh looks at each.
 pub(super) const PATTERNS_MAX: usize = 10_000;
 
@@ -19,22 +17,25 @@ pub enum PinError {
     /// Longer than any name, or there are too many already.
     #[error("the pattern is too long, or there are too many patterns")]
     TooMuch,
+    /// A glob that covers no name.
+    #[error(transparent)]
+    Glob(#[from] crate::image::GlobError),
     /// Neither a glob nor an id nor a reference.
     #[error("neither a reference nor an id of 12 digits or more nor a glob: {0}")]
     NoName(#[from] crate::image::ReferenceError),
 }
 
 /// One pattern, as written and as understood.
-#[derive(Clone, Debug)]
-pub(super) struct PinPattern {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinPattern {
     text: String,
     form: Form,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Form {
     /// With `*`, each for any characters, against whole names.
-    Glob,
+    Glob(Glob),
     /// First digits of an id or digest, and, where it could be one, a name.
     Digits(String, Option<String>),
     /// A normalised name.
@@ -46,14 +47,14 @@ impl FromStr for PinPattern {
 
     fn from_str(text: &str) -> Result<Self, PinError> {
         let text = text.trim();
-        if text.len() > PATTERN_LENGTH_MAX {
+        if text.len() > GLOB_LENGTH_MAX {
             return Err(PinError::TooMuch);
         }
         let form = if text.contains('*') {
             if text.bytes().all(|byte| byte == b'*') {
                 return Err(PinError::Everything);
             }
-            Form::Glob
+            Form::Glob(Glob::new(text)?)
         } else {
             let name = text.parse::<Reference>().map(|reference| reference.canonical().to_string());
             match bare_id(text) {
@@ -67,21 +68,18 @@ impl FromStr for PinPattern {
 
 impl PinPattern {
     /// As written.
-    pub(super) fn text(&self) -> &str {
+    pub fn text(&self) -> &str {
         &self.text
     }
 
     /// Whether it keeps this image.
-    pub(super) fn matches(&self, image: &Image) -> bool {
+    pub fn matches(&self, image: &Image) -> bool {
         let mut names = image.tags.iter().chain(&image.digests);
         let is = |wanted: &str, name: &str| {
             name == wanted || name.parse::<Reference>().is_ok_and(|it| it.canonical().to_string() == wanted)
         };
         match &self.form {
-            Form::Glob => {
-                let spelled = |name: &str| spellings(name).any(|spelling| glob_matches(&self.text, spelling));
-                names.any(|name| spelled(name)) || glob_matches(&self.text, image.id.as_str())
-            }
+            Form::Glob(glob) => names.any(|name| glob.matches_name(name)) || glob.matches(image.id.as_str()),
             Form::Digits(digits, name) => {
                 let digest_of = |name: &str| name.split_once('@').map(|(_, digest)| bare_id(digest).to_owned());
                 bare_id(image.id.as_str()).starts_with(digits)
@@ -91,30 +89,6 @@ impl PinPattern {
             Form::Name(wanted) => names.any(|name| is(wanted, name)),
         }
     }
-}
-
-/// A name in full, and as people shorten it.
-fn spellings(name: &str) -> impl Iterator<Item = &str> {
-    let hub = name.strip_prefix("docker.io/");
-    let library = hub.and_then(|rest| rest.strip_prefix("library/"));
-    [Some(name), hub, library].into_iter().flatten()
-}
-
-/// Whether the pattern covers the whole text; `*` stands for any characters, also none and also slashes.
-fn glob_matches(pattern: &str, text: &str) -> bool {
-    let mut pieces = pattern.split('*');
-    let (Some(first), Some(mut rest)) = (pieces.next(), text.strip_prefix(pattern.split('*').next().unwrap_or("")))
-    else {
-        return false;
-    };
-    let mut pieces: Vec<&str> = pieces.collect();
-    let Some(last) = pieces.pop() else { return first == text };
-    // Taking each piece as early as it comes leaves the most for those behind it.
-    for piece in pieces {
-        let Some(at) = rest.find(piece) else { return false };
-        rest = &rest[at + piece.len()..];
-    }
-    rest.ends_with(last)
 }
 
 #[cfg(test)]

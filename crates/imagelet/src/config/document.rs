@@ -143,11 +143,20 @@ impl Lines {
     }
 
     fn add(&mut self, above: &str, node: Node) {
-        let Node::Fields(fields) = node else { return };
-        for (name, line, value) in fields {
-            let key = if above.is_empty() { name } else { format!("{above}.{name}") };
-            self.keys.insert(key.clone(), (line, matches!(value, Node::Text)));
-            self.add(&key, value);
+        match node {
+            Node::Fields(fields) => {
+                for (name, line, value) in fields {
+                    let key = if above.is_empty() { name } else { format!("{above}.{name}") };
+                    self.keys.insert(key.clone(), (line, matches!(value, Node::Text)));
+                    self.add(&key, value);
+                }
+            }
+            Node::List(entries) => {
+                for (index, line) in entries.into_iter().enumerate() {
+                    self.keys.insert(format!("{above}[{index}]"), (line, false));
+                }
+            }
+            Node::Text | Node::Other => {}
         }
     }
 
@@ -166,6 +175,8 @@ impl Lines {
 #[derive(Debug)]
 enum Node {
     Fields(Vec<(String, usize, Node)>),
+    /// The lines of its entries.
+    List(Vec<usize>),
     Text,
     Other,
 }
@@ -195,8 +206,11 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Node::Other)
+        let mut lines = Vec::new();
+        while let Some(entry) = list.next_element::<Spanned<IgnoredAny>>()? {
+            lines.push(usize::try_from(entry.referenced.line()).unwrap_or_default());
+        }
+        Ok(Node::List(lines))
     }
 
     fn visit_str<E: de::Error>(self, _: &str) -> Result<Node, E> {
@@ -242,16 +256,17 @@ mod tests {
 
     #[test]
     fn every_key_has_the_line_it_stands_on() {
-        let text = "# a comment\nstore: {directory: /s, limits: {entriesMax: 5}}\ncollection:\n  period: 1s\n\
+        let text = "# a comment\nstore: {directory: /s, limits: {entriesMax: 5}}\ngc:\n  period: 1s\n\
                     detection:\n\n  # another\n  \"period\": '1m'\npreloadedImagesVerificationAllowlist:\n  - a\n";
         let lines = Lines::of(text);
         for (key, line) in [
             ("store", 2),
             ("store.limits.entriesMax", 2),
-            ("collection.period", 4),
+            ("gc.period", 4),
             ("detection", 5),
             ("detection.period", 8),
             ("preloadedImagesVerificationAllowlist", 9),
+            ("preloadedImagesVerificationAllowlist[0]", 10),
         ] {
             assert_eq!(lines.line(key), Some(line), "{key}");
         }

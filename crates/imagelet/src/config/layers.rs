@@ -1,6 +1,7 @@
 //! Lays files and flags over one another and remembers which of them each value came from.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     fmt,
     path::{Path, PathBuf},
@@ -35,7 +36,17 @@ const KUBELET_KEYS: [&str; 12] = [
 const FEATURE_GATE: &str = "KubeletEnsureSecretPulledImages";
 
 /// Keys that no default has a value for.
-const ABSENT_BY_DEFAULT: [&str; 3] = ["maxParallelImagePulls", "credentials", "dockerConfig"];
+const ABSENT_BY_DEFAULT: [&str; 9] = [
+    "maxParallelImagePulls",
+    "credentials",
+    "dockerConfig",
+    "repository",
+    "lastTags",
+    "label",
+    "namespace",
+    "image",
+    "for",
+];
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -76,12 +87,14 @@ pub(crate) struct Sourced {
 pub(crate) struct Layers {
     environment: Environment,
     given: BTreeMap<String, (Value, Source)>,
+    /// On which line each entry of a list stands, by `key[index]`.
+    entries: BTreeMap<String, usize>,
 }
 
 impl Layers {
     /// Nothing but defaults.
     pub(crate) fn new(environment: Environment) -> Self {
-        Self { environment, given: BTreeMap::new() }
+        Self { environment, given: BTreeMap::new(), entries: BTreeMap::new() }
     }
 
     /// Adds a file of our own kind.
@@ -133,9 +146,26 @@ impl Layers {
                 return Err(ConfigError::Parse { place: place(path, line), message });
             }
             let source = Source::File(path.to_owned(), line);
+            let of_list = format!("{key}[");
+            self.entries.retain(|entry, _| !entry.starts_with(&of_list));
+            for index in 0..value.as_array().map_or(0, Vec::len) {
+                let entry = format!("{key}[{index}]");
+                let Some(line) = lines.line(&entry) else { continue };
+                self.entries.insert(entry, line);
+            }
             self.given.insert(key, (value, source));
         }
         Ok(())
+    }
+
+    /// Where a key was given; `key[2]` is the third entry of a list.
+    fn source(&self, key: &str) -> Option<Source> {
+        let list = key.split('[').next().unwrap_or_default();
+        let source = self.given.get(list).map(|(_, source)| source.clone())?;
+        Some(match (source, self.entries.get(key)) {
+            (Source::File(path, _), Some(line)) => Source::File(path, Some(*line)),
+            (source, _) => source,
+        })
     }
 
     /// All keys with their effective values, sorted.
@@ -157,7 +187,7 @@ impl Layers {
         let effective = self.effective()?;
         let file = unflatten(effective.iter().map(|one| (&one.key, &one.value)))?;
         let settings = validate::check(&file).map_err(|complaints| {
-            let given = |key: &&str| Some(&self.given.get(*key)?.1);
+            let given = |key: &Cow<'static, str>| self.source(key);
             let line = |complaint: validate::Complaint| match complaint.keys.iter().find_map(given) {
                 None => complaint.message,
                 Some(source) => format!("{source}: {}", complaint.message),

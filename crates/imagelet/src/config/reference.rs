@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{API_VERSION, Environment, KIND, Layers};
 
 const PAGE: &str = "../../docs/configuration.md";
-const SOURCE: &str = include_str!("../config.rs");
+const SOURCES: [&str; 2] = [include_str!("../config.rs"), include_str!("gc.rs")];
 
 /// A key of a `…File` struct, as its source tells it.
 struct Field {
@@ -20,7 +20,7 @@ struct Field {
 fn structs() -> BTreeMap<String, Vec<Field>> {
     let mut found: BTreeMap<String, Vec<Field>> = BTreeMap::new();
     let (mut current, mut comment, mut key) = (None::<String>, String::new(), None::<String>);
-    for line in SOURCE.lines().map(str::trim) {
+    for line in SOURCES.iter().flat_map(|source| source.lines()).map(str::trim) {
         if let Some(name) = line.split("struct ").nth(1).filter(|_| line.ends_with('{')) {
             current = Some(name.trim_end_matches([' ', '{']).to_owned()).filter(|name| name.ends_with("File"));
             comment.clear();
@@ -44,11 +44,12 @@ fn structs() -> BTreeMap<String, Vec<Field>> {
 
 fn type_word(kind: &str) -> &str {
     match kind {
-        "i32" => "number",
+        "i32" | "i64" => "number",
         "bool" => "true or false",
         "GoDuration" => "duration",
         "PathBuf" => "path",
         "Vec<String" => "list of text",
+        "Vec<KeepFile" => "list of rules",
         _ => "text",
     }
 }
@@ -75,6 +76,9 @@ fn rows(
         };
         writeln!(page, "| `{key}` | {} | {default} | {} |", type_word(&field.kind), field.comment)
             .expect("writing to a string cannot fail");
+        if let Some(entry) = field.kind.strip_prefix("Vec<").filter(|entry| structs.contains_key(*entry)) {
+            rows(structs, entry, &format!("{key}[]"), defaults, page);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Rules of the configuration: the kubelet's, in its words and order, then our own.
 
 use std::{
+    borrow::Cow,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -15,7 +16,7 @@ use imagelet_oci::{Admission, Durability, LayerLimits};
 
 use super::{
     API_VERSION, Backend, File, GcSettings, GoDuration, KIND, LimitsFile, ProviderSettings, PullLimits, Settings,
-    StoreSettings, Surroundings, Verification,
+    StoreSettings, Surroundings, Verification, gc,
 };
 use crate::size::parse_size;
 
@@ -32,7 +33,7 @@ const STALE_MIN: GoDuration = GoDuration::minutes(1);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Complaint {
     /// Its path in the file, and those of the keys it does not go with.
-    pub(super) keys: Vec<&'static str>,
+    pub(super) keys: Vec<Cow<'static, str>>,
     /// What is wrong.
     pub(super) message: String,
 }
@@ -41,7 +42,7 @@ pub(super) struct Complaint {
 pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     let mut complaints = Complaints::default();
     document(file, &mut complaints);
-    let gc = collection(file, &mut complaints);
+    let gc = thresholds(file, &mut complaints);
     let pulls = pulls(file, &mut complaints);
     let verification = verification(file, &mut complaints);
     let timeout = file.runtime_request_timeout.unwrap_or_default();
@@ -64,9 +65,8 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     }
     let backend = backend(file, &mut complaints);
     let detection = file.detection.clone().unwrap_or_default();
-    let collect = file.collection.clone().unwrap_or_default();
     let detection_period = period("detection.period", detection.period, &mut complaints);
-    let collection_period = period("collection.period", collect.period, &mut complaints);
+    let collection = gc::check(&file.gc.clone().unwrap_or_default(), compatibility, &mut complaints);
     let stale = file.stale.clone().unwrap_or_default();
     let stale_max = stale.age_max.unwrap_or_default();
     if stale_max < STALE_MIN {
@@ -87,6 +87,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     match (gc, complaints.0.is_empty()) {
         (Some(gc), true) => Ok(Settings {
             gc,
+            collection,
             pulls,
             compatibility,
             verification,
@@ -100,25 +101,27 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             providers,
             surroundings: Surroundings::default(),
             detection_period,
-            collection_period: collect.enabled.unwrap_or(true).then_some(collection_period),
             stale_max: stale.enabled.unwrap_or_default().then(|| stale_max.to_std()),
-            collects_for_pulls: collect.for_pulls.unwrap_or_default(),
         }),
         _ => Err(complaints.0),
     }
 }
 
-#[derive(Default)]
-struct Complaints(Vec<Complaint>);
+/// What is found wrong, in order.
+#[derive(Debug, Default)]
+pub(super) struct Complaints(Vec<Complaint>);
 
 impl Complaints {
-    fn add(&mut self, key: &'static str, message: impl std::fmt::Display) {
-        self.add_of(&[key], message);
+    /// A value that cannot stand.
+    pub(super) fn add(&mut self, key: impl Into<Cow<'static, str>>, message: impl std::fmt::Display) {
+        let message = format!("invalid configuration: {message}");
+        self.0.push(Complaint { keys: vec![key.into()], message });
     }
 
     /// Values that do not go together: the first of them that somebody gave is where to mend it.
-    fn add_of(&mut self, keys: &[&'static str], message: impl std::fmt::Display) {
-        self.0.push(Complaint { keys: keys.to_vec(), message: format!("invalid configuration: {message}") });
+    pub(super) fn add_of(&mut self, keys: &[&'static str], message: impl std::fmt::Display) {
+        let keys = keys.iter().copied().map(Cow::Borrowed).collect();
+        self.0.push(Complaint { keys, message: format!("invalid configuration: {message}") });
     }
 }
 
@@ -131,7 +134,7 @@ fn document(file: &File, complaints: &mut Complaints) {
     }
 }
 
-fn collection(file: &File, complaints: &mut Complaints) -> Option<GcSettings> {
+fn thresholds(file: &File, complaints: &mut Complaints) -> Option<GcSettings> {
     let high = file.gc_high_percent.unwrap_or_default();
     let low = file.gc_low_percent.unwrap_or_default();
     let age_min = file.gc_age_min.unwrap_or_default();
@@ -402,7 +405,8 @@ fn layer_limits(file: &LimitsFile, complaints: &mut Complaints) -> LayerLimits {
     }
 }
 
-fn period(key: &'static str, period: Option<GoDuration>, complaints: &mut Complaints) -> Duration {
+/// A time between two runs of a loop.
+pub(super) fn period(key: &'static str, period: Option<GoDuration>, complaints: &mut Complaints) -> Duration {
     let period = period.unwrap_or_default();
     if period < PERIOD_MIN {
         complaints.add(key, format!("{key} {period} must be at least {PERIOD_MIN}"));

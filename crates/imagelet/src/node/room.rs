@@ -29,7 +29,7 @@ impl RoomByCollection {
 impl MakeRoom for RoomByCollection {
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
         let node = self.0.upgrade()?;
-        if !node.settings().collects_for_pulls || !node.parts.uses_known {
+        if !node.settings().collection.for_pulls || !node.parts.uses_known {
             return None;
         }
         let made = free(&node, wanted).await;

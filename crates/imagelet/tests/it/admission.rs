@@ -126,7 +126,7 @@ fn a_disk_without_inodes_takes_no_pull() {
 #[test]
 fn pulls_see_what_others_have_reserved_and_get_it_when_those_end() {
     // About 40 MiB can be had: enough for either, not for both.
-    let rules = "collection: {enabled: false}\npulls: {grace: 0s}\nstore: {limits: {freeBytesFloor: 12Mi}}";
+    let rules = "gc: {enabled: false}\npulls: {grace: 0s}\nstore: {limits: {freeBytesFloor: 12Mi}}";
     let node = Node::start(64, rules);
     let (first, second) = (image("first", 22), image("second", 22));
     let (name, other) = (node.registry.put("first:v1", &first), node.registry.put("second:v1", &second));
@@ -154,7 +154,7 @@ fn pulls_see_what_others_have_reserved_and_get_it_when_those_end() {
 #[test]
 fn a_pull_waits_where_only_a_guess_of_another_stands_in_the_way() {
     // Each is expected to take 36 MiB and takes 12: only one is expected to fit into the 48 MiB at a time.
-    let node = Node::start(64, "collection: {enabled: false}\nstore: {limits: {freeBytesFloor: 0}}");
+    let node = Node::start(64, "gc: {enabled: false}\nstore: {limits: {freeBytesFloor: 0}}");
     let (first, second) = (image("first", 12), image("second", 12));
     let (name, other) = (node.registry.put("first:v1", &first), node.registry.put("second:v1", &second));
     let held = node.registry.hold("first", &first.layers[0].digest);
@@ -200,7 +200,7 @@ fn a_collection_makes_room_for_a_pull_under_the_usual_rules() {
 #[test]
 fn the_kubelets_way_makes_no_room_unless_it_is_told_to() {
     for (more, makes_room) in
-        [("compatibility: kubelet", false), ("compatibility: kubelet\ncollection: {forPulls: true}", true)]
+        [("compatibility: kubelet", false), ("compatibility: kubelet\ngc: {forPulls: true}", true)]
     {
         let node = Node::start(48, more);
         let (name, other) =

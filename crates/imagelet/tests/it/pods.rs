@@ -45,7 +45,7 @@ impl Node {
     fn daemon(&self) -> Daemon {
         // A full disk of the machine that runs the tests must not make a daemon collect.
         let text = format!(
-            "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ncollection: {{enabled: false}}\n\
+            "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ngc: {{enabled: false}}\n\
              store: {{directory: {}}}\n{}\n",
             self.store().display(),
             self.settings

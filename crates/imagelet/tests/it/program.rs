@@ -93,7 +93,7 @@ pub(crate) fn write_store_config(folder: &Path, store: &str) -> String {
     let path = folder.join("config.yaml");
     let text = format!("apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nstore: {{{store}}}\n");
     // A full disk of the machine that runs the tests must not make a daemon collect.
-    let text = text + "collection: {enabled: false}\n";
+    let text = text + "gc: {enabled: false}\n";
     std::fs::write(&path, text).unwrap();
     path.into_os_string().into_string().expect("temporary directories have plain names")
 }

@@ -1,0 +1,131 @@
+//! Globs over names: `*` stands for any characters, also none and also slashes; all else for itself.
+
+use std::fmt;
+
+/// Longest glob; no name of an image is longer.
+pub const GLOB_LENGTH_MAX: usize = 1024;
+
+/// A pattern that covers whole texts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Glob(String);
+
+/// Why a text is no glob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GlobError {
+    /// It covers the empty text alone.
+    #[error("an empty pattern covers nothing")]
+    Empty,
+    /// Longer than what it could cover.
+    #[error("the pattern is longer than {GLOB_LENGTH_MAX} bytes")]
+    TooLong,
+    /// No name has blanks or control characters.
+    #[error("the pattern has blanks or control characters in it")]
+    Blanks,
+}
+
+impl Glob {
+    /// Takes a pattern as it is written.
+    ///
+    /// # Errors
+    /// When it is empty, too long, or has what no name has.
+    pub fn new(text: &str) -> Result<Self, GlobError> {
+        if text.is_empty() {
+            return Err(GlobError::Empty);
+        }
+        if text.len() > GLOB_LENGTH_MAX {
+            return Err(GlobError::TooLong);
+        }
+        if text.chars().any(|found| found.is_whitespace() || found.is_control()) {
+            return Err(GlobError::Blanks);
+        }
+        Ok(Self(text.to_owned()))
+    }
+
+    /// As written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it covers the whole text.
+    pub fn matches(&self, text: &str) -> bool {
+        matches(&self.0, text)
+    }
+
+    /// Whether it covers the name of an image, or of a repository, in full or as people shorten it.
+    pub fn matches_name(&self, name: &str) -> bool {
+        spellings(name).any(|spelling| self.matches(spelling))
+    }
+}
+
+impl fmt::Display for Glob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A name in full, and as people shorten it.
+fn spellings(name: &str) -> impl Iterator<Item = &str> {
+    let hub = name.strip_prefix("docker.io/");
+    let library = hub.and_then(|rest| rest.strip_prefix("library/"));
+    [Some(name), hub, library].into_iter().flatten()
+}
+
+fn matches(pattern: &str, text: &str) -> bool {
+    let Some((first, behind)) = pattern.split_once('*') else { return pattern == text };
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let (middle, last) = behind.rsplit_once('*').unwrap_or(("", behind));
+    // Taking each piece as early as it comes leaves the most for those behind it.
+    for piece in middle.split('*').filter(|piece| !piece.is_empty()) {
+        let Some(at) = rest.find(piece) else { return false };
+        rest = &rest[at + piece.len()..];
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_stands_for_any_characters_and_the_rest_for_itself() {
+        for (pattern, text, covers) in [
+            ("a", "a", true),
+            ("a", "ab", false),
+            ("*", "", true),
+            ("*", "a/b:c", true),
+            ("a*", "a", true),
+            ("*a", "ba", true),
+            ("*a", "ab", false),
+            ("a*a", "a", false),
+            ("a*a", "aa", true),
+            ("a**b", "ab", true),
+            ("a*b*c", "a1b2b3c", true),
+            ("a*b*c", "a1c2b", false),
+            ("*ab*", "xaab", true),
+            ("a*bc*c", "abc", false),
+            ("a*bc*c", "abcc", true),
+            ("a.c", "abc", false),
+            ("a?c", "abc", false),
+            ("é*", "éa", true),
+        ] {
+            assert_eq!(Glob::new(pattern).unwrap().matches(text), covers, "{pattern} over {text}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_the_hub_is_covered_as_people_shorten_it() {
+        let name = "docker.io/library/busybox";
+        for (pattern, covers) in [("busybox", true), ("library/*", true), ("docker.io/*", true), ("box", false)] {
+            assert_eq!(Glob::new(pattern).unwrap().matches_name(name), covers, "{pattern}");
+        }
+        assert!(!Glob::new("library/*").unwrap().matches_name("ghcr.io/library/x"));
+    }
+
+    #[test]
+    fn what_covers_no_name_is_refused() {
+        let long = "a".repeat(GLOB_LENGTH_MAX + 1);
+        for text in ["", " a", "a b", "a\nb", "a\u{7}", &long] {
+            assert!(Glob::new(text).is_err(), "{text:?}");
+        }
+    }
+}
