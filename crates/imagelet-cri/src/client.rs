@@ -280,7 +280,7 @@ impl ContainerService for RemoteContainerService {
             .peer
             .call(Call::Other, request, |request| async move { client.list_pod_sandbox(request).await })
             .await?;
-        Ok(response.items.into_iter().map(convert::sandbox_from_wire).collect())
+        Ok(response.items.into_iter().filter_map(convert::sandbox_from_wire).collect())
     }
 
     async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use self::{
     estimate::{Asked, Resolutions},
-    listed::{listed, user},
+    listed::listed,
 };
 use crate::{
     admission::{Admission, Ledger, Reservation},
@@ -224,7 +224,8 @@ impl Engine {
         progress: &Progress,
     ) -> Result<ImageId, RuntimeError> {
         let id = ImageId::new(resolved.manifest.config.digest.as_str());
-        let names = names(reference, &resolved.root.digest);
+        let (by_tag, by_digest) = reference.names_of(&resolved.root.digest);
+        let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
         let layers = &resolved.manifest.layers;
         // A kind of layer that cannot be unpacked is refused before a byte of any other is fetched.
         resolved.manifest.check_is_image()?;
@@ -284,8 +285,8 @@ impl Engine {
             .buffer_unordered(self.config.layers_in_flight.max(1))
             .try_collect()
             .await?;
-        if user(&config.user) == ImageUser::Unset && !config.user.is_empty() {
-            tracing::warn!(image = %id, user = printable(&config.user), "the image's user is neither a name nor a number in range");
+        if ImageUser::of_config(&config.user).is_out_of_range() {
+            tracing::warn!(image = %id, user = printable(&config.user), "the image's user is a number that no system has");
         }
         progress(PullEvent::Committing);
         let new = new_image(id, resolved, &config, config_bytes, names);
@@ -498,15 +499,6 @@ fn removal_error(image: &str, error: RuntimeError) -> RuntimeError {
     match hint {
         Some(hint) => told.with_hint(hint),
         None => told,
-    }
-}
-
-/// By tag and by digest, or by digest alone when that is how it was asked for.
-fn names(reference: &Reference, root: &Digest) -> Vec<String> {
-    let by_digest = reference.with_digest(root.clone()).to_string();
-    match reference.digest() {
-        Some(_) => vec![by_digest],
-        None => vec![reference.to_string(), by_digest],
     }
 }
 

@@ -3,14 +3,18 @@
 mod digest;
 mod glob;
 mod id;
+mod lookup;
 mod measure;
+mod pinned;
 mod platform;
 mod reference;
 
 pub use digest::{Digest, DigestAlgorithm, DigestError};
 pub use glob::{GLOB_LENGTH_MAX, Glob, GlobError};
 pub use id::{ImageId, ImageKey};
+pub use lookup::{ID_PREFIX_LENGTH_MIN, ImageNames, LookupError, look_up, split_names};
 pub use measure::{ByteSize, Percent, PercentError};
+pub use pinned::{PinnedNames, PinnedNamesError};
 pub use platform::{Platform, PlatformError};
 pub use reference::{Reference, ReferenceError, default_tag, shown_name, trim_tag_and_digest};
 
@@ -35,13 +39,41 @@ impl ImageSpec {
 /// The user an image's configuration asks to run as.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageUser {
-    /// The configuration names nobody, or a number out of range.
+    /// The configuration names nobody.
     #[default]
     Unset,
     /// A numeric user id.
     Uid(i64),
     /// A user name, to be looked up inside the image.
     Name(String),
+}
+
+/// Longest name of a user; longer ones no system has.
+const USER_LENGTH_MAX: usize = 256;
+
+impl ImageUser {
+    /// Reads what a configuration says: `USER`, `UID`, `USER:GROUP`. A number is a uid, in range or not, and whatever is
+    /// no number that 64 bits hold is a name: a kubelet that must not run root refuses what it cannot tell
+    /// (`spec/cri.md §5.4`).
+    pub fn of_config(text: &str) -> Self {
+        let name = text.split(':').next().unwrap_or_default();
+        if name.is_empty() {
+            return Self::Unset;
+        }
+        match name.parse::<i64>() {
+            Ok(uid) => Self::Uid(uid),
+            Err(_) => {
+                // Each list of images repeats it.
+                let end = name.char_indices().map(|(at, _)| at).find(|at| *at >= USER_LENGTH_MAX).unwrap_or(name.len());
+                Self::Name(name[..end].to_owned())
+            }
+        }
+    }
+
+    /// Whether it is a uid that no system has.
+    pub fn is_out_of_range(&self) -> bool {
+        matches!(self, Self::Uid(uid) if u32::try_from(*uid).is_err())
+    }
 }
 
 /// An image as its store lists it.
@@ -67,5 +99,36 @@ impl Image {
     /// The key under which an inventory keeps this image.
     pub fn key(&self) -> ImageKey {
         ImageKey::new(self.id.clone(), self.spec.runtime_handler.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn users_read_as_the_vectors_say() {
+        let cases = vectors("cri-image-user.json");
+        assert_eq!(cases.len(), 10);
+        for case in cases {
+            let text = case["input"]["config_user"].as_str().unwrap();
+            let (uid, name) = match ImageUser::of_config(text) {
+                ImageUser::Unset => (None, String::new()),
+                ImageUser::Uid(uid) => (Some(uid), String::new()),
+                ImageUser::Name(name) => (None, name),
+            };
+            let expected = &case["expected"];
+            assert_eq!((uid, Some(name.as_str())), (expected["uid"].as_i64(), expected["username"].as_str()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_user_without_end_is_cut_and_a_uid_without_range_is_known_as_such() {
+        let ImageUser::Name(name) = ImageUser::of_config(&"ä".repeat(1000)) else { panic!("a name") };
+        assert_eq!(name.len(), USER_LENGTH_MAX);
+        for (text, out) in [("-1", true), ("4294967296", true), ("4294967295", false), ("root", false), ("", false)] {
+            assert_eq!(ImageUser::of_config(text).is_out_of_range(), out, "{text}");
+        }
     }
 }

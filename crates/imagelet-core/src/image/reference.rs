@@ -80,6 +80,13 @@ impl Reference {
         Self { repository: self.repository.clone(), tag: None, digest: Some(digest) }
     }
 
+    /// The names that an image gets which this one means, once its digest is known: by tag, unless it was asked for by
+    /// digest, and by digest.
+    pub fn names_of(&self, digest: &Digest) -> (Option<String>, String) {
+        let by_digest = self.with_digest(digest.clone()).to_string();
+        (self.digest.is_none().then(|| self.to_string()), by_digest)
+    }
+
     /// The name an image is kept under: with a digest the tag is not looked at, so it is dropped.
     #[must_use]
     pub fn canonical(&self) -> Self {
@@ -169,6 +176,23 @@ pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
         Err(ReferenceError::Format) if text.is_empty() => Err(ReferenceError::Empty),
         Err(ReferenceError::Format) if Parts::matches(&text.to_lowercase()) => Err(ReferenceError::Uppercase),
         Err(error) => Err(error),
+    }
+}
+
+/// How a name in full ends.
+pub(super) enum NameKind {
+    Tag,
+    Digest,
+}
+
+/// How a text ends that is a name in full, with domain and tag or digest. `None`: it is none. Copies nothing of such.
+pub(super) fn full_name_kind(text: &str) -> Option<NameKind> {
+    let Ok(Cow::Borrowed(full)) = full_name(text) else { return None };
+    let parts = Parts::parse(full).ok()?;
+    match (parts.tag, parts.digest) {
+        (_, Some(_)) => Some(NameKind::Digest),
+        (Some(_), None) => Some(NameKind::Tag),
+        (None, None) => None,
     }
 }
 

@@ -30,6 +30,7 @@ use crate::{
 };
 
 mod ensure_vectors;
+mod runtime_layer;
 mod stale;
 
 /// A manager over some store, and what can be seen of it.

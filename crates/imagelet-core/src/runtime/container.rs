@@ -86,6 +86,8 @@ pub struct Sandbox {
     pub namespace: String,
     /// The pod's uid.
     pub uid: String,
+    /// How often the pod was begun anew before it.
+    pub attempt: u32,
     /// Whether it is ready.
     pub ready: bool,
     /// When it was created.

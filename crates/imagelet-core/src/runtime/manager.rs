@@ -13,7 +13,7 @@ use super::{
     operations::{Operation, Operations},
 };
 use crate::{
-    image::{Image, ImageId, ImageSpec},
+    image::{Image, ImageId, ImageSpec, PinnedNames},
     metrics::Metrics,
 };
 
@@ -28,6 +28,8 @@ pub struct RuntimeManager {
     containers: Arc<dyn ContainerService>,
     /// `None`: nobody counts.
     operations: Option<Arc<Operations>>,
+    /// Names whose images are pinned, beside those the store itself pins.
+    pinned: Arc<PinnedNames>,
 }
 
 /// A pod: what shares one uid.
@@ -43,20 +45,26 @@ pub struct Pod {
     pub created_at: SystemTime,
     /// Its containers in any state; `image_id` is filled from `image_ref` where the runtime left it empty.
     pub containers: Vec<Container>,
-    /// Its sandboxes, newest first.
+    /// Its sandboxes: the last attempt first, of one attempt the newest.
     pub sandboxes: Vec<Sandbox>,
 }
 
 impl RuntimeManager {
     /// Joins the two ports.
     pub fn new(images: Arc<dyn ImageService>, containers: Arc<dyn ContainerService>) -> Self {
-        Self { images, containers, operations: None }
+        Self { images, containers, operations: None, pinned: Arc::default() }
     }
 
     /// The same, counted.
     #[must_use]
     pub fn measured(self, metrics: Arc<Metrics>) -> Self {
         Self { operations: Some(Arc::new(Operations::new(metrics))), ..self }
+    }
+
+    /// The same, where images with one of these names are pinned.
+    #[must_use]
+    pub fn pinning(self, pinned: PinnedNames) -> Self {
+        Self { pinned: Arc::new(pinned), ..self }
     }
 
     /// The store of images.
@@ -71,17 +79,23 @@ impl RuntimeManager {
 
     /// Lists images; see [`ImageService::list`].
     pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
-        self.counted(Operation::List, self.images.list(filter)).await
+        let mut images = self.counted(Operation::List, self.images.list(filter)).await?;
+        images.iter_mut().for_each(|image| self.pinned.mark(image));
+        Ok(images)
     }
 
     /// Finds one image; see [`ImageService::status`].
     pub async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        self.counted(Operation::Status, self.images.status(spec)).await
+        let mut image = self.counted(Operation::Status, self.images.status(spec)).await?;
+        image.iter_mut().for_each(|image| self.pinned.mark(image));
+        Ok(image)
     }
 
     /// Finds one image with all that is known of it; see [`ImageService::details`].
     pub async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
-        self.counted(Operation::Status, self.images.details(spec)).await
+        let mut details = self.counted(Operation::Status, self.images.details(spec)).await?;
+        details.iter_mut().for_each(|details| self.pinned.mark(&mut details.image));
+        Ok(details)
     }
 
     /// Fetches an image; see [`ImageService::pull`].
@@ -140,7 +154,10 @@ impl RuntimeManager {
 
 /// Groups by pod uid. The uid stands in a container's labels; without them its sandbox tells it.
 fn assemble(mut sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Vec<Pod> {
-    sandboxes.sort_by(|a, b| b.created_at.cmp(&a.created_at).then_with(|| a.id.cmp(&b.id)));
+    let newest_first = |a: &Sandbox, b: &Sandbox| {
+        b.attempt.cmp(&a.attempt).then_with(|| b.created_at.cmp(&a.created_at)).then_with(|| a.id.cmp(&b.id))
+    };
+    sandboxes.sort_by(newest_first);
     let mut uid_of_sandbox: HashMap<String, String> = HashMap::new();
     let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
     for sandbox in sandboxes {
@@ -202,6 +219,7 @@ mod tests {
             name: format!("pod-{uid}"),
             namespace: "default".to_owned(),
             uid: uid.to_owned(),
+            attempt: 0,
             ready: true,
             created_at: at(created),
             runtime_handler: String::new(),
@@ -226,6 +244,15 @@ mod tests {
     fn pods_come_newest_first() {
         let pods = assemble(vec![sandbox("a", "1", 10), sandbox("b", "2", 5), sandbox("c", "3", 20)], Vec::new());
         assert_eq!(pods.iter().map(|pod| pod.uid.as_str()).collect::<Vec<_>>(), ["3", "1", "2"]);
+    }
+
+    #[test]
+    fn the_last_attempt_comes_first_then_the_newest_then_the_id() {
+        let again = |id: &str, attempt: u32, created: u64| Sandbox { attempt, ..sandbox(id, "1", created) };
+        let pods = assemble(vec![again("d", 0, 9), again("c", 1, 5), again("b", 2, 5), again("a", 2, 5)], Vec::new());
+        let order: Vec<_> = pods[0].sandboxes.iter().map(|sandbox| sandbox.id.as_str()).collect();
+        assert_eq!((pods.len(), order), (1, vec!["a", "b", "c", "d"]));
+        assert_eq!(pods[0].created_at, at(5), "the pod is as old as the sandbox seen first");
     }
 
     #[test]

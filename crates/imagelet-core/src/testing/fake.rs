@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 
 use crate::{
-    image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Reference, default_tag},
+    image::{ByteSize, Digest, Image, ImageId, ImageNames, ImageSpec, ImageUser, Reference, default_tag, look_up},
     runtime::{
         Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageDetails, ImageFilesystems,
         ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Progress, PullEstimate, PullEvent, PullRequest,
@@ -84,6 +84,11 @@ impl FakeRuntime {
         id
     }
 
+    /// Puts an image into the store as it is.
+    pub fn insert(&self, image: Image) {
+        self.lock().images.insert(image.id.clone(), image);
+    }
+
     /// Sets or clears the runtime's own pin on an image.
     pub fn set_pinned(&self, id: &ImageId, pinned: bool) {
         if let Some(image) = self.lock().images.get_mut(id) {
@@ -136,6 +141,7 @@ impl FakeRuntime {
                 name: pod.to_owned(),
                 namespace: "default".into(),
                 uid: format!("uid-{pod}"),
+                attempt: 0,
                 ready: true,
                 created_at: SystemTime::UNIX_EPOCH,
                 runtime_handler: String::new(),
@@ -160,6 +166,16 @@ impl FakeRuntime {
             labels: labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
         });
         id
+    }
+
+    /// Adds a container as it is.
+    pub fn add_container(&self, container: Container) {
+        self.lock().containers.push(container);
+    }
+
+    /// Adds a sandbox as it is.
+    pub fn add_sandbox(&self, sandbox: Sandbox) {
+        self.lock().sandboxes.push(sandbox);
     }
 
     /// Mounts an image into a container as a volume.
@@ -282,27 +298,23 @@ impl State {
     }
 
     fn find(&self, text: &str) -> Result<Option<&Image>, RuntimeError> {
-        if text.is_empty() {
-            return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the image has no name"));
-        }
-        if let Some(image) = self.images.values().find(|image| image.tags.iter().any(|tag| tag == text)) {
-            return Ok(Some(image));
-        }
-        let bare = text.strip_prefix("sha256:").unwrap_or(text);
-        if let Some(image) = self.images.values().find(|image| image.id.as_str() == text) {
-            return Ok(Some(image));
-        }
-        if bare.len() >= 3 && bare.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            let mut found = self.images.values().filter(|image| image.id.as_str()["sha256:".len()..].starts_with(bare));
-            if let (Some(image), None) = (found.next(), found.next()) {
-                return Ok(Some(image));
-            }
-        }
-        let reference: Reference = text.parse().map_err(|error| {
-            RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{text}`")).caused_by(Box::new(error))
-        })?;
-        let name = reference.canonical().to_string();
-        Ok(self.images.values().find(|image| image.tags.contains(&name) || image.digests.contains(&name)))
+        let found = look_up(text, self)
+            .map_err(|error| RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{text}`: {error}")))?;
+        Ok(found.and_then(|id| self.images.get(&id)))
+    }
+}
+
+impl ImageNames for State {
+    fn has(&self, id: &ImageId) -> bool {
+        self.images.contains_key(id)
+    }
+    fn named(&self, name: &str) -> Option<ImageId> {
+        let has = |names: &[String]| names.iter().any(|known| known == name);
+        self.images.values().find(|image| has(&image.tags) || has(&image.digests)).map(|image| image.id.clone())
+    }
+    fn beginning(&self, prefix: &str) -> [Option<ImageId>; 2] {
+        let mut found = self.images.keys().filter(|id| id.as_str().starts_with(prefix)).cloned();
+        [found.next(), found.next()]
     }
 }
 

@@ -11,13 +11,17 @@ use serde_json::Value;
 
 /// The cases of a vector file in `tests/vectors` of the workspace.
 pub fn vectors(file: &str) -> Vec<Value> {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors").join(file);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let mut document: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}"));
-    match document["vectors"].take() {
+    match vectors_document(file)["vectors"].take() {
         Value::Array(cases) => cases,
         other => panic!("{file}: `vectors` is {other}"),
     }
+}
+
+/// A vector file whole, for what its cases share.
+pub fn vectors_document(file: &str) -> Value {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors").join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
 /// A text in double quotes with Go's escapes, as `%q` prints it.

@@ -177,18 +177,20 @@ pub(crate) fn container_from_wire(container: v1::Container) -> Container {
     }
 }
 
-pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Sandbox {
+/// `None`: it does not say whose it is, and holds no image.
+pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
     let ready = sandbox.state == v1::PodSandboxState::SandboxReady as i32;
-    let metadata = sandbox.metadata.unwrap_or_default();
-    Sandbox {
+    let metadata = sandbox.metadata?;
+    Some(Sandbox {
         id: sandbox.id,
         name: metadata.name,
         namespace: metadata.namespace,
         uid: metadata.uid,
+        attempt: metadata.attempt,
         ready,
         created_at: time(sandbox.created_at),
         runtime_handler: sandbox.runtime_handler,
-    }
+    })
 }
 
 /// What the image volumes of a container hold: what the mount was asked for and what the runtime made of it, each once.

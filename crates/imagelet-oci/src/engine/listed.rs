@@ -1,27 +1,24 @@
 //! What a list and a status say of an image in the store.
 
 use imagelet_core::{
-    image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
+    image::{ByteSize, Image, ImageId, ImageSpec, ImageUser, split_names},
     runtime::{ImageDetails, JsonText, RuntimeError},
 };
 
 use crate::store::{ImageRecord, Store, storage_error};
 
-/// Longest name of a user; longer ones no system has.
-const USER_LENGTH_MAX: usize = 256;
-
 pub(super) fn listed(store: &Store, record: &ImageRecord, names: &[String]) -> Image {
     let layers: u64 =
         record.diff_ids().iter().filter_map(|layer| store.layer(layer)).map(|layer| layer.disk_bytes).sum();
     let content = layers + store.blob_bytes(record);
-    let (digests, tags): (Vec<String>, Vec<String>) = names.iter().cloned().partition(|name| name.contains('@'));
+    let (tags, digests) = split_names(names.iter().map(String::as_str));
     Image {
         id: record.image_id(),
         tags,
         digests,
         size: ByteSize(content + record.metadata_size),
-        user: user(&record.user),
-        spec: ImageSpec::new(record.id.clone()),
+        user: ImageUser::of_config(&record.user),
+        spec: ImageSpec::default(),
         pinned: false,
     }
 }
@@ -43,44 +40,4 @@ pub(super) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails
     let packed: u64 = record.layers.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
     details.compressed = Some(ByteSize(packed.saturating_add(record.metadata_size)));
     Ok(Some(details))
-}
-
-/// The user of a configuration: `USER`, `UID`, `USER:GROUP`. A number out of range is nobody (`reliability.md B065`).
-pub(super) fn user(text: &str) -> ImageUser {
-    let name = text.split(':').next().unwrap_or_default();
-    if name.is_empty() {
-        return ImageUser::Unset;
-    }
-    match name.parse::<i64>() {
-        Ok(uid) if (0..=i64::from(u32::MAX)).contains(&uid) => ImageUser::Uid(uid),
-        Ok(_) => ImageUser::Unset,
-        // A number too long to read is no name either: a look-up of it might find root.
-        Err(_) if name.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit()) => ImageUser::Unset,
-        // Each list of images repeats it.
-        Err(_) if name.len() > USER_LENGTH_MAX => ImageUser::Unset,
-        Err(_) => ImageUser::Name(name.to_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_user_is_a_number_in_range_or_a_name() {
-        for (text, wanted) in [
-            ("", ImageUser::Unset),
-            ("0", ImageUser::Uid(0)),
-            ("1002:7", ImageUser::Uid(1002)),
-            ("www-data", ImageUser::Name("www-data".into())),
-            ("www-data:www", ImageUser::Name("www-data".into())),
-            ("4294967296", ImageUser::Unset),
-            ("-1", ImageUser::Unset),
-            ("99999999999999999999999", ImageUser::Unset),
-            ("-99999999999999999999999", ImageUser::Unset),
-            ("+99999999999999999999999:0", ImageUser::Unset),
-        ] {
-            assert_eq!(user(text), wanted, "{text}");
-        }
-    }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{Digest, ImageId, Reference},
+    image::{Digest, ID_PREFIX_LENGTH_MIN, ImageId, ImageNames, LookupError, Reference, look_up},
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -26,8 +26,6 @@ use super::{
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
 /// A pipe in the place of a file must not hold a start up.
 const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-/// The shortest prefix of an id that may stand for it.
-const PREFIX_LENGTH_MIN: usize = 3;
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
@@ -219,41 +217,13 @@ impl Index {
     }
 
     pub(super) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
-        if text.is_empty() {
-            return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the image has no name"));
-        }
-        if let Some((id, _)) = self.images.get_key_value(&ImageId::new(text)) {
-            return Ok(Some(id.clone()));
-        }
-        let bare = text.strip_prefix("sha256:").unwrap_or(text);
-        if (PREFIX_LENGTH_MIN..=64).contains(&bare.len()) && bare.bytes().all(is_lower_hex) {
-            let prefix = format!("sha256:{bare}");
-            let mut found = self
-                .images
-                .range(ImageId::new(&prefix)..)
-                .map(|(id, _)| id)
-                .take_while(|id| id.as_str().starts_with(&prefix));
-            match (found.next(), found.next()) {
-                (Some(id), None) => return Ok(Some(id.clone())),
-                (Some(_), Some(_)) if text.starts_with("sha256:") || !self.is_name(text) => {
-                    return Err(RuntimeError::new(
-                        RuntimeErrorKind::InvalidArgument,
-                        format!("`{text}` is the beginning of several image ids"),
-                    )
-                    .with_hint("write more digits of the id"));
-                }
-                _ if bare.len() == 64 => return Ok(None),
-                _ => {}
+        look_up(text, self).map_err(|error| match error {
+            LookupError::Ambiguous => {
+                let message = format!("`{text}` is the beginning of several image ids");
+                RuntimeError::new(RuntimeErrorKind::InvalidArgument, message).with_hint("write more digits of the id")
             }
-        }
-        let reference: Reference = text.parse().map_err(|error| {
-            RuntimeError::new(
-                RuntimeErrorKind::InvalidArgument,
-                format!("`{}` names no image", imagelet_core::image::shown_name(text)),
-            )
-            .caused_by(error)
-        })?;
-        Ok(self.names.get(&reference.canonical().to_string()).filter(|id| self.images.contains_key(*id)).cloned())
+            LookupError::Empty => RuntimeError::new(RuntimeErrorKind::InvalidArgument, error.to_string()),
+        })
     }
 
     /// The damaged image that a name, an id or its beginning means.
@@ -263,17 +233,13 @@ impl Index {
         let named = name.and_then(|name| self.names.get(&name)).filter(|id| self.damaged.contains_key(*id));
         let mut by_id = self.damaged.keys().filter(|id| {
             let hex = id.as_str().split_once(':').map_or("", |(_, hex)| hex);
-            digits.len() >= PREFIX_LENGTH_MIN && (hex.starts_with(digits) || id.as_str() == text)
+            digits.len() >= ID_PREFIX_LENGTH_MIN && (hex.starts_with(digits) || id.as_str() == text)
         });
         named.or_else(|| by_id.next().filter(|_| by_id.next().is_none())).cloned()
     }
 
     fn is_known(&self, id: &ImageId) -> bool {
         self.images.contains_key(id) || self.damaged.contains_key(id)
-    }
-
-    fn is_name(&self, text: &str) -> bool {
-        text.parse::<Reference>().is_ok_and(|reference| self.names.contains_key(&reference.canonical().to_string()))
     }
 
     /// The layers no image and no lease needs.
@@ -320,6 +286,23 @@ impl Index {
         }
         self.damaged.retain(|id, _| named.contains(id));
         nameless
+    }
+}
+
+/// Damaged images are not here: nothing can be done with one but to pull it again.
+impl ImageNames for Index {
+    fn has(&self, id: &ImageId) -> bool {
+        self.images.contains_key(id)
+    }
+
+    fn named(&self, name: &str) -> Option<ImageId> {
+        self.names.get(name).filter(|id| self.images.contains_key(*id)).cloned()
+    }
+
+    fn beginning(&self, prefix: &str) -> [Option<ImageId>; 2] {
+        let from = self.images.range(ImageId::new(prefix)..).map(|(id, _)| id);
+        let mut found = from.take_while(|id| id.as_str().starts_with(prefix)).cloned();
+        [found.next(), found.next()]
     }
 }
 

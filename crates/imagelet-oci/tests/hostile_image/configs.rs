@@ -91,6 +91,8 @@ fn b065() -> Vec<Case> {
         Case::new("B065", name, Image::good("u").config(|config| config["config"] = json!({"User": user}))).looks(look)
     };
     let nobody: Look = |listed, _| assert_eq!(listed.user, ImageUser::Unset);
+    let named_by_digits: Look =
+        |listed, _| assert!(matches!(&listed.user, ImageUser::Name(name) if name.contains("99")));
     vec![
         user("empty", "", nobody),
         user("zero", "0", |listed, _| assert_eq!(listed.user, ImageUser::Uid(0))),
@@ -100,12 +102,15 @@ fn b065() -> Vec<Case> {
         user("a name and a group", "www-data:www", |listed, _| {
             assert_eq!(listed.user, ImageUser::Name("www-data".into()));
         }),
-        user("one above the highest", "4294967296", nobody),
-        user("what wraps to root", "18446744073709551616", nobody),
-        user("minus one", "-1", nobody),
-        user("beyond any number", "99999999999999999999999999999999", nobody),
-        user("beyond any number, with a sign", "-99999999999999999999999999999999", nobody),
-        user("beyond any number, with another sign", "+99999999999999999999999999999999", nobody),
+        // Told as it is, and warned of: who must not run root refuses a name, and takes nobody for anybody.
+        user("one above the highest", "4294967296", |listed, _| assert_eq!(listed.user, ImageUser::Uid(1 << 32))),
+        user("what wraps to root", "18446744073709551616", |listed, _| {
+            assert_eq!(listed.user, ImageUser::Name("18446744073709551616".into()));
+        }),
+        user("minus one", "-1", |listed, _| assert_eq!(listed.user, ImageUser::Uid(-1))),
+        user("beyond any number", "99999999999999999999999999999999", named_by_digits),
+        user("beyond any number, with a sign", "-99999999999999999999999999999999", named_by_digits),
+        user("beyond any number, with another sign", "+99999999999999999999999999999999", named_by_digits),
         user("a group alone", ":100", nobody),
         Case::new("B065", "null", Image::good("u").config(|config| config["config"] = json!({"User": null})))
             .looks(nobody),

@@ -1,0 +1,201 @@
+//! What a text means that names an image which is here: an id, a name, or the beginning of an id (`spec/cri.md §5.1`).
+
+use super::{
+    Digest, ImageId, Reference,
+    reference::{NameKind, full_name_kind},
+};
+
+/// The shortest beginning of an id that may stand for it, in hex digits.
+pub const ID_PREFIX_LENGTH_MIN: usize = 3;
+/// The digits of a whole id.
+const ID_LENGTH: usize = 64;
+
+/// Whatever knows which images are here and what they are called.
+pub trait ImageNames {
+    /// Whether there is an image with this id.
+    fn has(&self, id: &ImageId) -> bool;
+
+    /// The image with this normal name (`docker.io/library/busybox:latest`, `r.example/a@sha256:…`).
+    fn named(&self, name: &str) -> Option<ImageId>;
+
+    /// The first two images whose ids begin so, `sha256:` included.
+    fn beginning(&self, prefix: &str) -> [Option<ImageId>; 2];
+}
+
+/// Why a text means no one image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// It says nothing.
+    #[error("no image specified")]
+    Empty,
+    /// It is the beginning of several ids.
+    #[error("it is the beginning of several image ids")]
+    Ambiguous,
+}
+
+/// The image that a text means. `None`: none that is here, whatever else the text may be.
+///
+/// A whole digest is an id and nothing else, so that of a manifest finds nothing. Then comes the name, in full after the
+/// rules of Docker, its tag dropped where a digest follows; and last the beginning of an id.
+///
+/// # Errors
+/// Where it says nothing, or means several images.
+pub fn look_up(text: &str, images: &dyn ImageNames) -> Result<Option<ImageId>, LookupError> {
+    if text.is_empty() {
+        return Err(LookupError::Empty);
+    }
+    if text.parse::<Digest>().is_ok() {
+        return Ok(Some(ImageId::new(text)).filter(|id| images.has(id)));
+    }
+    let name = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string());
+    if let Some(found) = name.and_then(|name| images.named(&name)) {
+        return Ok(Some(found));
+    }
+    let digits = text.strip_prefix("sha256:").unwrap_or(text);
+    if !(ID_PREFIX_LENGTH_MIN..=ID_LENGTH).contains(&digits.len()) || !digits.bytes().all(is_lower_hex) {
+        return Ok(None);
+    }
+    match images.beginning(&format!("sha256:{digits}")) {
+        [Some(_), Some(_)] => Err(LookupError::Ambiguous),
+        [found, _] => Ok(found),
+    }
+}
+
+fn is_lower_hex(byte: u8) -> bool {
+    byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
+}
+
+/// Sorts names of an image into those with a tag and those with a digest, each kind sorted. What is neither is in none.
+pub fn split_names<'a>(names: impl IntoIterator<Item = &'a str>) -> (Vec<String>, Vec<String>) {
+    let (mut tags, mut digests) = (Vec::new(), Vec::new());
+    for name in names {
+        match full_name_kind(name) {
+            Some(NameKind::Tag) => tags.push(name.to_owned()),
+            Some(NameKind::Digest) => digests.push(name.to_owned()),
+            None => {}
+        }
+    }
+    tags.sort_unstable();
+    digests.sort_unstable();
+    (tags, digests)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::testing::{go_quoted, vectors, vectors_document};
+
+    /// Images and their names, as a vector gives them.
+    struct Table(BTreeMap<ImageId, Vec<String>>);
+
+    impl Table {
+        fn of_ids(ids: &Value) -> Self {
+            Self(ids.as_array().unwrap().iter().map(|id| (ImageId::new(id.as_str().unwrap()), Vec::new())).collect())
+        }
+
+        fn of_images(images: &Value) -> Self {
+            let names = |image: &Value| serde_json::from_value(image["references"].clone()).unwrap();
+            let images = images.as_array().unwrap().iter();
+            Self(images.map(|image| (ImageId::new(image["id"].as_str().unwrap()), names(image))).collect())
+        }
+    }
+
+    impl ImageNames for Table {
+        fn has(&self, id: &ImageId) -> bool {
+            self.0.contains_key(id)
+        }
+        fn named(&self, name: &str) -> Option<ImageId> {
+            let mut images = self.0.iter();
+            images.find(|(_, names)| names.iter().any(|known| known == name)).map(|(id, _)| id.clone())
+        }
+        fn beginning(&self, prefix: &str) -> [Option<ImageId>; 2] {
+            let mut found = self.0.keys().filter(|id| id.as_str().starts_with(prefix)).cloned();
+            [found.next(), found.next()]
+        }
+    }
+
+    #[test]
+    fn names_and_ids_resolve_as_the_vectors_say() {
+        let document = vectors_document("cri-local-resolve.json");
+        let table = Table::of_images(&document["store"]);
+        let cases = vectors("cri-local-resolve.json");
+        assert_eq!(cases.len(), 22);
+        for case in cases {
+            let query = case["input"]["query"].as_str().unwrap();
+            let found = look_up(query, &table).unwrap_or_else(|error| panic!("{query}: {error}"));
+            assert_eq!(found.as_ref().map(ImageId::as_str), case["expected"]["id"].as_str(), "{query}");
+            assert_eq!(found.is_none(), case["expected"]["error"] == "not found", "{query}");
+        }
+    }
+
+    #[test]
+    fn beginnings_of_ids_resolve_as_the_vectors_say() {
+        let document = vectors_document("cri-truncated-id.json");
+        let cases = vectors("cri-truncated-id.json");
+        assert_eq!(cases.len(), 13);
+        let mut quirks = 0;
+        for case in cases {
+            let (input, expected) = (&case["input"], &case["expected"]);
+            let table = Table::of_ids(input.get("store").unwrap_or(&document["store"]));
+            let query = input["query"].as_str().unwrap();
+            let found = look_up(query, &table);
+            if query.is_empty() {
+                // Where containerd guesses, or calls it ambiguous, we say that nothing was asked.
+                assert_eq!(found, Err(LookupError::Empty));
+                quirks += 1;
+                continue;
+            }
+            let found = found.unwrap_or_else(|error| panic!("{query}: {error}"));
+            assert_eq!(found.as_ref().map(ImageId::as_str), expected["id"].as_str(), "{query}");
+            assert_eq!(found.is_none(), expected["error"] == true, "{query}");
+        }
+        assert_eq!(quirks, 2);
+    }
+
+    #[test]
+    fn a_beginning_of_several_ids_is_ambiguous_and_one_too_short_is_nothing() {
+        let table = Table::of_ids(&serde_json::json!([
+            format!("sha256:abc{}", "0".repeat(61)),
+            format!("sha256:abd{}", "0".repeat(61)),
+            format!("sha256:abd1{}", "0".repeat(60)),
+        ]));
+        assert_eq!(look_up("abd", &table), Err(LookupError::Ambiguous));
+        assert_eq!(look_up("sha256:abd", &table), Err(LookupError::Ambiguous));
+        assert!(look_up("abc", &table).unwrap().is_some());
+        for text in ["ab", "sha256:ab", "ABC", "abx", "sha512:abc"] {
+            assert_eq!(look_up(text, &table), Ok(None), "{}", go_quoted(text));
+        }
+        let twice = Table(BTreeMap::from([
+            (ImageId::new(format!("sha256:abc{}", "0".repeat(61))), vec![]),
+            (ImageId::new(format!("sha256:{}", "7".repeat(64))), vec!["docker.io/library/abc:latest".to_owned()]),
+        ]));
+        let named = look_up("abc", &twice).unwrap().unwrap();
+        assert!(named.as_str().starts_with("sha256:777"), "a name comes before the beginning of an id");
+    }
+
+    #[test]
+    fn names_split_as_the_vectors_say() {
+        let cases = vectors("cri-references.json");
+        assert_eq!(cases.len(), 3);
+        let texts = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
+        for case in cases {
+            let (input, expected) = (&case["input"], &case["expected"]);
+            if input["function"] == "split" {
+                let references = texts(&input["references"]);
+                let (tags, digests) = split_names(references.iter().map(String::as_str));
+                assert_eq!(tags, texts(&expected["repo_tags"]));
+                assert_eq!(digests, texts(&expected["repo_digests"]));
+                continue;
+            }
+            let reference: Reference = input["reference"].as_str().unwrap().parse().unwrap();
+            let digest: Digest = input["digest"].as_str().unwrap().parse().unwrap();
+            let (tag, by_digest) = reference.names_of(&digest);
+            assert_eq!(by_digest, expected["repo_digest"].as_str().unwrap());
+            assert_eq!(tag.unwrap_or_default(), expected["repo_tag"].as_str().unwrap());
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Names that a configuration pins, in containerd's notation and in CRI-O's (`spec/cri.md §5.8`).
+
+use std::collections::BTreeSet;
+
+use super::{Image, Reference};
+
+/// Names that are pinned, whatever image they mean now.
+///
+/// ```
+/// use imagelet_core::image::PinnedNames;
+///
+/// let pinned = PinnedNames::patterns(["registry.k8s.io/pause:3.10", "ghcr.io/team/*", "*proxy*"])?;
+/// assert!(pinned.pins("ghcr.io/team/app:v1") && pinned.pins("quay.io/kube-proxy:v1"));
+/// assert!(!pinned.pins("mirror.example/ghcr.io/team/app:v1"));
+/// # Ok::<(), imagelet_core::image::PinnedNamesError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PinnedNames {
+    /// As names are kept, capital letters of tags included.
+    exact: BTreeSet<String>,
+    patterns: Vec<Pattern>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Pattern {
+    /// A whole name, in small letters.
+    Whole(String),
+    /// `TEXT*`: how a name begins.
+    Beginning(String),
+    /// `*TEXT*`: what is somewhere in it.
+    Within(String),
+}
+
+/// Why a text pins nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PinnedNamesError {
+    /// It would keep everything.
+    #[error("a pattern of `*` alone would pin every image")]
+    Everything,
+    /// Nothing was written.
+    #[error("an empty pattern pins no image")]
+    Empty,
+    /// A `*` stands where it has no meaning.
+    #[error("`{0}`: a `*` stands at the end, or at both ends")]
+    Star(String),
+}
+
+impl PinnedNames {
+    /// containerd's notation: whole names, compared as they are kept.
+    pub fn exactly<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
+        let kept = |name: &str| name.parse::<Reference>().map(|name| name.canonical().to_string());
+        let spelled = names.into_iter().flat_map(|name| [Some(name.to_owned()), kept(name).ok()]);
+        Self { exact: spelled.flatten().filter(|name| !name.is_empty()).collect(), patterns: Vec::new() }
+    }
+
+    /// CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, capital letters or small. A beginning is where the name
+    /// begins, domain included; CRI-O also finds it within.
+    ///
+    /// # Errors
+    /// Where a pattern would pin everything or nothing, or has a `*` elsewhere.
+    pub fn patterns<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, PinnedNamesError> {
+        let mut patterns = Vec::new();
+        for text in texts {
+            let small = text.trim().to_ascii_lowercase();
+            if small.is_empty() {
+                return Err(PinnedNamesError::Empty);
+            }
+            if small.bytes().all(|byte| byte == b'*') {
+                return Err(PinnedNamesError::Everything);
+            }
+            let (front, rest) = small.strip_prefix('*').map_or((false, small.as_str()), |rest| (true, rest));
+            let (middle, end) = rest.strip_suffix('*').map_or((rest, false), |middle| (middle, true));
+            if middle.contains('*') || (front && !end) {
+                return Err(PinnedNamesError::Star(text.to_owned()));
+            }
+            let pattern = match (front, end) {
+                (false, false) => {
+                    // A name without tag means the latest, as everywhere.
+                    let kept = small.parse::<Reference>().map(|name| name.canonical().to_string());
+                    patterns.extend(kept.ok().filter(|kept| *kept != small).map(Pattern::Whole));
+                    Pattern::Whole(small)
+                }
+                (false, true) => Pattern::Beginning(middle.to_owned()),
+                _ => Pattern::Within(middle.to_owned()),
+            };
+            patterns.push(pattern);
+        }
+        Ok(Self { exact: BTreeSet::new(), patterns })
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.exact.extend(other.exact);
+        self.patterns.extend(other.patterns);
+        self
+    }
+
+    /// Whether nothing is pinned.
+    pub fn is_empty(&self) -> bool {
+        self.exact.is_empty() && self.patterns.is_empty()
+    }
+
+    /// Whether a name, in full and with its tag or digest, is pinned.
+    pub fn pins(&self, name: &str) -> bool {
+        if self.exact.contains(name) {
+            return true;
+        }
+        if self.patterns.is_empty() {
+            return false;
+        }
+        let small = name.to_ascii_lowercase();
+        self.patterns.iter().any(|pattern| match pattern {
+            Pattern::Whole(whole) => small == *whole,
+            Pattern::Beginning(beginning) => small.starts_with(beginning),
+            Pattern::Within(word) => small.contains(word),
+        })
+    }
+
+    /// Marks an image as pinned while one of its names is.
+    pub fn mark(&self, image: &mut Image) {
+        let named = || image.tags.iter().chain(&image.digests).any(|name| self.pins(name));
+        if !image.pinned && !self.is_empty() && named() {
+            image.pinned = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn names_are_pinned_as_the_vectors_say() {
+        let cases = vectors("cri-pinning-and-handler.json");
+        let mut ran = 0;
+        for case in cases {
+            let (input, expected, name) = (&case["input"], &case["expected"], case["name"].as_str().unwrap());
+            let reference = || input["reference"].as_str().unwrap();
+            match input["rule"].as_str().unwrap() {
+                "containerd" => {
+                    let configured: Vec<&str> = input["pinned_images"]
+                        .as_object()
+                        .unwrap()
+                        .values()
+                        .map(|name| name.as_str().unwrap())
+                        .collect();
+                    assert_eq!(
+                        PinnedNames::exactly(configured).pins(reference()),
+                        expected["pinned"] == true,
+                        "{name}"
+                    );
+                }
+                "crio" => {
+                    let pinned = PinnedNames::patterns([input["pattern"].as_str().unwrap()]);
+                    if expected["panics"] == true {
+                        assert_eq!(pinned, Err(PinnedNamesError::Everything), "{name}");
+                    } else {
+                        // The one difference: where a name begins is where it begins.
+                        let unanchored = name == "crio: glob is unanchored at the front";
+                        assert_eq!(
+                            pinned.unwrap().pins(reference()),
+                            expected["pinned"] == true && !unanchored,
+                            "{name}"
+                        );
+                    }
+                }
+                // Run by the room that chooses a handler.
+                "snapshotter" => continue,
+                other => panic!("no such rule: {other}"),
+            }
+            ran += 1;
+        }
+        assert_eq!(ran, 16);
+    }
+
+    #[test]
+    fn patterns_that_mean_nothing_are_refused() {
+        for text in ["", " ", "*", "**", "*a", "a*b", "a**", "*a*b*"] {
+            assert!(PinnedNames::patterns([text]).is_err(), "{text}");
+        }
+        let pinned = PinnedNames::patterns(["busybox"]).unwrap();
+        assert!(pinned.pins("docker.io/library/busybox:latest") && !pinned.pins("docker.io/library/busybox:1"));
+        assert!(PinnedNames::default().is_empty() && !PinnedNames::default().pins("a"));
+    }
+}
