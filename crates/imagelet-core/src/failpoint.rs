@@ -39,6 +39,10 @@ crate::failpoints! {
     StateRenamed = "state.renamed",
     /// Their folder is synced.
     StateDurable = "state.durable",
+    /// Half of a line of the decision log is written.
+    DecisionHalfWritten = "decision.half-written",
+    /// The whole line is.
+    DecisionWritten = "decision.written",
 }
 
 /// Names the steps of a crate: an enum `Step` with `ALL`, `name` and `reach`.

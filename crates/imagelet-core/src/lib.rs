@@ -4,6 +4,7 @@
 //! [`runtime::ContainerService`], and touches only local files and child processes.
 
 pub mod credentials;
+pub mod decisions;
 pub mod disks;
 pub mod events;
 pub mod eviction;

@@ -15,7 +15,7 @@ const CORE_STOREYS: [&[&str]; 5] = [
     &["manager", "gc"],
     &["disks", "inventory"],
     &["records", "runtime"],
-    &["credentials", "events", "eviction"],
+    &["credentials", "decisions", "events", "eviction"],
     &["failpoint", "image", "metrics", "text"],
 ];
 

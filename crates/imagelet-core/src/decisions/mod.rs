@@ -1,0 +1,250 @@
+//! Keeps on disk what was decided on images and why, for whoever asks later.
+//!
+//! ```text
+//! DIRECTORY/NNNNNNNNNN.log   segments, the youngest has the highest number; the oldest is dropped when room is wanted
+//! DIRECTORY/lock             held while lines are added, by whichever process
+//! ```
+//!
+//! Nothing in it is a root: all of it may be deleted at any time, and nothing but the answers to "why" is lost. A line
+//! has a checksum (`line.rs`); a crash leaves at worst a torn last line, which the next writer cuts off. Several processes
+//! may write: each has chains of its own, in which a collection is told by how it differs from the one before
+//! (`encode.rs`), and a chain never reaches across segments. Whoever reads takes no lock. A version that does not know
+//! a segment's version passes the segment over.
+//!
+//! **Invariant:** writing never fails a caller and never makes one wait: what cannot be written, on a full disk or
+//! behind a slow one, is counted and told once writing goes well again.
+
+mod clock;
+mod encode;
+mod entry;
+mod history;
+mod line;
+mod read;
+mod record;
+mod segments;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    },
+    thread::JoinHandle,
+};
+
+pub use self::{
+    history::{Happening, HappeningKind, History, ImageHistory},
+    read::{Damage, RunTold, Told},
+    record::{Act, ActCode, Decision, ImageInput, LayersInput, Outcome, OutcomeResult, Run, RunHead, RunInput},
+};
+use self::{segments::Segments, write::Writer};
+
+/// Acts and collections that wait for the disk; what comes on top is lost and counted.
+const WAITING_MAX: usize = 256;
+/// A smaller log could not hold one collection of a node of ordinary size.
+pub const BYTES_MIN: u64 = 64 << 10;
+
+/// The decisions of a node, on disk. Writing happens on a thread of its own, which begins with the first line.
+pub struct DecisionLog {
+    directory: Option<PathBuf>,
+    bytes_max: u64,
+    /// False where the file system takes no writes: what is there can be read.
+    is_written: bool,
+    state: Arc<WriteState>,
+    worker: Mutex<Option<Worker>>,
+}
+
+/// How writing goes; shared with the thread that writes.
+#[derive(Debug, Default)]
+struct WriteState {
+    /// Acts and collections that did not reach the disk, ever.
+    lost: AtomicU64,
+    /// Why the last of them did not; `None`: writing goes well.
+    error: Mutex<Option<String>>,
+}
+
+struct Worker {
+    queue: SyncSender<Message>,
+    thread: JoinHandle<()>,
+}
+
+enum Message {
+    Act(Act),
+    Run(Box<Run>),
+    /// Write everything, also what is only counted so far, and say so.
+    Flush(SyncSender<()>),
+}
+
+impl DecisionLog {
+    /// A log in a folder that is made when there is something to write, of at most so many bytes.
+    pub fn new(directory: &Path, bytes_max: u64) -> Self {
+        Self::with(Some(directory), bytes_max.max(BYTES_MIN), true)
+    }
+
+    /// A log that is only read.
+    pub fn read_only(directory: &Path) -> Self {
+        Self::with(Some(directory), 0, false)
+    }
+
+    /// A log of nothing.
+    pub fn off() -> Self {
+        Self::with(None, 0, false)
+    }
+
+    fn with(directory: Option<&Path>, bytes_max: u64, is_written: bool) -> Self {
+        Self {
+            directory: directory.map(Path::to_owned),
+            bytes_max,
+            is_written,
+            state: Arc::new(WriteState::default()),
+            worker: Mutex::new(None),
+        }
+    }
+
+    /// Puts an act on record. Does not wait.
+    pub fn act(&self, act: Act) {
+        self.send(Message::Act(act));
+    }
+
+    /// Puts a collection on record. Does not wait.
+    pub fn run(&self, run: Run) {
+        self.send(Message::Run(Box::new(run)));
+    }
+
+    /// Whether anything is written at all, so that nobody collects for nothing what a collection was decided on.
+    pub fn is_on(&self) -> bool {
+        self.is_written
+    }
+
+    /// Waits until all that was put on record is written, or lost. Blocks.
+    pub fn flush(&self) {
+        let queue = self.lock().as_ref().map(|worker| worker.queue.clone());
+        let Some(queue) = queue else { return };
+        let (done, wait) = sync_channel(1);
+        if queue.send(Message::Flush(done)).is_ok() {
+            // A writer that ended has nothing more to write.
+            let _ = wait.recv();
+        }
+    }
+
+    /// Acts and collections that did not reach the disk since this process began, and why not, while that lasts.
+    pub fn lost(&self) -> (u64, Option<String>) {
+        let error = self.state.error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        (self.state.lost.load(Ordering::Relaxed), error)
+    }
+
+    /// How many bytes the log takes. Looks at the disk.
+    pub fn size(&self) -> u64 {
+        self.directory.as_deref().map_or(0, segments::size)
+    }
+
+    /// Tells everything on record, oldest first. Blocks.
+    ///
+    /// # Errors
+    /// When the folder cannot be read at all; an absent one is an empty log, and damage is passed over.
+    pub fn read(&self, hear: impl FnMut(Told<'_>)) -> io::Result<Damage> {
+        self.flush();
+        self.directory.as_deref().map_or_else(|| Ok(Damage::default()), |directory| read::read(directory, hear))
+    }
+
+    /// Everything about the images that a text means: by name, id, digest, or the beginning of one. Blocks.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn history(&self, text: &str) -> io::Result<History> {
+        self.flush();
+        self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))
+    }
+
+    fn send(&self, message: Message) {
+        let (Some(directory), true) = (&self.directory, self.is_written) else { return };
+        let mut worker = self.lock();
+        let running = worker.take().map_or_else(|| Worker::start(directory, self.bytes_max, &self.state), Ok);
+        let sent = match running {
+            Ok(running) => {
+                let sent = running.queue.try_send(message).map_err(|error| match error {
+                    TrySendError::Full(_) => "the disk is slower than what is decided",
+                    TrySendError::Disconnected(_) => "the writer has ended",
+                });
+                *worker = Some(running);
+                sent
+            }
+            Err(error) => {
+                tracing::warn!(%error, "could not start the writer of the decision log");
+                Err("there is no thread to write")
+            }
+        };
+        if let Err(why) = sent {
+            self.state.lose(1, why);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Worker>> {
+        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl WriteState {
+    /// Counts what is lost; tells it once, not with every line.
+    fn lose(&self, count: u64, why: &str) {
+        self.lost.fetch_add(count, Ordering::Relaxed);
+        let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        if error.is_none() {
+            tracing::warn!(error = why, "could not write the decision log; decisions go on and are not on record");
+        }
+        *error = Some(why.to_owned());
+    }
+
+    fn heal(&self) {
+        let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if error.is_some() {
+            tracing::info!(lost = self.lost.load(Ordering::Relaxed), "the decision log is written again");
+        }
+    }
+}
+
+impl Worker {
+    fn start(directory: &Path, bytes_max: u64, state: &Arc<WriteState>) -> io::Result<Self> {
+        let (queue, messages) = sync_channel(WAITING_MAX);
+        let writer = Writer::new(Segments::new(directory, bytes_max), Arc::clone(state));
+        let thread = std::thread::Builder::new().name("decision-log".into()).spawn(move || work(writer, &messages))?;
+        Ok(Self { queue, thread })
+    }
+}
+
+fn work(mut writer: Writer, messages: &Receiver<Message>) {
+    while let Ok(message) = messages.recv() {
+        match message {
+            Message::Act(act) => writer.act(act),
+            Message::Run(run) => writer.run(*run),
+            Message::Flush(done) => {
+                writer.settle();
+                // Whoever waited may have gone.
+                let _ = done.send(());
+            }
+        }
+    }
+    writer.settle();
+}
+
+impl Drop for DecisionLog {
+    /// Writes what waits.
+    fn drop(&mut self) {
+        let Some(Worker { queue, thread }) = self.lock().take() else { return };
+        drop(queue);
+        if thread.join().is_err() {
+            tracing::error!("the writer of the decision log panicked");
+        }
+    }
+}
+
+impl fmt::Debug for DecisionLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DecisionLog").field("directory", &self.directory).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,224 @@
+//! What is put on record: single acts, and collections with all they were decided on.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Something that somebody did to one image, or to the pins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Act {
+    /// When.
+    #[serde(with = "nanos")]
+    pub at: SystemTime,
+    /// What.
+    pub code: ActCode,
+    /// The image's key; of a change of pins all images that the pattern held then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keys: Vec<String>,
+    /// Its names, the one it was asked for by first; of a change of pins the pattern.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+    /// Who asked, as far as known: `command`, `CRI`, `pod NAMESPACE/NAME`.
+    pub by: String,
+    /// Bytes fetched or given back, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// How long it took, in milliseconds, where that is worth knowing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub took_ms: Option<u64>,
+}
+
+/// What somebody did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActCode {
+    /// It was pulled.
+    Pulled,
+    /// It was removed with all its names, because somebody said so.
+    RemovedOnRequest,
+    /// One name was taken from it, because somebody said so.
+    UntaggedOnRequest,
+    /// A pattern was pinned.
+    Pinned,
+    /// A pattern was unpinned.
+    Unpinned,
+}
+
+impl ActCode {
+    /// All there are.
+    pub const ALL: [Self; 5] =
+        [Self::Pulled, Self::RemovedOnRequest, Self::UntaggedOnRequest, Self::Pinned, Self::Unpinned];
+
+    /// The stable word.
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Pulled => "pulled",
+            Self::RemovedOnRequest => "removed_on_request",
+            Self::UntaggedOnRequest => "untagged_on_request",
+            Self::Pinned => "pinned_on_request",
+            Self::Unpinned => "unpinned_on_request",
+        }
+    }
+}
+
+/// A collection: what it was decided on, what was decided, what came of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Run {
+    /// What it was and did as a whole.
+    pub head: RunHead,
+    /// All it was decided on.
+    pub input: RunInput,
+    /// One for each image.
+    pub decisions: Vec<Decision>,
+    /// The removals that were tried, in order.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// What a collection was and did as a whole.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunHead {
+    /// When it was decided.
+    #[serde(with = "nanos")]
+    pub at: SystemTime,
+    /// Who asked: `timer`, `command`, `pull`, `pressure`.
+    pub by: String,
+    /// It told what it would do, and did nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shadow: bool,
+    /// What the whole decision hashes to, so that a replay can be compared.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub digest: String,
+    /// Bytes of the removed images as listed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub claimed: u64,
+    /// Bytes the disk gained, where measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<u64>,
+    /// What went wrong.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<String>,
+}
+
+impl Default for RunHead {
+    fn default() -> Self {
+        Self {
+            at: SystemTime::UNIX_EPOCH,
+            by: String::new(),
+            shadow: false,
+            digest: String::new(),
+            claimed: 0,
+            measured: None,
+            failures: Vec::new(),
+        }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// All that a collection was decided on, cut into the pieces that change and those that do not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunInput {
+    /// Everything that is not about one image.
+    pub common: Value,
+    /// Moments that move with every pass: where a fact of an image equals one of them, it is no change.
+    pub clocks: Vec<Value>,
+    /// The images, sorted by key.
+    pub images: Vec<ImageInput>,
+    /// Which layers they share, where that was known.
+    pub layers: Option<LayersInput>,
+}
+
+/// What was known of one image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageInput {
+    /// Its key.
+    pub key: String,
+    /// Its names.
+    pub names: Vec<String>,
+    /// What it is listed with, in bytes.
+    pub size: u64,
+    /// The rest.
+    pub facts: Value,
+}
+
+/// Layers and who has them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayersInput {
+    /// Each layer's id and what is known of it, in the order that `images` counts them by.
+    pub layers: Vec<(String, Value)>,
+    /// The layers of each image.
+    pub images: BTreeMap<String, Vec<u32>>,
+    /// How sure that is.
+    pub certainty: Value,
+}
+
+/// What was decided on one image.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// The image's key.
+    pub key: String,
+    /// Whether it goes.
+    pub goes: bool,
+    /// The stable word of the reason.
+    pub code: String,
+    /// What the reason rests on.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub inputs: Value,
+    /// The reason, for people.
+    pub text: String,
+}
+
+/// How one removal went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The image's key.
+    pub key: String,
+    /// Its names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+    /// What came of it.
+    pub result: OutcomeResult,
+}
+
+/// What came of a removal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutcomeResult {
+    /// The image is gone; it was listed with this many bytes.
+    Removed(u64),
+    /// The runtime did not remove it, and said this.
+    Failed(String),
+    /// Something came between the plan and the removal.
+    Spared {
+        /// The stable word of it.
+        code: String,
+        /// The same for people.
+        text: String,
+    },
+}
+
+/// Times as nanoseconds since 1970, exact; what is before counts as 1970.
+pub(super) mod nanos {
+    use super::{Duration, SystemTime};
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(in super::super) fn of(time: SystemTime) -> u64 {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    pub(in super::super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(of(*time))
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+        u64::deserialize(deserializer).map(|nanos| SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos))
+    }
+}
