@@ -7,12 +7,13 @@ mod document;
 mod duration;
 mod environment;
 pub(crate) mod gc;
+mod kubelet;
 mod layers;
 #[cfg(test)]
 mod reference;
 mod validate;
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use imagelet_core::{image::Percent, manager::Compatibility};
 use imagelet_oci::{Admission, Durability, LayerLimits};
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use duration::GoDuration;
 pub(crate) use environment::{Environment, Surroundings};
 use gc::{Collection, GcFile};
+pub(crate) use kubelet::NodeSettings;
 pub(crate) use layers::{Layers, Sourced};
 
 /// What `apiVersion` must say.
@@ -100,6 +102,52 @@ pub(crate) struct File {
     #[serde(rename = "featureGates", skip_serializing_if = "Option::is_none")]
     feature_gates: Option<FeatureGatesFile>,
 
+    /// How many images the Node's status lists, the largest first; -1 is all. `imagelet status -o json` shows that list.
+    #[serde(rename = "nodeStatusMaxImages", skip_serializing_if = "Option::is_none")]
+    status_images_max: Option<i32>,
+    /// How often the kubelet computes the Node's status. An explicit 0 becomes the default.
+    #[serde(rename = "nodeStatusUpdateFrequency", skip_serializing_if = "Option::is_none")]
+    status_update: Option<GoDuration>,
+    /// How often the kubelet sends it although nothing changed. Defaults to `nodeStatusUpdateFrequency` where that is given.
+    #[serde(rename = "nodeStatusReportFrequency", skip_serializing_if = "Option::is_none")]
+    status_report: Option<GoDuration>,
+    /// Where the kubelet asks for containers. Checked and shown; imagelet's own runtime is `imageService.cri.endpoint`.
+    #[serde(rename = "containerRuntimeEndpoint", skip_serializing_if = "Option::is_none")]
+    runtime_endpoint: Option<String>,
+    /// Where the kubelet asks for images; empty is the endpoint above. Shown, and never asked by imagelet: it may be imagelet.
+    #[serde(rename = "imageServiceEndpoint", skip_serializing_if = "Option::is_none")]
+    image_endpoint: Option<String>,
+    /// When the kubelet evicts at once, by signal, such as `imagefs.available: 15%`. Checked, and compared with the node in `imagelet status -o json`; imagelet evicts nothing.
+    #[serde(rename = "evictionHard", skip_serializing_if = "Option::is_none")]
+    eviction_hard: Option<BTreeMap<String, String>>,
+    /// When it evicts after a time.
+    #[serde(rename = "evictionSoft", skip_serializing_if = "Option::is_none")]
+    eviction_soft: Option<BTreeMap<String, String>>,
+    /// After which time, for each of `evictionSoft`.
+    #[serde(rename = "evictionSoftGracePeriod", skip_serializing_if = "Option::is_none")]
+    eviction_soft_grace: Option<BTreeMap<String, String>>,
+    /// How much must be free beyond a threshold until it is over.
+    #[serde(rename = "evictionMinimumReclaim", skip_serializing_if = "Option::is_none")]
+    eviction_reclaim_min: Option<BTreeMap<String, String>>,
+    /// How long the kubelet goes on to call the node short. An explicit 0 becomes the default.
+    #[serde(rename = "evictionPressureTransitionPeriod", skip_serializing_if = "Option::is_none")]
+    pressure_transition: Option<GoDuration>,
+    /// Whether `evictionHard` leaves the defaults of the signals that it does not name in force.
+    #[serde(rename = "mergeDefaultEvictionSettings", skip_serializing_if = "Option::is_none")]
+    merge_eviction_defaults: Option<bool>,
+    /// Whether the kubelet counts what pods write. Shown.
+    #[serde(rename = "localStorageCapacityIsolation", skip_serializing_if = "Option::is_none")]
+    storage_isolation: Option<bool>,
+    /// How many events the kubelet records a second. Shown; imagelet keeps its last thousand.
+    #[serde(rename = "eventRecordQPS", skip_serializing_if = "Option::is_none")]
+    events_per_second: Option<i32>,
+    /// And how many at once. An explicit 0 becomes the default. Shown.
+    #[serde(rename = "eventBurst", skip_serializing_if = "Option::is_none")]
+    events_burst: Option<i32>,
+    /// Where the kubelet sends its traces.
+    #[serde(rename = "tracing", skip_serializing_if = "Option::is_none")]
+    tracing: Option<TracingFile>,
+
     // The kubelet has these two as flags.
     /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files; read again on SIGHUP. Empty: none. See [credentials](credentials.md).
     #[serde(rename = "imageCredentialProviderConfigPath", skip_serializing_if = "Option::is_none")]
@@ -157,6 +205,21 @@ struct FeatureGatesFile {
     /// Keep on record what was pulled for whom, and let nobody else use it. `false`: every pod may use what is on the node.
     #[serde(rename = "KubeletEnsureSecretPulledImages", skip_serializing_if = "Option::is_none")]
     ensure_secret_pulled_images: Option<bool>,
+    /// Whether `imageMaximumGCAge` may be set; the kubelet has locked this gate on.
+    #[serde(rename = "ImageMaximumGCAge", skip_serializing_if = "Option::is_none")]
+    image_maximum_gc_age: Option<bool>,
+}
+
+/// `tracing` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct TracingFile {
+    /// `HOST:PORT`, `dns:`, `unix:` or `unix-abstract:`. Checked and shown; imagelet exports no traces.
+    #[serde(rename = "endpoint", skip_serializing_if = "Option::is_none")]
+    endpoint: Option<String>,
+    /// Of a million requests so many are traced. Checked and shown.
+    #[serde(rename = "samplingRatePerMillion", skip_serializing_if = "Option::is_none")]
+    sampling_rate: Option<i32>,
 }
 
 impl File {
@@ -305,7 +368,25 @@ impl File {
             runtime_request_timeout: Some(GoDuration::minutes(2)),
             verification_policy: Some(if given.is_recorded() { "NeverVerifyPreloadedImages" } else { "" }.into()),
             verification_allowlist: Some(Vec::new()),
-            feature_gates: Some(FeatureGatesFile { ensure_secret_pulled_images: Some(true) }),
+            feature_gates: Some(FeatureGatesFile {
+                ensure_secret_pulled_images: Some(true),
+                image_maximum_gc_age: Some(true),
+            }),
+            status_images_max: Some(50),
+            status_update: Some(GoDuration::seconds(10)),
+            status_report: Some(given.status_update.unwrap_or(GoDuration::minutes(5))),
+            runtime_endpoint: Some("unix:///run/containerd/containerd.sock".into()),
+            image_endpoint: Some(String::new()),
+            eviction_hard: Some(imagelet_core::eviction::defaults()),
+            eviction_soft: Some(BTreeMap::new()),
+            eviction_soft_grace: Some(BTreeMap::new()),
+            eviction_reclaim_min: Some(BTreeMap::new()),
+            pressure_transition: Some(GoDuration::minutes(5)),
+            merge_eviction_defaults: Some(false),
+            storage_isolation: Some(true),
+            events_per_second: Some(50),
+            events_burst: Some(100),
+            tracing: None,
             providers_config: Some(PathBuf::new()),
             providers_binaries: Some(PathBuf::new()),
             provider_timeout: Some(GoDuration::minutes(1)),
@@ -341,6 +422,11 @@ impl File {
     fn drop_zeros(&mut self) {
         self.gc_age_min = self.gc_age_min.filter(|age| age.0 != 0);
         self.pulls_burst = self.pulls_burst.filter(|burst| *burst != 0);
+        self.events_burst = self.events_burst.filter(|burst| *burst != 0);
+        for span in [&mut self.status_update, &mut self.status_report, &mut self.pressure_transition] {
+            *span = span.filter(|span| span.0 != 0);
+        }
+        self.runtime_endpoint = self.runtime_endpoint.take().filter(|endpoint| !endpoint.is_empty());
     }
 }
 
@@ -351,6 +437,8 @@ pub(crate) struct Settings {
     pub(crate) gc: GcSettings,
     /// What else collection goes by.
     pub(crate) collection: Collection,
+    /// What the kubelet does with images.
+    pub(crate) node: NodeSettings,
     /// How to pull.
     pub(crate) pulls: PullLimits,
     /// Whose way is gone where the kubelet's has a weakness.

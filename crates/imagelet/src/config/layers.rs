@@ -13,11 +13,12 @@ use serde_json::Value;
 use super::{
     ConfigError, Environment, File, GoDuration, KUBELET_KIND, Settings,
     document::{Lines, parse, read},
+    kubelet::MAPS,
     validate,
 };
 
 /// The keys taken from a kubelet's file; everything else in it is not about images.
-const KUBELET_KEYS: [&str; 12] = [
+const KUBELET_KEYS: [&str; 27] = [
     "imageGCHighThresholdPercent",
     "imageGCLowThresholdPercent",
     "imageMinimumGCAge",
@@ -30,16 +31,33 @@ const KUBELET_KEYS: [&str; 12] = [
     "imagePullCredentialsVerificationPolicy",
     "preloadedImagesVerificationAllowlist",
     "featureGates",
+    "nodeStatusMaxImages",
+    "nodeStatusUpdateFrequency",
+    "nodeStatusReportFrequency",
+    "containerRuntimeEndpoint",
+    "imageServiceEndpoint",
+    "evictionHard",
+    "evictionSoft",
+    "evictionSoftGracePeriod",
+    "evictionMinimumReclaim",
+    "evictionPressureTransitionPeriod",
+    "mergeDefaultEvictionSettings",
+    "localStorageCapacityIsolation",
+    "eventRecordQPS",
+    "eventBurst",
+    "tracing",
 ];
 
-/// Of a kubelet's feature gates, the one that is about images.
-const FEATURE_GATE: &str = "KubeletEnsureSecretPulledImages";
+/// Of a kubelet's feature gates, those that are about images.
+const FEATURE_GATES: [&str; 2] = ["KubeletEnsureSecretPulledImages", "ImageMaximumGCAge"];
 
 /// Keys that no default has a value for.
-const ABSENT_BY_DEFAULT: [&str; 9] = [
+const ABSENT_BY_DEFAULT: [&str; 11] = [
     "maxParallelImagePulls",
     "credentials",
     "dockerConfig",
+    "tracing",
+    "samplingRatePerMillion",
     "repository",
     "lastTags",
     "label",
@@ -117,7 +135,7 @@ impl Layers {
         }
         document.retain(|key, value| KUBELET_KEYS.contains(&key.as_str()) && !value.is_null());
         if let Some(gates) = document.get_mut("featureGates").and_then(Value::as_object_mut) {
-            gates.retain(|gate, _| gate == FEATURE_GATE);
+            gates.retain(|gate, _| FEATURE_GATES.contains(&gate.as_str()));
         }
         // One key at a time, so that a complaint can name it.
         for (key, value) in document {
@@ -213,7 +231,7 @@ pub(super) fn is_known(name: &str) -> bool {
 fn flatten(file: &File) -> Result<BTreeMap<String, Value>, ConfigError> {
     fn walk(prefix: &str, value: Value, leaves: &mut BTreeMap<String, Value>) {
         match value {
-            Value::Object(fields) => {
+            Value::Object(fields) if !MAPS.contains(&prefix) => {
                 for (name, field) in fields {
                     let key = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
                     walk(&key, field, leaves);
@@ -282,64 +300,111 @@ mod tests {
         (directory, path)
     }
 
-    /// Keys of the vectors that say nothing about this program.
-    fn is_ours(fields: &Value) -> bool {
-        fields.as_object().is_some_and(|fields| fields.keys().all(|key| KUBELET_KEYS.contains(&key.as_str())))
-    }
-
     #[test]
-    fn defaults_are_the_kubelets() {
-        let mut checked = 0;
-        for case in vectors("gc-config-defaults.json") {
-            if !is_ours(&case["input"]) {
-                continue;
-            }
+    fn every_vector_of_defaults_holds() {
+        let cases = vectors("gc-config-defaults.json");
+        assert_eq!(cases.len(), 14);
+        for case in &cases {
             let layers = given(&case["input"].to_string());
             let effective: BTreeMap<String, Value> =
                 layers.effective().expect("defaults apply").into_iter().map(|one| (one.key, one.value)).collect();
             for (key, expected) in case["expected"].as_object().expect("the vector has fields") {
-                if !KUBELET_KEYS.contains(&key.as_str()) {
-                    continue;
-                }
-                let found = effective.get(key).cloned().unwrap_or(Value::Null);
+                let found = match key.as_str() {
+                    "effective_image_endpoint" => layers.settings().expect("it holds").node.image_endpoint.into(),
+                    key => effective.get(key).cloned().unwrap_or(Value::Null),
+                };
                 let empty = expected.is_null() && found == Value::Array(Vec::new());
                 assert!(empty || &found == expected, "{}: {key}: {found} is not {expected}", case["name"]);
-                checked += 1;
             }
         }
-        assert!(checked > 10);
+    }
+
+    /// The vectors change a configuration whose defaults are applied already: an empty text stays one.
+    fn checked(change: &Value, gates: &Value) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/gc-config-validation.json");
+        let document: Value =
+            serde_json::from_str(&std::fs::read_to_string(path).expect("the vectors are there")).expect("they parse");
+        let defaults = File::defaults(&File::default(), &Environment { root: true, ..Environment::default() });
+        let mut whole = serde_json::to_value(defaults).expect("defaults are a document");
+        for (key, value) in [&document["base_config"], change].into_iter().flat_map(|it| it.as_object().expect("keys"))
+        {
+            whole[key] = value.clone();
+        }
+        for (gate, value) in gates.as_object().expect("gates") {
+            whole["featureGates"][gate] = value.clone();
+            let policy = "imagePullCredentialsVerificationPolicy";
+            if *value == Value::Bool(false) && change.get(policy).is_none() {
+                // With the gate off the kubelet's defaulting leaves the policy empty.
+                whole[policy] = "".into();
+            }
+        }
+        let file: File = serde_json::from_value(whole).expect("it is a file");
+        let told = validate::check(&file).map_or_else(|told| told, |_| Vec::new());
+        told.into_iter().map(|complaint| complaint.message + "\n").collect()
     }
 
     #[test]
-    fn validation_says_what_the_kubelet_says() {
-        let mut checked = 0;
-        for case in vectors("gc-config-validation.json") {
-            let gate_off = case["input"]["feature_gates"]["KubeletEnsureSecretPulledImages"] == Value::Bool(false);
-            if !is_ours(&case["input"]["change"]) || gate_off {
-                continue;
-            }
-            // The vectors change a validated configuration, in which serializeImagePulls is off.
-            let mut document = case["input"]["change"].clone();
-            if document.get("serializeImagePulls").is_none() {
-                document["serializeImagePulls"] = Value::Bool(false);
-            }
-            let errors = match given(&document.to_string()).settings() {
-                Ok(_) => String::new(),
-                Err(error) => error.to_string(),
-            };
-            assert_eq!(
-                errors.is_empty(),
-                case["expected"]["valid"].as_bool().expect("a verdict"),
-                "{}: {errors}",
-                case["name"]
-            );
+    fn every_vector_of_validation_holds() {
+        let cases = vectors("gc-config-validation.json");
+        assert_eq!(cases.len(), 34);
+        for case in &cases {
+            let errors = checked(&case["input"]["change"], &case["input"]["feature_gates"]);
+            let is_valid = case["expected"]["valid"].as_bool().expect("a verdict");
+            assert_eq!(errors.is_empty(), is_valid, "{}: {errors}", case["name"]);
             for text in case["expected"]["error_contains"].as_array().expect("a list of texts") {
                 let text = text.as_str().expect("a text");
                 assert!(errors.contains(text), "{}: {errors} lacks {text}", case["name"]);
             }
-            checked += 1;
         }
-        assert!(checked > 15);
+    }
+
+    #[test]
+    fn a_kubelets_eviction_settings_are_taken_as_they_are() {
+        let (_kept, path) = in_file(
+            "kubelet.yaml",
+            "kind: KubeletConfiguration\nevictionHard:\n  imagefs.available: 20%\n  nodefs.available: 1Gi\n\
+             mergeDefaultEvictionSettings: true\ntracing: {endpoint: 'localhost:4317', samplingRatePerMillion: 5}\n\
+             imageServiceEndpoint: unix:///run/imagelet/imagelet.sock\nevictionSoft: {}\n",
+        );
+        let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+        layers.add_kubelet_file(&path).expect("it is read");
+        let shown: BTreeMap<String, (Value, String)> = layers
+            .effective()
+            .expect("layers merge")
+            .into_iter()
+            .map(|one| (one.key, (one.value, one.source.to_string())))
+            .collect();
+        let hard = json!({"imagefs.available": "20%", "nodefs.available": "1Gi"});
+        assert_eq!(shown["evictionHard"], (hard, format!("{}:2", path.display())));
+        assert_eq!(shown["tracing.samplingRatePerMillion"].0, json!(5));
+        let settings = layers.settings().expect("it holds");
+        let signals: Vec<&str> = settings.node.thresholds.iter().map(|it| it.signal.name()).collect();
+        assert_eq!(signals.len(), 5, "the defaults of the others stay: {signals:?}");
+        assert_eq!(settings.node.image_endpoint, "unix:///run/imagelet/imagelet.sock");
+        assert!(matches!(settings.backend, super::super::Backend::Embedded(_)), "it is the kubelet's, not ours");
+    }
+
+    #[test]
+    fn each_map_of_thresholds_is_blamed_at_its_line() {
+        for (text, complaint) in [
+            ("evictionHard: {x: 1%}", "evictionHard: unsupported eviction signal x"),
+            (
+                "evictionSoft: {imagefs.available: 5%}",
+                "evictionSoft: grace period must be specified for the soft eviction threshold imagefs.available",
+            ),
+            (
+                "evictionSoftGracePeriod: {imagefs.available: -1s}",
+                "evictionSoftGracePeriod: invalid eviction grace period specified: -1s, must be a positive value",
+            ),
+            (
+                "evictionMinimumReclaim: {imagefs.available: 0%}",
+                "evictionMinimumReclaim: eviction percentage minimum reclaim imagefs.available must be positive: 0%",
+            ),
+        ] {
+            let error = given(&format!("socket: /s\n{text}\n")).settings().expect_err("refused").to_string();
+            let text = complaint.split_once(": ").expect("a key").1;
+            assert_eq!(error, format!("f.yaml:2: invalid configuration: {text}"));
+        }
     }
 
     #[test]
@@ -348,7 +413,7 @@ mod tests {
         for case in &cases {
             let (input, expected) = (&case["input"], &case["expected"]);
             let mut document = input["config"].clone();
-            document["featureGates"] = json!({FEATURE_GATE: input["feature_ensure_secret_pulled_images"]});
+            document["featureGates"] = json!({FEATURE_GATES[0]: input["feature_ensure_secret_pulled_images"]});
             let layers = given(&document.to_string());
             let effective = layers.effective().expect("defaults apply");
             for (key, wanted) in expected["after_defaulting"].as_object().expect("values") {

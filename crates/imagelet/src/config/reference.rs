@@ -50,6 +50,7 @@ fn type_word(kind: &str) -> &str {
         "PathBuf" => "path",
         "Vec<String" => "list of text",
         "Vec<KeepFile" => "list of rules",
+        "BTreeMap<String, String" => "map of text",
         _ => "text",
     }
 }
@@ -72,6 +73,7 @@ fn rows(
             Some(Value::String(text)) if text.is_empty() => "empty".into(),
             Some(Value::String(text)) => format!("`{text}`"),
             Some(Value::Array(list)) if list.is_empty() => "empty".into(),
+            Some(Value::Object(map)) if map.is_empty() => "empty".into(),
             Some(other) => format!("`{other}`"),
         };
         writeln!(page, "| `{key}` | {} | {default} | {} |", type_word(&field.kind), field.comment)

@@ -16,7 +16,7 @@ use imagelet_oci::{Admission, Durability, LayerLimits};
 
 use super::{
     API_VERSION, Backend, File, GcSettings, GoDuration, KIND, LimitsFile, ProviderSettings, PullLimits, Settings,
-    StoreSettings, Surroundings, Verification, gc,
+    StoreSettings, Surroundings, Verification, gc, kubelet,
 };
 use crate::size::parse_size;
 
@@ -44,6 +44,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     document(file, &mut complaints);
     let gc = thresholds(file, &mut complaints);
     let pulls = pulls(file, &mut complaints);
+    let node = kubelet::check(file, &mut complaints);
     let verification = verification(file, &mut complaints);
     let timeout = file.runtime_request_timeout.unwrap_or_default();
     if timeout.0 <= 0 {
@@ -88,6 +89,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
         (Some(gc), true) => Ok(Settings {
             gc,
             collection,
+            node,
             pulls,
             compatibility,
             verification,
@@ -122,6 +124,11 @@ impl Complaints {
     pub(super) fn add_of(&mut self, keys: &[&'static str], message: impl std::fmt::Display) {
         let keys = keys.iter().copied().map(Cow::Borrowed).collect();
         self.0.push(Complaint { keys, message: format!("invalid configuration: {message}") });
+    }
+
+    /// One of the few that the kubelet tells without its usual beginning.
+    pub(super) fn add_bare(&mut self, key: &'static str, message: String) {
+        self.0.push(Complaint { keys: vec![key.into()], message });
     }
 }
 
