@@ -6,11 +6,13 @@ use std::{
     sync::Arc,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::GcError;
 use crate::{image::ByteSize, runtime::RuntimeManager};
 
 /// What a file system holds. All zero where it could not be looked at.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskUse {
     /// The directory by which it was found.
     pub mountpoint: PathBuf,
@@ -36,6 +38,12 @@ impl DiskUse {
         }
         let available = available.min(capacity);
         Self { capacity, available, used: capacity.saturating_sub(available), ..Self::default() }
+    }
+
+    /// The same disk after so much went from it.
+    pub(crate) fn with_more_available(&self, bytes: ByteSize) -> Self {
+        let available = (self.available + bytes).min(self.capacity);
+        Self { available, used: self.capacity.saturating_sub(available), ..self.clone() }
     }
 
     /// The share in use, rounded up to the next percent; 100 for a disk without capacity.

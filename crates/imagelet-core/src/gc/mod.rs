@@ -1,16 +1,22 @@
 //! Removes images that nobody needs, to make room or because they are old (`spec/gc.md §6-§8`).
 //!
 //! `plan.rs` decides, `collect.rs` acts: each removal is preceded by asking afresh whether the image is still free, and
-//! the disk is looked at again at the end. **Invariant:** an image goes only if a listing that just succeeded shows no
+//! the disk is looked at again at the end. `kubelet/` does the same in the kubelet's way, for who wants that. **Invariant:** an image goes only if a listing that just succeeded shows no
 //! user of it.
 
 mod collect;
 mod disk;
+mod facts;
+mod input;
+mod kubelet;
 mod plan;
 mod policy;
 mod rules;
 mod runs;
+mod reason;
+mod round;
 mod text;
+mod time;
 
 #[cfg(test)]
 mod records_tests;
@@ -21,11 +27,17 @@ mod threshold_tests;
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 pub use self::{
     disk::{DiskProbe, DiskUse, StatVfs},
-    policy::{AgeCounts, GcPolicy, GcPolicyError},
     rules::{KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
     runs::{GcRuns, RunLevel, RunTold},
+    facts::ImageFacts,
+    input::PlanInput,
+    plan::{Plan, Shortage, Step, plan},
+    policy::{AgeCounts, GcPolicy, GcPolicyError, GcWay},
+    reason::{Idle, Reason},
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey},
@@ -54,7 +66,8 @@ pub struct GcRequest {
 }
 
 /// How far a collection goes. None of them takes an image in use, pinned, or younger than the policy's minimum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum GcGoal {
     /// What is too old; then, if the disk is above the high threshold, down to the low one.
     Threshold,
@@ -87,6 +100,9 @@ pub struct GcReport {
     pub failures: Vec<GcError>,
     /// Events to record on the node.
     pub events: Vec<GcEvent>,
+    /// What was planned and from what, in order: more than one where something stood against a removal, none in the
+    /// kubelet's way.
+    pub planned: Vec<Arc<Planned>>,
     /// Ids of all images that are there after it, for whoever forgets what belongs to absent ones; `None` in a dry run
     /// or where they could not be listed, when nothing may be forgotten.
     pub present: Option<Vec<ImageId>>,
@@ -100,6 +116,15 @@ impl GcReport {
     }
 }
 
+/// A plan with all it was made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Planned {
+    /// From what.
+    pub input: PlanInput,
+    /// What.
+    pub plan: Plan,
+}
+
 /// What becomes of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcDecision {
@@ -111,8 +136,8 @@ pub struct GcDecision {
     pub size: ByteSize,
     /// Stay or go.
     pub verdict: GcVerdict,
-    /// Why, for people.
-    pub reason: String,
+    /// Why.
+    pub reason: Reason,
 }
 
 /// Stay or go.
@@ -128,7 +153,8 @@ pub enum GcVerdict {
 }
 
 /// What an image goes for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum GcPhase {
     /// It was unused for too long.
     Age,

@@ -1,384 +1,205 @@
-//! Which image goes, and when: candidates in order, the age phase, the space phase. Touches nothing (`spec/gc.md §6-§8`).
+//! Which images go, in which order, and why each other stays: a plain function of its input (`spec/gc.md §6-§8, §21`).
+//!
+//! First what is too old goes, whatever the disk. Then, where room is wanted, as much as is wanted and no image more;
+//! where not even all that may go would be enough, none goes in vain.
 
-use std::{
-    fmt,
-    time::{Duration, SystemTime},
-};
+use serde::{Deserialize, Serialize};
 
 use super::{
-    GcError,
-    policy::AgeCounts,
-    text::{aggregate, duration_text},
+    AgeCounts, GcGoal, GcPhase, ImageFacts, PlanInput, Reason,
+    reason::Idle,
+    time::{is_older, is_younger},
 };
-use crate::{
-    image::{ByteSize, ImageKey},
-    inventory::Entry,
-};
+use crate::image::{ByteSize, ImageKey};
 
-/// What a decision needs to know of an image; a copy, so later passes do not change it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Candidate {
-    pub(crate) key: ImageKey,
-    pub(crate) size: ByteSize,
-    /// `None` is earlier than all times.
-    pub(crate) first_seen: Option<SystemTime>,
-    pub(crate) last_used: Option<SystemTime>,
-    pub(crate) leased_at: Option<SystemTime>,
-    pub(crate) in_use: bool,
-    pub(crate) pinned: bool,
+/// What is to be done, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The removals, in order.
+    pub steps: Vec<Step>,
+    /// Everything else, in the order of the input.
+    pub kept: Vec<(ImageKey, Reason)>,
+    /// How much is to be freed; `None` where no room is wanted, or everything unused is.
+    pub wanted: Option<ByteSize>,
+    /// What the steps free.
+    pub frees: ByteSize,
+    /// What could be freed if everything that may go went.
+    pub could_free: ByteSize,
+    /// What holds the space where the goal is out of reach.
+    pub shortage: Option<Shortage>,
 }
 
-impl Candidate {
-    pub(crate) fn of(entry: &Entry) -> Self {
-        Self {
-            key: entry.key(),
-            size: entry.image.size,
-            first_seen: Some(entry.first_seen),
-            last_used: entry.last_used,
-            leased_at: entry.leased_at,
-            in_use: !entry.in_use_by.is_empty(),
-            pinned: !entry.pinned_by.is_empty(),
-        }
-    }
+/// One removal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// Which image.
+    pub key: ImageKey,
+    /// What for.
+    pub phase: GcPhase,
+    /// Why.
+    pub reason: Reason,
+    /// What it frees after the steps before it.
+    pub frees: ByteSize,
 }
 
-/// Why an image stays.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
-    InUse(Vec<String>),
-    Pinned(Vec<String>),
-    /// The runtime lists it without an id.
-    NoId,
-    /// First seen, or asked for, less than this ago.
-    Younger(Duration),
-    Leased(Duration),
-    /// Asked for; the container for which it was may still come.
-    Awaited,
-    /// In use at the last look but one.
-    Released,
-    /// Used since the collection began.
-    JustUsed,
-    /// Enough went before it, or there was no need at all.
-    NotNeeded,
-    Gone,
-    /// The collection ended early.
-    Aborted(String),
+/// What holds the space that cannot be freed. Sizes as listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shortage {
+    /// By images in use.
+    pub in_use: ByteSize,
+    /// By pinned images.
+    pub pinned: ByteSize,
+    /// By images that stay for another reason.
+    pub kept: ByteSize,
+    /// By anything but images.
+    pub others: ByteSize,
 }
 
-impl fmt::Display for Kept {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// More users than these tell nobody more.
-        const USERS_SHOWN_MAX: usize = 3;
-        match self {
-            Self::InUse(users) => {
-                write!(f, "in use by {}", users.iter().take(USERS_SHOWN_MAX).cloned().collect::<Vec<_>>().join(", "))?;
-                match users.len().saturating_sub(USERS_SHOWN_MAX) {
-                    0 => Ok(()),
-                    more => write!(f, " and {more} more"),
-                }
-            }
-            Self::Pinned(by) => {
-                let quoted = |it: &String| if it == "runtime" { "the runtime".to_owned() } else { format!("`{it}`") };
-                write!(f, "pinned by {}", by.iter().map(quoted).collect::<Vec<_>>().join(", "))
-            }
-            Self::NoId => f.write_str("listed without an id"),
-            Self::Younger(age) => write!(f, "younger than {}", duration_text(*age)),
-            Self::Leased(age) => write!(f, "asked for less than {} ago", duration_text(*age)),
-            Self::Awaited => f.write_str("asked for, and the container it is for may still come"),
-            Self::Released => f.write_str("in use until a moment ago"),
-            Self::JustUsed => f.write_str("used since the collection began"),
-            Self::NotNeeded => f.write_str("not needed"),
-            Self::Gone => f.write_str("gone already"),
-            Self::Aborted(why) => write!(f, "the collection ended early: {why}"),
-        }
-    }
-}
-
-/// Who may go, the least recently used first; never used goes before used, full ties by key.
-///
-/// Second: keys without an id, which nobody could remove.
-pub(crate) fn eviction_order(candidates: Vec<Candidate>) -> (Vec<Candidate>, Vec<ImageKey>) {
-    let free = candidates.into_iter().filter(|candidate| !candidate.in_use && !candidate.pinned);
-    let (mut order, nameless): (Vec<_>, Vec<_>) = free.partition(|candidate| !candidate.key.id().as_str().is_empty());
-    order.sort_by(|a, b| (a.last_used, a.first_seen, &a.key).cmp(&(b.last_used, b.first_seen, &b.key)));
-    (order, nameless.into_iter().map(|candidate| candidate.key).collect())
-}
-
-/// Removes what was unused for too long, whatever the disk.
-#[derive(Clone, Debug)]
-pub(crate) struct AgePhase {
-    pub(crate) age_max: Duration,
-    /// Since when uses are known: nothing is old before it was watched for that long.
-    pub(crate) watched_since: SystemTime,
-    pub(crate) now: SystemTime,
-    pub(crate) counts: AgeCounts,
-    pub(crate) failures: Vec<String>,
-}
-
-impl AgePhase {
-    /// Whether it removes anything at all.
-    pub(crate) fn opens(&self) -> bool {
-        is_older(Some(self.watched_since), self.age_max, self.now)
-    }
-
-    /// Whether this one goes.
-    pub(crate) fn takes(&self, candidate: &Candidate) -> bool {
-        let since = match self.counts {
-            AgeCounts::FromUseOrSight => candidate.last_used.max(candidate.first_seen),
-            AgeCounts::FromUse => candidate.last_used,
+/// Decides.
+pub fn plan(input: &PlanInput) -> Plan {
+    let stays: Vec<Option<Reason>> = input.images.iter().map(|image| holds(image, input)).collect();
+    let mut order: Vec<usize> = (0..input.images.len()).filter(|index| stays[*index].is_none()).collect();
+    order.sort_by(|one, other| {
+        let by = |index: usize| {
+            let image = &input.images[index];
+            (image.last_used, image.first_seen, &image.key)
         };
-        is_older(since, self.age_max, self.now)
+        by(*one).cmp(&by(*other))
+    });
+
+    let (old, rest): (Vec<usize>, Vec<usize>) =
+        order.into_iter().partition(|index| is_old(&input.images[*index], input));
+    let age_max = input.policy.age_max().unwrap_or_default();
+    let mut steps: Vec<(usize, Step)> = Vec::new();
+    for index in old {
+        let image = &input.images[index];
+        let reason = Reason::Old { idle: idle(image, input), age_max };
+        steps.push((index, Step { key: image.key.clone(), phase: GcPhase::Age, reason, frees: image.size }));
     }
+    let aged: ByteSize = steps.iter().map(|(_, step)| step.frees).sum();
 
-    /// The error of the phase, if any removal failed.
-    pub(crate) fn error(&self) -> Option<GcError> {
-        (!self.failures.is_empty())
-            .then(|| GcError::AgeRemovals { age_max: self.age_max, errors: aggregate(&self.failures) })
-    }
-}
-
-/// Removes in order until enough is gone.
-#[derive(Clone, Debug)]
-pub(crate) struct SpacePhase {
-    /// Bytes to free. Nothing or less still takes one image, as the kubelet does; who wants none does not begin.
-    pub(crate) wanted: i64,
-    pub(crate) age_min: Duration,
-    pub(crate) now: SystemTime,
-    pub(crate) freed: ByteSize,
-    pub(crate) failures: Vec<String>,
-    is_done: bool,
-}
-
-impl SpacePhase {
-    pub(crate) fn new(wanted: i64, age_min: Duration, now: SystemTime) -> Self {
-        Self { wanted, age_min, now, freed: ByteSize::ZERO, failures: Vec::new(), is_done: false }
-    }
-
-    /// Enough is gone; who comes now is not looked at any more.
-    pub(crate) fn is_done(&self) -> bool {
-        self.is_done
-    }
-
-    /// Why this one stays although more is wanted; `None`: it goes.
-    pub(crate) fn keeps(&self, candidate: &Candidate) -> Option<Kept> {
-        if candidate.last_used >= Some(self.now) {
-            return Some(Kept::JustUsed);
-        }
-        if is_younger(candidate.first_seen, self.age_min, self.now) {
-            return Some(Kept::Younger(self.age_min));
-        }
-        let is_leased = candidate.leased_at.is_some() && is_younger(candidate.leased_at, self.age_min, self.now);
-        is_leased.then_some(Kept::Leased(self.age_min))
-    }
-
-    /// Counts a removal.
-    pub(crate) fn removed(&mut self, size: ByteSize) {
-        self.freed = self.freed + size;
-        self.is_done = i128::from(self.freed.0) >= i128::from(self.wanted);
-    }
-
-    /// Counts a failure; the walk goes on.
-    pub(crate) fn failed(&mut self, error: String) {
-        self.failures.push(error);
-    }
-
-    /// The error of the phase, if any removal failed, even when enough was freed.
-    pub(crate) fn error(&self) -> Option<GcError> {
-        (!self.failures.is_empty()).then(|| GcError::SpaceRemovals {
-            wanted: self.wanted,
-            freed: self.freed.0,
-            errors: aggregate(&self.failures),
-        })
-    }
-}
-
-/// `now - since > age`, where no time at all is infinitely long ago and the future is now.
-fn is_older(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool {
-    since.is_none_or(|since| now.duration_since(since).is_ok_and(|passed| passed > age))
-}
-
-/// `now - since < age`, with the same reading.
-fn is_younger(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool {
-    since.is_some_and(|since| now.duration_since(since).map_or(true, |passed| passed < age))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::Value;
-
-    use super::*;
-    use crate::testing::vectors;
-
-    /// Nanoseconds on the vectors' clock; null is no time.
-    fn time(value: &Value) -> Option<SystemTime> {
-        value.as_i64().map(|nanos| {
-            let span = Duration::from_nanos(nanos.unsigned_abs());
-            if nanos < 0 { SystemTime::UNIX_EPOCH - span } else { SystemTime::UNIX_EPOCH + span }
-        })
-    }
-
-    fn duration(value: &Value) -> Duration {
-        Duration::from_nanos(value.as_u64().unwrap())
-    }
-
-    fn candidate(value: &Value) -> Candidate {
-        let text = value["key"].as_str().or(value["id"].as_str()).unwrap();
-        Candidate {
-            key: ImageKey::parse(text),
-            size: ByteSize(value["size"].as_u64().unwrap()),
-            first_seen: time(&value["first_detected"]),
-            last_used: time(&value["last_used"]),
-            leased_at: None,
-            in_use: false,
-            pinned: value["pinned"].as_bool().unwrap_or(false),
-        }
-    }
-
-    fn candidates(value: &Value) -> Vec<(Candidate, Option<String>)> {
-        let error = |it: &Value| it["delete_error"].as_str().map(str::to_owned);
-        value.as_array().unwrap().iter().map(|it| (candidate(it), error(it))).collect()
-    }
-
-    fn texts(value: &Value) -> Vec<String> {
-        value.as_array().into_iter().flatten().map(|it| it.as_str().unwrap().to_owned()).collect()
-    }
-
-    #[test]
-    fn candidates_come_in_the_kubelets_order() {
-        let cases = vectors("gc-eviction-order.json");
-        assert_eq!(cases.len(), 13);
-        for case in cases {
-            let in_use = texts(&case["input"]["in_use"]);
-            let all = candidates(&case["input"]["records"]).into_iter().map(|(candidate, _)| {
-                let in_use = in_use.contains(&candidate.key.to_string());
-                Candidate { in_use, ..candidate }
-            });
-            let (order, nameless) = eviction_order(all.collect());
-            let ids: Vec<_> = order.iter().map(|it| it.key.id().to_string()).collect();
-            // The one case without an order upstream is in ours, by id.
-            assert_eq!(ids, texts(&case["expected"]["order"]), "{}", case["name"]);
-            let events: Vec<_> = nameless
-                .iter()
-                .map(|key| {
-                    let event = super::super::invalid_id_event(key);
-                    format!("Warning {} {}", event.reason, event.message)
-                })
-                .collect();
-            assert_eq!(events, texts(&case["expected"]["events"]), "{}", case["name"]);
-        }
-    }
-
-    #[test]
-    fn space_is_freed_as_the_kubelet_frees_it() {
-        let cases = vectors("gc-free-space.json");
-        assert_eq!(cases.len(), 25);
-        for case in cases {
-            let input = &case["input"];
-            let wanted = input["bytes_to_free"].as_i64().unwrap();
-            let mut phase = SpacePhase::new(wanted, duration(&input["min_age"]), time(&input["free_time"]).unwrap());
-            let (mut deleted, mut remaining) = (Vec::new(), Vec::new());
-            for (candidate, error) in candidates(&input["candidates"]) {
-                if phase.is_done() {
-                    break;
-                }
-                let id = candidate.key.id().to_string();
-                match (phase.keeps(&candidate), error) {
-                    (Some(_), _) => remaining.push(id),
-                    (None, Some(error)) => phase.failed(error),
-                    (None, None) => {
-                        phase.removed(candidate.size);
-                        deleted.push(id);
-                    }
-                }
-            }
-            let expected = &case["expected"];
-            let error = phase.error().map(|error| error.to_string());
-            assert_eq!(error.as_deref(), expected["error"].as_str(), "{}", case["name"]);
-            assert_eq!(deleted, texts(&expected["deleted"]), "{}", case["name"]);
-            assert_eq!(phase.freed.0, expected["freed"].as_u64().unwrap(), "{}", case["name"]);
-            assert_eq!(error.is_some(), expected["remaining"].is_null(), "{}", case["name"]);
-            if error.is_none() {
-                assert_eq!(remaining, texts(&expected["remaining"]), "{}", case["name"]);
-            }
-        }
-    }
-
-    #[test]
-    fn old_images_go_as_the_kubelet_lets_them_go() {
-        let cases = vectors("gc-max-age.json");
-        assert_eq!(cases.len(), 10);
-        for case in cases {
-            let input = &case["input"];
-            let mut phase = AgePhase {
-                age_max: duration(&input["max_age"]),
-                watched_since: time(&input["began_gc"]).unwrap(),
-                now: time(&input["free_time"]).unwrap(),
-                counts: AgeCounts::FromUse,
-                failures: Vec::new(),
-            };
-            // A policy turns an age of zero into none, so that the phase does not exist.
-            let opens = !phase.age_max.is_zero() && phase.opens();
-            let (mut deleted, mut remaining) = (Vec::new(), Vec::new());
-            for (candidate, error) in candidates(&input["candidates"]) {
-                let id = candidate.key.id().to_string();
-                match error {
-                    _ if !opens || !phase.takes(&candidate) => remaining.push(id),
-                    Some(error) => {
-                        phase.failures.push(error);
-                        remaining.push(id);
-                    }
-                    None => deleted.push(id),
-                }
-            }
-            let expected = &case["expected"];
-            let error = phase.error().map(|error| error.to_string());
-            assert_eq!(error.as_deref(), expected["error"].as_str(), "{}", case["name"]);
-            assert_eq!(deleted, texts(&expected["deleted"]), "{}", case["name"]);
-            assert_eq!(remaining, texts(&expected["remaining"]), "{}", case["name"]);
-        }
-    }
-
-    #[test]
-    fn a_just_pulled_image_is_not_old() {
-        let now = SystemTime::UNIX_EPOCH + Duration::from_hours(100);
-        let phase = AgePhase {
-            age_max: Duration::from_hours(1),
-            watched_since: SystemTime::UNIX_EPOCH,
-            now,
-            counts: AgeCounts::FromUseOrSight,
-            failures: Vec::new(),
+    let may: Vec<usize> = rest.into_iter().filter(|index| too_fresh(&input.images[*index], input).is_none()).collect();
+    let possible: ByteSize = may.iter().map(|index| input.images[*index].size).sum();
+    let wanted = wanted(input, aged);
+    let (phase, chosen, shortage) = match (input.goal, wanted) {
+        (GcGoal::AllUnused, _) => (GcPhase::All, may, None),
+        (_, None) => (GcPhase::Space, Vec::new(), None),
+        (_, Some(wanted)) if possible < wanted => (GcPhase::Space, Vec::new(), Some(shortage(input))),
+        (_, Some(wanted)) => (GcPhase::Space, choose(input, &may, wanted), None),
+    };
+    for index in chosen {
+        let image = &input.images[index];
+        let idle = idle(image, input);
+        let reason = match phase {
+            GcPhase::All => Reason::Unused { idle },
+            GcPhase::Age | GcPhase::Space => Reason::Room { idle, frees: image.size },
         };
-        let mut image = candidate(&serde_json::json!({"id": "a", "size": 1}));
-        image.first_seen = Some(now - Duration::from_mins(59));
-        assert!(phase.opens() && !phase.takes(&image));
-        image.first_seen = Some(now - Duration::from_mins(61));
-        assert!(phase.takes(&image));
+        steps.push((index, Step { key: image.key.clone(), phase, reason, frees: image.size }));
     }
 
-    #[test]
-    fn keys_read_and_print_as_the_kubelets() {
-        for case in vectors("gc-image-tuple.json") {
-            let (input, expected) = (&case["input"], &case["expected"]);
-            if let (Some(id), Some(handler)) = (input["image_id"].as_str(), input["runtime_handler"].as_str()) {
-                let key = ImageKey::new(crate::image::ImageId::new(id), handler.to_owned());
-                assert_eq!(key.to_string(), expected["key"].as_str().unwrap(), "{}", case["name"]);
-            }
-            let text = input["key"].as_str().or(expected["key"].as_str()).unwrap();
-            assert_eq!(ImageKey::parse(text).id().as_str(), expected["id_from_key"].as_str().unwrap());
-        }
+    let goes: std::collections::BTreeSet<usize> = steps.iter().map(|(index, _)| *index).collect();
+    let is_room_wanted = wanted.is_some() || input.goal == GcGoal::AllUnused;
+    let kept = input.images.iter().zip(stays).enumerate().filter(|(index, _)| !goes.contains(index));
+    let kept = kept.map(|(_, (image, stays))| {
+        let fresh = || too_fresh(image, input).filter(|_| is_room_wanted);
+        let otherwise = if shortage.is_some() { Reason::InVain } else { Reason::NotNeeded };
+        (image.key.clone(), stays.or_else(fresh).unwrap_or(otherwise))
+    });
+    Plan {
+        kept: kept.collect(),
+        wanted,
+        frees: steps.iter().map(|(_, step)| step.frees).sum(),
+        could_free: aged + possible,
+        shortage,
+        steps: steps.into_iter().map(|(_, step)| step).collect(),
     }
+}
 
-    #[test]
-    fn reasons_read_as_sentences() {
-        let users = |count: usize| Kept::InUse((0..count).map(|number| format!("default/web/{number}")).collect());
-        for (kept, text) in [
-            (users(1), "in use by default/web/0"),
-            (users(5), "in use by default/web/0, default/web/1, default/web/2 and 2 more"),
-            (Kept::Pinned(vec!["runtime".to_owned(), "x*".to_owned()]), "pinned by the runtime, `x*`"),
-            (Kept::Younger(Duration::from_mins(2)), "younger than 2m0s"),
-            (Kept::NotNeeded, "not needed"),
-        ] {
-            assert_eq!(kept.to_string(), text);
-        }
+/// Why it stays whatever is wanted.
+fn holds(image: &ImageFacts, input: &PlanInput) -> Option<Reason> {
+    if let Some(reason) = input.spared.get(&image.key) {
+        return Some(reason.clone());
     }
+    if !image.in_use_by.is_empty() {
+        return Some(Reason::InUse { by: image.in_use_by.clone() });
+    }
+    if !image.pinned_by.is_empty() {
+        return Some(Reason::Pinned { by: image.pinned_by.clone() });
+    }
+    image.key.id().as_str().is_empty().then_some(Reason::NoId)
+}
+
+/// Why it stays although room is wanted.
+fn too_fresh(image: &ImageFacts, input: &PlanInput) -> Option<Reason> {
+    let age_min = input.policy.age_min();
+    if image.last_used >= Some(input.now) {
+        return Some(Reason::JustUsed);
+    }
+    if is_younger(image.first_seen, age_min, input.now) {
+        return Some(Reason::Young { age_min });
+    }
+    let is_leased = image.leased_at.is_some() && is_younger(image.leased_at, age_min, input.now);
+    is_leased.then_some(Reason::Leased { lease: age_min })
+}
+
+fn is_old(image: &ImageFacts, input: &PlanInput) -> bool {
+    let Some(age_max) = input.policy.age_max().filter(|_| input.goal == GcGoal::Threshold) else { return false };
+    if !is_older(Some(input.watched_since), age_max, input.now) {
+        return false;
+    }
+    let since = match input.policy.age_counts() {
+        AgeCounts::FromUseOrSight => image.last_used.max(image.first_seen),
+        AgeCounts::FromUse => image.last_used,
+    };
+    is_older(since, age_max, input.now) && too_fresh(image, input).is_none()
+}
+
+/// How much must go for room, after what goes for its age.
+fn wanted(input: &PlanInput, aged: ByteSize) -> Option<ByteSize> {
+    let aged = input.aged + aged;
+    let room = match input.goal {
+        GcGoal::AllUnused => None,
+        GcGoal::Free(bytes) => Some(bytes.saturating_sub(aged)),
+        GcGoal::Threshold => {
+            let disk = input.disk.as_ref().filter(|disk| disk.capacity > ByteSize::ZERO)?;
+            input.policy.room_wanted(&disk.with_more_available(aged))
+        }
+    };
+    room.map(|room| room.saturating_sub(input.freed)).filter(|room| *room > ByteSize::ZERO)
+}
+
+/// The least recently used first, until it is enough.
+fn choose(input: &PlanInput, may: &[usize], wanted: ByteSize) -> Vec<usize> {
+    let mut freed = ByteSize::ZERO;
+    let mut chosen = Vec::new();
+    for index in may {
+        if freed >= wanted {
+            break;
+        }
+        freed = freed + input.images[*index].size;
+        chosen.push(*index);
+    }
+    chosen
+}
+
+fn shortage(input: &PlanInput) -> Shortage {
+    let mut shortage = Shortage::default();
+    for image in &input.images {
+        let part = if !image.in_use_by.is_empty() {
+            &mut shortage.in_use
+        } else if !image.pinned_by.is_empty() {
+            &mut shortage.pinned
+        } else {
+            &mut shortage.kept
+        };
+        *part = *part + image.size;
+    }
+    let images: ByteSize = input.images.iter().map(|image| image.size).sum();
+    let used = input.disk.as_ref().map_or(ByteSize::ZERO, |disk| disk.used);
+    shortage.others = used.saturating_sub(images);
+    shortage
+}
+
+fn idle(image: &ImageFacts, input: &PlanInput) -> Idle {
+    Idle::of(image.last_used, image.first_seen, input.now)
 }

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::image::{ByteSize, Percent};
 
 use super::disk::DiskUse;
 
 /// When to collect, and how far. `low <= high` by construction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcPolicy {
     high: Percent,
     low: Percent,
@@ -15,10 +17,23 @@ pub struct GcPolicy {
     /// `None`: age alone removes nothing.
     age_max: Option<Duration>,
     age_counts: AgeCounts,
+    way: GcWay,
+}
+
+/// Whose way of collecting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GcWay {
+    /// Ours: planned as a whole before the first removal.
+    #[default]
+    Imagelet,
+    /// The kubelet's, to the letter (`spec/gc.md §6-§8`).
+    Kubelet,
 }
 
 /// From when the age of an image that was never used counts, where old images are removed for their age alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AgeCounts {
     /// From its last use, or from when it was first seen, whichever is later.
     #[default]
@@ -57,13 +72,31 @@ impl GcPolicy {
             return Err(GcPolicyError::Crossed { low, high });
         }
         let age_max = age_max.filter(|age| !age.is_zero());
-        Ok(Self { high: high_percent, low: low_percent, age_min, age_max, age_counts: AgeCounts::default() })
+        Ok(Self {
+            high: high_percent,
+            low: low_percent,
+            age_min,
+            age_max,
+            age_counts: AgeCounts::default(),
+            way: GcWay::default(),
+        })
     }
 
     /// The same policy, counting ages otherwise.
     #[must_use]
     pub fn counting(self, age_counts: AgeCounts) -> Self {
         Self { age_counts, ..self }
+    }
+
+    /// The same policy in another way.
+    #[must_use]
+    pub fn in_way(self, way: GcWay) -> Self {
+        Self { way, ..self }
+    }
+
+    /// Whose way of collecting.
+    pub fn way(&self) -> GcWay {
+        self.way
     }
 
     /// Where collecting starts.

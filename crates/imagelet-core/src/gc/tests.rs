@@ -133,7 +133,7 @@ impl Node {
 }
 
 fn reason(report: &GcReport, id: &ImageId) -> String {
-    report.decisions.iter().find(|decision| decision.key.id() == id).unwrap().reason.clone()
+    report.decisions.iter().find(|decision| decision.key.id() == id).unwrap().reason.to_string()
 }
 
 #[tokio::test]
@@ -152,12 +152,12 @@ async fn the_longest_idle_go_until_the_low_threshold_is_met() {
 
 #[tokio::test]
 async fn images_in_use_by_running_or_exited_containers_and_pinned_ones_stay() {
-    let node = Node::new(100);
+    let node = Node::new(0);
     let running = node.idle("run:1", 200, 1).await;
     let exited = node.idle("exit:1", 200, 2).await;
     let pinned = node.idle("pin:1", 200, 3).await;
     let kept = node.idle("kept:1", 200, 4).await;
-    let free = node.idle("free:1", 100, 5).await;
+    let free = node.idle("free:1", 200, 5).await;
     node.fake.run("web", "app", "run:1", &running, ContainerState::Running);
     node.fake.run("job", "once", "exit:1", &exited, ContainerState::Exited);
     node.inventory.pin("pin:*").unwrap();
@@ -168,8 +168,34 @@ async fn images_in_use_by_running_or_exited_containers_and_pinned_ones_stay() {
     assert_eq!(reason(&report, &exited), "in use by default/job/once");
     assert_eq!(reason(&report, &pinned), "pinned by `pin:*`");
     assert_eq!(reason(&report, &kept), "pinned by the runtime");
+    assert_eq!(report.events, []);
+}
+
+#[tokio::test]
+async fn nothing_goes_in_vain_where_all_that_may_go_is_not_enough() {
+    let node = Node::new(300);
+    let used = node.idle("run:1", 600, 1).await;
+    let free = node.idle("free:1", 100, 5).await;
+    node.fake.run("web", "app", "run:1", &used, ContainerState::Running);
+    let report = node.collect(GcGoal::Threshold).await;
+    assert_eq!(node.removals(), [""; 0]);
+    assert_eq!(reason(&report, &free), Reason::InVain.to_string());
     assert_eq!(report.events[0].reason, "FreeDiskSpaceFailed");
     assert!(report.events[0].message.contains("(100% of 1000 B used)"), "{}", report.events[0].message);
+    let shortage = report.planned[0].plan.shortage.unwrap();
+    assert_eq!((shortage.in_use, shortage.kept, shortage.others), (ByteSize(600), ByteSize(100), ByteSize(300)));
+}
+
+#[tokio::test]
+async fn a_plan_written_down_is_planned_again_to_the_letter() {
+    let node = Node::new(500);
+    node.idle("a:1", 200, 10).await;
+    node.idle("b:1", 250, 20).await;
+    let report = node.collect(GcGoal::Threshold).await;
+    for planned in report.planned {
+        let written = serde_json::to_string(&planned.input).unwrap();
+        assert_eq!(plan(&serde_json::from_str::<PlanInput>(&written).unwrap()), planned.plan);
+    }
 }
 
 #[tokio::test]
@@ -391,7 +417,8 @@ async fn whole_collections_match_the_kubelets_vectors() {
             Some(nanos(&policy["max_age"])),
         )
         .unwrap()
-        .counting(AgeCounts::FromUse);
+        .counting(AgeCounts::FromUse)
+        .in_way(GcWay::Kubelet);
         let bytes = |field: &str| ByteSize(input["stats"][field].as_u64().unwrap_or(0));
         let disk = DiskUse::of(bytes("capacity_bytes"), bytes("available_bytes"));
         let scripted = Arc::new(Scripted {

@@ -57,8 +57,22 @@ impl fmt::Display for ByteSize {
 }
 
 /// A share of a whole, 0 to 100.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "i64", into = "i64")]
 pub struct Percent(u8);
+
+impl TryFrom<i64> for Percent {
+    type Error = PercentError;
+    fn try_from(value: i64) -> Result<Self, PercentError> {
+        Self::new(value)
+    }
+}
+
+impl From<Percent> for i64 {
+    fn from(percent: Percent) -> Self {
+        percent.get().into()
+    }
+}
 
 /// The number is no percentage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

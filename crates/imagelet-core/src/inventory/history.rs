@@ -2,10 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
 use crate::image::ByteSize;
 
 /// What the last pull of an image cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullCost {
     /// Compressed bytes that came over the network.
     pub bytes: ByteSize,
@@ -16,7 +18,8 @@ pub struct PullCost {
 }
 
 /// How an image came to be on the node, as far as is known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// imagelet pulled it.
     Pulled,

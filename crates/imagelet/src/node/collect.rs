@@ -127,16 +127,17 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
         report.removed.iter().map(|removal| (&removal.key, &removal.outcome)).collect();
     let images = report.decisions.iter().map(|decision| {
         let (verdict, reason) = match (decision.verdict, outcomes.get(&decision.key)) {
-            (_, Some(GcOutcome::Removed { .. })) => ("removed", decision.reason.clone()),
+            (_, Some(GcOutcome::Removed { .. })) => ("removed", decision.reason.to_string()),
             (_, Some(GcOutcome::Failed { error })) => ("failed", error.clone()),
-            (GcVerdict::Remove { .. }, None) if dry_run => ("remove", decision.reason.clone()),
-            (GcVerdict::Remove { .. } | GcVerdict::Keep, None) => ("keep", decision.reason.clone()),
+            (GcVerdict::Remove { .. }, None) if dry_run => ("remove", decision.reason.to_string()),
+            (GcVerdict::Remove { .. } | GcVerdict::Keep, None) => ("keep", decision.reason.to_string()),
         };
         CollectedRow {
             id: decision.key.id().to_string(),
             names: decision.tags.clone(),
             size: decision.size.0,
             verdict: verdict.into(),
+            code: decision.reason.code().into(),
             reason,
         }
     });
@@ -147,6 +148,7 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
         used_percent_after: report.disk_after.as_ref().map(imagelet_core::gc::DiskUse::used_percent),
         wanted: report.goal_bytes.map(|bytes| bytes.0),
         claimed: report.claimed.0,
+        could_free: report.planned.first().map(|planned| planned.plan.could_free.0),
         measured: report.measured.map(|bytes| bytes.0),
         images: images.collect(),
         shortfall: report.failures.iter().find(|error| is_shortfall(error)).map(ToString::to_string),

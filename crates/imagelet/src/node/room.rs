@@ -42,12 +42,13 @@ async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure>
     let gc = &node.settings().gc;
     let policy = GcPolicy::new(i64::from(gc.high.get()), i64::from(gc.low.get()), gc.age_min, gc.age_max)
         .map_err(|error| Failure::of(&error))?;
-    let ask = |dry_run| GcRequest { policy, goal: GcGoal::Free(wanted.bytes), dry_run };
-    let could_free = ByteSize(collect(node, &ask(true)).await?.claimed);
+    let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
+    let planned = collect(node, &ask(wanted.bytes, true)).await?;
+    let could_free = ByteSize(planned.could_free.unwrap_or(planned.claimed));
     if could_free == ByteSize::ZERO || could_free < wanted.least {
         return Ok(RoomMade { freed: ByteSize::ZERO, could_free });
     }
-    let freed = ByteSize(collect(node, &ask(false)).await?.claimed);
+    let freed = ByteSize(collect(node, &ask(wanted.bytes.min(could_free), false)).await?.claimed);
     tracing::info!(wanted = wanted.bytes.0, freed = freed.0, "made room for a pull");
     Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed) })
 }

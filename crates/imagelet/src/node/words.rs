@@ -212,6 +212,8 @@ documents! {
         wanted: Option<u64>,
         /// Bytes the removed images were listed with.
         claimed: u64,
+        /// Bytes that could be freed if everything that may go went; absent in the kubelet's way, which does not plan.
+        could_free: Option<u64>,
         /// Bytes the disk has gained, where measured.
         measured: Option<u64>,
         /// Every image, and what became of it.
@@ -231,6 +233,8 @@ documents! {
         size: u64,
         /// `keep`, `remove`, `removed` or `failed`.
         verdict: String,
+        /// The machine's word for why; stable.
+        code: String,
         /// Why.
         reason: String,
     }

@@ -1,0 +1,62 @@
+//! What a decision may know of one image: a copy, so that later passes change nothing.
+
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    image::{ByteSize, ImageKey},
+    inventory::{Entry, Origin, PullCost},
+};
+
+/// What a decision may know of one image. `None` for a time is earlier than all times.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageFacts {
+    /// Which.
+    pub key: ImageKey,
+    /// Its names with tag.
+    pub tags: Vec<String>,
+    /// Its names with digest.
+    pub digests: Vec<String>,
+    /// What the runtime lists it with; shared layers count in each image.
+    pub size: ByteSize,
+    /// When a pass first saw it.
+    pub first_seen: Option<SystemTime>,
+    /// When it was last used or asked for.
+    pub last_used: Option<SystemTime>,
+    /// When it was last asked for.
+    pub leased_at: Option<SystemTime>,
+    /// Who holds it.
+    pub in_use_by: Vec<String>,
+    /// What pins it.
+    pub pinned_by: Vec<String>,
+    /// How often it was used.
+    pub use_count: u64,
+    /// Who used it last, as `NAMESPACE/POD`.
+    pub last_user: Option<String>,
+    /// What its last pull cost.
+    pub pulled: Option<PullCost>,
+    /// How it came to be here.
+    pub origin: Origin,
+}
+
+impl ImageFacts {
+    /// What the inventory knows of it.
+    pub fn of(entry: &Entry) -> Self {
+        Self {
+            key: entry.key(),
+            tags: entry.image.tags.clone(),
+            digests: entry.image.digests.clone(),
+            size: entry.image.size,
+            first_seen: Some(entry.first_seen),
+            last_used: entry.last_used,
+            leased_at: entry.leased_at,
+            in_use_by: entry.in_use_by.clone(),
+            pinned_by: entry.pinned_by.clone(),
+            use_count: entry.use_count,
+            last_user: entry.last_user.clone(),
+            pulled: entry.pulled,
+            origin: entry.origin,
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Everything a plan depends on, in one value that can be written down and planned from again.
+
+use std::{collections::BTreeMap, time::SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::{DiskUse, GcGoal, GcPolicy, ImageFacts, Reason};
+use crate::image::{ByteSize, ImageKey};
+
+/// Everything a plan depends on. Equal inputs give equal plans.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanInput {
+    /// Thresholds, ages, order.
+    pub policy: GcPolicy,
+    /// How far to go.
+    pub goal: GcGoal,
+    /// When the collection began.
+    pub now: SystemTime,
+    /// Since when uses are known without a gap.
+    pub watched_since: SystemTime,
+    /// The disk when the collection began; `None` where it could not be looked at.
+    pub disk: Option<DiskUse>,
+    /// What this collection has freed for room before this plan was made, as it is counted; `disk` does not show it.
+    pub freed: ByteSize,
+    /// The same, for age.
+    pub aged: ByteSize,
+    /// All images, in the order of their keys.
+    pub images: Vec<ImageFacts>,
+    /// Images this collection tried or meant to take and did not, and why: they stay.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spared: BTreeMap<ImageKey, Reason>,
+}

@@ -1,0 +1,193 @@
+//! Why an image stays or goes: a stable code with its inputs, and the words for people.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::text::duration_text;
+use crate::image::ByteSize;
+
+/// Why an image stays or goes. The code is stable; what stands beside it are the inputs that decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "code", rename_all = "snake_case")]
+pub enum Reason {
+    /// Stays: containers, mounts or exports hold it.
+    InUse {
+        /// Which.
+        by: Vec<String>,
+    },
+    /// Stays: pinned.
+    Pinned {
+        /// Patterns, or `runtime`.
+        by: Vec<String>,
+    },
+    /// Stays: the runtime lists it without an id, so nobody could remove it.
+    NoId,
+    /// Stays: it was first seen less than the minimum age ago.
+    Young {
+        /// The minimum.
+        age_min: Duration,
+    },
+    /// Stays: it was asked for a moment ago, and no container is seen yet.
+    Leased {
+        /// How long that protects it.
+        lease: Duration,
+    },
+    /// Stays: it was used since the collection began.
+    JustUsed,
+    /// Stays: there was no need, or enough goes before it.
+    NotNeeded,
+    /// Stays: not even everything that may go would reach the goal, so nothing goes in vain.
+    InVain,
+    /// It was gone before its turn came.
+    Gone,
+    /// Stays: the collection ended early.
+    Aborted {
+        /// Why.
+        why: String,
+    },
+    /// Stays: the runtime did not remove it.
+    Failed {
+        /// What it said.
+        error: String,
+    },
+    /// Goes: unused for too long.
+    Old {
+        /// How long it was not used.
+        idle: Idle,
+        /// The maximum.
+        age_max: Duration,
+    },
+    /// Goes: room is wanted.
+    Room {
+        /// How long it was not used.
+        idle: Idle,
+        /// What its removal frees after those before it.
+        frees: ByteSize,
+    },
+    /// Goes: everything unused was to go.
+    Unused {
+        /// How long it was not used.
+        idle: Idle,
+    },
+}
+
+/// How long an image was not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Idle {
+    /// Since its last use.
+    Used(Duration),
+    /// Never used; since it was first seen.
+    Never(Duration),
+}
+
+impl Idle {
+    pub(crate) fn of(last_used: Option<SystemTime>, first_seen: Option<SystemTime>, now: SystemTime) -> Self {
+        let since = |time: SystemTime| Duration::from_secs(now.duration_since(time).unwrap_or_default().as_secs());
+        match (last_used, first_seen) {
+            (Some(used), _) => Self::Used(since(used)),
+            (None, seen) => Self::Never(seen.map_or(Duration::MAX, since)),
+        }
+    }
+}
+
+impl fmt::Display for Idle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Used(idle) => write!(f, "last used {} ago", duration_text(*idle)),
+            Self::Never(Duration::MAX) => f.write_str("never used"),
+            Self::Never(age) => write!(f, "never used, first seen {} ago", duration_text(*age)),
+        }
+    }
+}
+
+impl Reason {
+    /// The machine's word for it; stable.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::InUse { .. } => "in_use",
+            Self::Pinned { .. } => "pinned",
+            Self::NoId => "no_id",
+            Self::Young { .. } => "young",
+            Self::Leased { .. } => "leased",
+            Self::JustUsed => "just_used",
+            Self::NotNeeded => "not_needed",
+            Self::InVain => "in_vain",
+            Self::Gone => "gone",
+            Self::Aborted { .. } => "aborted",
+            Self::Failed { .. } => "failed",
+            Self::Old { .. } => "old",
+            Self::Room { .. } => "room",
+            Self::Unused { .. } => "unused",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// More users than these tell nobody more.
+        const USERS_SHOWN_MAX: usize = 3;
+        match self {
+            Self::InUse { by } => {
+                write!(f, "in use by {}", by.iter().take(USERS_SHOWN_MAX).cloned().collect::<Vec<_>>().join(", "))?;
+                match by.len().saturating_sub(USERS_SHOWN_MAX) {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} more"),
+                }
+            }
+            Self::Pinned { by } => {
+                let quoted = |it: &String| if it == "runtime" { "the runtime".to_owned() } else { format!("`{it}`") };
+                write!(f, "pinned by {}", by.iter().map(quoted).collect::<Vec<_>>().join(", "))
+            }
+            Self::NoId => f.write_str("listed without an id"),
+            Self::Young { age_min } => write!(f, "younger than {}", duration_text(*age_min)),
+            Self::Leased { lease } => write!(f, "asked for less than {} ago", duration_text(*lease)),
+            Self::JustUsed => f.write_str("used since the collection began"),
+            Self::NotNeeded => f.write_str("not needed"),
+            Self::InVain => f.write_str("would be removed in vain: all that may go is not enough"),
+            Self::Gone => f.write_str("gone already"),
+            Self::Aborted { why } => write!(f, "the collection ended early: {why}"),
+            Self::Failed { error } => write!(f, "could not be removed: {error}"),
+            Self::Old { idle, age_max } => write!(f, "unused for more than {}: {idle}", duration_text(*age_max)),
+            Self::Room { idle, .. } => write!(f, "room is wanted: {idle}"),
+            Self::Unused { idle } => write!(f, "unused: {idle}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_read_as_sentences() {
+        let users =
+            |count: usize| Reason::InUse { by: (0..count).map(|number| format!("default/web/{number}")).collect() };
+        for (reason, text) in [
+            (users(1), "in use by default/web/0"),
+            (users(5), "in use by default/web/0, default/web/1, default/web/2 and 2 more"),
+            (Reason::Pinned { by: vec!["runtime".to_owned(), "x*".to_owned()] }, "pinned by the runtime, `x*`"),
+            (Reason::Young { age_min: Duration::from_mins(2) }, "younger than 2m0s"),
+            (Reason::NotNeeded, "not needed"),
+            (
+                Reason::Room { idle: Idle::Never(Duration::from_secs(90)), frees: ByteSize(1) },
+                "room is wanted: never used, first seen 1m30s ago",
+            ),
+        ] {
+            assert_eq!(reason.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn the_code_is_the_one_that_is_written_down() {
+        for reason in [Reason::NotNeeded, Reason::InUse { by: Vec::new() }, Reason::Aborted { why: String::new() }] {
+            let written = serde_json::to_value(&reason).expect("it can be written");
+            assert_eq!(written["code"], reason.code());
+            assert_eq!(serde_json::from_value::<Reason>(written).expect("it reads back"), reason);
+        }
+    }
+}

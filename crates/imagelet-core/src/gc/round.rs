@@ -1,0 +1,217 @@
+//! One collection under way: what was decided, tried and told so far. Both ways of collecting act through it.
+
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
+use super::{
+    DiskUse, GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcRemoval, GcReport, GcRequest, GcVerdict, ImageGc,
+    Planned, Reason, disk,
+};
+use crate::{
+    image::{ByteSize, ImageId, ImageKey, ImageSpec},
+    inventory::{Entry, Snapshot, Standing},
+};
+
+/// How the try to remove an image ended.
+pub(super) enum Attempt {
+    Removed,
+    Failed(String),
+    /// It stays, or the round is over; the decision says why.
+    Spared(Reason),
+}
+
+/// One collection under way.
+pub(super) struct Round<'a> {
+    pub(super) gc: &'a ImageGc,
+    pub(super) dry_run: bool,
+    pub(super) policy: super::GcPolicy,
+    pub(super) now: SystemTime,
+    containers: usize,
+    containers_vanished: bool,
+    decisions: BTreeMap<ImageKey, GcDecision>,
+    pub(super) removed: Vec<GcRemoval>,
+    pub(super) claimed: ByteSize,
+    pub(super) failures: Vec<GcError>,
+    pub(super) events: Vec<GcEvent>,
+    pub(super) planned: Vec<Arc<Planned>>,
+    /// Why no further removal is tried.
+    pub(super) aborted: Option<String>,
+    /// Something was to be removed, so operators want to know why the rest stays.
+    pub(super) is_active: bool,
+}
+
+impl<'a> Round<'a> {
+    pub(super) fn new(gc: &'a ImageGc, request: &GcRequest, snapshot: &Snapshot) -> Self {
+        Self {
+            gc,
+            dry_run: request.dry_run,
+            policy: request.policy,
+            now: snapshot.taken_at,
+            containers: snapshot.containers,
+            containers_vanished: snapshot.containers_vanished,
+            decisions: BTreeMap::new(),
+            removed: Vec::new(),
+            claimed: ByteSize::ZERO,
+            failures: Vec::new(),
+            events: Vec::new(),
+            planned: Vec::new(),
+            aborted: None,
+            is_active: false,
+        }
+    }
+
+    /// From now on this listing is what the decisions are about.
+    pub(super) fn look_at(&mut self, snapshot: &Snapshot) {
+        self.containers = self.containers.max(snapshot.containers);
+        self.containers_vanished |= snapshot.containers_vanished;
+    }
+
+    /// Removes one image unless something has come between.
+    pub(super) async fn remove(&mut self, entry: &Entry, phase: GcPhase, reason: Reason) -> Attempt {
+        if let Some(why) = self.aborted.clone() {
+            return self.spare(entry, Reason::Aborted { why });
+        }
+        if self.containers_vanished {
+            let reason = self.abort(GcError::ContainersVanished);
+            return self.spare(entry, reason);
+        }
+        let size = entry.image.size;
+        if self.dry_run {
+            self.decide(entry, GcVerdict::Remove { phase }, reason);
+            self.claimed = self.claimed + size;
+            return Attempt::Removed;
+        }
+        let stays = match self.gc.inventory.recheck(entry, self.containers).await {
+            Ok(Standing::Free) => None,
+            Ok(Standing::Gone) => Some(Reason::Gone),
+            Ok(Standing::InUse(by)) => Some(Reason::InUse { by }),
+            Ok(Standing::Pinned(by)) => Some(Reason::Pinned { by }),
+            Ok(Standing::Leased(_)) => Some(Reason::JustUsed),
+            Ok(Standing::Doubtful) => Some(self.abort(GcError::ContainersVanished)),
+            Err(error) => Some(self.abort(GcError::Recheck(error))),
+        };
+        if let Some(reason) = stays {
+            return self.spare(entry, reason);
+        }
+        self.decide(entry, GcVerdict::Remove { phase }, reason);
+        let id = entry.image.id.to_string();
+        tracing::info!(image = %id, size = size.0, handler = %entry.image.spec.runtime_handler, %phase, "Removing image to free bytes");
+        let spec = ImageSpec { image: id, ..entry.image.spec.clone() };
+        let (outcome, attempt) = match self.gc.runtime.remove(&spec).await {
+            Ok(()) => {
+                self.claimed = self.claimed + size;
+                (GcOutcome::Removed { claimed: size }, Attempt::Removed)
+            }
+            Err(error) => {
+                let error = error.chain();
+                tracing::warn!(image = %spec.image, %error, "could not remove an image");
+                (GcOutcome::Failed { error: error.clone() }, Attempt::Failed(error))
+            }
+        };
+        self.removed.push(GcRemoval { key: entry.key(), tags: entry.image.tags.clone(), phase, outcome });
+        attempt
+    }
+
+    pub(super) fn is_chosen(&self, key: &ImageKey) -> bool {
+        self.decisions.get(key).is_some_and(|decision| matches!(decision.verdict, GcVerdict::Remove { .. }))
+    }
+
+    fn spare(&mut self, entry: &Entry, reason: Reason) -> Attempt {
+        self.keep(entry, reason.clone());
+        Attempt::Spared(reason)
+    }
+
+    pub(super) fn keep(&mut self, entry: &Entry, reason: Reason) {
+        self.decide(entry, GcVerdict::Keep, reason);
+    }
+
+    fn decide(&mut self, entry: &Entry, verdict: GcVerdict, reason: Reason) {
+        let image = &entry.image;
+        let decision = GcDecision { key: entry.key(), tags: image.tags.clone(), size: image.size, verdict, reason };
+        self.decisions.insert(entry.key(), decision);
+    }
+
+    fn abort(&mut self, error: GcError) -> Reason {
+        let why = error.to_string();
+        self.aborted = Some(why.clone());
+        self.fail(error);
+        Reason::Aborted { why }
+    }
+
+    /// Notes a failure that does not end the round, and its event.
+    pub(super) fn fail(&mut self, error: GcError) {
+        self.events.extend(error.event());
+        self.failures.push(error);
+    }
+
+    fn log(&self) {
+        for decision in self.decisions.values() {
+            let (image, tags, reason) = (&decision.key, decision.tags.join(" "), &decision.reason);
+            match decision.verdict {
+                GcVerdict::Remove { phase } => {
+                    tracing::info!(%image, tags, %reason, %phase, dry_run = self.dry_run, "chose an image");
+                }
+                GcVerdict::Keep if self.is_active => tracing::info!(%image, tags, %reason, "kept an image"),
+                GcVerdict::Keep => tracing::debug!(%image, tags, %reason, "kept an image"),
+            }
+        }
+    }
+
+    /// Looks again at images and disk, and tells all.
+    pub(super) async fn report(self, disk_before: DiskUse, goal_bytes: Option<ByteSize>, now: SystemTime) -> GcReport {
+        self.log();
+        let (mut disk_after, mut present) = (None, None);
+        if !self.dry_run {
+            present = match self.gc.inventory.refresh(now).await {
+                Ok(snapshot) => Some(ids(&snapshot)),
+                Err(error) => {
+                    tracing::warn!(%error, "could not list the images that are left");
+                    None
+                }
+            };
+        }
+        if self.claimed > ByteSize::ZERO && !self.dry_run {
+            disk_after = match disk::look(&self.gc.runtime, &self.gc.probe).await {
+                Ok(disk) => Some(disk).filter(|disk| disk.capacity > ByteSize::ZERO),
+                Err(error) => {
+                    tracing::warn!(%error, "could not look at the disk after removing images");
+                    None
+                }
+            };
+        }
+        let is_measured = disk_before.capacity > ByteSize::ZERO;
+        let measured = disk_after
+            .as_ref()
+            .filter(|_| is_measured)
+            .map(|after| after.available.saturating_sub(disk_before.available));
+        if self.is_active {
+            let removed = self.removed.iter().filter(|it| matches!(it.outcome, GcOutcome::Removed { .. })).count();
+            let measured = measured.map(|bytes| bytes.0);
+            tracing::info!(
+                removed,
+                claimed = self.claimed.0,
+                measured,
+                dry_run = self.dry_run,
+                "image collection ended"
+            );
+        }
+        GcReport {
+            disk_before,
+            disk_after,
+            goal_bytes,
+            decisions: self.decisions.into_values().collect(),
+            removed: self.removed,
+            claimed: self.claimed,
+            measured,
+            failures: self.failures,
+            events: self.events,
+            planned: self.planned,
+            present,
+        }
+    }
+}
+
+fn ids(snapshot: &Snapshot) -> Vec<ImageId> {
+    let mut ids: Vec<ImageId> = snapshot.entries.iter().map(|entry| entry.image.id.clone()).collect();
+    ids.dedup();
+    ids
+}
