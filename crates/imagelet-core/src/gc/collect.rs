@@ -14,6 +14,7 @@ use super::{
 use crate::{
     image::{ByteSize, ImageKey},
     inventory::{Entry, Snapshot},
+    runtime::LayerGraph,
 };
 
 /// How often a collection plans anew because images turned out not to be free.
@@ -47,7 +48,11 @@ async fn collect(gc: &ImageGc, request: &GcRequest, now: SystemTime) -> Result<G
     // What goes is counted; the disk of the start stays the one the goal is measured by.
     let looked = disk.as_ref().ok().cloned();
     loop {
-        let input = input(request, &snapshot, looked.clone(), &progress, now);
+        let layers = gc.runtime.layers().await.unwrap_or_else(|error| {
+            tracing::warn!(error = error.chain(), "planning without knowing what images share");
+            None
+        });
+        let input = input(request, &snapshot, looked.clone(), layers, &progress, now);
         let plan = plan(&input);
         keep_all(&mut round, &snapshot, &plan);
         if round.planned.is_empty() {
@@ -105,6 +110,7 @@ fn input(
     request: &GcRequest,
     snapshot: &Snapshot,
     disk: Option<DiskUse>,
+    layers: Option<LayerGraph>,
     progress: &Progress,
     now: SystemTime,
 ) -> PlanInput {
@@ -117,6 +123,7 @@ fn input(
         freed: progress.freed,
         aged: progress.aged,
         images: snapshot.entries.iter().map(ImageFacts::of).collect(),
+        layers,
         spared: progress.spared.clone(),
     }
 }

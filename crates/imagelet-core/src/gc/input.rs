@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::{DiskUse, GcGoal, GcPolicy, ImageFacts, Reason};
-use crate::image::{ByteSize, ImageKey};
+use crate::{
+    image::{ByteSize, ImageKey},
+    runtime::LayerGraph,
+};
 
 /// Everything a plan depends on. Equal inputs give equal plans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +29,9 @@ pub struct PlanInput {
     pub aged: ByteSize,
     /// All images, in the order of their keys.
     pub images: Vec<ImageFacts>,
+    /// What the images share; `None` where nobody can tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<LayerGraph>,
     /// Images this collection tried or meant to take and did not, and why: they stay.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spared: BTreeMap<ImageKey, Reason>,
