@@ -26,6 +26,10 @@ pub struct ImageFacts {
     pub last_used: Option<SystemTime>,
     /// When it was last asked for.
     pub leased_at: Option<SystemTime>,
+    /// Until when the container it was asked for may still come.
+    pub leased_until: Option<SystemTime>,
+    /// When its last user was gone from a list, while that is to be seen twice.
+    pub released_at: Option<SystemTime>,
     /// Who holds it.
     pub in_use_by: Vec<String>,
     /// What pins it.
@@ -51,6 +55,8 @@ impl ImageFacts {
             first_seen: Some(entry.first_seen),
             last_used: entry.last_used,
             leased_at: entry.leased_at,
+            leased_until: entry.leased_until,
+            released_at: entry.released_at,
             in_use_by: entry.in_use_by.clone(),
             pinned_by: entry.pinned_by.clone(),
             use_count: entry.use_count,

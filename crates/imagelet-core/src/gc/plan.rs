@@ -84,9 +84,11 @@ pub fn plan(input: &PlanInput) -> Plan {
     let (phase, chosen, shortage) = match (input.goal, wanted) {
         (GcGoal::AllUnused, _) => (GcPhase::All, may, None),
         (_, None) => (GcPhase::Space, Vec::new(), None),
-        (_, Some(wanted)) if possible < wanted => (GcPhase::Space, Vec::new(), Some(shortage(input))),
-        (_, Some(wanted)) => (GcPhase::Space, choose(input, &may, wanted), None),
+        (_, Some(wanted)) if possible < wanted.least => (GcPhase::Space, Vec::new(), Some(shortage(input))),
+        (_, Some(wanted)) if possible < wanted.all => (GcPhase::Space, may, Some(shortage(input))),
+        (_, Some(wanted)) => (GcPhase::Space, choose(input, &may, wanted.all), None),
     };
+    let is_in_vain = shortage.is_some() && chosen.is_empty();
     for index in chosen {
         let image = &input.images[index];
         let idle = idle(image, input);
@@ -102,12 +104,12 @@ pub fn plan(input: &PlanInput) -> Plan {
     let kept = input.images.iter().zip(stays).enumerate().filter(|(index, _)| !goes.contains(index));
     let kept = kept.map(|(_, (image, stays))| {
         let fresh = || too_fresh(image, input).filter(|_| is_room_wanted);
-        let otherwise = if shortage.is_some() { Reason::InVain } else { Reason::NotNeeded };
+        let otherwise = if is_in_vain { Reason::InVain } else { Reason::NotNeeded };
         (image.key.clone(), stays.or_else(fresh).unwrap_or(otherwise))
     });
     Plan {
         kept: kept.collect(),
-        wanted,
+        wanted: wanted.map(|wanted| wanted.all),
         frees: steps.iter().map(|(_, step)| step.frees).sum(),
         could_free: aged + possible,
         shortage,
@@ -125,6 +127,12 @@ fn holds(image: &ImageFacts, input: &PlanInput) -> Option<Reason> {
     }
     if !image.pinned_by.is_empty() {
         return Some(Reason::Pinned { by: image.pinned_by.clone() });
+    }
+    if image.leased_until.is_some() {
+        return Some(Reason::Awaited);
+    }
+    if image.released_at.is_some() {
+        return Some(Reason::Released);
     }
     image.key.id().as_str().is_empty().then_some(Reason::NoId)
 }
@@ -154,18 +162,33 @@ fn is_old(image: &ImageFacts, input: &PlanInput) -> bool {
     is_older(since, age_max, input.now) && too_fresh(image, input).is_none()
 }
 
+/// How much must go for room.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    /// To be where the goal is.
+    all: ByteSize,
+    /// With less than this nothing is won, and images would go in vain.
+    least: ByteSize,
+}
+
 /// How much must go for room, after what goes for its age.
-fn wanted(input: &PlanInput, aged: ByteSize) -> Option<ByteSize> {
+///
+/// Below the high threshold the pressure is over, so that is worth it even where the low one is out of reach. A low
+/// threshold of zero is always out of reach and says: as far as it goes.
+fn wanted(input: &PlanInput, aged: ByteSize) -> Option<Wanted> {
     let aged = input.aged + aged;
-    let room = match input.goal {
-        GcGoal::AllUnused => None,
-        GcGoal::Free(bytes) => Some(bytes.saturating_sub(aged)),
+    let (all, least) = match input.goal {
+        GcGoal::AllUnused => return None,
+        GcGoal::Free(bytes) => (bytes.saturating_sub(aged), bytes.saturating_sub(aged)),
         GcGoal::Threshold => {
-            let disk = input.disk.as_ref().filter(|disk| disk.capacity > ByteSize::ZERO)?;
-            input.policy.room_wanted(&disk.with_more_available(aged))
+            let disk = input.disk.as_ref().filter(|disk| disk.capacity > ByteSize::ZERO)?.with_more_available(aged);
+            let all = input.policy.room_wanted(&disk)?;
+            let is_bottomless = input.policy.low().get() == 0;
+            (all, if is_bottomless { ByteSize::ZERO } else { input.policy.room_below_high(&disk).min(all) })
         }
     };
-    room.map(|room| room.saturating_sub(input.freed)).filter(|room| *room > ByteSize::ZERO)
+    let left = |bytes: ByteSize| bytes.saturating_sub(input.freed);
+    Some(Wanted { all: left(all), least: left(least) }).filter(|wanted| wanted.all > ByteSize::ZERO)
 }
 
 /// The least recently used first, until it is enough.

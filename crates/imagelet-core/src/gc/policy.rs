@@ -141,6 +141,15 @@ impl GcPolicy {
         let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
         Some(ByteSize(u64::try_from(missing).unwrap_or(u64::MAX)))
     }
+
+    /// How much must go at least for this disk to be below the high threshold, where no collection begins.
+    ///
+    /// More than the disk holds where the threshold is so low that no disk is ever below it.
+    pub(crate) fn room_below_high(&self, disk: &DiskUse) -> ByteSize {
+        let free_wanted = (u128::from(disk.capacity.0) * u128::from(101 - self.high.get())).div_ceil(100);
+        let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
+        ByteSize(u64::try_from(missing).unwrap_or(u64::MAX))
+    }
 }
 
 #[cfg(test)]
@@ -177,6 +186,18 @@ mod tests {
         assert_eq!(policy.room_wanted(&disk(1000, 50)), Some(ByteSize(150)));
         let huge = 1 << 62;
         assert_eq!(policy.room_wanted(&disk(huge, 0)), Some(ByteSize(922_337_203_685_477_580)));
+    }
+
+    #[test]
+    fn below_the_high_threshold_is_where_no_collection_begins() {
+        for (high, available) in [(90, 50), (90, 0), (50, 300), (85, 149), (2, 7), (100, 0)] {
+            let policy = GcPolicy::new(high, 1, Duration::ZERO, None).unwrap();
+            let disk = DiskUse::of(ByteSize(1000), ByteSize(available));
+            let room = policy.room_below_high(&disk);
+            assert!(policy.room_wanted(&disk.with_more_available(room)).is_none(), "{high} {available}");
+            let almost = disk.with_more_available(ByteSize(room.0 - 1));
+            assert!(policy.room_wanted(&almost).is_some(), "{high} {available}");
+        }
     }
 
     #[test]

@@ -36,6 +36,10 @@ pub enum Reason {
         /// How long that protects it.
         lease: Duration,
     },
+    /// Stays: it was asked for, and the container it is for may still come.
+    Awaited,
+    /// Stays: it was in use at the last look but one; a list may have missed its user.
+    Released,
     /// Stays: it was used since the collection began.
     JustUsed,
     /// Stays: there was no need, or enough goes before it.
@@ -114,6 +118,8 @@ impl Reason {
             Self::NoId => "no_id",
             Self::Young { .. } => "young",
             Self::Leased { .. } => "leased",
+            Self::Awaited => "awaited",
+            Self::Released => "released",
             Self::JustUsed => "just_used",
             Self::NotNeeded => "not_needed",
             Self::InVain => "in_vain",
@@ -146,6 +152,8 @@ impl fmt::Display for Reason {
             Self::NoId => f.write_str("listed without an id"),
             Self::Young { age_min } => write!(f, "younger than {}", duration_text(*age_min)),
             Self::Leased { lease } => write!(f, "asked for less than {} ago", duration_text(*lease)),
+            Self::Awaited => f.write_str("asked for, and the container it is for may still come"),
+            Self::Released => f.write_str("in use until a moment ago"),
             Self::JustUsed => f.write_str("used since the collection began"),
             Self::NotNeeded => f.write_str("not needed"),
             Self::InVain => f.write_str("would be removed in vain: all that may go is not enough"),

@@ -2,13 +2,15 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
+use tokio::time::Instant;
+
 use super::{
     DiskUse, GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcRemoval, GcReport, GcRequest, GcVerdict, ImageGc,
     Planned, Reason, disk,
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    inventory::{Entry, Snapshot, Standing},
+    inventory::{Clearance, Entry, Snapshot, Standing},
 };
 
 /// How the try to remove an image ended.
@@ -27,6 +29,7 @@ pub(super) struct Round<'a> {
     pub(super) now: SystemTime,
     containers: usize,
     containers_vanished: bool,
+    began: Instant,
     decisions: BTreeMap<ImageKey, GcDecision>,
     pub(super) removed: Vec<GcRemoval>,
     pub(super) claimed: ByteSize,
@@ -48,6 +51,7 @@ impl<'a> Round<'a> {
             now: snapshot.taken_at,
             containers: snapshot.containers,
             containers_vanished: snapshot.containers_vanished,
+            began: Instant::now(),
             decisions: BTreeMap::new(),
             removed: Vec::new(),
             claimed: ByteSize::ZERO,
@@ -80,18 +84,24 @@ impl<'a> Round<'a> {
             self.claimed = self.claimed + size;
             return Attempt::Removed;
         }
-        let stays = match self.gc.inventory.recheck(entry, self.containers).await {
-            Ok(Standing::Free) => None,
-            Ok(Standing::Gone) => Some(Reason::Gone),
-            Ok(Standing::InUse(by)) => Some(Reason::InUse { by }),
-            Ok(Standing::Pinned(by)) => Some(Reason::Pinned { by }),
-            Ok(Standing::Leased(_)) => Some(Reason::JustUsed),
-            Ok(Standing::Doubtful) => Some(self.abort(GcError::ContainersVanished)),
-            Err(error) => Some(self.abort(GcError::Recheck(error))),
+        let cleared = match self.gc.inventory.clear(entry, self.containers, self.clock()).await {
+            Ok(Clearance::Free(removal)) => Ok(removal),
+            Ok(Clearance::Kept(standing)) => Err(match standing {
+                Standing::Gone => Reason::Gone,
+                Standing::InUse(by) => Reason::InUse { by },
+                Standing::Pinned(by) => Reason::Pinned { by },
+                Standing::Touched => Reason::JustUsed,
+                Standing::Leased(_) | Standing::Busy => Reason::Awaited,
+                Standing::Released(_) => Reason::Released,
+                Standing::Doubtful => self.abort(GcError::ContainersVanished),
+            }),
+            Err(error) => Err(self.abort(GcError::Recheck(error))),
         };
-        if let Some(reason) = stays {
-            return self.spare(entry, reason);
-        }
+        // Until this ends, nobody is told that the image is here.
+        let _removal = match cleared {
+            Ok(removal) => removal,
+            Err(reason) => return self.spare(entry, reason),
+        };
         self.decide(entry, GcVerdict::Remove { phase }, reason);
         let id = entry.image.id.to_string();
         tracing::info!(image = %id, size = size.0, handler = %entry.image.spec.runtime_handler, %phase, "Removing image to free bytes");
@@ -109,6 +119,10 @@ impl<'a> Round<'a> {
         };
         self.removed.push(GcRemoval { key: entry.key(), tags: entry.image.tags.clone(), phase, outcome });
         attempt
+    }
+
+    fn clock(&self) -> SystemTime {
+        self.now + self.began.elapsed()
     }
 
     pub(super) fn is_chosen(&self, key: &ImageKey) -> bool {

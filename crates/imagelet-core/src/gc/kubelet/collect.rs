@@ -90,6 +90,10 @@ fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Snapshot) -> Vec<Turn<'s>> {
             Reason::InUse { by: entry.in_use_by.clone() }
         } else if !entry.pinned_by.is_empty() {
             Reason::Pinned { by: entry.pinned_by.clone() }
+        } else if entry.leased_until.is_some() {
+            Reason::Awaited
+        } else if entry.released_at.is_some() {
+            Reason::Released
         } else {
             Reason::NotNeeded
         };
@@ -104,7 +108,8 @@ fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Snapshot) -> Vec<Turn<'s>> {
         round.events.push(invalid_id_event(key));
     }
     let turn = |candidate: Candidate| by_key.get(&candidate.key).copied().map(|entry| Turn { entry, candidate });
-    order.into_iter().filter_map(turn).collect()
+    let is_free = |turn: &Turn<'_>| turn.entry.leased_until.is_none() && turn.entry.released_at.is_none();
+    order.into_iter().filter_map(turn).filter(is_free).collect()
 }
 
 async fn remove_old(round: &mut Round<'_>, order: &[Turn<'_>], watched_since: SystemTime, now: SystemTime) {
