@@ -11,10 +11,10 @@ mod input;
 mod kubelet;
 mod plan;
 mod policy;
-mod rules;
-mod runs;
 mod reason;
 mod round;
+mod rules;
+mod runs;
 mod text;
 mod time;
 
@@ -31,13 +31,13 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     disk::{DiskProbe, DiskUse, StatVfs},
-    rules::{KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
-    runs::{GcRuns, RunLevel, RunTold},
     facts::ImageFacts,
     input::PlanInput,
     plan::{Plan, Shortage, Step, plan},
     policy::{AgeCounts, GcPolicy, GcPolicyError, GcWay},
     reason::{Idle, Reason},
+    rules::{KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
+    runs::{GcRuns, RunLevel, RunTold},
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey},
