@@ -20,11 +20,12 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{
-    Inventory, State, VANISHED_DOUBT,
+    Inventory, State,
     detect::{Survey, Users, is_mount},
+    files::{self, StateDir},
     leases::{Look, Obstacle},
-    ledger::{self, StateDir},
     recheck::Standing,
+    watch::VANISHED_DOUBT,
 };
 use crate::image::{ImageId, ImageKey};
 
@@ -322,7 +323,7 @@ fn read(path: &std::path::Path) -> io::Result<BTreeMap<ImageId, SystemTime>> {
         text => text?,
     };
     let found: LeasesOnDisk = serde_json::from_slice(&text).map_err(io::Error::other)?;
-    Ok(found.asked.into_iter().map(|(id, asked_at)| (ImageId::new(id), ledger::time(asked_at))).collect())
+    Ok(found.asked.into_iter().map(|(id, asked_at)| (ImageId::new(id), files::time(asked_at))).collect())
 }
 
 /// Writes these leases beside those that other processes have there and that still run.
@@ -333,7 +334,7 @@ fn write(directory: &StateDir, leases: BTreeMap<ImageId, SystemTime>, lasts: Dur
     let mut asked = read(&path).unwrap_or_default();
     asked.retain(|_, asked_at| *asked_at + lasts > now);
     asked.extend(leases);
-    let asked = asked.iter().map(|(id, asked_at)| (id.to_string(), ledger::nanos(*asked_at))).collect();
+    let asked = asked.iter().map(|(id, asked_at)| (id.to_string(), files::nanos(*asked_at))).collect();
     let text = serde_json::to_vec(&LeasesOnDisk { version: 1, asked }).map_err(io::Error::other)?;
     let beside = directory.path().join(".leases.json.new");
     fs::write(&beside, text)?;

@@ -33,6 +33,22 @@ pub(crate) type Records = BTreeMap<ImageKey, Record>;
 /// Who uses which image. Images that are used but not listed are in here too.
 pub(crate) type Users = BTreeMap<ImageKey, Vec<String>>;
 
+/// Who uses which image, and which of the containers are new.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Uses {
+    pub(crate) by_image: Users,
+    pub(crate) fresh: BTreeMap<ImageKey, Vec<Fresh>>,
+}
+
+/// A container that was not there before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fresh {
+    /// By the wall clock; `None` where the runtime does not say.
+    pub(crate) created: Option<SystemTime>,
+    /// `NAMESPACE/POD`, where it is of a pod.
+    pub(crate) user: Option<String>,
+}
+
 /// What one pass got from the runtime.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
@@ -80,9 +96,8 @@ pub(crate) struct DetectTimes {
     pub(crate) now: SystemTime,
 }
 
-/// Brings the records up to what was listed and tells who uses what.
-pub(crate) fn detect(records: &mut Records, survey: &Survey, rules: DetectRules, times: DetectTimes) -> Users {
-    let users = users(survey, rules);
+/// Brings the records up to what was listed and is used.
+pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, rules: DetectRules, times: DetectTimes) {
     let mut current = Records::new();
     for image in &survey.images {
         let key = rules.key(image.id.as_str(), &image.spec.runtime_handler);
@@ -96,21 +111,29 @@ pub(crate) fn detect(records: &mut Records, survey: &Survey, rules: DetectRules,
         current.insert(key, Record { first_seen, last_used, handler, size: image.size, pinned: image.pinned });
     }
     *records = current;
-    users
 }
 
 /// Who uses which image.
 pub(crate) fn users(survey: &Survey, rules: DetectRules) -> Users {
+    uses(survey, rules, |_| false).by_image
+}
+
+/// Who uses which image, and which containers are new by what is known of their ids.
+pub(crate) fn uses(survey: &Survey, rules: DetectRules, is_fresh: impl Fn(&str) -> bool) -> Uses {
     let names = Names::of(&survey.images, rules);
-    let mut users = Users::new();
-    let mut add = |key: ImageKey, user: &str| {
-        let list: &mut Vec<String> = users.entry(key).or_default();
-        if list.last().is_none_or(|last| last != user) {
-            list.push(user.to_owned());
-        }
-    };
+    let mut uses = Uses::default();
     for (pod, container) in survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it))) {
         let user = user_text(pod, container);
+        let mut found: Vec<ImageKey> = Vec::new();
+        let mut add = |key: ImageKey, user: &str| {
+            let list: &mut Vec<String> = uses.by_image.entry(key.clone()).or_default();
+            if list.last().is_none_or(|last| last != user) {
+                list.push(user.to_owned());
+            }
+            if !found.contains(&key) {
+                found.push(key);
+            }
+        };
         add(rules.key(&container.image_id, &container.image.runtime_handler), &user);
         if rules.any_spelling {
             for text in [&container.image_id, &container.image_ref, &container.image.image] {
@@ -129,8 +152,26 @@ pub(crate) fn users(survey: &Survey, rules: DetectRules) -> Users {
                 names.find(mounted).into_iter().for_each(|key| add(key, &volume_user));
             }
         }
+        note_fresh(&mut uses, found, pod, container, &is_fresh);
     }
-    users
+    uses
+}
+
+fn note_fresh(
+    uses: &mut Uses,
+    found: Vec<ImageKey>,
+    pod: &Pod,
+    container: &Container,
+    is_fresh: &impl Fn(&str) -> bool,
+) {
+    if !is_fresh(&container.id) {
+        return;
+    }
+    let created = Some(container.created_at).filter(|at| *at > SystemTime::UNIX_EPOCH);
+    let user = (!pod.name.is_empty()).then(|| format!("{}/{}", pod.namespace, pod.name));
+    for key in found {
+        uses.fresh.entry(key).or_default().push(Fresh { created, user: user.clone() });
+    }
 }
 
 fn user_text(pod: &Pod, container: &Container) -> String {

@@ -1,224 +1,434 @@
-//! What outlives a restart: when images were seen and used, and what is pinned.
+//! The inventory's memory on disk: one file of lines, first all there is, then what changed since.
 //!
-//! ```text
-//! STATE_DIR/ledger.json   first seen, last used, by image key; lost: ages start anew
-//! STATE_DIR/pins.json     patterns; lost: nothing is pinned by the operator
-//! STATE_DIR/pins.lock     held while either file is written, and while the pins are changed, by whichever process
-//! STATE_DIR/.NAME.new     a file in the making; may vanish, and is overwritten by the next
-//! *.corrupt-SECONDS       a file that could not be read, set aside; may be deleted
-//! ```
+//! A line is eight digits of its checksum, a blank, one JSON object. Flushing appends the lines of what changed and syncs;
+//! when the changes outgrow the rest, the file is written anew beside, synced and renamed. What a crash tears is the last
+//! line, and it had not been acknowledged. A line that does not match its checksum is passed over alone.
 //!
-//! Both files are replaced whole: written beside, synced, renamed. Unknown fields of newer versions are passed over.
+//! Another process may write too, as a command does beside a daemon. Whoever finds the file longer, shorter or another than
+//! it left it takes in what is there before it writes.
 
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::{self, Read, Write},
-    path::{Path, PathBuf},
-    time::{Duration, SystemTime},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::MetadataExt as _,
+    time::Duration,
 };
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
-use crate::failpoint::Step;
+use super::{
+    files::{FILE_SIZE_MAX, LEDGER, LEDGER_1, StateDir, nanos, time},
+    history::{Origin, PullCost, UseHistory},
+    memory::Remembered,
+    reuse::ReuseTable,
+    steady::Anchor,
+};
+use crate::{
+    failpoint::Step,
+    image::{ByteSize, ImageKey},
+};
 
-/// A ledger of this size would list a quarter of a million images.
-const FILE_SIZE_MAX: u64 = 64 << 20;
-const LEDGER: &str = "ledger.json";
-const PINS: &str = "pins.json";
-const LOCK: &str = "pins.lock";
+/// What this program writes, and the oldest reader that understands it.
+const VERSION: u32 = 2;
+/// Longest line; an image's is a few hundred bytes.
+const LINE_LENGTH_MAX: usize = 64 << 10;
+/// Most images of one file, those that are gone included.
+const IMAGES_MAX: usize = 250_000;
+/// Changes of this size are not worth writing everything anew.
+const CHANGES_MIN: u64 = 1 << 20;
+/// Damaged files kept to be looked at.
+const ASIDE_MAX: usize = 3;
 
-/// The ledger as it is on disk. Times are nanoseconds since 1970.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct LedgerFile {
-    pub(super) version: u32,
-    /// Since when images were watched without a long gap.
-    pub(super) observed_since: Option<u64>,
-    /// When the last pass was.
-    pub(super) last_pass: Option<u64>,
-    /// How many containers it saw.
-    pub(super) containers: usize,
-    pub(super) images: BTreeMap<String, LedgerLine>,
+/// All that a ledger holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Content {
+    pub(super) pass: PassLine,
+    pub(super) images: BTreeMap<ImageKey, Remembered>,
+    pub(super) reuse: ReuseTable,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What one flush writes.
+#[derive(Debug)]
+pub(super) struct Batch {
+    /// Everything there is, not only what changed.
+    pub(super) is_whole: bool,
+    pub(super) pass: PassLine,
+    pub(super) reuse: Option<ReuseTable>,
+    pub(super) images: Vec<(ImageKey, Remembered)>,
+    pub(super) forgotten: Vec<ImageKey>,
+}
+
+/// The last pass. Times are nanoseconds of the steady time since 1970.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct LedgerLine {
-    pub(super) first_seen: Option<u64>,
+pub(super) struct PassLine {
+    /// Since when images were watched without a long gap.
+    pub(super) since: Option<u64>,
+    /// When it was.
+    pub(super) at: Option<u64>,
+    /// How many containers it saw.
+    pub(super) containers: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) last_used: Option<u64>,
+    pub(super) anchor: Option<Anchor>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Ledger(Header),
+    Pass(PassLine),
+    Image(ImageLine),
+    Reuse(ReuseTable),
+    Forgotten(String),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    version: u32,
+    /// Readers below this version would get it wrong.
+    reader: u32,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct PinsFile {
-    version: u32,
-    patterns: Vec<String>,
+struct ImageLine {
+    key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_seen: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_used: Option<u64>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    in_use: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    begun: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gone: Option<u64>,
+    origin: Origin,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pulled: Option<PullLine>,
+    #[serde(flatten)]
+    history: UseHistory,
 }
 
-/// The directory both files are in.
-#[derive(Clone, Debug)]
-pub(super) struct StateDir {
-    path: PathBuf,
-    /// Its file system takes no writes: what is there is looked at, what comes is not kept, pins cannot change.
-    is_read_only: bool,
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct PullLine {
+    bytes: u64,
+    nanos: u64,
+    at: u64,
 }
 
-impl StateDir {
-    /// Makes the directory if need be.
-    pub(super) fn open(directory: &Path) -> io::Result<Self> {
-        crate::records::create_folder(directory)?;
-        Ok(Self { path: directory.to_owned(), is_read_only: false })
+/// The file of version 1: replaced whole, times by the wall clock.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct FirstFile {
+    observed_since: Option<u64>,
+    last_pass: Option<u64>,
+    containers: usize,
+    images: BTreeMap<String, FirstLine>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct FirstLine {
+    first_seen: Option<u64>,
+    last_used: Option<u64>,
+}
+
+/// Who writes the file, and what it last left there.
+#[derive(Debug)]
+pub(super) struct Writer {
+    directory: StateDir,
+    /// `None`: the next write replaces the file.
+    left: Option<Left>,
+    /// The file could be read only in part: it is kept when it is replaced.
+    is_damaged: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Left {
+    inode: u64,
+    length: u64,
+    /// How long it was when it was last written whole.
+    whole: u64,
+}
+
+/// The right to write, and what has to be known for it.
+pub(super) struct Turn<'a> {
+    writer: &'a mut Writer,
+    _lock: File,
+    /// What another process left there since this one looked.
+    pub(super) others: Option<Content>,
+    /// The file has to be written whole.
+    pub(super) wants_whole: bool,
+}
+
+impl Writer {
+    /// Reads what is there.
+    pub(super) fn open(directory: StateDir) -> io::Result<(Self, Content)> {
+        let mut writer = Self { directory, left: None, is_damaged: false };
+        let content = writer.read()?;
+        Ok((writer, content))
     }
 
-    /// One on a file system that takes no writes; it need not be there.
-    pub(super) fn open_read_only(directory: &Path) -> Self {
-        Self { path: directory.to_owned(), is_read_only: true }
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(super) fn read_ledger(&self) -> io::Result<LedgerFile> {
-        read(&self.path.join(LEDGER), self.is_read_only)
-    }
-
-    pub(super) fn write_ledger(&self, ledger: &LedgerFile) -> io::Result<()> {
-        if self.is_read_only {
-            return Ok(());
+    /// Keeps others from writing until the turn is dropped. `None`: nothing can be kept here.
+    pub(super) fn turn(&mut self) -> io::Result<Option<Turn<'_>>> {
+        if self.directory.is_read_only() {
+            return Ok(None);
         }
-        let _lock = self.lock()?;
-        write(&self.path, LEDGER, &LedgerFile { version: 1, ..ledger.clone() })
+        let lock = self.directory.lock()?;
+        let is_ours = match (self.left, fs::metadata(self.directory.path().join(LEDGER))) {
+            (Some(left), Ok(now)) => (left.inode, left.length) == (now.ino(), now.len()),
+            (None, Err(error)) => error.kind() == io::ErrorKind::NotFound,
+            _ => false,
+        };
+        let others = if is_ours { None } else { Some(self.read()?) };
+        let wants_whole =
+            others.is_some() || self.left.is_none_or(|left| left.length - left.whole > left.whole.max(CHANGES_MIN));
+        Ok(Some(Turn { writer: self, _lock: lock, others, wants_whole }))
     }
 
-    pub(super) fn read_pins(&self) -> io::Result<Vec<String>> {
-        read::<PinsFile>(&self.path.join(PINS), self.is_read_only).map(|file| file.patterns)
-    }
-
-    /// The caller holds the lock, under which it read what it changed.
-    pub(super) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
-        write(&self.path, PINS, &PinsFile { version: 1, patterns })
-    }
-
-    /// Keeps others, in this process or not, from writing here until dropped.
-    pub(super) fn lock(&self) -> io::Result<File> {
-        if self.is_read_only {
-            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+    fn read(&mut self) -> io::Result<Content> {
+        self.left = None;
+        self.is_damaged = false;
+        let path = self.directory.path().join(LEDGER);
+        let mut text = Vec::new();
+        match File::open(&path) {
+            Ok(file) => file.take(FILE_SIZE_MAX + 1).read_to_end(&mut text)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return self.read_first(),
+            Err(error) => return Err(error),
+        };
+        let parsed = if text.len() as u64 > FILE_SIZE_MAX { Err("larger than any such file") } else { parse(&text) };
+        match parsed {
+            Ok(parsed) => {
+                self.is_damaged = parsed.damaged > 0;
+                if parsed.damaged > 0 {
+                    tracing::error!(path = %path.display(), lines = parsed.damaged, "passed over damaged lines");
+                }
+                let metadata = fs::metadata(&path)?;
+                if parsed.is_sound && metadata.len() == text.len() as u64 {
+                    self.left = Some(Left { inode: metadata.ino(), length: metadata.len(), whole: metadata.len() });
+                }
+                Ok(parsed.content)
+            }
+            Err(why) if self.directory.is_read_only() => {
+                tracing::error!(path = %path.display(), why, "a file that is no ledger is passed over");
+                Ok(Content::default())
+            }
+            Err(why) => {
+                let aside = super::files::set_aside(&path)?;
+                let (path, aside) = (path.display(), aside.display());
+                tracing::error!(%path, %aside, why, "set a file that is no ledger aside; starting without");
+                Ok(Content::default())
+            }
         }
-        let file = File::options().create(true).truncate(false).write(true).open(self.path.join(LOCK))?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
-        Ok(file)
+    }
+
+    fn read_first(&self) -> io::Result<Content> {
+        let file: FirstFile = self.directory.read(LEDGER_1)?;
+        let images = file.images.into_iter().take(IMAGES_MAX).map(|(key, line)| {
+            let history = UseHistory { uses: u64::from(line.last_used.is_some()), ..UseHistory::default() };
+            let remembered = Remembered {
+                first_seen: line.first_seen.map(time),
+                last_used: line.last_used.map(time),
+                history,
+                ..Remembered::default()
+            };
+            (ImageKey::parse(&key), remembered)
+        });
+        let pass =
+            PassLine { since: file.observed_since, at: file.last_pass, containers: file.containers, anchor: None };
+        Ok(Content { pass, images: images.collect(), reuse: ReuseTable::default() })
     }
 }
 
-/// Nanoseconds since 1970; times outside 1970 to 2554 become the nearest that fits.
-pub(super) fn nanos(time: SystemTime) -> u64 {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The time of [`nanos`].
-pub(super) fn time(nanos: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
-}
-
-/// An absent file is an empty one; a damaged one is set aside.
-pub(super) fn read<T: DeserializeOwned + Default>(path: &Path, is_read_only: bool) -> io::Result<T> {
-    let mut text = Vec::new();
-    match File::open(path) {
-        Ok(file) => file.take(FILE_SIZE_MAX + 1).read_to_end(&mut text)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(T::default()),
-        Err(error) => return Err(error),
-    };
-    let parsed = if text.len() as u64 > FILE_SIZE_MAX {
-        Err("larger than any such file".to_owned())
-    } else {
-        serde_json::from_slice(&text).map_err(|error| error.to_string())
-    };
-    parsed.or_else(|error| {
-        if is_read_only {
-            tracing::error!(path = %path.display(), error, "a damaged file is passed over");
-            return Ok(T::default());
+impl Turn<'_> {
+    /// Writes a batch; on disk when this returns.
+    pub(super) fn write(mut self, batch: &Batch) -> io::Result<()> {
+        let text = lines(batch)?;
+        let written =
+            if batch.is_whole || self.writer.left.is_none() { self.replace(&text) } else { self.append(&text) };
+        if written.is_err() {
+            // What of it is on disk nobody knows.
+            self.writer.left = None;
         }
-        let aside = set_aside(path)?;
-        tracing::error!(path = %path.display(), aside = %aside.display(), error, "set a damaged file aside; starting without");
-        Ok(T::default())
-    })
-}
-
-fn set_aside(path: &Path) -> io::Result<PathBuf> {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".corrupt-{}", nanos(SystemTime::now()) / 1_000_000_000));
-    let aside = PathBuf::from(name);
-    fs::rename(path, &aside)?;
-    Ok(aside)
-}
-
-fn write<T: Serialize>(directory: &Path, name: &str, content: &T) -> io::Result<()> {
-    // One name for all, under the lock: what a crash leaves is overwritten and does not add up.
-    let beside = directory.join(format!(".{name}.new"));
-    let mut file = File::create(&beside)?;
-    let written = serde_json::to_vec(content)
-        .map_err(io::Error::other)
-        .and_then(|text| file.write_all(&text))
-        .inspect(|()| Step::StateWritten.reach())
-        .and_then(|()| file.sync_all())
-        .inspect(|()| Step::StateSynced.reach())
-        .and_then(|()| fs::rename(&beside, directory.join(name)))
-        .inspect(|()| Step::StateRenamed.reach())
-        .and_then(|()| File::open(directory)?.sync_all())
-        .inspect(|()| Step::StateDurable.reach());
-    if written.is_err() {
-        // Best effort: what is left of a full disk shall not stay behind.
-        drop(fs::remove_file(&beside));
+        written
     }
-    written
+
+    fn append(&mut self, text: &[u8]) -> io::Result<()> {
+        let path = self.writer.directory.path().join(LEDGER);
+        let mut file = File::options().append(true).open(path)?;
+        file.write_all(text)?;
+        Step::StateWritten.reach();
+        file.sync_data()?;
+        Step::StateSynced.reach();
+        if let Some(left) = &mut self.writer.left {
+            left.length += text.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, text: &[u8]) -> io::Result<()> {
+        let directory = &self.writer.directory;
+        if self.writer.is_damaged {
+            directory.keep_damaged(LEDGER, ASIDE_MAX);
+        }
+        let file = directory.replace(LEDGER, text)?;
+        let metadata = file.metadata()?;
+        let length = metadata.len();
+        self.writer.left = Some(Left { inode: metadata.ino(), length, whole: length });
+        self.writer.is_damaged = false;
+        // What it held is in the new file.
+        directory.remove(LEDGER_1)
+    }
+}
+
+fn lines(batch: &Batch) -> io::Result<Vec<u8>> {
+    let mut text = Vec::with_capacity(256 * (batch.images.len() + 2));
+    if batch.is_whole {
+        push(&mut text, &Line::Ledger(Header { version: VERSION, reader: VERSION }))?;
+    }
+    for (key, remembered) in batch.images.iter().take(IMAGES_MAX) {
+        push(&mut text, &Line::Image(ImageLine::of(key, remembered)))?;
+    }
+    for key in &batch.forgotten {
+        push(&mut text, &Line::Forgotten(key.to_string()))?;
+    }
+    if let Some(reuse) = &batch.reuse {
+        push(&mut text, &Line::Reuse(reuse.clone()))?;
+    }
+    push(&mut text, &Line::Pass(batch.pass.clone()))?;
+    Ok(text)
+}
+
+fn push(text: &mut Vec<u8>, line: &Line) -> io::Result<()> {
+    let start = text.len();
+    text.extend_from_slice(b"00000000 ");
+    serde_json::to_writer(&mut *text, line).map_err(io::Error::other)?;
+    if text.len() - start >= LINE_LENGTH_MAX {
+        // An id that long names nothing; it is not worth the file.
+        text.truncate(start);
+        return Ok(());
+    }
+    let sum = checksum(&text[start + 9..]);
+    text[start..start + 8].copy_from_slice(&sum);
+    text.push(b'\n');
+    Ok(())
+}
+
+fn checksum(line: &[u8]) -> [u8; 8] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, line);
+    let mut sum = [b'0'; 8];
+    for (pair, byte) in sum.chunks_mut(2).zip(digest.as_ref()) {
+        pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+    }
+    sum
+}
+
+struct Parsed {
+    content: Content,
+    /// It ends on a whole line, and each line is what was written.
+    is_sound: bool,
+    /// Lines that are not, save a torn last one.
+    damaged: usize,
+}
+
+fn parse(text: &[u8]) -> Result<Parsed, &'static str> {
+    let mut parsed = Parsed { content: Content::default(), is_sound: true, damaged: 0 };
+    let mut good = 0_usize;
+    let mut rest = text;
+    while !rest.is_empty() {
+        let end = rest.iter().position(|byte| *byte == b'\n');
+        let line = &rest[..end.unwrap_or(rest.len())];
+        rest = end.map_or(&[], |end| &rest[end + 1..]);
+        let body = line
+            .split_at_checked(9)
+            .filter(|(sum, body)| line.len() < LINE_LENGTH_MAX && sum[8] == b' ' && sum[..8] == checksum(body));
+        let Some((_, body)) = body.filter(|_| end.is_some()) else {
+            parsed.is_sound = false;
+            parsed.damaged += usize::from(!rest.is_empty());
+            continue;
+        };
+        good += 1;
+        match serde_json::from_slice(body) {
+            Ok(Line::Ledger(header)) if header.reader > VERSION => {
+                return Err("of a version that this one cannot read");
+            }
+            Ok(line) => parsed.content.take(line),
+            Err(error) => tracing::debug!(%error, "passing over a line that another version wrote"),
+        }
+    }
+    if good == 0 && !text.is_empty() { Err("no line of it is a ledger's") } else { Ok(parsed) }
+}
+
+impl Content {
+    fn take(&mut self, line: Line) {
+        match line {
+            Line::Ledger(_) => {}
+            Line::Pass(pass) => self.pass = pass,
+            Line::Reuse(reuse) => self.reuse = reuse,
+            Line::Forgotten(key) => {
+                self.images.remove(&ImageKey::parse(&key));
+            }
+            Line::Image(line) => {
+                let key = ImageKey::parse(&line.key);
+                if self.images.len() < IMAGES_MAX || self.images.contains_key(&key) {
+                    self.images.insert(key, line.into());
+                }
+            }
+        }
+    }
+}
+
+impl ImageLine {
+    fn of(key: &ImageKey, remembered: &Remembered) -> Self {
+        let pulled = remembered.pulled.map(|cost| PullLine {
+            bytes: cost.bytes.0,
+            nanos: u64::try_from(cost.duration.as_nanos()).unwrap_or(u64::MAX),
+            at: nanos(cost.at),
+        });
+        Self {
+            key: key.to_string(),
+            first_seen: remembered.first_seen.map(nanos),
+            last_used: remembered.last_used.map(nanos),
+            in_use: remembered.in_use,
+            begun: remembered.begun.map(nanos),
+            gone: remembered.gone.map(nanos),
+            origin: remembered.origin,
+            user: remembered.user.clone(),
+            pulled,
+            history: remembered.history.clone(),
+        }
+    }
+}
+
+impl From<ImageLine> for Remembered {
+    fn from(line: ImageLine) -> Self {
+        let pulled = line.pulled.map(|cost| PullCost {
+            bytes: ByteSize(cost.bytes),
+            duration: Duration::from_nanos(cost.nanos),
+            at: time(cost.at),
+        });
+        Self {
+            first_seen: line.first_seen.map(time),
+            last_used: line.last_used.map(time),
+            in_use: line.in_use,
+            begun: line.begun.map(time),
+            gone: line.gone.map(time),
+            origin: line.origin,
+            user: line.user,
+            pulled,
+            history: line.history,
+            counted: 0,
+            credits: 0,
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ledger_reads_back_what_was_written() {
-        let directory = tempfile::tempdir().unwrap();
-        let state = StateDir::open(&directory.path().join("new")).unwrap();
-        let line = LedgerLine { first_seen: Some(1), last_used: Some(2) };
-        let ledger = LedgerFile {
-            version: 1,
-            observed_since: Some(3),
-            last_pass: Some(4),
-            containers: 5,
-            images: BTreeMap::from([("sha256:a,kata".to_owned(), line)]),
-        };
-        assert_eq!(state.read_ledger().unwrap(), LedgerFile::default());
-        state.write_ledger(&ledger).unwrap();
-        assert_eq!(state.read_ledger().unwrap(), ledger);
-    }
-
-    #[test]
-    fn a_damaged_file_is_set_aside_and_never_an_error() {
-        for damage in ["", "{", "1", "{\"images\":{\"a\":{\"first_seen\":-1}}}", "\u{0}\u{0}"] {
-            let directory = tempfile::tempdir().unwrap();
-            let state = StateDir::open(directory.path()).unwrap();
-            fs::write(directory.path().join(LEDGER), damage).unwrap();
-            assert_eq!(state.read_ledger().unwrap(), LedgerFile::default(), "{damage:?}");
-            let names: Vec<_> = fs::read_dir(directory.path())
-                .unwrap()
-                .map(|it| it.unwrap().file_name().into_string().unwrap())
-                .collect();
-            assert!(names.iter().all(|name| name.starts_with("ledger.json.corrupt-")), "{names:?}");
-            assert_eq!(names.len(), 1);
-        }
-    }
-
-    #[test]
-    fn fields_of_a_newer_version_are_passed_over() {
-        let directory = tempfile::tempdir().unwrap();
-        let state = StateDir::open(directory.path()).unwrap();
-        fs::write(directory.path().join(PINS), r#"{"version":9,"patterns":["a"],"why":{}}"#).unwrap();
-        assert_eq!(state.read_pins().unwrap(), ["a"]);
-    }
-}
+#[path = "ledger_tests.rs"]
+mod tests;

@@ -5,18 +5,26 @@
 
 mod asking;
 mod detect;
+mod files;
+mod flush;
 mod history;
 mod leases;
 mod ledger;
+mod memory;
 mod node_status;
+mod pinning;
 mod pins;
 mod recheck;
+mod reuse;
+mod steady;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, io,
+    iter::Peekable,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -31,28 +39,30 @@ use tokio::time::Instant;
 pub(crate) use self::recheck::{Clearance, Standing};
 use self::{
     asking::LeaseFile,
-    detect::{DetectRules, DetectTimes, Records, Survey, Users, detect},
+    detect::{DetectRules, DetectTimes, Records, Survey, Users, detect, uses},
+    files::StateDir,
     leases::Leases,
-    ledger::{LedgerFile, LedgerLine, StateDir},
-    pins::PATTERNS_MAX,
+    ledger::Writer,
+    memory::{Memory, Told},
+    pinning::parse_patterns,
+    steady::{SteadyClock, moved},
+    watch::Watch,
 };
 pub use self::{
     asking::{Hold, Removal},
-    history::{Origin, PullCost},
+    flush::MemoryRules,
+    history::{Gaps, Origin, PullCost, SPANS, Span, UseHistory},
     node_status::{ImageCache, NodeImage, node_images, node_status},
     pins::{PinError, PinPattern},
+    reuse::{Kind, ReuseTable},
 };
 use crate::{
-    image::{Image, ImageKey},
+    image::{ByteSize, Image, ImageKey},
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager},
 };
 
 /// How often a pass writes the ledger at most; what a crash may lose.
 const FLUSH_EVERY: Duration = Duration::from_mins(1);
-/// How long nobody may have looked before uses could have been missed: a few of the five-minute passes.
-const WATCH_GAP_MAX: Duration = Duration::from_hours(1);
-/// How long an empty list of containers is doubted after a list with some: longer than a runtime takes to restart.
-const VANISHED_DOUBT: Duration = Duration::from_mins(1);
 /// How long an image that no pass has seen is remembered as asked for: longer than a pull's commit takes.
 const LEASE_UNSEEN_MAX: Duration = Duration::from_mins(15);
 /// Container status calls at once; the runtime serves pods meanwhile.
@@ -64,12 +74,12 @@ const PINNED_BY_RUNTIME: &str = "runtime";
 pub struct Inventory {
     runtime: RuntimeManager,
     directory: Option<StateDir>,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
+    /// Whose turn it is to write the ledger.
+    ledger: Option<Arc<Mutex<Writer>>>,
     /// The number of the last pass that succeeded. Queues the passes; nothing else is done under it.
     pass: tokio::sync::Mutex<u64>,
     passes_begun: AtomicU64,
-    /// Keeps an older ledger from being renamed over a newer one.
-    writing: Mutex<()>,
     lease_file: LeaseFile,
     /// Told of each removal that ended.
     removals: tokio::sync::Notify,
@@ -78,6 +88,15 @@ pub struct Inventory {
 #[derive(Debug, Default)]
 struct State {
     records: Records,
+    /// What is remembered beyond the records, in steady times as they are.
+    memory: Memory,
+    clock: SteadyClock,
+    /// What to add to a steady time to tell it by the wall clock; nanoseconds.
+    shift: i128,
+    /// Where the ledger's writer left the steady time.
+    anchor: Option<steady::Anchor>,
+    /// The last time anything was dated by; an earlier one means that a clock was set back.
+    seen_at: Option<SystemTime>,
     snapshot: Option<Arc<Snapshot>>,
     /// When an image was last asked for, by key.
     touches: HashMap<ImageKey, SystemTime>,
@@ -94,18 +113,6 @@ struct State {
     flushed_at: Option<Instant>,
 }
 
-/// How far the observations can be trusted.
-#[derive(Clone, Copy, Debug, Default)]
-struct Watch {
-    /// Since when images were watched without a long gap.
-    since: Option<SystemTime>,
-    last_pass: Option<SystemTime>,
-    /// Containers of the last pass.
-    containers: usize,
-    /// When the last of them was gone all at once.
-    vanished_at: Option<SystemTime>,
-}
-
 /// What one pass found.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -119,6 +126,8 @@ pub struct Snapshot {
     pub containers: usize,
     /// No container is listed where there were some a moment ago: nobody may conclude that nothing is in use.
     pub containers_vanished: bool,
+    /// How the node's images fared so far: what tells the chance that one is used again.
+    pub reuse: Arc<ReuseTable>,
 }
 
 /// An image with what the inventory knows of it.
@@ -146,6 +155,8 @@ pub struct Entry {
     pub pulled: Option<PullCost>,
     /// How it came to be here.
     pub origin: Origin,
+    /// How its uses follow one another.
+    pub history: UseHistory,
     /// `NAMESPACE/POD/CONTAINER`, `mount DIRECTORY` or `container ID`.
     pub in_use_by: Vec<String>,
     /// Patterns, or `runtime`.
@@ -157,6 +168,17 @@ impl Entry {
     pub fn key(&self) -> ImageKey {
         self.image.key()
     }
+}
+
+/// An image that was handed to somebody, to start a container from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandedOut {
+    /// Which.
+    pub key: ImageKey,
+    /// `NAMESPACE/POD`, where it was for a pod.
+    pub user: Option<String>,
+    /// Compressed bytes that were fetched for it and how long that took, where it was pulled.
+    pub pulled: Option<(ByteSize, Duration)>,
 }
 
 /// Why the inventory could not be taken or kept.
@@ -213,18 +235,21 @@ impl Inventory {
     fn with_state(runtime: RuntimeManager, directory: Option<StateDir>) -> Result<Self, InventoryError> {
         let mut state = State::default();
         let lease_file = LeaseFile::of(directory.as_ref());
+        let mut ledger = None;
         if let Some(opened) = &directory {
             let failed = |source| InventoryError::File { path: opened.path().to_owned(), source };
-            state.restore(&opened.read_ledger().map_err(failed)?);
+            let (writer, content) = Writer::open(opened.clone()).map_err(failed)?;
+            state.restore(content);
             state.pins = parse_patterns(opened.read_pins().map_err(failed)?);
+            ledger = Some(Arc::new(Mutex::new(writer)));
         }
         Ok(Self {
             runtime,
             directory,
-            state: Mutex::new(state),
+            state: Arc::new(Mutex::new(state)),
+            ledger,
             pass: tokio::sync::Mutex::new(0),
             passes_begun: AtomicU64::new(0),
-            writing: Mutex::new(()),
             lease_file,
             removals: tokio::sync::Notify::new(),
         })
@@ -262,112 +287,23 @@ impl Inventory {
 
     /// Notes that somebody has just asked for this image and may start a container from it: that counts as use.
     pub fn touch(&self, key: &ImageKey, now: SystemTime) {
+        self.hand_out(&HandedOut { key: key.clone(), user: None, pulled: None }, now);
+    }
+
+    /// Notes that somebody was handed an image, for whom, and what it cost to fetch: that counts as use.
+    pub fn hand_out(&self, handed: &HandedOut, now: SystemTime) {
         let mut state = self.lock();
-        let lease = state.touches.entry(key.clone()).or_insert(now);
+        let lease = state.touches.entry(handed.key.clone()).or_insert(now);
         *lease = now.max(*lease);
-        if let Some(record) = state.records.get_mut(key) {
-            record.last_used = record.last_used.max(Some(now));
+        let at = state.clock.now(now);
+        state.seen_at = state.seen_at.max(Some(at));
+        if let Some(record) = state.records.get_mut(&handed.key) {
+            record.last_used = record.last_used.max(Some(at));
         }
+        let cost = |(bytes, duration)| PullCost { bytes, duration, at };
+        let told = Told { user: handed.user.clone(), pulled: handed.pulled.map(cost) };
+        state.memory.used(&handed.key, told, at);
         state.dirty = true;
-    }
-
-    /// Writes the ledger now. Nothing to do without a state directory or without changes.
-    pub fn flush(&self) -> Result<(), InventoryError> {
-        let Some(directory) = &self.directory else { return Ok(()) };
-        let _turn = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let ledger = {
-            let mut state = self.lock();
-            if !state.dirty {
-                return Ok(());
-            }
-            state.dirty = false;
-            state.flushed_at = Some(Instant::now());
-            state.ledger()
-        };
-        directory.write_ledger(&ledger).map_err(|source| {
-            self.lock().dirty = true;
-            InventoryError::File { path: directory.path().to_owned(), source }
-        })
-    }
-
-    /// The patterns pinned by the operator, in the order they were pinned.
-    pub fn pins(&self) -> Vec<String> {
-        self.lock().pins.iter().map(|pin| pin.text().to_owned()).collect()
-    }
-
-    /// The patterns that pin an image, and `runtime` where its runtime does.
-    pub fn pins_of(&self, image: &Image) -> Vec<String> {
-        self.lock().pinned_by(image)
-    }
-
-    /// Marks those that a pattern pins, so that whoever is shown them leaves them alone, too.
-    pub fn mark_pinned<'a>(&self, images: impl IntoIterator<Item = &'a mut Image>) {
-        let state = self.lock();
-        if !state.pins.is_empty() {
-            images.into_iter().for_each(|image| image.pinned |= state.pins.iter().any(|pin| pin.matches(image)));
-        }
-    }
-
-    /// Pins what the pattern names: a reference, 12 or more digits of an id or digest, or a glob with `*`.
-    ///
-    /// False when it was pinned before. On disk when this returns.
-    pub fn pin(&self, pattern: &str) -> Result<bool, InventoryError> {
-        let failed = |source| InventoryError::Pin { pattern: pattern.to_owned(), source };
-        let parsed: PinPattern = pattern.parse().map_err(failed)?;
-        if self.lock().pins.len() >= PATTERNS_MAX {
-            return Err(failed(PinError::TooMuch));
-        }
-        self.change_pins(move |pins| {
-            let is_new = pins.iter().all(|pin| pin.text() != parsed.text());
-            if is_new {
-                pins.push(parsed);
-            }
-            is_new
-        })
-    }
-
-    /// Takes a pattern back, spelled as it was pinned. False when it was not pinned. On disk when this returns.
-    pub fn unpin(&self, pattern: &str) -> Result<bool, InventoryError> {
-        self.change_pins(|pins| {
-            let before = pins.len();
-            pins.retain(|pin| pin.text() != pattern.trim());
-            pins.len() < before
-        })
-    }
-
-    fn change_pins(&self, change: impl FnOnce(&mut Vec<PinPattern>) -> bool) -> Result<bool, InventoryError> {
-        let Some(directory) = &self.directory else {
-            let mut state = self.lock();
-            let changed = change(&mut state.pins);
-            state.repin();
-            return Ok(changed);
-        };
-        let failed = |source| InventoryError::File { path: directory.path().to_owned(), source };
-        // Another process may have pinned meanwhile: what counts is what is on disk, under the lock.
-        let lock = directory.lock().map_err(failed)?;
-        let mut pins = parse_patterns(directory.read_pins().map_err(failed)?);
-        let changed = change(&mut pins);
-        if changed {
-            let patterns = pins.iter().map(|pin| pin.text().to_owned()).collect();
-            directory.write_pins(patterns, &lock).map_err(failed)?;
-        }
-        let mut state = self.lock();
-        state.pins = pins;
-        state.repin();
-        Ok(changed)
-    }
-
-    /// Takes up what another process has pinned; what is known stays when the file cannot be read.
-    async fn reload_pins(&self) {
-        let Some(directory) = self.directory.clone() else { return };
-        let path = directory.path().to_owned();
-        let read = tokio::task::spawn_blocking(move || directory.read_pins()).await;
-        match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
-            Ok(patterns) => self.lock().pins = parse_patterns(patterns),
-            Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "could not read the pins; keeping those known");
-            }
-        }
     }
 
     /// Lists images before pods: an image that a new container uses is then at worst not listed yet.
@@ -406,24 +342,6 @@ impl Inventory {
         Ok(mounts)
     }
 
-    async fn flush_if_due(&self) {
-        let Some(directory) = self.directory.clone() else { return };
-        let ledger = {
-            let mut state = self.lock();
-            if !state.dirty || state.flushed_at.is_some_and(|flushed| flushed.elapsed() < FLUSH_EVERY) {
-                return;
-            }
-            state.dirty = false;
-            state.flushed_at = Some(Instant::now());
-            state.ledger()
-        };
-        let written = tokio::task::spawn_blocking(move || directory.write_ledger(&ledger)).await;
-        if let Err(error) = written.unwrap_or_else(|error| Err(io::Error::other(error))) {
-            self.lock().dirty = true;
-            tracing::warn!(%error, "could not write the inventory's ledger; trying again with a later pass");
-        }
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic elsewhere leaves at worst an older table behind, which the next pass corrects.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -439,74 +357,103 @@ impl fmt::Debug for Inventory {
 impl State {
     /// Takes a survey in; `asked_at` and `now` are the two clocks of `spec/gc.md §5`.
     fn absorb(&mut self, survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
-        self.clamp(now);
+        let wall = (asked_at, now);
+        let now = self.steady(now);
+        let asked_at = moved(asked_at, -self.shift);
+        self.clamp(now, wall.1);
         let containers = survey.runtime_containers();
         let used_before = self.used_before();
         self.watch.advance(containers, now);
-        let before = std::mem::take(&mut self.records);
-        self.records.clone_from(&before);
-        let times = DetectTimes { detected_at: Some(asked_at), now };
-        let users = detect(&mut self.records, &survey, DetectRules::INVENTORY, times);
-        let leased: Vec<_> = self.records.keys().filter_map(|key| Some((key.clone(), self.leased_at(key)?))).collect();
-        for (key, leased_at) in leased {
-            if let Some(record) = self.records.get_mut(&key) {
-                record.last_used = record.last_used.max(Some(leased_at));
-            }
+        let (mounts, shift) = (&self.mounts, self.shift);
+        let mut uses = uses(&survey, DetectRules::INVENTORY, |id| !mounts.contains_key(id));
+        for fresh in uses.fresh.values_mut().flatten() {
+            fresh.created = fresh.created.map(|at| moved(at, -shift));
         }
+        let times = DetectTimes { detected_at: Some(asked_at), now };
+        detect(&mut self.records, &survey, &uses.by_image, DetectRules::INVENTORY, times);
+        self.memory.absorb(&mut self.records, &uses, &survey.images, now);
         let records = &self.records;
         self.touches.retain(|leased, leased_at| {
             records.keys().any(|key| key.id() == leased.id())
-                || now.duration_since(*leased_at).unwrap_or_default() < LEASE_UNSEEN_MAX
+                || wall.1.duration_since(*leased_at).unwrap_or_default() < LEASE_UNSEEN_MAX
         });
-        self.dirty |= *records != before || containers > 0;
+        self.dirty |= containers > 0 || self.memory.is_changed();
         self.serve_leases(&survey);
-        self.note_released(used_before, &users, now);
-        let snapshot = Arc::new(self.draw(&survey.images, &users, now));
+        self.note_released(used_before, &uses.by_image, wall.1);
+        let snapshot = Arc::new(self.draw(&survey.images, &uses.by_image, now));
         self.mounts = survey.mounts;
         self.snapshot = Some(Arc::clone(&snapshot));
         snapshot
     }
 
-    /// The clock was set back, or the ledger comes from one that ran ahead: nothing happened in the future.
-    fn clamp(&mut self, now: SystemTime) {
+    /// What the steady time is, and from now on what the wall clock is ahead of it.
+    fn steady(&mut self, wall: SystemTime) -> SystemTime {
+        if let Some(correction) = self.clock.correct(wall) {
+            for record in self.records.values_mut() {
+                record.first_seen = record.first_seen.map(|seen| correction.apply(seen));
+                record.last_used = record.last_used.map(|used| correction.apply(used));
+            }
+            let watch = &mut self.watch;
+            for time in [&mut watch.since, &mut watch.last_pass, &mut watch.vanished_at].into_iter().flatten() {
+                *time = correction.apply(*time);
+            }
+            self.memory.correct(correction);
+        }
+        let steady = self.clock.now(wall);
+        self.shift = SteadyClock::shift(steady, wall);
+        steady
+    }
+
+    /// Nothing happened in the future, whatever a ledger says or the caller's clock said before.
+    fn clamp(&mut self, now: SystemTime, wall: SystemTime) {
+        for leased_at in self.touches.values_mut() {
+            *leased_at = wall.min(*leased_at);
+        }
+        for released_at in self.released.values_mut() {
+            *released_at = wall.min(*released_at);
+        }
+        self.leases.tidy(wall);
+        if self.seen_at.replace(now).is_some_and(|seen| seen <= now) {
+            return;
+        }
+        self.memory.clamp(now);
         for record in self.records.values_mut() {
             record.first_seen = record.first_seen.map(|seen| seen.min(now));
             record.last_used = record.last_used.map(|used| used.min(now));
         }
-        for leased_at in self.touches.values_mut() {
-            *leased_at = now.min(*leased_at);
-        }
-        for released_at in self.released.values_mut() {
-            *released_at = now.min(*released_at);
-        }
-        self.leases.tidy(now);
         self.watch.since = self.watch.since.map(|since| since.min(now));
         self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
     }
 
     fn draw(&self, images: &[Image], users: &Users, now: SystemTime) -> Snapshot {
         let by_key: BTreeMap<ImageKey, &Image> = images.iter().map(|image| (image.key(), image)).collect();
+        let told = |time: SystemTime| moved(time, self.shift);
+        // All three are sorted by key.
+        let (mut records, mut memory) = (self.records.iter().peekable(), self.memory.present().peekable());
         let entries = by_key.into_iter().map(|(key, image)| {
-            let record = self.records.get(&key);
+            let record = find(&mut records, &key);
+            let remembered = find(&mut memory, &key);
             Entry {
                 image: image.clone(),
-                first_seen: record.and_then(|record| record.first_seen).unwrap_or(now),
-                last_used: record.and_then(|record| record.last_used),
+                first_seen: told(record.and_then(|record| record.first_seen).unwrap_or(now)),
+                last_used: record.and_then(|record| record.last_used).map(told),
                 leased_at: self.leased_at(&key),
-                leased_until: self.leases.until(key.id(), now),
+                leased_until: self.leases.until(key.id(), told(now)),
                 released_at: self.released.get(&key).copied(),
-                use_count: 0,
-                last_user: None,
-                pulled: None,
-                origin: Origin::default(),
-                in_use_by: self.users_of(&key, &users),
+                use_count: remembered.map_or(0, |it| it.history.uses),
+                last_user: remembered.and_then(|it| it.user.clone()),
+                pulled: remembered.and_then(|it| it.pulled).map(|cost| PullCost { at: told(cost.at), ..cost }),
+                origin: remembered.map(|it| it.origin).unwrap_or_default(),
+                history: remembered.map(|it| it.history.clone()).unwrap_or_default(),
+                in_use_by: self.users_of(&key, users),
                 pinned_by: self.pinned_by(image),
             }
         });
         Snapshot {
-            taken_at: now,
+            taken_at: told(now),
             entries: entries.collect(),
-            watched_since: self.watch.since.unwrap_or(now),
+            watched_since: told(self.watch.since.unwrap_or(now)),
+            reuse: self.memory.reuse(),
             containers: self.watch.containers,
             containers_vanished: self.watch.vanished_at.is_some(),
         }
@@ -534,73 +481,22 @@ impl State {
         self.snapshot = Some(Arc::new(snapshot));
     }
 
-    fn restore(&mut self, ledger: &LedgerFile) {
+    fn restore(&mut self, content: ledger::Content) {
+        let pass = &content.pass;
         self.watch = Watch {
-            since: ledger.observed_since.map(ledger::time),
-            last_pass: ledger.last_pass.map(ledger::time),
-            containers: ledger.containers,
+            since: pass.since.map(files::time),
+            last_pass: pass.at.map(files::time),
+            containers: pass.containers,
             vanished_at: None,
         };
-        self.records = ledger
-            .images
-            .iter()
-            .map(|(key, line)| {
-                let key = ImageKey::parse(key);
-                let record = detect::Record {
-                    first_seen: line.first_seen.map(ledger::time),
-                    last_used: line.last_used.map(ledger::time),
-                    handler: key.handler().to_owned(),
-                    size: crate::image::ByteSize::ZERO,
-                    pinned: false,
-                };
-                (key, record)
-            })
-            .collect();
-    }
-
-    fn ledger(&self) -> LedgerFile {
-        let images = self.records.iter().map(|(key, record)| {
-            let line = LedgerLine {
-                first_seen: record.first_seen.map(ledger::nanos),
-                last_used: record.last_used.map(ledger::nanos),
-            };
-            (key.to_string(), line)
-        });
-        LedgerFile {
-            observed_since: self.watch.since.map(ledger::nanos),
-            last_pass: self.watch.last_pass.map(ledger::nanos),
-            containers: self.watch.containers,
-            images: images.collect(),
-            ..LedgerFile::default()
-        }
+        self.anchor.clone_from(&pass.anchor);
+        self.memory.restore(content);
+        self.records = self.memory.records();
     }
 }
 
-impl Watch {
-    fn advance(&mut self, containers: usize, now: SystemTime) {
-        let gap = self.last_pass.map(|last| now.duration_since(last).unwrap_or_default());
-        if gap.is_none_or(|gap| gap > WATCH_GAP_MAX) || self.since.is_none() {
-            self.since = Some(now);
-        }
-        self.vanished_at = match self.vanished_at {
-            _ if containers > 0 => None,
-            None if self.containers > 0 => Some(now),
-            Some(vanished) if now.duration_since(vanished).unwrap_or_default() >= VANISHED_DOUBT => None,
-            other => other,
-        };
-        self.last_pass = Some(now);
-        self.containers = containers;
-    }
-}
-
-/// A pattern that a person wrote into the file and that is none is logged and passed over.
-fn parse_patterns(texts: Vec<String>) -> Vec<PinPattern> {
-    let parse = |text: String| match text.parse() {
-        Ok(pattern) => Some(pattern),
-        Err(error) => {
-            tracing::warn!(pattern = %text, %error, "passing over a pin that is none");
-            None
-        }
-    };
-    texts.into_iter().take(PATTERNS_MAX).filter_map(parse).collect()
+/// The next of a sorted row that has this key.
+fn find<'a, T>(row: &mut Peekable<impl Iterator<Item = (&'a ImageKey, T)>>, key: &ImageKey) -> Option<T> {
+    while row.next_if(|(other, _)| *other < key).is_some() {}
+    row.next_if(|(other, _)| *other == key).map(|(_, found)| found)
 }

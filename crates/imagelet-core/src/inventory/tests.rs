@@ -146,7 +146,8 @@ async fn detection_matches_the_kubelets_vectors() {
                         detected_at: pass["detect_time"].as_u64().map(at),
                         now: at(pass["now"].as_u64().unwrap()),
                     };
-                    let users = detect(&mut records, &survey, rules, times);
+                    let users = detect::users(&survey, rules);
+                    detect(&mut records, &survey, &users, rules, times);
                     let keys: BTreeSet<String> = users.keys().map(ToString::to_string).collect();
                     let in_use: BTreeSet<String> = expected["in_use"].as_array().unwrap().iter().map(text).collect();
                     assert_eq!(keys, in_use, "{name}");
@@ -229,7 +230,7 @@ async fn a_long_gap_starts_the_watch_anew() {
     let (fake, inventory) = node(None);
     fake.preload("app:v1", "app", 1);
     inventory.refresh(seconds(0)).await.unwrap();
-    let later = seconds(0) + WATCH_GAP_MAX * 2;
+    let later = seconds(0) + watch::WATCH_GAP_MAX * 2;
     assert!(inventory.refresh(later).await.unwrap().watched_since >= later);
 }
 
@@ -320,12 +321,12 @@ async fn a_failed_pass_changes_nothing() {
 #[tokio::test]
 async fn a_damaged_ledger_is_set_aside() {
     let directory = tempfile::tempdir().unwrap();
-    fs::write(directory.path().join("ledger.json"), "{ torn").unwrap();
+    fs::write(directory.path().join("ledger.log"), "{ torn").unwrap();
     let (fake, inventory) = node(Some(directory.path()));
     fake.preload("app:v1", "app", 1);
     assert_eq!(inventory.refresh(seconds(0)).await.unwrap().entries.len(), 1);
     inventory.flush().unwrap();
-    assert!(fs::read_to_string(directory.path().join("ledger.json")).unwrap().contains("first_seen"));
+    assert!(fs::read_to_string(directory.path().join("ledger.log")).unwrap().contains("first_seen"));
 }
 
 #[tokio::test]

@@ -1,0 +1,493 @@
+//! What is remembered of images, those that are gone included: takes in uses, pulls and passes, and tells what changed.
+//!
+//! All times in here are steady ones.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use super::{
+    detect::{Fresh, Records, Uses},
+    files::{nanos, time},
+    history::{GAP_MIN, Origin, PullCost, Span, UseHistory},
+    ledger::{Batch, Content, PassLine},
+    reuse::{Kind, ReuseTable},
+    steady::Correction,
+};
+use crate::image::{Image, ImageId, ImageKey};
+
+/// Most images that are remembered although they are gone; those that went first are forgotten first.
+pub(super) const GHOSTS_MAX: usize = 4096;
+/// How long an image that is gone is remembered.
+const GHOST_AGE_MAX: Duration = Duration::from_hours(90 * 24);
+/// Most images that were told of and that no pass has seen yet.
+const PENDING_MAX: usize = 1024;
+/// How long such a one is waited for, and how long the container that an `ensure` announces.
+const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
+/// How often the table of reuse is written at most.
+const REUSE_EVERY: Duration = Duration::from_mins(10);
+/// Longest name of a user: a namespace, a slash and a pod.
+const USER_LENGTH_MAX: usize = 512;
+
+/// What is remembered of one image.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Remembered {
+    pub(super) first_seen: Option<SystemTime>,
+    pub(super) last_used: Option<SystemTime>,
+    /// When its last use began.
+    pub(super) begun: Option<SystemTime>,
+    /// The last pass saw it in use: its last use is as late as that pass, which is not written for each image.
+    pub(super) in_use: bool,
+    /// When it was found gone.
+    pub(super) gone: Option<SystemTime>,
+    pub(super) origin: Origin,
+    /// `NAMESPACE/POD`.
+    pub(super) user: Option<String>,
+    pub(super) pulled: Option<PullCost>,
+    pub(super) history: UseHistory,
+    /// Up to which span of its idle time it is in the table of reuse.
+    pub(super) counted: u8,
+    /// Uses that were announced and whose containers have not been seen yet.
+    pub(super) credits: u8,
+}
+
+/// An image handed out, as the ledger is told.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Told {
+    pub(super) user: Option<String>,
+    pub(super) pulled: Option<PullCost>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    told: Told,
+    uses: u64,
+    at: SystemTime,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    images: BTreeMap<ImageKey, Remembered>,
+    reuse: Arc<ReuseTable>,
+    /// Told of before a pass saw them.
+    pending: BTreeMap<ImageKey, Pending>,
+    /// Images that a former manager of the node has on record, and since when.
+    adopted: HashMap<ImageId, SystemTime>,
+    /// An image that comes back is new in all that is shown, as the kubelet has it.
+    pub(super) is_forgetful: bool,
+    changed: BTreeSet<ImageKey>,
+    forgotten: Vec<ImageKey>,
+    everything_changed: bool,
+    reuse_written: Option<SystemTime>,
+    /// No pass has been since the start: containers that are there are not all new.
+    is_resumed: bool,
+}
+
+impl Memory {
+    /// Takes up what a file held.
+    pub(super) fn restore(&mut self, content: Content) {
+        let last_pass = content.pass.at.map(time);
+        self.is_resumed = true;
+        self.reuse = Arc::new(content.reuse);
+        self.images = content.images;
+        for remembered in self.images.values_mut() {
+            if remembered.in_use {
+                remembered.last_used = remembered.last_used.max(last_pass);
+            }
+            // All until the last pass is in the table.
+            if let (Some(since), Some(last_pass)) = (remembered.idle_since(), last_pass) {
+                remembered.counted = span(since, last_pass);
+            }
+        }
+    }
+
+    /// Takes in what another process wrote meanwhile: the later, and the more, holds.
+    pub(super) fn merge(&mut self, others: Content) {
+        let last_pass = others.pass.at.map(time);
+        for (key, other) in others.images {
+            let other_used = if other.in_use { other.last_used.max(last_pass) } else { other.last_used };
+            let Some(ours) = self.images.get_mut(&key) else {
+                if other.gone.is_none() {
+                    self.images.insert(key, Remembered { last_used: other_used, ..other });
+                }
+                continue;
+            };
+            ours.first_seen = ours.first_seen.into_iter().chain(other.first_seen).min();
+            ours.last_used = ours.last_used.max(other_used);
+            ours.begun = ours.begun.max(other.begun);
+            let other_is_newer = other.pulled.map(|cost| cost.at) > ours.pulled.map(|cost| cost.at);
+            if other_is_newer {
+                (ours.pulled, ours.origin) = (other.pulled, other.origin);
+            }
+            if other.history.uses > ours.history.uses {
+                (ours.history, ours.user) = (other.history, other.user);
+            }
+        }
+        self.everything_changed = true;
+    }
+
+    /// The records that the file's images make.
+    pub(super) fn records(&self) -> Records {
+        let present = self.images.iter().filter(|(_, remembered)| remembered.gone.is_none());
+        present
+            .map(|(key, remembered)| {
+                let record = super::detect::Record {
+                    first_seen: remembered.first_seen,
+                    last_used: remembered.last_used,
+                    handler: key.handler().to_owned(),
+                    size: crate::image::ByteSize::ZERO,
+                    pinned: false,
+                };
+                (key.clone(), record)
+            })
+            .collect()
+    }
+
+    /// Somebody was handed an image: that is a use.
+    pub(super) fn used(&mut self, key: &ImageKey, told: Told, at: SystemTime) {
+        let Told { user, pulled } = told;
+        let told = Told { user: user.filter(|user| user.len() <= USER_LENGTH_MAX), pulled };
+        match self.images.get_mut(key) {
+            Some(known) if known.gone.is_none() => {
+                known.take(told, 1, at, Arc::make_mut(&mut self.reuse));
+                self.changed.insert(key.clone());
+            }
+            _ if self.pending.len() < PENDING_MAX || self.pending.contains_key(key) => {
+                let pending = self.pending.entry(key.clone()).or_insert(Pending { told: Told::default(), uses: 0, at });
+                pending.at = pending.at.max(at);
+                pending.uses += 1;
+                pending.told.user = told.user.or(pending.told.user.take());
+                pending.told.pulled = told.pulled.or(pending.told.pulled);
+            }
+            _ => {}
+        }
+    }
+
+    /// A former manager of this node had the image at that time.
+    pub(super) fn adopt(&mut self, id: &ImageId, at: SystemTime) {
+        if self.adopted.len() < GHOSTS_MAX {
+            self.adopted.insert(id.clone(), at);
+        }
+    }
+
+    /// The reuse of all images so far.
+    pub(super) fn reuse(&self) -> Arc<ReuseTable> {
+        Arc::clone(&self.reuse)
+    }
+
+    /// What is remembered of the images that are there, by key.
+    pub(super) fn present(&self) -> impl Iterator<Item = (&ImageKey, &Remembered)> {
+        self.images.iter().filter(|(_, remembered)| remembered.gone.is_none())
+    }
+
+    /// Takes a pass in, and puts what was known before into its records.
+    pub(super) fn absorb(&mut self, records: &mut Records, uses: &Uses, images: &[Image], now: SystemTime) {
+        let reuse = Arc::make_mut(&mut self.reuse);
+        let mut regroup = false;
+        let mut arrived = Vec::new();
+        // Both are sorted by key: one walk over both.
+        let mut known = self.images.iter_mut().peekable();
+        for (key, record) in records.iter_mut() {
+            while let Some((gone, remembered)) = known.next_if(|(other, _)| *other < key) {
+                regroup |= remembered.leave(gone, now, reuse, &mut self.changed);
+            }
+            if let Some((_, remembered)) = known.next_if(|(other, _)| *other == key) {
+                if remembered.gone.is_some() {
+                    arrived.push(key.clone());
+                    continue;
+                }
+                remembered.first_seen = record.first_seen;
+                record.last_used = record.last_used.max(remembered.last_used);
+                let in_use = uses.by_image.contains_key(key);
+                if in_use || remembered.in_use || self.is_resumed {
+                    let fresh = uses.fresh.get(key).map(Vec::as_slice).unwrap_or_default();
+                    let changed = remembered.see(in_use, fresh, self.is_resumed, now, reuse);
+                    if changed {
+                        self.changed.insert(key.clone());
+                        regroup = true;
+                    }
+                    record.last_used = record.last_used.max(remembered.last_used);
+                }
+                remembered.idle(now, reuse);
+            } else {
+                arrived.push(key.clone());
+            }
+        }
+        for (gone, remembered) in known {
+            regroup |= remembered.leave(gone, now, reuse, &mut self.changed);
+        }
+        regroup |= !arrived.is_empty() || self.is_resumed;
+        for key in arrived {
+            if let Some(record) = records.get_mut(&key) {
+                self.arrive(key, record, uses, now);
+            }
+        }
+        self.is_resumed = false;
+        self.adopted.clear();
+        self.pending.retain(|_, pending| now.duration_since(pending.at).unwrap_or_default() < PENDING_AGE_MAX);
+        self.forget_ghosts(now);
+        if regroup {
+            self.regroup(images);
+        }
+    }
+
+    /// An image is there that was not.
+    fn arrive(&mut self, key: ImageKey, record: &mut super::detect::Record, uses: &Uses, now: SystemTime) {
+        let reuse = Arc::make_mut(&mut self.reuse);
+        let mut remembered = self.images.remove(&key).unwrap_or_default();
+        if remembered.gone.take().is_some() {
+            remembered.history.comebacks += 1;
+            if !self.is_forgetful {
+                record.last_used = record.last_used.max(remembered.last_used);
+            }
+        } else if let Some(adopted) = self.adopted.get(key.id()).filter(|at| **at <= now) {
+            remembered.origin = Origin::Adopted;
+            if !self.is_forgetful {
+                record.first_seen = record.first_seen.map(|seen| seen.min(*adopted));
+            }
+        }
+        // Who is asked for an image may know its id alone.
+        let by_id = ImageKey::new(key.id().clone(), String::new());
+        if let Some(pending) = self.pending.remove(&key).or_else(|| self.pending.remove(&by_id)) {
+            remembered.take(pending.told, pending.uses, pending.at.min(now), reuse);
+        }
+        let in_use = uses.by_image.contains_key(&key);
+        let fresh = uses.fresh.get(&key).map(Vec::as_slice).unwrap_or_default();
+        remembered.see(in_use, fresh, true, now, reuse);
+        let oldest = fresh.iter().filter_map(|fresh| fresh.created).min().filter(|at| *at <= now);
+        if let Some(oldest) = oldest.filter(|_| self.is_resumed && !self.is_forgetful) {
+            record.first_seen = record.first_seen.map(|seen| seen.min(oldest));
+        }
+        remembered.first_seen = record.first_seen;
+        record.last_used = record.last_used.max(remembered.last_used.filter(|_| !self.is_forgetful || in_use));
+        self.changed.insert(key.clone());
+        self.images.insert(key, remembered);
+    }
+
+    /// Marks old versions: a newer image of the same repository is in use, and they were not asked for since it came.
+    fn regroup(&mut self, images: &[Image]) {
+        let mut newest: HashMap<&str, SystemTime> = HashMap::new();
+        for image in images {
+            let Some(remembered) = self.images.get(&image.key()).filter(|it| it.history.uses > 0) else { continue };
+            let Some(first_seen) = remembered.first_seen else { continue };
+            for repository in repositories(image) {
+                let newest = newest.entry(repository).or_insert(first_seen);
+                *newest = first_seen.max(*newest);
+            }
+        }
+        for image in images {
+            let Some(remembered) = self.images.get_mut(&image.key()) else { continue };
+            let wanted = remembered.begun.max(remembered.first_seen);
+            let newest = repositories(image).filter_map(|repository| newest.get(repository)).max();
+            let superseded = newest.copied() > wanted;
+            if remembered.history.superseded != superseded {
+                remembered.history.superseded = superseded;
+                self.changed.insert(image.key());
+            }
+        }
+    }
+
+    fn forget_ghosts(&mut self, now: SystemTime) {
+        let ghosts = self.images.iter().filter_map(|(key, remembered)| Some((remembered.gone?, key)));
+        let mut ghosts: Vec<_> = ghosts.map(|(gone, key)| (gone, key.clone())).collect();
+        if ghosts.is_empty() {
+            return;
+        }
+        ghosts.sort_unstable();
+        let too_many = ghosts.len().saturating_sub(GHOSTS_MAX);
+        for (index, (gone, key)) in ghosts.into_iter().enumerate() {
+            if index < too_many || now.duration_since(gone).unwrap_or_default() > GHOST_AGE_MAX {
+                self.images.remove(&key);
+                self.changed.remove(&key);
+                self.forgotten.push(key);
+            }
+        }
+    }
+
+    /// Nothing happened in the future.
+    pub(super) fn clamp(&mut self, now: SystemTime) {
+        self.map_times(|time| time.min(now));
+    }
+
+    /// The time between two boots was not what it was thought to be.
+    pub(super) fn correct(&mut self, correction: Correction) {
+        self.map_times(|time| correction.apply(time));
+        self.everything_changed = true;
+    }
+
+    fn map_times(&mut self, map: impl Fn(SystemTime) -> SystemTime) {
+        for remembered in self.images.values_mut() {
+            let times =
+                [&mut remembered.first_seen, &mut remembered.last_used, &mut remembered.begun, &mut remembered.gone];
+            times.into_iter().flatten().for_each(|time| *time = map(*time));
+            if let Some(cost) = &mut remembered.pulled {
+                cost.at = map(cost.at);
+            }
+        }
+        for pending in self.pending.values_mut() {
+            pending.at = map(pending.at);
+        }
+    }
+
+    /// Whether a flush would write of images.
+    pub(super) fn is_changed(&self) -> bool {
+        self.everything_changed || !self.changed.is_empty() || !self.forgotten.is_empty()
+    }
+
+    /// What a flush has to write. After a failure everything has to be written: see [`Memory::keep`].
+    pub(super) fn batch(&mut self, pass: PassLine, is_whole: bool, now: SystemTime) -> Batch {
+        let is_whole = is_whole || self.everything_changed;
+        let images = if is_whole {
+            self.images.iter().map(|(key, remembered)| (key.clone(), remembered.clone())).collect()
+        } else {
+            let changed = self.changed.iter();
+            changed.filter_map(|key| Some((key.clone(), self.images.get(key)?.clone()))).collect()
+        };
+        let age = self.reuse_written.map(|at| now.duration_since(at).unwrap_or_default());
+        let reuse = (is_whole || age.is_none_or(|age| age >= REUSE_EVERY)).then(|| ReuseTable::clone(&self.reuse));
+        if reuse.is_some() {
+            self.reuse_written = Some(now);
+        }
+        self.everything_changed = false;
+        self.changed.clear();
+        let forgotten = std::mem::take(&mut self.forgotten);
+        Batch { is_whole, pass, reuse, images, forgotten: if is_whole { Vec::new() } else { forgotten } }
+    }
+
+    /// A flush failed: the next one writes everything.
+    pub(super) fn keep(&mut self) {
+        self.everything_changed = true;
+    }
+}
+
+impl Remembered {
+    /// Since when it is not used.
+    fn idle_since(&self) -> Option<SystemTime> {
+        self.last_used.or(self.first_seen)
+    }
+
+    /// Somebody was handed it.
+    fn take(&mut self, told: Told, uses: u64, at: SystemTime, reuse: &mut ReuseTable) {
+        if let Some(cost) = told.pulled {
+            self.pulled = Some(cost);
+            self.origin = Origin::Pulled;
+        }
+        self.user = told.user.or(self.user.take());
+        self.begin(uses, at, reuse);
+        self.credits = self.credits.saturating_add(u8::try_from(uses).unwrap_or(u8::MAX));
+    }
+
+    /// Uses begin.
+    fn begin(&mut self, uses: u64, at: SystemTime, reuse: &mut ReuseTable) {
+        let gap = self.idle_since().and_then(|since| at.duration_since(since).ok());
+        if let Some(gap) = gap.filter(|gap| !self.in_use && *gap >= GAP_MIN) {
+            let (kind, span) = (Kind::of(&self.history), Span::of(gap));
+            reuse.idled(kind, usize::from(self.counted).min(span.index()), span.index());
+            reuse.used(kind, gap);
+            if self.history.uses > 0 {
+                self.history.gaps.add(span);
+                self.history.returns = self.history.returns.saturating_add(1);
+            }
+        }
+        self.history.uses = self.history.uses.saturating_add(uses);
+        self.last_used = self.last_used.max(Some(at));
+        self.begun = self.begun.max(Some(at));
+        self.counted = 0;
+    }
+
+    /// A pass saw who uses it. `by_creation`: containers may have been there before anybody looked. True: worth writing.
+    fn see(
+        &mut self,
+        in_use: bool,
+        fresh: &[Fresh],
+        by_creation: bool,
+        now: SystemTime,
+        reuse: &mut ReuseTable,
+    ) -> bool {
+        let mut changed = self.in_use != in_use;
+        let was_in_use = self.in_use && by_creation;
+        let mut fresh: Vec<&Fresh> = fresh.iter().filter(|_| !was_in_use).collect();
+        fresh.sort_by_key(|fresh| fresh.created);
+        for fresh in fresh {
+            changed = true;
+            if let Some(user) = fresh.user.as_ref().filter(|user| user.len() <= USER_LENGTH_MAX) {
+                self.user = Some(user.clone());
+            }
+            if self.credits > 0 {
+                self.credits -= 1;
+                continue;
+            }
+            let at = fresh.created.filter(|at| by_creation && *at <= now).unwrap_or(now);
+            // A container of before the last use that is known was counted then.
+            if !by_creation || self.last_used.is_none_or(|used| used <= at) {
+                self.begin(1, at, reuse);
+            }
+        }
+        self.in_use = in_use;
+        if in_use {
+            self.last_used = self.last_used.max(Some(now));
+            self.counted = 0;
+            if self.history.uses == 0 {
+                self.history.uses = 1;
+                self.begun = Some(now);
+            }
+        } else if self.credits > 0
+            && self.begun.is_none_or(|at| now.duration_since(at).unwrap_or_default() > PENDING_AGE_MAX)
+        {
+            self.credits = 0;
+        }
+        changed
+    }
+
+    /// Counts the idle time that went by.
+    fn idle(&mut self, now: SystemTime, reuse: &mut ReuseTable) {
+        let Some(since) = self.idle_since().filter(|_| !self.in_use) else { return };
+        let span = span(since, now);
+        if span > self.counted {
+            reuse.idled(Kind::of(&self.history), usize::from(self.counted), usize::from(span));
+            self.counted = span;
+        }
+    }
+
+    /// It is not listed. True: it was.
+    fn leave(
+        &mut self,
+        key: &ImageKey,
+        now: SystemTime,
+        reuse: &mut ReuseTable,
+        changed: &mut BTreeSet<ImageKey>,
+    ) -> bool {
+        let left = self.gone.is_none();
+        if left {
+            (self.gone, self.in_use, self.credits) = (Some(now), false, 0);
+            changed.insert(key.clone());
+        }
+        self.idle(now, reuse);
+        left
+    }
+}
+
+fn span(since: SystemTime, now: SystemTime) -> u8 {
+    u8::try_from(Span::of(now.duration_since(since).unwrap_or_default()).index()).unwrap_or(u8::MAX)
+}
+
+/// The repositories an image is named after, each at least once.
+fn repositories(image: &Image) -> impl Iterator<Item = &str> {
+    let tagged = image.tags.iter().map(|name| match name.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => name.as_str(),
+    });
+    let digested = image.digests.iter().filter_map(|name| name.split_once('@')).map(|(repository, _)| repository);
+    tagged.chain(digested)
+}
+
+/// The line of a pass.
+pub(super) fn pass_line(watch: super::watch::Watch, anchor: Option<super::steady::Anchor>) -> PassLine {
+    PassLine { since: watch.since.map(nanos), at: watch.last_pass.map(nanos), containers: watch.containers, anchor }
+}
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

@@ -1,0 +1,306 @@
+//! Stories of images that come, are used, go and come back, told to the memory alone.
+
+use super::*;
+use crate::{
+    image::{ByteSize, ImageSpec, ImageUser},
+    inventory::{Gaps, detect::Record},
+};
+
+const HOUR: Duration = Duration::from_hours(1);
+
+fn at(minutes: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_hours(500_000) + Duration::from_mins(minutes)
+}
+
+/// A node as the passes see it.
+#[derive(Default)]
+struct Node {
+    memory: Memory,
+    records: Records,
+    images: BTreeMap<ImageKey, Image>,
+}
+
+fn key(name: &str) -> ImageKey {
+    let id = name.replace(['/', ':'], "-");
+    ImageKey::new(ImageId::new(format!("sha256:{id}")), String::new())
+}
+
+impl Node {
+    fn has(&mut self, names: &[&str]) {
+        self.images = names
+            .iter()
+            .map(|name| {
+                let image = Image {
+                    id: key(name).id().clone(),
+                    tags: vec![(*name).to_owned()],
+                    digests: Vec::new(),
+                    size: ByteSize(1),
+                    user: ImageUser::Unset,
+                    spec: ImageSpec::default(),
+                    pinned: false,
+                };
+                (key(name), image)
+            })
+            .collect();
+    }
+
+    /// A pass that finds containers `(image, is new, created)`.
+    fn pass(&mut self, containers: &[(&str, bool, u64)], now: SystemTime) {
+        let mut uses = Uses::default();
+        for (name, is_fresh, created) in containers {
+            uses.by_image.entry(key(name)).or_default().push("default/web/app".to_owned());
+            if *is_fresh {
+                let user = Some("default/web".to_owned());
+                uses.fresh.entry(key(name)).or_default().push(Fresh { created: Some(at(*created)), user });
+            }
+        }
+        // As detection leaves them.
+        let mut records = Records::new();
+        for key in self.images.keys() {
+            let mut record = self.records.remove(key).unwrap_or(Record {
+                first_seen: Some(now),
+                last_used: None,
+                handler: String::new(),
+                size: ByteSize(1),
+                pinned: false,
+            });
+            if uses.by_image.contains_key(key) {
+                record.last_used = Some(now);
+            }
+            records.insert(key.clone(), record);
+        }
+        self.records = records;
+        let images: Vec<_> = self.images.values().cloned().collect();
+        self.memory.absorb(&mut self.records, &uses, &images, now);
+    }
+
+    fn of(&self, name: &str) -> &Remembered {
+        &self.memory.images[&key(name)]
+    }
+
+    /// What a restart makes of it.
+    fn restart(&mut self, last_pass: SystemTime) {
+        let pass = PassLine { at: Some(nanos(last_pass)), ..PassLine::default() };
+        let batch = self.memory.batch(pass, true, last_pass);
+        let content =
+            Content { pass: batch.pass, images: batch.images.into_iter().collect(), reuse: batch.reuse.unwrap() };
+        self.memory = Memory { is_forgetful: self.memory.is_forgetful, ..Memory::default() };
+        self.memory.restore(content);
+        self.records = self.memory.records();
+    }
+}
+
+#[test]
+fn the_container_that_follows_an_ensure_is_the_same_use() {
+    let mut node = Node::default();
+    node.has(&["app:1"]);
+    node.pass(&[], at(0));
+    let told = Told { user: Some("default/web".to_owned()), pulled: None };
+    node.memory.used(&key("app:1"), told, at(1));
+    node.pass(&[("app:1", true, 2)], at(5));
+    assert_eq!(node.of("app:1").history.uses, 1);
+    assert_eq!(node.of("app:1").user.as_deref(), Some("default/web"));
+    // Another that nobody announced is another use; one that was there before is none.
+    node.pass(&[("app:1", false, 2), ("app:1", true, 6)], at(10));
+    node.pass(&[("app:1", false, 2), ("app:1", false, 6)], at(15));
+    assert_eq!(node.of("app:1").history.uses, 2);
+    assert_eq!(node.of("app:1").history.returns, 0, "it never lay idle");
+}
+
+#[test]
+fn a_nightly_job_has_its_rhythm_in_the_history() {
+    let mut node = Node::default();
+    node.has(&["job:1", "other:1"]);
+    for day in 0..6 {
+        let start = day * 24 * 60;
+        node.pass(&[("job:1", true, start)], at(start));
+        node.pass(&[], at(start + 10));
+        for hour in 1..24 {
+            node.pass(&[], at(start + hour * 60));
+        }
+    }
+    let job = node.of("job:1");
+    let span = Span::of(24 * HOUR).index();
+    assert_eq!((job.history.uses, job.history.returns), (6, 5));
+    assert!(job.history.gaps.weight(span) > 4 * Gaps::WEIGHT_NEW / 2);
+    assert_eq!(Vec::from(job.history.gaps.clone()).len(), 1, "{:?}", job.history.gaps);
+    let kind = Kind::of(&UseHistory { uses: 3, returns: 2, ..UseHistory::default() });
+    let (idle, used) = node.memory.reuse.seen(kind, span);
+    assert_eq!((idle, used), (2, 2), "both of the gaps of an image that returned twice or three times");
+    assert_eq!(node.memory.reuse.seen(kind, span - 3), (2, 0));
+}
+
+#[test]
+fn idle_time_is_counted_once_whatever_the_passes_and_restarts() {
+    let mut often = Node::default();
+    let mut seldom = Node::default();
+    for node in [&mut often, &mut seldom] {
+        node.has(&["app:1"]);
+        node.pass(&[("app:1", true, 0)], at(0));
+        node.pass(&[], at(5));
+    }
+    for minutes in (10..6000).step_by(10) {
+        often.pass(&[], at(minutes));
+        if minutes % 500 == 0 {
+            often.restart(at(minutes));
+        }
+    }
+    often.pass(&[], at(6000));
+    seldom.pass(&[], at(6000));
+    assert_eq!(often.memory.reuse, seldom.memory.reuse);
+}
+
+#[test]
+fn an_image_that_comes_back_keeps_its_history() {
+    let mut node = Node::default();
+    node.has(&["app:1"]);
+    node.pass(&[("app:1", true, 0)], at(0));
+    node.pass(&[], at(60));
+    node.has(&[]);
+    node.pass(&[], at(120));
+    assert_eq!(node.of("app:1").gone, Some(at(120)));
+    assert_eq!(node.memory.present().count(), 0);
+    let pulled = PullCost { bytes: ByteSize(7), duration: Duration::from_secs(1), at: at(300) };
+    node.memory.used(&key("app:1"), Told { user: None, pulled: Some(pulled) }, at(300));
+    node.has(&["app:1"]);
+    node.pass(&[], at(301));
+    let app = node.of("app:1");
+    assert_eq!((app.history.uses, app.history.returns, app.history.comebacks), (2, 1, 1));
+    assert_eq!((app.origin, app.pulled, app.gone), (Origin::Pulled, Some(pulled), None));
+    assert_eq!(app.first_seen, Some(at(301)), "it is protected as a new one");
+    assert_eq!(node.records[&key("app:1")].last_used, Some(at(300)));
+}
+
+#[test]
+fn for_the_kubelet_an_image_that_comes_back_is_new() {
+    for (is_forgetful, last_used) in [(false, Some(at(0))), (true, None)] {
+        let mut node = Node::default();
+        node.memory.is_forgetful = is_forgetful;
+        node.has(&["app:1"]);
+        node.pass(&[("app:1", true, 0)], at(0));
+        node.has(&[]);
+        node.pass(&[], at(120));
+        node.has(&["app:1"]);
+        node.pass(&[], at(300));
+        let record = &node.records[&key("app:1")];
+        assert_eq!((record.first_seen, record.last_used), (Some(at(300)), last_used), "{is_forgetful}");
+    }
+}
+
+#[test]
+fn a_restart_counts_no_running_container_anew() {
+    let mut node = Node::default();
+    node.has(&["app:1", "job:1"]);
+    node.pass(&[("app:1", true, 0)], at(0));
+    node.restart(at(0));
+    // To a new process every container is new.
+    node.pass(&[("app:1", true, 0), ("job:1", true, 7)], at(10));
+    assert_eq!((node.of("app:1").history.uses, node.of("job:1").history.uses), (1, 1));
+    assert_eq!(node.of("job:1").begun, Some(at(7)));
+}
+
+#[test]
+fn the_use_goes_on_until_the_last_pass_though_it_is_not_written_each_time() {
+    let mut node = Node::default();
+    node.has(&["app:1"]);
+    node.pass(&[("app:1", true, 0)], at(0));
+    node.memory.batch(PassLine::default(), false, at(0));
+    node.pass(&[("app:1", false, 0)], at(5));
+    assert!(!node.memory.is_changed(), "an image that stays in use costs no line");
+    node.restart(at(5));
+    assert_eq!(node.records[&key("app:1")].last_used, Some(at(5)));
+}
+
+#[test]
+fn taking_over_a_node_learns_from_its_containers_and_records() {
+    let mut node = Node::default();
+    node.memory.restore(Content::default());
+    node.memory.adopt(key("old:1").id(), at(100));
+    node.has(&["job:1", "old:1", "app:1"]);
+    // Three exited containers of a job, a day apart, and one that says nothing of when.
+    let day = 24 * 60;
+    node.pass(&[("job:1", true, 2 * day), ("job:1", true, 0), ("job:1", true, day)], at(3 * day));
+    let job = node.of("job:1");
+    assert_eq!((job.history.uses, job.history.returns, job.first_seen), (3, 2, Some(at(0))));
+    assert_eq!((node.of("old:1").origin, node.of("old:1").first_seen), (Origin::Adopted, Some(at(100))));
+    assert_eq!(node.records[&key("old:1")].first_seen, Some(at(100)));
+    assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (Origin::Found, Some(at(3 * day))));
+}
+
+#[test]
+fn an_old_version_is_known_until_it_is_asked_for_again() {
+    let mut node = Node::default();
+    node.has(&["shop/web:1", "shop/api:1"]);
+    node.pass(&[("shop/web:1", true, 0)], at(0));
+    node.has(&["shop/web:1", "shop/web:2", "shop/api:1"]);
+    node.pass(&[("shop/web:1", false, 0)], at(10));
+    assert!(!node.of("shop/web:1").history.superseded, "nobody uses the newer one yet");
+    node.pass(&[("shop/web:2", true, 20)], at(20));
+    assert!(node.of("shop/web:1").history.superseded);
+    assert!(!node.of("shop/web:2").history.superseded && !node.of("shop/api:1").history.superseded);
+    node.pass(&[("shop/web:2", false, 20), ("shop/web:1", true, 30)], at(30));
+    assert!(!node.of("shop/web:1").history.superseded, "rolled back");
+}
+
+#[test]
+fn the_names_of_repositories_are_cut_where_the_tag_begins() {
+    let mut node = Node::default();
+    node.has(&["host:5000/team/app:v1", "host:5000/bare"]);
+    let of = |name: &str| repositories(&node.images[&key(name)]).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(of("host:5000/team/app:v1"), ["host:5000/team/app"]);
+    assert_eq!(of("host:5000/bare"), ["host:5000/bare"]);
+}
+
+#[test]
+fn what_is_remembered_has_bounds() {
+    let mut node = Node::default();
+    for number in 0..PENDING_MAX + 10 {
+        node.memory.used(&key(&format!("never:{number}")), Told::default(), at(0));
+    }
+    assert_eq!(node.memory.pending.len(), PENDING_MAX);
+    let names: Vec<String> = (0..GHOSTS_MAX + 50).map(|number| format!("ci:{number}")).collect();
+    node.has(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    node.pass(&[], at(20));
+    node.memory.batch(PassLine::default(), true, at(20));
+    assert!(node.memory.pending.is_empty(), "waited for long enough");
+    node.has(&[]);
+    node.pass(&[], at(40));
+    assert_eq!(node.memory.images.len(), GHOSTS_MAX);
+    assert_eq!(node.memory.batch(PassLine::default(), false, at(40)).forgotten.len(), 50);
+    node.pass(&[], at(40) + GHOST_AGE_MAX + HOUR);
+    assert!(node.memory.images.is_empty());
+    let told = Told { user: Some("x".repeat(USER_LENGTH_MAX + 1)), pulled: None };
+    node.memory.used(&key("a:1"), told, at(0));
+    assert_eq!(node.memory.pending[&key("a:1")].told.user, None);
+}
+
+#[test]
+fn two_memories_of_one_node_become_one() {
+    let mut node = Node::default();
+    node.has(&["a:1", "b:1"]);
+    node.pass(&[], at(0));
+    let others = {
+        let mut other = Node::default();
+        other.has(&["a:1", "c:1"]);
+        other.pass(&[("a:1", true, 5), ("c:1", true, 5)], at(5));
+        let batch = other.memory.batch(PassLine { at: Some(nanos(at(7))), ..PassLine::default() }, true, at(5));
+        Content { pass: batch.pass, images: batch.images.into_iter().collect(), reuse: ReuseTable::default() }
+    };
+    node.memory.merge(others);
+    let a = node.of("a:1");
+    assert_eq!((a.first_seen, a.last_used, a.history.uses), (Some(at(0)), Some(at(7)), 1));
+    assert_eq!(node.of("c:1").history.uses, 1);
+    assert!(node.memory.is_changed());
+}
+
+#[test]
+fn nothing_is_left_in_the_future_and_corrections_reach_every_stamp() {
+    let mut node = Node::default();
+    node.has(&["a:1"]);
+    node.pass(&[("a:1", true, 100)], at(100));
+    node.memory.correct(Correction { later_than: at(50), by: 60_000_000_000 });
+    assert_eq!(node.of("a:1").last_used, Some(at(101)));
+    node.memory.clamp(at(10));
+    let a = node.of("a:1");
+    assert!([a.first_seen, a.last_used, a.begun].iter().all(|time| *time == Some(at(10))));
+}

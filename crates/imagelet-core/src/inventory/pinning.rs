@@ -1,0 +1,103 @@
+//! Pins and unpins, in step with what other processes pin.
+
+use std::io;
+
+use super::{
+    Inventory, InventoryError, PinError,
+    pins::{PATTERNS_MAX, PinPattern},
+};
+use crate::image::Image;
+
+impl Inventory {
+    /// The patterns pinned by the operator, in the order they were pinned.
+    pub fn pins(&self) -> Vec<String> {
+        self.lock().pins.iter().map(|pin| pin.text().to_owned()).collect()
+    }
+
+    /// The patterns that pin an image, and `runtime` where its runtime does.
+    pub fn pins_of(&self, image: &Image) -> Vec<String> {
+        self.lock().pinned_by(image)
+    }
+
+    /// Marks those that a pattern pins, so that whoever is shown them leaves them alone, too.
+    pub fn mark_pinned<'a>(&self, images: impl IntoIterator<Item = &'a mut Image>) {
+        let state = self.lock();
+        if !state.pins.is_empty() {
+            images.into_iter().for_each(|image| image.pinned |= state.pins.iter().any(|pin| pin.matches(image)));
+        }
+    }
+
+    /// Pins what the pattern names: a reference, 12 or more digits of an id or digest, or a glob with `*`.
+    ///
+    /// False when it was pinned before. On disk when this returns.
+    pub fn pin(&self, pattern: &str) -> Result<bool, InventoryError> {
+        let failed = |source| InventoryError::Pin { pattern: pattern.to_owned(), source };
+        let parsed: PinPattern = pattern.parse().map_err(failed)?;
+        if self.lock().pins.len() >= PATTERNS_MAX {
+            return Err(failed(PinError::TooMuch));
+        }
+        self.change_pins(move |pins| {
+            let is_new = pins.iter().all(|pin| pin.text() != parsed.text());
+            if is_new {
+                pins.push(parsed);
+            }
+            is_new
+        })
+    }
+
+    /// Takes a pattern back, spelled as it was pinned. False when it was not pinned. On disk when this returns.
+    pub fn unpin(&self, pattern: &str) -> Result<bool, InventoryError> {
+        self.change_pins(|pins| {
+            let before = pins.len();
+            pins.retain(|pin| pin.text() != pattern.trim());
+            pins.len() < before
+        })
+    }
+
+    fn change_pins(&self, change: impl FnOnce(&mut Vec<PinPattern>) -> bool) -> Result<bool, InventoryError> {
+        let Some(directory) = &self.directory else {
+            let mut state = self.lock();
+            let changed = change(&mut state.pins);
+            state.repin();
+            return Ok(changed);
+        };
+        let failed = |source| InventoryError::File { path: directory.path().to_owned(), source };
+        // Another process may have pinned meanwhile: what counts is what is on disk, under the lock.
+        let lock = directory.lock().map_err(failed)?;
+        let mut pins = parse_patterns(directory.read_pins().map_err(failed)?);
+        let changed = change(&mut pins);
+        if changed {
+            let patterns = pins.iter().map(|pin| pin.text().to_owned()).collect();
+            directory.write_pins(patterns, &lock).map_err(failed)?;
+        }
+        let mut state = self.lock();
+        state.pins = pins;
+        state.repin();
+        Ok(changed)
+    }
+
+    /// Takes up what another process has pinned; what is known stays when the file cannot be read.
+    pub(super) async fn reload_pins(&self) {
+        let Some(directory) = self.directory.clone() else { return };
+        let path = directory.path().to_owned();
+        let read = tokio::task::spawn_blocking(move || directory.read_pins()).await;
+        match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(patterns) => self.lock().pins = parse_patterns(patterns),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "could not read the pins; keeping those known");
+            }
+        }
+    }
+}
+
+/// A pattern that a person wrote into the file and that is none is logged and passed over.
+pub(super) fn parse_patterns(texts: Vec<String>) -> Vec<PinPattern> {
+    let parse = |text: String| match text.parse() {
+        Ok(pattern) => Some(pattern),
+        Err(error) => {
+            tracing::warn!(pattern = %text, %error, "passing over a pin that is none");
+            None
+        }
+    };
+    texts.into_iter().take(PATTERNS_MAX).filter_map(parse).collect()
+}
