@@ -48,9 +48,9 @@ impl Span {
             return Self(0);
         }
         // Two spans an octave of minutes, numbered from 1.
-        let octave = (seconds / 60).ilog2();
-        let upper = seconds >= Self::start_seconds(usize::try_from(2 * octave).unwrap_or(SPANS) + 2);
-        let number = (2 * octave + 1 + u32::from(upper)).min(SPANS as u32 - 1);
+        let octave = (seconds / 60).ilog2() as usize;
+        let upper = seconds >= Self::start_seconds(2 * octave + 2);
+        let number = (2 * octave + 1 + usize::from(upper)).min(SPANS - 1);
         Self(u8::try_from(number).unwrap_or(u8::MAX))
     }
 

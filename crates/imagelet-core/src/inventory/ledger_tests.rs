@@ -9,12 +9,12 @@ use super::*;
 fn remembered(number: u64) -> Remembered {
     Remembered {
         first_seen: Some(time(1_000 + number)),
-        last_used: (number % 2 == 0).then(|| time(2_000 + number)),
-        begun: (number % 2 == 0).then(|| time(1_500 + number)),
+        last_used: number.is_multiple_of(2).then(|| time(2_000 + number)),
+        begun: number.is_multiple_of(2).then(|| time(1_500 + number)),
         in_use: number.is_multiple_of(5),
         gone: number.is_multiple_of(7).then(|| time(3_000)),
         origin: if number.is_multiple_of(3) { Origin::Pulled } else { Origin::Found },
-        user: (number % 4 == 0).then(|| format!("default/pod-{number}")),
+        user: number.is_multiple_of(4).then(|| format!("default/pod-{number}")),
         pulled: number.is_multiple_of(3).then(|| PullCost {
             bytes: ByteSize(number << 20),
             duration: Duration::from_millis(number),
