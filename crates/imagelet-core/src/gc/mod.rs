@@ -12,6 +12,7 @@ mod kubelet;
 mod plan;
 mod policy;
 mod reason;
+pub mod reclaim;
 mod round;
 mod rules;
 mod runs;

@@ -81,10 +81,18 @@ impl LayerGraph {
             // Once counted, it does not come free again.
             if !std::mem::replace(stays, true) && !facts.held {
                 freed.bytes = freed.bytes + facts.bytes;
-                freed.inodes = freed.inodes.saturating_add(facts.inodes.unwrap_or_default());
+                freed.inodes = freed.inodes.saturating_add(facts.inodes_expected());
             }
         }
         freed
+    }
+}
+
+impl LayerFacts {
+    /// Inodes that come free with it; where nobody counted, one for each 16 KiB, as file systems are made for.
+    pub fn inodes_expected(&self) -> u64 {
+        const BYTES_PER_INODE: u64 = 16 << 10;
+        self.inodes.unwrap_or((self.bytes.0 / BYTES_PER_INODE).max(1))
     }
 }
 
@@ -93,7 +101,7 @@ impl LayerGraph {
 pub struct Freed {
     /// Bytes.
     pub bytes: ByteSize,
-    /// Inodes, as far as they are known.
+    /// Inodes; where nobody counted, as [`LayerFacts::inodes_expected`] expects.
     pub inodes: u64,
 }
 
