@@ -19,8 +19,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Platform, Reference},
     runtime::{
-        ContainerService, FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerState, MakeRoom,
-        Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
+        ContainerService, FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerState,
+        MakeRoom, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
     },
 };
 use tokio::time::Instant;
@@ -467,12 +467,21 @@ impl ImageService for Engine {
         .map_err(|error| removal_error(name, error))
     }
 
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            let mounted = mount::mounts(&store)?.iter().map(|mounted| ImageId::new(&mounted.image)).collect();
+            Ok(Some(store.graph(&mounted)))
+        })
+        .await
+    }
+
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         let usage = FilesystemUsage {
             measured_at: SystemTime::now(),
             mountpoint: self.store.root().to_owned(),
             used: usage(&self.store).total,
-            inodes_used: Some(self.store.layers().iter().map(|layer| layer.entries).sum()),
+            inodes_used: Some(self.store.inodes()),
         };
         Ok(ImageFilesystems { images: vec![usage.clone()], containers: vec![usage] })
     }
@@ -543,6 +552,7 @@ fn new_image(
             .collect(),
         metadata_size: (manifest.len() + config_bytes.len()) as u64,
         user: config.user.clone(),
+        allocated: None,
         platform: format!("{}/{}", config.os, config.architecture),
         pulled_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
         names: Vec::new(),

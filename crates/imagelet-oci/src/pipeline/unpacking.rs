@@ -87,6 +87,7 @@ impl LayerJob {
             entries: report.entries,
             bytes: report.bytes,
             disk_bytes: report.disk_bytes + disk_size(list_bytes),
+            allocated: None,
             root_opaque: report.root_opaque,
             unsettled: self.store.unsettled_mark(),
             sums,

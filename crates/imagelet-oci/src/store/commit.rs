@@ -14,6 +14,7 @@ use imagelet_core::{
 
 use super::{
     StagedBlob, Store,
+    allocated::{self, Allocated},
     disk::{SyncView, remove_tree, replace_file, sync_folder},
     index::Index,
     record::{ImageRecord, LayerRecord},
@@ -42,6 +43,7 @@ impl StagedLayer {
         record: LayerRecord,
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
+        let record = record.measured(staging.path());
         fs::write(staging.path().join("layer.json"), record.to_bytes())
             .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
         Step::LayerRecorded.reach();
@@ -147,6 +149,10 @@ impl Store {
             fs::write(staging.path().join(name), bytes).map_err(failed(name))?;
             Step::CommitDocument.reach();
         }
+        let sized = ImageRecord { allocated: Some(Allocated { bytes: u64::MAX, inodes: u64::MAX }), ..record.clone() };
+        let found = allocated::measure(staging.path())
+            .and_then(|found| found.with_file(staging.path(), seal::seal(&sized).len()));
+        record.allocated = Some(found.map_err(failed("measure"))?);
         fs::write(staging.path().join("image.json"), seal::seal(&record)).map_err(failed("image.json"))?;
         Step::CommitRecorded.reach();
         if !self.in_background {

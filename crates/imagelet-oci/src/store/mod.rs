@@ -19,10 +19,12 @@
 //! leaves either the whole image or things no name reaches, which the next sweep takes. Removal goes the other way:
 //! the name first, the content after. Files this version does not know are left alone.
 
+mod allocated;
 mod blobs;
 mod commit;
 mod damage;
 mod disk;
+mod graph;
 mod index;
 mod list;
 mod listed;
@@ -86,6 +88,8 @@ pub(crate) struct Store {
     trash: Mutex<()>,
     /// They learn what becomes of all that this process shows before it is durable; never empty.
     views: Mutex<Vec<Arc<SyncView>>>,
+    /// What folders take that were written without a note of it.
+    measured: Mutex<graph::Measured>,
     /// Two that settle at once would do the same work.
     settling: Mutex<()>,
     /// A pull shows its image before the disk has it.
@@ -129,6 +133,7 @@ impl Store {
             sequence: AtomicU64::new(first_number()),
             trash: Mutex::new(()),
             views: Mutex::new(vec![Arc::new(view)]),
+            measured: Mutex::default(),
             settling: Mutex::new(()),
             in_background: durability == Durability::Background && boot.is_some(),
             boot,
@@ -200,6 +205,16 @@ impl Store {
     /// All layers that are here.
     pub(crate) fn layers(&self) -> Vec<LayerRecord> {
         self.index().layers.values().cloned().collect()
+    }
+
+    /// Inodes that layers, images and kept blobs have.
+    pub(crate) fn inodes(&self) -> u64 {
+        // A layer, and an image, that nobody measured has its entries, and a few files of its own.
+        const OWN: u64 = 5;
+        let index = self.index();
+        let layer = |layer: &LayerRecord| layer.allocated.map_or(layer.entries + OWN, |allocated| allocated.inodes);
+        let image = |image: &ImageRecord| image.allocated.map_or(OWN, |allocated| allocated.inodes);
+        index.layers.values().map(layer).chain(index.images.values().map(image)).sum::<u64>() + index.blobs.len() as u64
     }
 
     /// Those of some blobs whose layers are here, as the records of the images tell.

@@ -10,6 +10,8 @@ use imagelet_core::image::{Digest, ImageId};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Serialize};
 
+use super::allocated::{self, Allocated};
+
 /// An image, as `images/HEX/image.json` holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
@@ -31,6 +33,9 @@ pub(crate) struct ImageRecord {
     pub platform: String,
     /// When it was pulled, in seconds since 1970.
     pub pulled_at: u64,
+    /// What its folder takes on the disk, this record included. Older records do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<Allocated>,
     /// The names it had at first, to rebuild `names.json` from if that is lost.
     #[serde(default)]
     pub names: Vec<String>,
@@ -60,6 +65,9 @@ pub(crate) struct LayerRecord {
     pub bytes: u64,
     /// Bytes it takes on the disk, rounded to blocks.
     pub disk_bytes: u64,
+    /// What its whole folder takes on the disk, this record included. Older records do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<Allocated>,
     /// It hides every layer below it. Overlayfs does not read that mark on a root, so a mount leaves the others out.
     #[serde(default)]
     pub root_opaque: bool,
@@ -76,6 +84,19 @@ impl LayerRecord {
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let settled = |record: &Self| Self { unsettled: None, ..record.clone() };
         settled(self) == settled(other)
+    }
+
+    /// The same, with what its folder takes: all that is in it already, and the record itself.
+    pub(super) fn measured(self, folder: &Path) -> Self {
+        let sized = Self { allocated: Some(Allocated { bytes: u64::MAX, inodes: u64::MAX }), ..self.clone() };
+        let found = allocated::measure(folder).and_then(|found| found.with_file(folder, sized.to_bytes().len()));
+        match found {
+            Ok(found) => Self { disk_bytes: found.bytes, allocated: Some(found), ..self },
+            Err(error) => {
+                tracing::warn!(layer = self.diff_id, %error, "could not measure what a layer takes; it is done later");
+                self
+            }
+        }
     }
 
     /// As it is written.

@@ -17,7 +17,7 @@ use imagelet_core::{
     image::{ByteSize, Image, ImageId, ImageSpec, Reference, shown_name},
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
     runtime::{
-        FilesystemUsage, ImageFilesystems, ImageService, Progress, PullEstimate, PullRequest, RuntimeError,
+        FilesystemUsage, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate, PullRequest, RuntimeError,
         RuntimeErrorKind, SandboxConfig,
     },
 };
@@ -168,6 +168,10 @@ impl ImageService for ServedImages {
 
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
         self.node.parts().runtime.untag(name).await
+    }
+
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        self.node.parts().runtime.layers().await
     }
 
     /// Always succeeds: a runtime that is away, hangs or says nothing is answered for with what it told last.
