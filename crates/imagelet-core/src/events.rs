@@ -129,6 +129,12 @@ impl LogEvents {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
+    /// The events kept, oldest first, and all from then on: none twice, none missed.
+    pub fn recent_and_follow(&self) -> (Vec<RecordedEvent>, broadcast::Receiver<RecordedEvent>) {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        (kept.iter().cloned().collect(), self.followers.subscribe())
+    }
+
     /// All events from now on.
     pub fn follow(&self) -> broadcast::Receiver<RecordedEvent> {
         self.followers.subscribe()

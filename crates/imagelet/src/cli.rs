@@ -86,6 +86,8 @@ pub(crate) enum Command {
     Unmount(UnmountArgs),
     /// Check every byte of images against what was pulled (embedded store).
     Verify(VerifyArgs),
+    /// Show what happened on the node, and with -f what happens: pulls, failures, collections.
+    Events(EventsArgs),
     /// Show the daemon or store at a glance.
     Status,
     /// Check or show the configuration.
@@ -278,6 +280,13 @@ pub(crate) struct VerifyArgs {
     /// Show no progress.
     #[arg(short, long)]
     pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Go on with what happens from now on, and show how far pulls are: bars on a terminal, lines with `-o json`.
+    #[arg(short, long)]
+    pub(crate) follow: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -10,7 +10,7 @@ use imagelet_core::image::ByteSize;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{
-    node::{LayerSize, Step, Steps, no_steps},
+    node::{LayerSize, PullProgress, Step, Steps, no_steps},
     output::printable,
 };
 
@@ -152,6 +152,105 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Pulls of a node on a terminal, as they are looked at now and then: a line each, and one for each layer that comes in.
+#[derive(Debug)]
+pub(crate) struct PullScreen {
+    screen: MultiProgress,
+    pulls: BTreeMap<(u64, String), (ProgressBar, BTreeMap<String, ProgressBar>)>,
+    with_layers: bool,
+}
+
+/// Pulls with a line of their own.
+const PULL_LINES_MAX: usize = 16;
+/// Layers of one of them.
+const LAYER_LINES_MAX: usize = 8;
+
+impl PullScreen {
+    /// On stderr, twice a second at most; `None` where that is no terminal.
+    pub(crate) fn of_stderr(with_layers: bool) -> Option<Self> {
+        std::io::stderr().is_terminal().then(|| Self {
+            screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(2)),
+            pulls: BTreeMap::new(),
+            with_layers,
+        })
+    }
+
+    /// Does something that writes to the terminal, without tearing the lines apart.
+    pub(crate) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.screen.suspend(work)
+    }
+
+    /// Shows where a pull stands now; one that is over goes.
+    pub(crate) fn show(&mut self, pull: &PullProgress) {
+        let key = (pull.pull, if pull.pull == 0 { pull.image.clone() } else { String::new() });
+        if pull.pull > 0 {
+            // It had its turn.
+            self.forget(&(0, pull.image.clone()));
+        }
+        if ["done", "failed", "given-up"].contains(&pull.phase.as_str()) {
+            self.forget(&key);
+            return;
+        }
+        if !self.pulls.contains_key(&key) {
+            if self.pulls.len() >= PULL_LINES_MAX {
+                return;
+            }
+            let bar = self.screen.add(ProgressBar::new(0));
+            self.pulls.insert(key.clone(), (bar, BTreeMap::new()));
+        }
+        let Some((line, layers)) = self.pulls.get_mut(&key) else { return };
+        line.set_style(style(if pull.bytes_total.is_some() {
+            "{prefix} {bar:24} {wide_msg}"
+        } else {
+            "{prefix} {wide_msg}"
+        }));
+        line.set_prefix(printable(&pull.image));
+        line.set_length(pull.bytes_total.unwrap_or(0));
+        line.set_position(pull.bytes_received);
+        line.set_message(standing(pull));
+        for layer in &pull.layers {
+            let comes = layer.state == "fetching" && self.with_layers;
+            if !comes {
+                if let Some(bar) = layers.remove(&layer.digest) {
+                    bar.finish_and_clear();
+                }
+                continue;
+            }
+            if !layers.contains_key(&layer.digest) && layers.len() < LAYER_LINES_MAX {
+                let bar = self.screen.insert_after(line, ProgressBar::new(layer.size));
+                bar.set_style(style("  {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes}"));
+                bar.set_prefix(short(&layer.digest).to_owned());
+                layers.insert(layer.digest.clone(), bar);
+            }
+            if let Some(bar) = layers.get(&layer.digest) {
+                bar.set_position(layer.received);
+            }
+        }
+    }
+
+    fn forget(&mut self, key: &(u64, String)) {
+        if let Some((line, layers)) = self.pulls.remove(key) {
+            layers.values().for_each(ProgressBar::finish_and_clear);
+            line.finish_and_clear();
+        }
+    }
+}
+
+/// Where a pull stands, in a few words.
+pub(crate) fn standing(pull: &PullProgress) -> String {
+    let for_so_long = format!("{} s", pull.elapsed_ms / 1000);
+    let Some(total) = pull.bytes_total else {
+        let place = pull.position.map_or_else(String::new, |place| format!(" at place {place}"));
+        let estimate = pull.bytes_estimated.map_or_else(String::new, |bytes| format!(", about {}", ByteSize(bytes)));
+        return format!("{}{place} for {for_so_long}{estimate}", pull.phase);
+    };
+    let over = pull.layers.iter().filter(|layer| ["done", "present"].contains(&layer.state.as_str())).count();
+    let speed = pull.bytes_per_second.map_or_else(String::new, |speed| format!(", {}/s", ByteSize(speed)));
+    let left = pull.remaining_ms.map_or_else(String::new, |left| format!(", {} s left", left.div_ceil(1000)));
+    let (received, layers) = (ByteSize(pull.bytes_received), pull.layers.len() as u64 + pull.layers_hidden);
+    format!("{} {received} of {}{speed}{left}, {over} of {layers} layers", pull.phase, ByteSize(total))
+}
+
 /// A bar for the image and one for each of its layers.
 struct Bars {
     screen: MultiProgress,
@@ -249,6 +348,34 @@ fn style(template: &str) -> ProgressStyle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::LayerProgress;
+
+    #[test]
+    fn a_pull_is_told_in_a_line() {
+        let layers = vec![
+            LayerProgress { state: "done".into(), size: 1_000_000, received: 1_000_000, ..LayerProgress::default() },
+            LayerProgress { state: "fetching".into(), size: 2_000_000, received: 500_000, ..LayerProgress::default() },
+        ];
+        let pull = PullProgress {
+            phase: "fetching".into(),
+            bytes_total: Some(3_000_000),
+            bytes_received: 1_500_000,
+            bytes_per_second: Some(500_000),
+            remaining_ms: Some(2500),
+            layers,
+            ..PullProgress::default()
+        };
+        assert_eq!(standing(&pull), "fetching 1.5MB of 3MB, 500kB/s, 3 s left, 1 of 2 layers");
+        let of_runtime = PullProgress {
+            phase: "asking".into(),
+            elapsed_ms: 4200,
+            bytes_estimated: Some(9_000_000),
+            ..PullProgress::default()
+        };
+        assert_eq!(standing(&of_runtime), "asking for 4 s, about 9MB");
+        let waits = PullProgress { phase: "waiting".into(), position: Some(3), ..PullProgress::default() };
+        assert_eq!(standing(&waits), "waiting at place 3 for 0 s");
+    }
 
     #[test]
     fn without_a_terminal_a_pull_is_a_few_plain_lines() {

@@ -11,6 +11,7 @@ use super::{
     Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate,
     PullRequest, RuntimeError, Sandbox,
     operations::{Operation, Operations},
+    pull_watch::{Looking, PullWatch},
 };
 use crate::{
     image::{Image, ImageId, ImageSpec, PinnedNames},
@@ -30,6 +31,8 @@ pub struct RuntimeManager {
     operations: Option<Arc<Operations>>,
     /// Names whose images are pinned, beside those the store itself pins.
     pinned: Arc<PinnedNames>,
+    /// `None`: nobody looks on.
+    watch: Option<Arc<dyn PullWatch>>,
 }
 
 /// A pod: what shares one uid.
@@ -52,7 +55,7 @@ pub struct Pod {
 impl RuntimeManager {
     /// Joins the two ports.
     pub fn new(images: Arc<dyn ImageService>, containers: Arc<dyn ContainerService>) -> Self {
-        Self { images, containers, operations: None, pinned: Arc::default() }
+        Self { images, containers, operations: None, pinned: Arc::default(), watch: None }
     }
 
     /// The same, counted.
@@ -65,6 +68,12 @@ impl RuntimeManager {
     #[must_use]
     pub fn pinning(self, pinned: PinnedNames) -> Self {
         Self { pinned: Arc::new(pinned), ..self }
+    }
+
+    /// The same, with somebody who looks on while it pulls.
+    #[must_use]
+    pub fn watched(self, watch: Arc<dyn PullWatch>) -> Self {
+        Self { watch: Some(watch), ..self }
     }
 
     /// The store of images.
@@ -100,7 +109,14 @@ impl RuntimeManager {
 
     /// Fetches an image; see [`ImageService::pull`].
     pub async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
-        self.counted(Operation::Pull, self.images.pull(request, progress)).await
+        let Some(watch) = &self.watch else {
+            return self.counted(Operation::Pull, self.images.pull(request, progress)).await;
+        };
+        let looking = Looking::at(watch.as_ref(), request);
+        let progress = looking.heard(progress);
+        let outcome = self.counted(Operation::Pull, self.images.pull(request, progress)).await;
+        looking.end(&outcome);
+        outcome
     }
 
     /// Tells what a pull would still cost; see [`ImageService::estimate`].

@@ -11,6 +11,7 @@ mod layers;
 mod make_room;
 mod manager;
 mod operations;
+mod pull_watch;
 
 pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox};
 pub use details::{ImageDetails, JsonText, LayerDetails, chain_id};
@@ -24,3 +25,4 @@ pub use image_service::{
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph};
 pub use make_room::{MakeRoom, RoomMade, RoomWanted};
 pub use manager::{Pod, RuntimeManager};
+pub use pull_watch::{PullEnd, PullSeen, PullWatch};

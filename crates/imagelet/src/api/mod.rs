@@ -28,14 +28,34 @@ const PROGRESS_WAITING_MAX: usize = 256;
 /// A daemon on the same machine answers within this, or is none.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Takes documents about how far a command is. Must not block.
-pub(crate) type ProgressDocuments = Arc<dyn Fn(Vec<u8>) + Send + Sync>;
+/// Where documents about how far a command is go, while its reader is there.
+#[derive(Clone, Debug)]
+pub(crate) struct Replies {
+    sender: mpsc::Sender<Result<CallReply, Status>>,
+}
+
+impl Replies {
+    /// Passes one on, or drops it where the reader is slow: the next one says where things stand, too.
+    pub(crate) fn tell(&self, document: Vec<u8>) {
+        drop(self.sender.try_send(Ok(reply(Reply::Progress(document)))));
+    }
+
+    /// Passes one on as soon as the reader has room. False when there is none any more.
+    pub(crate) async fn deliver(&self, document: Vec<u8>) -> bool {
+        self.sender.send(Ok(reply(Reply::Progress(document)))).await.is_ok()
+    }
+
+    /// Waits until the reader is gone.
+    pub(crate) async fn closed(&self) {
+        self.sender.closed().await;
+    }
+}
 
 /// Runs commands, whatever they are.
 #[async_trait]
 pub(crate) trait Handler: Send + Sync + 'static {
     /// Runs one. Dropping the future gives the command up.
-    async fn handle(&self, command: &str, body: &[u8], progress: ProgressDocuments) -> Result<Vec<u8>, Refusal>;
+    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Vec<u8>, Refusal>;
 }
 
 /// Why there is no result.
@@ -83,32 +103,32 @@ impl v1::node_server::Node for Server {
         }
         let handler = Arc::clone(&self.handler);
         let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
-        let progress: ProgressDocuments = {
-            let sender = sender.clone();
-            // A full queue drops the message: the next one says where things stand, too.
-            Arc::new(move |document| drop(sender.try_send(Ok(reply(Reply::Progress(document))))))
-        };
+        let replies = Replies { sender };
         // The command runs inside of the answer's stream, so that a caller that goes away drops it.
         let run = async move {
             // A login may be in it.
             let body = Zeroizing::new(body);
-            match handler.handle(&command, &body, progress).await {
+            match handler.handle(&command, &body, replies).await {
                 Ok(document) => Ok(reply(Reply::Result(document))),
                 Err(Refusal::Failed(document)) => Ok(reply(Reply::Failure(document))),
                 Err(Refusal::Unknown(why)) => Err(Status::invalid_argument(why)),
             }
         };
-        drop(sender);
-        Ok(Response::new(Box::pin(Answer { steps: ReceiverStream::new(receiver), last: Some(Box::pin(run)) })))
+        Ok(Response::new(Box::pin(Answer { steps: ReceiverStream::new(receiver), last: Last::Runs(Box::pin(run)) })))
     }
 }
 
-type Last = Pin<Box<dyn Future<Output = Result<CallReply, Status>> + Send>>;
+/// A command, and what it ended with.
+enum Last {
+    Runs(Pin<Box<dyn Future<Output = Result<CallReply, Status>> + Send>>),
+    Ended(Result<CallReply, Status>),
+    Told,
+}
 
-/// Progress while the command runs, then its last message.
+/// All that a command tells while it runs, then its last message.
 struct Answer {
     steps: ReceiverStream<Result<CallReply, Status>>,
-    last: Option<Last>,
+    last: Last,
 }
 
 impl Stream for Answer {
@@ -122,17 +142,25 @@ impl Stream for Answer {
         if let Poll::Ready(Some(step)) = Pin::new(&mut self.steps).poll_next(context) {
             return Poll::Ready(Some(step));
         }
-        let Some(last) = &mut self.last else { return Poll::Ready(None) };
-        match last.as_mut().poll(context) {
-            Poll::Ready(reply) => {
-                self.last = None;
-                Poll::Ready(Some(reply))
+        if let Last::Runs(run) = &mut self.last
+            && let Poll::Ready(reply) = run.as_mut().poll(context)
+        {
+            self.last = Last::Ended(reply);
+        }
+        // What the command has just told comes before its end, and wakes nobody that looked before it.
+        match Pin::new(&mut self.steps).poll_next(context) {
+            Poll::Ready(Some(step)) => return Poll::Ready(Some(step)),
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => {}
+        }
+        match std::mem::replace(&mut self.last, Last::Told) {
+            Last::Ended(reply) => Poll::Ready(Some(reply)),
+            Last::Told => Poll::Ready(None),
+            // It tells nothing any more.
+            runs @ Last::Runs(_) => {
+                self.last = runs;
+                Poll::Pending
             }
-            // What the command has just reported wakes nobody that looked before it.
-            Poll::Pending => match Pin::new(&mut self.steps).poll_next(context) {
-                Poll::Ready(Some(step)) => Poll::Ready(Some(step)),
-                _ => Poll::Pending,
-            },
         }
     }
 }
@@ -213,13 +241,20 @@ mod tests {
 
     #[async_trait]
     impl Handler for Echo {
-        async fn handle(&self, command: &str, body: &[u8], progress: ProgressDocuments) -> Result<Vec<u8>, Refusal> {
+        async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Vec<u8>, Refusal> {
             for step in [b"1".to_vec(), b"2".to_vec()] {
-                progress(step);
+                replies.tell(step);
                 tokio::task::yield_now().await;
             }
             match command {
                 "echo" => Ok(body.to_vec()),
+                "recite" => {
+                    // More than the reader is ahead of, and nothing of it may be lost.
+                    for line in 0..2000_u32 {
+                        assert!(replies.deliver(line.to_string().into_bytes()).await);
+                    }
+                    Ok(Vec::new())
+                }
                 "fail" => Err(Refusal::Failed(b"why".to_vec())),
                 other => Err(Refusal::Unknown(format!("no command `{other}`"))),
             }
@@ -239,6 +274,10 @@ mod tests {
         let note = |step: &[u8]| steps.lock().expect("no panic").push(step.to_vec());
         assert_eq!(client.call("echo", b"x".to_vec(), &note).await.expect("a result"), b"x");
         assert_eq!(*steps.lock().expect("no panic"), [b"1".to_vec(), b"2".to_vec()]);
+        steps.lock().expect("no panic").clear();
+        client.call("recite", Vec::new(), &note).await.expect("a result");
+        let heard = steps.lock().expect("no panic").split_off(2);
+        assert_eq!(heard, (0..2000_u32).map(|line| line.to_string().into_bytes()).collect::<Vec<_>>());
         let failed = client.call("fail", Vec::new(), &|_| {}).await;
         assert!(matches!(failed, Err(CallError::Failed(why)) if why == b"why"));
         let unknown = client.call("frob", Vec::new(), &|_| {}).await;

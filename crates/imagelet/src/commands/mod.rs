@@ -3,6 +3,7 @@
 mod choose;
 mod configuration;
 mod ensure;
+mod events;
 mod images;
 mod pull;
 mod upkeep;
@@ -97,6 +98,7 @@ async fn ask(node: &Node, command: Command, asked: Asked, format: Format) -> Res
         Command::Pins => upkeep::pins(node, format).await,
         Command::Mount(arguments) => upkeep::mount(node, arguments, format).await,
         Command::Unmount(arguments) => upkeep::unmount(node, arguments, format).await,
+        Command::Events(arguments) => events::run(node, &arguments, format).await,
         Command::Verify(arguments) => verify::verify(node, arguments, format).await,
         _ => upkeep::status(node, format).await,
     }

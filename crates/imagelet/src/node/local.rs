@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock, atomic::AtomicUsize},
     time::SystemTime,
 };
 
@@ -22,8 +22,9 @@ use imagelet_oci::{Engine, StoreUsage};
 
 use super::{
     Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, LayerSize, ListRequest, MountRequest,
-    Mounted, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullRequest, PullRow, Pulled, RemoveRequest, Removed,
-    Status, StatusRequest, Step, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage, UsageRequest, pods::secrets,
+    Mounted, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest,
+    Removed, Status, StatusRequest, Step, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage, UsageRequest,
+    pods::secrets,
 };
 use crate::{config::Settings, failure::Failure};
 
@@ -35,6 +36,8 @@ pub(crate) struct NodeParts {
     pub(crate) inventory: Arc<Inventory>,
     /// Pulls.
     pub(crate) manager: ImageManager,
+    /// How far pulls are.
+    pub(crate) pulls: PullBoard,
     /// What happens.
     pub(crate) events: Arc<LogEvents>,
     /// The node's own credentials.
@@ -62,12 +65,19 @@ pub(crate) struct LocalNode {
     pub(super) parts: NodeParts,
     settings: RwLock<Arc<Settings>>,
     started_at: SystemTime,
+    /// How many follow the events.
+    pub(super) followers: AtomicUsize,
 }
 
 impl LocalNode {
     /// Puts a node together.
     pub(crate) fn new(parts: NodeParts, settings: Settings) -> Self {
-        Self { parts, settings: RwLock::new(Arc::new(settings)), started_at: SystemTime::now() }
+        Self {
+            parts,
+            settings: RwLock::new(Arc::new(settings)),
+            started_at: SystemTime::now(),
+            followers: AtomicUsize::new(0),
+        }
     }
 
     /// Its parts.

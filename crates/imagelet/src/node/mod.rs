@@ -1,6 +1,8 @@
 //! One way to ask a node, whether its store is in this process or behind a daemon's socket.
 
+mod board;
 mod collect;
+mod events;
 mod local;
 mod pods;
 mod remote;
@@ -13,7 +15,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::{Serialize, de::DeserializeOwned};
 
+pub(crate) use board::PullBoard;
 pub(crate) use collect::collect;
+pub(crate) use events::{EventsRequest, Told};
 pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use pods::{PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use remote::{RemoteNode, Spoken};
@@ -24,7 +28,7 @@ pub(crate) use verify::{VerifiedFinding, VerifiedLayer};
 pub(crate) use words::*;
 
 use crate::{
-    api::{Handler, ProgressDocuments, Refusal},
+    api::{Handler, Refusal, Replies},
     failure::Failure,
 };
 
@@ -65,12 +69,29 @@ impl Node {
             Self::Remote(node) => node.ask(command, steps).await,
         }
     }
+
+    /// What happens there, line by line, until the daemon or the reader ends it.
+    pub(crate) async fn follow(
+        &self,
+        asked: &EventsRequest,
+        hear: &(dyn Fn(Told) + Send + Sync),
+    ) -> Result<(), Failure> {
+        match self {
+            Self::Local(node) => {
+                let backend = &node.parts().backend;
+                Err(Failure::new("Unsupported", format!("nobody keeps events of {backend}"))
+                    .or_hint("a daemon does: `imagelet serve`, then `imagelet events` or `--endpoint` with its socket"))
+            }
+            Self::Remote(node) => node.follow(asked, hear).await,
+        }
+    }
 }
 
 #[async_trait]
 impl Handler for LocalNode {
-    async fn handle(&self, command: &str, body: &[u8], progress: ProgressDocuments) -> Result<Vec<u8>, Refusal> {
+    async fn handle(&self, command: &str, body: &[u8], progress: Replies) -> Result<Vec<u8>, Refusal> {
         match command {
+            EventsRequest::NAME => follow(self, body, &progress).await,
             PodRequest::NAME => answer::<PodRequest>(self, body, progress).await,
             PullRequest::NAME => answer::<PullRequest>(self, body, progress).await,
             ListRequest::NAME => answer::<ListRequest>(self, body, progress).await,
@@ -91,21 +112,31 @@ impl Handler for LocalNode {
     }
 }
 
-async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: ProgressDocuments) -> Result<Vec<u8>, Refusal> {
-    // The parser's message may repeat a value, and a value may be a password.
-    let read = |error: serde_json::Error| {
-        Refusal::Unknown(format!("the arguments of `{}` do not read (column {})", C::NAME, error.column()))
-    };
-    let command: C =
-        if body.is_empty() { serde_json::from_slice(b"{}") } else { serde_json::from_slice(body) }.map_err(read)?;
+async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: Replies) -> Result<Vec<u8>, Refusal> {
+    let command: C = read(C::NAME, body)?;
     let steps: Steps = Arc::new(move |step| {
         if let Ok(document) = serde_json::to_vec(&step) {
-            progress(document);
+            progress.tell(document);
         }
     });
     let document = |value: Result<Vec<u8>, serde_json::Error>| value.unwrap_or_default();
     match command.run(node, steps).await {
         Ok(result) => Ok(document(serde_json::to_vec(&result))),
         Err(failure) => Err(Refusal::Failed(document(serde_json::to_vec(&failure)))),
+    }
+}
+
+fn read<T: DeserializeOwned>(name: &str, body: &[u8]) -> Result<T, Refusal> {
+    let read = if body.is_empty() { serde_json::from_slice(b"{}") } else { serde_json::from_slice(body) };
+    // The parser's message may repeat a value, and a value may be a password.
+    read.map_err(|error| Refusal::Unknown(format!("the arguments of `{name}` do not read (column {})", error.column())))
+}
+
+/// The one command whose answer is all on the way: it ends with an empty one.
+async fn follow(node: &LocalNode, body: &[u8], replies: &Replies) -> Result<Vec<u8>, Refusal> {
+    let asked: EventsRequest = read(EventsRequest::NAME, body)?;
+    match events::stream(node, &asked, replies).await {
+        Ok(()) => Ok(b"{}".to_vec()),
+        Err(failure) => Err(Refusal::Failed(serde_json::to_vec(&failure).unwrap_or_default())),
     }
 }

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Command, Step, Steps};
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{Command, EventsRequest, Step, Steps, Told};
 use crate::{
     api::{BODY_BYTES_MAX, CallError, Client},
     failure::Failure,
@@ -35,24 +37,47 @@ impl RemoteNode {
     }
 
     pub(super) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
-        let socket = self.socket.display();
-        let body = serde_json::to_vec(&command)
-            .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{}`", C::NAME)))?;
-        if body.len() > BODY_BYTES_MAX {
-            let message = format!(
-                "`{}` has {} bytes to tell the daemon at `{socket}`; it takes {BODY_BYTES_MAX}",
-                C::NAME,
-                body.len()
-            );
-            return Err(Failure::new("InvalidArgument", message)
-                .or_hint("shorten annotations and secrets, or work without the daemon: `--store DIR`"));
-        }
         let progress = move |document: &[u8]| {
             if let Ok(step) = serde_json::from_slice::<Step>(document) {
                 steps(step);
             }
         };
-        let document = match self.client.call(C::NAME, body, &progress).await {
+        self.call(C::NAME, &command, &progress).await
+    }
+
+    pub(super) async fn follow(
+        &self,
+        asked: &EventsRequest,
+        hear: &(dyn Fn(Told) + Send + Sync),
+    ) -> Result<(), Failure> {
+        let told = |document: &[u8]| {
+            // A later version may tell what this one does not know.
+            if let Ok(told) = serde_json::from_slice::<Told>(document) {
+                hear(told);
+            }
+        };
+        let _: serde_json::Value = self.call(EventsRequest::NAME, asked, &told).await?;
+        Ok(())
+    }
+
+    async fn call<A: DeserializeOwned>(
+        &self,
+        name: &str,
+        arguments: &(impl Serialize + Sync),
+        progress: &(dyn Fn(&[u8]) + Send + Sync),
+    ) -> Result<A, Failure> {
+        let socket = self.socket.display();
+        let body = serde_json::to_vec(arguments)
+            .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{name}`")))?;
+        if body.len() > BODY_BYTES_MAX {
+            let message = format!(
+                "`{name}` has {} bytes to tell the daemon at `{socket}`; it takes {BODY_BYTES_MAX}",
+                body.len()
+            );
+            return Err(Failure::new("InvalidArgument", message)
+                .or_hint("shorten annotations and secrets, or work without the daemon: `--store DIR`"));
+        }
+        let document = match self.client.call(name, body, progress).await {
             Ok(document) => document,
             Err(CallError::Failed(document)) => {
                 return Err(serde_json::from_slice(&document).unwrap_or_else(|_| {

@@ -17,8 +17,8 @@ use imagelet_core::{
     image::{ByteSize, Image, ImageId, ImageSpec, Reference, shown_name},
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
     runtime::{
-        FilesystemUsage, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate, PullRequest, RuntimeError,
-        RuntimeErrorKind, SandboxConfig,
+        FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate, PullRequest,
+        RuntimeError, RuntimeErrorKind, SandboxConfig,
     },
 };
 use tokio_util::sync::CancellationToken;
@@ -121,6 +121,16 @@ impl ImageService for ServedImages {
         let mut image = self.node.parts().runtime.status(spec).await?;
         self.node.parts().inventory.mark_pinned(&mut image);
         Ok(image)
+    }
+
+    async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        let mut details = self.node.parts().runtime.details(spec).await?;
+        self.node.parts().inventory.mark_pinned(details.as_mut().map(|details| &mut details.image));
+        Ok(details)
+    }
+
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        self.node.parts().runtime.layers().await
     }
 
     async fn pull(&self, asked: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {

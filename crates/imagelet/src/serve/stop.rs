@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::{Handler, ProgressDocuments, Refusal},
+    api::{Handler, Refusal, Replies},
     config::Environment,
     failure::Failure,
     node::LocalNode,
@@ -58,9 +58,9 @@ impl Stoppable {
 
 #[async_trait]
 impl Handler for Stoppable {
-    async fn handle(&self, command: &str, body: &[u8], progress: ProgressDocuments) -> Result<Vec<u8>, Refusal> {
+    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Vec<u8>, Refusal> {
         tokio::select! {
-            answer = self.node.handle(command, body, progress) => answer,
+            answer = self.node.handle(command, body, replies) => answer,
             () = self.working.cancelled() => {
                 let failure = Failure::new("Cancelled", "the daemon is stopping and gave the command up");
                 Err(Refusal::Failed(serde_json::to_vec(&failure).unwrap_or_default()))

@@ -26,7 +26,7 @@ use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 use crate::{
     config::{Backend, Settings, StoreSettings, Surroundings, Verification},
     failure::Failure,
-    node::{LocalNode, NodeParts, RoomByCollection},
+    node::{LocalNode, NodeParts, PullBoard, RoomByCollection},
 };
 
 /// The kubelet's own folder, where it looks for a docker configuration first.
@@ -51,7 +51,10 @@ pub(crate) enum Role {
 pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<LocalNode>, Failure> {
     let store = open_backend(&settings, role).await?;
     let metrics = Arc::new(Metrics::new());
-    let runtime = RuntimeManager::new(store.images, store.containers).measured(Arc::clone(&metrics));
+    let pulls = PullBoard::default();
+    let runtime = RuntimeManager::new(store.images, store.containers)
+        .measured(Arc::clone(&metrics))
+        .watched(Arc::new(pulls.clone()));
     let (state, kept) = (store.state.clone(), records_settings(&settings)?);
     let opened = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
@@ -90,6 +93,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         runtime,
         inventory,
         manager,
+        pulls,
         events,
         keyring,
         providers,

@@ -7,6 +7,7 @@ mod configuration;
 mod contract;
 mod crash;
 mod daemon;
+mod events;
 mod failpoints;
 mod fake_registry;
 mod faults;

@@ -1,0 +1,164 @@
+//! `events`: what happened, and with `-f` what happens.
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use crate::{
+    cli::{EventsArgs, Format},
+    failure::Failure,
+    node::{EventsRequest, Node, NodeEvent, Told},
+    output::{Table, printable},
+    progress::PullScreen,
+};
+
+/// How often pulls are looked at for a terminal, and for a program.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+pub(super) async fn run(node: &Node, arguments: &EventsArgs, format: Format) -> Result<ExitCode, Failure> {
+    if arguments.follow { follow(node, format).await } else { recent(node, format).await }
+}
+
+async fn recent(node: &Node, format: Format) -> Result<ExitCode, Failure> {
+    let heard = Mutex::new(Vec::new());
+    let hear = |told| heard.lock().unwrap_or_else(PoisonError::into_inner).push(told);
+    node.follow(&EventsRequest::default(), &hear).await?;
+    let heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let written = if is_document(format) {
+        heard.iter().try_for_each(|told| out.write_all(&line(told, format)))
+    } else {
+        let mut table = Table::new(["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"]);
+        for told in &heard {
+            if let Told::Event(event) = told {
+                table.row([
+                    time(event),
+                    event.kind.clone(),
+                    event.reason.clone(),
+                    object(event),
+                    event.message.clone(),
+                ]);
+            }
+        }
+        table.write(&mut out)
+    };
+    finished(written.and_then(|()| out.flush()))
+}
+
+async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
+    let screen = if is_document(format) { None } else { PullScreen::of_stderr(format == Format::Wide) };
+    let every = if is_document(format) { Some(TELL_EVERY) } else { screen.as_ref().map(|_| LOOK_EVERY) };
+    let progress_ms = every.and_then(|every| u64::try_from(every.as_millis()).ok());
+    let screen = Mutex::new(screen);
+    // A reader that went away ends the command at the next line.
+    let (gone, reader) = tokio::sync::watch::channel(None);
+    let hear = |told: Told| {
+        let mut screen = screen.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = if is_document(format) { line(&told, format) } else { plain(&told) };
+        if let (Some(screen), Told::Progress(pull)) = (screen.as_mut(), &told) {
+            screen.show(pull);
+        }
+        if text.is_empty() {
+            return;
+        }
+        let write = || {
+            let mut out = io::stdout().lock();
+            out.write_all(&text).and_then(|()| out.flush())
+        };
+        let written = match screen.as_ref() {
+            Some(screen) => screen.aside(write),
+            None => write(),
+        };
+        if let Err(error) = written {
+            gone.send_replace(Some(error));
+        }
+    };
+    let unread = async {
+        let mut reader = reader;
+        let failed = reader.wait_for(Option::is_some).await.ok()?;
+        failed.as_ref().map(|error| io::Error::new(error.kind(), error.to_string()))
+    };
+    let asked = EventsRequest { follow: true, progress_ms };
+    tokio::select! {
+        followed = node.follow(&asked, &hear) => followed.map(|()| ExitCode::SUCCESS),
+        failed = unread => finished(failed.map_or(Ok(()), Err)),
+    }
+}
+
+/// A reader that went away (`imagelet events -f | head -1`) is no error.
+fn finished(written: io::Result<()>) -> Result<ExitCode, Failure> {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn is_document(format: Format) -> bool {
+    matches!(format, Format::Json | Format::Yaml)
+}
+
+/// One document a line, or one after `---`.
+fn line(told: &Told, format: Format) -> Vec<u8> {
+    if format == Format::Yaml {
+        return serde_saphyr::to_string(told).map(|text| format!("---\n{text}").into_bytes()).unwrap_or_default();
+    }
+    let mut line = serde_json::to_vec(told).unwrap_or_default();
+    line.push(b'\n');
+    line
+}
+
+/// A line for people; nothing for what bars show.
+fn plain(told: &Told) -> Vec<u8> {
+    match told {
+        Told::Event(event) => {
+            let (time, object) = (time(event), object(event));
+            let message = printable(&event.message);
+            format!("{time}  {:<7}  {:<18}  {object}  {message}\n", event.kind, event.reason).into_bytes()
+        }
+        Told::Missed { count } => format!("-- {count} events were too quick for this reader --\n").into_bytes(),
+        Told::Progress(_) => Vec::new(),
+    }
+}
+
+fn time(event: &NodeEvent) -> String {
+    event.at.clone().unwrap_or_else(|| "-".into())
+}
+
+fn object(event: &NodeEvent) -> String {
+    if event.pod.is_empty() {
+        return "-".into();
+    }
+    let field = if event.field.is_empty() { String::new() } else { format!("/{}", event.field) };
+    printable(&format!("{}/{}{field}", event.namespace, event.pod))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_a_line_for_people_and_a_document_for_programs() {
+        let event = NodeEvent {
+            at: Some("2026-08-01T00:00:00.000Z".into()),
+            kind: "Normal".into(),
+            reason: "Pulling".into(),
+            message: "Pulling image \"a\u{1b}\"".into(),
+            namespace: "default".into(),
+            pod: "web".into(),
+            ..NodeEvent::default()
+        };
+        let told = Told::Event(event);
+        let text = String::from_utf8(plain(&told)).expect("text");
+        assert_eq!(text, "2026-08-01T00:00:00.000Z  Normal   Pulling             default/web  Pulling image \"a?\"\n");
+        let document: serde_json::Value = serde_json::from_slice(&line(&told, Format::Json)).expect("JSON");
+        assert_eq!((&document["type"], &document["reason"]), (&"event".into(), &"Pulling".into()));
+        let missed: serde_json::Value =
+            serde_json::from_slice(&line(&Told::Missed { count: 3 }, Format::Json)).expect("JSON");
+        assert_eq!(missed, serde_json::json!({ "type": "missed", "count": 3 }));
+        assert!(String::from_utf8(line(&told, Format::Yaml)).expect("text").starts_with("---\ntype: event\n"));
+    }
+}

@@ -1,0 +1,344 @@
+//! How far the pulls of a node are: one entry for each that its store works on, whoever asked for it.
+//!
+//! Bounded: so many pulls and so many layers of each; what is beyond them is pulled all the same and not shown. A pull that
+//! is over stays for a while, so that whoever looks now and then sees its end.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use imagelet_core::{
+    image::{ByteSize, Digest},
+    runtime::{LayerState, PullEnd, PullEvent, PullRequest, PullSeen, PullWatch},
+};
+use tokio::time::Instant;
+
+use super::{LayerProgress, PullProgress};
+
+/// Most pulls shown at once.
+const PULLS_MAX: usize = 512;
+/// Most layers shown of one pull.
+const LAYERS_MAX: usize = 256;
+/// Most pulls kept that are over.
+const OVER_MAX: usize = 32;
+/// The speed is that of this last time.
+const SPEED_OVER: Duration = Duration::from_secs(5);
+/// Samples of it are no closer than this.
+const SAMPLE_EVERY: Duration = Duration::from_millis(250);
+
+/// The pulls of a node. Cheap to clone.
+#[derive(Clone, Default)]
+pub(crate) struct PullBoard {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    /// Counts every change, so that who looks again sees only what is new.
+    version: u64,
+    pulls: BTreeMap<u64, Pull>,
+    over: VecDeque<u64>,
+}
+
+struct Pull {
+    image: String,
+    namespace: String,
+    pod: String,
+    began: Instant,
+    ended: Option<Instant>,
+    phase: &'static str,
+    manifest: String,
+    layers: Vec<Layer>,
+    layers_hidden: u64,
+    samples: VecDeque<(Instant, u64)>,
+    failure: String,
+    version: u64,
+}
+
+struct Layer {
+    digest: Digest,
+    size: u64,
+    received: u64,
+    state: &'static str,
+}
+
+/// Phases of a pull, as `docs/events.md` lists them.
+mod phase {
+    pub(super) const ASKING: &str = "asking";
+    pub(super) const FETCHING: &str = "fetching";
+    pub(super) const COMMITTING: &str = "committing";
+    pub(super) const DONE: &str = "done";
+    pub(super) const FAILED: &str = "failed";
+    pub(super) const GIVEN_UP: &str = "given-up";
+}
+
+impl PullBoard {
+    /// What has changed after a version, and the version that this is. Zero: everything that is under way.
+    pub(crate) fn since(&self, version: u64, now: Instant) -> (u64, Vec<PullProgress>) {
+        let state = self.lock();
+        let is_news = |pull: &&Pull| pull.version > version && (version > 0 || pull.ended.is_none());
+        // What is under way goes on although nothing was heard of it.
+        let runs = |pull: &&Pull| pull.ended.is_none();
+        let shown = state.pulls.iter().filter(|(_, pull)| is_news(pull) || runs(pull));
+        (state.version.max(1), shown.map(|(number, pull)| pull.told(*number, now)).collect())
+    }
+
+    fn change(&self, number: u64, change: impl FnOnce(&mut Pull)) {
+        let mut state = self.lock();
+        state.version += 1;
+        let version = state.version;
+        if let Some(pull) = state.pulls.get_mut(&number) {
+            change(pull);
+            pull.version = version;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pull {
+    /// Bytes to fetch, and those that came.
+    fn bytes(&self) -> (u64, u64) {
+        let fetched = self.layers.iter().filter(|layer| layer.state != "present");
+        fetched.fold((0, 0), |(total, received), layer| (total + layer.size, received + layer.received))
+    }
+
+    fn sample(&mut self, now: Instant) {
+        if self.samples.back().is_some_and(|(at, _)| now < *at + SAMPLE_EVERY) {
+            return;
+        }
+        let received = self.bytes().1;
+        self.samples.push_back((now, received));
+        while self.samples.len() > 2 && self.samples.front().is_some_and(|(at, _)| *at + SPEED_OVER < now) {
+            self.samples.pop_front();
+        }
+    }
+
+    /// Bytes a second; `None` before there is anything to tell it by.
+    fn speed(&self, now: Instant) -> Option<u64> {
+        let (since, before) = *self.samples.front()?;
+        let (total, received) = self.bytes();
+        let seconds = now.saturating_duration_since(since).as_secs_f64();
+        if self.phase != phase::FETCHING || total == 0 || seconds < SAMPLE_EVERY.as_secs_f64() {
+            return None;
+        }
+        // A layer that is fetched again has fewer bytes than before.
+        Some((received.saturating_sub(before) as f64 / seconds) as u64)
+    }
+
+    fn step(&mut self, event: &PullEvent, now: Instant) {
+        match event {
+            PullEvent::Resolved { manifest, layers } => {
+                self.phase = phase::FETCHING;
+                self.manifest = manifest.to_string();
+                // Each blob once, however often the image names it.
+                let mut known: Vec<Layer> = Vec::new();
+                for (digest, ByteSize(size)) in layers {
+                    if known.len() < LAYERS_MAX && known.iter().all(|layer| layer.digest != *digest) {
+                        known.push(Layer { digest: digest.clone(), size: *size, received: 0, state: "waiting" });
+                    }
+                }
+                self.layers_hidden = layers.len().saturating_sub(LAYERS_MAX) as u64;
+                self.layers = known;
+                self.samples.clear();
+                self.sample(now);
+            }
+            PullEvent::Layer { digest, state } => {
+                if let Some(layer) = self.layers.iter_mut().find(|layer| layer.digest == *digest) {
+                    (layer.state, layer.received) = match state {
+                        LayerState::Present => ("present", 0),
+                        LayerState::Fetching { received } => ("fetching", received.0.min(layer.size)),
+                        LayerState::Done => ("done", layer.size),
+                    };
+                }
+                self.sample(now);
+            }
+            PullEvent::Committing => self.phase = phase::COMMITTING,
+        }
+    }
+
+    fn told(&self, number: u64, now: Instant) -> PullProgress {
+        let (total, received) = self.bytes();
+        let speed = self.speed(now);
+        let remaining = speed.filter(|speed| *speed > 0).map(|speed| (total - received).saturating_mul(1000) / speed);
+        let elapsed = self.ended.unwrap_or(now).saturating_duration_since(self.began);
+        PullProgress {
+            pull: number,
+            image: self.image.clone(),
+            namespace: self.namespace.clone(),
+            pod: self.pod.clone(),
+            phase: self.phase.to_owned(),
+            manifest: self.manifest.clone(),
+            bytes_total: (!self.layers.is_empty()).then_some(total),
+            bytes_received: received,
+            bytes_per_second: speed,
+            remaining_ms: remaining,
+            elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
+            bytes_estimated: None,
+            position: None,
+            failure: self.failure.clone(),
+            layers_hidden: self.layers_hidden,
+            layers: self
+                .layers
+                .iter()
+                .map(|layer| LayerProgress {
+                    digest: layer.digest.to_string(),
+                    state: layer.state.to_owned(),
+                    size: layer.size,
+                    received: layer.received,
+                })
+                .collect(),
+        }
+    }
+}
+
+impl PullWatch for PullBoard {
+    fn begin(&self, request: &PullRequest) -> Arc<dyn PullSeen> {
+        let sandbox = request.sandbox.clone().unwrap_or_default();
+        let mut state = self.lock();
+        state.next += 1;
+        state.version += 1;
+        let (number, version) = (state.next, state.version);
+        let pull = Pull {
+            image: request.image.image.clone(),
+            namespace: sandbox.namespace,
+            pod: sandbox.name,
+            began: Instant::now(),
+            ended: None,
+            phase: phase::ASKING,
+            manifest: String::new(),
+            layers: Vec::new(),
+            layers_hidden: 0,
+            samples: VecDeque::new(),
+            failure: String::new(),
+            version,
+        };
+        if state.pulls.len() < PULLS_MAX {
+            state.pulls.insert(number, pull);
+        }
+        Arc::new(Seen { board: self.clone(), number })
+    }
+}
+
+struct Seen {
+    board: PullBoard,
+    number: u64,
+}
+
+impl PullSeen for Seen {
+    fn step(&self, event: &PullEvent) {
+        let now = Instant::now();
+        self.board.change(self.number, |pull| pull.step(event, now));
+    }
+
+    fn end(&self, end: PullEnd<'_>) {
+        self.board.change(self.number, |pull| {
+            pull.ended = Some(Instant::now());
+            (pull.phase, pull.failure) = match end {
+                PullEnd::Pulled(_) => (phase::DONE, String::new()),
+                PullEnd::Failed(error) => (phase::FAILED, error.chain()),
+                PullEnd::GivenUp => (phase::GIVEN_UP, String::new()),
+            };
+        });
+        let mut state = self.board.lock();
+        if state.pulls.contains_key(&self.number) {
+            state.over.push_back(self.number);
+        }
+        if state.over.len() > OVER_MAX
+            && let Some(oldest) = state.over.pop_front()
+        {
+            state.pulls.remove(&oldest);
+        }
+    }
+}
+
+impl fmt::Debug for PullBoard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PullBoard").field("pulls", &self.lock().pulls.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use imagelet_core::image::ImageSpec;
+
+    use super::*;
+
+    const MEGABYTE: u64 = 1_000_000;
+
+    fn request(image: &str) -> PullRequest {
+        PullRequest { image: ImageSpec::new(image), ..PullRequest::default() }
+    }
+
+    fn layer(text: &str, state: LayerState) -> PullEvent {
+        PullEvent::Layer { digest: Digest::of(text.as_bytes()), state }
+    }
+
+    fn resolved(layers: &[(&str, u64)]) -> PullEvent {
+        let layers = layers.iter().map(|(text, size)| (Digest::of(text.as_bytes()), ByteSize(*size))).collect();
+        PullEvent::Resolved { manifest: Digest::of(b"m"), layers }
+    }
+
+    #[test]
+    fn a_pull_tells_phase_layers_speed_and_what_remains() {
+        let (board, began) = (PullBoard::default(), Instant::now());
+        let _seen = board.begin(&request("app:v1"));
+        let step = |second, event| board.change(1, |pull| pull.step(&event, began + Duration::from_secs(second)));
+        assert_eq!(board.since(0, began).1[0].phase, "asking");
+        step(0, resolved(&[("a", 10 * MEGABYTE), ("b", 5 * MEGABYTE), ("a", 10 * MEGABYTE)]));
+        step(0, layer("b", LayerState::Present));
+        for second in 1..=4 {
+            step(second, layer("a", LayerState::Fetching { received: ByteSize(second * MEGABYTE) }));
+        }
+        let told = board.since(0, began + Duration::from_secs(4)).1.remove(0);
+        let states: Vec<_> = told.layers.iter().map(|layer| layer.state.as_str()).collect();
+        assert_eq!(states, ["fetching", "present"]);
+        assert_eq!((told.bytes_total, told.bytes_received), (Some(10 * MEGABYTE), 4 * MEGABYTE));
+        assert_eq!((told.bytes_per_second, told.remaining_ms), (Some(MEGABYTE), Some(6000)));
+        step(5, layer("a", LayerState::Done));
+        step(5, PullEvent::Committing);
+        assert_eq!(board.since(0, Instant::now()).1[0].phase, "committing");
+    }
+
+    #[test]
+    fn the_end_of_a_pull_is_seen_once_by_who_looks_again() {
+        let board = PullBoard::default();
+        let seen = board.begin(&request("app:v1"));
+        let (version, under_way) = board.since(0, Instant::now());
+        assert_eq!(under_way.len(), 1);
+        seen.end(PullEnd::Failed(&imagelet_core::runtime::RuntimeError::other("no")));
+        let (version, news) = board.since(version, Instant::now());
+        assert_eq!((news.len(), news[0].phase.as_str(), news[0].failure.as_str()), (1, "failed", "no"));
+        assert!(board.since(version, Instant::now()).1.is_empty());
+        assert!(board.since(0, Instant::now()).1.is_empty(), "who comes later is not told of what is over");
+    }
+
+    #[test]
+    fn a_stream_of_pulls_leaves_no_more_than_the_last_behind() {
+        let board = PullBoard::default();
+        for number in 0..1000 {
+            board.begin(&request(&format!("app:v{number}"))).end(PullEnd::GivenUp);
+        }
+        assert_eq!(board.lock().pulls.len(), OVER_MAX);
+        let many: Vec<_> = (0..PULLS_MAX + 5).map(|_| board.begin(&request("app:v1"))).collect();
+        assert!(board.lock().pulls.len() <= PULLS_MAX);
+        many.iter().for_each(|seen| seen.end(PullEnd::GivenUp));
+        assert_eq!(board.lock().pulls.len(), OVER_MAX);
+    }
+
+    #[test]
+    fn an_image_with_too_many_layers_hides_some() {
+        let board = PullBoard::default();
+        let names: Vec<String> = (0..LAYERS_MAX + 7).map(|number| number.to_string()).collect();
+        let layers: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+        board.begin(&request("app:v1")).step(&resolved(&layers));
+        let told = board.since(0, Instant::now()).1.remove(0);
+        assert_eq!((told.layers.len(), told.layers_hidden), (LAYERS_MAX, 7));
+    }
+}

@@ -1,0 +1,192 @@
+//! The stream of what happens on a node: events as they are recorded, and how far its pulls are.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, SystemTime},
+};
+
+use imagelet_core::{
+    events::{EventSubject, RecordedEvent},
+    manager::PullState,
+};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::broadcast::error::RecvError,
+    time::{Instant, MissedTickBehavior, interval},
+};
+
+use super::{LocalNode, NodeEvent, PullProgress, local::moment};
+use crate::{api::Replies, failure::Failure};
+
+/// Followers at once; each may have a few hundred messages of at most 8 KiB under way.
+const FOLLOWERS_MAX: usize = 32;
+/// How often progress is told, and how seldom.
+const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
+
+/// Asks for the events kept, and for those to come.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct EventsRequest {
+    /// Go on with what happens from now on.
+    pub(crate) follow: bool,
+    /// Tell how far pulls are this often, in milliseconds; absent: not at all.
+    pub(crate) progress_ms: Option<u64>,
+}
+
+impl EventsRequest {
+    /// Its name on the socket.
+    pub(crate) const NAME: &'static str = "events";
+}
+
+/// A line of the stream.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase")]
+pub(crate) enum Told {
+    /// Something happened.
+    Event(NodeEvent),
+    /// A pull is under way, or over.
+    Progress(Box<PullProgress>),
+    /// The reader was too slow: so many events between the last one and the next are lost to it.
+    Missed {
+        /// How many.
+        count: u64,
+    },
+}
+
+/// Tells a reader what happens, until it goes away. Answers at once when it does not want to follow.
+///
+/// Events wait for a slow reader, up to as many as are kept; then it loses the oldest and is told how many.
+pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Replies) -> Result<(), Failure> {
+    let _follower = Follower::enter(&node.followers)?;
+    let (kept, mut events) = node.parts.events.recent_and_follow();
+    for recorded in kept {
+        if !tell(replies, &Told::Event(row(recorded))).await {
+            return Ok(());
+        }
+    }
+    if !asked.follow {
+        return Ok(());
+    }
+    let every = asked.progress_ms.map(|every| {
+        let every = Duration::from_millis(every).clamp(*PROGRESS_EVERY.start(), *PROGRESS_EVERY.end());
+        let mut clock = interval(every);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        clock
+    });
+    let mut looks = Looks { clock: every, version: 0 };
+    loop {
+        let is_there = tokio::select! {
+            biased;
+            event = events.recv() => match event {
+                Ok(recorded) => tell(replies, &Told::Event(row(recorded))).await,
+                Err(RecvError::Lagged(count)) => tell(replies, &Told::Missed { count }).await,
+                Err(RecvError::Closed) => return Ok(()),
+            },
+            () = looks.due() => looks.tell(node, replies).await,
+            () = replies.closed() => false,
+        };
+        if !is_there {
+            return Ok(());
+        }
+    }
+}
+
+async fn tell(replies: &Replies, told: &Told) -> bool {
+    replies.deliver(serde_json::to_vec(told).unwrap_or_default()).await
+}
+
+/// What a follower has seen of the pulls.
+struct Looks {
+    clock: Option<tokio::time::Interval>,
+    version: u64,
+}
+
+impl Looks {
+    async fn due(&mut self) {
+        match &mut self.clock {
+            Some(clock) => drop(clock.tick().await),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn tell(&mut self, node: &LocalNode, replies: &Replies) -> bool {
+        let (version, news) = node.parts.pulls.since(self.version, Instant::now());
+        self.version = version;
+        for mut pull in news.into_iter().chain(waiting(node)) {
+            pull.bytes_estimated = estimated(node, &pull);
+            if !tell(replies, &Told::Progress(Box::new(pull))).await {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Those that have not begun: others hold the slots.
+fn waiting(node: &LocalNode) -> impl Iterator<Item = PullProgress> {
+    let now = Instant::now();
+    let pulls = node.parts.manager.status().pulls.into_iter();
+    pulls.filter(|pull| pull.state != PullState::Running).map(move |pull| PullProgress {
+        phase: "waiting".into(),
+        elapsed_ms: u64::try_from(now.saturating_duration_since(pull.since).as_millis()).unwrap_or(u64::MAX),
+        position: pull.position,
+        image: pull.image,
+        ..PullProgress::default()
+    })
+}
+
+/// What a runtime that tells no sizes is likely to fetch: what the image under this name had until now.
+fn estimated(node: &LocalNode, pull: &PullProgress) -> Option<u64> {
+    if pull.bytes_total.is_some() {
+        return None;
+    }
+    let name = pull.image.parse::<imagelet_core::image::Reference>().ok()?.canonical().to_string();
+    let snapshot = node.parts.inventory.snapshot()?;
+    let known = snapshot.entries.iter().find(|entry| entry.image.tags.contains(&name));
+    known.map(|entry| entry.image.size.0).filter(|size| *size > 0)
+}
+
+/// An event as it is told.
+pub(crate) fn row(recorded: RecordedEvent) -> NodeEvent {
+    let event = recorded.event;
+    let (mut told, cause) = (NodeEvent::default(), event.cause);
+    if let EventSubject::Pod { namespace, name, uid, field_path } = &event.subject {
+        (told.namespace, told.pod, told.uid) = (namespace.to_string(), name.to_string(), uid.to_string());
+        told.field = field_path.to_string();
+    }
+    NodeEvent {
+        at: moment_precise(recorded.at),
+        kind: event.kind.name().into(),
+        reason: event.reason.into(),
+        message: event.message,
+        class: cause.map(|cause| cause.class.into()).unwrap_or_default(),
+        hop: cause.map(|cause| cause.hop.into()).unwrap_or_default(),
+        ..told
+    }
+}
+
+/// RFC 3339 with milliseconds: events of one second have an order.
+fn moment_precise(time: SystemTime) -> Option<String> {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let whole = moment(time)?;
+    Some(format!("{}.{:03}Z", whole.trim_end_matches('Z'), since.subsec_millis()))
+}
+
+/// One of the followers; leaves when dropped.
+struct Follower<'a>(&'a AtomicUsize);
+
+impl<'a> Follower<'a> {
+    fn enter(followers: &'a AtomicUsize) -> Result<Self, Failure> {
+        if followers.fetch_add(1, Ordering::SeqCst) >= FOLLOWERS_MAX {
+            followers.fetch_sub(1, Ordering::SeqCst);
+            return Err(Failure::new("Unavailable", format!("{FOLLOWERS_MAX} others follow the events already")));
+        }
+        Ok(Self(followers))
+    }
+}
+
+impl Drop for Follower<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
