@@ -9,12 +9,13 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    events::EventKind,
     gc::{GcError, GcGoal, GcOutcome, GcPolicy, GcReport, GcRequest, GcVerdict},
     image::{ByteSize, ImageKey},
     metrics::{Family, MetricKind},
 };
 
-use super::{CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps};
+use super::{CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps, events};
 use crate::{config::GcSettings, failure::Failure};
 
 /// The kubelet's own name for it.
@@ -46,7 +47,7 @@ pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Col
     let mark = node.parts.records.mark(began);
     let report = node.parts.gc.collect(request, began).await.map_err(|error| {
         if let Some(event) = error.event() {
-            tracing::warn!(reason = event.reason, "{}", event.message);
+            events::tell(node, EventKind::Warning, event.reason, event.message);
         }
         Failure::of(&error)
     })?;
@@ -56,7 +57,10 @@ pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Col
         }
     }
     for event in &report.events {
-        tracing::warn!(reason = event.reason, "{}", event.message);
+        events::tell(node, EventKind::Warning, event.reason, event.message.clone());
+    }
+    if let Some(message) = events::of_removals(&report) {
+        events::tell(node, EventKind::Normal, "ImagesCollected", message);
     }
     if let Some(present) = &report.present {
         let present: BTreeSet<_> = present.iter().cloned().collect();

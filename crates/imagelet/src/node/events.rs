@@ -6,7 +6,9 @@ use std::{
 };
 
 use imagelet_core::{
-    events::{EventSubject, RecordedEvent},
+    events::{Event, EventKind, EventSink as _, EventSubject, RecordedEvent},
+    gc::{GcOutcome, GcRemoval, GcReport},
+    image::shown_name,
     manager::PullState,
 };
 use serde::{Deserialize, Serialize};
@@ -20,6 +22,8 @@ use crate::{api::Replies, failure::Failure};
 
 /// Followers at once; each may have a few hundred messages of at most 8 KiB under way.
 const FOLLOWERS_MAX: usize = 32;
+/// Images of a collection that its event names.
+const NAMED_MAX: usize = 10;
 /// How often progress is told, and how seldom.
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
 
@@ -60,7 +64,7 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
     let _follower = Follower::enter(&node.followers)?;
     let (kept, mut events) = node.parts.events.recent_and_follow();
     for recorded in kept {
-        if !tell(replies, &Told::Event(row(recorded))).await {
+        if !pass(replies, &Told::Event(row(recorded))).await {
             return Ok(());
         }
     }
@@ -78,8 +82,8 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
         let is_there = tokio::select! {
             biased;
             event = events.recv() => match event {
-                Ok(recorded) => tell(replies, &Told::Event(row(recorded))).await,
-                Err(RecvError::Lagged(count)) => tell(replies, &Told::Missed { count }).await,
+                Ok(recorded) => pass(replies, &Told::Event(row(recorded))).await,
+                Err(RecvError::Lagged(count)) => pass(replies, &Told::Missed { count }).await,
                 Err(RecvError::Closed) => return Ok(()),
             },
             () = looks.due() => looks.tell(node, replies).await,
@@ -91,7 +95,7 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
     }
 }
 
-async fn tell(replies: &Replies, told: &Told) -> bool {
+async fn pass(replies: &Replies, told: &Told) -> bool {
     replies.deliver(serde_json::to_vec(told).unwrap_or_default()).await
 }
 
@@ -114,7 +118,7 @@ impl Looks {
         self.version = version;
         for mut pull in news.into_iter().chain(waiting(node)) {
             pull.bytes_estimated = estimated(node, &pull);
-            if !tell(replies, &Told::Progress(Box::new(pull))).await {
+            if !pass(replies, &Told::Progress(Box::new(pull))).await {
                 return false;
             }
         }
@@ -144,6 +148,29 @@ fn estimated(node: &LocalNode, pull: &PullProgress) -> Option<u64> {
     let snapshot = node.parts.inventory.snapshot()?;
     let known = snapshot.entries.iter().find(|entry| entry.image.tags.contains(&name));
     known.map(|entry| entry.image.size.0).filter(|size| *size > 0)
+}
+
+/// Records what happened to the node itself.
+pub(super) fn tell(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
+    node.parts.events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
+}
+
+/// What a collection removed and why, in a sentence; the first images by name. `None`: nothing.
+pub(super) fn of_removals(report: &GcReport) -> Option<String> {
+    let removed = report.removed.iter().filter(|removal| matches!(removal.outcome, GcOutcome::Removed { .. }));
+    let removed: Vec<&GcRemoval> = removed.collect();
+    let named = removed.iter().take(NAMED_MAX).map(|removal| {
+        let name = removal
+            .tags
+            .first()
+            .map_or_else(|| removal.key.id().short().to_owned(), |tag| shown_name(tag).into_owned());
+        format!("{name} ({})", removal.phase.reason())
+    });
+    let named = named.collect::<Vec<_>>().join(", ");
+    let more = removed.len().saturating_sub(NAMED_MAX);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    let (count, claimed) = (removed.len(), report.claimed);
+    (count > 0).then(|| format!("Removed {count} images ({claimed} as listed): {named}{more}"))
 }
 
 /// An event as it is told.

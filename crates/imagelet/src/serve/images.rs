@@ -129,10 +129,6 @@ impl ImageService for ServedImages {
         Ok(details)
     }
 
-    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        self.node.parts().runtime.layers().await
-    }
-
     async fn pull(&self, asked: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
         let request = self.request(asked);
         let ensured = tokio::select! {

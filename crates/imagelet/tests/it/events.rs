@@ -73,9 +73,15 @@ fn events_are_kept_for_whoever_asks_later() {
         ]
     );
     assert!(told[0]["message"].as_str().unwrap().contains(&name), "{told:?}");
-    assert_eq!((&told[3]["class"], &told[3]["hop"]), (&"connection-refused".into(), &"registry".into()));
+    assert_eq!((&told[3]["class"], &told[3]["hop"]), (&"connection-refused".into(), &"connect".into()));
     let table = daemon.run(["events"]).ok();
     assert!(table.starts_with("TIME ") && table.lines().count() == 5, "{table}");
+    daemon.run(["gc", "--all-unused"]).ok();
+    let told = lines(&daemon.run(["events", "-o", "json"]).ok());
+    let collected = told.last().unwrap();
+    assert_eq!(collected["reason"], "ImagesCollected");
+    let message = collected["message"].as_str().unwrap();
+    assert!(message.starts_with("Removed 1 images (") && message.contains(&format!("{name} (")), "{message}");
     let store = folder.path().join("other");
     with_store(&store, ["events"]).refused(&["hint: ", "imagelet serve"]);
 }
@@ -129,7 +135,7 @@ fn a_follower_hears_how_far_a_pull_is_until_it_is_over() {
 #[test]
 fn a_follower_that_does_not_read_loses_the_oldest_events_and_is_told() {
     /// More than are kept, wait for one reader, and fit into the sockets between.
-    const EVENTS: usize = 12_000;
+    const EVENTS: usize = 6_000;
     let folder = scratch();
     let daemon = daemon(folder.path());
     let slow = Follower::start(&daemon, folder.path(), "slow");
