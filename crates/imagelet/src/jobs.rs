@@ -15,6 +15,10 @@ use crate::{
 /// How often a collection that is switched off looks whether it still is.
 const IDLE_PERIOD: Duration = Duration::from_mins(5);
 
+/// How often the inventory looks whether it has something to write. With the 45 s it waits between writes, a crash loses
+/// less than a minute.
+const FLUSH_PERIOD: Duration = Duration::from_secs(10);
+
 /// The running jobs; whoever holds this awaits them.
 #[derive(Debug)]
 pub(crate) struct Jobs {
@@ -37,6 +41,10 @@ impl Jobs {
             clock(|node| node.settings().collection.period.unwrap_or(IDLE_PERIOD)),
             |node| Box::pin(async move { collect_if_needed(&node).await }),
         ));
+        // Uses come in without a pass, too; written each 45 s at most.
+        tasks.spawn(run(Arc::clone(node), clock(|_| FLUSH_PERIOD), |node| {
+            Box::pin(async move { node.parts().inventory.flush_if_due().await })
+        }));
         tasks.spawn(rest::give_memory_back(stop.clone()));
         Self { tasks, wake, stop: stop.clone() }
     }

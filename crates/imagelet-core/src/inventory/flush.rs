@@ -44,6 +44,11 @@ impl Inventory {
         state.shift = SteadyClock::shift(now, wall);
     }
 
+    /// Whether no ledger told of any image: the first start on this node, or all of it is lost.
+    pub fn remembers_nothing(&self) -> bool {
+        self.lock().memory.is_empty()
+    }
+
     /// Notes that an image was on this node at that time, before this inventory knew it: from the records of a former
     /// manager. It counts with the next pass, and only where nothing else is known.
     pub fn adopt(&self, id: &ImageId, since: SystemTime) {
@@ -63,7 +68,7 @@ impl Inventory {
         flush(ledger, &self.state).map_err(|source| InventoryError::File { path: directory.path().to_owned(), source })
     }
 
-    /// Writes the ledger when it was not written for a minute. For a timer: uses come in without a pass, too.
+    /// Writes the ledger when it was not written for a while. For a timer: uses come in without a pass, too.
     pub async fn flush_if_due(&self) {
         let Some(ledger) = self.ledger.clone() else { return };
         {

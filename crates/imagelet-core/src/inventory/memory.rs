@@ -16,7 +16,7 @@ use super::{
     reuse::{Kind, ReuseTable},
     steady::Correction,
 };
-use crate::image::{Image, ImageId, ImageKey};
+use crate::image::{ByteSize, Image, ImageId, ImageKey};
 
 /// Most images that are remembered although they are gone; those that went first are forgotten first.
 pub(super) const GHOSTS_MAX: usize = 4096;
@@ -28,6 +28,8 @@ const PENDING_MAX: usize = 1024;
 const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 /// How often the table of reuse is written at most.
 const REUSE_EVERY: Duration = Duration::from_mins(10);
+/// Most images that a former manager's records tell of.
+const ADOPTED_MAX: usize = 50_000;
 /// Longest name of a user: a namespace, a slash and a pod.
 const USER_LENGTH_MAX: usize = 512;
 
@@ -137,7 +139,7 @@ impl Memory {
                     first_seen: remembered.first_seen,
                     last_used: remembered.last_used,
                     handler: key.handler().to_owned(),
-                    size: crate::image::ByteSize::ZERO,
+                    size: ByteSize::ZERO,
                     pinned: false,
                 };
                 (key.clone(), record)
@@ -165,9 +167,14 @@ impl Memory {
         }
     }
 
+    /// Nothing is remembered.
+    pub(super) fn is_empty(&self) -> bool {
+        self.images.is_empty()
+    }
+
     /// A former manager of this node had the image at that time.
     pub(super) fn adopt(&mut self, id: &ImageId, at: SystemTime) {
-        if self.adopted.len() < GHOSTS_MAX {
+        if self.adopted.len() < ADOPTED_MAX {
             self.adopted.insert(id.clone(), at);
         }
     }
@@ -371,7 +378,10 @@ impl Remembered {
     /// Somebody was handed it.
     fn take(&mut self, told: Told, uses: u64, at: SystemTime, reuse: &mut ReuseTable) {
         if let Some(cost) = told.pulled {
-            self.pulled = Some(cost);
+            // One that found all layers here says nothing of what they cost.
+            if cost.bytes > ByteSize::ZERO || self.pulled.is_none() {
+                self.pulled = Some(cost);
+            }
             self.origin = Origin::Pulled;
         }
         self.user = told.user.or(self.user.take());

@@ -17,14 +17,15 @@ use super::{
     flights::Keepsake,
     meters::Tally,
     puller::{LeftAlone, Pulled, Work},
-    request::{Caller, EnsureRequest, Ensured, Origin, PullPolicy},
+    request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy},
     secrets::OfSecrets,
     text::{quoted, whole_milliseconds},
 };
 use crate::{
     credentials::{KeyringError, TrackedCredential},
     events::{Event, EventCause, EventKind},
-    image::{Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
+    image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
+    inventory::HandedOut,
     records::{Asker, Intent, PullRecords},
     runtime::{ErrorClass, Fault, Hop, Progress, RuntimeError, RuntimeErrorKind},
 };
@@ -151,7 +152,7 @@ impl Ensuring<'_> {
         let message = ["Container image ", &image, " already present on machine", suffix].concat();
         self.tell(EventKind::Normal, "Pulled", message.clone());
         self.finished();
-        self.touch(&id);
+        self.touch(&id, None);
         Ensured { id, reference: spec.image, origin: Origin::AlreadyPresent, message }
     }
 
@@ -282,7 +283,7 @@ impl Ensuring<'_> {
         self.tell(EventKind::Normal, "Pulled", message);
         self.manager.meters.pulled(pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());
-        self.touch(&pulled.id);
+        self.touch(&pulled.id, Some((pulled.fetched, pulled.took)));
         let origin = Origin::Pulled { took: pulled.took, size: pulled.size };
         Ensured { id: pulled.id, reference: spec.image, origin, message: String::new() }
     }
@@ -347,10 +348,13 @@ impl Ensuring<'_> {
         }
     }
 
-    pub(super) fn touch(&self, id: &ImageId) {
-        if let Some(touched) = &self.manager.touched {
-            touched(&ImageKey::new(id.clone(), self.request.runtime_handler.clone()));
-        }
+    /// Tells that the image was handed out; `pulled`: what it cost to fetch.
+    pub(super) fn touch(&self, id: &ImageId, pulled: Option<(ByteSize, Duration)>) {
+        let Some(touched) = &self.manager.touched else { return };
+        let key = ImageKey::new(id.clone(), self.request.runtime_handler.clone());
+        let PodIdentity { namespace, name, .. } = &self.request.pod;
+        let user = (!name.is_empty()).then(|| format!("{namespace}/{name}"));
+        touched(&HandedOut { key, user, pulled });
     }
 
     /// Tells an error's own message, and hands the error back.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    image::Digest,
+    image::{ByteSize, Digest},
     runtime::{LayerState, Progress, PullEvent},
 };
 
@@ -24,6 +24,8 @@ pub(crate) struct Broadcast {
 struct Shared {
     resolved: Option<PullEvent>,
     layers: BTreeMap<Digest, LayerState>,
+    /// What came in of each layer, by whichever credential.
+    received: BTreeMap<Digest, ByteSize>,
     committing: bool,
     listeners: HashMap<u64, Progress>,
     next: u64,
@@ -55,6 +57,13 @@ impl Broadcast {
     pub(crate) fn sink(&self) -> Progress {
         let broadcast = self.clone();
         Arc::new(move |event| broadcast.tell(&event))
+    }
+
+    /// Compressed bytes that came in so far. `None`: the store does not tell.
+    pub(crate) fn fetched(&self) -> Option<ByteSize> {
+        let shared = self.lock();
+        shared.resolved.as_ref()?;
+        Some(shared.received.values().copied().sum())
     }
 
     /// How many listen.
@@ -89,11 +98,30 @@ impl Shared {
                 self.resolved = Some(event.clone());
             }
             PullEvent::Layer { digest, state } => {
+                self.count(digest, *state);
                 if self.layers.len() < LAYERS_MAX || self.layers.contains_key(digest) {
                     self.layers.insert(digest.clone(), *state);
                 }
             }
             PullEvent::Committing => self.committing = true,
+        }
+    }
+
+    /// Keeps what came in of a layer. One that is done without a word of its progress came in whole.
+    fn count(&mut self, digest: &Digest, state: LayerState) {
+        let received = match state {
+            LayerState::Present => return,
+            LayerState::Fetching { received } => received,
+            LayerState::Done if self.received.contains_key(digest) => return,
+            LayerState::Done if self.layers.get(digest) == Some(&LayerState::Present) => return,
+            LayerState::Done => {
+                let Some(PullEvent::Resolved { layers, .. }) = &self.resolved else { return };
+                layers.iter().find(|(layer, _)| layer == digest).map_or(ByteSize::ZERO, |(_, size)| *size)
+            }
+        };
+        if self.received.len() < LAYERS_MAX || self.received.contains_key(digest) {
+            let most = self.received.entry(digest.clone()).or_default();
+            *most = received.max(*most);
         }
     }
 
@@ -120,7 +148,6 @@ impl fmt::Debug for Broadcast {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::ByteSize;
 
     #[test]
     fn a_late_joiner_is_told_where_the_pull_stands() {
@@ -131,6 +158,7 @@ mod tests {
             state: LayerState::Fetching { received: ByteSize(received) },
         };
         let broadcast = Broadcast::default();
+        assert_eq!(broadcast.fetched(), None);
         let sink = broadcast.sink();
         for event in [resolved.clone(), fetching(1), fetching(5)] {
             sink(event);
@@ -146,5 +174,7 @@ mod tests {
         sink(PullEvent::Committing);
         assert_eq!(*heard.lock().unwrap(), [resolved, fetching(5), fetching(9)]);
         assert_eq!(broadcast.listeners(), 0);
+        sink(PullEvent::Layer { digest: layer, state: LayerState::Done });
+        assert_eq!(broadcast.fetched(), Some(ByteSize(9)));
     }
 }

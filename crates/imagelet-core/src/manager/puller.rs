@@ -51,6 +51,8 @@ pub(crate) struct Pulled {
     pub(crate) id: ImageId,
     /// Zero when the store does not say.
     pub(crate) size: ByteSize,
+    /// Compressed bytes that came over the network; its size where the store does not tell.
+    pub(crate) fetched: ByteSize,
     /// Without waiting for its turn.
     pub(crate) took: Duration,
     /// Which of the work's credentials opened the registry.
@@ -206,7 +208,8 @@ impl Puller {
         let progress = self.heard(work, weighed(departure.progress.sink(), place));
         let (id, credential) = self.try_credentials(work, &progress).await?;
         let size = self.size_of(&work.image).await;
-        Ok(Pulled { id, size, took: began.elapsed(), credential })
+        let fetched = departure.progress.fetched().unwrap_or(size);
+        Ok(Pulled { id, size, fetched, took: began.elapsed(), credential })
     }
 
     /// Notes that the registry answered as soon as the manifest is here, and passes everything on.

@@ -8,14 +8,15 @@ use super::{startup::PullRecorder, throttle::PullRate};
 use crate::{
     credentials::{Credential, CredentialProvider, CredentialQuery, NodeKeyring, PullSecret},
     events::{EventSink, EventSubject},
-    image::{ByteSize, ImageId, ImageKey, Platform, Reference, ReferenceError},
+    image::{ByteSize, ImageId, Platform, Reference, ReferenceError},
+    inventory::HandedOut,
     metrics::Metrics,
     records::PullRecords,
     runtime::{RuntimeManager, SandboxConfig},
 };
 
-/// Told of each image handed out, so that an inventory knows it as used.
-pub type Touched = Arc<dyn Fn(&ImageKey) + Send + Sync>;
+/// Told of each image handed out, for whom and at what cost, so that an inventory knows it as used.
+pub type Touched = Arc<dyn Fn(&HandedOut) + Send + Sync>;
 
 /// What a manager is made of.
 pub struct ManagerParts {

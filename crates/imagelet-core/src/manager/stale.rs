@@ -104,7 +104,7 @@ impl Ensuring<'_> {
         self.tell(EventKind::Normal, "Pulled", message.clone());
         self.manager.meters.used_stale();
         self.finished();
-        self.touch(&found.id);
+        self.touch(&found.id, None);
         Some(Ensured { id: found.id, reference: spec.image.clone(), origin: Origin::Stale { verified: age }, message })
     }
 }

@@ -30,6 +30,7 @@ use crate::{
 };
 
 mod ensure_vectors;
+mod handed;
 mod runtime_layer;
 mod stale;
 
@@ -47,6 +48,7 @@ struct Wanted {
     keyring: Keyring,
     providers: Arc<dyn CredentialProvider>,
     records: PullRecords,
+    touched: Option<Touched>,
 }
 
 impl Default for Wanted {
@@ -56,6 +58,7 @@ impl Default for Wanted {
             keyring: Keyring::new(),
             providers: Arc::new(NoProviders),
             records: PullRecords::off(),
+            touched: None,
         }
     }
 }
@@ -73,7 +76,7 @@ impl TestNode {
             records: Arc::clone(&records),
             events: Arc::clone(&events) as Arc<dyn EventSink>,
             metrics: Arc::clone(&metrics),
-            touched: None,
+            touched: wanted.touched,
             recorder: None,
         });
         Self { manager: Arc::new(manager), events, metrics, records }

@@ -211,6 +211,12 @@ impl PullRecords {
         self.records.find(id.as_str()).ok().flatten()
     }
 
+    /// When the record of each image last changed: the image was there then. Records that cannot be read are left out.
+    pub fn updates(&self) -> Vec<(ImageId, SystemTime)> {
+        let listed = self.records.list().whole;
+        listed.iter().filter_map(|record| Some((ImageId::new(&record.image_ref), record.updated?))).collect()
+    }
+
     /// Puts on record that an image is about to be pulled. Durable on return.
     pub fn intend(self: &Arc<Self>, image: &str) -> Result<Intent, RecordsError> {
         let mut intent = Intent { records: Arc::clone(self), image: image.to_owned(), held: false };

@@ -14,7 +14,7 @@ use imagelet_core::{
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
-    inventory::Inventory,
+    inventory::{HandedOut, Inventory, MemoryRules},
     manager::{Concurrency, ImageManager, ManagerParts, PullRate, PullSettings, StaleUse},
     metrics::Metrics,
     records::{Allowlist, Guard, PullRecords, RecordsSettings, VerificationPolicy},
@@ -59,7 +59,8 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
     let opened = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
         let stale_max = settings.stale_max;
-        move || open_state(&runtime, &state, kept, stale_max)
+        let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
+        move || open_state(&runtime, &state, kept, stale_max, memory)
     });
     let (inventory, records, stale) = opened.await.map_err(|error| Failure::of(&error))??;
     // Nobody else pulls into a store of our own, and no pull of another process goes on in it.
@@ -69,7 +70,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
     }
     let touched = {
         let inventory = Arc::clone(&inventory);
-        Arc::new(move |key: &imagelet_core::image::ImageKey| inventory.touch(key, SystemTime::now()))
+        Arc::new(move |handed: &HandedOut| inventory.hand_out(handed, SystemTime::now()))
     };
     let keyring = Arc::new(keyring(&settings, role));
     let tokens = Arc::new(TokenCache::new(Arc::new(Standalone)));
@@ -192,16 +193,21 @@ fn open_state(
     directory: &Path,
     kept: Option<RecordsSettings>,
     stale_max: Option<Duration>,
+    memory: MemoryRules,
 ) -> Result<OpenState, Failure> {
     let stale = stale_max.map(|age_max| StaleUse::new(age_max, Some(directory.join("verified-names.json"))));
     if is_read_only(directory) {
-        let inventory = Inventory::open_read_only(runtime.clone(), &directory.join("inventory"))?;
+        let inventory = Inventory::open_read_only(runtime.clone(), &directory.join("inventory"))?.with_memory(memory);
         let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open_read_only(directory, kept));
         return Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?), stale));
     }
-    let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?;
+    let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?.with_memory(memory);
     let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open(directory, kept));
     let records = records.map_err(|error| Failure::of(&error))?;
+    if inventory.remembers_nothing() {
+        // A kubelet, or a former run, may have left more than the images.
+        records.updates().into_iter().for_each(|(id, at)| inventory.adopt(&id, at));
+    }
     Ok((Arc::new(inventory), Arc::new(records), stale))
 }
 

@@ -1,0 +1,35 @@
+//! What the manager hands out, the inventory knows: for whom, how often, and what it cost.
+
+use std::time::SystemTime;
+
+use super::*;
+use crate::{
+    inventory::{self, Inventory},
+    testing::FakeRuntime,
+};
+
+#[tokio::test]
+async fn an_image_handed_out_has_its_user_and_its_cost_in_the_inventory() {
+    let fake = FakeRuntime::new();
+    let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone()));
+    let inventory = Arc::new(Inventory::open(runtime, None).unwrap());
+    let told = Arc::clone(&inventory);
+    let touched: Touched = Arc::new(move |handed| told.hand_out(handed, SystemTime::now()));
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted { touched: Some(touched), ..Wanted::default() });
+    fake.offer("app:v1", "app", 1000);
+
+    node.ensure(&request("app:v1")).await.unwrap();
+    let snapshot = inventory.refresh(SystemTime::now()).await.unwrap();
+    let entry = &snapshot.entries[0];
+    assert_eq!((entry.use_count, entry.last_user.as_deref()), (1, Some("default/web")));
+    assert_eq!(entry.origin, inventory::Origin::Pulled);
+    let pulled = entry.pulled.unwrap();
+    assert!(pulled.bytes > ByteSize::ZERO && pulled.at <= snapshot.taken_at);
+
+    // Another pod finds it there: a use, and no pull.
+    let pod = PodIdentity { namespace: "shop".into(), name: "api".into(), uid: "uid-api".into() };
+    node.ensure(&EnsureRequest { pod, ..request("app:v1") }).await.unwrap();
+    let entry = inventory.refresh(SystemTime::now()).await.unwrap().entries[0].clone();
+    assert_eq!((entry.use_count, entry.last_user.as_deref()), (2, Some("shop/api")));
+    assert_eq!(entry.pulled.map(|cost| cost.bytes), Some(pulled.bytes));
+}
