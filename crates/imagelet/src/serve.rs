@@ -1,13 +1,18 @@
 //! The daemon, and the one place that says which concrete part meets which.
 
+mod activation;
 mod images;
+mod manager;
+mod peers;
+mod started;
 mod stop;
 mod wiring;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use futures_util::TryStreamExt as _;
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, UnixListener},
     signal::unix::{SignalKind, signal},
 };
 use tokio_stream::wrappers::UnixListenerStream;
@@ -25,7 +30,10 @@ use crate::{
     node::LocalNode,
 };
 use images::ServedImages;
-use stop::{SocketGuard, Stoppable, notify};
+use manager::ServiceManager;
+use peers::Peers;
+use started::Started;
+use stop::{SocketGuard, Stoppable};
 
 /// Pulls that are nearly done may end; then they are given up.
 const GRACE: Duration = Duration::from_secs(3);
@@ -94,42 +102,64 @@ pub(crate) async fn serve(
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
 
-    // The store is owned before the socket appears: who reaches the socket need not race for the store. Nothing slow
-    // comes before it; whatever asks a runtime runs behind it.
-    let node = open_node(settings.clone(), Role::Daemon).await?;
-    let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| Failure::of(&error))?;
-    let _socket = SocketGuard::new(&settings.socket);
+    let manager = ServiceManager::new(&environment);
+    let (accepting, working) = (CancellationToken::new(), CancellationToken::new());
+    let (opened, started) = Started::soon();
+    let images = Arc::new(ServedImages::new(started.clone(), state_place(&settings), working.clone()));
+    let handler = Arc::new(Stoppable::new(started, working.clone()));
+    let server = |listener: UnixListener| {
+        let mut peers = Peers::default();
+        let met = UnixListenerStream::new(listener).inspect_ok(move |stream| peers.met(stream));
+        tonic::transport::Server::builder()
+            .add_service(imagelet_cri::image_service(images))
+            .add_service(api::service(handler))
+            .serve_with_incoming_shutdown(met, accepting.clone().cancelled_owned())
+    };
+    let (node, mut server, _socket) = match activation::taken_over(&environment)? {
+        // Callers may be there already: they are answered, or told to wait.
+        Some(listener) => {
+            let server = tokio::spawn(server(listener));
+            let node = open_node(settings.clone(), Role::Daemon).await?;
+            opened.send_replace(Some(Arc::clone(&node)));
+            (node, server, None)
+        }
+        // The store is owned before the socket appears: who reaches the socket need not race for the store. Nothing slow
+        // comes before it; whatever asks a runtime runs behind it.
+        None => {
+            let node = open_node(settings.clone(), Role::Daemon).await?;
+            opened.send_replace(Some(Arc::clone(&node)));
+            let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| Failure::of(&error))?;
+            let guard = SocketGuard::new(&settings.socket);
+            (node, tokio::spawn(server(listener)), Some(guard))
+        }
+    };
     let http_listener = match &settings.http {
         Some(address) => Some(bind_http(address).await?),
         None => None,
     };
-
-    let accepting = CancellationToken::new();
-    let working = CancellationToken::new();
-    let images = Arc::new(ServedImages::new(&node, state_place(&settings), working.clone()));
-    let handler = Arc::new(Stoppable::new(Arc::clone(&node), working.clone()));
-    let server = tonic::transport::Server::builder()
-        .add_service(imagelet_cri::image_service(images))
-        .add_service(api::service(handler))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), accepting.clone().cancelled_owned());
-    let mut server = tokio::spawn(server);
     let mut http = tokio::spawn(run_http(http_listener, Arc::clone(&node), accepting.clone()));
+    let calm = tokio::spawn(manager.clone().keep_calm(working.clone()));
     let jobs = Jobs::start(&node, &working.child_token());
     tracing::info!(
         socket = %settings.socket.display(), backend = node.parts().backend, http = settings.http,
         version = env!("CARGO_PKG_VERSION"), "serving"
     );
-    notify(&environment, "READY=1");
+    let status = format!("serving images of the {}", node.parts().backend);
+    manager.ready(&status);
 
     let ended_early = loop {
         tokio::select! {
             _ = terminate.recv() => break false,
             _ = interrupt.recv() => break false,
-            _ = hangup.recv() => reload(&arguments, store.as_ref(), &environment, &node, &jobs).await,
+            _ = hangup.recv() => {
+                manager.reloading();
+                reload(&arguments, store.as_ref(), &environment, &node, &jobs).await;
+                manager.ready(&status);
+            }
             _ = &mut server => break true,
         }
     };
-    notify(&environment, "STOPPING=1");
+    manager.stopping();
     tracing::info!("stopping");
     accepting.cancel();
     if !ended_early && tokio::time::timeout(GRACE, &mut server).await.is_err() {
@@ -141,6 +171,9 @@ pub(crate) async fn serve(
     }
     working.cancel();
     jobs.stop().await;
+    if let Err(error) = calm.await {
+        tracing::error!(%error, "the watchdog's task did not end well");
+    }
     if tokio::time::timeout(GRACE, &mut http).await.is_err() {
         http.abort();
     }

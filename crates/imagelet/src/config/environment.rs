@@ -4,6 +4,7 @@ use std::{
     ffi::OsString,
     fmt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use imagelet_core::credentials::Secret;
@@ -14,7 +15,8 @@ pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
 const SYSTEM_STORE: &str = "/var/lib/imagelet";
 
 /// Variables that no other program gets to see.
-const OURS_ALONE: [&str; 2] = ["IMAGELET_CREDS", "NOTIFY_SOCKET"];
+const OURS_ALONE: [&str; 7] =
+    ["IMAGELET_CREDS", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
 
 /// What the search for credentials, and the programs that know some, see of the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,6 +63,10 @@ pub(crate) struct Environment {
     pub(crate) creds: Option<Secret>,
     /// `NOTIFY_SOCKET`: where systemd waits for word.
     pub(crate) notify_socket: Option<OsString>,
+    /// `WATCHDOG_USEC`, where `WATCHDOG_PID` names this process or is not set: how long systemd waits for a sign of life.
+    pub(crate) watchdog: Option<Duration>,
+    /// `LISTEN_FDNAMES`: what the sockets are called that systemd hands over.
+    pub(crate) listen_names: Option<String>,
     /// `IMAGELET_CONFIG`: the file that a command in this process reads, as the daemon reads that of `--config`.
     pub(crate) config: Option<PathBuf>,
     /// Everything, for the programs that this one starts; without what is for this one alone.
@@ -84,6 +90,12 @@ impl Environment {
             docker_config: directory("DOCKER_CONFIG"),
             creds: text("IMAGELET_CREDS").map(Secret::new),
             notify_socket: std::env::var_os("NOTIFY_SOCKET").filter(|value| !value.is_empty()),
+            watchdog: text("WATCHDOG_USEC")
+                .filter(|_| text("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string()))
+                .and_then(|microseconds| microseconds.parse().ok())
+                .filter(|microseconds| *microseconds > 0)
+                .map(Duration::from_micros),
+            listen_names: text("LISTEN_FDNAMES"),
             config: std::env::var_os("IMAGELET_CONFIG").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
             variables: Variables(
                 std::env::vars_os().filter(|(name, _)| !OURS_ALONE.iter().any(|ours| name == ours)).collect(),

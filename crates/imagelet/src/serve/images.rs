@@ -7,7 +7,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -23,6 +23,7 @@ use imagelet_core::{
 };
 use tokio_util::sync::CancellationToken;
 
+use super::started::Started;
 use crate::node::LocalNode;
 
 /// A runtime that takes longer to tell its file systems is answered for: a kubelet does not start without an answer.
@@ -31,7 +32,7 @@ const FILESYSTEM_MAX: Duration = Duration::from_secs(2);
 /// A node's images for callers that know the runtime interface alone.
 #[derive(Debug)]
 pub(super) struct ServedImages {
-    node: Arc<LocalNode>,
+    started: Started,
     /// Cancelled when what still runs is given up.
     working: CancellationToken,
     /// What the runtime told last.
@@ -41,17 +42,13 @@ pub(super) struct ServedImages {
 }
 
 impl ServedImages {
-    pub(super) fn new(node: &Arc<LocalNode>, place: PathBuf, working: CancellationToken) -> Self {
-        Self { node: Arc::clone(node), working, filesystems: Mutex::default(), place }
-    }
-
-    fn is_embedded(&self) -> bool {
-        self.node.parts().engine.is_some()
+    pub(super) fn new(started: Started, place: PathBuf, working: CancellationToken) -> Self {
+        Self { started, working, filesystems: Mutex::default(), place }
     }
 
     /// What the manager is asked. A name with a digest is answered from here to whom the registry let in before; what a
     /// tag means only the registry knows.
-    fn request(&self, asked: &PullRequest) -> EnsureRequest {
+    fn request(asked: &PullRequest, is_embedded: bool) -> EnsureRequest {
         let parsed = asked.image.image.parse::<Reference>().ok();
         let policy = match &parsed {
             Some(reference) if reference.digest().is_some() => PullPolicy::IfNotPresent,
@@ -59,13 +56,13 @@ impl ServedImages {
         };
         let image = match parsed {
             // Equal names in other spellings are one pull. A runtime has its own way to read short names.
-            Some(reference) if self.is_embedded() => reference.canonical().to_string(),
+            Some(reference) if is_embedded => reference.canonical().to_string(),
             _ => asked.image.image.clone(),
         };
         let pod = asked.sandbox.clone().map_or_else(PodIdentity::default, pod);
         EnsureRequest {
             pod,
-            caller: Caller::Client { own_credentials: self.is_embedded() },
+            caller: Caller::Client { own_credentials: is_embedded },
             runtime_handler: asked.image.runtime_handler.clone(),
             annotations: asked.image.annotations.clone(),
             credentials: asked.credential.iter().cloned().collect(),
@@ -75,11 +72,11 @@ impl ServedImages {
     }
 
     /// Who uses an image of the embedded store. A runtime knows that itself, and answers for itself.
-    async fn user_of(&self, image: &Image) -> Result<Option<String>, RuntimeError> {
-        if !self.is_embedded() {
+    async fn user_of(node: &LocalNode, image: &Image) -> Result<Option<String>, RuntimeError> {
+        if node.parts().engine.is_none() {
             return Ok(None);
         }
-        let snapshot = self.node.parts().inventory.refresh(SystemTime::now()).await.map_err(|error| {
+        let snapshot = node.parts().inventory.refresh(SystemTime::now()).await.map_err(|error| {
             let message = format!("could not find out who uses `{}`", image.id);
             RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(error)
         })?;
@@ -87,8 +84,8 @@ impl ServedImages {
         Ok(entry.and_then(|entry| entry.in_use_by.first().cloned()))
     }
 
-    fn tell(&self, kind: EventKind, reason: &'static str, message: String) {
-        self.node.parts().events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
+    fn tell(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
+        node.parts().events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
     }
 
     fn remembered(&self) -> ImageFilesystems {
@@ -112,27 +109,31 @@ fn pod(sandbox: SandboxConfig) -> PodIdentity {
 #[async_trait]
 impl ImageService for ServedImages {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
-        let mut images = self.node.parts().runtime.list(filter).await?;
-        self.node.parts().inventory.mark_pinned(&mut images);
+        let node = self.started.node().await?;
+        let mut images = node.parts().runtime.list(filter).await?;
+        node.parts().inventory.mark_pinned(&mut images);
         Ok(images)
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        let mut image = self.node.parts().runtime.status(spec).await?;
-        self.node.parts().inventory.mark_pinned(&mut image);
+        let node = self.started.node().await?;
+        let mut image = node.parts().runtime.status(spec).await?;
+        node.parts().inventory.mark_pinned(&mut image);
         Ok(image)
     }
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
-        let mut details = self.node.parts().runtime.details(spec).await?;
-        self.node.parts().inventory.mark_pinned(details.as_mut().map(|details| &mut details.image));
+        let node = self.started.node().await?;
+        let mut details = node.parts().runtime.details(spec).await?;
+        node.parts().inventory.mark_pinned(details.as_mut().map(|details| &mut details.image));
         Ok(details)
     }
 
     async fn pull(&self, asked: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
-        let request = self.request(asked);
+        let node = self.started.node().await?;
+        let request = Self::request(asked, node.parts().engine.is_some());
         let ensured = tokio::select! {
-            ensured = self.node.parts().manager.ensure(&request, progress) => ensured,
+            ensured = node.parts().manager.ensure(&request, progress) => ensured,
             () = self.working.cancelled() => {
                 let message = format!("the pull of `{}` was given up: the daemon is stopping", asked.image.image);
                 return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));
@@ -143,16 +144,18 @@ impl ImageService for ServedImages {
     }
 
     async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
-        self.node.parts().runtime.estimate(request).await
+        let node = self.started.node().await?;
+        node.parts().runtime.estimate(request).await
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        let parts = self.node.parts();
+        let node = self.started.node().await?;
+        let parts = node.parts();
         let Some(image) = parts.runtime.status(spec).await? else {
             // What cannot be listed may still lie there, damaged.
             return parts.runtime.remove(spec).await;
         };
-        if let Some(user) = self.user_of(&image).await? {
+        if let Some(user) = Self::user_of(&node, &image).await? {
             let message = format!("the image is in use by {user}");
             return Err(RuntimeError::new(RuntimeErrorKind::InUse, message));
         }
@@ -160,29 +163,37 @@ impl ImageService for ServedImages {
         parts.runtime.remove(spec).await?;
         let name = shown_name(&spec.image);
         if pins.is_empty() {
-            self.tell(EventKind::Normal, "Removed", format!("Removed image `{name}` ({}) as asked over CRI", image.id));
+            Self::tell(
+                &node,
+                EventKind::Normal,
+                "Removed",
+                format!("Removed image `{name}` ({}) as asked over CRI", image.id),
+            );
         } else {
             let message = format!(
                 "Removed image `{name}` ({}) as asked over CRI, although it is pinned by {}",
                 image.id,
                 pins.join(", ")
             );
-            self.tell(EventKind::Warning, "PinnedImageRemoved", message);
+            Self::tell(&node, EventKind::Warning, "PinnedImageRemoved", message);
         }
         Ok(())
     }
 
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        self.node.parts().runtime.untag(name).await
+        let node = self.started.node().await?;
+        node.parts().runtime.untag(name).await
     }
 
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        self.node.parts().runtime.layers().await
+        let node = self.started.node().await?;
+        node.parts().runtime.layers().await
     }
 
     /// Always succeeds: a runtime that is away, hangs or says nothing is answered for with what it told last.
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        let told = match tokio::time::timeout(FILESYSTEM_MAX, self.node.parts().runtime.filesystem()).await {
+        let Some(node) = self.started.now() else { return Ok(self.remembered()) };
+        let told = match tokio::time::timeout(FILESYSTEM_MAX, node.parts().runtime.filesystem()).await {
             Ok(Ok(told)) if !told.images.is_empty() => Ok(told),
             Ok(Ok(_)) => Err("it names none".to_owned()),
             Ok(Err(error)) => Err(error.chain()),

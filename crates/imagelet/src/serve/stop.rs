@@ -1,19 +1,17 @@
-//! How the daemon stops: its socket goes, its calls are given up, whoever started it is told.
+//! How the daemon stops: its socket goes, its calls are given up.
 
 use std::{
-    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _, net::UnixDatagram},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
+use super::started::Started;
 use crate::{
     api::{Handler, Refusal, Replies},
-    config::Environment,
     failure::Failure,
-    node::LocalNode,
 };
 
 /// Removes the daemon's socket when dropped, unless another has taken its place.
@@ -46,12 +44,12 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 /// Commands over the socket, given up when the daemon has waited long enough.
 pub(super) struct Stoppable {
-    node: Arc<LocalNode>,
+    node: Started,
     working: CancellationToken,
 }
 
 impl Stoppable {
-    pub(super) fn new(node: Arc<LocalNode>, working: CancellationToken) -> Self {
+    pub(super) fn new(node: Started, working: CancellationToken) -> Self {
         Self { node, working }
     }
 }
@@ -59,29 +57,15 @@ impl Stoppable {
 #[async_trait]
 impl Handler for Stoppable {
     async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Vec<u8>, Refusal> {
+        let refused = |failure: &Failure| Refusal::Failed(serde_json::to_vec(failure).unwrap_or_default());
+        let node = self.node.node().await.map_err(|error| refused(&error.into()))?;
         tokio::select! {
-            answer = self.node.handle(command, body, replies) => answer,
+            answer = node.handle(command, body, replies) => answer,
             () = self.working.cancelled() => {
                 let failure = Failure::new("Cancelled", "the daemon is stopping and gave the command up");
-                Err(Refusal::Failed(serde_json::to_vec(&failure).unwrap_or_default()))
+                Err(refused(&failure))
             }
         }
-    }
-}
-
-/// Tells systemd where it asked to be told.
-pub(super) fn notify(environment: &Environment, state: &str) {
-    let Some(address) = &environment.notify_socket else { return };
-    let sent = UnixDatagram::unbound().and_then(|socket| match address.as_bytes() {
-        [b'@', name @ ..] => {
-            use std::os::linux::net::SocketAddrExt as _;
-            let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-            socket.send_to_addr(state.as_bytes(), &address)
-        }
-        _ => socket.send_to(state.as_bytes(), address),
-    });
-    if let Err(error) = sent {
-        tracing::warn!(%error, "could not notify the service manager");
     }
 }
 
@@ -103,17 +87,5 @@ mod tests {
         std::fs::rename(folder.path().join("other"), &path).expect("a rename");
         drop(guard);
         assert!(path.exists());
-    }
-
-    #[test]
-    fn the_service_manager_is_told() {
-        let folder = tempfile::tempdir().expect("a directory");
-        let path = folder.path().join("notify");
-        let manager = UnixDatagram::bind(&path).expect("a socket");
-        let environment = Environment { notify_socket: Some(path.into_os_string()), ..Environment::default() };
-        notify(&environment, "READY=1");
-        let mut word = [0; 16];
-        let length = manager.recv(&mut word).expect("a word");
-        assert_eq!(&word[..length], b"READY=1");
     }
 }

@@ -1,0 +1,44 @@
+//! The socket that a service manager has opened before the daemon began (`sd_listen_fds(3)`).
+
+use listenfd::ListenFd;
+use tokio::net::UnixListener;
+
+use crate::{config::Environment, failure::Failure};
+
+/// What our socket may be called where more than one is handed over.
+const NAMES: [&str; 3] = ["imagelet.socket", "imagelet", "cri"];
+
+/// The socket handed over; `None`: none is, or none to this process.
+pub(super) fn taken_over(environment: &Environment) -> Result<Option<UnixListener>, Failure> {
+    let mut handed = ListenFd::from_env();
+    if handed.len() == 0 {
+        return Ok(None);
+    }
+    let failed =
+        |error: std::io::Error| Failure::because("could not take over the socket of the service manager", &error);
+    let index = chosen(environment.listen_names.as_deref().unwrap_or_default());
+    let Some(listener) = handed.take_unix_listener(index).map_err(failed)? else { return Ok(None) };
+    // What the daemon starts gets none of it.
+    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    UnixListener::from_std(listener).map(Some).map_err(failed)
+}
+
+/// Which of them is ours: the first with one of our names, else the first.
+fn chosen(names: &str) -> usize {
+    names.split(':').position(|name| NAMES.contains(&name)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_sockets_the_one_with_our_name_is_taken() {
+        for (names, index) in
+            [("", 0), ("imagelet.socket", 0), ("metrics:imagelet.socket", 1), ("a:b:cri", 2), ("a:b", 0)]
+        {
+            assert_eq!(chosen(names), index, "{names}");
+        }
+    }
+}
