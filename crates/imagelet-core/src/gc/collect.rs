@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 use super::{
     DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, GcWay, ImageFacts, ImageGc, Plan, PlanInput, Planned,
-    Reason, disk, invalid_id_event, kubelet, plan,
+    Reason, Step, choice, disk, invalid_id_event, kubelet, plan,
     round::{Attempt, Round},
     text::aggregate,
 };
 use crate::{
     image::{ByteSize, ImageKey},
     inventory::{Entry, Snapshot},
-    runtime::LayerGraph,
+    runtime::{Certainty, Freed, LayerGraph},
 };
 
 /// How often a collection plans anew because images turned out not to be free.
@@ -62,9 +62,10 @@ async fn collect(gc: &ImageGc, request: &GcRequest, now: SystemTime) -> Result<G
         let planned = Arc::new(Planned { input, plan });
         round.planned.push(Arc::clone(&planned));
         let before = progress.spared.len();
-        act(&mut round, &snapshot, &planned.plan, &mut progress).await;
+        let is_last = round.planned.len() >= PLANS_MAX;
+        act(&mut round, &snapshot, &planned, is_last, &mut progress).await;
         let is_disturbed = progress.spared.len() > before && !request.dry_run && round.aborted.is_none();
-        if !is_disturbed || round.planned.len() >= PLANS_MAX {
+        if !is_disturbed || is_last {
             break;
         }
         snapshot = gc.inventory.refresh(now + began.elapsed()).await?;
@@ -79,14 +80,16 @@ async fn collect(gc: &ImageGc, request: &GcRequest, now: SystemTime) -> Result<G
     }
     let wanted = round.planned.first().and_then(|planned| planned.plan.wanted);
     finish(&mut round, request, &progress);
+    round.freed = progress.aged.plus(progress.freed);
+    round.certainty = round.planned.first().map_or(Certainty::Claimed, |planned| planned.plan.certainty);
     Ok(round.report(looked.unwrap_or_default(), wanted, now + began.elapsed()).await)
 }
 
 /// What went so far, and what may not go any more.
 #[derive(Debug, Default)]
 struct Progress {
-    aged: ByteSize,
-    freed: ByteSize,
+    aged: Freed,
+    freed: Freed,
     spared: BTreeMap<ImageKey, Reason>,
     age_failures: Vec<String>,
     room_failures: Vec<String>,
@@ -143,25 +146,56 @@ fn report_nameless(round: &mut Round<'_>, plan: &Plan) {
     round.events.extend(nameless.map(|(key, _)| invalid_id_event(key)));
 }
 
-/// Takes the steps of a plan.
-async fn act(round: &mut Round<'_>, snapshot: &Snapshot, plan: &Plan, progress: &mut Progress) {
+/// Takes the steps of a plan, and counts what came free.
+///
+/// Where images share layers, a step that is not taken may leave others without effect: the rest waits for a new plan,
+/// unless this is the last.
+async fn act(round: &mut Round<'_>, snapshot: &Snapshot, planned: &Planned, is_last: bool, progress: &mut Progress) {
     let entries = by_key(snapshot);
-    for step in &plan.steps {
+    let (mut aged, mut gone) = (Vec::new(), Vec::new());
+    let mut is_whole = true;
+    for step in &planned.plan.steps {
         let Some(entry) = entries.get(&step.key) else { continue };
         match round.remove(entry, step.phase, step.reason.clone()).await {
-            Attempt::Removed if step.phase == GcPhase::Age => progress.aged = progress.aged + step.frees,
-            Attempt::Removed => progress.freed = progress.freed + step.frees,
+            Attempt::Removed if step.phase == GcPhase::Age => aged.push(step),
+            Attempt::Removed => gone.push(step),
             Attempt::Failed(error) => {
                 let failures =
                     if step.phase == GcPhase::Age { &mut progress.age_failures } else { &mut progress.room_failures };
                 failures.push(error.clone());
                 progress.spared.insert(step.key.clone(), Reason::Failed { error });
+                is_whole = false;
             }
             Attempt::Spared(reason) => {
                 progress.spared.insert(step.key.clone(), reason);
+                is_whole = false;
             }
         }
+        if !is_whole && !is_last && step.phase != GcPhase::Age && planned.input.layers.is_some() {
+            break;
+        }
     }
+    let counted = |steps: &[&Step]| steps.iter().fold(Freed::default(), |sum, step| sum.plus(step.freed()));
+    let (by_age, by_room) = if is_whole {
+        (counted(&aged), counted(&gone))
+    } else {
+        // What stayed keeps what it shares with what went.
+        freed(&planned.input, &aged, &gone)
+    };
+    (progress.aged, progress.freed) = (progress.aged.plus(by_age), progress.freed.plus(by_room));
+}
+
+/// What came free, when these went and no others.
+fn freed(input: &PlanInput, aged: &[&Step], gone: &[&Step]) -> (Freed, Freed) {
+    let places: BTreeMap<&ImageKey, usize> =
+        input.images.iter().enumerate().map(|(place, image)| (&image.key, place)).collect();
+    let order: Vec<usize> = aged.iter().chain(gone).filter_map(|step| places.get(&step.key).copied()).collect();
+    let mut sums = (Freed::default(), Freed::default());
+    for (at, (_, frees)) in choice::frees(input, &order).into_iter().enumerate() {
+        let sum = if at < aged.len() { &mut sums.0 } else { &mut sums.1 };
+        *sum = sum.plus(frees);
+    }
+    sums
 }
 
 /// What went wrong, told once.
@@ -176,19 +210,32 @@ fn finish(round: &mut Round<'_>, request: &GcRequest, progress: &Progress) {
         let wanted = first.plan.wanted.map_or(i64::MAX, |wanted| i64::try_from(wanted.0).unwrap_or(i64::MAX));
         round.fail(GcError::SpaceRemovals {
             wanted,
-            freed: progress.freed.0,
+            freed: progress.freed.bytes.0,
             errors: aggregate(&progress.room_failures),
         });
     }
-    let shortage = planned.iter().find_map(|planned| planned.plan.shortage);
-    if shortage.is_some()
-        && request.goal == GcGoal::Threshold
-        && round.aborted.is_none()
-        && let Some(disk) = &first.input.disk
-    {
-        let used_percent = disk.used_percent();
-        round.fail(GcError::NotEnough { used_percent, capacity: disk.capacity, freed: progress.freed.0 });
+    if round.aborted.is_some() || request.goal == GcGoal::AllUnused {
+        return;
     }
+    let short = planned.iter().find_map(|planned| Some((planned, planned.plan.shortage?)));
+    let Some((planned, shortage)) = short else {
+        round.gc.shortages.over();
+        return;
+    };
+    let disk = planned.input.disk.clone().unwrap_or_default();
+    let error = GcError::OutOfReach {
+        used_percent: disk.used_percent(),
+        capacity: disk.capacity,
+        freed: progress.freed,
+        shortage,
+        certainty: planned.plan.certainty,
+    };
+    // The failure is told each time to who asks for a collection; the node is told once, until something changes.
+    let is_news = request.goal == GcGoal::Threshold && !request.dry_run && round.gc.shortages.is_news(&disk, &shortage);
+    if is_news {
+        round.events.extend(error.event());
+    }
+    round.failures.push(error);
 }
 
 fn by_key(snapshot: &Snapshot) -> BTreeMap<ImageKey, &Entry> {

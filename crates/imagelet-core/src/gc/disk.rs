@@ -9,7 +9,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::GcError;
-use crate::{image::ByteSize, runtime::RuntimeManager};
+use crate::{
+    image::ByteSize,
+    runtime::{Freed, RuntimeManager},
+};
 
 /// What a file system holds. All zero where it could not be looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +31,9 @@ pub struct DiskUse {
     pub inodes_free: Option<u64>,
     /// What the runtime says its images take.
     pub images: ByteSize,
+    /// What pulls under way have been promised and not written yet.
+    #[serde(default)]
+    pub reserved: Freed,
 }
 
 impl DiskUse {
@@ -41,9 +47,10 @@ impl DiskUse {
     }
 
     /// The same disk after so much went from it.
-    pub(crate) fn with_more_available(&self, bytes: ByteSize) -> Self {
-        let available = (self.available + bytes).min(self.capacity);
-        Self { available, used: self.capacity.saturating_sub(available), ..self.clone() }
+    pub(crate) fn with_more_available(&self, freed: Freed) -> Self {
+        let available = (self.available + freed.bytes).min(self.capacity);
+        let inodes_free = self.inodes_free.map(|free| free.saturating_add(freed.inodes));
+        Self { available, used: self.capacity.saturating_sub(available), inodes_free, ..self.clone() }
     }
 
     /// The share in use, rounded up to the next percent; 100 for a disk without capacity.
@@ -94,7 +101,8 @@ pub(crate) async fn look(runtime: &RuntimeManager, probe: &Arc<dyn DiskProbe>) -
         }
         Err(source) => return Err(GcError::Probe { source }),
     };
-    Ok(DiskUse { mountpoint: images.mountpoint, images: images.used, ..disk })
+    // Asked after the disk: what lands in between is counted twice rather than never.
+    Ok(DiskUse { mountpoint: images.mountpoint, images: images.used, reserved: runtime.reserved(), ..disk })
 }
 
 #[cfg(test)]

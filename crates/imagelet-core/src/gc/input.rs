@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{DiskUse, GcGoal, GcPolicy, ImageFacts, Reason};
 use crate::{
-    image::{ByteSize, ImageKey},
-    runtime::LayerGraph,
+    image::ImageKey,
+    runtime::{Freed, LayerGraph},
 };
 
 /// Everything a plan depends on. Equal inputs give equal plans.
@@ -24,9 +24,9 @@ pub struct PlanInput {
     /// The disk when the collection began; `None` where it could not be looked at.
     pub disk: Option<DiskUse>,
     /// What this collection has freed for room before this plan was made, as it is counted; `disk` does not show it.
-    pub freed: ByteSize,
+    pub freed: Freed,
     /// The same, for age.
-    pub aged: ByteSize,
+    pub aged: Freed,
     /// All images, in the order of their keys.
     pub images: Vec<ImageFacts>,
     /// What the images share; `None` where nobody can tell.

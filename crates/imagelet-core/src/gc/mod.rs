@@ -4,6 +4,7 @@
 //! the disk is looked at again at the end. `kubelet/` does the same in the kubelet's way, for who wants that. **Invariant:** an image goes only if a listing that just succeeded shows no
 //! user of it.
 
+mod choice;
 mod collect;
 mod disk;
 mod facts;
@@ -16,9 +17,12 @@ pub mod reclaim;
 mod round;
 mod rules;
 mod runs;
+mod shortage;
 mod text;
 mod time;
 
+#[cfg(test)]
+mod layers_tests;
 #[cfg(test)]
 mod records_tests;
 #[cfg(test)]
@@ -31,11 +35,12 @@ use std::{fmt, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    choice::Shortage,
     disk::{DiskProbe, DiskUse, StatVfs},
     facts::ImageFacts,
     input::PlanInput,
-    plan::{Plan, Shortage, Step, plan},
-    policy::{AgeCounts, GcPolicy, GcPolicyError, GcWay},
+    plan::{Plan, Step, plan},
+    policy::{AgeCounts, GcOrder, GcPolicy, GcPolicyError, GcWay, InodeMarks},
     reason::{Idle, Reason},
     rules::{KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
     runs::{GcRuns, RunLevel, RunTold},
@@ -43,7 +48,7 @@ pub use self::{
 use crate::{
     image::{ByteSize, ImageId, ImageKey},
     inventory::{Inventory, InventoryError},
-    runtime::{RuntimeError, RuntimeManager},
+    runtime::{Certainty, Freed, RuntimeError, RuntimeManager},
 };
 
 /// Collects images. One collection runs at a time; the others wait their turn.
@@ -53,6 +58,7 @@ pub struct ImageGc {
     inventory: Arc<Inventory>,
     probe: Arc<dyn DiskProbe>,
     turn: tokio::sync::Mutex<()>,
+    shortages: shortage::Shortages,
 }
 
 /// What to collect.
@@ -93,6 +99,12 @@ pub struct GcReport {
     pub removed: Vec<GcRemoval>,
     /// The sizes of the removed images as the runtime lists them. Layers shared with others count although they stay.
     pub claimed: ByteSize,
+    /// What the removals free by what is known of shared layers; see `certainty`. Nothing in the kubelet's way.
+    pub freed: Freed,
+    /// What would be free if all that may go went.
+    pub could_free: ByteSize,
+    /// How sure `freed` and `could_free` are.
+    pub certainty: Certainty,
     /// How much more is available on the disk than before; `None` where nothing was removed or measured.
     ///
     /// May lag behind where the runtime frees later, and includes what others wrote and removed meanwhile.
@@ -112,7 +124,9 @@ pub struct GcReport {
 impl GcReport {
     /// What the collection failed with, as one text: what the kubelet would have returned. `None`: it succeeded.
     pub fn failure(&self) -> Option<String> {
-        let texts: Vec<String> = self.failures.iter().map(ToString::to_string).collect();
+        // That nothing more can go is a state, told by an event of its own, and no failure of each run that sees it.
+        let failures = self.failures.iter().filter(|error| !matches!(error, GcError::OutOfReach { .. }));
+        let texts: Vec<String> = failures.map(ToString::to_string).collect();
         (!texts.is_empty()).then(|| text::aggregate(&texts))
     }
 }
@@ -278,6 +292,20 @@ pub enum GcError {
         /// What went.
         freed: u64,
     },
+    /// All that may go together is not enough, which was seen before anything went.
+    #[error("{}", shortage::message(*used_percent, *capacity, *freed, shortage, *certainty))]
+    OutOfReach {
+        /// How full the disk was before.
+        used_percent: u8,
+        /// How large it is.
+        capacity: ByteSize,
+        /// What went all the same, because it brings the disk below the high threshold.
+        freed: Freed,
+        /// What holds the rest.
+        shortage: Shortage,
+        /// How sure that is.
+        certainty: Certainty,
+    },
     /// No containers are listed where there were some: nothing is removed on such an answer.
     #[error("the runtime lists no containers where it listed some before; removed nothing on that answer")]
     ContainersVanished,
@@ -291,7 +319,7 @@ impl GcError {
     pub fn event(&self) -> Option<GcEvent> {
         let reason = match self {
             Self::NoCapacity => "InvalidDiskCapacity",
-            Self::NotEnough { .. } => "FreeDiskSpaceFailed",
+            Self::NotEnough { .. } | Self::OutOfReach { .. } => "FreeDiskSpaceFailed",
             _ => return None,
         };
         Some(GcEvent { reason, message: self.to_string() })
@@ -305,7 +333,13 @@ fn invalid_id_event(key: &ImageKey) -> GcEvent {
 impl ImageGc {
     /// A collector of this runtime's images, by what this inventory knows of them.
     pub fn new(runtime: RuntimeManager, inventory: Arc<Inventory>) -> Self {
-        Self { runtime, inventory, probe: Arc::new(StatVfs), turn: tokio::sync::Mutex::new(()) }
+        Self {
+            runtime,
+            inventory,
+            probe: Arc::new(StatVfs),
+            turn: tokio::sync::Mutex::new(()),
+            shortages: shortage::Shortages::default(),
+        }
     }
 
     /// The same, looking at disks otherwise than through the operating system.

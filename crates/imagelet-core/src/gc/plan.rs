@@ -6,11 +6,15 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AgeCounts, GcGoal, GcPhase, ImageFacts, PlanInput, Reason,
+    AgeCounts, GcGoal, GcPhase, ImageFacts, PlanInput, Reason, Shortage,
+    choice::{self, Wanted, frees},
     reason::Idle,
     time::{is_older, is_younger},
 };
-use crate::image::{ByteSize, ImageKey};
+use crate::{
+    image::{ByteSize, ImageKey},
+    runtime::{Certainty, Freed},
+};
 
 /// What is to be done, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,10 +25,19 @@ pub struct Plan {
     pub kept: Vec<(ImageKey, Reason)>,
     /// How much is to be freed; `None` where no room is wanted, or everything unused is.
     pub wanted: Option<ByteSize>,
+    /// How many inodes are to be freed.
+    #[serde(default)]
+    pub wanted_inodes: u64,
     /// What the steps free.
     pub frees: ByteSize,
+    /// How many inodes the steps free, where that is known.
+    #[serde(default)]
+    pub frees_inodes: u64,
     /// What could be freed if everything that may go went.
     pub could_free: ByteSize,
+    /// How sure that is.
+    #[serde(default)]
+    pub certainty: Certainty,
     /// What holds the space where the goal is out of reach.
     pub shortage: Option<Shortage>,
 }
@@ -40,19 +53,9 @@ pub struct Step {
     pub reason: Reason,
     /// What it frees after the steps before it.
     pub frees: ByteSize,
-}
-
-/// What holds the space that cannot be freed. Sizes as listed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shortage {
-    /// By images in use.
-    pub in_use: ByteSize,
-    /// By pinned images.
-    pub pinned: ByteSize,
-    /// By images that stay for another reason.
-    pub kept: ByteSize,
-    /// By anything but images.
-    pub others: ByteSize,
+    /// How many inodes, where that is known.
+    #[serde(default)]
+    pub inodes: u64,
 }
 
 /// Decides.
@@ -71,32 +74,31 @@ pub fn plan(input: &PlanInput) -> Plan {
         order.into_iter().partition(|index| is_old(&input.images[*index], input));
     let age_max = input.policy.age_max().unwrap_or_default();
     let mut steps: Vec<(usize, Step)> = Vec::new();
-    for index in old {
+    for (index, frees) in frees(input, &old) {
         let image = &input.images[index];
         let reason = Reason::Old { idle: idle(image, input), age_max };
-        steps.push((index, Step { key: image.key.clone(), phase: GcPhase::Age, reason, frees: image.size }));
+        steps.push((index, Step::new(image, GcPhase::Age, reason, frees)));
     }
-    let aged: ByteSize = steps.iter().map(|(_, step)| step.frees).sum();
+    let aged = steps.iter().fold(Freed::default(), |sum, (_, step)| sum.plus(step.freed()));
 
     let may: Vec<usize> = rest.into_iter().filter(|index| too_fresh(&input.images[*index], input).is_none()).collect();
-    let possible: ByteSize = may.iter().map(|index| input.images[*index].size).sum();
     let wanted = wanted(input, aged);
-    let (phase, chosen, shortage) = match (input.goal, wanted) {
-        (GcGoal::AllUnused, _) => (GcPhase::All, may, None),
-        (_, None) => (GcPhase::Space, Vec::new(), None),
-        (_, Some(wanted)) if possible < wanted.least => (GcPhase::Space, Vec::new(), Some(shortage(input))),
-        (_, Some(wanted)) if possible < wanted.all => (GcPhase::Space, may, Some(shortage(input))),
-        (_, Some(wanted)) => (GcPhase::Space, choose(input, &may, wanted.all), None),
+    let room = match (input.goal, wanted) {
+        (GcGoal::AllUnused, _) => choice::room(input, &old, &may, None),
+        (_, None) => choice::Room::default(),
+        (_, Some(wanted)) => choice::room(input, &old, &may, Some(wanted)),
     };
-    let is_in_vain = shortage.is_some() && chosen.is_empty();
-    for index in chosen {
+    let is_in_vain = room.is_short && room.goes.is_empty();
+    let shortage = wanted.filter(|_| room.is_short).map(|wanted| choice::shortage(input, &may, wanted.least));
+    let phase = if input.goal == GcGoal::AllUnused { GcPhase::All } else { GcPhase::Space };
+    for (index, frees) in room.goes {
         let image = &input.images[index];
         let idle = idle(image, input);
         let reason = match phase {
             GcPhase::All => Reason::Unused { idle },
-            GcPhase::Age | GcPhase::Space => Reason::Room { idle, frees: image.size },
+            GcPhase::Age | GcPhase::Space => Reason::Room { idle, frees: frees.bytes },
         };
-        steps.push((index, Step { key: image.key.clone(), phase, reason, frees: image.size }));
+        steps.push((index, Step::new(image, phase, reason, frees)));
     }
 
     let goes: std::collections::BTreeSet<usize> = steps.iter().map(|(index, _)| *index).collect();
@@ -109,9 +111,12 @@ pub fn plan(input: &PlanInput) -> Plan {
     });
     Plan {
         kept: kept.collect(),
-        wanted: wanted.map(|wanted| wanted.all),
+        wanted: wanted.map(|wanted| wanted.all.bytes),
+        wanted_inodes: wanted.map_or(0, |wanted| wanted.all.inodes),
         frees: steps.iter().map(|(_, step)| step.frees).sum(),
-        could_free: aged + possible,
+        frees_inodes: steps.iter().map(|(_, step)| step.inodes).fold(0, u64::saturating_add),
+        could_free: aged.plus(room.possible).bytes,
+        certainty: input.layers.as_ref().map_or(Certainty::Claimed, |graph| graph.certainty),
         shortage,
         steps: steps.into_iter().map(|(_, step)| step).collect(),
     }
@@ -162,65 +167,52 @@ fn is_old(image: &ImageFacts, input: &PlanInput) -> bool {
     is_older(since, age_max, input.now) && too_fresh(image, input).is_none()
 }
 
-/// How much must go for room.
-#[derive(Clone, Copy, Debug)]
-struct Wanted {
-    /// To be where the goal is.
-    all: ByteSize,
-    /// With less than this nothing is won, and images would go in vain.
-    least: ByteSize,
-}
-
 /// How much must go for room, after what goes for its age.
 ///
 /// Below the high threshold the pressure is over, so that is worth it even where the low one is out of reach. A low
-/// threshold of zero is always out of reach and says: as far as it goes.
-fn wanted(input: &PlanInput, aged: ByteSize) -> Option<Wanted> {
-    let aged = input.aged + aged;
+/// threshold of zero is always out of reach and says: as far as it goes. What pulls under way have reserved is theirs:
+/// beyond the goal as much more must be free.
+fn wanted(input: &PlanInput, aged: Freed) -> Option<Wanted> {
+    let aged = input.aged.plus(aged);
     let (all, least) = match input.goal {
         GcGoal::AllUnused => return None,
-        GcGoal::Free(bytes) => (bytes.saturating_sub(aged), bytes.saturating_sub(aged)),
+        GcGoal::Free(bytes) => {
+            let wanted = Freed { bytes, inodes: 0 }.less(aged);
+            (wanted, wanted)
+        }
         GcGoal::Threshold => {
             let disk = input.disk.as_ref().filter(|disk| disk.capacity > ByteSize::ZERO)?.with_more_available(aged);
-            let all = input.policy.room_wanted(&disk)?;
+            let (bytes, inodes) = (input.policy.room_wanted(&disk), input.policy.inodes_wanted(&disk));
+            if bytes.is_none() && inodes.is_none() {
+                return None;
+            }
             let is_bottomless = input.policy.low().get() == 0;
-            (all, if is_bottomless { ByteSize::ZERO } else { input.policy.room_below_high(&disk).min(all) })
+            let least = Freed {
+                bytes: match bytes {
+                    Some(all) if !is_bottomless => input.policy.room_below_high(&disk).min(all),
+                    _ => ByteSize::ZERO,
+                },
+                inodes: inodes.map_or(0, |(_, least)| least),
+            };
+            let all = Freed {
+                bytes: bytes.map_or(ByteSize::ZERO, |bytes| bytes + disk.reserved.bytes),
+                inodes: inodes.map_or(0, |(all, _)| all.saturating_add(disk.reserved.inodes)),
+            };
+            (all, least)
         }
     };
-    let left = |bytes: ByteSize| bytes.saturating_sub(input.freed);
-    Some(Wanted { all: left(all), least: left(least) }).filter(|wanted| wanted.all > ByteSize::ZERO)
+    Some(Wanted { all: all.less(input.freed), least: least.less(input.freed) }).filter(|wanted| !wanted.all.is_none())
 }
 
-/// The least recently used first, until it is enough.
-fn choose(input: &PlanInput, may: &[usize], wanted: ByteSize) -> Vec<usize> {
-    let mut freed = ByteSize::ZERO;
-    let mut chosen = Vec::new();
-    for index in may {
-        if freed >= wanted {
-            break;
-        }
-        freed = freed + input.images[*index].size;
-        chosen.push(*index);
+impl Step {
+    fn new(image: &ImageFacts, phase: GcPhase, reason: Reason, frees: Freed) -> Self {
+        Self { key: image.key.clone(), phase, reason, frees: frees.bytes, inodes: frees.inodes }
     }
-    chosen
-}
 
-fn shortage(input: &PlanInput) -> Shortage {
-    let mut shortage = Shortage::default();
-    for image in &input.images {
-        let part = if !image.in_use_by.is_empty() {
-            &mut shortage.in_use
-        } else if !image.pinned_by.is_empty() {
-            &mut shortage.pinned
-        } else {
-            &mut shortage.kept
-        };
-        *part = *part + image.size;
+    /// What it frees after the steps before it.
+    pub(super) fn freed(&self) -> Freed {
+        Freed { bytes: self.frees, inodes: self.inodes }
     }
-    let images: ByteSize = input.images.iter().map(|image| image.size).sum();
-    let used = input.disk.as_ref().map_or(ByteSize::ZERO, |disk| disk.used);
-    shortage.others = used.saturating_sub(images);
-    shortage
 }
 
 fn idle(image: &ImageFacts, input: &PlanInput) -> Idle {

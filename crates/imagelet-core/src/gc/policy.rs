@@ -18,6 +18,36 @@ pub struct GcPolicy {
     age_max: Option<Duration>,
     age_counts: AgeCounts,
     way: GcWay,
+    #[serde(default)]
+    order: GcOrder,
+    /// `None`: inodes are not looked at.
+    #[serde(default)]
+    inodes: Option<InodeMarks>,
+}
+
+/// Which images go first, where room is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GcOrder {
+    /// The longest unused.
+    #[default]
+    Lru,
+    /// Those whose loss is expected to cost least for what only they take.
+    Cost,
+}
+
+/// How full a disk's table of inodes may be; `low <= high` by construction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeMarks {
+    high: Percent,
+    low: Percent,
+}
+
+impl InodeMarks {
+    /// Collecting starts at `high` percent in use and stops at `low`; a low mark above the high one is cut to it.
+    pub fn new(high: Percent, low: Percent) -> Self {
+        Self { high, low: low.min(high) }
+    }
 }
 
 /// Whose way of collecting.
@@ -79,6 +109,8 @@ impl GcPolicy {
             age_max,
             age_counts: AgeCounts::default(),
             way: GcWay::default(),
+            order: GcOrder::default(),
+            inodes: None,
         })
     }
 
@@ -92,6 +124,23 @@ impl GcPolicy {
     #[must_use]
     pub fn in_way(self, way: GcWay) -> Self {
         Self { way, ..self }
+    }
+
+    /// The same policy in another order.
+    #[must_use]
+    pub fn in_order(self, order: GcOrder) -> Self {
+        Self { order, ..self }
+    }
+
+    /// The same policy, looking at inodes as well. The kubelet's way does not.
+    #[must_use]
+    pub fn watching_inodes(self, inodes: Option<InodeMarks>) -> Self {
+        Self { inodes, ..self }
+    }
+
+    /// Which images go first.
+    pub fn order(&self) -> GcOrder {
+        self.order
     }
 
     /// Whose way of collecting.
@@ -126,7 +175,20 @@ impl GcPolicy {
 
     /// Whether the loop has anything to do at all (`spec/gc.md §9`).
     pub fn is_off(&self) -> bool {
-        self.high.get() == 100 && self.age_max.is_none()
+        self.high.get() == 100 && self.age_max.is_none() && self.inodes.is_none()
+    }
+
+    /// How many inodes must go to come down to the low mark, and how many to be below the high one at least; `None`
+    /// while the disk is below it, or does not count them.
+    pub(crate) fn inodes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
+        let marks = self.inodes?;
+        let (all, free) = (u128::from(disk.inodes?), u128::from(disk.inodes_free?));
+        if all == 0 || 100 - free.min(all) * 100 / all < u128::from(marks.high.get()) {
+            return None;
+        }
+        let missing = |free_wanted: u128| u64::try_from(free_wanted.saturating_sub(free)).unwrap_or(u64::MAX);
+        let low = missing(all * u128::from(100 - marks.low.get()) / 100);
+        Some((low, missing((all * u128::from(101 - marks.high.get())).div_ceil(100)).min(low)))
     }
 
     /// How much must go for this disk to come down to the low threshold; `None` while it is below the high one.
@@ -155,7 +217,28 @@ impl GcPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::Freed;
     use crate::testing::vectors;
+
+    fn freed(bytes: ByteSize) -> Freed {
+        Freed { bytes, inodes: 0 }
+    }
+
+    #[test]
+    fn inodes_are_freed_down_to_the_low_mark_where_the_disk_counts_them() {
+        let marks = |high, low| InodeMarks::new(Percent::new(high).unwrap(), Percent::new(low).unwrap());
+        let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
+        let disk = |free| DiskUse { inodes: Some(1_000), inodes_free: Some(free), ..DiskUse::default() };
+        assert_eq!(policy.inodes_wanted(&disk(0)), None);
+        let policy = policy.watching_inodes(Some(marks(95, 90)));
+        assert_eq!(policy.inodes_wanted(&disk(60)), None);
+        // 94.1 percent are told as 95.
+        assert_eq!(policy.inodes_wanted(&disk(59)), Some((41, 1)));
+        assert_eq!(policy.inodes_wanted(&disk(10)), Some((90, 50)));
+        assert_eq!(policy.inodes_wanted(&DiskUse::default()), None);
+        assert_eq!(marks(50, 90), marks(50, 50));
+        assert!(!GcPolicy::new(100, 80, Duration::ZERO, None).unwrap().watching_inodes(Some(marks(95, 90))).is_off());
+    }
 
     #[test]
     fn policies_are_refused_with_the_kubelets_texts() {
@@ -194,8 +277,8 @@ mod tests {
             let policy = GcPolicy::new(high, 1, Duration::ZERO, None).unwrap();
             let disk = DiskUse::of(ByteSize(1000), ByteSize(available));
             let room = policy.room_below_high(&disk);
-            assert!(policy.room_wanted(&disk.with_more_available(room)).is_none(), "{high} {available}");
-            let almost = disk.with_more_available(ByteSize(room.0 - 1));
+            assert!(policy.room_wanted(&disk.with_more_available(freed(room))).is_none(), "{high} {available}");
+            let almost = disk.with_more_available(freed(ByteSize(room.0 - 1)));
             assert!(policy.room_wanted(&almost).is_some(), "{high} {available}");
         }
     }

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     inventory::{Clearance, Entry, Snapshot, Standing},
+    runtime::{Certainty, Freed},
 };
 
 /// How the try to remove an image ended.
@@ -33,6 +34,9 @@ pub(super) struct Round<'a> {
     decisions: BTreeMap<ImageKey, GcDecision>,
     pub(super) removed: Vec<GcRemoval>,
     pub(super) claimed: ByteSize,
+    /// What that really frees, as far as is known.
+    pub(super) freed: Freed,
+    pub(super) certainty: Certainty,
     pub(super) failures: Vec<GcError>,
     pub(super) events: Vec<GcEvent>,
     pub(super) planned: Vec<Arc<Planned>>,
@@ -55,6 +59,8 @@ impl<'a> Round<'a> {
             decisions: BTreeMap::new(),
             removed: Vec::new(),
             claimed: ByteSize::ZERO,
+            freed: Freed::default(),
+            certainty: Certainty::Claimed,
             failures: Vec::new(),
             events: Vec::new(),
             planned: Vec::new(),
@@ -215,6 +221,9 @@ impl<'a> Round<'a> {
             decisions: self.decisions.into_values().collect(),
             removed: self.removed,
             claimed: self.claimed,
+            freed: self.freed,
+            could_free: self.planned.first().map_or(self.claimed, |planned| planned.plan.could_free),
+            certainty: self.certainty,
             measured,
             failures: self.failures,
             events: self.events,

@@ -25,12 +25,7 @@ struct TestDisk {
 
 impl DiskProbe for TestDisk {
     fn look(&self, _directory: &Path) -> io::Result<DiskUse> {
-        let images: ByteSize = futures_util::FutureExt::now_or_never(self.fake.list(None))
-            .unwrap()
-            .unwrap()
-            .iter()
-            .map(|it| it.size)
-            .sum();
+        let images = self.fake.disk_bytes();
         let available = self.capacity.saturating_sub(self.others + images.0);
         Ok(DiskUse::of(ByteSize(self.capacity), ByteSize(available)))
     }
@@ -87,8 +82,8 @@ impl ContainerService for Trapped {
 pub(super) struct Node {
     pub(super) fake: FakeRuntime,
     trapped: Arc<Trapped>,
-    inventory: Arc<Inventory>,
-    gc: ImageGc,
+    pub(super) inventory: Arc<Inventory>,
+    pub(super) gc: ImageGc,
 }
 
 impl Node {
@@ -111,7 +106,7 @@ impl Node {
     }
 
     /// Lets so many listings of containers pass, then acts before the next.
-    fn before_listing(&self, passed: usize, act: impl FnOnce(&FakeRuntime) + Send + 'static) {
+    pub(super) fn before_listing(&self, passed: usize, act: impl FnOnce(&FakeRuntime) + Send + 'static) {
         *self.trapped.trap.lock().unwrap() = Some((passed, Box::new(act)));
     }
 
@@ -120,7 +115,7 @@ impl Node {
         self.gc.collect(&GcRequest { policy, goal, dry_run: false }, at(10_000)).await.unwrap()
     }
 
-    fn removals(&self) -> Vec<String> {
+    pub(super) fn removals(&self) -> Vec<String> {
         self.fake.take_calls().into_iter().filter(|call| call.starts_with("remove")).collect()
     }
 
@@ -132,7 +127,7 @@ impl Node {
     }
 }
 
-fn reason(report: &GcReport, id: &ImageId) -> String {
+pub(super) fn reason(report: &GcReport, id: &ImageId) -> String {
     report.decisions.iter().find(|decision| decision.key.id() == id).unwrap().reason.to_string()
 }
 
@@ -181,9 +176,9 @@ async fn nothing_goes_in_vain_where_all_that_may_go_is_not_enough() {
     assert_eq!(node.removals(), [""; 0]);
     assert_eq!(reason(&report, &free), Reason::InVain.to_string());
     assert_eq!(report.events[0].reason, "FreeDiskSpaceFailed");
-    assert!(report.events[0].message.contains("(100% of 1000 B used)"), "{}", report.events[0].message);
+    assert!(report.events[0].message.contains("(100% of 1000 B used). 110 B must go"), "{}", report.events[0].message);
     let shortage = report.planned[0].plan.shortage.unwrap();
-    assert_eq!((shortage.in_use, shortage.kept, shortage.others), (ByteSize(600), ByteSize(100), ByteSize(300)));
+    assert_eq!((shortage.in_use, shortage.free, shortage.others), (ByteSize(600), ByteSize(100), ByteSize(300)));
 }
 
 #[tokio::test]

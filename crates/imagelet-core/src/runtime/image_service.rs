@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::{ImageDetails, LayerGraph, PullEstimate, RuntimeError};
+use super::{Freed, ImageDetails, LayerGraph, PullEstimate, RuntimeError};
 use crate::{
     credentials::Credential,
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Platform},
@@ -60,6 +60,11 @@ pub trait ImageService: Send + Sync + fmt::Debug {
 
     /// How much the images, and the containers' writable layers, take where.
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError>;
+
+    /// What pulls under way have been promised of the disk and not written yet.
+    fn reserved(&self) -> Freed {
+        Freed::default()
+    }
 
     /// Which images share which parts, and what each part takes. `None`: this store cannot tell.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {

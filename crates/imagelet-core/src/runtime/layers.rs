@@ -88,6 +88,62 @@ impl LayerGraph {
     }
 }
 
+impl LayerGraph {
+    /// What comes free with each image when they go one after the other; `None` frees nothing.
+    pub fn freed_in_order(&self, images: &[Option<&ImageId>]) -> Vec<Freed> {
+        let mut users = vec![0_u32; self.layers.len()];
+        let in_list = |part: &u32| usize::try_from(*part).ok().filter(|part| *part < self.layers.len());
+        for part in self.images.values().flatten().filter_map(in_list) {
+            users[part] += 1;
+        }
+        let mut gone = BTreeSet::new();
+        let mut frees = Vec::with_capacity(images.len());
+        for image in images {
+            let mut freed = Freed::default();
+            let image = image.filter(|image| gone.insert(*image));
+            for part in image.and_then(|image| self.images.get(image)).into_iter().flatten().filter_map(in_list) {
+                users[part] -= 1;
+                let layer = &self.layers[part];
+                if users[part] == 0 && !layer.held {
+                    freed = freed.plus(Freed { bytes: layer.bytes, inodes: layer.inodes_expected() });
+                }
+            }
+            frees.push(freed);
+        }
+        frees
+    }
+}
+
+impl Freed {
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self { bytes: self.bytes + other.bytes, inodes: self.inodes.saturating_add(other.inodes) }
+    }
+
+    /// What is left, or nothing.
+    #[must_use]
+    pub fn less(self, other: Self) -> Self {
+        Self { bytes: self.bytes.saturating_sub(other.bytes), inodes: self.inodes.saturating_sub(other.inodes) }
+    }
+
+    /// The smaller of each.
+    #[must_use]
+    pub fn at_most(self, other: Self) -> Self {
+        Self { bytes: self.bytes.min(other.bytes), inodes: self.inodes.min(other.inodes) }
+    }
+
+    /// Whether this is at least as much of both.
+    pub fn meets(self, wanted: Self) -> bool {
+        self.bytes >= wanted.bytes && self.inodes >= wanted.inodes
+    }
+
+    /// Whether it is nothing of either.
+    pub fn is_none(self) -> bool {
+        self == Self::default()
+    }
+}
+
 impl LayerFacts {
     /// Inodes that come free with it; where nobody counted, one for each 16 KiB, as file systems are made for.
     pub fn inodes_expected(&self) -> u64 {
@@ -164,6 +220,15 @@ mod tests {
         assert_eq!(freed(&["c"]), (1, 1));
         assert_eq!(freed(&["b", "c"]), (11, 2));
         assert_eq!(freed(&["c", "b", "a", "a", "unknown"]), (111, 3));
+    }
+
+    #[test]
+    fn one_after_the_other_they_free_what_they_free_together() {
+        let graph = graph(&[100, 10, 1], &[("a", &[0]), ("b", &[0, 1]), ("c", &[0, 1, 2])]);
+        let ids: Vec<ImageId> = ["c", "a", "b"].iter().map(ImageId::new).collect();
+        let order = [Some(&ids[0]), None, Some(&ids[1]), Some(&ids[0]), Some(&ids[2])];
+        let freed: Vec<u64> = graph.freed_in_order(&order).into_iter().map(|freed| freed.bytes.0).collect();
+        assert_eq!(freed, [1, 0, 0, 0, 110]);
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate,
-    PullRequest, RuntimeError, Sandbox,
+    Container, ContainerService, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress,
+    PullEstimate, PullRequest, RuntimeError, Sandbox,
     operations::{Operation, Operations},
     pull_watch::{Looking, PullWatch},
 };
@@ -137,6 +137,11 @@ impl RuntimeManager {
     /// Where images are and what they take; see [`ImageService::filesystem`].
     pub async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         self.counted(Operation::Filesystem, self.images.filesystem()).await
+    }
+
+    /// What pulls under way have been promised; see [`ImageService::reserved`].
+    pub fn reserved(&self) -> Freed {
+        self.images.reserved()
     }
 
     /// What images share; see [`ImageService::layers`].

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use crate::{
     image::{ByteSize, Digest, Image, ImageId, ImageNames, ImageSpec, ImageUser, Reference, default_tag, look_up},
     runtime::{
-        Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageDetails, ImageFilesystems,
+        Certainty, Container, ContainerService, ContainerState, FilesystemUsage, Freed, ImageDetails, ImageFilesystems,
         ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Progress, PullEstimate, PullEvent, PullRequest,
         RuntimeError, RuntimeErrorKind, Sandbox,
     },
@@ -39,6 +39,7 @@ struct State {
     estimated: HashMap<String, PullEstimate>,
     /// What each image is made of, by layer id and size; without any the fake tells no layers.
     layers: BTreeMap<ImageId, Vec<(String, ByteSize)>>,
+    reserved: Freed,
     pull_takes: Duration,
     pulls_running: usize,
     pulls_running_max: usize,
@@ -124,6 +125,20 @@ impl FakeRuntime {
     pub fn set_layers(&self, id: &ImageId, layers: &[(&str, u64)]) {
         let layers = layers.iter().map(|(name, size)| ((*name).to_owned(), ByteSize(*size))).collect();
         self.lock().layers.insert(id.clone(), layers);
+    }
+
+    /// What all images take on the disk together, shared layers once.
+    pub fn disk_bytes(&self) -> ByteSize {
+        let fake = self.lock();
+        if fake.layers.is_empty() {
+            return fake.images.values().map(|image| image.size).sum();
+        }
+        fake.graph().layers.iter().map(|layer| layer.bytes).sum()
+    }
+
+    /// What pulls under way have been promised.
+    pub fn set_reserved(&self, reserved: Freed) {
+        self.lock().reserved = reserved;
     }
 
     /// How long each pull sleeps before it is done.
@@ -433,6 +448,10 @@ impl ImageService for FakeRuntime {
             inodes_used: Some(0),
         };
         Ok(ImageFilesystems { images: vec![usage.clone()], containers: vec![usage] })
+    }
+
+    fn reserved(&self) -> Freed {
+        self.lock().reserved
     }
 
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {

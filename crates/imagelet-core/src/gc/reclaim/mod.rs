@@ -82,6 +82,23 @@ pub fn choose(question: &Question<'_>) -> Answer {
     choose_within(question, exact::NODES_MAX)
 }
 
+/// Chooses among images that share nothing, by what each frees. Answers their places, in order; all of them where all
+/// are not enough.
+pub(super) fn choose_apart(candidates: &[(Candidate, Freed)], wanted: Freed) -> Vec<usize> {
+    let problem = Problem::apart(candidates);
+    let target = Weight::of(wanted);
+    if target == Weight::default() {
+        return Vec::new();
+    }
+    if !problem.all().meets(target) {
+        return (0..candidates.len()).collect();
+    }
+    let moves = Moves::new(&problem);
+    let mut best = greedy::choose(&moves, target);
+    exact::improve(&problem, target, &mut best, exact::NODES_MAX);
+    greedy::order(&moves, &best).into_iter().map(problem::place).collect()
+}
+
 /// What all candidates together would give.
 pub fn most(question: &Question<'_>) -> Freed {
     let problem = Problem::new(question);

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::Question;
-use crate::image::ImageId;
+use super::{Candidate, Question};
+use crate::{image::ImageId, runtime::Freed};
 
 /// What a disk has again, wide enough for any sum (`spec/gc.md W21`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,6 +88,20 @@ impl Problem {
             }
         }
         problem
+    }
+
+    /// Candidates that share nothing.
+    pub(super) fn apart(candidates: &[(Candidate, Freed)]) -> Self {
+        let group = |(user, (_, freed)): (usize, &(Candidate, Freed))| Group {
+            users: vec![number(user)],
+            weight: Weight { bytes: freed.bytes.0.into(), inodes: freed.inodes.into() },
+        };
+        Self {
+            images: candidates.iter().map(|(candidate, _)| candidate.image.clone()).collect(),
+            costs: candidates.iter().map(|(candidate, _)| candidate.cost).collect(),
+            groups: candidates.iter().enumerate().map(group).collect(),
+            groups_of: (0..candidates.len()).map(|group| vec![number(group)]).collect(),
+        }
     }
 
     fn group(&mut self, users: Vec<u32>) -> usize {
@@ -221,7 +235,7 @@ impl<'a> State<'a> {
         self.gone
     }
 
-    pub(super) fn freed(&self) -> crate::runtime::Freed {
+    pub(super) fn freed(&self) -> Freed {
         self.gone.freed()
     }
 
