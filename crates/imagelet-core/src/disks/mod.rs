@@ -27,7 +27,7 @@ pub use self::{
 use crate::runtime::{FilesystemUsage, ImageFilesystems};
 
 /// What is known of a file system. Absent is unknown, not none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsStats {
     /// When it was measured, in nanoseconds since 1970.
@@ -236,13 +236,8 @@ mod tests {
                 }
                 "layout" => {
                     let stats = |value: &Value| FsStats {
-                        time: 0,
                         available_bytes: value["available_bytes"].as_u64(),
-                        capacity_bytes: None,
-                        used_bytes: None,
-                        inodes_free: None,
-                        inodes: None,
-                        inodes_used: None,
+                        ..FsStats::default()
                     };
                     let text = |field: &str| input[field].as_str().unwrap().to_owned();
                     let images = stats(&input["image_fs"]);

@@ -14,15 +14,8 @@ use crate::runtime::RuntimeManager;
 /// Where the runtime tells no place, or the operating system fails on it.
 pub fn of_runtime(info: &FsInfo, lookup: &dyn FsLookup) -> Result<DiskStats, StatsError> {
     let first = info.images.first().ok_or(StatsError::NoImages)?;
-    let mut images = FsStats {
-        time: first.time,
-        used_bytes: first.used,
-        inodes_used: first.inodes_used,
-        available_bytes: None,
-        capacity_bytes: None,
-        inodes_free: None,
-        inodes: None,
-    };
+    let mut images =
+        FsStats { time: first.time, used_bytes: first.used, inodes_used: first.inodes_used, ..FsStats::default() };
     match first.mountpoint.as_deref().map(|mountpoint| lookup.look(mountpoint)) {
         Some(Ok(place)) => {
             images.capacity_bytes = Some(place.capacity);

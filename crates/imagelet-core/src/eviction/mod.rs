@@ -117,6 +117,15 @@ impl Amount {
     }
 }
 
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Quantity(quantity) => quantity.fmt(f),
+            Self::Fraction(fraction) => write!(f, "{}%", fraction * 100.0),
+        }
+    }
+}
+
 /// A limit: the node is short when less than this is available.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Threshold {

@@ -80,6 +80,8 @@ pub struct Inventory {
     /// The number of the last pass that succeeded. Queues the passes; nothing else is done under it.
     pass: tokio::sync::Mutex<u64>,
     passes_begun: AtomicU64,
+    /// The last list for the Node's status.
+    cache: ImageCache,
     lease_file: LeaseFile,
     /// Told of each removal that ended.
     removals: tokio::sync::Notify,
@@ -250,6 +252,7 @@ impl Inventory {
             ledger,
             pass: tokio::sync::Mutex::new(0),
             passes_begun: AtomicU64::new(0),
+            cache: ImageCache::default(),
             lease_file,
             removals: tokio::sync::Notify::new(),
         })

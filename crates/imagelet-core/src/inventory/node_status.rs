@@ -3,11 +3,17 @@
 use std::{
     cmp::Reverse,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
+use super::Inventory;
 use crate::image::Image;
+
+/// A list older than this is asked for anew; what the kubelet's own loop keeps to.
+const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
 /// More names of one image than these are not told.
 const NAMES_MAX: usize = 5;
@@ -24,25 +30,47 @@ pub struct NodeImage {
 
 /// The images of a node, largest first. Kept as it is until another list takes its place: a failed listing changes
 /// nothing, a removal shows with the next one.
-#[derive(Debug)]
-pub struct ImageCache(Mutex<Arc<[Image]>>);
+#[derive(Debug, Default)]
+pub struct ImageCache(Mutex<Cached>);
 
-impl Default for ImageCache {
-    fn default() -> Self {
-        Self(Mutex::new(Arc::from(Vec::new())))
-    }
+#[derive(Debug, Default)]
+struct Cached {
+    images: Arc<[Image]>,
+    /// When it was listed; `None` before the first list.
+    at: Option<Instant>,
 }
 
 impl ImageCache {
     /// Takes a list in place of the last one. Sorted here, because it is read more often.
     pub fn set(&self, mut images: Vec<Image>) {
         sort_for_status(&mut images);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = images.into();
+        let cached = Cached { images: images.into(), at: Some(Instant::now()) };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = cached;
     }
 
     /// The list, shared; empty before the first.
     pub fn get(&self) -> Arc<[Image]> {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner).images)
+    }
+
+    fn is_fresh(&self) -> bool {
+        let at = self.0.lock().unwrap_or_else(PoisonError::into_inner).at;
+        at.is_some_and(|at| at.elapsed() < LIST_AGE_MAX)
+    }
+}
+
+impl Inventory {
+    /// The images for a Node's status, at most half a minute old: listed when somebody asks, not by a clock.
+    ///
+    /// A failed listing is logged, and answers with the last list.
+    pub async fn image_list(&self) -> Arc<[Image]> {
+        if !self.cache.is_fresh() {
+            match self.runtime.list(None).await {
+                Ok(images) => self.cache.set(images),
+                Err(error) => tracing::info!(err = error.chain(), "Failed to update image list"),
+            }
+        }
+        self.cache.get()
     }
 }
 
@@ -79,7 +107,8 @@ mod tests {
     use super::*;
     use crate::{
         image::{ByteSize, ImageId, ImageSpec, ImageUser},
-        testing::vectors,
+        runtime::{RuntimeErrorKind, RuntimeManager},
+        testing::{FakeRuntime, vectors},
     };
 
     fn image(value: &Value) -> Image {
@@ -120,6 +149,22 @@ mod tests {
             });
             assert_eq!(images.unwrap_or_default(), expected["images"], "{name}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_is_asked_for_when_the_last_is_too_old_and_a_failure_keeps_the_last() {
+        let fake = FakeRuntime::new();
+        let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone()));
+        let inventory = Inventory::open(runtime, None).unwrap();
+        fake.preload("a:1", "a", 1);
+        assert_eq!(inventory.image_list().await.len(), 1);
+        fake.preload("b:1", "b", 2);
+        assert_eq!(inventory.image_list().await.len(), 1, "the list is young");
+        tokio::time::advance(LIST_AGE_MAX).await;
+        fake.fail("list", RuntimeErrorKind::Unavailable, "down");
+        assert_eq!(inventory.image_list().await.len(), 1, "the last list stays");
+        fake.heal();
+        assert_eq!(inventory.image_list().await.len(), 2);
     }
 
     #[test]

@@ -192,6 +192,10 @@ fn overview(status: &Status) -> Table {
     let used = status.used_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent}%"));
     let disk = format!("{used} used, collecting at {}% down to {}%", status.gc_high_percent, status.gc_low_percent);
     table.row(["Disk:", &disk]);
+    for short in status.eviction.iter().filter(|threshold| threshold.met) {
+        let line = format!("{} is less than {}: the kubelet reclaims, then evicts", short.signal, short.less_than);
+        table.row(["Short of:", &line]);
+    }
     for problem in &status.problems {
         table.row(["Problem:", problem]);
     }

@@ -9,10 +9,11 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, NodeKeyring, Providers, Secret},
+    disks::Fullness,
     events::LogEvents,
     gc::ImageGc,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, shown_name},
-    inventory::{Entry, Inventory, Snapshot},
+    inventory::{Entry, Inventory, Snapshot, node_images},
     manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
     records::PullRecords,
@@ -24,7 +25,7 @@ use super::{
     Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, LayerSize, ListRequest, MountRequest,
     Mounted, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest,
     Removed, Status, StatusRequest, Step, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage, UsageRequest,
-    pods::secrets,
+    pods::secrets, pressure::pressure,
 };
 use crate::{config::Settings, failure::Failure};
 
@@ -481,9 +482,9 @@ impl Command for StatusRequest {
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Status, Failure> {
         let mut problems = Vec::new();
         let snapshot = node.refresh().await.map_err(|failure| problems.push(failure.to_string())).ok();
-        let filesystems = node.parts.runtime.filesystem().await;
-        let filesystems = filesystems.map_err(|error| problems.push(error.chain())).unwrap_or_default();
-        let disk = filesystems.images.first().and_then(|place| disk_of(&place.mountpoint));
+        let pressure = pressure(node, &mut problems).await;
+        let images = pressure.stats.as_ref().map(|stats| &stats.images);
+        let full = images.and_then(|stats| Fullness::of(stats.capacity_bytes, stats.available_bytes).ok());
         let settings = node.settings();
         let manager = node.parts.manager.status();
         let now = tokio::time::Instant::now();
@@ -497,7 +498,12 @@ impl Command for StatusRequest {
             started_at: moment(node.started_at),
             images: entries.len() as u64,
             in_use: entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count() as u64,
-            used_percent: disk.map(|disk| disk.used_percent()),
+            used_percent: full.map(|full| full.used_percent()),
+            disk_layout: pressure.layout.map(|layout| layout.name().into()),
+            image_fs: pressure.stats.as_ref().map(|stats| stats.images.clone()),
+            container_fs: pressure.stats.as_ref().map(|stats| stats.containers.clone()),
+            eviction: pressure.thresholds,
+            node_images: node_images(&node.parts.inventory.image_list().await, settings.node.status_images_max),
             gc_high_percent: settings.gc.high.get(),
             gc_low_percent: settings.gc.low.get(),
             pulls: manager

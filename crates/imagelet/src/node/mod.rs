@@ -5,6 +5,7 @@ mod collect;
 mod events;
 mod local;
 mod pods;
+mod pressure;
 mod remote;
 mod room;
 mod verify;

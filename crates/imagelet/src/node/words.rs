@@ -5,7 +5,7 @@
 
 use std::{fmt, path::PathBuf};
 
-use imagelet_core::credentials::Secret;
+use imagelet_core::{credentials::Secret, disks::FsStats, inventory::NodeImage};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A text that crosses the socket and is printed nowhere else.
@@ -312,6 +312,16 @@ documents! {
         in_use: u64,
         /// Share of the disk in use, in percent; absent where it cannot be seen from here.
         used_percent: Option<u8>,
+        /// Where images are, in the words of the kubelet's summary.
+        image_fs: Option<FsStats>,
+        /// Where writable layers are; the same numbers where that is the same place.
+        container_fs: Option<FsStats>,
+        /// `single`, `dedicated-images` or `split`: which of them share a disk with the kubelet's own files.
+        disk_layout: Option<String>,
+        /// The kubelet's eviction thresholds that are about disks.
+        eviction: Vec<ThresholdRow>,
+        /// `status.images` of the Node, as the kubelet makes it: the largest first, `nodeStatusMaxImages` of them.
+        node_images: Vec<NodeImage>,
         /// Collecting starts here, in percent.
         gc_high_percent: u8,
         /// And stops here.
@@ -322,6 +332,19 @@ documents! {
         held_back: Vec<HeldBackRow>,
         /// What went wrong when asking; the rest is good.
         problems: Vec<String>,
+    }
+    /// An eviction threshold of the kubelet's.
+    ThresholdRow {
+        /// Of what.
+        signal: String,
+        /// The node is short when less than this is available: a share of all, or an amount.
+        less_than: String,
+        /// For how long it may be; absent is not at all.
+        grace_seconds: Option<u64>,
+        /// It is now.
+        met: bool,
+        /// What the kubelet then reclaims before it evicts a pod, in order.
+        reclaims: Vec<String>,
     }
     /// A pull under way.
     PullRow {
