@@ -2,13 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest};
+use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest, RunLevel};
 use tokio::{sync::Notify, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    config::Settings,
     failure::Failure,
-    node::{LocalNode, collect},
+    node::{LocalNode, collect, policy},
     rest,
 };
 
@@ -96,27 +97,68 @@ async fn detect(node: &LocalNode) {
         Ok(snapshot) => {
             tracing::debug!(images = snapshot.entries.len(), containers = snapshot.containers, "took stock");
         }
-        Err(error) => tracing::warn!(error = Failure::of(&error).to_string(), "could not take stock of the images"),
+        Err(error) => tracing::info!(err = Failure::of(&error).to_string(), "Failed to monitor images"),
     }
 }
 
-/// Collects what the configuration wants collected.
-async fn collect_if_needed(node: &LocalNode) {
-    let settings = node.settings();
-    if settings.collection.period.is_none() {
-        return;
-    }
-    let gc = &settings.gc;
-    let policy = match GcPolicy::new(i64::from(gc.high.get()), i64::from(gc.low.get()), gc.age_min, gc.age_max) {
-        Ok(policy) if policy.is_off() => return,
-        Ok(policy) => policy,
-        Err(error) => {
-            tracing::error!(%error, "the thresholds are no policy");
-            return;
+/// When images are collected by the clock; `None`: not at all. Detection goes on either way.
+fn collects_by(settings: &Settings) -> Option<GcPolicy> {
+    settings.collection.period?;
+    match policy(settings) {
+        Ok(policy) if policy.is_off() => {
+            tracing::debug!("ImageGCHighThresholdPercent is set 100 and ImageMaximumGCAge is 0, Disable image GC");
+            None
         }
-    };
+        Ok(policy) => Some(policy),
+        Err(error) => {
+            tracing::error!(%error, "failed to initialize image manager");
+            None
+        }
+    }
+}
+
+/// Collects what the configuration wants collected, and tells how it went as the kubelet tells it.
+async fn collect_if_needed(node: &LocalNode) {
+    let Some(policy) = collects_by(&node.settings()) else { return };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
-    if let Err(failure) = collect(node, &request).await {
-        tracing::warn!(error = failure.to_string(), "image collection failed");
+    let failure = match collect(node, &request).await {
+        Ok(collected) => collected.failure(),
+        Err(failure) => Some(failure.to_string()),
+    };
+    let told = node.collection_ended(failure.as_deref().map_or(Ok(()), Err));
+    match told.level {
+        RunLevel::Error => tracing::error!(err = failure, "{}", told.text),
+        RunLevel::Recovered => tracing::info!("{}", told.text),
+        RunLevel::Routine => tracing::debug!("{}", told.text),
+    }
+    node.tell(told.event);
+}
+
+#[cfg(test)]
+mod tests {
+    use imagelet_core::testing::vectors;
+
+    use super::*;
+    use crate::config::{Environment, GoDuration, Layers};
+
+    #[test]
+    fn the_vectors_of_the_loop_say_which_jobs_there_are() {
+        let mut compared = 0;
+        for case in vectors("gc-loop-events.json") {
+            let (input, expected) = (&case["input"], &case["expected"]);
+            let Some(high) = input["image_gc_high_threshold_percent"].as_i64() else { continue };
+            let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+            layers.add_flag("--test", "imageGCHighThresholdPercent", high);
+            let age = GoDuration(input["image_maximum_gc_age"].as_i64().expect("an age"));
+            layers.add_flag("--test", "imageMaximumGCAge", age.to_string());
+            let settings = layers.settings().expect("it holds");
+            assert_eq!(expected["image_gc_loop_started"], collects_by(&settings).is_some(), "{}", case["name"]);
+            // One pass is both here; who runs it has a period whatever is collected.
+            let detects = !settings.detection_period.is_zero();
+            assert_eq!(expected["detect_loop_started"], detects, "{}", case["name"]);
+            assert_eq!(expected["cache_loop_started"], detects, "{}", case["name"]);
+            compared += 1;
+        }
+        assert_eq!(compared, 3);
     }
 }

@@ -121,7 +121,8 @@ impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Quantity(quantity) => quantity.fmt(f),
-            Self::Fraction(fraction) => write!(f, "{}%", fraction * 100.0),
+            // What 32 bits add behind the fourth place was not written by anybody.
+            Self::Fraction(fraction) => write!(f, "{}%", (f64::from(*fraction) * 1_000_000.0).round() / 10_000.0),
         }
     }
 }

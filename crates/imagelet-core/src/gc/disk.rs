@@ -99,7 +99,7 @@ pub(crate) async fn look(runtime: &RuntimeManager, probe: &Arc<dyn DiskProbe>) -
             tracing::debug!(mountpoint = %images.mountpoint.display(), "the image filesystem is not visible from here");
             DiskUse::default()
         }
-        Err(source) => return Err(GcError::Probe { source }),
+        Err(cause) => return Err(GcError::Probe { cause }),
     };
     // Asked after the disk: what lands in between is counted twice rather than never.
     Ok(DiskUse { mountpoint: images.mountpoint, images: images.used, reserved: runtime.reserved(), ..disk })

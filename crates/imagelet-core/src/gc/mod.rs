@@ -119,6 +119,10 @@ pub struct GcReport {
     /// Ids of all images that are there after it, for whoever forgets what belongs to absent ones; `None` in a dry run
     /// or where they could not be listed, when nothing may be forgotten.
     pub present: Option<Vec<ImageId>>,
+    /// In the kubelet's way: the ids it hands to its hooks, where it runs them, which is after a space phase without a
+    /// failure. They are those it looked at and kept, and not all that are there: whoever forgets what belongs to absent
+    /// images goes by `present`.
+    pub hook: Option<Vec<ImageId>>,
 }
 
 impl GcReport {
@@ -249,12 +253,11 @@ pub enum GcError {
     /// It tells of no place at all.
     #[error("imageFs information is unavailable")]
     NoImageFilesystem,
-    /// The disk could not be looked at.
-    #[error("get filesystem info: Failed to get the info of the filesystem with mountpoint")]
+    /// The disk could not be looked at. The kubelet's text, so the cause is in it.
+    #[error("get filesystem info: Failed to get the info of the filesystem with mountpoint: {cause}")]
     Probe {
         /// What the system said.
-        #[source]
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// A disk without room, or one not visible from here.
     #[error("invalid capacity 0 on image filesystem")]

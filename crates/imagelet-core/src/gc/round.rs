@@ -110,7 +110,9 @@ impl<'a> Round<'a> {
         };
         self.decide(entry, GcVerdict::Remove { phase }, reason);
         let id = entry.image.id.to_string();
-        tracing::info!(image = %id, size = size.0, handler = %entry.image.spec.runtime_handler, %phase, "Removing image to free bytes");
+        let runtime_handler = entry.image.spec.runtime_handler.as_str();
+        // The kubelet's line, with its names of the fields.
+        tracing::info!(imageID = %id, size = size.0, runtimeHandler = runtime_handler, %phase, "Removing image to free bytes");
         let spec = ImageSpec { image: id, ..entry.image.spec.clone() };
         let (outcome, attempt) = match self.gc.runtime.remove(&spec).await {
             Ok(()) => {
@@ -129,10 +131,6 @@ impl<'a> Round<'a> {
 
     fn clock(&self) -> SystemTime {
         self.now + self.began.elapsed()
-    }
-
-    pub(super) fn is_chosen(&self, key: &ImageKey) -> bool {
-        self.decisions.get(key).is_some_and(|decision| matches!(decision.verdict, GcVerdict::Remove { .. }))
     }
 
     fn spare(&mut self, entry: &Entry, reason: Reason) -> Attempt {
@@ -229,6 +227,7 @@ impl<'a> Round<'a> {
             events: self.events,
             planned: self.planned,
             present,
+            hook: None,
         }
     }
 }

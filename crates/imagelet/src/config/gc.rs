@@ -53,7 +53,7 @@ pub(super) struct GcFile {
     /// Collect only images that imagelet pulled or adopted: an image that something else brought to the node stays, until it is pulled, ensured or pinned through imagelet. Beside a runtime whose kubelet pulls on its own that is most images.
     #[serde(rename = "onlyOwned", skip_serializing_if = "Option::is_none")]
     pub(super) only_owned: Option<bool>,
-    /// How long an image is held after a pull, a status call or a mount handed it out, until a container of it is seen; at most 168h. 0 is off.
+    /// How long an image is held after a pull, a status call or a mount handed it out, until a container of it is seen; at most 168h. 0 is off, and the default where `compatibility` is `kubelet`.
     #[serde(rename = "leaseFor", skip_serializing_if = "Option::is_none")]
     pub(super) lease_for: Option<GoDuration>,
     /// The log of decisions.
@@ -160,7 +160,7 @@ impl GcFile {
             inodes_low: Some(90),
             keep: Some(Vec::new()),
             only_owned: Some(false),
-            lease_for: Some(GoDuration::minutes(10)),
+            lease_for: Some(if like_kubelet { GoDuration(0) } else { GoDuration::minutes(10) }),
             decisions: Some(DecisionsFile { bytes_max: Some("16Mi".into()) }),
         }
     }

@@ -10,13 +10,21 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     events::EventKind,
-    gc::{GcError, GcGoal, GcOutcome, GcPolicy, GcReport, GcRequest, GcVerdict},
+    gc::{
+        AgeCounts, GcError, GcEvent, GcGoal, GcOutcome, GcPolicy, GcPolicyError, GcReport, GcRequest, GcVerdict, GcWay,
+    },
     image::{ByteSize, ImageKey},
+    manager::Compatibility,
     metrics::{Family, MetricKind},
 };
 
+use tracing::Instrument as _;
+
 use super::{CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps, events};
-use crate::{config::GcSettings, failure::Failure};
+use crate::{
+    config::{GcSettings, Settings},
+    failure::Failure,
+};
 
 /// The kubelet's own name for it.
 static COLLECTED: Family = Family {
@@ -36,7 +44,7 @@ impl Command for CollectRequest {
             let message = format!("{} does not say which images are in use, so none is collected", node.parts.backend);
             return Err(Failure::new("Unsupported", message));
         }
-        let request = gc_request(&self, &node.settings().gc)?;
+        let request = gc_request(&self, &node.settings())?;
         collect(node, &request).await
     }
 }
@@ -45,10 +53,8 @@ impl Command for CollectRequest {
 pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Collected, Failure> {
     let began = SystemTime::now();
     let mark = node.parts.records.mark(began);
-    let report = node.parts.gc.collect(request, began).await.map_err(|error| {
-        if let Some(event) = error.event() {
-            events::tell(node, EventKind::Warning, event.reason, event.message);
-        }
+    let report = node.parts.gc.collect(request, began).instrument(span(request.goal)).await.map_err(|error| {
+        node.tell(error.event());
         Failure::of(&error)
     })?;
     for removal in &report.removed {
@@ -56,13 +62,15 @@ pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Col
             node.parts.metrics.increment(&COLLECTED, &[removal.phase.reason()]);
         }
     }
-    for event in &report.events {
-        events::tell(node, EventKind::Warning, event.reason, event.message.clone());
-    }
-    if let Some(message) = events::of_removals(&report) {
+    let is_ours = request.policy.way() == GcWay::Imagelet;
+    node.tell(report.events.iter().cloned());
+    // The kubelet says nothing of what went well.
+    if let Some(message) = events::of_removals(&report).filter(|_| is_ours) {
         events::tell(node, EventKind::Normal, "ImagesCollected", message);
     }
-    if let Some(present) = &report.present {
+    // The kubelet's hook is handed less than this; going by that would take the records of images that stay.
+    let forgets = is_ours || report.hook.is_some();
+    if let Some(present) = report.present.as_ref().filter(|_| forgets) {
         let present: BTreeSet<_> = present.iter().cloned().collect();
         let records = Arc::clone(&node.parts.records);
         let pruned = tokio::task::spawn_blocking(move || records.prune(&present, &mark)).await;
@@ -109,8 +117,54 @@ async fn settle_cut_off_pulls(node: &LocalNode) {
     }
 }
 
+impl LocalNode {
+    /// Records on the node what a collection has to tell.
+    pub(crate) fn tell(&self, events: impl IntoIterator<Item = GcEvent>) {
+        for GcEvent { reason, message } in events {
+            events::tell(self, EventKind::Warning, reason, message);
+        }
+    }
+}
+
+impl Collected {
+    /// What it failed with, as one text: equal ones once, several in brackets, as the kubelet joins them.
+    pub(crate) fn failure(&self) -> Option<String> {
+        let mut texts: Vec<&str> = Vec::new();
+        for text in self.failures.iter().chain(&self.shortfall).map(String::as_str) {
+            if !texts.contains(&text) {
+                texts.push(text);
+            }
+        }
+        match texts[..] {
+            [] => None,
+            [text] => Some(text.to_owned()),
+            _ => Some(format!("[{}]", texts.join(", "))),
+        }
+    }
+}
+
+/// The kubelet's span around its periodic collection; it has none around the removal of all unused images.
+fn span(goal: GcGoal) -> tracing::Span {
+    match goal {
+        GcGoal::Threshold => tracing::info_span!("Images/GarbageCollect"),
+        GcGoal::Free(_) | GcGoal::AllUnused => tracing::Span::none(),
+    }
+}
+
+/// When to collect by the configuration, in its way.
+pub(crate) fn policy(settings: &Settings) -> Result<GcPolicy, GcPolicyError> {
+    let GcSettings { high, low, age_min, age_max } = settings.gc;
+    let policy = GcPolicy::new(i64::from(high.get()), i64::from(low.get()), age_min, age_max)?;
+    Ok(in_way(policy, settings.compatibility))
+}
+
+fn in_way(policy: GcPolicy, compatibility: Compatibility) -> GcPolicy {
+    if compatibility.is_kubelet() { policy.counting(AgeCounts::FromUse).in_way(GcWay::Kubelet) } else { policy }
+}
+
 /// What is asked over what is configured.
-fn gc_request(asked: &CollectRequest, configured: &GcSettings) -> Result<GcRequest, Failure> {
+fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
+    let configured = &settings.gc;
     let high = asked.high.unwrap_or(configured.high.get());
     // A high threshold alone must not be stopped by a configured low one above it.
     let low = asked.low.unwrap_or_else(|| configured.low.get().min(high));
@@ -119,11 +173,12 @@ fn gc_request(asked: &CollectRequest, configured: &GcSettings) -> Result<GcReque
         (None, true) => GcGoal::AllUnused,
         (None, false) => GcGoal::Threshold,
     };
-    // Who asks for everything means the young ones, too; uses and pins still hold.
-    let age_min = if goal == GcGoal::AllUnused { Duration::ZERO } else { configured.age_min };
+    // Who asks for everything means the young ones, too; uses and pins still hold. The kubelet spares them even then.
+    let takes_young = goal == GcGoal::AllUnused && !settings.compatibility.is_kubelet();
+    let age_min = if takes_young { Duration::ZERO } else { configured.age_min };
     let policy = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max)
         .map_err(|error| Failure::new("InvalidArgument", error.to_string()))?;
-    Ok(GcRequest { policy, goal, dry_run: asked.dry_run })
+    Ok(GcRequest { policy: in_way(policy, settings.compatibility), goal, dry_run: asked.dry_run })
 }
 
 fn collected(report: &GcReport, dry_run: bool) -> Collected {
@@ -166,33 +221,55 @@ fn is_shortfall(error: &GcError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::image::Percent;
+    use crate::config::{Environment, Layers};
 
     use super::*;
 
-    fn configured() -> GcSettings {
-        let percent = |value| Percent::new(value).expect("a percentage");
-        GcSettings { high: percent(85), low: percent(80), age_min: Duration::from_mins(2), age_max: None }
+    fn configured(compatibility: &str) -> Settings {
+        let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+        layers.add_flag("--test", "compatibility", compatibility);
+        layers.settings().expect("the defaults hold")
     }
 
     #[test]
     fn a_command_goes_by_the_configuration_unless_it_says_otherwise() {
-        let plain = gc_request(&CollectRequest::default(), &configured()).expect("a request");
+        let plain = gc_request(&CollectRequest::default(), &configured("imagelet")).expect("a request");
         assert_eq!((plain.policy.high().get(), plain.policy.low().get(), plain.goal), (85, 80, GcGoal::Threshold));
         let high = CollectRequest { high: Some(10), ..CollectRequest::default() };
-        let high = gc_request(&high, &configured()).expect("a request");
+        let high = gc_request(&high, &configured("imagelet")).expect("a request");
         assert_eq!((high.policy.high().get(), high.policy.low().get()), (10, 10));
         let crossed = CollectRequest { high: Some(10), low: Some(20), ..CollectRequest::default() };
-        assert!(gc_request(&crossed, &configured()).is_err());
+        assert!(gc_request(&crossed, &configured("imagelet")).is_err());
     }
 
     #[test]
     fn only_a_command_for_everything_takes_young_images() {
         let all = CollectRequest { all_unused: true, ..CollectRequest::default() };
-        let all = gc_request(&all, &configured()).expect("a request");
+        let all = gc_request(&all, &configured("imagelet")).expect("a request");
         assert_eq!((all.goal, all.policy.age_min()), (GcGoal::AllUnused, Duration::ZERO));
         let some = CollectRequest { free: Some(1), ..CollectRequest::default() };
-        let some = gc_request(&some, &configured()).expect("a request");
+        let some = gc_request(&some, &configured("imagelet")).expect("a request");
         assert_eq!((some.goal, some.policy.age_min()), (GcGoal::Free(ByteSize(1)), Duration::from_mins(2)));
+    }
+
+    #[test]
+    fn the_kubelets_way_spares_young_images_whatever_is_asked_for() {
+        let all = CollectRequest { all_unused: true, ..CollectRequest::default() };
+        let all = gc_request(&all, &configured("kubelet")).expect("a request");
+        assert_eq!((all.policy.way(), all.policy.age_counts()), (GcWay::Kubelet, AgeCounts::FromUse));
+        assert_eq!((all.goal, all.policy.age_min()), (GcGoal::AllUnused, Duration::from_mins(2)));
+        assert_eq!(policy(&configured("kubelet")).expect("a policy").way(), GcWay::Kubelet);
+        assert_eq!(policy(&configured("imagelet")).expect("a policy").way(), GcWay::Imagelet);
+    }
+
+    #[test]
+    fn what_failed_is_told_as_one_text() {
+        let failure = |failures: &[&str], shortfall: Option<&str>| {
+            let failures = failures.iter().map(|text| (*text).to_owned()).collect();
+            Collected { failures, shortfall: shortfall.map(str::to_owned), ..Collected::default() }.failure()
+        };
+        assert_eq!(failure(&[], None), None);
+        assert_eq!(failure(&["a", "a"], None).as_deref(), Some("a"));
+        assert_eq!(failure(&["a"], Some("b")).as_deref(), Some("[a, b]"));
     }
 }

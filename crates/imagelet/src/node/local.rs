@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError, RwLock, atomic::AtomicUsize},
+    sync::{Arc, Mutex, PoisonError, RwLock, atomic::AtomicUsize},
     time::SystemTime,
 };
 
@@ -11,7 +11,7 @@ use imagelet_core::{
     credentials::{Credential, CredentialKind, NodeKeyring, Providers, Secret},
     disks::Fullness,
     events::LogEvents,
-    gc::ImageGc,
+    gc::{GcRuns, ImageGc, RunTold},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, shown_name},
     inventory::{Entry, Inventory, Snapshot, node_images},
     manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
@@ -68,6 +68,8 @@ pub(crate) struct LocalNode {
     started_at: SystemTime,
     /// How many follow the events.
     pub(super) followers: AtomicUsize,
+    /// How the periodic collections went.
+    gc_runs: Mutex<GcRuns>,
 }
 
 impl LocalNode {
@@ -78,6 +80,7 @@ impl LocalNode {
             settings: RwLock::new(Arc::new(settings)),
             started_at: SystemTime::now(),
             followers: AtomicUsize::new(0),
+            gc_runs: Mutex::default(),
         }
     }
 
@@ -115,6 +118,11 @@ impl LocalNode {
             Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "the last uses are not on disk"),
             Err(error) => tracing::error!(%error, "the last uses are not on disk"),
         }
+    }
+
+    /// Takes note of how a periodic collection ended; answers what is to be told of it.
+    pub(crate) fn collection_ended(&self, result: Result<(), &str>) -> RunTold {
+        self.gc_runs.lock().unwrap_or_else(PoisonError::into_inner).ended(result)
     }
 
     pub(super) async fn refresh(&self) -> Result<Arc<Snapshot>, Failure> {

@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use serde::{Serialize, de::DeserializeOwned};
 
 pub(crate) use board::PullBoard;
-pub(crate) use collect::collect;
+pub(crate) use collect::{collect, policy};
 pub(crate) use events::{EventsRequest, Told};
 pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use pods::{PodEnsured, PodImageRequest, PodImageRow, PodRequest};

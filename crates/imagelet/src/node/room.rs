@@ -7,12 +7,12 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
-    gc::{GcGoal, GcPolicy, GcRequest},
+    gc::{GcGoal, GcRequest},
     image::ByteSize,
     runtime::{MakeRoom, RoomMade, RoomWanted},
 };
 
-use super::{LocalNode, collect};
+use super::{LocalNode, collect, policy};
 use crate::failure::Failure;
 
 /// Collects on this node; knows it only weakly, because the node's own store asks.
@@ -39,9 +39,7 @@ impl MakeRoom for RoomByCollection {
 
 /// First asks what could go: images are not given up for a pull that is refused all the same.
 async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
-    let gc = &node.settings().gc;
-    let policy = GcPolicy::new(i64::from(gc.high.get()), i64::from(gc.low.get()), gc.age_min, gc.age_max)
-        .map_err(|error| Failure::of(&error))?;
+    let policy = policy(&node.settings()).map_err(|error| Failure::of(&error))?;
     let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
     let planned = collect(node, &ask(wanted.bytes, true)).await?;
     let could_free = ByteSize(planned.could_free.unwrap_or(planned.claimed));

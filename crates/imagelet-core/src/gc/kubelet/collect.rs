@@ -1,5 +1,8 @@
 //! The kubelet's way: what is too old goes, then the disk is looked at, then one image after the other goes until enough
 //! has gone (`spec/gc.md §6-§8`).
+//!
+//! Its steps, its order, its early ends and its errors are the kubelet's, known weaknesses too. What is ours is only what
+//! protects: an image is asked after once more before it goes, and no list that lost all containers at once is believed.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -15,72 +18,177 @@ use super::{
     phases::{AgePhase, Candidate, SpacePhase, eviction_order},
 };
 use crate::{
-    image::{ByteSize, ImageKey},
+    disks::Fullness,
+    image::{ByteSize, ImageId, ImageKey},
     inventory::{Entry, Snapshot},
 };
 
 /// Collects once, as the kubelet does.
 pub(in crate::gc) async fn collect(gc: &ImageGc, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
     let began = Instant::now();
+    if request.goal == GcGoal::AllUnused {
+        tracing::info!("Attempting to delete unused images");
+    }
     let snapshot = gc.inventory.refresh(now).await?;
-    let looked = disk::look(&gc.runtime, &gc.probe).await;
-    let mut round = Round::new(gc, request, &snapshot);
-    let order = line_up(&mut round, &snapshot);
-
-    let mut disk_before = DiskUse::default();
-    let goal_bytes = match (request.goal, looked) {
-        (GcGoal::Threshold, looked) => {
-            remove_old(&mut round, &order, snapshot.watched_since, now).await;
-            match check(gc, looked, &round).await {
-                Ok((before, current)) => {
-                    disk_before = before;
-                    let wanted = request.policy.room_wanted(&current).filter(|room| *room > ByteSize::ZERO);
-                    make_room_below_threshold(&mut round, &order, wanted, &current, now).await;
-                    wanted
-                }
-                // Nothing was done yet, so there is nothing to report but this.
-                Err(error) if round.removed.is_empty() && round.aborted.is_none() => return Err(error),
-                Err(error) => {
-                    round.fail(error);
-                    None
-                }
-            }
-        }
-        (goal, looked) => {
-            match looked {
-                Ok(disk) => disk_before = disk,
-                Err(error) => tracing::warn!(%error, "collecting without knowing how full the disk is"),
-            }
-            let (phase, bytes) = match goal {
-                GcGoal::Free(bytes) => (GcPhase::Space, Some(bytes)),
-                GcGoal::Threshold | GcGoal::AllUnused => (GcPhase::All, None),
-            };
-            make_room(&mut round, &order, phase, bytes.unwrap_or(ByteSize(u64::MAX)), now).await;
-            bytes
+    let mut run = Run { round: Round::new(gc, request, &snapshot), disk: DiskUse::default(), wanted: None, hook: None };
+    if request.goal != GcGoal::Threshold {
+        // The kubelet does not ask; whoever reads the report wants to see what came of it.
+        run.disk = disk::look(&gc.runtime, &gc.probe).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "collecting without knowing how full the disk is");
+            DiskUse::default()
+        });
+    }
+    let candidates = line_up(&mut run.round, &snapshot);
+    let ended = match request.goal {
+        GcGoal::Threshold => run.collect_garbage(candidates, &snapshot, now).await,
+        GcGoal::AllUnused => run.free_space(candidates, i64::MAX, GcPhase::All, now).await.map(|_| ()),
+        GcGoal::Free(bytes) => {
+            run.wanted = Some(bytes);
+            let wanted = i64::try_from(bytes.0).unwrap_or(i64::MAX);
+            // Who asks for nothing gets nothing; only thresholds that meet take one image for it.
+            let candidates = if wanted == 0 { Vec::new() } else { candidates };
+            run.free_space(candidates, wanted, GcPhase::Space, now).await.map(|_| ())
         }
     };
-    Ok(round.report(disk_before, goal_bytes, now + began.elapsed()).await)
+    let Run { mut round, disk, wanted, hook } = run;
+    if let Err(error) = ended {
+        // Nothing was done, so there is nothing to report but this.
+        if round.removed.is_empty() && round.events.is_empty() && round.aborted.is_none() {
+            return Err(error);
+        }
+        round.fail(error);
+    }
+    let hook = hook.filter(|_| !request.dry_run);
+    let report = round.report(disk, wanted, now + began.elapsed()).await;
+    Ok(GcReport { hook, ..report })
 }
 
-/// The disk at the start, and as it is now if images went since.
-async fn check(
-    gc: &ImageGc,
-    looked: Result<DiskUse, GcError>,
-    round: &Round<'_>,
-) -> Result<(DiskUse, DiskUse), GcError> {
-    let before = looked?;
-    let current = if round.claimed > ByteSize::ZERO && !round.dry_run {
-        disk::look(&gc.runtime, &gc.probe).await?
-    } else {
-        before.clone()
-    };
-    if current.capacity == ByteSize::ZERO { Err(GcError::NoCapacity) } else { Ok((before, current)) }
-}
-
-/// One image on its way through a round.
+/// One image on its way through a run.
 struct Turn<'a> {
     entry: &'a Entry,
     candidate: Candidate,
+}
+
+/// A run under way.
+struct Run<'a> {
+    round: Round<'a>,
+    disk: DiskUse,
+    wanted: Option<ByteSize>,
+    /// The ids that the kubelet hands to its hooks, once it runs them.
+    hook: Option<Vec<ImageId>>,
+}
+
+impl Run<'_> {
+    /// The periodic collection. An error anywhere ends it there; what is behind is not reached.
+    async fn collect_garbage(
+        &mut self,
+        candidates: Vec<Turn<'_>>,
+        snapshot: &Snapshot,
+        now: SystemTime,
+    ) -> Result<(), GcError> {
+        let candidates = self.free_old_images(candidates, snapshot.watched_since, now).await?;
+        let (gc, policy) = (self.round.gc, self.round.policy);
+        self.disk = disk::look(&gc.runtime, &gc.probe).await?;
+        let full = Fullness::of(Some(self.disk.capacity.0), Some(self.disk.available.0))
+            .map_err(|_no_capacity| GcError::NoCapacity)?;
+        let usage = full.used_percent();
+        if usage < policy.high().get() {
+            return Ok(());
+        }
+        let amount = full.excess(policy.low().get());
+        let amount = i64::try_from(amount).unwrap_or(if amount < 0 { i64::MIN } else { i64::MAX });
+        self.wanted = Some(ByteSize(u64::try_from(amount).unwrap_or(0)));
+        tracing::info!(
+            usage,
+            highThreshold = policy.high().get(),
+            amountToFree = amount,
+            lowThreshold = policy.low().get(),
+            "Disk usage on image filesystem is over the high threshold, trying to free bytes down to the low threshold"
+        );
+        let freed = self.free_space(candidates, amount, GcPhase::Space, now).await?;
+        if i128::from(freed.0) < i128::from(amount) && self.round.aborted.is_none() && !self.round.dry_run {
+            let capacity = self.disk.capacity;
+            self.round.fail(GcError::NotEnough { used_percent: usage, capacity, freed: freed.0 });
+        }
+        Ok(())
+    }
+
+    /// The age phase: gives back what may still go.
+    async fn free_old_images<'e>(
+        &mut self,
+        candidates: Vec<Turn<'e>>,
+        watched_since: SystemTime,
+        now: SystemTime,
+    ) -> Result<Vec<Turn<'e>>, GcError> {
+        let Some(age_max) = self.round.policy.age_max() else { return Ok(candidates) };
+        let counts = self.round.policy.age_counts();
+        let mut phase = AgePhase { age_max, watched_since, now, counts, failures: Vec::new() };
+        if !phase.opens() {
+            tracing::debug!(age_max = %duration_text(age_max), "images were not watched long enough to call one old");
+            return Ok(candidates);
+        }
+        self.round.is_active = true;
+        let mut remaining = Vec::new();
+        for turn in candidates {
+            if !phase.takes(&turn.candidate) {
+                remaining.push(turn);
+                continue;
+            }
+            match self.remove(&turn, GcPhase::Age).await {
+                Attempt::Removed => {}
+                Attempt::Failed(error) => {
+                    phase.failures.push(error);
+                    remaining.push(turn);
+                }
+                Attempt::Spared(_) => remaining.push(turn),
+            }
+        }
+        phase.error().map_or(Ok(remaining), Err)
+    }
+
+    /// The space phase. What comes behind the last image that was needed is neither looked at nor told to the hooks.
+    async fn free_space(
+        &mut self,
+        candidates: Vec<Turn<'_>>,
+        wanted: i64,
+        kind: GcPhase,
+        now: SystemTime,
+    ) -> Result<ByteSize, GcError> {
+        self.round.is_active = true;
+        let mut phase = SpacePhase::new(wanted, self.round.policy.age_min(), now);
+        let mut remaining = Vec::new();
+        for turn in candidates {
+            if phase.is_done() {
+                break;
+            }
+            let id = turn.candidate.key.id().clone();
+            if let Some(kept) = phase.keeps(&turn.candidate) {
+                self.round.keep(turn.entry, kept);
+                remaining.push(id);
+                continue;
+            }
+            match self.remove(&turn, kind).await {
+                Attempt::Removed => phase.removed(turn.candidate.size),
+                Attempt::Failed(error) => phase.failed(error),
+                Attempt::Spared(_) => remaining.push(id),
+            }
+        }
+        if let Some(error) = phase.error() {
+            return Err(error);
+        }
+        self.hook = self.round.aborted.is_none().then_some(remaining);
+        Ok(phase.freed)
+    }
+
+    async fn remove(&mut self, turn: &Turn<'_>, phase: GcPhase) -> Attempt {
+        let idle = Idle::of(turn.entry.last_used, Some(turn.entry.first_seen), self.round.now);
+        let reason = match (phase, self.round.policy.age_max()) {
+            (GcPhase::Age, Some(age_max)) => Reason::Old { idle, age_max },
+            (GcPhase::Space, _) => Reason::Room { idle, frees: turn.entry.image.size },
+            _ => Reason::Unused { idle },
+        };
+        self.round.remove(turn.entry, phase, reason).await
+    }
 }
 
 /// Decides to keep everything for now, and lines up what may go.
@@ -90,10 +198,6 @@ fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Snapshot) -> Vec<Turn<'s>> {
             Reason::InUse { by: entry.in_use_by.clone() }
         } else if !entry.pinned_by.is_empty() {
             Reason::Pinned { by: entry.pinned_by.clone() }
-        } else if entry.leased_until.is_some() {
-            Reason::Awaited
-        } else if entry.released_at.is_some() {
-            Reason::Released
         } else {
             Reason::NotNeeded
         };
@@ -108,98 +212,5 @@ fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Snapshot) -> Vec<Turn<'s>> {
         round.events.push(invalid_id_event(key));
     }
     let turn = |candidate: Candidate| by_key.get(&candidate.key).copied().map(|entry| Turn { entry, candidate });
-    let is_free = |turn: &Turn<'_>| turn.entry.leased_until.is_none() && turn.entry.released_at.is_none();
-    order.into_iter().filter_map(turn).filter(is_free).collect()
-}
-
-async fn remove_old(round: &mut Round<'_>, order: &[Turn<'_>], watched_since: SystemTime, now: SystemTime) {
-    let Some(age_max) = round.policy.age_max() else { return };
-    let mut phase = AgePhase { age_max, watched_since, now, counts: round.policy.age_counts(), failures: Vec::new() };
-    if !phase.opens() {
-        tracing::debug!(age_max = %duration_text(age_max), "images were not watched long enough to call one old");
-        return;
-    }
-    round.is_active = true;
-    let old: Vec<&Turn<'_>> = order.iter().filter(|turn| phase.takes(&turn.candidate)).collect();
-    for turn in old {
-        if let Attempt::Failed(error) =
-            round.remove(turn.entry, GcPhase::Age, why(round, turn.entry, GcPhase::Age)).await
-        {
-            phase.failures.push(error);
-        }
-    }
-    if let Some(error) = phase.error() {
-        round.fail(error);
-    }
-}
-
-/// The space phase under thresholds, where freeing too little is a failure.
-async fn make_room_below_threshold(
-    round: &mut Round<'_>,
-    order: &[Turn<'_>],
-    wanted: Option<ByteSize>,
-    disk: &DiskUse,
-    now: SystemTime,
-) {
-    let Some(wanted) = wanted else { return };
-    let used_percent = disk.used_percent();
-    tracing::info!(
-        used_percent,
-        high = %round.policy.high(),
-        low = %round.policy.low(),
-        wanted = wanted.0,
-        "Disk usage on image filesystem is over the high threshold, trying to free bytes down to the low threshold"
-    );
-    let failures_before = round.failures.len();
-    let freed = make_room(round, order, GcPhase::Space, wanted, now).await;
-    let went_well = round.failures.len() == failures_before && round.aborted.is_none();
-    if went_well && freed < wanted && !round.dry_run {
-        round.fail(GcError::NotEnough { used_percent, capacity: disk.capacity, freed: freed.0 });
-    }
-}
-
-async fn make_room(
-    round: &mut Round<'_>,
-    order: &[Turn<'_>],
-    kind: GcPhase,
-    wanted: ByteSize,
-    now: SystemTime,
-) -> ByteSize {
-    round.is_active = true;
-    let wanted = i64::try_from(wanted.0).unwrap_or(i64::MAX);
-    if wanted == 0 {
-        return ByteSize::ZERO;
-    }
-    let mut phase = SpacePhase::new(wanted, round.policy.age_min(), now);
-    for turn in order {
-        // What went for its age, or could not, had its turn.
-        if phase.is_done() || round.removed.iter().any(|removal| removal.key == turn.candidate.key) {
-            continue;
-        }
-        if round.is_chosen(&turn.candidate.key) {
-            continue;
-        }
-        if let Some(kept) = phase.keeps(&turn.candidate) {
-            round.keep(turn.entry, kept);
-            continue;
-        }
-        match round.remove(turn.entry, kind, why(round, turn.entry, kind)).await {
-            Attempt::Removed => phase.removed(turn.candidate.size),
-            Attempt::Failed(error) => phase.failed(error),
-            Attempt::Spared(_) => {}
-        }
-    }
-    if let Some(error) = phase.error() {
-        round.fail(error);
-    }
-    phase.freed
-}
-
-fn why(round: &Round<'_>, entry: &Entry, phase: GcPhase) -> Reason {
-    let idle = Idle::of(entry.last_used, Some(entry.first_seen), round.now);
-    match (phase, round.policy.age_max()) {
-        (GcPhase::Age, Some(age_max)) => Reason::Old { idle, age_max },
-        (GcPhase::Space, _) => Reason::Room { idle, frees: entry.image.size },
-        _ => Reason::Unused { idle },
-    }
+    order.into_iter().filter_map(turn).collect()
 }
