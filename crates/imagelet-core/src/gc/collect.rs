@@ -6,15 +6,15 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 use tokio::time::Instant;
 
 use super::{
-    DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, GcWay, ImageFacts, ImageGc, Plan, PlanInput, Planned,
-    Reason, Step, choice, disk, invalid_id_event, kubelet, plan,
+    DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, GcRules, GcWay, ImageGc, Plan, PlanInput, Planned, Reason,
+    Step, choice, disk, invalid_id_event, kubelet, plan,
     round::{Attempt, Round},
     text::aggregate,
 };
 use crate::{
     image::{ByteSize, ImageKey},
     inventory::{Entry, Snapshot},
-    runtime::{Certainty, Freed, LayerGraph},
+    runtime::{Certainty, Freed},
 };
 
 /// How often a collection plans anew because images turned out not to be free.
@@ -45,6 +45,7 @@ async fn collect(gc: &ImageGc, request: &GcRequest, now: SystemTime) -> Result<G
     let disk = look(gc, request.goal).await;
     let mut round = Round::new(gc, request, &snapshot);
     let mut progress = Progress::default();
+    let rules = gc.rules();
     // What goes is counted; the disk of the start stays the one the goal is measured by.
     let looked = disk.as_ref().ok().cloned();
     loop {
@@ -52,7 +53,20 @@ async fn collect(gc: &ImageGc, request: &GcRequest, now: SystemTime) -> Result<G
             tracing::warn!(error = error.chain(), "planning without knowing what images share");
             None
         });
-        let input = input(request, &snapshot, looked.clone(), layers, &progress, now);
+        let images = gc.facts(&snapshot, &rules).await;
+        let input = PlanInput {
+            policy: request.policy,
+            goal: request.goal,
+            now,
+            watched_since: snapshot.watched_since,
+            disk: looked.clone(),
+            freed: progress.freed,
+            aged: progress.aged,
+            images,
+            rules: GcRules::clone(&rules),
+            layers,
+            spared: progress.spared.clone(),
+        };
         let plan = plan(&input);
         keep_all(&mut round, &snapshot, &plan);
         if round.planned.is_empty() {
@@ -106,28 +120,6 @@ async fn look(gc: &ImageGc, goal: GcGoal) -> Result<DiskUse, GcError> {
             tracing::warn!(%error, "collecting without knowing how full the disk is");
             DiskUse::default()
         })),
-    }
-}
-
-fn input(
-    request: &GcRequest,
-    snapshot: &Snapshot,
-    disk: Option<DiskUse>,
-    layers: Option<LayerGraph>,
-    progress: &Progress,
-    now: SystemTime,
-) -> PlanInput {
-    PlanInput {
-        policy: request.policy,
-        goal: request.goal,
-        now,
-        watched_since: snapshot.watched_since,
-        disk,
-        freed: progress.freed,
-        aged: progress.aged,
-        images: snapshot.entries.iter().map(ImageFacts::of).collect(),
-        layers,
-        spared: progress.spared.clone(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a decision may know of one image: a copy, so that later passes change nothing.
 
-use std::time::SystemTime;
+use std::{collections::BTreeMap, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +42,9 @@ pub struct ImageFacts {
     pub pulled: Option<PullCost>,
     /// How it came to be here.
     pub origin: Origin,
+    /// Those labels of its configuration that rules ask for; `None`: nobody asked, or nobody could tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<BTreeMap<String, String>>,
 }
 
 impl ImageFacts {
@@ -63,6 +66,7 @@ impl ImageFacts {
             last_user: entry.last_user.clone(),
             pulled: entry.pulled,
             origin: entry.origin,
+            labels: None,
         }
     }
 }

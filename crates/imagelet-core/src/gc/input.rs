@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{DiskUse, GcGoal, GcPolicy, ImageFacts, Reason};
+use super::{DiskUse, GcGoal, GcPolicy, GcRules, ImageFacts, Reason};
 use crate::{
     image::ImageKey,
     runtime::{Freed, LayerGraph},
@@ -29,6 +29,9 @@ pub struct PlanInput {
     pub aged: Freed,
     /// All images, in the order of their keys.
     pub images: Vec<ImageFacts>,
+    /// What stays because an operator said so.
+    #[serde(default, skip_serializing_if = "GcRules::is_empty")]
+    pub rules: GcRules,
     /// What the images share; `None` where nobody can tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<LayerGraph>,

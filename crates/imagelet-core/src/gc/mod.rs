@@ -9,7 +9,9 @@ mod collect;
 mod disk;
 mod facts;
 mod input;
+mod keeping;
 mod kubelet;
+mod labels;
 mod plan;
 mod policy;
 mod reason;
@@ -18,6 +20,7 @@ mod round;
 mod rules;
 mod runs;
 mod shortage;
+mod tags;
 mod text;
 mod time;
 
@@ -30,10 +33,15 @@ mod tests;
 #[cfg(test)]
 mod threshold_tests;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
+use self::labels::Labels;
 pub use self::{
     choice::Shortage,
     disk::{DiskProbe, DiskUse, StatVfs},
@@ -42,7 +50,7 @@ pub use self::{
     plan::{Plan, Step, plan},
     policy::{AgeCounts, GcOrder, GcPolicy, GcPolicyError, GcWay, InodeMarks},
     reason::{Idle, Reason},
-    rules::{KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
+    rules::{GcRules, KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
     runs::{GcRuns, RunLevel, RunTold},
 };
 use crate::{
@@ -59,6 +67,8 @@ pub struct ImageGc {
     probe: Arc<dyn DiskProbe>,
     turn: tokio::sync::Mutex<()>,
     shortages: shortage::Shortages,
+    rules: Mutex<Arc<GcRules>>,
+    labels: Labels,
 }
 
 /// What to collect.
@@ -342,6 +352,8 @@ impl ImageGc {
             probe: Arc::new(StatVfs),
             turn: tokio::sync::Mutex::new(()),
             shortages: shortage::Shortages::default(),
+            rules: Mutex::default(),
+            labels: Labels::default(),
         }
     }
 
@@ -349,5 +361,19 @@ impl ImageGc {
     #[must_use]
     pub fn with_probe(self, probe: Arc<dyn DiskProbe>) -> Self {
         Self { probe, ..self }
+    }
+
+    /// What stays because an operator said so, from the next collection on. Rules that pin are pins of the inventory.
+    pub fn set_rules(&self, rules: GcRules) {
+        self.inventory.set_configured_pins(rules.keep.iter().filter_map(KeepRule::pin).cloned().collect());
+        let mut current = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        if **current != rules {
+            *current = Arc::new(rules);
+            self.labels.forget();
+        }
+    }
+
+    fn rules(&self) -> Arc<GcRules> {
+        Arc::clone(&self.rules.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     AgeCounts, GcGoal, GcPhase, ImageFacts, PlanInput, Reason, Shortage,
     choice::{self, Wanted, frees},
+    keeping::held_by_rules,
     reason::Idle,
     time::{is_older, is_younger},
 };
@@ -60,7 +61,11 @@ pub struct Step {
 
 /// Decides.
 pub fn plan(input: &PlanInput) -> Plan {
-    let stays: Vec<Option<Reason>> = input.images.iter().map(|image| holds(image, input)).collect();
+    let mut stays: Vec<Option<Reason>> = input.images.iter().map(|image| holds(image, input)).collect();
+    if !input.rules.is_empty() {
+        let ruled = held_by_rules(&input.images, &input.rules, input.now);
+        stays = stays.into_iter().zip(ruled).map(|(holds, ruled)| holds.or(ruled)).collect();
+    }
     let mut order: Vec<usize> = (0..input.images.len()).filter(|index| stays[*index].is_none()).collect();
     order.sort_by(|one, other| {
         let by = |index: usize| {

@@ -24,6 +24,18 @@ pub enum Reason {
         /// Patterns, or `runtime`.
         by: Vec<String>,
     },
+    /// Stays: a rule of the configuration keeps it.
+    Rule {
+        /// As the configuration spells it.
+        rule: String,
+    },
+    /// Stays: a rule would keep it if it had a label, and its labels are not known.
+    LabelsUnknown {
+        /// As the configuration spells it.
+        rule: String,
+    },
+    /// Stays: imagelet neither pulled nor adopted it, and only such images go.
+    NotOwned,
     /// Stays: the runtime lists it without an id, so nobody could remove it.
     NoId,
     /// Stays: it was first seen less than the minimum age ago.
@@ -115,6 +127,9 @@ impl Reason {
         match self {
             Self::InUse { .. } => "in_use",
             Self::Pinned { .. } => "pinned",
+            Self::Rule { .. } => "rule",
+            Self::LabelsUnknown { .. } => "labels_unknown",
+            Self::NotOwned => "not_owned",
             Self::NoId => "no_id",
             Self::Young { .. } => "young",
             Self::Leased { .. } => "leased",
@@ -149,6 +164,11 @@ impl fmt::Display for Reason {
                 let quoted = |it: &String| if it == "runtime" { "the runtime".to_owned() } else { format!("`{it}`") };
                 write!(f, "pinned by {}", by.iter().map(quoted).collect::<Vec<_>>().join(", "))
             }
+            Self::Rule { rule } => write!(f, "kept by the rule `{rule}`"),
+            Self::LabelsUnknown { rule } => {
+                write!(f, "its labels are not known, and the rule `{rule}` may keep it")
+            }
+            Self::NotOwned => f.write_str("neither pulled nor adopted by imagelet"),
             Self::NoId => f.write_str("listed without an id"),
             Self::Young { age_min } => write!(f, "younger than {}", duration_text(*age_min)),
             Self::Leased { lease } => write!(f, "asked for less than {} ago", duration_text(*lease)),
@@ -181,6 +201,8 @@ mod tests {
             (Reason::Pinned { by: vec!["runtime".to_owned(), "x*".to_owned()] }, "pinned by the runtime, `x*`"),
             (Reason::Young { age_min: Duration::from_mins(2) }, "younger than 2m0s"),
             (Reason::NotNeeded, "not needed"),
+            (Reason::Rule { rule: "namespace: kube-*".to_owned() }, "kept by the rule `namespace: kube-*`"),
+            (Reason::NotOwned, "neither pulled nor adopted by imagelet"),
             (
                 Reason::Room { idle: Idle::Never(Duration::from_secs(90)), frees: ByteSize(1) },
                 "room is wanted: never used, first seen 1m30s ago",
@@ -192,7 +214,15 @@ mod tests {
 
     #[test]
     fn the_code_is_the_one_that_is_written_down() {
-        for reason in [Reason::NotNeeded, Reason::InUse { by: Vec::new() }, Reason::Aborted { why: String::new() }] {
+        let rule = String::new();
+        for reason in [
+            Reason::NotNeeded,
+            Reason::InUse { by: Vec::new() },
+            Reason::Aborted { why: String::new() },
+            Reason::Rule { rule: rule.clone() },
+            Reason::LabelsUnknown { rule },
+            Reason::NotOwned,
+        ] {
             let written = serde_json::to_value(&reason).expect("it can be written");
             assert_eq!(written["code"], reason.code());
             assert_eq!(serde_json::from_value::<Reason>(written).expect("it reads back"), reason);

@@ -1,4 +1,4 @@
-//! Rules of an operator: what they are, before anybody asks which image they keep.
+//! Rules of an operator about what stays: what they are, before anybody asks which image they keep.
 
 use std::{fmt, num::NonZeroU32, time::Duration};
 
@@ -14,6 +14,23 @@ use crate::{
 pub const KEEP_RULES_MAX: usize = 1_000;
 /// Most tags of a repository that one rule keeps.
 pub const LAST_TAGS_MAX: u32 = 10_000;
+
+/// All that an operator said about what stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GcRules {
+    /// Rules, of which the first that keeps an image is the reason.
+    pub keep: Vec<KeepRule>,
+    /// Only images that imagelet pulled or adopted go.
+    pub only_owned: bool,
+}
+
+impl GcRules {
+    /// Whether nothing was said.
+    pub fn is_empty(&self) -> bool {
+        self.keep.is_empty() && !self.only_owned
+    }
+}
 
 /// What collection never takes because an operator said so.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -107,6 +107,8 @@ struct State {
     /// When the first pass found an image unused that was in use before.
     released: BTreeMap<ImageKey, SystemTime>,
     pins: Vec<PinPattern>,
+    /// Those of the configuration, which no command takes back.
+    configured_pins: Vec<PinPattern>,
     /// Mounts are fixed when a container is created, so each container is asked once.
     mounts: BTreeMap<String, Vec<String>>,
     watch: Watch,
@@ -470,8 +472,15 @@ impl State {
 
     fn pinned_by(&self, image: &Image) -> Vec<String> {
         let runtime = image.pinned.then(|| PINNED_BY_RUNTIME.to_owned());
-        let patterns = self.pins.iter().filter(|pin| pin.matches(image)).map(|pin| pin.text().to_owned());
-        runtime.into_iter().chain(patterns).collect()
+        let pins = self.pins.iter().chain(&self.configured_pins).filter(|pin| pin.matches(image));
+        let mut by: Vec<String> = runtime.into_iter().collect();
+        for pin in pins {
+            // Pinned by command and by configuration is pinned once.
+            if by.iter().all(|by| by != pin.text()) {
+                by.push(pin.text().to_owned());
+            }
+        }
+        by
     }
 
     /// Shows changed pins without waiting for the next pass.

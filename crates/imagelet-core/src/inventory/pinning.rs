@@ -14,6 +14,20 @@ impl Inventory {
         self.lock().pins.iter().map(|pin| pin.text().to_owned()).collect()
     }
 
+    /// The patterns pinned by the configuration, in its order.
+    pub fn configured_pins(&self) -> Vec<String> {
+        self.lock().configured_pins.iter().map(|pin| pin.text().to_owned()).collect()
+    }
+
+    /// Pins these patterns and no others by configuration: no command takes them back, no file keeps them.
+    pub fn set_configured_pins(&self, pins: Vec<PinPattern>) {
+        let mut state = self.lock();
+        if state.configured_pins != pins {
+            state.configured_pins = pins;
+            state.repin();
+        }
+    }
+
     /// The patterns that pin an image, and `runtime` where its runtime does.
     pub fn pins_of(&self, image: &Image) -> Vec<String> {
         self.lock().pinned_by(image)
@@ -22,8 +36,9 @@ impl Inventory {
     /// Marks those that a pattern pins, so that whoever is shown them leaves them alone, too.
     pub fn mark_pinned<'a>(&self, images: impl IntoIterator<Item = &'a mut Image>) {
         let state = self.lock();
-        if !state.pins.is_empty() {
-            images.into_iter().for_each(|image| image.pinned |= state.pins.iter().any(|pin| pin.matches(image)));
+        if !(state.pins.is_empty() && state.configured_pins.is_empty()) {
+            let pins = state.pins.iter().chain(&state.configured_pins);
+            images.into_iter().for_each(|image| image.pinned |= pins.clone().any(|pin| pin.matches(image)));
         }
     }
 

@@ -38,7 +38,9 @@ enum Form {
     Glob(Glob),
     /// First digits of an id or digest, and, where it could be one, a name.
     Digits(String, Option<String>),
-    /// A normalised name.
+    /// All digits of a digest, given with a repository: the content counts, whatever it is called by now.
+    Content(String),
+    /// A normalised name, with a tag.
     Name(String),
 }
 
@@ -56,10 +58,17 @@ impl FromStr for PinPattern {
             }
             Form::Glob(Glob::new(text)?)
         } else {
-            let name = text.parse::<Reference>().map(|reference| reference.canonical().to_string());
+            let name = text.parse::<Reference>();
+            let canonical = |name: Reference| name.canonical().to_string();
             match bare_id(text) {
-                bare if is_id_prefix(bare) => Form::Digits(bare.to_owned(), name.ok()),
-                _ => Form::Name(name?),
+                bare if is_id_prefix(bare) => Form::Digits(bare.to_owned(), name.ok().map(canonical)),
+                _ => {
+                    let name = name?;
+                    match name.digest().map(ToString::to_string) {
+                        Some(digest) => Form::Content(bare_id(&digest).to_owned()),
+                        None => Form::Name(canonical(name)),
+                    }
+                }
             }
         };
         Ok(Self { text: text.to_owned(), form })
@@ -74,21 +83,43 @@ impl PinPattern {
 
     /// Whether it keeps this image.
     pub fn matches(&self, image: &Image) -> bool {
-        let mut names = image.tags.iter().chain(&image.digests);
-        let is = |wanted: &str, name: &str| {
-            name == wanted || name.parse::<Reference>().is_ok_and(|it| it.canonical().to_string() == wanted)
-        };
+        self.covers(image.id.as_str(), &image.tags, &image.digests)
+    }
+
+    /// Whether it keeps an image of this id and these names.
+    pub fn covers(&self, id: &str, tags: &[String], digests: &[String]) -> bool {
+        let mut names = tags.iter().chain(digests);
         match &self.form {
-            Form::Glob(glob) => names.any(|name| glob.matches_name(name)) || glob.matches(image.id.as_str()),
+            Form::Glob(glob) => names.any(|name| glob.matches_name(name)) || glob.matches(id),
             Form::Digits(digits, name) => {
-                let digest_of = |name: &str| name.split_once('@').map(|(_, digest)| bare_id(digest).to_owned());
-                bare_id(image.id.as_str()).starts_with(digits)
-                    || image.digests.iter().filter_map(|it| digest_of(it)).any(|it| it.starts_with(digits))
-                    || name.as_deref().is_some_and(|wanted| names.any(|it| is(wanted, it)))
+                bare_id(id).starts_with(digits)
+                    || digests.iter().filter_map(|it| digest_of(it)).any(|it| it.starts_with(digits.as_str()))
+                    || name.as_deref().is_some_and(|wanted| names.any(|it| is_called(it, wanted)))
             }
-            Form::Name(wanted) => names.any(|name| is(wanted, name)),
+            Form::Content(digits) => {
+                bare_id(id) == digits || digests.iter().filter_map(|it| digest_of(it)).any(|it| it == digits)
+            }
+            Form::Name(wanted) => names.any(|name| is_called(name, wanted)),
         }
     }
+}
+
+/// The digits of the digest in a name.
+fn digest_of(name: &str) -> Option<&str> {
+    name.split_once('@').map(|(_, digest)| bare_id(digest))
+}
+
+/// Whether a listed name is this normalised one. Stores list names in full, so few have to be parsed.
+fn is_called(name: &str, wanted: &str) -> bool {
+    if name == wanted {
+        return true;
+    }
+    // Normalising changes nothing behind the last slash but for a tag that it adds.
+    let tail = |name: &'_ str| name.rsplit('/').next().map_or(0, str::len);
+    let last = &name[name.len() - tail(name)..];
+    let wanted_last = &wanted[wanted.len() - tail(wanted)..];
+    let may_be = last == wanted_last || wanted_last.strip_suffix(":latest") == Some(last);
+    may_be && name.parse::<Reference>().is_ok_and(|it| it.canonical().to_string() == wanted)
 }
 
 #[cfg(test)]
@@ -112,6 +143,9 @@ mod tests {
     fn a_pattern_pins_what_it_names_and_nothing_else() {
         let digest = format!("ghcr.io/team/app@sha256:{}", "cd".repeat(32));
         let tagged = format!("ghcr.io/team/app:v7@sha256:{}", "cd".repeat(32));
+        let elsewhere = format!("mirror.example/app@sha256:{}", "cd".repeat(32));
+        let another = format!("ghcr.io/team/app@sha256:{}", "ce".repeat(32));
+        let by_id = format!("ghcr.io/team/app@sha256:{}", "ab".repeat(32));
         for (pattern, pins) in [
             ("busybox:1.36", true),
             ("docker.io/library/busybox:1.36", true),
@@ -130,10 +164,43 @@ mod tests {
             ("sha256:abababababab", true),
             ("sha256:cdcdcdcdcdcdcd", true),
             ("abababababac", false),
+            (elsewhere.as_str(), true),
+            (another.as_str(), false),
+            (by_id.as_str(), true),
         ] {
             let pattern: PinPattern = pattern.parse().unwrap();
             assert_eq!(pattern.matches(&image()), pins, "{}", pattern.text());
         }
+    }
+
+    #[test]
+    fn a_listed_name_need_not_be_written_in_full() {
+        for (listed, pattern, pins) in [
+            ("busybox", "busybox", true),
+            ("busybox", "docker.io/library/busybox:latest", true),
+            ("library/busybox:1", "busybox:1", true),
+            ("docker.io/busybox:1", "busybox:1", true),
+            ("index.docker.io/library/busybox:1", "busybox:1", true),
+            ("localhost/busybox:1", "busybox:1", false),
+            ("busybox:latest1", "busybox:latest", false),
+            ("team/busybox", "team/busybox", true),
+            ("reg:5000/busybox", "reg:5000/busybox:latest", true),
+            ("", "busybox", false),
+        ] {
+            let pattern: PinPattern = pattern.parse().unwrap();
+            assert_eq!(pattern.covers("", &[listed.to_owned()], &[]), pins, "{listed} by {}", pattern.text());
+        }
+    }
+
+    #[test]
+    fn a_tag_that_moves_takes_its_pin_along_and_a_digest_does_not() {
+        let digest = format!("ghcr.io/team/app@sha256:{}", "cd".repeat(32));
+        let (by_tag, by_digest): (PinPattern, PinPattern) =
+            ("ghcr.io/team/app:v1".parse().unwrap(), digest.parse().unwrap());
+        let mut moved = image();
+        moved.tags.retain(|tag| !tag.ends_with("app:v1"));
+        assert!(by_tag.matches(&image()) && !by_tag.matches(&moved));
+        assert!(by_digest.matches(&image()) && by_digest.matches(&moved));
     }
 
     #[test]

@@ -123,9 +123,9 @@ fn note(text: &str) {
 pub(super) async fn pins(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let pins = node.ask(PinsRequest::default(), no_steps()).await?;
     print(format, &pins, |mut out| {
-        let mut table = Table::new(["PATTERN", "IMAGES"]);
+        let mut table = Table::new(["PATTERN", "IMAGES", "OWNER"]);
         for pin in &pins.pins {
-            table.row([pin.pattern.clone(), pin.images.len().to_string()]);
+            table.row([pin.pattern.clone(), pin.images.len().to_string(), pin.owner.clone()]);
         }
         table.write(&mut out)
     })?;

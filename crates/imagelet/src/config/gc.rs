@@ -3,7 +3,7 @@
 use std::{num::NonZeroU64, time::Duration};
 
 use imagelet_core::{
-    gc::{KEEP_RULES_MAX, KeepRule, KeepRuleText},
+    gc::{GcRules, KEEP_RULES_MAX, KeepRule, KeepRuleText},
     image::Percent,
     manager::Compatibility,
 };
@@ -115,6 +115,13 @@ pub(crate) struct Collection {
     pub(crate) lease_for: Duration,
     /// The most that the log of decisions takes; `None`: there is none.
     pub(crate) decisions_max: Option<NonZeroU64>,
+}
+
+impl Collection {
+    /// What stays.
+    pub(crate) fn rules(&self) -> GcRules {
+        GcRules { keep: self.keep.clone(), only_owned: self.only_owned }
+    }
 }
 
 /// Whether what is chosen is removed.

@@ -75,6 +75,7 @@ pub(crate) struct LocalNode {
 impl LocalNode {
     /// Puts a node together.
     pub(crate) fn new(parts: NodeParts, settings: Settings) -> Self {
+        parts.gc.set_rules(settings.collection.rules());
         Self {
             parts,
             settings: RwLock::new(Arc::new(settings)),
@@ -96,6 +97,7 @@ impl LocalNode {
 
     /// Takes another configuration; thresholds, ages and periods hold from the next pass on.
     pub(crate) fn replace_settings(&self, settings: Settings) {
+        self.parts.gc.set_rules(settings.collection.rules());
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 
@@ -423,7 +425,12 @@ impl Command for UnpinRequest {
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
         let inventory = Arc::clone(&node.parts.inventory);
-        change_pin(self.pattern, move |pattern| inventory.unpin(pattern)).await
+        let changed = change_pin(self.pattern, move |pattern| inventory.unpin(pattern)).await?;
+        if !changed.changed && node.parts.inventory.configured_pins().iter().any(|pin| pin == changed.pattern.trim()) {
+            let message = format!("`{}` is pinned by the configuration", changed.pattern);
+            return Err(Failure::new("InvalidArgument", message).or_hint("take it out of `gc.keep` and reload"));
+        }
+        Ok(changed)
     }
 }
 
@@ -446,8 +453,14 @@ impl Command for PinsRequest {
             let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.contains(pattern));
             held.map(|entry| entry.image.id.to_string()).collect()
         };
-        let pins = node.parts.inventory.pins();
-        Ok(Pins { pins: pins.into_iter().map(|pattern| PinRow { images: holds(&pattern), pattern }).collect() })
+        let inventory = &node.parts.inventory;
+        let rows = |pins: Vec<String>, owner: &str| {
+            let row = |pattern: String| PinRow { images: holds(&pattern), owner: owner.to_owned(), pattern };
+            pins.into_iter().map(row).collect::<Vec<_>>()
+        };
+        let mut pins = rows(inventory.pins(), "operator");
+        pins.extend(rows(inventory.configured_pins(), "configuration"));
+        Ok(Pins { pins })
     }
 }
 

@@ -266,6 +266,8 @@ documents! {
     PinRow {
         /// The pattern.
         pattern: String,
+        /// Who takes it back: `operator` or `configuration`.
+        owner: String,
         /// Ids of the images it holds now.
         images: Vec<String>,
     }

@@ -262,6 +262,15 @@ impl Image {
         diff_ids.iter().map(|digest| digest.as_str().expect("a text").to_owned()).collect()
     }
 
+    /// The same image with this label in its configuration.
+    pub(crate) fn labelled(mut self, name: &str, value: &str) -> Self {
+        let mut config: serde_json::Value = serde_json::from_slice(&self.config.bytes).unwrap();
+        config["config"]["Labels"][name] = value.into();
+        self.config = Blob::new(serde_json::to_vec(&config).unwrap(), &self.config.media_type);
+        let descriptor = self.config.descriptor();
+        self.with_manifest(|manifest| manifest["config"] = descriptor)
+    }
+
     /// The same image with another manifest text, wrong or right.
     pub(crate) fn with_manifest(mut self, edit: impl FnOnce(&mut serde_json::Value)) -> Self {
         let mut manifest = serde_json::from_slice(&self.manifest.bytes).unwrap();

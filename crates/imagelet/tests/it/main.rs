@@ -12,6 +12,7 @@ mod failpoints;
 mod fake_registry;
 mod faults;
 mod images;
+mod keep;
 mod lifecycle;
 mod lifetime;
 mod order;

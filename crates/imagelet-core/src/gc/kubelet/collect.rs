@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::{
     super::{
         DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, ImageGc, Reason, disk, invalid_id_event,
+        keeping::held_by_rules,
         reason::Idle,
         round::{Attempt, Round},
         text::duration_text,
@@ -38,7 +39,9 @@ pub(in crate::gc) async fn collect(gc: &ImageGc, request: &GcRequest, now: Syste
             DiskUse::default()
         });
     }
-    let candidates = line_up(&mut run.round, &snapshot);
+    let rules = gc.rules();
+    let ruled = held_by_rules(&gc.facts(&snapshot, &rules).await, &rules, now);
+    let candidates = line_up(&mut run.round, &snapshot, &ruled);
     let ended = match request.goal {
         GcGoal::Threshold => run.collect_garbage(candidates, &snapshot, now).await,
         GcGoal::AllUnused => run.free_space(candidates, i64::MAX, GcPhase::All, now).await.map(|_| ()),
@@ -192,19 +195,22 @@ impl Run<'_> {
 }
 
 /// Decides to keep everything for now, and lines up what may go.
-fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Snapshot) -> Vec<Turn<'s>> {
-    for entry in &snapshot.entries {
+///
+/// The kubelet knows no rules: those that an operator made hold as pins do.
+fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Snapshot, ruled: &[Option<Reason>]) -> Vec<Turn<'s>> {
+    for (entry, ruled) in snapshot.entries.iter().zip(ruled) {
         let kept = if !entry.in_use_by.is_empty() {
             Reason::InUse { by: entry.in_use_by.clone() }
         } else if !entry.pinned_by.is_empty() {
             Reason::Pinned { by: entry.pinned_by.clone() }
         } else {
-            Reason::NotNeeded
+            ruled.clone().unwrap_or(Reason::NotNeeded)
         };
         round.keep(entry, kept);
     }
     let by_key: BTreeMap<ImageKey, &Entry> = snapshot.entries.iter().map(|entry| (entry.key(), entry)).collect();
-    let (order, nameless) = eviction_order(snapshot.entries.iter().map(Candidate::of).collect());
+    let free = snapshot.entries.iter().zip(ruled).filter(|(_, ruled)| ruled.is_none());
+    let (order, nameless) = eviction_order(free.map(|(entry, _)| Candidate::of(entry)).collect());
     for key in &nameless {
         if let Some(entry) = by_key.get(key) {
             round.keep(entry, Reason::NoId);

@@ -1,0 +1,239 @@
+//! Which tags of a repository are its last: versions by version, all others by when their image came.
+
+use std::{cmp::Ordering, time::SystemTime};
+
+/// A tag of one repository, with what its place among the others depends on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tag<'a> {
+    pub(super) text: &'a str,
+    /// When its image was first seen; `None` is earlier than all times.
+    pub(super) first_seen: Option<SystemTime>,
+    /// Which image it names: a number that tells images apart.
+    pub(super) image: usize,
+}
+
+/// The images that the last tags name, until there are so many of them; those of versions and those of other tags each.
+///
+/// The same for tags in any order, as long as no two tags have both their text and their first sight in common.
+pub(super) fn last(tags: Vec<Tag<'_>>, count: usize) -> Vec<usize> {
+    let (mut versions, mut others) = (Vec::new(), Vec::new());
+    for tag in tags {
+        match Version::parse(tag.text) {
+            Some(version) => versions.push((version, tag)),
+            None => others.push(tag),
+        }
+    }
+    versions.sort_by(|(left, a), (right, b)| right.cmp(left).then_with(|| by_sight(a, b)));
+    others.sort_by(by_sight);
+    let mut kept = first_images(versions.iter().map(|(_, tag)| tag.image), count);
+    kept.extend(first_images(others.iter().map(|tag| tag.image), count));
+    kept
+}
+
+/// The latest first; seen at once: the larger first.
+fn by_sight(a: &Tag<'_>, b: &Tag<'_>) -> Ordering {
+    (b.first_seen, Natural(b.text)).cmp(&(a.first_seen, Natural(a.text))).then_with(|| a.image.cmp(&b.image))
+}
+
+fn first_images(images: impl Iterator<Item = usize>, count: usize) -> Vec<usize> {
+    let mut found = Vec::new();
+    for image in images {
+        if found.contains(&image) {
+            continue;
+        }
+        if found.len() == count {
+            break;
+        }
+        found.push(image);
+    }
+    found
+}
+
+/// `v` or nothing, numbers with dots, and perhaps `-` and a pre-release. One number alone is a version only behind a `v`:
+/// it may be a year, a build, or the digits of a commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Version<'a> {
+    numbers: Vec<Number<'a>>,
+    /// Empty: a release.
+    pre: Vec<&'a str>,
+}
+
+impl<'a> Version<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let bare = text.strip_prefix(['v', 'V']);
+        let (core, pre) = match bare.unwrap_or(text).split_once('-') {
+            Some((core, pre)) => (core, pre.split('.').collect()),
+            None => (bare.unwrap_or(text), Vec::new()),
+        };
+        let numbers: Vec<Number<'a>> = core.split('.').map(Number::parse).collect::<Option<_>>()?;
+        (numbers.len() > 1 || bare.is_some()).then_some(Self { numbers, pre })
+    }
+}
+
+impl Ord for Version<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // As semantic versions have it: a release comes after its pre-releases, and a number before a word.
+        let pre = || match (self.pre.is_empty(), other.pre.is_empty()) {
+            (true, true) => Ordering::Equal,
+            (true, false) => Ordering::Greater,
+            (false, true) => Ordering::Less,
+            (false, false) => {
+                let (left, right) = (self.pre.iter().copied(), other.pre.iter().copied());
+                left.map(part_order).cmp(right.map(part_order))
+            }
+        };
+        self.numbers.cmp(&other.numbers).then_with(pre)
+    }
+}
+
+impl PartialOrd for Version<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Digits of any length by their value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Number<'a> {
+    length: usize,
+    digits: &'a str,
+}
+
+impl<'a> Number<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let digits = text.trim_start_matches('0');
+        is_number.then_some(Self { length: digits.len(), digits })
+    }
+}
+
+/// A text whose runs of digits are compared as numbers, so that `build-10` is larger than `build-9`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Natural<'a>(&'a str);
+
+impl<'a> Natural<'a> {
+    /// Runs of digits, and of anything else.
+    fn runs(self) -> impl Iterator<Item = &'a str> {
+        self.0.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit()).scan(0, move |begin, run| {
+            let start = *begin;
+            *begin += run.len();
+            // A digit is a whole character, so no other is cut.
+            self.0.get(start..*begin)
+        })
+    }
+}
+
+impl Ord for Natural<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.runs().map(part_order).cmp(other.runs().map(part_order)).then_with(|| self.0.cmp(other.0))
+    }
+}
+
+impl PartialOrd for Natural<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Numbers by value and before words, words by their letters.
+fn part_order(part: &str) -> (bool, Option<Number<'_>>, &str) {
+    match Number::parse(part) {
+        Some(number) => (false, Some(number), ""),
+        None => (true, None, part),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The tags that are kept of these, each on an image of its own, seen in the order in which they stand.
+    fn kept<'a>(tags: &[&'a str], count: usize) -> Vec<&'a str> {
+        let seen = tags.iter().enumerate().map(|(index, text)| text_at(text, index as u64, index));
+        last(seen.collect(), count).into_iter().map(|image| tags[image]).collect()
+    }
+
+    fn text_at(text: &str, seconds: u64, image: usize) -> Tag<'_> {
+        Tag { text, first_seen: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)), image }
+    }
+
+    #[test]
+    fn versions_come_by_version_and_not_by_when_they_were_seen() {
+        for (tags, count, expected) in [
+            (vec!["1.10.0", "1.9.0", "1.2.0"], 2, vec!["1.10.0", "1.9.0"]),
+            (vec!["2.0.0", "2.0.0-rc.1", "1.9.9"], 2, vec!["2.0.0", "2.0.0-rc.1"]),
+            (vec!["2.0.0-rc.2", "2.0.0-rc.10", "2.0.0-alpha"], 2, vec!["2.0.0-rc.10", "2.0.0-rc.2"]),
+            (vec!["v3", "v2", "v10"], 1, vec!["v10"]),
+            (vec!["1.25", "1.25-alpine", "1.24"], 2, vec!["1.25", "1.25-alpine"]),
+            (
+                vec!["1.99999999999999999999999.0", "1.100000000000000000000000.0"],
+                1,
+                vec!["1.100000000000000000000000.0"],
+            ),
+            (vec!["1.02.0", "1.1.9"], 1, vec!["1.02.0"]),
+            (vec!["1.2", "1.2.0"], 1, vec!["1.2.0"]),
+        ] {
+            assert_eq!(kept(&tags, count), expected, "{tags:?}");
+        }
+    }
+
+    #[test]
+    fn other_tags_come_by_when_they_were_seen_and_do_not_push_versions_out() {
+        let tags = ["latest", "main-9", "main-10", "1.0", "2.0", "main-8", "2024", "canary"];
+        assert_eq!(kept(&tags, 2), ["2.0", "1.0", "canary", "2024"]);
+        let at_once: Vec<Tag<'_>> = ["build-9", "build-10", "build-1"]
+            .into_iter()
+            .enumerate()
+            .map(|(image, text)| text_at(text, 7, image))
+            .collect();
+        assert_eq!(last(at_once, 2), [1, 0]);
+    }
+
+    #[test]
+    fn tags_of_one_image_count_once() {
+        let tags = vec![
+            text_at("1.4.2", 0, 0),
+            text_at("1.4", 0, 0),
+            text_at("1.3.9", 0, 1),
+            text_at("1.2.0", 0, 2),
+            text_at("latest", 0, 0),
+        ];
+        assert_eq!(last(tags, 2), [0, 1, 0]);
+    }
+
+    #[test]
+    fn what_only_looks_like_a_version_is_none() {
+        for text in ["latest", "2024", "1.x", "1.2.3alpine", "v", "1.", ".1", "1..2", "-1.2", "1.2_3", "vv1", "é.1"] {
+            assert_eq!(Version::parse(text), None, "{text}");
+        }
+        for text in ["1.2", "v1", "V1.2.3", "1.2.3-", "1.2-é", "0.0"] {
+            assert!(Version::parse(text).is_some(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_of_the_tags_given_does_not_matter(
+            texts in proptest::collection::btree_set("(v?[0-2](\\.[0-2]){0,2}(-[a-b0-2.]{0,3})?|[a-cé0-9-]{0,4})", 0..12),
+            turn in 0usize..12,
+            count in 1usize..4,
+        ) {
+            let tags = |texts: &[(usize, String)]| {
+                let tags = texts.iter().map(|(image, text)| text_at(text, *image as u64 % 3, *image)).collect();
+                let mut images = last(tags, count);
+                images.sort_unstable();
+                images
+            };
+            let mut texts: Vec<(usize, String)> = texts.into_iter().enumerate().collect();
+            let before = tags(&texts);
+            let turn = turn % texts.len().max(1);
+            texts.rotate_left(turn);
+            texts.reverse();
+            prop_assert_eq!(tags(&texts), before);
+        }
+    }
+}
