@@ -1,17 +1,15 @@
 //! Which images are there, since when, and who uses them: a plain function of what the runtime listed (`spec/gc.md §5`).
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashSet},
     time::SystemTime,
 };
 
+use super::names::Names;
 use crate::{
-    image::{ByteSize, Image, ImageId, ImageKey, Reference},
+    image::{ByteSize, Image, ImageId, ImageKey},
     runtime::{Container, Pod},
 };
-
-/// Fewest hexadecimal digits by which an image is recognised; what runtimes print as a short id.
-pub(super) const ID_PREFIX_MIN: usize = 12;
 
 /// What is remembered of an image between passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,9 +79,13 @@ impl DetectRules {
     /// What the inventory goes by. A removal names the id alone, so a use under any handler protects them all.
     pub(crate) const INVENTORY: Self = Self { handler_keys: true, image_volumes: true, any_spelling: true };
 
-    fn key(self, id: &str, handler: &str) -> ImageKey {
-        let handler = if self.handler_keys { handler } else { "" };
-        ImageKey::new(ImageId::new(id), handler.to_owned())
+    /// The key of a listed image.
+    pub(super) fn key(self, image: &Image) -> ImageKey {
+        self.key_of(image.id.clone(), &image.spec.runtime_handler)
+    }
+
+    fn key_of(self, id: ImageId, handler: &str) -> ImageKey {
+        ImageKey::new(id, if self.handler_keys { handler.to_owned() } else { String::new() })
     }
 }
 
@@ -98,19 +100,42 @@ pub(crate) struct DetectTimes {
 
 /// Brings the records up to what was listed and is used.
 pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, rules: DetectRules, times: DetectTimes) {
-    let mut current = Records::new();
-    for image in &survey.images {
-        let key = rules.key(image.id.as_str(), &image.spec.runtime_handler);
-        // An image listed twice: the later entry wins for what is overwritten, the first for what is set once.
-        let known = current.remove(&key).or_else(|| records.remove(&key));
-        let (first_seen, last_used, handler) = known.map_or_else(
-            || (times.detected_at, None, image.spec.runtime_handler.clone()),
-            |record| (record.first_seen, record.last_used, record.handler),
-        );
-        let last_used = if users.contains_key(&key) { last_used.max(Some(times.now)) } else { last_used };
-        current.insert(key, Record { first_seen, last_used, handler, size: image.size, pinned: image.pinned });
+    let mut listed: Vec<(ImageKey, &Image)> = survey.images.iter().map(|image| (rules.key(image), image)).collect();
+    // An image listed twice stays in the order of the listing.
+    listed.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let mut listed = listed.into_iter().peekable();
+    let mut used = users.keys().peekable();
+    let mut arrived = Vec::new();
+    // All three are sorted by key: one walk over them, in which nothing is copied.
+    records.retain(|key, record| {
+        while let Some(image) = listed.next_if(|(other, _)| other < key) {
+            arrived.push(image);
+        }
+        let mut is_listed = false;
+        // The later entry wins for what is overwritten.
+        while let Some((_, image)) = listed.next_if(|(other, _)| other == key) {
+            (record.size, record.pinned) = (image.size, image.pinned);
+            is_listed = true;
+        }
+        while used.next_if(|other| *other < key).is_some() {}
+        if is_listed && used.next_if(|other| *other == key).is_some() {
+            record.last_used = record.last_used.max(Some(times.now));
+        }
+        is_listed
+    });
+    arrived.extend(listed);
+    for (key, image) in arrived {
+        let last_used = users.contains_key(&key).then_some(times.now);
+        // And the first for what is set once.
+        let record = records.entry(key).or_insert_with(|| Record {
+            first_seen: times.detected_at,
+            last_used,
+            handler: image.spec.runtime_handler.clone(),
+            size: image.size,
+            pinned: image.pinned,
+        });
+        (record.size, record.pinned) = (image.size, image.pinned);
     }
-    *records = current;
 }
 
 /// Who uses which image.
@@ -120,9 +145,18 @@ pub(crate) fn users(survey: &Survey, rules: DetectRules) -> Users {
 
 /// Who uses which image, and which containers are new by what is known of their ids.
 pub(crate) fn uses(survey: &Survey, rules: DetectRules, is_fresh: impl Fn(&str) -> bool) -> Uses {
-    let names = Names::of(&survey.images, rules);
+    let containers = || survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it)));
+    let mounted = |container: &Container| survey.mounts.get(&container.id).into_iter().flatten();
+    let texts = containers().flat_map(|(_, container)| {
+        let own = [&container.image_id, &container.image_ref, &container.image.image].into_iter();
+        own.chain(mounted(container).filter(|_| rules.image_volumes)).map(String::as_str)
+    });
+    let names = Names::of(&survey.images, rules, texts);
+    let has_mounts = rules.image_volumes && containers().any(|(_, container)| mounted(container).next().is_some());
+    let listed = survey.images.iter().filter(|_| has_mounts).map(|image| image.id.as_str());
+    let listed: HashSet<&str> = listed.collect();
     let mut uses = Uses::default();
-    for (pod, container) in survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it))) {
+    for (pod, container) in containers() {
         let user = user_text(pod, container);
         let mut found: Vec<ImageKey> = Vec::new();
         let mut add = |key: ImageKey, user: &str| {
@@ -134,22 +168,22 @@ pub(crate) fn uses(survey: &Survey, rules: DetectRules, is_fresh: impl Fn(&str) 
                 found.push(key);
             }
         };
-        add(rules.key(&container.image_id, &container.image.runtime_handler), &user);
+        add(rules.key_of(ImageId::new(&container.image_id), &container.image.runtime_handler), &user);
         if rules.any_spelling {
             for text in [&container.image_id, &container.image_ref, &container.image.image] {
-                names.find(text).into_iter().for_each(|key| add(key, &user));
+                names.find(text, rules).into_iter().for_each(|key| add(key, &user));
             }
         }
         if !rules.image_volumes {
             continue;
         }
         let volume_user = format!("{user} (volume)");
-        for mounted in survey.mounts.get(&container.id).into_iter().flatten() {
-            if survey.images.iter().any(|image| image.id.as_str() == mounted) {
+        for mounted in mounted(container) {
+            if listed.contains(mounted.as_str()) {
                 add(ImageKey::new(ImageId::new(mounted), String::new()), &volume_user);
             }
             if rules.any_spelling {
-                names.find(mounted).into_iter().for_each(|key| add(key, &volume_user));
+                names.find(mounted, rules).into_iter().for_each(|key| add(key, &volume_user));
             }
         }
         note_fresh(&mut uses, found, pod, container, &is_fresh);
@@ -186,65 +220,4 @@ fn user_text(pod: &Pod, container: &Container) -> String {
 /// Whether this user is a mount of the embedded store, of which the kernel tells, and not a container of a runtime.
 pub(super) fn is_mount(user: &str) -> bool {
     user.starts_with("mount ")
-}
-
-/// All spellings of the listed images.
-struct Names {
-    keys: Vec<ImageKey>,
-    by_spelling: HashMap<String, Vec<usize>>,
-}
-
-impl Names {
-    fn of(images: &[Image], rules: DetectRules) -> Self {
-        let mut names = Self { keys: Vec::with_capacity(images.len()), by_spelling: HashMap::new() };
-        if !rules.any_spelling {
-            return names;
-        }
-        for (index, image) in images.iter().enumerate() {
-            names.keys.push(rules.key(image.id.as_str(), &image.spec.runtime_handler));
-            let mut add = |spelling: &str| {
-                let indices: &mut Vec<usize> = names.by_spelling.entry(spelling.to_owned()).or_default();
-                if !spelling.is_empty() && !indices.contains(&index) {
-                    indices.push(index);
-                }
-            };
-            add(bare_id(image.id.as_str()));
-            for name in image.tags.iter().chain(&image.digests) {
-                add(name);
-                name.parse::<Reference>().into_iter().for_each(|it| add(&it.canonical().to_string()));
-                // The same content by another repository's name is the same image.
-                name.split_once('@').into_iter().for_each(|(_, digest)| add(bare_id(digest)));
-            }
-        }
-        names
-    }
-
-    fn find(&self, text: &str) -> Vec<ImageKey> {
-        if text.is_empty() {
-            return Vec::new();
-        }
-        let bare = bare_id(text);
-        let digest = text.split_once('@').map(|(_, digest)| bare_id(digest).to_owned());
-        let canonical = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string());
-        let spellings = [Some(text.to_owned()), Some(bare.to_owned()), digest, canonical];
-        let mut found: Vec<usize> =
-            spellings.into_iter().flatten().filter_map(|it| self.by_spelling.get(&it)).flatten().copied().collect();
-        if is_id_prefix(bare) {
-            let starts = |key: &ImageKey| bare_id(key.id().as_str()).starts_with(bare);
-            found.extend(self.keys.iter().enumerate().filter(|(_, key)| starts(key)).map(|(index, _)| index));
-        }
-        found.sort_unstable();
-        found.dedup();
-        found.into_iter().map(|index| self.keys[index].clone()).collect()
-    }
-}
-
-/// An id without its algorithm.
-pub(super) fn bare_id(id: &str) -> &str {
-    id.strip_prefix("sha256:").unwrap_or(id)
-}
-
-/// Whether this may be the beginning of an id's digits.
-pub(super) fn is_id_prefix(bare: &str) -> bool {
-    bare.len() >= ID_PREFIX_MIN && bare.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -11,6 +11,7 @@ mod history;
 mod leases;
 mod ledger;
 mod memory;
+mod names;
 mod node_status;
 mod pinning;
 mod pins;
@@ -379,13 +380,14 @@ impl State {
         self.memory.absorb(&mut self.records, &uses, &survey.images, now);
         let records = &self.records;
         self.touches.retain(|leased, leased_at| {
-            records.keys().any(|key| key.id() == leased.id())
-                || wall.1.duration_since(*leased_at).unwrap_or_default() < LEASE_UNSEEN_MAX
+            let first = ImageKey::new(leased.id().clone(), String::new());
+            let is_there = records.range(first..).next().is_some_and(|(key, _)| key.id() == leased.id());
+            is_there || wall.1.duration_since(*leased_at).unwrap_or_default() < LEASE_UNSEEN_MAX
         });
         self.dirty |= containers > 0 || self.memory.is_changed();
         self.serve_leases(&survey);
         self.note_released(used_before, &uses.by_image, wall.1);
-        let snapshot = Arc::new(self.draw(&survey.images, &uses.by_image, now));
+        let snapshot = Arc::new(self.draw(survey.images, &uses.by_image, now));
         self.mounts = survey.mounts;
         self.snapshot = Some(Arc::clone(&snapshot));
         snapshot
@@ -430,16 +432,24 @@ impl State {
         self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
     }
 
-    fn draw(&self, images: &[Image], users: &Users, now: SystemTime) -> Snapshot {
-        let by_key: BTreeMap<ImageKey, &Image> = images.iter().map(|image| (image.key(), image)).collect();
+    fn draw(&self, images: Vec<Image>, users: &Users, now: SystemTime) -> Snapshot {
+        let mut images: Vec<(ImageKey, Image)> = images.into_iter().map(|image| (image.key(), image)).collect();
+        images.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let mut images = images.into_iter().peekable();
+        // Of an image listed twice the later entry is shown.
+        let mut next = || loop {
+            let (key, image) = images.next()?;
+            if images.peek().is_none_or(|(other, _)| *other != key) {
+                return Some((key, image));
+            }
+        };
         let told = |time: SystemTime| moved(time, self.shift);
         // All three are sorted by key.
         let (mut records, mut memory) = (self.records.iter().peekable(), self.memory.present().peekable());
-        let entries = by_key.into_iter().map(|(key, image)| {
+        let entries = std::iter::from_fn(&mut next).map(|(key, image)| {
             let record = find(&mut records, &key);
             let remembered = find(&mut memory, &key);
             Entry {
-                image: image.clone(),
                 first_seen: told(record.and_then(|record| record.first_seen).unwrap_or(now)),
                 last_used: record.and_then(|record| record.last_used).map(told),
                 leased_at: self.leased_at(&key),
@@ -451,7 +461,8 @@ impl State {
                 origin: remembered.map(|it| it.origin).unwrap_or_default(),
                 history: remembered.map(|it| it.history.clone()).unwrap_or_default(),
                 in_use_by: self.users_of(&key, users),
-                pinned_by: self.pinned_by(image),
+                pinned_by: self.pinned_by(&image),
+                image,
             }
         });
         Snapshot {
@@ -466,6 +477,9 @@ impl State {
 
     /// When this image was last asked for. Whoever asks may know the id alone, not the handler.
     fn leased_at(&self, key: &ImageKey) -> Option<SystemTime> {
+        if self.touches.is_empty() {
+            return None;
+        }
         let by_id = ImageKey::new(key.id().clone(), String::new());
         self.touches.get(key).max(self.touches.get(&by_id)).copied()
     }

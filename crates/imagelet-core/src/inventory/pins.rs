@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::detect::{bare_id, is_id_prefix};
+use super::names::{bare_id, is_id_prefix};
 use crate::image::{GLOB_LENGTH_MAX, Glob, Image, Reference};
 
 /// Most patterns kept; far above what a person writes, and each refresh looks at each.

@@ -1,0 +1,242 @@
+//! Which listed images a text names: by id or its beginning, by tag, by digest, in full or as people shorten it.
+//!
+//! A node lists many images and its containers name few, so it is the texts that are spelled out and kept, and each
+//! listed name is held against them: nothing is copied for an image that nobody names.
+
+use std::collections::{HashMap, HashSet};
+
+use super::detect::DetectRules;
+use crate::image::{Image, ImageKey, Reference};
+
+/// Fewest hexadecimal digits by which an image is recognised; what runtimes print as a short id.
+pub(super) const ID_PREFIX_MIN: usize = 12;
+
+/// What texts may be asked about, and which of the listed images each of them names.
+#[derive(Debug, Default)]
+pub(super) struct Names<'a> {
+    images: &'a [Image],
+    /// All spellings of each text, and by number what they name: indices of images, rising.
+    spellings: HashMap<String, Vec<usize>>,
+    /// By beginning of an id, which is no whole one.
+    prefixes: HashMap<String, Vec<usize>>,
+}
+
+impl<'a> Names<'a> {
+    /// Looks for what these texts name. Without any spelling allowed they name nothing.
+    pub(super) fn of<'t>(images: &'a [Image], rules: DetectRules, texts: impl Iterator<Item = &'t str>) -> Self {
+        let mut names = Self { images, ..Self::default() };
+        if !rules.any_spelling {
+            return names;
+        }
+        let mut asked: HashSet<&str> = HashSet::new();
+        for text in texts.filter(|text| !text.is_empty()) {
+            if asked.insert(text) {
+                for spelling in spellings(text) {
+                    names.spellings.entry(spelling).or_default();
+                }
+            }
+        }
+        names.scan();
+        names.find_prefixes(asked.into_iter().map(bare_id).filter(|bare| is_id_prefix(bare)));
+        names
+    }
+
+    /// The keys of the images that a text names, in the order of the listing. Only texts that were announced are known.
+    pub(super) fn find(&self, text: &str, rules: DetectRules) -> Vec<ImageKey> {
+        if text.is_empty() || !rules.any_spelling {
+            return Vec::new();
+        }
+        let by_spelling = spellings(text).into_iter().filter_map(|spelling| self.spellings.get(&spelling));
+        let mut found: Vec<usize> = by_spelling.chain(self.prefixes.get(bare_id(text))).flatten().copied().collect();
+        found.sort_unstable();
+        found.dedup();
+        found.into_iter().map(|index| rules.key(&self.images[index])).collect()
+    }
+
+    /// Notes every image under each spelling of its id and names that is asked for.
+    fn scan(&mut self) {
+        if self.spellings.is_empty() {
+            return;
+        }
+        // Normalising changes nothing behind the last slash but for a tag that it adds, so that few names are parsed.
+        let tails: HashSet<String> = self
+            .spellings
+            .keys()
+            .flat_map(|spelling| {
+                let tail = tail(spelling);
+                [Some(tail), tail.strip_suffix(":latest")].into_iter().flatten().map(str::to_owned)
+            })
+            .collect();
+        for (index, image) in self.images.iter().enumerate() {
+            let mut note = |spelling: &str| {
+                if let Some(indices) = self.spellings.get_mut(spelling)
+                    && indices.last() != Some(&index)
+                {
+                    indices.push(index);
+                }
+            };
+            note(bare_id(image.id.as_str()));
+            for name in image.tags.iter().chain(&image.digests) {
+                note(name);
+                match name.split_once('@') {
+                    // The same content by another repository's name is the same image, so the name need not be read.
+                    Some((_, digest)) => note(bare_id(digest)),
+                    None if tails.contains(tail(name)) => {
+                        name.parse::<Reference>().into_iter().for_each(|it| note(&it.canonical().to_string()));
+                    }
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// Looks beginnings up among the sorted ids. One as long as the longest id is a whole one, which was looked for.
+    fn find_prefixes<'t>(&mut self, prefixes: impl Iterator<Item = &'t str>) {
+        let bare = |index: usize| bare_id(self.images[index].id.as_str());
+        let longest = self.images.iter().map(|image| bare_id(image.id.as_str()).len()).max().unwrap_or_default();
+        let prefixes: Vec<&str> = prefixes.filter(|prefix| prefix.len() < longest).collect();
+        if prefixes.is_empty() {
+            return;
+        }
+        let mut order: Vec<usize> = (0..self.images.len()).collect();
+        order.sort_by_key(|index| bare(*index));
+        for prefix in prefixes {
+            let begin = order.partition_point(|index| bare(*index) < prefix);
+            let found = order[begin..].iter().copied().take_while(|index| bare(*index).starts_with(prefix)).collect();
+            self.prefixes.insert(prefix.to_owned(), found);
+        }
+    }
+}
+
+/// A text as it may stand in a listing: as it is, without the algorithm, its digest alone, and normalised.
+fn spellings(text: &str) -> Vec<String> {
+    let digest = text.split_once('@').map(|(_, digest)| bare_id(digest).to_owned());
+    let canonical = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string());
+    let all = [Some(text.to_owned()), Some(bare_id(text).to_owned()), digest, canonical];
+    all.into_iter().flatten().filter(|spelling| !spelling.is_empty()).collect()
+}
+
+/// What stands behind the last slash.
+fn tail(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
+}
+
+/// An id without its algorithm.
+pub(super) fn bare_id(id: &str) -> &str {
+    id.strip_prefix("sha256:").unwrap_or(id)
+}
+
+/// Whether this may be the beginning of an id's digits.
+pub(super) fn is_id_prefix(bare: &str) -> bool {
+    bare.len() >= ID_PREFIX_MIN && bare.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::image::{ByteSize, ImageId, ImageSpec, ImageUser};
+
+    fn image(id: &str, tags: &[&str], digests: &[&str]) -> Image {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        Image {
+            id: ImageId::new(id),
+            tags: owned(tags),
+            digests: owned(digests),
+            size: ByteSize(1),
+            user: ImageUser::Unset,
+            spec: ImageSpec::default(),
+            pinned: false,
+        }
+    }
+
+    /// The same question asked of every spelling of every image, as it is defined.
+    fn plainly(images: &[Image], text: &str) -> Vec<ImageKey> {
+        let bare = bare_id(text);
+        let is_named = |image: &&Image| {
+            let mut of_image = vec![bare_id(image.id.as_str()).to_owned()];
+            for name in image.tags.iter().chain(&image.digests) {
+                of_image.push(name.clone());
+                of_image.extend(name.parse::<Reference>().ok().map(|it| it.canonical().to_string()));
+                of_image.extend(name.split_once('@').map(|(_, digest)| bare_id(digest).to_owned()));
+            }
+            spellings(text).iter().any(|spelling| of_image.contains(spelling))
+                || (is_id_prefix(bare) && bare_id(image.id.as_str()).starts_with(bare))
+        };
+        images.iter().filter(is_named).map(Image::key).collect()
+    }
+
+    fn found(images: &[Image], text: &str) -> Vec<ImageKey> {
+        let rules = DetectRules::INVENTORY;
+        Names::of(images, rules, [text].into_iter()).find(text, rules)
+    }
+
+    #[test]
+    fn a_text_names_an_image_by_any_of_its_spellings() {
+        let hash = "ab".repeat(32);
+        let digest = "cd".repeat(32);
+        let id = format!("sha256:{hash}");
+        let by_digest = format!("ghcr.io/team/app@sha256:{digest}");
+        let images = [image(&id, &["docker.io/library/busybox:latest", "team/x"], &[&by_digest])];
+        let elsewhere = format!("mirror.example/y:v2@sha256:{digest}");
+        for (text, is_named) in [
+            (id.as_str(), true),
+            (&hash, true),
+            (&hash[..12], true),
+            (&id[..20], true),
+            (&hash[..11], false),
+            ("busybox", true),
+            ("library/busybox", true),
+            ("busybox:latest", true),
+            ("index.docker.io/library/busybox", true),
+            ("busybox:1", false),
+            ("docker.io/team/x:latest", true),
+            ("team/x", true),
+            ("x", false),
+            (&by_digest, true),
+            (&elsewhere, true),
+            (&digest, true),
+            (&digest[..12], false),
+            ("", false),
+        ] {
+            assert_eq!(found(&images, text).len(), usize::from(is_named), "{text}");
+            if !text.is_empty() {
+                assert_eq!(plainly(&images, text).len(), usize::from(is_named), "{text}, plainly");
+            }
+        }
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        prop_oneof![
+            "(docker.io/|index.docker.io/|r:5/)?(library/|t/)?[ab](:1|:latest)?",
+            "(r:5/)?[ab](:1)?@sha256:(0{64}|1{64})",
+            "(sha256:)?(0{12}|0{64}|01{11}|0{66})",
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_found_is_what_asking_every_image_finds(
+            listed in proptest::collection::vec(
+                (prop_oneof!["sha256:0{64}", "sha256:01{63}", "0{66}", "x"], proptest::collection::vec(name(), 0..3)),
+                0..5,
+            ),
+            texts in proptest::collection::vec(name(), 1..6),
+        ) {
+            let images: Vec<Image> = listed
+                .iter()
+                .map(|(id, names)| {
+                    let (digests, tags): (Vec<&str>, Vec<&str>) =
+                        names.iter().map(String::as_str).partition(|name| name.contains('@'));
+                    image(id, &tags, &digests)
+                })
+                .collect();
+            let rules = DetectRules::INVENTORY;
+            let names = Names::of(&images, rules, texts.iter().map(String::as_str));
+            for text in &texts {
+                prop_assert_eq!(names.find(text, rules), plainly(&images, text), "{}", text);
+            }
+        }
+    }
+}
