@@ -1,6 +1,12 @@
 //! Connects to a runtime's socket, lazily and again after it was away, and bounds each call in time.
 
-use std::time::Duration;
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    io,
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use hyper_util::rt::TokioIo;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
@@ -13,11 +19,28 @@ use tower::service_fn;
 
 use crate::{
     Endpoint,
+    backoff::Backoff,
     convert::{Call, error_from_status},
+    trace,
 };
 
 /// How long one attempt to connect may take; the interface's own minimum.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// One attempt, unless it is too early for another.
+async fn dial(path: &Path, backoff: &Backoff) -> io::Result<UnixStream> {
+    backoff.check(Instant::now())?;
+    let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
+        Ok(connected) => connected,
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "nobody took the connection in time")),
+    };
+    // The hasher of each process, and of each call, begins elsewhere: random enough to scatter.
+    let random =
+        f64::from(u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default()) / f64::from(u32::MAX);
+    let result = connected.as_ref().map(|_| ()).map_err(|error| io::Error::new(error.kind(), error.to_string()));
+    backoff.ended(&result, Instant::now(), random);
+    connected
+}
 
 /// A peer and how patient we are with it. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -36,12 +59,12 @@ impl Peer {
             return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "connectionTimeout must be positive"));
         }
         let path = endpoint.path().to_owned();
+        let backoff = Arc::new(Backoff::default());
         // The URI only makes the `:authority`; the connector dials the socket whatever it says.
-        let channel = Channel::from_static("http://localhost")
-            .connect_timeout(CONNECT_MAX)
-            .connect_with_connector_lazy(service_fn(move |_: Uri| {
-                let path = path.clone();
-                async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        let channel =
+            Channel::from_static("http://localhost").connect_with_connector_lazy(service_fn(move |_: Uri| {
+                let (path, backoff) = (path.clone(), Arc::clone(&backoff));
+                async move { dial(&path, &backoff).await.map(TokioIo::new) }
             }));
         Ok(Self { channel, endpoint: endpoint.clone(), timeout })
     }
@@ -72,6 +95,7 @@ impl Peer {
         let mut request = Request::new(message);
         // The peer is told, so that it stops working for nobody.
         request.set_timeout(self.timeout);
+        trace::inject(request.metadata_mut());
         let begun = Instant::now();
         match tokio::time::timeout(self.timeout, send(request)).await {
             Ok(Ok(answer)) => Ok(answer),
@@ -84,6 +108,11 @@ impl Peer {
             },
             Err(_) => Err(self.timed_out()),
         }
+    }
+
+    /// What each call but a pull may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// What a status means, with where we tried when the peer is away.

@@ -24,6 +24,7 @@ use crate::{
     Endpoint, MESSAGE_BYTES_MAX,
     channel::Peer,
     convert::{self, Call},
+    trace,
     v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 
@@ -160,7 +161,9 @@ impl ImageService for RemoteImageService {
             )));
         }
         let mut client = self.client.clone();
-        let response = client.pull_image(convert::pull_to_wire(request)).await;
+        let mut call = tonic::Request::new(convert::pull_to_wire(request));
+        trace::inject(call.metadata_mut());
+        let response = client.pull_image(call).await;
         match response.map(|response| response.into_inner().image_ref) {
             Ok(id) if id.is_empty() => {
                 Err(RuntimeError::other(format!("imageRef of image {:?} is not set", request.image.image)))
@@ -215,6 +218,17 @@ pub struct RuntimeVersion {
     pub api: String,
 }
 
+/// What a runtime can do now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeReady {
+    /// It runs containers.
+    pub runtime: bool,
+    /// Its network is set up.
+    pub network: bool,
+    /// The handlers it has; empty where it does not say.
+    pub handlers: Vec<String>,
+}
+
 impl RemoteContainerService {
     /// Connects, and proves with one call that a CRI runtime service listens.
     ///
@@ -249,6 +263,50 @@ impl RemoteContainerService {
             version: response.runtime_version,
             api: response.runtime_api_version,
         })
+    }
+
+    /// Whether the runtime is ready to run containers, and its network to join them.
+    ///
+    /// # Errors
+    /// Where it cannot be asked, or does not say both.
+    pub async fn ready(&self) -> Result<RuntimeReady, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::StatusRequest { verbose: false };
+        let response =
+            self.peer.call(Call::Other, request, |request| async move { client.status(request).await }).await?;
+        convert::check_status(&response)?;
+        let conditions = response.status.unwrap_or_default().conditions;
+        let is = |kind: &str| conditions.iter().any(|condition| condition.r#type == kind && condition.status);
+        let handlers = response.runtime_handlers.into_iter().map(|handler| handler.name).collect();
+        Ok(RuntimeReady { runtime: is("RuntimeReady"), network: is("NetworkReady"), handlers })
+    }
+
+    /// One sandbox; `None` where it is gone.
+    ///
+    /// # Errors
+    /// Where the runtime cannot be asked, or leaves out whose it is.
+    pub async fn sandbox(&self, id: &str) -> Result<Option<Sandbox>, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+        let response = self
+            .peer
+            .call(Call::Other, request, |request| async move { client.pod_sandbox_status(request).await })
+            .await;
+        let status = match response {
+            Ok(response) => response.status.unwrap_or_default(),
+            Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        convert::check_sandbox_status(&status)?;
+        Ok(convert::sandbox_from_wire(v1::PodSandbox {
+            id: status.id,
+            metadata: status.metadata,
+            state: status.state,
+            created_at: status.created_at,
+            labels: status.labels,
+            annotations: status.annotations,
+            runtime_handler: status.runtime_handler,
+        }))
     }
 
     async fn ask_version(&self, version: &str) -> Result<v1::VersionResponse, RuntimeError> {

@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** no code outside `convert` knows what a wire field means, or looks into a status message.
 
+mod backoff;
 mod channel;
 mod client;
 mod convert;
@@ -9,11 +10,12 @@ mod endpoint;
 #[cfg(feature = "test-util")]
 pub mod pods;
 mod server;
+mod trace;
 pub mod v1;
 
-pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
+pub use client::{RemoteContainerService, RemoteImageService, RuntimeReady, RuntimeVersion};
 pub use endpoint::{Endpoint, EndpointError};
-pub use server::{ImageServer, ListenError, image_service, listen};
+pub use server::{Handlers, ImageServer, Lenient, ListenError, RuntimeServer, image_service, lenient, listen, routes};
 
 /// The longest message either side takes or sends; the interface's own limit.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

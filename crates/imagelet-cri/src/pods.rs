@@ -59,7 +59,7 @@ impl TestPods {
             linux: Some(v1::LinuxPodSandboxConfig {
                 security_context: Some(v1::LinuxSandboxSecurityContext {
                     namespace_options: Some(host_network()),
-                    privileged: false,
+                    ..v1::LinuxSandboxSecurityContext::default()
                 }),
                 ..v1::LinuxPodSandboxConfig::default()
             }),

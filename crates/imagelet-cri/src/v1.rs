@@ -327,6 +327,8 @@ pub struct PodSandboxConfig {
     pub log_directory: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "4")]
     pub dns_config: ::core::option::Option<DnsConfig>,
+    #[prost(message, repeated, tag = "5")]
+    pub port_mappings: ::prost::alloc::vec::Vec<PortMapping>,
     #[prost(btree_map = "string, string", tag = "6")]
     pub labels: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
     #[prost(btree_map = "string, string", tag = "7")]
@@ -334,6 +336,8 @@ pub struct PodSandboxConfig {
         ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
     #[prost(message, optional, tag = "8")]
     pub linux: ::core::option::Option<LinuxPodSandboxConfig>,
+    #[prost(message, optional, tag = "9")]
+    pub windows: ::core::option::Option<WindowsPodSandboxConfig>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DnsConfig {
@@ -352,16 +356,38 @@ pub struct LinuxPodSandboxConfig {
     pub security_context: ::core::option::Option<LinuxSandboxSecurityContext>,
     #[prost(btree_map = "string, string", tag = "3")]
     pub sysctls: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "4")]
+    pub overhead: ::core::option::Option<LinuxContainerResources>,
+    #[prost(message, optional, tag = "5")]
+    pub resources: ::core::option::Option<LinuxContainerResources>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LinuxSandboxSecurityContext {
     #[prost(message, optional, tag = "1")]
     pub namespace_options: ::core::option::Option<NamespaceOption>,
+    #[prost(message, optional, tag = "2")]
+    pub selinux_options: ::core::option::Option<SeLinuxOption>,
+    #[prost(message, optional, tag = "3")]
+    pub run_as_user: ::core::option::Option<Int64Value>,
+    #[prost(bool, tag = "4")]
+    pub readonly_rootfs: bool,
+    #[prost(int64, repeated, tag = "5")]
+    pub supplemental_groups: ::prost::alloc::vec::Vec<i64>,
     #[prost(bool, tag = "6")]
     pub privileged: bool,
+    #[prost(string, tag = "7")]
+    pub seccomp_profile_path: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "8")]
+    pub run_as_group: ::core::option::Option<Int64Value>,
+    #[prost(message, optional, tag = "9")]
+    pub seccomp: ::core::option::Option<SecurityProfile>,
+    #[prost(message, optional, tag = "10")]
+    pub apparmor: ::core::option::Option<SecurityProfile>,
+    #[prost(enumeration = "SupplementalGroupsPolicy", tag = "11")]
+    pub supplemental_groups_policy: i32,
 }
 /// Which namespaces a pod has for itself.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NamespaceOption {
     #[prost(enumeration = "NamespaceMode", tag = "1")]
     pub network: i32,
@@ -371,6 +397,8 @@ pub struct NamespaceOption {
     pub ipc: i32,
     #[prost(string, tag = "4")]
     pub target_id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "5")]
+    pub userns_options: ::core::option::Option<UserNamespace>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RunPodSandboxRequest {
@@ -508,8 +536,14 @@ pub struct ContainerStatus {
     pub mounts: ::prost::alloc::vec::Vec<Mount>,
     #[prost(string, tag = "15")]
     pub log_path: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "16")]
+    pub resources: ::core::option::Option<ContainerResources>,
     #[prost(string, tag = "17")]
     pub image_id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "18")]
+    pub user: ::core::option::Option<ContainerUser>,
+    #[prost(enumeration = "Signal", tag = "19")]
+    pub stop_signal: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Mount {
@@ -523,6 +557,10 @@ pub struct Mount {
     pub selinux_relabel: bool,
     #[prost(enumeration = "MountPropagation", tag = "5")]
     pub propagation: i32,
+    #[prost(message, repeated, tag = "6")]
+    pub uid_mappings: ::prost::alloc::vec::Vec<IdMapping>,
+    #[prost(message, repeated, tag = "7")]
+    pub gid_mappings: ::prost::alloc::vec::Vec<IdMapping>,
     #[prost(bool, tag = "8")]
     pub recursive_read_only: bool,
     /// Set for image volumes.
@@ -530,6 +568,8 @@ pub struct Mount {
     pub image: ::core::option::Option<ImageSpec>,
     #[prost(string, tag = "10")]
     pub image_sub_path: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "11")]
+    pub mount_options: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateContainerRequest {
@@ -580,12 +620,12 @@ pub struct KeyValue {
     #[prost(string, tag = "2")]
     pub value: ::prost::alloc::string::String,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LinuxContainerConfig {
     #[prost(message, optional, tag = "2")]
     pub security_context: ::core::option::Option<LinuxContainerSecurityContext>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LinuxContainerSecurityContext {
     #[prost(bool, tag = "2")]
     pub privileged: bool,
@@ -616,6 +656,242 @@ pub struct RemoveContainerRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveContainerResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PortMapping {
+    #[prost(enumeration = "Protocol", tag = "1")]
+    pub protocol: i32,
+    #[prost(int32, tag = "2")]
+    pub container_port: i32,
+    #[prost(int32, tag = "3")]
+    pub host_port: i32,
+    #[prost(string, tag = "4")]
+    pub host_ip: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct IdMapping {
+    #[prost(uint32, tag = "1")]
+    pub host_id: u32,
+    #[prost(uint32, tag = "2")]
+    pub container_id: u32,
+    #[prost(uint32, tag = "3")]
+    pub length: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UserNamespace {
+    #[prost(enumeration = "NamespaceMode", tag = "1")]
+    pub mode: i32,
+    #[prost(message, repeated, tag = "2")]
+    pub uids: ::prost::alloc::vec::Vec<IdMapping>,
+    #[prost(message, repeated, tag = "3")]
+    pub gids: ::prost::alloc::vec::Vec<IdMapping>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SecurityProfile {
+    #[prost(enumeration = "security_profile::ProfileType", tag = "1")]
+    pub profile_type: i32,
+    #[prost(string, tag = "2")]
+    pub localhost_ref: ::prost::alloc::string::String,
+}
+/// Nested message and enum types in `SecurityProfile`.
+pub mod security_profile {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+    #[repr(i32)]
+    pub enum ProfileType {
+        RuntimeDefault = 0,
+        Unconfined = 1,
+        Localhost = 2,
+    }
+    impl ProfileType {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::RuntimeDefault => "RuntimeDefault",
+                Self::Unconfined => "Unconfined",
+                Self::Localhost => "Localhost",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "RuntimeDefault" => Some(Self::RuntimeDefault),
+                "Unconfined" => Some(Self::Unconfined),
+                "Localhost" => Some(Self::Localhost),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StreamPodSandboxesRequest {
+    #[prost(message, optional, tag = "1")]
+    pub filter: ::core::option::Option<PodSandboxFilter>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StreamPodSandboxesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub pod_sandboxes: ::prost::alloc::vec::Vec<PodSandbox>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LinuxContainerResources {
+    #[prost(int64, tag = "1")]
+    pub cpu_period: i64,
+    #[prost(int64, tag = "2")]
+    pub cpu_quota: i64,
+    #[prost(int64, tag = "3")]
+    pub cpu_shares: i64,
+    #[prost(int64, tag = "4")]
+    pub memory_limit_in_bytes: i64,
+    #[prost(int64, tag = "5")]
+    pub oom_score_adj: i64,
+    #[prost(string, tag = "6")]
+    pub cpuset_cpus: ::prost::alloc::string::String,
+    #[prost(string, tag = "7")]
+    pub cpuset_mems: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "8")]
+    pub hugepage_limits: ::prost::alloc::vec::Vec<HugepageLimit>,
+    #[prost(btree_map = "string, string", tag = "9")]
+    pub unified: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+    #[prost(int64, tag = "10")]
+    pub memory_swap_limit_in_bytes: i64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HugepageLimit {
+    #[prost(string, tag = "1")]
+    pub page_size: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub limit: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SeLinuxOption {
+    #[prost(string, tag = "1")]
+    pub user: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub role: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub r#type: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub level: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LinuxContainerUser {
+    #[prost(int64, tag = "1")]
+    pub uid: i64,
+    #[prost(int64, tag = "2")]
+    pub gid: i64,
+    #[prost(int64, repeated, tag = "3")]
+    pub supplemental_groups: ::prost::alloc::vec::Vec<i64>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WindowsNamespaceOption {
+    #[prost(enumeration = "NamespaceMode", tag = "1")]
+    pub network: i32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WindowsSandboxSecurityContext {
+    #[prost(string, tag = "1")]
+    pub run_as_username: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub credential_spec: ::prost::alloc::string::String,
+    #[prost(bool, tag = "3")]
+    pub host_process: bool,
+    #[prost(message, optional, tag = "4")]
+    pub namespace_options: ::core::option::Option<WindowsNamespaceOption>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WindowsPodSandboxConfig {
+    #[prost(message, optional, tag = "1")]
+    pub security_context: ::core::option::Option<WindowsSandboxSecurityContext>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WindowsContainerResources {
+    #[prost(int64, tag = "1")]
+    pub cpu_shares: i64,
+    #[prost(int64, tag = "2")]
+    pub cpu_count: i64,
+    #[prost(int64, tag = "3")]
+    pub cpu_maximum: i64,
+    #[prost(int64, tag = "4")]
+    pub memory_limit_in_bytes: i64,
+    #[prost(int64, tag = "5")]
+    pub rootfs_size_in_bytes: i64,
+    #[prost(message, repeated, tag = "6")]
+    pub affinity_cpus: ::prost::alloc::vec::Vec<WindowsCpuGroupAffinity>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WindowsCpuGroupAffinity {
+    #[prost(uint64, tag = "1")]
+    pub cpu_mask: u64,
+    #[prost(uint32, tag = "2")]
+    pub cpu_group: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StreamContainersRequest {
+    #[prost(message, optional, tag = "1")]
+    pub filter: ::core::option::Option<ContainerFilter>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StreamContainersResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub containers: ::prost::alloc::vec::Vec<Container>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ContainerResources {
+    #[prost(message, optional, tag = "1")]
+    pub linux: ::core::option::Option<LinuxContainerResources>,
+    #[prost(message, optional, tag = "2")]
+    pub windows: ::core::option::Option<WindowsContainerResources>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerUser {
+    #[prost(message, optional, tag = "1")]
+    pub linux: ::core::option::Option<LinuxContainerUser>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuntimeConfigRequest {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuntimeConfigResponse {
+    #[prost(message, optional, tag = "1")]
+    pub linux: ::core::option::Option<LinuxRuntimeConfiguration>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LinuxRuntimeConfiguration {
+    #[prost(enumeration = "CgroupDriver", tag = "1")]
+    pub cgroup_driver: i32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PodSandboxStatusRequest {
+    #[prost(string, tag = "1")]
+    pub pod_sandbox_id: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub verbose: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PodSandboxStatusResponse {
+    #[prost(message, optional, tag = "1")]
+    pub status: ::core::option::Option<PodSandboxStatus>,
+}
+/// Network, namespaces and what runs in it are left out.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PodSandboxStatus {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub metadata: ::core::option::Option<PodSandboxMetadata>,
+    #[prost(enumeration = "PodSandboxState", tag = "3")]
+    pub state: i32,
+    #[prost(int64, tag = "4")]
+    pub created_at: i64,
+    #[prost(btree_map = "string, string", tag = "7")]
+    pub labels: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+    #[prost(btree_map = "string, string", tag = "8")]
+    pub annotations:
+        ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+    #[prost(string, tag = "9")]
+    pub runtime_handler: ::prost::alloc::string::String,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum PodSandboxState {
@@ -732,6 +1008,111 @@ impl MountPropagation {
             "PROPAGATION_PRIVATE" => Some(Self::PropagationPrivate),
             "PROPAGATION_HOST_TO_CONTAINER" => Some(Self::PropagationHostToContainer),
             "PROPAGATION_BIDIRECTIONAL" => Some(Self::PropagationBidirectional),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Protocol {
+    Tcp = 0,
+    Udp = 1,
+    Sctp = 2,
+}
+impl Protocol {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TCP" => Some(Self::Tcp),
+            "UDP" => Some(Self::Udp),
+            "SCTP" => Some(Self::Sctp),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SupplementalGroupsPolicy {
+    Merge = 0,
+    Strict = 1,
+}
+impl SupplementalGroupsPolicy {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Merge => "Merge",
+            Self::Strict => "Strict",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "Merge" => Some(Self::Merge),
+            "Strict" => Some(Self::Strict),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum CgroupDriver {
+    Systemd = 0,
+    Cgroupfs = 1,
+}
+impl CgroupDriver {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Systemd => "SYSTEMD",
+            Self::Cgroupfs => "CGROUPFS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SYSTEMD" => Some(Self::Systemd),
+            "CGROUPFS" => Some(Self::Cgroupfs),
+            _ => None,
+        }
+    }
+}
+/// All others are kept as numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Signal {
+    RuntimeDefault = 0,
+}
+impl Signal {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::RuntimeDefault => "RUNTIME_DEFAULT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RUNTIME_DEFAULT" => Some(Self::RuntimeDefault),
             _ => None,
         }
     }
@@ -1329,6 +1710,21 @@ pub mod runtime_service_client {
             req.extensions_mut().insert(GrpcMethod::new("runtime.v1.RuntimeService", "Status"));
             self.inner.unary(req, path, codec).await
         }
+        /// Says how the runtime is set up, as far as a kubelet must match it.
+        pub async fn runtime_config(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RuntimeConfigRequest>,
+        ) -> std::result::Result<tonic::Response<super::RuntimeConfigResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/runtime.v1.RuntimeService/RuntimeConfig");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("runtime.v1.RuntimeService", "RuntimeConfig"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Lists sandboxes in any state, or those a filter names.
         pub async fn list_pod_sandbox(
             &mut self,
@@ -1344,6 +1740,39 @@ pub mod runtime_service_client {
             req.extensions_mut().insert(GrpcMethod::new("runtime.v1.RuntimeService", "ListPodSandbox"));
             self.inner.unary(req, path, codec).await
         }
+        /// Describes one sandbox.
+        pub async fn pod_sandbox_status(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PodSandboxStatusRequest>,
+        ) -> std::result::Result<tonic::Response<super::PodSandboxStatusResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/runtime.v1.RuntimeService/PodSandboxStatus");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("runtime.v1.RuntimeService", "PodSandboxStatus"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// The same as the list in messages of bounded size.
+        pub async fn stream_pod_sandboxes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StreamPodSandboxesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::StreamPodSandboxesResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/runtime.v1.RuntimeService/StreamPodSandboxes");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("runtime.v1.RuntimeService", "StreamPodSandboxes"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Lists containers in any state, or those a filter names.
         pub async fn list_containers(
             &mut self,
@@ -1358,6 +1787,22 @@ pub mod runtime_service_client {
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("runtime.v1.RuntimeService", "ListContainers"));
             self.inner.unary(req, path, codec).await
+        }
+        /// The same in messages of bounded size.
+        pub async fn stream_containers(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StreamContainersRequest>,
+        ) -> std::result::Result<tonic::Response<tonic::codec::Streaming<super::StreamContainersResponse>>, tonic::Status>
+        {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/runtime.v1.RuntimeService/StreamContainers");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("runtime.v1.RuntimeService", "StreamContainers"));
+            self.inner.server_streaming(req, path, codec).await
         }
         /// Describes one container with its mounts.
         pub async fn container_status(
@@ -1498,16 +1943,46 @@ pub mod runtime_service_server {
             &self,
             request: tonic::Request<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status>;
+        /// Says how the runtime is set up, as far as a kubelet must match it.
+        async fn runtime_config(
+            &self,
+            request: tonic::Request<super::RuntimeConfigRequest>,
+        ) -> std::result::Result<tonic::Response<super::RuntimeConfigResponse>, tonic::Status>;
         /// Lists sandboxes in any state, or those a filter names.
         async fn list_pod_sandbox(
             &self,
             request: tonic::Request<super::ListPodSandboxRequest>,
         ) -> std::result::Result<tonic::Response<super::ListPodSandboxResponse>, tonic::Status>;
+        /// Describes one sandbox.
+        async fn pod_sandbox_status(
+            &self,
+            request: tonic::Request<super::PodSandboxStatusRequest>,
+        ) -> std::result::Result<tonic::Response<super::PodSandboxStatusResponse>, tonic::Status>;
+        /// Server streaming response type for the StreamPodSandboxes method.
+        type StreamPodSandboxesStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::StreamPodSandboxesResponse, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// The same as the list in messages of bounded size.
+        async fn stream_pod_sandboxes(
+            &self,
+            request: tonic::Request<super::StreamPodSandboxesRequest>,
+        ) -> std::result::Result<tonic::Response<Self::StreamPodSandboxesStream>, tonic::Status>;
         /// Lists containers in any state, or those a filter names.
         async fn list_containers(
             &self,
             request: tonic::Request<super::ListContainersRequest>,
         ) -> std::result::Result<tonic::Response<super::ListContainersResponse>, tonic::Status>;
+        /// Server streaming response type for the StreamContainers method.
+        type StreamContainersStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::StreamContainersResponse, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// The same in messages of bounded size.
+        async fn stream_containers(
+            &self,
+            request: tonic::Request<super::StreamContainersRequest>,
+        ) -> std::result::Result<tonic::Response<Self::StreamContainersStream>, tonic::Status>;
         /// Describes one container with its mounts.
         async fn container_status(
             &self,
@@ -1676,6 +2151,34 @@ pub mod runtime_service_server {
                     };
                     Box::pin(fut)
                 }
+                "/runtime.v1.RuntimeService/RuntimeConfig" => {
+                    #[allow(non_camel_case_types)]
+                    struct RuntimeConfigSvc<T: RuntimeService>(pub Arc<T>);
+                    impl<T: RuntimeService> tonic::server::UnaryService<super::RuntimeConfigRequest> for RuntimeConfigSvc<T> {
+                        type Response = super::RuntimeConfigResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(&mut self, request: tonic::Request<super::RuntimeConfigRequest>) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as RuntimeService>::runtime_config(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RuntimeConfigSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(accept_compression_encodings, send_compression_encodings)
+                            .apply_max_message_size_config(max_decoding_message_size, max_encoding_message_size);
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/runtime.v1.RuntimeService/ListPodSandbox" => {
                     #[allow(non_camel_case_types)]
                     struct ListPodSandboxSvc<T: RuntimeService>(pub Arc<T>);
@@ -1704,6 +2207,65 @@ pub mod runtime_service_server {
                     };
                     Box::pin(fut)
                 }
+                "/runtime.v1.RuntimeService/PodSandboxStatus" => {
+                    #[allow(non_camel_case_types)]
+                    struct PodSandboxStatusSvc<T: RuntimeService>(pub Arc<T>);
+                    impl<T: RuntimeService> tonic::server::UnaryService<super::PodSandboxStatusRequest> for PodSandboxStatusSvc<T> {
+                        type Response = super::PodSandboxStatusResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(&mut self, request: tonic::Request<super::PodSandboxStatusRequest>) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as RuntimeService>::pod_sandbox_status(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PodSandboxStatusSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(accept_compression_encodings, send_compression_encodings)
+                            .apply_max_message_size_config(max_decoding_message_size, max_encoding_message_size);
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/runtime.v1.RuntimeService/StreamPodSandboxes" => {
+                    #[allow(non_camel_case_types)]
+                    struct StreamPodSandboxesSvc<T: RuntimeService>(pub Arc<T>);
+                    impl<T: RuntimeService> tonic::server::ServerStreamingService<super::StreamPodSandboxesRequest>
+                        for StreamPodSandboxesSvc<T>
+                    {
+                        type Response = super::StreamPodSandboxesResponse;
+                        type ResponseStream = T::StreamPodSandboxesStream;
+                        type Future = BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(&mut self, request: tonic::Request<super::StreamPodSandboxesRequest>) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as RuntimeService>::stream_pod_sandboxes(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StreamPodSandboxesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(accept_compression_encodings, send_compression_encodings)
+                            .apply_max_message_size_config(max_decoding_message_size, max_encoding_message_size);
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/runtime.v1.RuntimeService/ListContainers" => {
                     #[allow(non_camel_case_types)]
                     struct ListContainersSvc<T: RuntimeService>(pub Arc<T>);
@@ -1728,6 +2290,37 @@ pub mod runtime_service_server {
                             .apply_compression_config(accept_compression_encodings, send_compression_encodings)
                             .apply_max_message_size_config(max_decoding_message_size, max_encoding_message_size);
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/runtime.v1.RuntimeService/StreamContainers" => {
+                    #[allow(non_camel_case_types)]
+                    struct StreamContainersSvc<T: RuntimeService>(pub Arc<T>);
+                    impl<T: RuntimeService> tonic::server::ServerStreamingService<super::StreamContainersRequest>
+                        for StreamContainersSvc<T>
+                    {
+                        type Response = super::StreamContainersResponse;
+                        type ResponseStream = T::StreamContainersStream;
+                        type Future = BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(&mut self, request: tonic::Request<super::StreamContainersRequest>) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as RuntimeService>::stream_containers(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StreamContainersSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(accept_compression_encodings, send_compression_encodings)
+                            .apply_max_message_size_config(max_decoding_message_size, max_encoding_message_size);
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -60,14 +60,12 @@ impl ImageUser {
         if name.is_empty() {
             return Self::Unset;
         }
-        match name.parse::<i64>() {
-            Ok(uid) => Self::Uid(uid),
-            Err(_) => {
-                // Each list of images repeats it.
-                let end = name.char_indices().map(|(at, _)| at).find(|at| *at >= USER_LENGTH_MAX).unwrap_or(name.len());
-                Self::Name(name[..end].to_owned())
-            }
+        if let Ok(uid) = name.parse::<i64>() {
+            return Self::Uid(uid);
         }
+        // Each list of images repeats it.
+        let end = name.char_indices().map(|(at, _)| at).find(|at| *at >= USER_LENGTH_MAX).unwrap_or(name.len());
+        Self::Name(name[..end].to_owned())
     }
 
     /// Whether it is a uid that no system has.

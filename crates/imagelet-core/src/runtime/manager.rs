@@ -89,21 +89,27 @@ impl RuntimeManager {
     /// Lists images; see [`ImageService::list`].
     pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
         let mut images = self.counted(Operation::List, self.images.list(filter)).await?;
-        images.iter_mut().for_each(|image| self.pinned.mark(image));
+        for image in &mut images {
+            self.pinned.mark(image);
+        }
         Ok(images)
     }
 
     /// Finds one image; see [`ImageService::status`].
     pub async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let mut image = self.counted(Operation::Status, self.images.status(spec)).await?;
-        image.iter_mut().for_each(|image| self.pinned.mark(image));
+        if let Some(image) = &mut image {
+            self.pinned.mark(image);
+        }
         Ok(image)
     }
 
     /// Finds one image with all that is known of it; see [`ImageService::details`].
     pub async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let mut details = self.counted(Operation::Status, self.images.details(spec)).await?;
-        details.iter_mut().for_each(|details| self.pinned.mark(&mut details.image));
+        if let Some(details) = &mut details {
+            self.pinned.mark(&mut details.image);
+        }
         Ok(details)
     }
 

@@ -43,3 +43,28 @@ pub(crate) fn check_container_status(status: &v1::ContainerStatus) -> Result<(),
     };
     Err(RuntimeError::other(complaint))
 }
+
+/// A runtime says of itself and of its network whether they are ready.
+pub(crate) fn check_status(response: &v1::StatusResponse) -> Result<(), RuntimeError> {
+    match &response.status {
+        Some(status) if status.conditions.len() >= 2 => Ok(()),
+        _ => Err(RuntimeError::other("RuntimeReady or NetworkReady condition are not set")),
+    }
+}
+
+/// A sandbox has an id, a pod and an age.
+pub(crate) fn check_sandbox_status(status: &v1::PodSandboxStatus) -> Result<(), RuntimeError> {
+    let complaint = match &status.metadata {
+        _ if status.id.is_empty() => "status.Id is not set".to_owned(),
+        None => "status.Metadata is not set".to_owned(),
+        Some(metadata) if metadata.name.is_empty() || metadata.namespace.is_empty() || metadata.uid.is_empty() => {
+            let said = [("name", &metadata.name), ("uid", &metadata.uid), ("namespace", &metadata.namespace)];
+            let said = said.into_iter().filter(|(_, value)| !value.is_empty());
+            let said: Vec<String> = said.map(|(key, value)| format!("{key}:{value}")).collect();
+            format!("metadata.Name, metadata.Namespace or metadata.Uid is not in metadata {:?}", said.join(" "))
+        }
+        Some(_) if status.created_at == 0 => "status.CreatedAt is not set".to_owned(),
+        Some(_) => return Ok(()),
+    };
+    Err(RuntimeError::other(complaint))
+}

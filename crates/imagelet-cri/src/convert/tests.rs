@@ -35,12 +35,70 @@ fn through<M: Message + Default>(encoded: &[u8]) -> String {
     hex(&M::decode(encoded).unwrap().encode_to_vec())
 }
 
+/// What of the vectors' schema a message's fields say: number, type, and whether there may be several.
+fn schema<'a>(cases: &'a [Value], message: &str) -> &'a [Value] {
+    let name = format!("message {message}");
+    let case = cases.iter().find(|case| case["name"] == name.as_str()).unwrap_or_else(|| panic!("no {name}"));
+    case["expected"]["fields"].as_array().unwrap()
+}
+
+/// Encodes a value of the vectors by their schema alone, without our types.
+fn encoded(cases: &[Value], message: &str, value: &Value) -> Vec<u8> {
+    let varint = |mut number: u64, out: &mut Vec<u8>| {
+        while number >= 0x80 {
+            out.push(u8::try_from(number & 0x7f).unwrap() | 0x80);
+            number >>= 7;
+        }
+        out.push(u8::try_from(number).unwrap());
+    };
+    let mut out = Vec::new();
+    for field in schema(cases, message) {
+        let Some(value) = value.get(field["name"].as_str().unwrap()) else { continue };
+        let (number, kind) = (field["number"].as_u64().unwrap(), field["type"].as_str().unwrap());
+        let mut blob = |bytes: &[u8]| {
+            varint(number << 3 | 2, &mut out);
+            varint(bytes.len() as u64, &mut out);
+            out.extend_from_slice(bytes);
+        };
+        match (kind, value) {
+            (_, Value::Array(texts)) => texts.iter().for_each(|text| match text {
+                Value::String(text) => blob(text.as_bytes()),
+                message => blob(&encoded(cases, kind, message)),
+            }),
+            ("map<string,string>", Value::Object(pairs)) => pairs.iter().for_each(|(key, value)| {
+                let value = value.as_str().unwrap();
+                let (key_length, length) = (u8::try_from(key.len()).unwrap(), u8::try_from(value.len()).unwrap());
+                blob(&[&[0x0a, key_length], key.as_bytes(), &[0x12, length], value.as_bytes()].concat());
+            }),
+            (_, Value::Object(_)) => blob(&encoded(cases, kind, value)),
+            ("string", Value::String(text)) if !text.is_empty() => blob(text.as_bytes()),
+            (_, Value::String(text)) if !text.is_empty() => {
+                let name = format!("enum {kind}");
+                let values = &cases.iter().find(|case| case["name"] == name.as_str()).unwrap()["expected"]["values"];
+                varint(number << 3, &mut out);
+                varint(values[text.as_str()].as_u64().unwrap(), &mut out);
+            }
+            (_, Value::Bool(true)) => out.extend([u8::try_from(number << 3).unwrap(), 1]),
+            (_, Value::Number(value)) if value.as_u64() != Some(0) => {
+                varint(number << 3, &mut out);
+                varint(value.as_u64().or(value.as_i64().map(i64::cast_unsigned)).unwrap(), &mut out);
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
 #[test]
 fn messages_are_encoded_as_the_vectors_say() {
-    for case in vectors("cri-wire.json") {
+    let cases = vectors("cri-wire.json");
+    assert_eq!(cases.len(), 106);
+    let mut ran = 0;
+    for case in &cases {
         let Some(wanted) = case["expected"]["hex"].as_str() else { continue };
-        let encoded = bytes(wanted);
         let message = case["input"]["message"].as_str().unwrap();
+        assert_eq!(hex(&encoded(&cases, message, &case["input"]["value"])), wanted, "{}", case["name"]);
+        let encoded = bytes(wanted);
         let again = match message {
             "ListImagesRequest" => through::<v1::ListImagesRequest>(&encoded),
             "ImageStatusRequest" => through::<v1::ImageStatusRequest>(&encoded),
@@ -54,7 +112,9 @@ fn messages_are_encoded_as_the_vectors_say() {
             other => panic!("no such message: {other}"),
         };
         assert_eq!(again, wanted, "{}", case["name"]);
+        ran += 1;
     }
+    assert_eq!(ran, 12);
     let sample = image_to_wire(image()).encode_to_vec();
     assert_eq!(
         hex(&sample),
@@ -63,36 +123,62 @@ fn messages_are_encoded_as_the_vectors_say() {
 }
 
 #[test]
-fn every_field_of_the_proto_file_has_the_number_the_vectors_give_it() {
+fn every_message_and_enum_of_the_vectors_is_in_the_proto_file_field_by_field() {
     let proto = include_str!("../../proto/runtime.proto");
     let cases = vectors("cri-wire.json");
-    let mut checked = 0;
-    for message in cases.iter().filter(|case| case["name"].as_str().unwrap().starts_with("message ")) {
-        let name = message["name"].as_str().unwrap().trim_start_matches("message ");
-        let Some((_, body)) = proto.split_once(&format!("message {name} {{\n")) else { continue };
-        let body = body.split_once("\n}").unwrap().0;
-        for line in body.lines().map(str::trim).filter(|line| !line.starts_with("//") && !line.is_empty()) {
-            let (declared, number) = line.trim_end_matches(';').rsplit_once(" = ").unwrap();
-            let (kind, field) = declared.rsplit_once(' ').unwrap();
-            let kind = kind.trim_start_matches("repeated ").replace(' ', "");
-            let known = message["expected"]["fields"].as_array().unwrap().iter().find(|known| known["name"] == field);
-            let known = known.unwrap_or_else(|| panic!("{name} has no field {field}"));
-            assert_eq!(known["number"].as_u64().unwrap().to_string(), number, "{name}.{field}");
-            assert_eq!(known["type"].as_str().unwrap(), kind, "{name}.{field}");
-            checked += 1;
+    let body = |head: &str| {
+        let (_, rest) = proto.split_once(head).unwrap_or_else(|| panic!("no `{head}`"));
+        rest.split_once('}').unwrap().0
+    };
+    let declared = |line: &str| {
+        let (declared, number) = line.trim().trim_end_matches(';').rsplit_once(" = ")?;
+        Some((declared.replace(", ", ","), number.parse::<u64>().ok()?))
+    };
+    let (mut messages, mut enums) = (0, 0);
+    for case in &cases {
+        let (name, expected) = (case["name"].as_str().unwrap(), &case["expected"]);
+        if let Some(message) = name.strip_prefix("message ") {
+            let body = body(&format!("message {message} {{"));
+            // An enum of the message's own comes first.
+            let body =
+                if message == "SecurityProfile" { proto.split_once("Localhost = 2;\n  }").unwrap().1 } else { body };
+            let lines: Vec<_> =
+                body.split_once('}').map_or(body, |(body, _)| body).lines().filter_map(declared).collect();
+            let fields = expected["fields"].as_array().unwrap();
+            for field in fields {
+                let repeated = if field["repeated"] == true { "repeated " } else { "" };
+                let kind = field["type"].as_str().unwrap().trim_start_matches("SecurityProfile.");
+                let wanted = format!("{repeated}{kind} {}", field["name"].as_str().unwrap());
+                assert!(lines.contains(&(wanted, field["number"].as_u64().unwrap())), "{name}: {field} of {lines:?}");
+            }
+            assert_eq!(lines.len(), fields.len(), "{name} has more fields than the interface");
+            messages += 1;
+        } else if let Some(wanted) = name.strip_prefix("enum ") {
+            let body = body(&format!("enum {} {{", wanted.trim_start_matches("SecurityProfile.")));
+            let values: serde_json::Map<String, Value> =
+                body.lines().filter_map(declared).map(|(value, number)| (value, number.into())).collect();
+            assert_eq!(&Value::Object(values), &expected["values"], "{name}");
+            enums += 1;
         }
     }
-    assert!(checked > 120, "only {checked} fields were compared");
+    assert_eq!((messages, enums), (72, 8));
 }
 
 #[test]
 fn methods_have_the_paths_the_vectors_give_them() {
-    let code = include_str!("../v1.rs");
+    let (code, proto) = (include_str!("../v1.rs"), include_str!("../../proto/runtime.proto"));
+    let mut ran = 0;
     for case in vectors("cri-wire.json") {
         let Some(path) = case["expected"]["path"].as_str() else { continue };
-        let left_out = ["/StreamPodSandboxes", "/StreamContainers", "/RuntimeConfig"];
-        assert_eq!(code.contains(path), !left_out.iter().any(|name| path.ends_with(name)), "{path}");
+        assert!(code.contains(&format!("\"{path}\"")), "{path}");
+        let field = |key: &str| case["expected"][key].as_str().unwrap().to_owned();
+        let stream = if case["expected"]["server_streaming"] == true { "stream " } else { "" };
+        let method = case["input"]["rpc"].as_str().unwrap();
+        let declared = format!("rpc {method}({}) returns ({stream}{});", field("request"), field("response"));
+        assert!(proto.contains(&declared), "{declared}");
+        ran += 1;
     }
+    assert_eq!(ran, 14);
 }
 
 #[test]
@@ -204,8 +290,11 @@ fn image_volumes_tell_both_their_names_once() {
 #[test]
 fn responses_are_checked_as_the_vectors_say() {
     let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
-    for case in vectors("cri-response-checks.json") {
+    let cases = vectors("cri-response-checks.json");
+    assert_eq!(cases.len(), 19);
+    for case in cases {
         let status = &case["input"]["status"];
+        let metadata = status.get("metadata");
         let result = match case["input"]["kind"].as_str().unwrap() {
             "VersionResponse" => check_version(&v1::VersionResponse {
                 version: text(status, "version"),
@@ -213,11 +302,33 @@ fn responses_are_checked_as_the_vectors_say() {
                 runtime_version: text(status, "runtime_version"),
                 runtime_api_version: text(status, "runtime_api_version"),
             }),
+            "StatusResponse" => {
+                let conditions =
+                    status["conditions"].as_array().unwrap().iter().map(|condition| v1::RuntimeCondition {
+                        r#type: text(condition, "type"),
+                        status: condition["status"] == true,
+                        ..v1::RuntimeCondition::default()
+                    });
+                let status = Some(v1::RuntimeStatus { conditions: conditions.collect() });
+                check_status(&v1::StatusResponse { status, ..v1::StatusResponse::default() })
+            }
+            "PodSandboxStatus" => check_sandbox_status(&v1::PodSandboxStatus {
+                id: text(status, "id"),
+                metadata: metadata.map(|metadata| v1::PodSandboxMetadata {
+                    name: text(metadata, "name"),
+                    namespace: text(metadata, "namespace"),
+                    uid: text(metadata, "uid"),
+                    attempt: 0,
+                }),
+                created_at: status["created_at"].as_i64().unwrap_or(0),
+                ..v1::PodSandboxStatus::default()
+            }),
             "ContainerStatus" => check_container_status(&v1::ContainerStatus {
                 id: text(status, "id"),
-                metadata: status
-                    .get("metadata")
-                    .map(|metadata| v1::ContainerMetadata { name: text(metadata, "name"), attempt: 0 }),
+                metadata: metadata.map(|metadata| v1::ContainerMetadata {
+                    name: text(metadata, "name"),
+                    attempt: metadata["attempt"].as_u64().unwrap_or(0).try_into().unwrap(),
+                }),
                 created_at: status["created_at"].as_i64().unwrap_or(0),
                 image: status
                     .get("image")
@@ -225,11 +336,43 @@ fn responses_are_checked_as_the_vectors_say() {
                 image_ref: text(status, "image_ref"),
                 ..v1::ContainerStatus::default()
             }),
-            _ => continue,
+            other => panic!("no such message: {other}"),
         };
         match case["expected"]["error_prefix"].as_str() {
             None => assert!(result.is_ok(), "{}", case["name"]),
             Some(prefix) => assert!(result.unwrap_err().to_string().starts_with(prefix), "{}", case["name"]),
         }
+    }
+}
+
+#[test]
+fn credentials_of_a_pull_read_as_the_vectors_say() {
+    let cases = vectors("cri-parse-auth.json");
+    assert_eq!(cases.len(), 9);
+    for case in cases {
+        let (auth, expected) = (&case["input"]["auth"], &case["expected"]);
+        let field = |key: &str| auth[key].as_str().unwrap_or_default().to_owned();
+        let auth = auth.is_object().then(|| v1::AuthConfig {
+            username: field("username"),
+            password: field("password"),
+            auth: field("auth"),
+            server_address: field("server_address"),
+            identity_token: field("identity_token"),
+            registry_token: field("registry_token"),
+        });
+        let host = case["input"]["host"].as_str().unwrap();
+        let image = if host.is_empty() { "a".to_owned() } else { format!("{host}/a") };
+        let spec = Some(v1::ImageSpec { image, ..v1::ImageSpec::default() });
+        let read = pull_from_wire(v1::PullImageRequest { image: spec, auth, sandbox_config: None });
+        assert_eq!(read.is_err(), expected["error"] == true, "{}", case["name"]);
+        use imagelet_core::credentials::CredentialKind;
+        let (user, secret) = match read.ok().and_then(|request| request.credential).map(|credential| credential.kind) {
+            None => (String::new(), String::new()),
+            Some(CredentialKind::Basic { username, password }) => (username, password.expose().to_owned()),
+            Some(CredentialKind::IdentityToken(token)) => (String::new(), token.expose().to_owned()),
+            Some(CredentialKind::RegistryToken(token)) => panic!("no vector has {token:?}"),
+        };
+        let wanted = (expected["username"].as_str().unwrap(), expected["secret"].as_str().unwrap());
+        assert_eq!((user.as_str(), secret.as_str()), wanted, "{}", case["name"]);
     }
 }

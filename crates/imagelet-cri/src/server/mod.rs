@@ -1,25 +1,37 @@
 //! A store of images, served as a CRI image service: to kubelets, crictl and critest (`spec/cri.md §5`).
 
+mod authority;
+mod deadline;
+mod handler;
 mod listen;
+mod runtime;
 
 use std::{collections::BTreeMap, pin::Pin, sync::Arc};
 
+pub use authority::{Lenient, lenient};
 use futures_util::{Stream, stream};
+pub use handler::Handlers;
 use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService, RuntimeError, RuntimeErrorKind, no_progress},
 };
 pub use listen::{ListenError, listen};
 use prost::Message as _;
-use tonic::{Request, Response, Status};
+pub use runtime::RuntimeServer;
+use tonic::{Request, Response, Status, codegen::http::Uri, metadata::MetadataMap, service::Routes};
+use tracing::Instrument as _;
 
 use crate::{
     MESSAGE_BYTES_MAX, convert,
+    trace::TraceContext,
     v1::{
         self,
         image_service_server::{ImageService as ImageServiceRpc, ImageServiceServer},
     },
 };
+
+/// How much of an unknown service's name is repeated.
+const SERVICE_LENGTH_MAX: usize = 128;
 
 /// The most images in one message of a stream.
 const BATCH_IMAGES_MAX: usize = 1000;
@@ -27,22 +39,49 @@ const BATCH_IMAGES_MAX: usize = 1000;
 /// The most bytes in one message of a stream; an image that is larger goes alone.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// The image service of a store, for a tonic router, with the interface's message limits.
+/// All that a CRI socket answers: images, the runtime service, and a refusal by name of every other service, those of
+/// older versions of the interface among them.
 ///
 /// ```no_run
 /// # async fn serve(images: std::sync::Arc<dyn imagelet_core::runtime::ImageService>) -> Result<(), Box<dyn std::error::Error>> {
+/// use imagelet_cri::{Handlers, RuntimeServer};
+/// use tokio_stream::StreamExt as _;
+///
 /// let socket = imagelet_cri::listen("/run/imagelet/imagelet.sock".as_ref()).await?;
+/// let routes = imagelet_cri::routes(images, Handlers::default(), RuntimeServer::without_runtime("0.1.0"));
 /// tonic::transport::Server::builder()
-///     .add_service(imagelet_cri::image_service(images))
-///     .serve_with_incoming(tokio_stream::wrappers::UnixListenerStream::new(socket))
+///     .add_routes(routes)
+///     .serve_with_incoming(
+///         tokio_stream::wrappers::UnixListenerStream::new(socket).map(|stream| stream.map(imagelet_cri::lenient)),
+///     )
 ///     .await?;
 /// # Ok(())
 /// # }
 /// ```
+pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: RuntimeServer) -> Routes {
+    let images = limited(ImageServiceServer::new(ImageServer { images, handlers }));
+    let mut routes = Routes::new(images).add_service(runtime);
+    let router = std::mem::take(routes.axum_router_mut());
+    *routes.axum_router_mut() =
+        router.fallback(|uri: Uri| async move { refused(&uri).into_http::<tonic::body::Body>() });
+    routes
+}
+
+/// What a stack of Go says to whom it does not know.
+fn refused(uri: &Uri) -> Status {
+    let service = uri.path().trim_start_matches('/').split('/').next().unwrap_or_default();
+    let shown: String = service.chars().take(SERVICE_LENGTH_MAX).collect();
+    tracing::debug!(service = shown, "refused a call to a service that is not here");
+    Status::unimplemented(format!("unknown service {shown}"))
+}
+
+/// The image service of a store alone, for a tonic router, with the interface's message limits.
 pub fn image_service(images: Arc<dyn ImageService>) -> ImageServiceServer<ImageServer> {
-    ImageServiceServer::new(ImageServer { images })
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    limited(ImageServiceServer::new(ImageServer { images, handlers: Handlers::default() }))
+}
+
+fn limited(server: ImageServiceServer<ImageServer>) -> ImageServiceServer<ImageServer> {
+    server.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
 /// Answers CRI calls from a store of images.
@@ -51,9 +90,23 @@ pub fn image_service(images: Arc<dyn ImageService>) -> ImageServiceServer<ImageS
 #[derive(Clone, Debug)]
 pub struct ImageServer {
     images: Arc<dyn ImageService>,
+    handlers: Handlers,
 }
 
 impl ImageServer {
+    /// Runs a call within its caller's deadline and as part of its trace.
+    async fn answer<T>(
+        &self,
+        rpc: &'static str,
+        metadata: &MetadataMap,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<Response<T>, Status> {
+        let trace = TraceContext::of(metadata);
+        let span = tracing::debug_span!("cri", rpc, trace = trace.id());
+        let answer = trace.scope(deadline::within(metadata, call).instrument(span)).await?;
+        Ok(Response::new(answer))
+    }
+
     /// Sorted by id, so that equal stores give equal lists.
     async fn list(&self, filter: Option<v1::ImageFilter>) -> Result<Vec<v1::Image>, Status> {
         let filter = convert::filter_from_wire(filter);
@@ -72,75 +125,99 @@ impl ImageServiceRpc for ImageServer {
         &self,
         request: Request<v1::ListImagesRequest>,
     ) -> Result<Response<v1::ListImagesResponse>, Status> {
-        let images = self.list(request.into_inner().filter).await?;
-        Ok(Response::new(fitting(v1::ListImagesResponse { images })))
+        let (metadata, _, request) = request.into_parts();
+        let list = async { Ok(fitting(v1::ListImagesResponse { images: self.list(request.filter).await? })) };
+        self.answer("ListImages", &metadata, list).await
     }
 
     async fn stream_images(
         &self,
         request: Request<v1::StreamImagesRequest>,
     ) -> Result<Response<Self::StreamImagesStream>, Status> {
-        let images = self.list(request.into_inner().filter).await?;
-        let messages = batches(images).into_iter().map(|images| Ok(v1::StreamImagesResponse { images }));
-        Ok(Response::new(Box::pin(stream::iter(messages))))
+        let (metadata, _, request) = request.into_parts();
+        let images = self.answer("StreamImages", &metadata, self.list(request.filter)).await?.into_inner();
+        // A batch is made when the one before was taken: who goes away gets no more of them.
+        let batches = stream::unfold(images.into_iter().peekable(), |mut images| async move {
+            let images_of_batch = next_batch(&mut images);
+            (!images_of_batch.is_empty()).then(|| (Ok(v1::StreamImagesResponse { images: images_of_batch }), images))
+        });
+        Ok(Response::new(Box::pin(batches)))
     }
 
     async fn image_status(
         &self,
         request: Request<v1::ImageStatusRequest>,
     ) -> Result<Response<v1::ImageStatusResponse>, Status> {
-        let request = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
         let spec = named(request.image)?;
-        let found = if request.verbose {
-            let details = self.images.details(&spec).await;
-            details.map(|details| details.map(|details| (convert::info_to_wire(&details), details.image)))
-        } else {
-            self.images.status(&spec).await.map(|image| image.map(|image| (BTreeMap::new(), image)))
+        let look = async {
+            let found = if request.verbose {
+                let details = self.images.details(&spec).await;
+                details.map(|details| details.map(|details| (convert::info_to_wire(&details), details.image)))
+            } else {
+                self.images.status(&spec).await.map(|image| image.map(|image| (BTreeMap::new(), image)))
+            };
+            match found {
+                Ok(Some((info, image))) => {
+                    Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info })
+                }
+                // An absent image is an answer.
+                Ok(None) => Ok(v1::ImageStatusResponse::default()),
+                Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
+                Err(error) => Err(status("ImageStatus", &spec.image, &error)),
+            }
         };
-        match found {
-            Ok(Some((info, image))) => {
-                Ok(Response::new(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info }))
-            }
-            // An absent image is an answer.
-            Ok(None) => Ok(Response::new(v1::ImageStatusResponse::default())),
-            Err(error) if error.kind() == RuntimeErrorKind::NotFound => {
-                Ok(Response::new(v1::ImageStatusResponse::default()))
-            }
-            Err(error) => Err(status("ImageStatus", &spec.image, &error)),
-        }
+        self.answer("ImageStatus", &metadata, look).await
     }
 
     async fn pull_image(
         &self,
         request: Request<v1::PullImageRequest>,
     ) -> Result<Response<v1::PullImageResponse>, Status> {
-        let request = convert::pull_from_wire(request.into_inner()).map_err(|error| status("PullImage", "", &error))?;
+        let (metadata, _, mut request) = request.into_parts();
+        if let Some(image) = &mut request.image {
+            let annotations = request.sandbox_config.as_ref().map(|config| &config.annotations);
+            image.runtime_handler = self
+                .handlers
+                .choose(&image.runtime_handler, annotations)
+                .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        }
+        let request = convert::pull_from_wire(request).map_err(|error| status("PullImage", "", &error))?;
         require_name(&request.image)?;
-        let id = self
-            .images
-            .pull(&request, no_progress())
-            .await
-            .map_err(|error| status("PullImage", &request.image.image, &error))?;
-        Ok(Response::new(v1::PullImageResponse { image_ref: id.as_str().to_owned() }))
+        let pull = async {
+            let pulled = self.images.pull(&request, no_progress()).await;
+            let id = pulled.map_err(|error| status("PullImage", &request.image.image, &error))?;
+            Ok(v1::PullImageResponse { image_ref: id.as_str().to_owned() })
+        };
+        self.answer("PullImage", &metadata, pull).await
     }
 
     async fn remove_image(
         &self,
         request: Request<v1::RemoveImageRequest>,
     ) -> Result<Response<v1::RemoveImageResponse>, Status> {
-        let spec = named(request.into_inner().image)?;
-        match self.images.remove(&spec).await {
-            Err(error) if error.kind() != RuntimeErrorKind::NotFound => Err(status("RemoveImage", &spec.image, &error)),
-            _ => Ok(Response::new(v1::RemoveImageResponse {})),
-        }
+        let (metadata, _, request) = request.into_parts();
+        let spec = named(request.image)?;
+        let remove = async {
+            match self.images.remove(&spec).await {
+                Err(error) if error.kind() != RuntimeErrorKind::NotFound => {
+                    Err(status("RemoveImage", &spec.image, &error))
+                }
+                _ => Ok(v1::RemoveImageResponse {}),
+            }
+        };
+        self.answer("RemoveImage", &metadata, remove).await
     }
 
     async fn image_fs_info(
         &self,
-        _request: Request<v1::ImageFsInfoRequest>,
+        request: Request<v1::ImageFsInfoRequest>,
     ) -> Result<Response<v1::ImageFsInfoResponse>, Status> {
-        let filesystems = self.images.filesystem().await.map_err(|error| status("ImageFsInfo", "", &error))?;
-        Ok(Response::new(convert::filesystems_to_wire(&filesystems)))
+        let measure = async {
+            let filesystems = self.images.filesystem().await.map_err(|error| status("ImageFsInfo", "", &error))?;
+            Ok(convert::filesystems_to_wire(&filesystems))
+        };
+        self.answer("ImageFsInfo", request.metadata(), measure).await
     }
 }
 
@@ -170,24 +247,16 @@ fn fitting(mut response: v1::ListImagesResponse) -> v1::ListImagesResponse {
     response
 }
 
-/// Messages of bounded count and size, none of them empty.
-fn batches(images: Vec<v1::Image>) -> Vec<Vec<v1::Image>> {
-    let mut batches = Vec::new();
-    let mut batch = Vec::new();
-    let mut bytes = 0;
-    for image in images {
-        let length = image.encoded_len();
-        if !batch.is_empty() && (batch.len() == BATCH_IMAGES_MAX || bytes + length > BATCH_BYTES_MAX) {
-            batches.push(std::mem::take(&mut batch));
-            bytes = 0;
-        }
-        bytes += length;
+/// The images of the next message, of bounded count and size; none where there are no more.
+fn next_batch(images: &mut std::iter::Peekable<std::vec::IntoIter<v1::Image>>) -> Vec<v1::Image> {
+    let (mut batch, mut bytes) = (Vec::new(), 0);
+    while let Some(image) = images.next_if(|image| {
+        bytes += image.encoded_len();
+        batch.is_empty() || (batch.len() < BATCH_IMAGES_MAX && bytes <= BATCH_BYTES_MAX)
+    }) {
         batch.push(image);
     }
-    if !batch.is_empty() {
-        batches.push(batch);
-    }
-    batches
+    batch
 }
 
 #[cfg(test)]
@@ -200,7 +269,10 @@ mod tests {
 
     #[test]
     fn a_stream_has_full_batches_and_no_empty_one() {
-        let lengths = |images| batches(images).iter().map(Vec::len).collect::<Vec<_>>();
+        let lengths = |images: Vec<v1::Image>| {
+            let mut images = images.into_iter().peekable();
+            std::iter::from_fn(|| Some(next_batch(&mut images).len()).filter(|length| *length > 0)).collect::<Vec<_>>()
+        };
         assert!(lengths(images(0, "a")).is_empty());
         assert_eq!(lengths(images(3, "a")), [3]);
         assert_eq!(lengths(images(2001, "a")), [1000, 1000, 1]);

@@ -1,0 +1,98 @@
+//! When a peer that could not be reached is tried again (`spec/cri.md §2`): as gRPC clients do.
+
+use std::{
+    io,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// After the first failure.
+const BASE: Duration = Duration::from_millis(100);
+/// How much longer after each.
+const FACTOR: f64 = 1.6;
+/// How far a wait is from that, at random, as a part of it.
+const JITTER: f64 = 0.2;
+/// The longest wait.
+const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// Failed attempts in a row. While it holds, nobody dials: calls fail at once.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    failures: u32,
+    until: Option<Instant>,
+    why: String,
+}
+
+impl Backoff {
+    /// Fails while it is too early for another attempt, with what the last one failed with.
+    pub(crate) fn check(&self, now: Instant) -> io::Result<()> {
+        let state = self.lock();
+        match state.until {
+            Some(until) if now < until => Err(io::Error::new(io::ErrorKind::NotConnected, state.why.clone())),
+            _ => Ok(()),
+        }
+    }
+
+    /// An attempt ended. `random` is between 0 and 1.
+    pub(crate) fn ended(&self, result: &io::Result<()>, now: Instant, random: f64) {
+        let mut state = self.lock();
+        match result {
+            Ok(()) => *state = State::default(),
+            Err(error) => {
+                state.until = Some(now + wait(state.failures, random));
+                state.failures = state.failures.saturating_add(1);
+                state.why = error.to_string();
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The wait after so many failures before this one.
+fn wait(failures: u32, random: f64) -> Duration {
+    let exponent = i32::try_from(failures.min(64)).unwrap_or(64);
+    let grown = (BASE.as_secs_f64() * FACTOR.powi(exponent)).min(WAIT_MAX.as_secs_f64());
+    Duration::from_secs_f64(grown * (1.0 + JITTER * (2.0 * random - 1.0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_from_a_tenth_of_a_second_to_three_and_scatter_by_a_fifth() {
+        let milliseconds = |failures, random| wait(failures, random).as_millis();
+        assert_eq!(
+            [0, 1, 2, 7, 8, 1000].map(|failures| milliseconds(failures, 0.5)),
+            [100, 160, 256, 2684, 3000, 3000]
+        );
+        assert_eq!((milliseconds(0, 0.0), milliseconds(0, 1.0)), (80, 120));
+        assert_eq!((milliseconds(99, 0.0), milliseconds(99, 1.0)), (2400, 3600));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_dials_before_the_wait_is_over_and_success_forgets_it() {
+        let backoff = Backoff::default();
+        let failed = || Err(io::Error::new(io::ErrorKind::ConnectionRefused, "nobody there"));
+        let now = Instant::now();
+        assert!(backoff.check(now).is_ok());
+        backoff.ended(&failed(), now, 0.5);
+        assert_eq!(backoff.check(now + Duration::from_millis(99)).unwrap_err().to_string(), "nobody there");
+        let second = now + Duration::from_millis(100);
+        assert!(backoff.check(second).is_ok());
+        backoff.ended(&failed(), second, 0.5);
+        assert!(backoff.check(second + Duration::from_millis(159)).is_err());
+        backoff.ended(&Ok(()), second, 0.5);
+        assert!(backoff.check(second).is_ok());
+        backoff.ended(&failed(), second, 0.5);
+        assert!(backoff.check(second + Duration::from_millis(100)).is_ok(), "counted anew");
+    }
+}

@@ -1,0 +1,75 @@
+//! Which handler's store a pull goes to (`spec/cri.md §5.5`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Where containerd's users name the handler for pulls of a pod.
+const ANNOTATION: &str = "io.containerd.cri.runtime-handler";
+
+/// The handlers that a store knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Handlers {
+    /// Whoever pulls knows them: they are passed on.
+    #[default]
+    Any,
+    /// These, beside the default one.
+    Known(BTreeSet<String>),
+}
+
+/// A handler that the store does not know.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown runtime handler {0:?}")]
+pub(crate) struct UnknownHandler(String);
+
+impl Handlers {
+    /// The handler of a pull, empty for the default one: the field's, which must be known, else the annotation's, which
+    /// is a hint.
+    pub(crate) fn choose(
+        &self,
+        field: &str,
+        annotations: Option<&BTreeMap<String, String>>,
+    ) -> Result<String, UnknownHandler> {
+        let is_known = |handler: &str| match self {
+            Self::Any => true,
+            Self::Known(known) => known.contains(handler),
+        };
+        if field.is_empty() {
+            let hint = annotations.and_then(|annotations| annotations.get(ANNOTATION));
+            return Ok(hint.filter(|handler| is_known(handler)).cloned().unwrap_or_default());
+        }
+        if is_known(field) { Ok(field.to_owned()) } else { Err(UnknownHandler(field.to_owned())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use imagelet_core::testing::vectors;
+
+    use super::*;
+
+    #[test]
+    fn handlers_are_chosen_as_the_vectors_say_less_one() {
+        let mut ran = 0;
+        for case in vectors("cri-pinning-and-handler.json") {
+            let (input, name) = (&case["input"], case["name"].as_str().unwrap());
+            if input["rule"] != "snapshotter" {
+                continue;
+            }
+            let stores = input["by_handler"].as_object().unwrap();
+            let handlers = Handlers::Known(stores.keys().cloned().collect());
+            let annotations: Option<BTreeMap<String, String>> = input["sandbox_config"].as_object().map(|config| {
+                config.get("annotations").map_or_else(BTreeMap::new, |of| serde_json::from_value(of.clone()).unwrap())
+            });
+            let chosen = handlers.choose(input["runtime_handler"].as_str().unwrap(), annotations.as_ref());
+            if name == "snapshotter: unknown handler" {
+                // containerd falls back; the interface says that it should be rejected, and so it is.
+                assert_eq!(chosen, Err(UnknownHandler("runtime-not-exists".into())));
+            } else {
+                let store = stores.get(&chosen.unwrap()).unwrap_or(&input["default"]);
+                assert_eq!(store, &case["expected"]["snapshotter"], "{name}");
+            }
+            ran += 1;
+        }
+        assert_eq!(ran, 7);
+        assert_eq!(Handlers::Any.choose("kata", None), Ok("kata".into()));
+    }
+}

@@ -1,0 +1,207 @@
+//! The runtime service on our socket: passed on to the runtime behind us, or answered by a store that has none.
+//!
+//! Who uses one endpoint for images and runtime asks for version, state and lists here. Whatever would change a
+//! container is refused: imagelet runs none.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    path::Path,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use imagelet_core::runtime::RuntimeError;
+use tonic::{
+    Code, Request, Response, Status,
+    body::Body,
+    codegen::{Service, http},
+    server::{Grpc, NamedService},
+};
+use tonic_prost::ProstCodec;
+
+use crate::{Endpoint, channel::Peer, v1};
+
+/// What the kubelet wants to see, or does not start.
+const API_VERSION: &str = "0.1.0";
+const SERVICE: &str = "runtime.v1.RuntimeService";
+/// Calls that only look.
+const READS: [&str; 9] = [
+    "Version",
+    "Status",
+    "RuntimeConfig",
+    "ListPodSandbox",
+    "StreamPodSandboxes",
+    "PodSandboxStatus",
+    "ListContainers",
+    "StreamContainers",
+    "ContainerStatus",
+];
+/// What of a call's head goes on to the runtime.
+const HEADERS_PASSED: [&str; 7] =
+    ["content-type", "te", "grpc-timeout", "traceparent", "tracestate", "baggage", "user-agent"];
+/// There where systemd is in charge, and so of cgroups.
+const SYSTEMD: &str = "/run/systemd/system";
+
+/// The runtime service, for a tonic router.
+#[derive(Clone, Debug)]
+pub struct RuntimeServer(Arc<Behind>);
+
+#[derive(Debug)]
+enum Behind {
+    Peer(Peer),
+    Nobody { version: String },
+}
+
+impl RuntimeServer {
+    /// Passes on to the runtime at an endpoint, as it says it: what this version does not know of is passed on, too.
+    /// Needs a tokio runtime around it.
+    ///
+    /// # Errors
+    /// Where the timeout is zero.
+    pub fn behind(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
+        Ok(Self(Arc::new(Behind::Peer(Peer::new(endpoint, timeout)?))))
+    }
+
+    /// Answers for a store without a runtime: its version, that no containers can run here, and that there are none.
+    pub fn without_runtime(version: &str) -> Self {
+        Self(Arc::new(Behind::Nobody { version: version.to_owned() }))
+    }
+
+    async fn answer(&self, request: http::Request<Body>) -> http::Response<Body> {
+        let path = request.uri().path().to_owned();
+        let call = path.rsplit('/').next().unwrap_or_default();
+        if !READS.contains(&call) {
+            let message =
+                format!("`{call}` is for a container runtime; imagelet serves images and starts no containers");
+            return Status::unimplemented(message).into_http();
+        }
+        match self.0.as_ref() {
+            Behind::Peer(peer) => pass_on(peer, request).await,
+            Behind::Nobody { version } => answer_for_none(call, version, request).await,
+        }
+    }
+}
+
+impl NamedService for RuntimeServer {
+    const NAME: &'static str = SERVICE;
+}
+
+impl Service<http::Request<Body>> for RuntimeServer {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let this = self.clone();
+        Box::pin(async move { Ok(this.answer(request).await) })
+    }
+}
+
+/// Sends a call as it came and answers as it is answered. A caller without a deadline gets ours.
+async fn pass_on(peer: &Peer, request: http::Request<Body>) -> http::Response<Body> {
+    let (came, body) = request.into_parts();
+    let mut call = http::Request::new(body);
+    *call.method_mut() = came.method;
+    *call.version_mut() = http::Version::HTTP_2;
+    // The channel adds where to.
+    if let Some(path) = came.uri.path_and_query() {
+        *call.uri_mut() = http::Uri::from(path.clone());
+    }
+    for name in HEADERS_PASSED {
+        if let Some(value) = came.headers.get(name) {
+            call.headers_mut().insert(name, value.clone());
+        }
+    }
+    let mut channel = peer.channel.clone();
+    let sent = async {
+        std::future::poll_fn(|context| channel.poll_ready(context)).await?;
+        channel.call(call).await
+    };
+    match tokio::time::timeout(peer.timeout(), sent).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => {
+            let status = Status::from_error(Box::new(error));
+            let error = peer.error(crate::convert::Call::Other, &status);
+            tracing::warn!(error = error.chain(), "a call could not be passed on to the runtime");
+            crate::convert::status_from_error(&error).into_http()
+        }
+        Err(_) => Status::deadline_exceeded("the runtime did not answer in time").into_http(),
+    }
+}
+
+/// Condition of something that is not there.
+fn absent(kind: &str) -> v1::RuntimeCondition {
+    v1::RuntimeCondition {
+        r#type: kind.to_owned(),
+        status: false,
+        reason: "NoContainerRuntime".into(),
+        message: "imagelet serves images from a store of its own; no container runtime stands behind it".into(),
+    }
+}
+
+async fn answer_for_none(call: &str, version: &str, request: http::Request<Body>) -> http::Response<Body> {
+    match call {
+        "Version" => {
+            let answer = v1::VersionResponse {
+                version: API_VERSION.into(),
+                runtime_name: "imagelet".into(),
+                runtime_version: version.to_owned(),
+                runtime_api_version: "v1".into(),
+            };
+            unary::<v1::VersionRequest, _>(request, move |_| Ok(answer)).await
+        }
+        "Status" => {
+            let version = serde_json::json!({ "version": version }).to_string();
+            let answer = move |asked: v1::StatusRequest| {
+                let info =
+                    if asked.verbose { BTreeMap::from([("imagelet".to_owned(), version)]) } else { BTreeMap::new() };
+                let conditions = vec![absent("RuntimeReady"), absent("NetworkReady")];
+                Ok(v1::StatusResponse { status: Some(v1::RuntimeStatus { conditions }), info, ..Default::default() })
+            };
+            unary(request, answer).await
+        }
+        "RuntimeConfig" => {
+            // Who runs containers beside us wants the cgroups of this machine.
+            let driver =
+                if Path::new(SYSTEMD).is_dir() { v1::CgroupDriver::Systemd } else { v1::CgroupDriver::Cgroupfs };
+            let linux = v1::LinuxRuntimeConfiguration { cgroup_driver: driver as i32 };
+            let answer = v1::RuntimeConfigResponse { linux: Some(linux) };
+            unary::<v1::RuntimeConfigRequest, _>(request, move |_| Ok(answer)).await
+        }
+        "ListPodSandbox" | "StreamPodSandboxes" => {
+            unary::<v1::ListPodSandboxRequest, _>(request, |_| Ok(v1::ListPodSandboxResponse::default())).await
+        }
+        "ListContainers" | "StreamContainers" => {
+            unary::<v1::ListContainersRequest, _>(request, |_| Ok(v1::ListContainersResponse::default())).await
+        }
+        "ContainerStatus" | "PodSandboxStatus" => {
+            let none =
+                |_| Err::<v1::ContainerStatusResponse, _>(Status::new(Code::NotFound, "there are no containers here"));
+            unary::<v1::ContainerStatusRequest, _>(request, none).await
+        }
+        other => Status::unimplemented(format!("`{other}` is not answered here")).into_http(),
+    }
+}
+
+/// One message answered by another. An empty one is also an empty list of a stream.
+async fn unary<Q, A>(
+    request: http::Request<Body>,
+    answer: impl FnOnce(Q) -> Result<A, Status> + Clone + Send + 'static,
+) -> http::Response<Body>
+where
+    Q: prost::Message + Default + 'static,
+    A: prost::Message + Default + 'static,
+{
+    let service = tower::service_fn(move |request: Request<Q>| {
+        let answered = answer.clone()(request.into_inner());
+        async move { answered.map(Response::new) }
+    });
+    Grpc::new(ProstCodec::<A, Q>::default()).unary(service, request).await
+}

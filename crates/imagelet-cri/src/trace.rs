@@ -1,0 +1,128 @@
+//! Passes a caller's trace on: what came in with a call goes out with the calls made for it (W3C trace context).
+
+use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
+
+const PARENT: &str = "traceparent";
+/// What else goes along, and how long it may be.
+const COMPANIONS: [(&str, usize); 2] = [("tracestate", 512), ("baggage", 8192)];
+/// `00-TRACE-SPAN-FLAGS`; later versions may go on behind it.
+const PARENT_LENGTH: usize = 55;
+
+tokio::task_local! {
+    static CURRENT: TraceContext;
+}
+
+/// A trace that a call belongs to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TraceContext(Vec<(&'static str, MetadataValue<Ascii>)>);
+
+impl TraceContext {
+    /// What came with a call; nothing where its trace does not read.
+    pub(crate) fn of(metadata: &MetadataMap) -> Self {
+        let Some(parent) = metadata.get(PARENT).filter(|parent| is_parent(parent.as_bytes())) else {
+            return Self::default();
+        };
+        let companions = COMPANIONS.into_iter().filter_map(|(name, length_max)| {
+            metadata.get(name).filter(|value| value.len() <= length_max).map(|value| (name, value.clone()))
+        });
+        Self([(PARENT, parent.clone())].into_iter().chain(companions).collect())
+    }
+
+    /// The id of the trace, for logs.
+    pub(crate) fn id(&self) -> Option<&str> {
+        self.0.first().and_then(|(_, parent)| parent.to_str().ok()).and_then(|parent| parent.get(3..35))
+    }
+
+    /// Runs a call so that the calls it makes belong to the trace. What it spawns does not.
+    pub(crate) async fn scope<T>(self, call: impl Future<Output = T>) -> T {
+        CURRENT.scope(self, call).await
+    }
+}
+
+/// Adds the trace of the running call, if it has one.
+pub(crate) fn inject(metadata: &mut MetadataMap) {
+    // No scope: nobody asked over the wire.
+    let _ = CURRENT.try_with(|current| {
+        for (name, value) in &current.0 {
+            metadata.insert(*name, value.clone());
+        }
+    });
+}
+
+fn is_parent(text: &[u8]) -> bool {
+    let part = |from: usize, length: usize| text.get(from..from + length).unwrap_or_default();
+    let is_hex = |part: &[u8]| part.iter().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte));
+    let dashes = [2, 35, 52].into_iter().all(|at| text.get(at) == Some(&b'-'));
+    let (version, trace, span, flags) = (part(0, 2), part(3, 32), part(36, 16), part(53, 2));
+    let length_fits = match version {
+        b"00" => text.len() == PARENT_LENGTH,
+        _ => text.len() == PARENT_LENGTH || text.get(PARENT_LENGTH) == Some(&b'-'),
+    };
+    let is_none = |part: &[u8]| part.iter().all(|byte| *byte == b'0');
+    dashes
+        && length_fits
+        && text.len() <= 256
+        && version != b"ff"
+        && [version, trace, span, flags].into_iter().all(is_hex)
+        && !is_none(trace)
+        && !is_none(span)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARENT_SAID: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    fn metadata(fields: &[(&'static str, &str)]) -> MetadataMap {
+        let mut metadata = MetadataMap::new();
+        for (name, value) in fields {
+            metadata.insert(*name, value.parse().unwrap());
+        }
+        metadata
+    }
+
+    #[tokio::test]
+    async fn a_trace_goes_on_with_the_calls_that_are_made_for_it() {
+        let came = metadata(&[("traceparent", PARENT_SAID), ("tracestate", "a=b"), ("baggage", "k=v"), ("other", "x")]);
+        let context = TraceContext::of(&came);
+        assert_eq!(context.id(), Some("0af7651916cd43dd8448eb211c80319c"));
+        let sent = context
+            .scope(async {
+                let mut sent = MetadataMap::new();
+                inject(&mut sent);
+                sent
+            })
+            .await;
+        assert_eq!(sent.len(), 3);
+        for (name, value) in [("traceparent", PARENT_SAID), ("tracestate", "a=b"), ("baggage", "k=v")] {
+            assert_eq!(sent.get(name).unwrap(), value);
+        }
+        let mut outside = MetadataMap::new();
+        inject(&mut outside);
+        assert!(outside.is_empty());
+    }
+
+    #[test]
+    fn a_trace_that_does_not_read_is_none() {
+        let bad = [
+            "",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-x",
+        ];
+        for parent in bad {
+            assert!(
+                TraceContext::of(&metadata(&[("traceparent", parent), ("baggage", "k=v")])).0.is_empty(),
+                "{parent}"
+            );
+        }
+        let later = format!("01{}-more", &PARENT_SAID[2..]);
+        let long = "x".repeat(513);
+        let context = TraceContext::of(&metadata(&[("traceparent", &later), ("tracestate", &long)]));
+        assert_eq!(context.0.len(), 1, "what is too long stays behind");
+    }
+}

@@ -1,0 +1,459 @@
+//! The whole socket as callers of any age and taste see it: authorities, deadlines, traces, handlers, other services.
+
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use imagelet_core::{
+    image::{ImageId, ImageSpec},
+    runtime::{ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
+    testing::{FakeRuntime, vectors},
+};
+use imagelet_cri::{
+    Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, lenient, listen, routes,
+    v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
+};
+use prost::Message as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+    task::JoinHandle,
+};
+use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, transport::Channel};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A socket with all services; ends when dropped.
+struct Socket {
+    path: PathBuf,
+    task: JoinHandle<()>,
+    stop: CancellationToken,
+    _folder: tempfile::TempDir,
+}
+
+impl Socket {
+    async fn open(images: Arc<dyn ImageService>, handlers: Handlers, runtime: RuntimeServer) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("imagelet.sock");
+        let incoming = UnixListenerStream::new(listen(&path).await.unwrap()).map(|stream| stream.map(lenient));
+        let routes = routes(images, handlers, runtime);
+        let stop = CancellationToken::new();
+        let stopped = stop.clone().cancelled_owned();
+        let task = tokio::spawn(async move {
+            let server = tonic::transport::Server::builder().add_routes(routes);
+            server.serve_with_incoming_shutdown(incoming, stopped).await.unwrap();
+        });
+        Self { path, task, stop, _folder: folder }
+    }
+
+    async fn of(fake: &FakeRuntime) -> Self {
+        Self::open(Arc::new(fake.clone()), Handlers::Any, RuntimeServer::without_runtime("1.2.3")).await
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        Endpoint::at(&self.path).unwrap()
+    }
+
+    async fn channel(&self) -> Channel {
+        let uri = format!("unix://{}", self.path.display());
+        tonic::transport::Endpoint::new(uri).unwrap().connect().await.unwrap()
+    }
+
+    async fn images(&self) -> ImageServiceClient<Channel> {
+        ImageServiceClient::new(self.channel().await)
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn fake() -> FakeRuntime {
+    let fake = FakeRuntime::new();
+    fake.preload("registry.test/a:v1", "a", 1024);
+    fake.offer("registry.test/b:v1", "b", 2048);
+    fake
+}
+
+fn spec(image: &str) -> Option<v1::ImageSpec> {
+    Some(v1::ImageSpec { image: image.into(), ..v1::ImageSpec::default() })
+}
+
+fn pull(image: &str) -> v1::PullImageRequest {
+    v1::PullImageRequest { image: spec(image), ..v1::PullImageRequest::default() }
+}
+
+/// One call of `ImageFsInfo` in frames written by hand; answers the types of the frames that came back on its stream.
+async fn call_with_authority(socket: &Socket, authority: &str) -> Vec<u8> {
+    let literal = |name: &[u8], value: &[u8]| {
+        let length = |text: &[u8]| u8::try_from(text.len()).unwrap();
+        [&[0x40, length(name)], name, &[length(value)], value].concat()
+    };
+    // POST and http are sent by their places in the table, the rest by name.
+    let block = [
+        vec![0x83, 0x86],
+        literal(b":path", b"/runtime.v1.ImageService/ImageFsInfo"),
+        literal(b":authority", authority.as_bytes()),
+        literal(b"content-type", b"application/grpc"),
+        literal(b"te", b"trailers"),
+    ]
+    .concat();
+    let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+        [&[0, 0, u8::try_from(payload.len()).unwrap(), kind, flags, 0, 0, 0, stream], payload].concat()
+    };
+    let sent = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(4, 0, 0, &[]),
+        frame(1, 4, 1, &block),
+        frame(0, 1, 1, &[0, 0, 0, 0, 0]),
+    ]
+    .concat();
+    let mut stream = UnixStream::connect(&socket.path).await.unwrap();
+    stream.write_all(&sent).await.unwrap();
+    let mut kinds = Vec::new();
+    let read = async {
+        loop {
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).await.unwrap();
+            let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+            stream.read_exact(&mut payload).await.unwrap();
+            if head[8] == 1 {
+                kinds.push(head[3]);
+                // Trailers end an answer, a reset ends it early.
+                if head[3] == 3 || head[4] & 1 != 0 {
+                    return;
+                }
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, read).await.expect("an answer");
+    kinds
+}
+
+#[tokio::test]
+async fn a_client_that_sends_the_path_of_the_socket_as_authority_is_answered() {
+    let socket = Socket::of(&fake()).await;
+    for authority in [
+        "localhost",
+        "/run/imagelet/imagelet.sock",
+        "%2Frun%2Fimagelet.sock",
+        "unix:///run/imagelet/imagelet.sock",
+        "a b",
+    ] {
+        // Headers, data, trailers.
+        assert_eq!(call_with_authority(&socket, authority).await, [1, 0, 1], "{authority}");
+    }
+}
+
+#[tokio::test]
+async fn services_that_are_not_here_are_refused_by_name() {
+    let socket = Socket::of(&fake()).await;
+    let mut client = tonic::client::Grpc::new(socket.channel().await);
+    for (path, message) in [
+        ("/runtime.v1alpha2.ImageService/ListImages", "unknown service runtime.v1alpha2.ImageService"),
+        ("/runtime.v1alpha2.RuntimeService/Version", "unknown service runtime.v1alpha2.RuntimeService"),
+        ("/grpc.health.v1.Health/Check", "unknown service grpc.health.v1.Health"),
+    ] {
+        client.ready().await.unwrap();
+        let codec = tonic_prost::ProstCodec::<v1::ListImagesRequest, v1::ListImagesResponse>::default();
+        let request = Request::new(v1::ListImagesRequest::default());
+        let refused = client.unary(request, path.parse().unwrap(), codec).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::Unimplemented, message));
+    }
+}
+
+#[tokio::test]
+async fn a_pull_that_is_late_ends_with_deadline_exceeded_and_is_given_up() {
+    let fake = fake();
+    fake.set_pull_takes(Duration::from_hours(1));
+    let socket = Socket::of(&fake).await;
+    for limit in ["1m", "40m"] {
+        // A client that leaves the clock to the server.
+        let stream = TokioIo::new(UnixStream::connect(&socket.path).await.unwrap());
+        let (mut sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let message = pull("registry.test/b:v1").encode_to_vec();
+        let framed = [&[0, 0, 0, 0, u8::try_from(message.len()).unwrap()], message.as_slice()].concat();
+        let request = http::Request::post("http://localhost/runtime.v1.ImageService/PullImage")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .header("grpc-timeout", limit)
+            .body(http_body_util::Full::new(bytes::Bytes::from(framed)))
+            .unwrap();
+        let answer = tokio::time::timeout(PATIENCE, sender.send_request(request)).await.expect("in time").unwrap();
+        assert_eq!(answer.headers()["grpc-status"], "4", "{limit}: {:?}", answer.headers());
+        connection.abort();
+    }
+    let gone = async {
+        while fake.pulls_running() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("the pulls are dropped");
+}
+
+#[tokio::test]
+async fn an_unknown_handler_is_refused_in_the_field_and_ignored_in_the_annotation() {
+    let fake = fake();
+    let known = Handlers::Known(BTreeSet::from(["kata".to_owned()]));
+    let socket = Socket::open(Arc::new(fake.clone()), known, RuntimeServer::without_runtime("1")).await;
+    let mut client = socket.images().await;
+    let ask = |field: &str, annotation: &str| v1::PullImageRequest {
+        image: Some(v1::ImageSpec { runtime_handler: field.into(), ..spec("registry.test/b:v1").unwrap() }),
+        sandbox_config: Some(v1::PodSandboxConfig {
+            annotations: [("io.containerd.cri.runtime-handler".to_owned(), annotation.to_owned())].into(),
+            ..v1::PodSandboxConfig::default()
+        }),
+        ..v1::PullImageRequest::default()
+    };
+    let refused = client.pull_image(ask("gvisor", "kata")).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::InvalidArgument, "unknown runtime handler \"gvisor\""));
+    for (field, annotation, used) in [("kata", "x", "kata"), ("", "kata", "kata"), ("", "gvisor", "")] {
+        client.pull_image(ask(field, annotation)).await.unwrap();
+        assert_eq!(fake.pull_requests().last().unwrap().image.runtime_handler, used);
+    }
+}
+
+#[tokio::test]
+async fn a_store_without_a_runtime_says_so_to_whoever_asks_for_one() {
+    let socket = Socket::of(&fake()).await;
+    let service = RemoteContainerService::connect(&socket.endpoint(), PATIENCE).await.unwrap();
+    let version = service.version().await.unwrap();
+    assert_eq!((version.name.as_str(), version.version.as_str(), version.api.as_str()), ("imagelet", "1.2.3", "v1"));
+    let mut client = RuntimeServiceClient::new(socket.channel().await);
+    let asked = v1::VersionRequest { version: "0.1.0".into() };
+    assert_eq!(client.version(asked).await.unwrap().into_inner().version, "0.1.0");
+    let status = client.status(v1::StatusRequest { verbose: true }).await.unwrap().into_inner();
+    let conditions = status.status.unwrap().conditions;
+    let told: Vec<_> = conditions.iter().map(|condition| (condition.r#type.as_str(), condition.status)).collect();
+    assert_eq!(told, [("RuntimeReady", false), ("NetworkReady", false)]);
+    assert!(conditions.iter().all(|condition| condition.reason == "NoContainerRuntime"));
+    assert_eq!(status.info["imagelet"], r#"{"version":"1.2.3"}"#);
+    assert!(client.runtime_config(v1::RuntimeConfigRequest {}).await.unwrap().into_inner().linux.is_some());
+    assert!(
+        client.list_containers(v1::ListContainersRequest::default()).await.unwrap().into_inner().containers.is_empty()
+    );
+    assert!(client.list_pod_sandbox(v1::ListPodSandboxRequest::default()).await.unwrap().into_inner().items.is_empty());
+    let stream = client.stream_containers(v1::StreamContainersRequest::default()).await.unwrap().into_inner();
+    assert!(stream.map(Result::unwrap).all(|message| message.containers.is_empty()).await);
+    let absent = client.container_status(v1::ContainerStatusRequest::default()).await.unwrap_err();
+    assert_eq!(absent.code(), Code::NotFound);
+    let refused = client.run_pod_sandbox(v1::RunPodSandboxRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+    assert!(refused.message().contains("RunPodSandbox"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn what_asks_for_the_runtime_behind_is_passed_on_and_what_changes_it_is_not() {
+    let behind = Socket::of(&fake()).await;
+    let runtime = RuntimeServer::behind(&behind.endpoint(), PATIENCE).unwrap();
+    let front = Socket::open(Arc::new(fake()), Handlers::Any, runtime).await;
+    let mut client = RuntimeServiceClient::new(front.channel().await);
+    let version = client.version(v1::VersionRequest::default()).await.unwrap().into_inner();
+    assert_eq!(version.runtime_version, "1.2.3");
+    let status = client.status(v1::StatusRequest { verbose: true }).await.unwrap().into_inner();
+    assert_eq!(status.info.len(), 1);
+    let refused = client.stop_container(v1::StopContainerRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+    behind.stop.cancel();
+    drop(behind);
+    let gone = async {
+        // The first call may still find the old connection; the runtime is away, and imagelet is not.
+        loop {
+            match client.version(v1::VersionRequest::default()).await {
+                Err(away)
+                    if away.code() == Code::Unavailable && away.message().contains("cannot reach the runtime") =>
+                {
+                    return;
+                }
+                _ => tokio::task::yield_now().await,
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("it is told");
+    let mut images = front.images().await;
+    assert_eq!(images.list_images(v1::ListImagesRequest::default()).await.unwrap().into_inner().images.len(), 1);
+}
+
+#[tokio::test]
+async fn a_trace_reaches_the_runtime_behind_with_every_call() {
+    let inner = Arc::new(Seen::default());
+    let behind = Traced::open(Arc::clone(&inner)).await;
+    let service = RemoteImageService::lazy(&behind.endpoint(), PATIENCE).unwrap();
+    let front = Socket::open(Arc::new(service), Handlers::Any, RuntimeServer::without_runtime("1")).await;
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let mut client = front.images().await;
+    let mut request = Request::new(v1::ListImagesRequest::default());
+    request.metadata_mut().insert("traceparent", parent.parse().unwrap());
+    client.list_images(request).await.unwrap();
+    client.list_images(v1::ListImagesRequest::default()).await.unwrap();
+    assert_eq!(*inner.0.lock().unwrap(), [Some(parent.to_owned()), None]);
+}
+
+/// The traces that calls came with.
+#[derive(Debug, Default)]
+struct Seen(std::sync::Mutex<Vec<Option<String>>>);
+
+/// A socket that notes traces.
+struct Traced;
+
+impl Traced {
+    async fn open(seen: Arc<Seen>) -> Socket {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("traced.sock");
+        let incoming = UnixListenerStream::new(listen(&path).await.unwrap());
+        let service = imagelet_cri::image_service(Arc::new(fake()));
+        let service = tonic::service::interceptor::InterceptedService::new(service, move |request: Request<()>| {
+            let parent = request.metadata().get("traceparent").map(|parent| parent.to_str().unwrap().to_owned());
+            seen.0.lock().unwrap().push(parent);
+            Ok(request)
+        });
+        let task = tokio::spawn(async move {
+            tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
+        });
+        Socket { path, task, stop: CancellationToken::new(), _folder: folder }
+    }
+}
+
+/// A store whose every call fails in one way.
+#[derive(Debug)]
+struct Failing(RuntimeErrorKind);
+
+impl Failing {
+    fn error<T>(&self) -> Result<T, RuntimeError> {
+        Err(RuntimeError::new(self.0, "it is so"))
+    }
+}
+
+#[async_trait::async_trait]
+impl ImageService for Failing {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<imagelet_core::image::Image>, RuntimeError> {
+        self.error()
+    }
+    async fn status(&self, _spec: &ImageSpec) -> Result<Option<imagelet_core::image::Image>, RuntimeError> {
+        self.error()
+    }
+    async fn pull(&self, _request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
+        self.error()
+    }
+    async fn remove(&self, _spec: &ImageSpec) -> Result<(), RuntimeError> {
+        self.error()
+    }
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        self.error()
+    }
+}
+
+#[tokio::test]
+async fn every_situation_has_the_code_that_callers_expect() {
+    for (kind, code, message) in [
+        (RuntimeErrorKind::InvalidArgument, Code::InvalidArgument, "it is so"),
+        (RuntimeErrorKind::NotFound, Code::NotFound, "it is so"),
+        (RuntimeErrorKind::Denied, Code::PermissionDenied, "it is so"),
+        (RuntimeErrorKind::RegistryUnavailable, Code::Unknown, "RegistryUnavailable: it is so"),
+        (RuntimeErrorKind::SignatureInvalid, Code::Unknown, "SignatureValidationFailed: it is so"),
+        (RuntimeErrorKind::TimedOut, Code::DeadlineExceeded, "it is so"),
+        (RuntimeErrorKind::Cancelled, Code::Cancelled, "it is so"),
+        (RuntimeErrorKind::InUse, Code::FailedPrecondition, "it is so"),
+        (RuntimeErrorKind::DiskFull, Code::ResourceExhausted, "it is so"),
+        (RuntimeErrorKind::Unavailable, Code::Unavailable, "it is so"),
+        (RuntimeErrorKind::Unsupported, Code::Unimplemented, "it is so"),
+    ] {
+        let runtime = RuntimeServer::without_runtime("1");
+        let socket = Socket::open(Arc::new(Failing(kind)), Handlers::Any, runtime).await;
+        let mut client = socket.images().await;
+        let refused = client.pull_image(pull("a")).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (code, message));
+        let removed = client.remove_image(v1::RemoveImageRequest { image: spec("a") }).await;
+        let looked = client.image_status(v1::ImageStatusRequest { image: spec("a"), verbose: false }).await;
+        // What is absent is no failure of either.
+        let is_absent = kind == RuntimeErrorKind::NotFound;
+        assert_eq!((removed.is_ok(), looked.is_ok()), (is_absent, is_absent));
+    }
+}
+
+#[tokio::test]
+async fn a_socket_answers_images_as_the_vectors_say() {
+    let cases = vectors("cri-image-rpcs.json");
+    assert_eq!(cases.len(), 6);
+    for case in cases {
+        let (input, expected, name) = (&case["input"], &case["expected"], case["name"].as_str().unwrap());
+        let fake = FakeRuntime::new();
+        for image in input["store"].as_array().unwrap() {
+            fake.insert(stored(image));
+        }
+        let socket = Socket::of(&fake).await;
+        let asked = input["image"].as_str().unwrap_or_default();
+        assert_eq!(expected.get("error").cloned().unwrap_or_default(), serde_json::Value::Null, "{name}");
+        match input["rpc"].as_str().unwrap() {
+            "ImageStatus" => {
+                let status = v1::ImageStatusRequest { image: spec(asked), verbose: false };
+                let image = socket.images().await.image_status(status).await.unwrap().into_inner().image;
+                assert_eq!(image, wire(&expected["image"]), "{name}");
+            }
+            "ListImages" => {
+                let listed = socket.images().await.list_images(v1::ListImagesRequest::default()).await.unwrap();
+                let wanted = expected["images_unordered"].as_array().unwrap().iter().filter_map(wire);
+                assert_eq!(listed.into_inner().images, wanted.collect::<Vec<_>>(), "{name}");
+            }
+            "RemoveImage" => {
+                let callers = input["concurrency"].as_u64().unwrap_or(1);
+                let mut tasks = Vec::new();
+                for _ in 0..callers {
+                    let (mut client, asked) = (socket.images().await, asked.to_owned());
+                    let repeat = input["repeat"].as_u64().unwrap_or(1);
+                    tasks.push(tokio::spawn(async move {
+                        for _ in 0..repeat {
+                            client.remove_image(v1::RemoveImageRequest { image: spec(&asked) }).await.unwrap();
+                        }
+                        let status = v1::ImageStatusRequest { image: spec(&asked), verbose: false };
+                        client.image_status(status).await.unwrap().into_inner().image
+                    }));
+                }
+                for task in tasks {
+                    assert_eq!(task.await.unwrap(), None, "{name}");
+                }
+                let left = socket.images().await.list_images(v1::ListImagesRequest::default()).await.unwrap();
+                assert_eq!(left.into_inner().images.len(), expected["store_after"].as_array().unwrap().len(), "{name}");
+            }
+            other => panic!("no such call: {other}"),
+        }
+    }
+}
+
+/// An image of a vector's store as ours keeps it.
+fn stored(image: &serde_json::Value) -> imagelet_core::image::Image {
+    use imagelet_core::image::{ByteSize, Image, ImageUser, split_names};
+    let names: Vec<String> = serde_json::from_value(image["references"].clone()).unwrap();
+    // The vector's `r/x:1` is Docker's in full; a store keeps names in full only.
+    let full = names.iter().map(|name| name.parse::<imagelet_core::image::Reference>().unwrap().to_string());
+    let full: Vec<String> = full.collect();
+    let (tags, digests) = split_names(full.iter().map(String::as_str));
+    Image {
+        id: ImageId::new(image["id"].as_str().unwrap()),
+        tags,
+        digests,
+        size: ByteSize(image["size"].as_u64().unwrap()),
+        user: ImageUser::of_config(image["config_user"].as_str().unwrap_or_default()),
+        spec: ImageSpec::default(),
+        pinned: false,
+    }
+}
+
+/// The message a vector expects; fields it leaves out are not set.
+fn wire(image: &serde_json::Value) -> Option<v1::Image> {
+    let texts = |key: &str| serde_json::from_value(image[key].clone()).unwrap_or_default();
+    image.is_object().then(|| v1::Image {
+        id: image["id"].as_str().unwrap().into(),
+        repo_tags: texts("repo_tags"),
+        repo_digests: texts("repo_digests"),
+        size: image["size"].as_u64().unwrap(),
+        uid: image["uid"].as_i64().map(|value| v1::Int64Value { value }),
+        username: image["username"].as_str().unwrap_or_default().into(),
+        ..v1::Image::default()
+    })
+}
