@@ -8,9 +8,10 @@ mod started;
 mod stop;
 mod wiring;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use futures_util::TryStreamExt as _;
+use imagelet_cri::{Endpoint, EndpointError, Handlers, RuntimeServer};
 use tokio::{
     net::{TcpListener, UnixListener},
     signal::unix::{SignalKind, signal},
@@ -107,13 +108,14 @@ pub(crate) async fn serve(
     let (opened, started) = Started::soon();
     let images = Arc::new(ServedImages::new(started.clone(), state_place(&settings), working.clone()));
     let handler = Arc::new(Stoppable::new(started, working.clone()));
+    let (handlers, runtime) = runtime_behind(&settings)?;
     let server = |listener: UnixListener| {
         let mut peers = Peers::default();
         let met = UnixListenerStream::new(listener).inspect_ok(move |stream| peers.met(stream));
         tonic::transport::Server::builder()
-            .add_service(imagelet_cri::image_service(images))
+            .add_routes(imagelet_cri::routes(images, handlers, runtime))
             .add_service(api::service(handler))
-            .serve_with_incoming_shutdown(met, accepting.clone().cancelled_owned())
+            .serve_with_incoming_shutdown(met.map_ok(imagelet_cri::lenient), accepting.clone().cancelled_owned())
     };
     let (node, mut server, _socket) = match activation::taken_over(&environment)? {
         // Callers may be there already: they are answered, or told to wait.
@@ -189,6 +191,19 @@ fn state_place(settings: &Settings) -> PathBuf {
     match &settings.backend {
         Backend::Embedded(store) => store.directory.clone(),
         Backend::Cri { state, .. } => state.clone(),
+    }
+}
+
+/// Who answers for containers: the runtime behind, which knows its handlers itself, or nobody.
+fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
+    match &settings.backend {
+        Backend::Embedded(_) => {
+            Ok((Handlers::Known(BTreeSet::new()), RuntimeServer::without_runtime(env!("CARGO_PKG_VERSION"))))
+        }
+        Backend::Cri { endpoint, .. } => {
+            let address: Endpoint = endpoint.parse().map_err(|error: EndpointError| Failure::of(&error))?;
+            Ok((Handlers::Any, RuntimeServer::behind(&address, settings.runtime_request_timeout)?))
+        }
     }
 }
 
