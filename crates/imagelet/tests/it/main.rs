@@ -6,6 +6,7 @@ mod collection;
 mod configuration;
 mod contract;
 mod crash;
+mod critest;
 mod daemon;
 mod events;
 mod failpoints;
