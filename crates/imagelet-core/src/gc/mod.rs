@@ -9,6 +9,7 @@ mod collect;
 mod disk;
 mod facts;
 mod input;
+mod journal;
 mod keeping;
 mod kubelet;
 mod labels;
@@ -19,6 +20,7 @@ pub mod reclaim;
 mod round;
 mod rules;
 mod runs;
+mod shadow;
 mod shortage;
 mod tags;
 mod text;
@@ -47,11 +49,13 @@ pub use self::{
     disk::{DiskProbe, DiskUse, StatVfs},
     facts::ImageFacts,
     input::PlanInput,
+    journal::{Asked, digest, replay},
     plan::{Plan, Step, plan},
     policy::{AgeCounts, GcOrder, GcPolicy, GcPolicyError, GcWay, InodeMarks},
     reason::{Idle, Reason},
     rules::{GcRules, KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
     runs::{GcRuns, RunLevel, RunTold},
+    shadow::{Shadow, ShadowCounts},
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey},

@@ -148,6 +148,19 @@ impl Reason {
     }
 }
 
+impl Reason {
+    /// What it rests on, as a document without the code; null where that is nothing.
+    pub fn inputs(&self) -> serde_json::Value {
+        match serde_json::to_value(self) {
+            Ok(serde_json::Value::Object(mut fields)) => {
+                fields.remove("code");
+                if fields.is_empty() { serde_json::Value::Null } else { fields.into() }
+            }
+            _ => serde_json::Value::Null,
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         /// More users than these tell nobody more.

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     credentials::{KeyringError, TrackedCredential},
+    decisions::{Act, ActCode},
     events::{Event, EventCause, EventKind},
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     inventory::HandedOut,
@@ -284,8 +285,29 @@ impl Ensuring<'_> {
         self.manager.meters.pulled(pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());
         self.touch(&pulled.id, Some((pulled.fetched, pulled.took)));
+        self.put_on_record(&pulled);
         let origin = Origin::Pulled { took: pulled.took, size: pulled.size };
         Ensured { id: pulled.id, reference: spec.image, origin, message: String::new() }
+    }
+
+    /// Puts on record for whom it was pulled, as far as that is known.
+    fn put_on_record(&self, pulled: &Pulled) {
+        let pod = &self.request.pod;
+        let by = match (pod.name.is_empty(), self.request.caller.is_client()) {
+            (false, _) => format!("pod {}/{}", pod.namespace, pod.name),
+            (true, true) => "CRI".to_owned(),
+            (true, false) => "command".to_owned(),
+        };
+        let name = self.request.image.parse::<Reference>().map(|name| name.canonical().to_string());
+        self.manager.decisions.act(Act {
+            at: SystemTime::now(),
+            code: ActCode::Pulled,
+            keys: vec![ImageKey::new(pulled.id.clone(), self.request.runtime_handler.clone()).to_string()],
+            names: vec![name.unwrap_or_else(|_| self.request.image.clone())],
+            by,
+            bytes: Some(pulled.fetched.0).filter(|size| *size > 0),
+            took_ms: u64::try_from(pulled.took.as_millis()).ok(),
+        });
     }
 
     /// What to show the registry, in order.

@@ -46,6 +46,7 @@ pub use throttle::PullRate;
 
 use crate::{
     credentials::{CredentialProvider, Keyring, NodeKeyring},
+    decisions::DecisionLog,
     events::EventSink,
     records::PullRecords,
     runtime::{Progress, RuntimeManager},
@@ -66,6 +67,7 @@ pub struct ImageManager {
     secrets: SecretsCache,
     /// `None`: an image whose registry is away is not used under `Always`.
     stale: Option<StaleUse>,
+    decisions: Arc<DecisionLog>,
     backoff: Mutex<Backoff<BackoffKey>>,
 }
 
@@ -102,7 +104,14 @@ impl ImageManager {
             touched,
             recorder,
             stale: None,
+            decisions: Arc::new(DecisionLog::off()),
         }
+    }
+
+    /// Puts on record who had what pulled.
+    #[must_use]
+    pub fn with_decisions(self, decisions: Arc<DecisionLog>) -> Self {
+        Self { decisions, ..self }
     }
 
     /// Lets images be used under `Always` while their registry is away.

@@ -1,0 +1,146 @@
+//! What was foretold in shadow mode, compared with what then happened.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{GcReport, GcVerdict};
+use crate::image::{ByteSize, ImageKey};
+
+/// How often foretelling and happening agreed, and what the difference comes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShadowCounts {
+    /// Collections compared with the one before them.
+    pub compared: u64,
+    /// Images that went, and that shadow mode would have removed, too.
+    pub agreed: u64,
+    /// Images that went although shadow mode would have kept them.
+    pub kept_in_vain: u64,
+    /// Their bytes: what would not have had to be pulled again, if it is.
+    pub kept_in_vain_bytes: ByteSize,
+    /// Images that came back after they had gone against what was foretold.
+    pub came_back: u64,
+    /// Their bytes: what was pulled again in truth, and would not have been.
+    pub saved_bytes: ByteSize,
+    /// Images that shadow mode would remove now, and that are still there.
+    pub still_there: u64,
+    /// Their bytes.
+    pub still_there_bytes: ByteSize,
+}
+
+/// Images remembered as gone against what was foretold; more are not followed.
+const GONE_MAX: usize = 10_000;
+
+/// Compares what was foretold with what then happened. Knows of one collection what the next one finds.
+#[derive(Clone, Debug, Default)]
+pub struct Shadow {
+    /// The images of the last collection in shadow mode, and whether it would have removed them.
+    last: BTreeMap<ImageKey, (ByteSize, bool)>,
+    /// Images that somebody here was told to remove since.
+    asked: BTreeSet<ImageKey>,
+    /// Images that went against what was foretold, and may come back.
+    gone: BTreeMap<ImageKey, ByteSize>,
+    counts: ShadowCounts,
+}
+
+impl Shadow {
+    /// Takes up a collection in shadow mode: what is there now tells what became of the one before.
+    pub fn hear(&mut self, report: &GcReport) {
+        let now: BTreeMap<ImageKey, (ByteSize, bool)> = report
+            .decisions
+            .iter()
+            .map(|it| (it.key.clone(), (it.size, matches!(it.verdict, GcVerdict::Remove { .. }))))
+            .collect();
+        let counts = &mut self.counts;
+        for (key, size) in std::mem::take(&mut self.gone) {
+            if now.contains_key(&key) {
+                counts.came_back += 1;
+                counts.saved_bytes = counts.saved_bytes + size;
+            } else {
+                self.gone.insert(key, size);
+            }
+        }
+        for (key, (size, would_go)) in &self.last {
+            if now.contains_key(key) || self.asked.contains(key) {
+                continue;
+            }
+            if *would_go {
+                counts.agreed += 1;
+                continue;
+            }
+            counts.kept_in_vain += 1;
+            counts.kept_in_vain_bytes = counts.kept_in_vain_bytes + *size;
+            if self.gone.len() < GONE_MAX {
+                self.gone.insert(key.clone(), *size);
+            }
+        }
+        counts.compared += u64::from(!self.last.is_empty());
+        let going = now.values().filter(|(_, would_go)| *would_go);
+        counts.still_there = going.clone().count() as u64;
+        counts.still_there_bytes = going.map(|(size, _)| *size).sum();
+        self.last = now;
+        self.asked.clear();
+    }
+
+    /// Somebody here was told to remove it: that says nothing on what another collector does.
+    pub fn removed_on_request(&mut self, key: &ImageKey) {
+        self.asked.insert(key.clone());
+    }
+
+    /// How it stands.
+    pub fn counts(&self) -> ShadowCounts {
+        self.counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gc::{DiskUse, GcDecision, Reason};
+    use crate::image::ImageId;
+
+    fn report(images: &[(&str, u64, bool)]) -> GcReport {
+        let decisions = images.iter().map(|(id, size, goes)| GcDecision {
+            key: ImageKey::new(ImageId::new(id), String::new()),
+            tags: Vec::new(),
+            size: ByteSize(*size),
+            verdict: if *goes { GcVerdict::Remove { phase: crate::gc::GcPhase::Space } } else { GcVerdict::Keep },
+            reason: Reason::NotNeeded,
+        });
+        GcReport {
+            disk_before: DiskUse::default(),
+            disk_after: None,
+            goal_bytes: None,
+            decisions: decisions.collect(),
+            removed: Vec::new(),
+            claimed: ByteSize::ZERO,
+            freed: crate::runtime::Freed::default(),
+            could_free: ByteSize::ZERO,
+            certainty: crate::runtime::Certainty::Claimed,
+            measured: None,
+            failures: Vec::new(),
+            events: Vec::new(),
+            planned: Vec::new(),
+            hook: None,
+            present: None,
+        }
+    }
+
+    #[test]
+    fn what_another_collector_did_otherwise_is_counted_with_its_bytes() {
+        let mut shadow = Shadow::default();
+        shadow.hear(&report(&[("a", 10, true), ("b", 20, false), ("c", 40, false), ("d", 80, true)]));
+        assert_eq!(shadow.counts().still_there_bytes, ByteSize(90));
+        assert_eq!(shadow.counts().compared, 0);
+        // It took `a`, as foretold, and `b`, which was not; `c` went because somebody here said so.
+        shadow.removed_on_request(&ImageKey::parse("c"));
+        shadow.hear(&report(&[("d", 80, true)]));
+        let counts = shadow.counts();
+        assert_eq!((counts.compared, counts.agreed, counts.kept_in_vain), (1, 1, 1));
+        assert_eq!((counts.kept_in_vain_bytes, counts.saved_bytes), (ByteSize(20), ByteSize::ZERO));
+        assert_eq!((counts.still_there, counts.still_there_bytes), (1, ByteSize(80)));
+        // `b` was needed after all.
+        shadow.hear(&report(&[("b", 20, false), ("d", 80, true)]));
+        assert_eq!((shadow.counts().came_back, shadow.counts().saved_bytes), (1, ByteSize(20)));
+        shadow.hear(&report(&[("b", 20, false), ("d", 80, true)]));
+        assert_eq!((shadow.counts().came_back, shadow.counts().compared), (1, 3));
+    }
+}
