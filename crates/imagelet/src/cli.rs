@@ -88,6 +88,8 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Show what happened on the node, and with -f what happens: pulls, failures, collections.
     Events(EventsArgs),
+    /// Tell what became of an image and why: its history, what holds it, what the next collection would do.
+    Why(WhyArgs),
     /// Show the daemon or store at a glance.
     Status,
     /// Check or show the configuration.
@@ -240,6 +242,16 @@ pub(crate) struct GcArgs {
     /// Take everything nobody uses or pinned.
     #[arg(long, conflicts_with_all = ["high", "low", "free"])]
     pub(crate) all_unused: bool,
+    /// Remove although `gc.mode` is `shadow`, this once.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) enforce: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WhyArgs {
+    /// Name, id or digest, or the beginning of one; also of an image that is gone.
+    #[arg(value_name = "REF")]
+    pub(crate) image: String,
 }
 
 #[derive(Debug, Args)]

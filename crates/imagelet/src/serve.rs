@@ -273,6 +273,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("store, imageService", old.backend != new.backend),
         ("registry", old.hosts_dirs != new.hosts_dirs),
         ("pull limits", old.pulls != new.pulls),
+        ("gc.decisions", old.collection.decisions_max != new.collection.decisions_max),
         ("staleOnOutage", old.stale_max != new.stale_max),
         ("runtimeRequestTimeout", old.runtime_request_timeout != new.runtime_request_timeout),
         ("imagePullCredentialsVerificationPolicy", old.verification != new.verification),

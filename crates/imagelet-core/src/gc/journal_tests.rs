@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use super::*;
 use crate::{
     decisions::{DecisionLog, HappeningKind, Told},
-    gc::{DiskUse, GcGoal, GcPolicy, ImageFacts},
+    gc::{DiskUse, GcGoal, GcPolicy, GcRules, ImageFacts},
     image::{ByteSize, ImageId},
     inventory::{Origin, PullCost},
     runtime::{Certainty, Freed, LayerFacts, LayerGraph},
@@ -63,6 +63,7 @@ fn facts(dice: &mut Dice, number: u64, now: SystemTime) -> ImageFacts {
             at: time(dice, now),
         }),
         origin: [Origin::Pulled, Origin::Adopted, Origin::Found][usize::try_from(dice.next(3)).unwrap()],
+        labels: dice.maybe(|_| BTreeMap::from([("team".to_owned(), "shop".to_owned())])),
     }
 }
 
@@ -106,6 +107,7 @@ fn input(dice: &mut Dice, images: Vec<ImageFacts>, now: SystemTime) -> PlanInput
         aged: Freed::default(),
         layers: dice.maybe(|dice| layers(dice, &images)),
         images,
+        rules: GcRules { keep: Vec::new(), only_owned: dice.chance(4) },
         spared: BTreeMap::new(),
     }
 }

@@ -131,25 +131,55 @@ pub(super) async fn usage(node: &Node, arguments: &DfArgs, format: Format) -> Re
         totals(&usage).write(&mut out)?;
         if arguments.verbose || format == Format::Wide {
             writeln!(out)?;
-            let mut table = Table::new(["NAME", "ID", "SIZE", "UNIQUE", "SHARED", "USE"]);
-            let size = |size: Option<u64>| size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string());
-            let mut images: Vec<&ImageRow> = usage.images.iter().collect();
-            images.sort_by_key(|image| std::cmp::Reverse(image.unique.unwrap_or(image.size)));
-            for image in images {
-                table.row([
-                    names(&image.names),
-                    ImageId::new(&image.id).short().to_owned(),
-                    ByteSize(image.size).to_string(),
-                    size(image.unique),
-                    size(image.shared),
-                    use_word(image),
-                ]);
-            }
-            table.write(&mut out)?;
+            image_by_image(&usage, format == Format::Wide).write(&mut out)?;
         }
         Ok(())
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The largest first.
+fn image_by_image(usage: &Usage, wide: bool) -> Table {
+    let mut header = vec!["NAME", "ID", "SIZE", "UNIQUE", "SHARED", "LAST USED", "HELD BY", "REASON"];
+    if wide {
+        header.push("NEXT COLLECTION");
+    }
+    let (mut table, now) = (Table::plain(), SystemTime::now());
+    table.row(header);
+    let size = |size: Option<u64>| size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string());
+    let mut images: Vec<&ImageRow> = usage.images.iter().collect();
+    images.sort_by_key(|image| std::cmp::Reverse(image.unique.unwrap_or(image.size)));
+    for image in images {
+        let mut row = vec![
+            names(&image.names),
+            ImageId::new(&image.id).short().to_owned(),
+            ByteSize(image.size).to_string(),
+            size(image.unique),
+            size(image.shared),
+            age(time(image.last_used.as_deref()), now),
+            held_by(image, wide),
+            image.next_code.clone().unwrap_or_else(|| "-".into()),
+        ];
+        if wide {
+            row.push(image.next_reason.clone().unwrap_or_else(|| "-".into()));
+        }
+        table.row(row);
+    }
+    table
+}
+
+/// The first that holds it, and how many more; all of them on a wide screen.
+fn held_by(image: &ImageRow, wide: bool) -> String {
+    let pins = image.pinned_by.iter().map(|pin| format!("pin {pin}"));
+    let held: Vec<String> = image.in_use_by.iter().cloned().chain(pins).collect();
+    if wide && !held.is_empty() {
+        return held.join(",");
+    }
+    match held.as_slice() {
+        [] => "-".into(),
+        [one] => one.clone(),
+        [first, rest @ ..] => format!("{first} (+{})", rest.len()),
+    }
 }
 
 fn totals(usage: &Usage) -> Table {

@@ -8,6 +8,7 @@ mod images;
 mod pull;
 mod upkeep;
 mod verify;
+mod why;
 
 use std::{io::Write as _, process::ExitCode};
 
@@ -99,6 +100,7 @@ async fn ask(node: &Node, command: Command, asked: Asked, format: Format) -> Res
         Command::Mount(arguments) => upkeep::mount(node, arguments, format).await,
         Command::Unmount(arguments) => upkeep::unmount(node, arguments, format).await,
         Command::Events(arguments) => events::run(node, &arguments, format).await,
+        Command::Why(arguments) => why::why(node, arguments, format).await,
         Command::Verify(arguments) => verify::verify(node, arguments, format).await,
         _ => upkeep::status(node, format).await,
     }

@@ -10,8 +10,8 @@ use crate::{
     config::GoDuration,
     failure::Failure,
     node::{
-        CollectRequest, Collected, CollectedRow, MountRequest, Node, PinRequest, PinsRequest, RemoveRequest, Status,
-        StatusRequest, UnmountRequest, UnpinRequest, UntagRequest, no_steps,
+        CollectRequest, Collected, CollectedRow, LastCollection, MountRequest, Node, PinRequest, PinsRequest,
+        RemoveRequest, ShadowRow, Status, StatusRequest, UnmountRequest, UnpinRequest, UntagRequest, no_steps,
     },
     output::{Table, names, print, printable},
 };
@@ -51,6 +51,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
         low: arguments.low.map(Percent::get),
         free: arguments.free.map(|size| size.0),
         all_unused: arguments.all_unused,
+        enforce: arguments.enforce,
     };
     let done = node.ask(request, no_steps()).await?;
     print(format, &done, |mut out| {
@@ -68,12 +69,22 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
 }
 
 fn plan(done: &Collected, format: Format) -> Table {
-    let mut table = Table::new(["NAME", "ID", "SIZE", "VERDICT", "REASON"]);
+    let wide = format == Format::Wide;
+    let mut header = vec!["NAME", "ID", "SIZE", "VERDICT", "REASON"];
+    if wide {
+        header.push("CODE");
+    }
+    let mut table = Table::plain();
+    table.row(header);
     for row in &done.images {
         let id = ImageId::new(&row.id);
-        let id = if format == Format::Wide { row.id.as_str() } else { id.short() };
+        let id = if wide { row.id.as_str() } else { id.short() };
         let size = ByteSize(row.size).to_string();
-        table.row([names(&row.names).as_str(), id, &size, &row.verdict, &row.reason]);
+        let mut cells = vec![names(&row.names), id.to_owned(), size, row.verdict.clone(), row.reason.clone()];
+        if wide {
+            cells.push(super::why::coded(&row.code, &row.inputs));
+        }
+        table.row(cells);
     }
     table
 }
@@ -196,8 +207,61 @@ fn overview(status: &Status) -> Table {
         let line = format!("{} is less than {}: the kubelet reclaims, then evicts", short.signal, short.less_than);
         table.row(["Short of:", &line]);
     }
+    if let Some(last) = &status.last_collection {
+        table.row(["Last collection:", &last_collection(last)]);
+    }
+    if let Some(shadow) = &status.shadow {
+        table.row(["Shadow mode:", "what is chosen is told, nothing is removed"]);
+        for line in shadow_lines(shadow) {
+            table.row(["", &line]);
+        }
+    }
+    if status.decisions_lost > 0 {
+        let lost = format!("{} decisions did not reach the log on disk", status.decisions_lost);
+        table.row(["Problem:", &lost]);
+    }
     for problem in &status.problems {
         table.row(["Problem:", problem]);
     }
     table
+}
+
+fn last_collection(last: &LastCollection) -> String {
+    let at = last.at.as_deref().unwrap_or("-");
+    let (images, claimed) = (last.images, ByteSize(last.claimed));
+    let did = match last.outcome.as_str() {
+        "shadow" => format!("would have removed {images} images ({claimed})"),
+        "failed" => format!("failed: {}", last.failure.as_deref().unwrap_or("-")),
+        _ if images == 0 => "removed nothing".to_owned(),
+        _ => {
+            let gained = last.measured.map_or_else(String::new, |it| format!(", the disk gained {}", ByteSize(it)));
+            format!("removed {images} images ({claimed} as listed{gained})")
+        }
+    };
+    let short = if last.outcome == "short" { ", which was not enough" } else { "" };
+    format!("{at} by {}: {did}{short}", last.by)
+}
+
+/// What was foretold, and what happened.
+fn shadow_lines(shadow: &ShadowRow) -> Vec<String> {
+    let size = |bytes: u64| ByteSize(bytes).to_string();
+    let mut lines =
+        vec![format!("would remove {} images now ({})", shadow.still_there, size(shadow.still_there_bytes))];
+    if shadow.agreed + shadow.kept_in_vain > 0 {
+        lines.push(format!(
+            "{} images went since the start: {} as foretold, {} ({}) would have been kept",
+            shadow.agreed + shadow.kept_in_vain,
+            shadow.agreed,
+            shadow.kept_in_vain,
+            size(shadow.kept_in_vain_bytes)
+        ));
+    }
+    if shadow.came_back > 0 {
+        lines.push(format!(
+            "{} of those came back: {} would not have been pulled again",
+            shadow.came_back,
+            size(shadow.saved_bytes)
+        ));
+    }
+    lines
 }

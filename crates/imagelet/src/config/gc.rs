@@ -35,7 +35,7 @@ pub(super) struct GcFile {
     /// Whether a pull into the embedded store that has no room makes some, under the usual rules. Defaults to false where `enabled` is, or where `compatibility` is `kubelet`.
     #[serde(rename = "forPulls", skip_serializing_if = "Option::is_none")]
     pub(super) for_pulls: Option<bool>,
-    /// `enforce` removes what is chosen. `shadow` chooses and tells, and removes nothing, whoever asks: for a node whose kubelet still collects.
+    /// `enforce` removes what is chosen. `shadow` chooses and tells, and removes nothing unless `imagelet gc --enforce` says so: for a node whose kubelet still collects. See [why](why.md).
     #[serde(rename = "mode", skip_serializing_if = "Option::is_none")]
     pub(super) mode: Option<String>,
     /// Which of the images that may go do go when room is wanted: `cost`, those that cost least to do without for the bytes that only they take; `lru`, the longest unused first, as the kubelet. Defaults to `lru` where `compatibility` is `kubelet`, which goes with no other.
@@ -132,6 +132,16 @@ pub(crate) enum CollectionMode {
     Enforce,
     /// It is told, and stays.
     Shadow,
+}
+
+impl CollectionMode {
+    /// The word of the configuration.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Shadow => "shadow",
+        }
+    }
 }
 
 /// Which images go first.

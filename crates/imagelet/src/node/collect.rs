@@ -11,7 +11,8 @@ use async_trait::async_trait;
 use imagelet_core::{
     events::EventKind,
     gc::{
-        AgeCounts, GcError, GcEvent, GcGoal, GcOutcome, GcPolicy, GcPolicyError, GcReport, GcRequest, GcVerdict, GcWay,
+        AgeCounts, Asked, GcError, GcEvent, GcGoal, GcOutcome, GcPolicy, GcPolicyError, GcReport, GcRequest, GcVerdict,
+        GcWay,
     },
     image::{ByteSize, ImageKey},
     manager::Compatibility,
@@ -22,7 +23,7 @@ use tracing::Instrument as _;
 
 use super::{CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps, events};
 use crate::{
-    config::{GcSettings, Settings},
+    config::{CollectionMode, GcSettings, Settings},
     failure::Failure,
 };
 
@@ -45,28 +46,55 @@ impl Command for CollectRequest {
             return Err(Failure::new("Unsupported", message));
         }
         let request = gc_request(&self, &node.settings())?;
-        collect(node, &request).await
+        match node.settings().collection.mode {
+            CollectionMode::Shadow if self.enforce && !self.dry_run => {
+                collect_as(node, &request, "command", false).await
+            }
+            CollectionMode::Shadow if !self.dry_run => {
+                let message = "the mode of collection is `shadow`: nothing is removed";
+                Err(Failure::new("ShadowMode", message)
+                    .or_hint("`imagelet gc --dry-run` shows what would go; `--enforce` removes it this once"))
+            }
+            CollectionMode::Shadow | CollectionMode::Enforce => collect(node, &request, "command").await,
+        }
     }
 }
 
-/// Collects and forgets what belongs to images that are gone.
-pub(crate) async fn collect(node: &LocalNode, request: &GcRequest) -> Result<Collected, Failure> {
+/// Collects and forgets what belongs to images that are gone; in shadow mode only tells what would go.
+pub(crate) async fn collect(node: &LocalNode, request: &GcRequest, by: &str) -> Result<Collected, Failure> {
+    let is_shadow = node.settings().collection.mode == CollectionMode::Shadow && !request.dry_run;
+    collect_as(node, &GcRequest { dry_run: request.dry_run || is_shadow, ..*request }, by, is_shadow).await
+}
+
+async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: bool) -> Result<Collected, Failure> {
     let began = SystemTime::now();
+    let clock = tokio::time::Instant::now();
     let mark = node.parts.records.mark(began);
+    let asked = Asked { by: by.to_owned(), shadow };
     let report = node.parts.gc.collect(request, began).instrument(span(request.goal)).await.map_err(|error| {
         node.tell(error.event());
+        if !request.dry_run || shadow {
+            node.collection_failed(&error, &asked, began, clock.elapsed());
+        }
         Failure::of(&error)
     })?;
+    // Who only asks what would go has changed nothing, and may ask often.
+    if !request.dry_run || shadow {
+        node.put_on_record(&report, &asked, began, clock.elapsed());
+    }
     for removal in &report.removed {
         if matches!(removal.outcome, GcOutcome::Removed { .. }) {
             node.parts.metrics.increment(&COLLECTED, &[removal.phase.reason()]);
         }
     }
     let is_ours = request.policy.way() == GcWay::Imagelet;
-    node.tell(report.events.iter().cloned());
-    // The kubelet says nothing of what went well.
-    if let Some(message) = events::of_removals(&report).filter(|_| is_ours) {
-        events::tell(node, EventKind::Normal, "ImagesCollected", message);
+    // Events of shadow mode are told as such, with its record.
+    if !shadow {
+        node.tell(report.events.iter().cloned());
+        // The kubelet says nothing of what went well.
+        if let Some(message) = events::of_removals(&report).filter(|_| is_ours) {
+            events::tell(node, EventKind::Normal, "ImagesCollected", message);
+        }
     }
     // The kubelet's hook is handed less than this; going by that would take the records of images that stay.
     let forgets = is_ours || report.hook.is_some();
@@ -184,7 +212,20 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
 fn collected(report: &GcReport, dry_run: bool) -> Collected {
     let outcomes: BTreeMap<&ImageKey, &GcOutcome> =
         report.removed.iter().map(|removal| (&removal.key, &removal.outcome)).collect();
-    let images = report.decisions.iter().map(|decision| {
+    let places: BTreeMap<&ImageKey, usize> = report
+        .planned
+        .iter()
+        .flat_map(|planned| planned.plan.steps.iter().map(|step| &step.key))
+        .chain(report.removed.iter().map(|removal| &removal.key))
+        .zip(0..)
+        .collect();
+    // What goes first stands first; what stays, behind it by reason.
+    let mut decisions: Vec<_> = report.decisions.iter().collect();
+    decisions.sort_by_key(|it| {
+        let place = places.get(&it.key).filter(|_| matches!(it.verdict, GcVerdict::Remove { .. }));
+        (place.copied().unwrap_or(usize::MAX), it.verdict == GcVerdict::Keep, it.reason.code(), &it.tags)
+    });
+    let images = decisions.into_iter().map(|decision| {
         let (verdict, reason) = match (decision.verdict, outcomes.get(&decision.key)) {
             (_, Some(GcOutcome::Removed { .. })) => ("removed", decision.reason.to_string()),
             (_, Some(GcOutcome::Failed { error })) => ("failed", error.clone()),
@@ -196,7 +237,8 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
             names: decision.tags.clone(),
             size: decision.size.0,
             verdict: verdict.into(),
-            code: decision.reason.code().into(),
+            code: if verdict == "failed" { "failed" } else { decision.reason.code() }.into(),
+            inputs: decision.reason.inputs(),
             reason,
         }
     });

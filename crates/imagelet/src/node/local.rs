@@ -9,6 +9,7 @@ use std::{
 use async_trait::async_trait;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, NodeKeyring, Providers, Secret},
+    decisions::{ActCode, DecisionLog},
     disks::Fullness,
     events::LogEvents,
     gc::{GcRuns, ImageGc, RunTold},
@@ -21,13 +22,17 @@ use imagelet_core::{
 };
 use imagelet_oci::{Engine, StoreUsage};
 
+use super::reasons::{Collections, declare};
 use super::{
     Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, LayerSize, ListRequest, MountRequest,
     Mounted, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest,
     Removed, Status, StatusRequest, Step, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage, UsageRequest,
     pods::secrets, pressure::pressure,
 };
-use crate::{config::Settings, failure::Failure};
+use crate::{
+    config::{CollectionMode, Settings},
+    failure::Failure,
+};
 
 /// What a node is made of.
 pub(crate) struct NodeParts {
@@ -49,6 +54,8 @@ pub(crate) struct NodeParts {
     pub(crate) gc: ImageGc,
     /// What was pulled for whom.
     pub(crate) records: Arc<PullRecords>,
+    /// What was decided on images, and why.
+    pub(crate) decisions: Arc<DecisionLog>,
     /// Counters.
     pub(crate) metrics: Arc<Metrics>,
     /// The embedded store, where there is one.
@@ -65,6 +72,7 @@ pub(crate) struct NodeParts {
 pub(crate) struct LocalNode {
     pub(super) parts: NodeParts,
     settings: RwLock<Arc<Settings>>,
+    pub(super) collections: Collections,
     started_at: SystemTime,
     /// How many follow the events.
     pub(super) followers: AtomicUsize,
@@ -76,9 +84,11 @@ impl LocalNode {
     /// Puts a node together.
     pub(crate) fn new(parts: NodeParts, settings: Settings) -> Self {
         parts.gc.set_rules(settings.collection.rules());
+        declare(&parts.metrics);
         Self {
             parts,
             settings: RwLock::new(Arc::new(settings)),
+            collections: Collections::default(),
             started_at: SystemTime::now(),
             followers: AtomicUsize::new(0),
             gc_runs: Mutex::default(),
@@ -120,6 +130,7 @@ impl LocalNode {
             Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "the last uses are not on disk"),
             Err(error) => tracing::error!(%error, "the last uses are not on disk"),
         }
+        self.flush_decisions().await;
     }
 
     /// Takes note of how a periodic collection ended; answers what is to be told of it.
@@ -138,7 +149,7 @@ impl LocalNode {
         }
     }
 
-    async fn rows(&self) -> Result<Vec<ImageRow>, Failure> {
+    pub(super) async fn rows(&self) -> Result<Vec<ImageRow>, Failure> {
         let snapshot = self.refresh().await?;
         let usage = self.usage().await?;
         let mut rows: Vec<ImageRow> = snapshot.entries.iter().map(|entry| row(entry, usage.as_ref())).collect();
@@ -155,7 +166,7 @@ impl LocalNode {
         })
     }
 
-    async fn look(&self, text: &str) -> Result<Option<Image>, Failure> {
+    pub(super) async fn look(&self, text: &str) -> Result<Option<Image>, Failure> {
         if text.is_empty() {
             return Err(Failure::new("InvalidArgument", "an empty text names no image"));
         }
@@ -209,6 +220,7 @@ fn row(entry: &Entry, usage: Option<&StoreUsage>) -> ImageRow {
         last_used: entry.last_used.and_then(moment),
         in_use_by: entry.in_use_by.clone(),
         pinned_by: entry.pinned_by.clone(),
+        ..ImageRow::default()
     }
 }
 
@@ -318,7 +330,8 @@ impl Command for UsageRequest {
     type Answer = Usage;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Usage, Failure> {
-        let images = node.rows().await?;
+        let mut images = node.rows().await?;
+        super::why::foretell_all(node, &mut images).await;
         let filesystems = node.parts.runtime.filesystem().await?;
         let place = filesystems.images.into_iter().next().unwrap_or_else(|| imagelet_core::runtime::FilesystemUsage {
             measured_at: SystemTime::now(),
@@ -378,6 +391,7 @@ impl Command for RemoveRequest {
         let after = node.usage().await?;
         tracing::info!(image = %image.id, names = ?image.tags, "removed an image on request");
         let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);
+        node.removed_on_request(ActCode::RemovedOnRequest, &image, &image.tags, "command", freed);
         Ok(Removed { id: image.id.to_string(), names: image.tags, freed })
     }
 }
@@ -403,6 +417,7 @@ impl Command for UntagRequest {
         let after = node.usage().await?;
         tracing::info!(image = %image.id, name, "removed a name on request");
         let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);
+        node.removed_on_request(ActCode::UntaggedOnRequest, &image, std::slice::from_ref(&name), "command", freed);
         Ok(Removed { id: image.id.to_string(), names: vec![name], freed })
     }
 }
@@ -414,7 +429,11 @@ impl Command for PinRequest {
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
         let inventory = Arc::clone(&node.parts.inventory);
-        change_pin(self.pattern, move |pattern| inventory.pin(pattern)).await
+        let changed = change_pin(self.pattern, move |pattern| inventory.pin(pattern)).await?;
+        if changed.changed {
+            node.pin_changed(ActCode::Pinned, &changed.pattern, &node.held_by(&changed.pattern).await);
+        }
+        Ok(changed)
     }
 }
 
@@ -425,10 +444,14 @@ impl Command for UnpinRequest {
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
         let inventory = Arc::clone(&node.parts.inventory);
+        let held = node.held_by(&self.pattern).await;
         let changed = change_pin(self.pattern, move |pattern| inventory.unpin(pattern)).await?;
         if !changed.changed && node.parts.inventory.configured_pins().iter().any(|pin| pin == changed.pattern.trim()) {
             let message = format!("`{}` is pinned by the configuration", changed.pattern);
             return Err(Failure::new("InvalidArgument", message).or_hint("take it out of `gc.keep` and reload"));
+        }
+        if changed.changed {
+            node.pin_changed(ActCode::Unpinned, &changed.pattern, &held);
         }
         Ok(changed)
     }
@@ -527,6 +550,10 @@ impl Command for StatusRequest {
             node_images: node_images(&node.parts.inventory.image_list().await, settings.node.status_images_max),
             gc_high_percent: settings.gc.high.get(),
             gc_low_percent: settings.gc.low.get(),
+            gc_mode: settings.collection.mode.name().into(),
+            last_collection: node.collections.last(),
+            shadow: (settings.collection.mode == CollectionMode::Shadow).then(|| node.collections.shadow()),
+            decisions_lost: node.parts.decisions.lost().0,
             pulls: manager
                 .pulls
                 .into_iter()

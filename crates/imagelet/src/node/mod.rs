@@ -6,9 +6,11 @@ mod events;
 mod local;
 mod pods;
 mod pressure;
+mod reasons;
 mod remote;
 mod room;
 mod verify;
+mod why;
 mod words;
 
 use std::sync::Arc;
@@ -26,6 +28,7 @@ pub(crate) use room::RoomByCollection;
 pub(crate) use verify::{Verified, VerifiedImage, VerifiedPart, VerifyRequest};
 #[cfg(test)]
 pub(crate) use verify::{VerifiedFinding, VerifiedLayer};
+pub(crate) use why::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};
 pub(crate) use words::*;
 
 use crate::{
@@ -108,6 +111,7 @@ impl Handler for LocalNode {
             UnmountRequest::NAME => answer::<UnmountRequest>(self, body, progress).await,
             VerifyRequest::NAME => answer::<VerifyRequest>(self, body, progress).await,
             StatusRequest::NAME => answer::<StatusRequest>(self, body, progress).await,
+            WhyRequest::NAME => answer::<WhyRequest>(self, body, progress).await,
             unknown => Err(Refusal::Unknown(format!("no command `{}`", unknown.escape_debug()))),
         }
     }

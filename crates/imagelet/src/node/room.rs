@@ -13,7 +13,7 @@ use imagelet_core::{
 };
 
 use super::{LocalNode, collect, policy};
-use crate::failure::Failure;
+use crate::{config::CollectionMode, failure::Failure};
 
 /// Collects on this node; knows it only weakly, because the node's own store asks.
 pub(crate) struct RoomByCollection(Weak<LocalNode>);
@@ -29,7 +29,9 @@ impl RoomByCollection {
 impl MakeRoom for RoomByCollection {
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
         let node = self.0.upgrade()?;
-        if !node.settings().collection.for_pulls || !node.parts.uses_known {
+        let collection = &node.settings().collection;
+        // In shadow mode no pull is promised room that nobody makes.
+        if !collection.for_pulls || !node.parts.uses_known || collection.mode == CollectionMode::Shadow {
             return None;
         }
         let made = free(&node, wanted).await;
@@ -41,12 +43,12 @@ impl MakeRoom for RoomByCollection {
 async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure> {
     let policy = policy(&node.settings()).map_err(|error| Failure::of(&error))?;
     let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
-    let planned = collect(node, &ask(wanted.bytes, true)).await?;
+    let planned = collect(node, &ask(wanted.bytes, true), "pull").await?;
     let could_free = ByteSize(planned.could_free.unwrap_or(planned.claimed));
     if could_free == ByteSize::ZERO || could_free < wanted.least {
         return Ok(RoomMade { freed: ByteSize::ZERO, could_free });
     }
-    let freed = ByteSize(collect(node, &ask(wanted.bytes.min(could_free), false)).await?.claimed);
+    let freed = ByteSize(collect(node, &ask(wanted.bytes.min(could_free), false), "pull").await?.claimed);
     tracing::info!(wanted = wanted.bytes.0, freed = freed.0, "made room for a pull");
     Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed) })
 }

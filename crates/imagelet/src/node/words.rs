@@ -132,6 +132,10 @@ documents! {
         in_use_by: Vec<String>,
         /// Patterns that pin it, or `runtime`.
         pinned_by: Vec<String>,
+        /// What the next collection would do with it and why, as a stable word; in answers to `df` alone.
+        next_code: Option<String>,
+        /// The same for people.
+        next_reason: Option<String>,
     }
     /// Asks for one image.
     InspectRequest {
@@ -199,6 +203,8 @@ documents! {
         free: Option<u64>,
         /// Everything nobody uses or pinned.
         all_unused: bool,
+        /// Remove although the mode is `shadow`.
+        enforce: bool,
     }
     /// What a collection did, or would do.
     Collected {
@@ -235,6 +241,8 @@ documents! {
         verdict: String,
         /// The machine's word for why; stable.
         code: String,
+        /// What it rests on.
+        inputs: serde_json::Value,
         /// Why.
         reason: String,
     }
@@ -328,6 +336,14 @@ documents! {
         gc_high_percent: u8,
         /// And stops here.
         gc_low_percent: u8,
+        /// `enforce`, or `shadow`: what is chosen is told and not removed.
+        gc_mode: String,
+        /// The last collection since the start.
+        last_collection: Option<LastCollection>,
+        /// How foretelling and happening compare, in shadow mode.
+        shadow: Option<ShadowRow>,
+        /// Decisions that did not reach the log on disk since the start.
+        decisions_lost: u64,
         /// Pulls that run or wait.
         pulls: Vec<PullRow>,
         /// Images left alone because they failed.
@@ -347,6 +363,44 @@ documents! {
         met: bool,
         /// What the kubelet then reclaims before it evicts a pod, in order.
         reclaims: Vec<String>,
+    }
+    /// A collection that ended.
+    LastCollection {
+        /// When it began.
+        at: Option<String>,
+        /// Who asked: `timer`, `command`, `pull`, `pressure`.
+        by: String,
+        /// `nothing`, `removed`, `short`, `failed` or `shadow`.
+        outcome: String,
+        /// Images removed; in shadow mode those that would have been.
+        images: u64,
+        /// Their bytes as listed.
+        claimed: u64,
+        /// Bytes the disk has gained, where measured.
+        measured: Option<u64>,
+        /// How long it took, in milliseconds.
+        took_ms: u64,
+        /// What it failed with.
+        failure: Option<String>,
+    }
+    /// What was foretold in shadow mode, and what happened.
+    ShadowRow {
+        /// Collections compared with what then happened.
+        compared: u64,
+        /// Images that went, as foretold.
+        agreed: u64,
+        /// Images that went although shadow mode would have kept them.
+        kept_in_vain: u64,
+        /// Their bytes.
+        kept_in_vain_bytes: u64,
+        /// Images of those that came back since.
+        came_back: u64,
+        /// Their bytes: what would not have been pulled again.
+        saved_bytes: u64,
+        /// Images that shadow mode would remove now.
+        still_there: u64,
+        /// Their bytes.
+        still_there_bytes: u64,
     }
     /// A pull under way.
     PullRow {

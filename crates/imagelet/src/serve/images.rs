@@ -13,6 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    decisions::ActCode,
     events::{Event, EventKind, EventSink as _, EventSubject},
     image::{ByteSize, Image, ImageId, ImageSpec, Reference, shown_name},
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
@@ -161,6 +162,7 @@ impl ImageService for ServedImages {
         }
         let pins = parts.inventory.pins_of(&image);
         parts.runtime.remove(spec).await?;
+        node.removed_on_request(ActCode::RemovedOnRequest, &image, &image.tags, "CRI", None);
         let name = shown_name(&spec.image);
         if pins.is_empty() {
             Self::tell(

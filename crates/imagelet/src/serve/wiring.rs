@@ -11,6 +11,7 @@ use imagelet_core::{
     credentials::{
         CredentialProvider, Gates, Keyring, NodeKeyring, ProviderOptions, Providers, Standalone, TokenCache,
     },
+    decisions::DecisionLog,
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
@@ -62,6 +63,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
         move || open_state(&runtime, &state, kept, stale_max, memory)
     });
+    let decisions = Arc::new(decision_log(&store.state, &settings));
     let (inventory, records, stale) = opened.await.map_err(|error| Failure::of(&error))??;
     // Nobody else pulls into a store of our own, and no pull of another process goes on in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
@@ -88,7 +90,8 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         touched: Some(touched),
         recorder: None,
     })
-    .with_stale_use(stale);
+    .with_stale_use(stale)
+    .with_decisions(Arc::clone(&decisions));
     let parts = NodeParts {
         gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory)),
         runtime,
@@ -99,6 +102,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         keyring,
         providers,
         records,
+        decisions,
         metrics,
         engine: store.engine,
         backend: store.name,
@@ -209,6 +213,15 @@ fn open_state(
         records.updates().into_iter().for_each(|(id, at)| inventory.adopt(&id, at));
     }
     Ok((Arc::new(inventory), Arc::new(records), stale))
+}
+
+/// Where decisions are kept. A log that is switched off or cannot be written can still be read.
+fn decision_log(state: &Path, settings: &Settings) -> DecisionLog {
+    let directory = state.join("decisions");
+    match settings.collection.decisions_max {
+        Some(bytes_max) if !is_read_only(state) => DecisionLog::new(&directory, bytes_max.get()),
+        _ => DecisionLog::read_only(&directory),
+    }
 }
 
 /// Whether the file system below a directory, or below the first parent that is there, takes no writes.

@@ -249,7 +249,7 @@ pub(crate) fn http(address: &str, method: &str, path: &str, headers: &str, body:
 /// containerd from Debian with its CRI plug-in; pods take their pause image from the registry.
 #[derive(Debug)]
 pub(crate) struct Containerd {
-    _part: Part,
+    part: Part,
     folder: tempfile::TempDir,
 }
 
@@ -277,10 +277,15 @@ state = "{root}/state"
         let mut command = Command::new("containerd");
         command.arg("-c").arg(&file);
         let part = Part::start(&mut command, "containerd", folder.path().join("containerd.log"));
-        let containerd = Self { _part: part, folder };
+        let containerd = Self { part, folder };
         let socket = containerd.folder.path().join("containerd.sock");
         wait_until("containerd", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
         containerd
+    }
+
+    /// What it wrote to its log so far.
+    pub(crate) fn log(&self) -> String {
+        self.part.log()
     }
 
     /// Its socket as imagelet wants it.

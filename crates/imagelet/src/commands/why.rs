@@ -1,0 +1,208 @@
+//! `why`: one image's history, what holds it, and what the next collection would do with it.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+    time::Duration,
+};
+
+use imagelet_core::image::{ByteSize, ImageId};
+
+use crate::{
+    cli::{Format, WhyArgs},
+    config::GoDuration,
+    failure::Failure,
+    node::{ImageRow, Node, Why, WhyHappening, WhyImage, WhyNext, WhyRequest, no_steps},
+    output::{Table, names, print, printable},
+};
+
+pub(super) async fn why(node: &Node, arguments: WhyArgs, format: Format) -> Result<ExitCode, Failure> {
+    let why = node.ask(WhyRequest { image: arguments.image }, no_steps()).await?;
+    print(format, &why, |mut out| {
+        for (number, image) in why.images.iter().enumerate() {
+            if number > 0 {
+                writeln!(out)?;
+            }
+            one(image, format, &mut out)?;
+        }
+        notes(&why, &mut out)
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn one(image: &WhyImage, format: Format, out: &mut impl Write) -> io::Result<()> {
+    let wide = format == Format::Wide;
+    let id = ImageId::new(&image.id);
+    let mut head = Table::plain();
+    let shown = if wide && !image.names.is_empty() { image.names.join(", ") } else { names(&image.names) };
+    head.row(["Image:", &shown]);
+    head.row(["Id:", if wide { image.id.as_str() } else { id.short() }]);
+    head.row(["Now:", &standing(image)]);
+    if let Some(next) = &image.next {
+        head.row(["Next collection:", &foretold(next, wide)]);
+        head.row(["Thresholds:", &thresholds(next)]);
+    }
+    head.write(out)?;
+    writeln!(out)?;
+    if image.history.is_empty() {
+        writeln!(out, "Nothing is on record of it: it came before the record began.")
+    } else {
+        history(&image.history, wide).write(out)
+    }?;
+    match hint(image) {
+        Some(hint) => writeln!(out, "hint: {hint}"),
+        None => Ok(()),
+    }
+}
+
+/// How it is now, in one line.
+fn standing(image: &WhyImage) -> String {
+    let Some(now) = &image.now else {
+        let last = image.history.iter().rev().find(|it| matches!(it.what.as_str(), "removed" | "gone"));
+        return last.map_or_else(
+            || "not present".to_owned(),
+            |last| format!("not present: {} {}", last.what, last.at.as_deref().map_or_else(String::new, clock)),
+        );
+    };
+    format!("present, {}, {}", size(now), held(now))
+}
+
+fn size(now: &ImageRow) -> String {
+    match now.unique {
+        Some(unique) if unique < now.size => {
+            format!("{} ({} of it its own)", ByteSize(now.size), ByteSize(unique))
+        }
+        _ => ByteSize(now.size).to_string(),
+    }
+}
+
+fn held(now: &ImageRow) -> String {
+    let mut held = Vec::new();
+    if !now.in_use_by.is_empty() {
+        held.push(format!("in use by {}", now.in_use_by.join(", ")));
+    }
+    if !now.pinned_by.is_empty() {
+        held.push(format!("pinned by {}", now.pinned_by.join(", ")));
+    }
+    if !held.is_empty() {
+        return held.join(", ");
+    }
+    match &now.last_used {
+        Some(used) => format!("nobody uses it, last used {}", clock(used)),
+        None => "never used".to_owned(),
+    }
+}
+
+fn foretold(next: &WhyNext, wide: bool) -> String {
+    let place = next.place.map_or_else(String::new, |place| format!(", number {place} in line"));
+    let verb = match (next.verdict.as_str(), next.mode.as_str()) {
+        ("remove", "shadow") => "would go",
+        ("remove", _) => "goes",
+        _ => "stays",
+    };
+    let code = if wide { format!("   [{}]", coded(&next.code, &next.inputs)) } else { String::new() };
+    format!("{verb}{place}: {}{code}", next.reason)
+}
+
+fn thresholds(next: &WhyNext) -> String {
+    let used = next.used_percent.map_or_else(String::new, |used| format!("the disk is {used}% full, "));
+    let shadow = if next.mode == "shadow" { "; shadow mode, nothing is removed" } else { "" };
+    format!("{used}collecting begins at {}% and ends at {}%{shadow}", next.high_percent, next.low_percent)
+}
+
+fn history(history: &[WhyHappening], wide: bool) -> Table {
+    let mut header = vec!["WHEN", "WHAT", "WHY"];
+    if wide {
+        header.push("CODE");
+    }
+    let mut table = Table::plain();
+    table.row(header);
+    for happening in history {
+        let what = if happening.shadow { format!("{} (shadow)", happening.what) } else { happening.what.clone() };
+        let mut row = vec![happening.at.as_deref().map_or_else(String::new, clock), what, explained(happening)];
+        if wide {
+            row.push(coded(&happening.code, &happening.inputs));
+        }
+        table.row(row);
+    }
+    table
+}
+
+/// Why or how, in one line.
+fn explained(happening: &WhyHappening) -> String {
+    let bytes = happening.bytes.map(|bytes| ByteSize(bytes).to_string());
+    let mut parts: Vec<String> = Vec::new();
+    match happening.what.as_str() {
+        "pulled" => {
+            parts.push(format!("for {}", happening.by));
+            let took = happening.took_ms.map(|took| GoDuration::from_std(Duration::from_millis(took)).to_string());
+            parts.extend(match (bytes, took) {
+                (Some(bytes), Some(took)) => Some(format!("{bytes} in {took}")),
+                (bytes, took) => bytes.or(took),
+            });
+            parts.extend(happening.names.first().map(|name| format!("as {name}")));
+        }
+        "found" => parts.push("something else brought it, or it came before the record began".into()),
+        "gone" => parts.push("something else removed it".into()),
+        "untagged" | "pinned" | "unpinned" => {
+            parts.push(happening.names.join(", "));
+            parts.push(format!("asked for by {}", happening.by));
+        }
+        "removed" if happening.reason.is_empty() => {
+            parts.push(format!("asked for by {}", happening.by));
+            parts.extend(bytes.map(|bytes| format!("{bytes} freed")));
+        }
+        _ => {
+            parts.push(happening.reason.clone());
+            parts.extend(bytes.map(|bytes| format!("{bytes} as listed")));
+            if !matches!(happening.by.as_str(), "" | "timer") {
+                parts.push(format!("asked for by {}", happening.by));
+            }
+            if happening.count > 1 {
+                let until = happening.until.as_deref().map_or_else(String::new, clock);
+                parts.push(format!("{} times, last {until}", happening.count));
+            }
+        }
+    }
+    parts.retain(|part| !part.is_empty());
+    parts.join("; ")
+}
+
+pub(super) fn coded(code: &str, inputs: &serde_json::Value) -> String {
+    if inputs.is_null() { code.to_owned() } else { format!("{code} {inputs}") }
+}
+
+/// RFC 3339 as people read it; all times are UTC.
+fn clock(text: &str) -> String {
+    text.replacen('T', " ", 1).trim_end_matches('Z').to_owned()
+}
+
+fn hint(image: &WhyImage) -> Option<String> {
+    let name = image.names.first().map_or(image.id.as_str(), String::as_str);
+    match (&image.now, &image.next) {
+        (Some(_), Some(next)) if next.verdict == "remove" => {
+            Some(format!("`imagelet pin {}` keeps it out of every collection", printable(name)))
+        }
+        (None, _) if image.history.iter().any(|it| it.what == "gone") => {
+            Some("imagelet did not remove it: ask whoever else manages images on this node, such as the kubelet".into())
+        }
+        (None, _) if image.history.iter().any(|it| it.what == "removed" && !it.reason.is_empty()) => {
+            Some(format!("`imagelet pull {0}` brings it back, `imagelet pin {0}` keeps it then", printable(name)))
+        }
+        _ => None,
+    }
+}
+
+fn notes(why: &Why, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out)?;
+    if let Some(since) = &why.on_record_since {
+        writeln!(out, "On record since {} (UTC).", clock(since))?;
+    }
+    if why.lost > 0 {
+        writeln!(out, "warning: {} decisions could not be written and are missing here", why.lost)?;
+    }
+    if why.damaged > 0 {
+        writeln!(out, "warning: {} lines of the record are damaged and passed over", why.damaged)?;
+    }
+    why.problems.iter().try_for_each(|problem| writeln!(out, "warning: {}", printable(problem)))
+}

@@ -1,0 +1,289 @@
+//! What a node tells of its decisions: the log on disk, metrics, events, and how shadow mode fares.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use imagelet_core::{
+    decisions::{Act, ActCode},
+    events::EventKind,
+    gc::{Asked, GcError, GcOutcome, GcReport, GcVerdict, Shadow},
+    image::{ByteSize, Image, ImageKey},
+    metrics::{Family, MetricKind, Metrics},
+};
+
+use super::{LastCollection, LocalNode, ShadowRow, events, local::moment};
+
+/// From a collection that finds nothing to do to one of hundreds of removals.
+const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
+
+macro_rules! families {
+    ($($name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
+        $(static $name: Family = Family { name: $metric, help: $help, kind: $kind, labels: $labels };)*
+        /// All of them, so that they show before anything happened.
+        static ALL: &[&Family] = &[$(&$name),*];
+    };
+}
+
+families! {
+    RUNS = "imagelet_gc_runs_total",
+        "Collections by who asked (timer, command, pull, pressure) and how they ended (nothing, removed, short, failed, shadow).",
+        MetricKind::Counter, &["by", "outcome"];
+    LAST_RUN = "imagelet_gc_last_run_timestamp_seconds", "When the last collection ended.", MetricKind::Gauge, &[];
+    LAST_SUCCESS = "imagelet_gc_last_success_timestamp_seconds",
+        "When the last collection ended that did not fail and was not short of its goal.", MetricKind::Gauge, &[];
+    DURATION = "imagelet_gc_duration_seconds", "How long collections take, listing and removing included.",
+        MetricKind::Histogram(DURATION_BOUNDS), &[];
+    FREED = "imagelet_gc_freed_bytes_total",
+        "Bytes that collections freed: claimed, as the removed images were listed; measured, as the disk gained them.",
+        MetricKind::Counter, &["measure"];
+    REMOVED = "imagelet_gc_removed_images_total", "Images that collections removed, by reason code.",
+        MetricKind::Counter, &["code"];
+    REMOVED_BYTES = "imagelet_gc_removed_bytes_total", "Their bytes as listed, by reason code.",
+        MetricKind::Counter, &["code"];
+    CANDIDATES = "imagelet_gc_candidates", "Images that the last collection could have removed.", MetricKind::Gauge, &[];
+    CANDIDATE_BYTES = "imagelet_gc_candidate_bytes", "What it could have freed with all of them.", MetricKind::Gauge, &[];
+    DECISIONS = "imagelet_gc_images", "Images at the last collection by what was decided (keep, remove) and reason code.",
+        MetricKind::Gauge, &["verdict", "code"];
+    LOST = "imagelet_decisions_lost", "Decisions that did not reach the log on disk since the start.", MetricKind::Gauge, &[];
+    SHADOW_COMPARED = "imagelet_gc_shadow_compared", "Collections in shadow mode compared with what then happened.",
+        MetricKind::Gauge, &[];
+    SHADOW_AGREED = "imagelet_gc_shadow_agreed_images", "Images that went, as shadow mode had foretold.",
+        MetricKind::Gauge, &[];
+    SHADOW_KEPT = "imagelet_gc_shadow_kept_images", "Images that went although shadow mode would have kept them.",
+        MetricKind::Gauge, &[];
+    SHADOW_KEPT_BYTES = "imagelet_gc_shadow_kept_bytes", "Bytes of those.", MetricKind::Gauge, &[];
+    SHADOW_SAVED_BYTES = "imagelet_gc_shadow_saved_bytes",
+        "Bytes of those that came back since: what would not have been pulled again.", MetricKind::Gauge, &[];
+    SHADOW_STILL = "imagelet_gc_shadow_still_there_images", "Images that shadow mode would remove now.",
+        MetricKind::Gauge, &[];
+    SHADOW_STILL_BYTES = "imagelet_gc_shadow_still_there_bytes", "Bytes of those.", MetricKind::Gauge, &[];
+}
+
+/// What is remembered of collections until the process ends.
+#[derive(Debug, Default)]
+pub(super) struct Collections {
+    shadow: Mutex<Shadow>,
+    last: Mutex<Option<LastCollection>>,
+}
+
+impl Collections {
+    pub(super) fn last(&self) -> Option<LastCollection> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn shadow(&self) -> ShadowRow {
+        let counts = self.shadow.lock().unwrap_or_else(PoisonError::into_inner).counts();
+        ShadowRow {
+            compared: counts.compared,
+            agreed: counts.agreed,
+            kept_in_vain: counts.kept_in_vain,
+            kept_in_vain_bytes: counts.kept_in_vain_bytes.0,
+            came_back: counts.came_back,
+            saved_bytes: counts.saved_bytes.0,
+            still_there: counts.still_there,
+            still_there_bytes: counts.still_there_bytes.0,
+        }
+    }
+}
+
+/// Makes the metrics of collections show before the first of them.
+pub(super) fn declare(metrics: &Metrics) {
+    ALL.iter().for_each(|family| metrics.declare(family));
+}
+
+impl LocalNode {
+    /// Puts a collection on record, in the log on disk and wherever else it is told.
+    pub(super) fn put_on_record(&self, report: &GcReport, asked: &Asked, began: SystemTime, took: Duration) {
+        if self.parts.decisions.is_on() {
+            for run in report.on_record(asked, began) {
+                self.parts.decisions.run(run);
+            }
+        }
+        if asked.shadow {
+            self.collections.shadow.lock().unwrap_or_else(PoisonError::into_inner).hear(report);
+            self.tell_shadow(report);
+        }
+        let outcome = outcome(report, asked.shadow);
+        self.count(report, asked, outcome, took);
+        let removed = report.removed.iter().filter(|it| matches!(it.outcome, GcOutcome::Removed { .. })).count();
+        let chosen = report.decisions.iter().filter(|it| matches!(it.verdict, GcVerdict::Remove { .. })).count();
+        self.remember(LastCollection {
+            at: moment(began),
+            by: asked.by.clone(),
+            outcome: outcome.to_owned(),
+            images: (if asked.shadow { chosen } else { removed }) as u64,
+            claimed: report.claimed.0,
+            measured: report.measured.map(|bytes| bytes.0),
+            took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            failure: report.failure(),
+        });
+    }
+
+    /// A collection ended before it decided anything.
+    pub(super) fn collection_failed(&self, error: &GcError, asked: &Asked, began: SystemTime, took: Duration) {
+        let metrics = &self.parts.metrics;
+        metrics.increment(&RUNS, &[&asked.by, "failed"]);
+        metrics.set(&LAST_RUN, &[], seconds(SystemTime::now()));
+        metrics.observe(&DURATION, &[], took.as_secs_f64());
+        self.remember(LastCollection {
+            at: moment(began),
+            by: asked.by.clone(),
+            outcome: "failed".into(),
+            took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            failure: Some(error.to_string()),
+            ..LastCollection::default()
+        });
+    }
+
+    fn remember(&self, last: LastCollection) {
+        *self.collections.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+    }
+
+    fn count(&self, report: &GcReport, asked: &Asked, outcome: &str, took: Duration) {
+        let metrics = &self.parts.metrics;
+        metrics.increment(&RUNS, &[&asked.by, outcome]);
+        let now = seconds(SystemTime::now());
+        metrics.set(&LAST_RUN, &[], now);
+        if matches!(outcome, "nothing" | "removed" | "shadow") {
+            metrics.set(&LAST_SUCCESS, &[], now);
+        }
+        metrics.observe(&DURATION, &[], took.as_secs_f64());
+        metrics.set(&CANDIDATE_BYTES, &[], report.could_free.0 as f64);
+        let mut decided: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+        let mut candidates = 0_u64;
+        for decision in &report.decisions {
+            let goes = matches!(decision.verdict, GcVerdict::Remove { .. });
+            let code = decision.reason.code();
+            candidates += u64::from(goes || matches!(code, "not_needed" | "in_vain"));
+            *decided.entry((if goes { "remove" } else { "keep" }, code)).or_default() += 1;
+        }
+        metrics.set(&CANDIDATES, &[], candidates as f64);
+        metrics.clear(&DECISIONS);
+        for ((verdict, code), count) in decided {
+            metrics.set(&DECISIONS, &[verdict, code], count as f64);
+        }
+        if asked.shadow {
+            self.show_shadow();
+            return;
+        }
+        metrics.add(&FREED, &["claimed"], report.claimed.0 as f64);
+        metrics.add(&FREED, &["measured"], report.measured.unwrap_or_default().0 as f64);
+        let codes: BTreeMap<&ImageKey, &str> =
+            report.decisions.iter().map(|decision| (&decision.key, decision.reason.code())).collect();
+        for removal in &report.removed {
+            let GcOutcome::Removed { claimed } = removal.outcome else { continue };
+            let code = codes.get(&removal.key).copied().unwrap_or("other");
+            metrics.increment(&REMOVED, &[code]);
+            metrics.add(&REMOVED_BYTES, &[code], claimed.0 as f64);
+        }
+    }
+
+    fn show_shadow(&self) {
+        let (metrics, shadow) = (&self.parts.metrics, self.collections.shadow());
+        for (family, value) in [
+            (&SHADOW_COMPARED, shadow.compared),
+            (&SHADOW_AGREED, shadow.agreed),
+            (&SHADOW_KEPT, shadow.kept_in_vain),
+            (&SHADOW_KEPT_BYTES, shadow.kept_in_vain_bytes),
+            (&SHADOW_SAVED_BYTES, shadow.saved_bytes),
+            (&SHADOW_STILL, shadow.still_there),
+            (&SHADOW_STILL_BYTES, shadow.still_there_bytes),
+        ] {
+            metrics.set(family, &[], value as f64);
+        }
+    }
+
+    /// Shows what moves without a collection.
+    pub(crate) fn show_decisions(&self) {
+        self.parts.metrics.set(&LOST, &[], self.parts.decisions.lost().0 as f64);
+    }
+
+    /// Tells in shadow mode what would have happened, marked as such.
+    fn tell_shadow(&self, report: &GcReport) {
+        for event in &report.events {
+            events::tell(self, EventKind::Warning, event.reason, format!("in shadow mode: {}", event.message));
+        }
+        let chosen = report.decisions.iter().filter(|it| matches!(it.verdict, GcVerdict::Remove { .. })).count();
+        if chosen > 0 {
+            let message = format!("in shadow mode: would remove {chosen} images ({})", report.claimed);
+            events::tell(self, EventKind::Normal, "ImagesChosen", message);
+        }
+    }
+
+    /// Puts on record that an image was removed, or a name taken from it, because somebody said so.
+    pub(crate) fn removed_on_request(
+        &self,
+        code: ActCode,
+        image: &Image,
+        names: &[String],
+        by: &str,
+        freed: Option<u64>,
+    ) {
+        let key = image.key();
+        if code == ActCode::RemovedOnRequest {
+            self.collections.shadow.lock().unwrap_or_else(PoisonError::into_inner).removed_on_request(&key);
+        }
+        self.parts.decisions.act(Act {
+            at: SystemTime::now(),
+            code,
+            keys: vec![key.to_string()],
+            names: names.to_vec(),
+            by: by.to_owned(),
+            bytes: freed,
+            took_ms: None,
+        });
+    }
+
+    /// Puts on record that a pattern was pinned or unpinned, with the images that it held then.
+    pub(super) fn pin_changed(&self, code: ActCode, pattern: &str, held: &[ImageKey]) {
+        self.parts.decisions.act(Act {
+            at: SystemTime::now(),
+            code,
+            keys: held.iter().map(ToString::to_string).collect(),
+            names: vec![pattern.to_owned()],
+            by: "command".into(),
+            bytes: None,
+            took_ms: None,
+        });
+    }
+
+    /// The images that a pattern of the operator holds.
+    pub(super) async fn held_by(&self, pattern: &str) -> Vec<ImageKey> {
+        // Pins can change although nobody can say what is there; then it is not on record for whom.
+        let snapshot = self.refresh().await.inspect_err(|failure| {
+            tracing::debug!(error = failure.to_string(), "could not find what a pattern holds");
+        });
+        let snapshot = snapshot.ok();
+        let entries = snapshot.iter().flat_map(|snapshot| &snapshot.entries);
+        let held = entries.filter(|entry| entry.pinned_by.iter().any(|by| by == pattern));
+        held.map(imagelet_core::inventory::Entry::key).collect()
+    }
+
+    /// Waits until all that was put on record is on disk, or lost.
+    pub(super) async fn flush_decisions(&self) {
+        let decisions = Arc::clone(&self.parts.decisions);
+        if let Err(error) = tokio::task::spawn_blocking(move || decisions.flush()).await {
+            tracing::error!(%error, "the last decisions are not on disk");
+        }
+    }
+}
+
+fn outcome(report: &GcReport, shadow: bool) -> &'static str {
+    if shadow {
+        return "shadow";
+    }
+    let is_short = |error: &GcError| matches!(error, GcError::NotEnough { .. });
+    match (report.failures.iter().all(is_short), report.failures.is_empty(), report.claimed > ByteSize::ZERO) {
+        (false, _, _) => "failed",
+        (true, false, _) => "short",
+        (true, true, true) => "removed",
+        (true, true, false) => "nothing",
+    }
+}
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}

@@ -1,0 +1,301 @@
+//! What became of an image and why: its history on record, what holds it now, what the next collection would do.
+
+use std::{sync::Arc, time::SystemTime};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    decisions::{Happening, HappeningKind, History, ImageHistory},
+    gc::{GcDecision, GcGoal, GcRequest, GcVerdict},
+    image::{ImageKey, shown_name},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{Command, ImageRow, LocalNode, Steps, local::moment, policy};
+use crate::failure::Failure;
+
+/// More images than these are no answer.
+const IMAGES_MAX: usize = 16;
+
+/// Asks what became of an image.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct WhyRequest {
+    /// Name, id or digest, or the beginning of one; present or not.
+    pub(crate) image: String,
+}
+
+/// What became of the images that a text means.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Why {
+    /// Those that are present first.
+    pub(crate) images: Vec<WhyImage>,
+    /// When the oldest line on record was written.
+    pub(crate) on_record_since: Option<String>,
+    /// Decisions that are missing from the record: they could not be written at the time.
+    pub(crate) lost: u64,
+    /// Lines on record that cannot be read.
+    pub(crate) damaged: u64,
+    /// What could not be found out; the rest is good.
+    pub(crate) problems: Vec<String>,
+}
+
+/// What became of one image.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct WhyImage {
+    /// Its id.
+    pub(crate) id: String,
+    /// All names it had.
+    pub(crate) names: Vec<String>,
+    /// What it takes or took, in bytes.
+    pub(crate) size: u64,
+    /// How it is now; absent where it is not there.
+    pub(crate) now: Option<ImageRow>,
+    /// What the next collection would do with it.
+    pub(crate) next: Option<WhyNext>,
+    /// What happened, oldest first.
+    pub(crate) history: Vec<WhyHappening>,
+}
+
+/// What the next collection would do.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct WhyNext {
+    /// `keep` or `remove`.
+    pub(crate) verdict: String,
+    /// The machine's word for why; stable.
+    pub(crate) code: String,
+    /// What it rests on.
+    pub(crate) inputs: serde_json::Value,
+    /// Why, for people.
+    pub(crate) reason: String,
+    /// Its place among those that would go, from 1.
+    pub(crate) place: Option<usize>,
+    /// Share of the disk in use, in percent, where it is known.
+    pub(crate) used_percent: Option<u8>,
+    /// Where collecting starts, in percent.
+    pub(crate) high_percent: u8,
+    /// And where it stops.
+    pub(crate) low_percent: u8,
+    /// `enforce` or `shadow`.
+    pub(crate) mode: String,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct WhyHappening {
+    /// When, or when first.
+    pub(crate) at: Option<String>,
+    /// When last, where the same was decided several times in a row.
+    pub(crate) until: Option<String>,
+    /// How often in a row.
+    pub(crate) count: u64,
+    /// `pulled`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`, `pinned`, `unpinned`.
+    pub(crate) what: String,
+    /// The machine's word for why; stable.
+    pub(crate) code: String,
+    /// What it rests on.
+    pub(crate) inputs: serde_json::Value,
+    /// Why, for people.
+    pub(crate) reason: String,
+    /// Who asked.
+    pub(crate) by: String,
+    /// Names that came or went, or the pattern.
+    pub(crate) names: Vec<String>,
+    /// Bytes that came or went.
+    pub(crate) bytes: Option<u64>,
+    /// How long it took, in milliseconds.
+    pub(crate) took_ms: Option<u64>,
+    /// Only decided, in shadow mode.
+    pub(crate) shadow: bool,
+}
+
+#[async_trait]
+impl Command for WhyRequest {
+    const NAME: &'static str = "why";
+    type Answer = Why;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Why, Failure> {
+        let text = self.image.trim().to_owned();
+        if text.is_empty() {
+            return Err(Failure::new("InvalidArgument", "an empty text names no image"));
+        }
+        let mut problems = Vec::new();
+        // What is there is told although the runtime is away, and the reverse.
+        let present = node.look(&text).await.unwrap_or_else(|failure| {
+            problems.push(failure.to_string());
+            None
+        });
+        let decisions = Arc::clone(&node.parts.decisions);
+        let wanted = present.as_ref().map_or_else(|| text.clone(), |image| image.id.to_string());
+        let read = tokio::task::spawn_blocking(move || {
+            let history = decisions.history(&text)?;
+            // Its name may be on record for images that it named before.
+            let own = if wanted == text { History::default() } else { decisions.history(&wanted)? };
+            Ok::<_, std::io::Error>((history, own))
+        });
+        let read = read.await.map_err(|error| Failure::of(&error))?;
+        let (mut history, own) =
+            read.map_err(|error| Failure::because("could not read the log of decisions", &error))?;
+        for image in own.images {
+            if history.images.iter().all(|known| known.key != image.key) {
+                history.images.push(image);
+            }
+        }
+        if let Some(image) = &present
+            && history.images.iter().all(|known| known.key != image.key().to_string())
+        {
+            history.images.push(ImageHistory { key: image.key().to_string(), ..ImageHistory::default() });
+        }
+        if history.images.is_empty() {
+            let message = format!("nothing is on record of `{}`, and it is not present", shown_name(&self.image));
+            let since = history.since.and_then(moment).map_or_else(
+                || "nothing is on record at all; see docs/why.md".to_owned(),
+                |since| format!("the record goes back to {since}; `imagelet ls --all` lists what is present"),
+            );
+            return Err(Failure::new("NotFound", message).or_hint(&since));
+        }
+        if history.images.len() > IMAGES_MAX {
+            let message = format!("`{}` means {} images", shown_name(&self.image), history.images.len());
+            return Err(Failure::new("InvalidArgument", message).or_hint("write more of its id or name"));
+        }
+        let rows = match node.rows().await {
+            Ok(rows) => rows,
+            Err(failure) => {
+                problems.push(failure.to_string());
+                Vec::new()
+            }
+        };
+        let is_listed = history.images.iter().any(|image| rows.iter().any(|row| is_of(row, &image.key)));
+        let foretold = if is_listed { foretell(node, &mut problems).await } else { Foretold::default() };
+        let mut images: Vec<WhyImage> = history.images.into_iter().map(|image| told(image, &rows, &foretold)).collect();
+        images.sort_by_key(|image| image.now.is_none());
+        problems.dedup();
+        Ok(Why {
+            images,
+            on_record_since: history.since.and_then(moment),
+            lost: history.lost,
+            damaged: history.damage.lines,
+            problems,
+        })
+    }
+}
+
+fn is_of(row: &ImageRow, key: &str) -> bool {
+    let key = ImageKey::parse(key);
+    row.id == key.id().as_str() && row.runtime_handler == key.handler()
+}
+
+/// What the next collection would do with all images.
+#[derive(Debug, Default)]
+struct Foretold {
+    decisions: Vec<GcDecision>,
+    /// The keys of those that would go, in order.
+    order: Vec<ImageKey>,
+    frame: WhyNext,
+}
+
+async fn foretell(node: &LocalNode, problems: &mut Vec<String>) -> Foretold {
+    let settings = node.settings();
+    let policy = match policy(&settings) {
+        Ok(policy) => policy,
+        Err(failure) => {
+            problems.push(failure.to_string());
+            return Foretold::default();
+        }
+    };
+    let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
+    match node.parts.gc.collect(&request, SystemTime::now()).await {
+        Ok(report) => Foretold {
+            order: report.planned.iter().flat_map(|it| it.plan.steps.iter().map(|step| step.key.clone())).collect(),
+            frame: WhyNext {
+                used_percent: Some(report.disk_before.used_percent()),
+                high_percent: policy.high().get(),
+                low_percent: policy.low().get(),
+                mode: settings.collection.mode.name().into(),
+                ..WhyNext::default()
+            },
+            decisions: report.decisions,
+        },
+        Err(error) => {
+            problems.push(Failure::because("could not plan the next collection", &error).to_string());
+            Foretold::default()
+        }
+    }
+}
+
+/// Notes at each image what the next collection would do with it.
+pub(super) async fn foretell_all(node: &LocalNode, rows: &mut [ImageRow]) {
+    let mut problems = Vec::new();
+    let foretold = foretell(node, &mut problems).await;
+    for problem in problems {
+        tracing::warn!(problem, "could not tell what the next collection would do");
+    }
+    let decided: std::collections::BTreeMap<(&str, &str), &GcDecision> =
+        foretold.decisions.iter().map(|it| ((it.key.id().as_str(), it.key.handler()), it)).collect();
+    for row in rows {
+        let Some(decision) = decided.get(&(row.id.as_str(), row.runtime_handler.as_str())) else { continue };
+        let goes = matches!(decision.verdict, GcVerdict::Remove { .. });
+        row.next_code = Some(decision.reason.code().to_owned());
+        row.next_reason = Some(format!("{}: {}", if goes { "goes" } else { "stays" }, decision.reason));
+    }
+}
+
+fn told(image: ImageHistory, rows: &[ImageRow], foretold: &Foretold) -> WhyImage {
+    let key = ImageKey::parse(&image.key);
+    let now = rows.iter().find(|row| is_of(row, &image.key)).cloned();
+    let decision = foretold.decisions.iter().find(|decision| decision.key == key);
+    let next = decision.map(|decision| WhyNext {
+        verdict: if matches!(decision.verdict, GcVerdict::Remove { .. }) { "remove" } else { "keep" }.into(),
+        code: decision.reason.code().into(),
+        inputs: decision.reason.inputs(),
+        reason: decision.reason.to_string(),
+        place: foretold.order.iter().position(|going| *going == key).map(|place| place + 1),
+        ..foretold.frame.clone()
+    });
+    let mut names = now.as_ref().map(|row| row.names.clone()).unwrap_or_default();
+    names.extend(image.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
+    WhyImage {
+        id: key.id().to_string(),
+        names,
+        size: now.as_ref().map_or(image.size, |row| row.size),
+        next: next.filter(|_| now.is_some()),
+        now,
+        history: image.happenings.into_iter().map(happening).collect(),
+    }
+}
+
+fn happening(happening: Happening) -> WhyHappening {
+    let what = match happening.kind {
+        HappeningKind::Act(code) => match code {
+            imagelet_core::decisions::ActCode::Pulled => "pulled",
+            imagelet_core::decisions::ActCode::RemovedOnRequest => "removed",
+            imagelet_core::decisions::ActCode::UntaggedOnRequest => "untagged",
+            imagelet_core::decisions::ActCode::Pinned => "pinned",
+            imagelet_core::decisions::ActCode::Unpinned => "unpinned",
+        },
+        HappeningKind::Found => "found",
+        HappeningKind::Kept => "kept",
+        HappeningKind::Chosen => "chosen",
+        HappeningKind::Removed => "removed",
+        HappeningKind::Failed => "failed",
+        HappeningKind::Spared => "spared",
+        HappeningKind::Gone => "gone",
+    };
+    WhyHappening {
+        at: moment(happening.at),
+        until: moment(happening.until).filter(|_| happening.count > 1),
+        count: happening.count,
+        what: what.into(),
+        code: happening.code,
+        inputs: happening.inputs,
+        reason: happening.text,
+        by: happening.by,
+        names: happening.names,
+        bytes: happening.bytes,
+        took_ms: happening.took_ms,
+        shadow: happening.shadow,
+    }
+}

@@ -1,0 +1,92 @@
+//! Reasons as users see them: the page of codes is whole, and an image's history can be asked for after it is gone.
+
+use std::{collections::BTreeSet, fs};
+
+use crate::{
+    images::Image,
+    program::Daemon,
+    source::{repository, without_comments_and_strings},
+    testbed::{Registry, scratch},
+};
+
+/// The words between backticks in the first column of a page's tables.
+fn first_column(page: &str) -> BTreeSet<String> {
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let cells = rows.filter_map(|row| row.split('|').nth(1));
+    cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
+}
+
+/// The codes in the source of a `fn code`.
+fn codes(path: &str) -> BTreeSet<String> {
+    let text = fs::read_to_string(repository().join(path)).unwrap();
+    let from = text.find("fn code(").expect("the function is there");
+    let body = &text[from..from + text[from..].find("\n    }\n").expect("it ends")];
+    assert!(without_comments_and_strings(body).contains("match self"), "{path}");
+    body.lines().filter_map(|line| line.split_once("=> \"")?.1.split('"').next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_page_of_codes_names_each_code_and_no_other() {
+    let page = fs::read_to_string(repository().join("docs/why.md")).unwrap();
+    let codes_part = page.split("## The codes").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
+    let mut expected = codes("crates/imagelet-core/src/gc/reason.rs");
+    assert!(expected.contains("in_use") && expected.len() >= 16, "{expected:?}");
+    expected.extend(codes("crates/imagelet-core/src/decisions/record.rs"));
+    expected.extend(["found", "gone_elsewhere"].map(str::to_owned));
+    assert_eq!(first_column(codes_part), expected);
+}
+
+#[test]
+fn the_page_of_metrics_names_each_metric_of_collections_and_no_other() {
+    let page = fs::read_to_string(repository().join("docs/why.md")).unwrap();
+    let names = first_column(page.split("## Metrics of collections").nth(1).unwrap());
+    let names: BTreeSet<String> = names.iter().map(|name| name.split('{').next().unwrap().to_owned()).collect();
+    let source = fs::read_to_string(repository().join("crates/imagelet/src/node/reasons.rs")).unwrap();
+    let declared = source.split('"').filter(|text| text.starts_with("imagelet_") && !text.contains(' '));
+    assert_eq!(names, declared.map(str::to_owned).collect());
+}
+
+#[test]
+fn the_history_of_an_image_outlives_the_image() {
+    let (registry, folder) = (Registry::start(), scratch());
+    let [web, spare] = ["web", "spare"].map(|name| registry.push(&format!("{name}:v1"), &Image::busybox(name)));
+    let config = folder.path().join("config.yaml");
+    let text =
+        "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nimageMinimumGCAge: 1ms\ngc: {leaseFor: 0s}\n";
+    fs::write(&config, text).unwrap();
+    let store = folder.path().join("store");
+    let arguments = ["--store", store.to_str().unwrap(), "--config", config.to_str().unwrap()];
+    let id = {
+        let daemon = Daemon::start(folder.path(), arguments);
+        daemon.run(["pull", &web]).ok();
+        daemon.run(["pull", &spare]).ok();
+        daemon.run(["pin", &spare]).ok();
+        let plan = daemon.run(["gc", "--dry-run", "--all-unused", "-o", "json"]).json();
+        let first = &plan["images"][0];
+        assert_eq!((first["verdict"].as_str(), first["code"].as_str()), (Some("remove"), Some("unused")), "{plan:#}");
+        assert!(first["inputs"]["idle"].is_object(), "{plan:#}");
+        daemon.run(["gc", "--all-unused"]).ok();
+        let why = daemon.run(["why", &web, "-o", "json"]).json();
+        let image = &why["images"][0];
+        let told: Vec<_> = image["history"].as_array().unwrap().iter().map(|it| it["code"].as_str().unwrap()).collect();
+        assert_eq!((told.first(), told.last()), (Some(&"pulled"), Some(&"unused")), "{why:#}");
+        assert!(image["now"].is_null(), "{why:#}");
+        assert_eq!(image["history"].as_array().unwrap().last().unwrap()["what"], "removed", "{why:#}");
+        let kept = daemon.run(["why", &spare, "-o", "json"]).json();
+        assert_eq!(kept["images"][0]["next"]["code"], "pinned", "{kept:#}");
+        let codes: Vec<_> =
+            kept["images"][0]["history"].as_array().unwrap().iter().map(|it| it["code"].as_str().unwrap()).collect();
+        assert!(codes.contains(&"pinned_on_request") && codes.contains(&"pulled"), "{codes:?}");
+        daemon.run(["why", "registry.example/never:v1"]).refused(&["nothing is on record"]);
+        let usage = daemon.run(["df", "-v", "-o", "json"]).json();
+        assert_eq!(usage["images"][0]["nextCode"], "pinned", "{usage:#}");
+        image["id"].as_str().unwrap().to_owned()
+    };
+    // A daemon started anew answers for its predecessor, by a few digits of the id, too.
+    let daemon = Daemon::start(folder.path(), arguments);
+    let text = daemon.run(["why", &id[..20]]).ok();
+    assert!(text.contains("removed") && text.contains(&web) && text.contains("unused"), "{text}");
+    daemon.run(["rm", &spare]).ok();
+    let text = daemon.run(["why", &spare]).ok();
+    assert!(text.contains("asked for by command"), "{text}");
+}
