@@ -14,6 +14,7 @@ mod fake_registry;
 mod faults;
 mod images;
 mod keep;
+mod kubelet_way;
 mod lifecycle;
 mod lifetime;
 mod order;
