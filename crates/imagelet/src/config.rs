@@ -15,7 +15,10 @@ mod validate;
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use imagelet_core::{image::Percent, manager::Compatibility};
+use imagelet_core::{
+    image::{Percent, PinnedNames},
+    manager::Compatibility,
+};
 use imagelet_oci::{Admission, Durability, LayerLimits};
 use serde::{Deserialize, Serialize};
 
@@ -291,6 +294,17 @@ struct ImageServiceFile {
     /// A runtime that speaks CRI.
     #[serde(rename = "cri", skip_serializing_if = "Option::is_none")]
     cri: Option<CriFile>,
+    /// Images that no collection takes while they have one of these names, whichever store they are in: whole names, `BEGINNING*` and `*WORD*`, as in CRI-O; or a map of whole names, as in containerd. `imagelet pin` pins more.
+    #[serde(rename = "pinnedImages", skip_serializing_if = "Option::is_none")]
+    pinned_images: Option<PinnedFile>,
+}
+
+/// `imageService.pinnedImages` in the file, in either notation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum PinnedFile {
+    Patterns(Vec<String>),
+    Names(BTreeMap<String, String>),
 }
 
 /// `imageService.cri` in the file.
@@ -407,7 +421,10 @@ impl File {
                     free_inodes_floor: Some(1_000),
                 }),
             }),
-            image_service: Some(ImageServiceFile { cri: Some(CriFile { endpoint: Some(String::new()) }) }),
+            image_service: Some(ImageServiceFile {
+                cri: Some(CriFile { endpoint: Some(String::new()) }),
+                pinned_images: Some(PinnedFile::Patterns(Vec::new())),
+            }),
             registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
             credentials: Some(CredentialsFile::default()),
             compatibility: Some(Compatibility::default().name().into()),
@@ -456,6 +473,8 @@ pub(crate) struct Settings {
     pub(crate) http: Option<String>,
     /// What it keeps images in.
     pub(crate) backend: Backend,
+    /// Names whose images are pinned.
+    pub(crate) pinned: PinnedNames,
     /// Directories of `HOST/hosts.toml`.
     pub(crate) hosts_dirs: Vec<PathBuf>,
     /// The node's own docker configuration; `None`: wherever it is.

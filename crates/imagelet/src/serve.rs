@@ -271,6 +271,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("socket", old.socket != new.socket),
         ("http", old.http != new.http),
         ("store, imageService", old.backend != new.backend),
+        ("imageService.pinnedImages", old.pinned != new.pinned),
         ("registry", old.hosts_dirs != new.hosts_dirs),
         ("pull limits", old.pulls != new.pulls),
         ("gc.decisions", old.collection.decisions_max != new.collection.decisions_max),

@@ -50,6 +50,7 @@ fn type_word(kind: &str) -> &str {
         "PathBuf" => "path",
         "Vec<String" => "list of text",
         "Vec<KeepFile" => "list of rules",
+        "PinnedFile" => "list or map of text",
         "BTreeMap<String, String" => "map of text",
         _ => "text",
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{ByteSize, Percent},
+    image::{ByteSize, Percent, PinnedNames},
     manager::Compatibility,
     records::Allowlist,
 };
@@ -15,8 +15,8 @@ use imagelet_cri::Endpoint;
 use imagelet_oci::{Admission, Durability, LayerLimits};
 
 use super::{
-    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, LimitsFile, ProviderSettings, PullLimits, Settings,
-    StoreSettings, Surroundings, Verification, gc, kubelet,
+    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, LimitsFile, PinnedFile, ProviderSettings, PullLimits,
+    Settings, StoreSettings, Surroundings, Verification, gc, kubelet,
 };
 use crate::size::parse_size;
 
@@ -65,6 +65,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             .add("credentialRecordMaxAge", format!("credentialRecordMaxAge {record_age_max} must not be negative"));
     }
     let backend = backend(file, &mut complaints);
+    let pinned = pinned(file, &mut complaints);
     let detection = file.detection.clone().unwrap_or_default();
     let detection_period = period("detection.period", detection.period, &mut complaints);
     let collection = gc::check(&file.gc.clone().unwrap_or_default(), compatibility, &mut complaints);
@@ -98,6 +99,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             socket,
             http,
             backend,
+            pinned,
             hosts_dirs,
             docker_config,
             providers,
@@ -107,6 +109,19 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
         }),
         _ => Err(complaints.0),
     }
+}
+
+fn pinned(file: &File, complaints: &mut Complaints) -> PinnedNames {
+    let said = file.image_service.as_ref().and_then(|service| service.pinned_images.as_ref());
+    let read = match said {
+        None => return PinnedNames::default(),
+        Some(PinnedFile::Names(names)) => return PinnedNames::exactly(names.values().map(String::as_str)),
+        Some(PinnedFile::Patterns(texts)) => PinnedNames::patterns(texts.iter().map(String::as_str)),
+    };
+    read.unwrap_or_else(|error| {
+        complaints.add("imageService.pinnedImages", format!("imageService.pinnedImages: {error}"));
+        PinnedNames::default()
+    })
 }
 
 /// What is found wrong, in order.

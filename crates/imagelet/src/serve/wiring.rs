@@ -54,6 +54,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
     let metrics = Arc::new(Metrics::new());
     let pulls = PullBoard::default();
     let runtime = RuntimeManager::new(store.images, store.containers)
+        .pinning(settings.pinned.clone())
         .measured(Arc::clone(&metrics))
         .watched(Arc::new(pulls.clone()));
     let (state, kept) = (store.state.clone(), records_settings(&settings)?);
