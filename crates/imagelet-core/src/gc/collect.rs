@@ -1,7 +1,7 @@
 //! Our way of collecting: one plan for all of it, each removal preceded by asking afresh, and a new plan for what is
 //! left to do where something stood against a removal.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use tokio::time::Instant;
 
@@ -125,12 +125,13 @@ async fn look(gc: &ImageGc, goal: GcGoal) -> Result<DiskUse, GcError> {
 
 /// Decides to keep what the plan keeps.
 fn keep_all(round: &mut Round<'_>, snapshot: &Snapshot, plan: &Plan) {
-    let entries = by_key(snapshot);
-    for (key, reason) in &plan.kept {
-        if let Some(entry) = entries.get(key) {
-            round.keep(entry, reason.clone());
-        }
-    }
+    // Both are sorted by key.
+    let mut entries = snapshot.entries.iter();
+    let kept = plan.kept.iter().filter_map(|(key, reason)| {
+        let entry = entries.find(|entry| order(entry, key).is_eq())?;
+        Some((entry, reason.clone()))
+    });
+    round.keep_all(kept);
 }
 
 fn report_nameless(round: &mut Round<'_>, plan: &Plan) {
@@ -143,11 +144,11 @@ fn report_nameless(round: &mut Round<'_>, plan: &Plan) {
 /// Where images share layers, a step that is not taken may leave others without effect: the rest waits for a new plan,
 /// unless this is the last.
 async fn act(round: &mut Round<'_>, snapshot: &Snapshot, planned: &Planned, is_last: bool, progress: &mut Progress) {
-    let entries = by_key(snapshot);
     let (mut aged, mut gone) = (Vec::new(), Vec::new());
     let mut is_whole = true;
     for step in &planned.plan.steps {
-        let Some(entry) = entries.get(&step.key) else { continue };
+        let found = snapshot.entries.binary_search_by(|entry| order(entry, &step.key));
+        let Some(entry) = found.ok().and_then(|index| snapshot.entries.get(index)) else { continue };
         match round.remove(entry, step.phase, step.reason.clone()).await {
             Attempt::Removed if step.phase == GcPhase::Age => aged.push(step),
             Attempt::Removed => gone.push(step),
@@ -230,6 +231,7 @@ fn finish(round: &mut Round<'_>, request: &GcRequest, progress: &Progress) {
     round.failures.push(error);
 }
 
-fn by_key(snapshot: &Snapshot) -> BTreeMap<ImageKey, &Entry> {
-    snapshot.entries.iter().map(|entry| (entry.key(), entry)).collect()
+/// Where an entry stands to a key, in the order of the keys.
+fn order(entry: &Entry, key: &ImageKey) -> Ordering {
+    (&entry.image.id, entry.image.spec.runtime_handler.as_str()).cmp(&(key.id(), key.handler()))
 }

@@ -142,10 +142,18 @@ impl<'a> Round<'a> {
         self.decide(entry, GcVerdict::Keep, reason);
     }
 
+    /// Keeps these, which come in the order of their keys: at once, as there may be very many.
+    pub(super) fn keep_all<'e>(&mut self, kept: impl Iterator<Item = (&'e Entry, Reason)>) {
+        let kept = kept.map(|(entry, reason)| (entry.key(), decision(entry, GcVerdict::Keep, reason)));
+        if self.decisions.is_empty() {
+            self.decisions = kept.collect();
+        } else {
+            self.decisions.extend(kept);
+        }
+    }
+
     fn decide(&mut self, entry: &Entry, verdict: GcVerdict, reason: Reason) {
-        let image = &entry.image;
-        let decision = GcDecision { key: entry.key(), tags: image.tags.clone(), size: image.size, verdict, reason };
-        self.decisions.insert(entry.key(), decision);
+        self.decisions.insert(entry.key(), decision(entry, verdict, reason));
     }
 
     fn abort(&mut self, error: GcError) -> Reason {
@@ -162,6 +170,9 @@ impl<'a> Round<'a> {
     }
 
     fn log(&self) {
+        if !tracing::enabled!(tracing::Level::INFO) {
+            return;
+        }
         for decision in self.decisions.values() {
             let (image, tags, reason) = (&decision.key, decision.tags.join(" "), &decision.reason);
             match decision.verdict {
@@ -230,6 +241,11 @@ impl<'a> Round<'a> {
             hook: None,
         }
     }
+}
+
+fn decision(entry: &Entry, verdict: GcVerdict, reason: Reason) -> GcDecision {
+    let image = &entry.image;
+    GcDecision { key: entry.key(), tags: image.tags.clone(), size: image.size, verdict, reason }
 }
 
 fn ids(snapshot: &Snapshot) -> Vec<ImageId> {

@@ -67,8 +67,12 @@ impl<'a> Names<'a> {
                 [Some(tail), tail.strip_suffix(":latest")].into_iter().flatten().map(str::to_owned)
             })
             .collect();
+        let sieve = Sieve::of(self.spellings.keys().chain(&tails));
         for (index, image) in self.images.iter().enumerate() {
             let mut note = |spelling: &str| {
+                if !sieve.may_have(spelling) {
+                    return;
+                }
                 if let Some(indices) = self.spellings.get_mut(spelling)
                     && indices.last() != Some(&index)
                 {
@@ -81,7 +85,7 @@ impl<'a> Names<'a> {
                 match name.split_once('@') {
                     // The same content by another repository's name is the same image, so the name need not be read.
                     Some((_, digest)) => note(bare_id(digest)),
-                    None if tails.contains(tail(name)) => {
+                    None if sieve.may_have(tail(name)) && tails.contains(tail(name)) => {
                         name.parse::<Reference>().into_iter().for_each(|it| note(&it.canonical().to_string()));
                     }
                     None => {}
@@ -105,6 +109,38 @@ impl<'a> Names<'a> {
             let found = order[begin..].iter().copied().take_while(|index| bare(*index).starts_with(prefix)).collect();
             self.prefixes.insert(prefix.to_owned(), found);
         }
+    }
+}
+
+/// Lets all texts pass that are asked for, and few others: most names of a node are in no container, and to see that
+/// costs no more than to look at their last bytes.
+#[derive(Debug)]
+struct Sieve(Vec<u64>);
+
+impl Sieve {
+    /// Bits, many for each text that a node asks for.
+    const BITS: usize = 1 << 16;
+
+    fn of<'t>(texts: impl Iterator<Item = &'t String>) -> Self {
+        let mut words = vec![0; Self::BITS / 64];
+        for text in texts {
+            let place = Self::place(text);
+            words[place / 64] |= 1 << (place % 64);
+        }
+        Self(words)
+    }
+
+    fn may_have(&self, text: &str) -> bool {
+        let place = Self::place(text);
+        self.0[place / 64] & (1 << (place % 64)) != 0
+    }
+
+    /// Of the length and the last bytes, in which names and digests differ most.
+    fn place(text: &str) -> usize {
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mixed = text.bytes().rev().take(8).fold(text.len() as u64, |all, byte| (all << 8) ^ u64::from(byte));
+        let mixed = (mixed ^ (text.len() as u64).rotate_left(32)).wrapping_mul(ODD) >> 48;
+        usize::try_from(mixed).unwrap_or_default() % Self::BITS
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) struct GcFile {
     /// Images that stay although nobody uses them: a list of rules, see [keep rules](keep.md). Each has exactly one of `repository` (with `lastTags`), `label`, `namespace` and `image`, and may have `for`.
     #[serde(rename = "keep", skip_serializing_if = "Option::is_none")]
     pub(super) keep: Option<Vec<KeepFile>>,
-    /// Collect only images that imagelet pulled or adopted: an image that something else brought to the node stays, until it is pulled, ensured or pinned through imagelet. Beside a runtime whose kubelet pulls on its own that is most images.
+    /// Collect only images that imagelet pulled, or that had a pull record when it first saw them: what something else brought to the node stays. Beside a runtime whose kubelet pulls on its own that is most images.
     #[serde(rename = "onlyOwned", skip_serializing_if = "Option::is_none")]
     pub(super) only_owned: Option<bool>,
     /// How long an image is held after a pull, a status call or a mount handed it out, until a container of it is seen; at most 168h. 0 is off, and the default where `compatibility` is `kubelet`.
