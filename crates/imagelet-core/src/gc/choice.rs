@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     GcOrder, ImageFacts, PlanInput,
     reclaim::{self, Answer, Candidate, Question},
+    worth,
 };
 use crate::{
     image::{ByteSize, ImageId},
@@ -147,7 +148,12 @@ fn room_by_size(input: &PlanInput, may: &[usize], wanted: Option<Wanted>) -> Roo
         }
         goes
     } else {
-        let apart: Vec<(Candidate, Freed)> = sized().map(|(place, frees)| (candidate(input, place), frees)).collect();
+        let costs = worth::costs(input, may);
+        let candidate = |place: usize| Candidate {
+            image: input.images[place].key.id().clone(),
+            cost: costs.get(&place).copied().unwrap_or_default(),
+        };
+        let apart: Vec<(Candidate, Freed)> = sized().map(|(place, frees)| (candidate(place), frees)).collect();
         reclaim::choose_apart(&apart, wanted.all).into_iter().map(|at| (may[at], apart[at].1)).collect()
     };
     Room { goes, possible, is_short }
@@ -181,13 +187,12 @@ fn candidates<'a>(input: &'a PlanInput, may: &[usize]) -> (Vec<Candidate>, BTree
         }
         places.retain(|id, places| all.get(id) == Some(&places.len()));
     }
-    let cost = |places: &Vec<usize>| places.iter().map(|place| cost(input, *place)).fold(0, u64::saturating_add);
+    let costs = if input.policy.order() == GcOrder::Cost { worth::costs(input, may) } else { BTreeMap::new() };
+    let cost = |places: &Vec<usize>| {
+        places.iter().filter_map(|place| costs.get(place)).fold(0, |sum: u64, cost| sum.saturating_add(*cost))
+    };
     let candidates = places.iter().map(|(id, places)| Candidate { image: (*id).clone(), cost: cost(places) });
     (candidates.collect(), places)
-}
-
-fn candidate(input: &PlanInput, place: usize) -> Candidate {
-    Candidate { image: input.images[place].key.id().clone(), cost: cost(input, place) }
 }
 
 /// The last of several handlers' copies frees what the image frees.
@@ -210,16 +215,6 @@ fn leave_out(graph: &LayerGraph, input: &PlanInput, chosen: &mut Vec<usize>, wan
             chosen.insert(at, place);
         }
     }
-}
-
-/// What it is expected to cost that an image went: what a pull brings again, by how likely one comes soon.
-fn cost(input: &PlanInput, place: usize) -> u64 {
-    let image = &input.images[place];
-    let fetched = image.pulled.map_or(image.size, |pulled| pulled.bytes).0 >> 10;
-    let idle = image.last_used.max(image.first_seen).map(|since| input.now.duration_since(since).unwrap_or_default());
-    let hours = idle.map_or(u64::from(u32::MAX), |idle| idle.as_secs() / 3_600);
-    let uses = image.use_count.min(1_000) + 1;
-    (u128::from(fetched.max(1)) * u128::from(uses) * 1_000 / u128::from(hours + 1)).try_into().unwrap_or(u64::MAX)
 }
 
 /// Splits what is used on the disk by who holds it. `may`: images that may go.

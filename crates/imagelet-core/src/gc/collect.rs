@@ -62,6 +62,7 @@ async fn collect(gc: &ImageGc, request: &GcRequest, now: SystemTime) -> Result<G
             disk: looked.clone(),
             freed: progress.freed,
             aged: progress.aged,
+            reuse: snapshot.reuse.as_ref().clone(),
             images,
             rules: GcRules::clone(&rules),
             layers,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     image::{ByteSize, ImageKey},
-    inventory::{Entry, Origin, PullCost},
+    inventory::{Entry, Origin, PullCost, UseHistory},
 };
 
 /// What a decision may know of one image. `None` for a time is earlier than all times.
@@ -45,6 +45,9 @@ pub struct ImageFacts {
     /// Those labels of its configuration that rules ask for; `None`: nobody asked, or nobody could tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
+    /// How its uses follow one another.
+    #[serde(default)]
+    pub history: UseHistory,
 }
 
 impl ImageFacts {
@@ -67,6 +70,7 @@ impl ImageFacts {
             pulled: entry.pulled,
             origin: entry.origin,
             labels: None,
+            history: entry.history.clone(),
         }
     }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{DiskUse, GcGoal, GcPolicy, GcRules, ImageFacts, Reason};
 use crate::{
     image::ImageKey,
+    inventory::ReuseTable,
     runtime::{Freed, LayerGraph},
 };
 
@@ -27,6 +28,9 @@ pub struct PlanInput {
     pub freed: Freed,
     /// The same, for age.
     pub aged: Freed,
+    /// How the node's images fared so far, which tells the chance that one is used again.
+    #[serde(default)]
+    pub reuse: ReuseTable,
     /// All images, in the order of their keys.
     pub images: Vec<ImageFacts>,
     /// What stays because an operator said so.

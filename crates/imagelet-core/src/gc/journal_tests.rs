@@ -7,7 +7,7 @@ use crate::{
     decisions::{DecisionLog, HappeningKind, Told},
     gc::{DiskUse, GcGoal, GcPolicy, GcRules, ImageFacts},
     image::{ByteSize, ImageId},
-    inventory::{Origin, PullCost},
+    inventory::{Origin, PullCost, ReuseTable, UseHistory},
     runtime::{Certainty, Freed, LayerFacts, LayerGraph},
 };
 
@@ -63,6 +63,7 @@ fn facts(dice: &mut Dice, number: u64, now: SystemTime) -> ImageFacts {
             at: time(dice, now),
         }),
         origin: [Origin::Pulled, Origin::Adopted, Origin::Found][usize::try_from(dice.next(3)).unwrap()],
+        history: UseHistory { uses: dice.next(9), superseded: dice.chance(3), ..UseHistory::default() },
         labels: dice.maybe(|_| BTreeMap::from([("team".to_owned(), "shop".to_owned())])),
     }
 }
@@ -105,6 +106,7 @@ fn input(dice: &mut Dice, images: Vec<ImageFacts>, now: SystemTime) -> PlanInput
         disk: dice.maybe(|dice| DiskUse::of(ByteSize(1 << 34), ByteSize(dice.next(1 << 34)))),
         freed: Freed { bytes: ByteSize(dice.next(2) * dice.next(1 << 30)), inodes: dice.next(2) * 77 },
         aged: Freed::default(),
+        reuse: ReuseTable::default(),
         layers: dice.maybe(|dice| layers(dice, &images)),
         images,
         rules: GcRules { keep: Vec::new(), only_owned: dice.chance(4) },

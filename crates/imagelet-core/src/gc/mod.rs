@@ -25,6 +25,7 @@ mod shortage;
 mod tags;
 mod text;
 mod time;
+pub mod worth;
 
 #[cfg(test)]
 mod layers_tests;

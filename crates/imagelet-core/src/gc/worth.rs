@@ -1,0 +1,232 @@
+//! What it is worth to keep an image: how soon it is likely to be used again, times what it costs to fetch it again.
+//!
+//! The chance of a use within a span of idle time comes from three sources, the nearer weighing more: how long this image
+//! lay idle before its uses so far, how images of its kind fared on this node, and a guess where nothing is known. The
+//! worth is the best rate at which uses can be expected by keeping the image for some time, whichever that is: a nightly
+//! job has a high one when its hour comes near, an old version a low one for ever. Bytes that an image alone holds are
+//! not in it; whoever chooses weighs the worth against them.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use super::{ImageFacts, PlanInput};
+use crate::{
+    image::ImageId,
+    inventory::{Gaps, Kind, PullCost, ReuseTable, SPANS, Span, UseHistory},
+};
+
+/// A first guess: so many of the images that lay idle until a span are used within it. With spans that grow with age
+/// that alone is the order of last use.
+const HAZARD_GUESSED: f64 = 0.10;
+/// The same for an old version whose successor is in use.
+const HAZARD_GUESSED_OLD: f64 = 0.03;
+/// How many observations the guess is worth.
+const GUESS_WEIGHT: f64 = 4.0;
+/// How many of an image's own gaps what is known of its kind is worth.
+const KIND_WEIGHT: f64 = 1.0;
+const DAY: f64 = 86_400.0;
+/// What a link brings in a second where nothing else is known; a pull as fast as this costs its bytes.
+const LINK_BYTES: f64 = 20e6;
+/// How much dearer, or cheaper, a slow or a fast registry makes a byte.
+const SLOWNESS: (f64, f64) = (0.5, 4.0);
+/// A pull smaller than this tells of a registry's latency, not of its speed.
+const PULL_MIN: u64 = 1 << 20;
+
+/// Uses expected per day, if the image is kept for as long as that is most.
+pub fn uses_per_day(history: &UseHistory, idle: Duration, reuse: &ReuseTable) -> f64 {
+    let kind = Kind::of(history);
+    let own = Own::of(&history.gaps);
+    let at = Span::of(idle).index();
+    let idle = idle.as_secs_f64();
+    let (mut left, mut uses, mut time, mut best) = (1.0_f64, 0.0_f64, 0.0_f64, 0.0_f64);
+    for span in at..SPANS {
+        let begin = seconds(span);
+        let end = seconds(span + 1);
+        let hazard = own.hazard(span, hazard_of_kind(reuse, kind, history.superseded, span));
+        // Where it is within a span already, what is over of it.
+        let rest = if span == at { ((end - idle) / (end - begin)).clamp(0.01, 1.0) } else { 1.0 };
+        let hazard = hazard * rest / (1.0 - hazard * (1.0 - rest));
+        let length = (end - begin) * rest;
+        uses += left * hazard;
+        time += left * length * (1.0 - hazard / 2.0);
+        left *= 1.0 - hazard;
+        best = best.max(uses / time);
+    }
+    best * DAY
+}
+
+/// The chance that the image is used again within this time.
+pub fn chance(history: &UseHistory, idle: Duration, reuse: &ReuseTable, within: Duration) -> f64 {
+    let kind = Kind::of(history);
+    let own = Own::of(&history.gaps);
+    let (from, until) = (idle.as_secs_f64(), idle.saturating_add(within).as_secs_f64());
+    let mut left = 1.0;
+    for span in Span::of(idle).index()..SPANS {
+        let (begin, end) = (seconds(span), seconds(span + 1));
+        let hazard = own.hazard(span, hazard_of_kind(reuse, kind, history.superseded, span));
+        let reached = (until.min(end) - begin.max(from)).max(0.0);
+        let open = (end - begin.max(from)).max(1.0);
+        left *= 1.0 - hazard * (reached / open).min(1.0);
+    }
+    1.0 - left
+}
+
+/// What it is expected to cost per day that these images are gone, in bytes of a link of usual speed: one for each place.
+///
+/// A layer that an image shares with others costs each of them a part, and one that stays anyway costs nothing.
+pub(super) fn costs(input: &PlanInput, may: &[usize]) -> BTreeMap<usize, u64> {
+    let fetched = fetched(input, may);
+    let cost = |place: usize| {
+        let image = &input.images[place];
+        let bytes = fetched.get(image.key.id()).copied().unwrap_or(image.size.0 as f64);
+        let cost = uses_per_day(&image.history, idle(image, input.now), &input.reuse) * bytes * slowness(image.pulled);
+        // No more precise than a byte a day, and never free.
+        (cost.clamp(0.0, 1e18) as u64).max(1)
+    };
+    may.iter().map(|place| (*place, cost(*place))).collect()
+}
+
+/// How long nobody used it.
+fn idle(image: &ImageFacts, now: SystemTime) -> Duration {
+    let since = image.last_used.or(image.first_seen);
+    since.map_or(Duration::MAX, |since| now.duration_since(since).unwrap_or_default())
+}
+
+/// How much dearer a byte of this image is than one over a link of usual speed.
+fn slowness(pulled: Option<PullCost>) -> f64 {
+    let Some(cost) = pulled.filter(|cost| cost.bytes.0 >= PULL_MIN) else { return 1.0 };
+    (cost.duration.as_secs_f64() * LINK_BYTES / cost.bytes.0 as f64).clamp(SLOWNESS.0, SLOWNESS.1)
+}
+
+/// What each of these would have to fetch again, were it gone: layers that stay cost nothing, others are shared out.
+fn fetched<'a>(input: &'a PlanInput, may: &[usize]) -> BTreeMap<&'a ImageId, f64> {
+    let Some(graph) = &input.layers else { return BTreeMap::new() };
+    let goes: std::collections::BTreeSet<&ImageId> = may.iter().map(|place| input.images[*place].key.id()).collect();
+    let mut users = vec![0_u32; graph.layers.len()];
+    let mut stays: Vec<bool> = graph.layers.iter().map(|layer| layer.held).collect();
+    let index = |part: &u32| usize::try_from(*part).ok().filter(|part| *part < graph.layers.len());
+    for (image, parts) in &graph.images {
+        for part in parts.iter().filter_map(index) {
+            users[part] += 1;
+            stays[part] |= !goes.contains(image);
+        }
+    }
+    let share =
+        |part: usize| if stays[part] { 0.0 } else { graph.layers[part].bytes.0 as f64 / f64::from(users[part]) };
+    let of = |image: &'a ImageId| Some((image, graph.images.get(image)?.iter().filter_map(index).map(share).sum()));
+    goes.into_iter().filter_map(of).collect()
+}
+
+fn seconds(span: usize) -> f64 {
+    Span::start_seconds(span) as f64
+}
+
+fn hazard_of_kind(reuse: &ReuseTable, kind: Kind, superseded: bool, span: usize) -> f64 {
+    let (idle, used) = reuse.seen(kind, span);
+    let guess = if superseded { HAZARD_GUESSED_OLD } else { HAZARD_GUESSED };
+    (f64::from(used) + GUESS_WEIGHT * guess) / (f64::from(idle) + GUESS_WEIGHT)
+}
+
+/// An image's own gaps: how many ended in each span, and how many reached it.
+struct Own {
+    ended: [f64; SPANS],
+    reached: [f64; SPANS],
+}
+
+impl Own {
+    fn of(gaps: &Gaps) -> Self {
+        let mut own = Self { ended: [0.0; SPANS], reached: [0.0; SPANS] };
+        let mut reached = 0.0;
+        for span in (0..SPANS).rev() {
+            own.ended[span] = f64::from(gaps.weight(span)) / f64::from(Gaps::WEIGHT_NEW);
+            reached += own.ended[span];
+            own.reached[span] = reached;
+        }
+        own
+    }
+
+    fn hazard(&self, span: usize, of_kind: f64) -> f64 {
+        (self.ended[span] + KIND_WEIGHT * of_kind) / (self.reached[span] + KIND_WEIGHT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_hours(1);
+
+    fn daily() -> UseHistory {
+        let gap = u8::try_from(Span::of(23 * HOUR).index()).unwrap();
+        UseHistory { uses: 8, returns: 7, gaps: vec![(gap, 6 * Gaps::WEIGHT_NEW)].into(), ..UseHistory::default() }
+    }
+
+    fn once() -> UseHistory {
+        UseHistory { uses: 1, ..UseHistory::default() }
+    }
+
+    #[test]
+    fn without_experience_the_worth_is_the_order_of_last_use() {
+        let reuse = ReuseTable::default();
+        let mut last = f64::INFINITY;
+        for minutes in [1, 5, 20, 60, 300, 1000, 3000, 10_000, 100_000] {
+            let rate = uses_per_day(&once(), Duration::from_mins(minutes), &reuse);
+            assert!(rate < last && rate > 0.0, "{minutes}: {rate}");
+            last = rate;
+        }
+        let old = UseHistory { superseded: true, ..once() };
+        assert!(uses_per_day(&old, HOUR, &reuse) < uses_per_day(&once(), HOUR, &reuse) / 2.0);
+    }
+
+    #[test]
+    fn a_nightly_job_outlives_what_was_used_after_it() {
+        let reuse = ReuseTable::default();
+        let rate = |hours: u32| uses_per_day(&daily(), hours * HOUR, &reuse);
+        assert!(rate(12) > uses_per_day(&once(), 5 * HOUR, &reuse), "half a day idle, and it comes tonight");
+        assert!(rate(20) > rate(12) && rate(12) > rate(2) / 2.0, "{} {} {}", rate(2), rate(12), rate(20));
+        assert!(rate(24 * 4) < rate(12) / 5.0, "it did not come for days");
+        assert!(chance(&daily(), 20 * HOUR, &reuse, 6 * HOUR) > 0.5);
+        assert!(chance(&daily(), 2 * HOUR, &reuse, 6 * HOUR) < 0.4);
+    }
+
+    #[test]
+    fn what_the_node_saw_of_a_kind_counts_for_each_of_it() {
+        let text = |used: u32| {
+            let lines: Vec<(u8, u8, u32, u32)> = (0..40).map(|span| (2, span, 200, used)).collect();
+            serde_json::to_string(&lines).unwrap()
+        };
+        let never: ReuseTable = serde_json::from_str(&text(0)).unwrap();
+        let often: ReuseTable = serde_json::from_str(&text(100)).unwrap();
+        assert!(uses_per_day(&once(), 3 * HOUR, &never) * 50.0 < uses_per_day(&once(), 3 * HOUR, &often));
+        let rate = |reuse| uses_per_day(&daily(), 12 * HOUR, reuse);
+        assert!((rate(&never) - rate(&often)).abs() < f64::EPSILON, "another kind");
+    }
+
+    #[test]
+    fn no_history_makes_a_number_that_is_none() {
+        for history in [UseHistory::default(), once(), daily()] {
+            for idle in [Duration::ZERO, HOUR, Duration::from_hours(1 << 20), Duration::MAX] {
+                let rate = uses_per_day(&history, idle, &ReuseTable::default());
+                assert!(rate.is_finite() && rate >= 0.0, "{idle:?}");
+                let chance = chance(&history, idle, &ReuseTable::default(), 24 * HOUR);
+                assert!((0.0..=1.0).contains(&chance), "{idle:?}: {chance}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_slow_registry_makes_its_images_dearer() {
+        let cost = |bytes: u64, seconds| PullCost {
+            bytes: crate::image::ByteSize(bytes),
+            duration: Duration::from_secs(seconds),
+            at: SystemTime::UNIX_EPOCH,
+        };
+        assert!(slowness(Some(cost(20_000_000, 3))) > slowness(Some(cost(20_000_000, 1))));
+        for unknown in [None, Some(cost(0, 900)), Some(cost(5_000, 900))] {
+            assert!((slowness(unknown) - 1.0).abs() < f64::EPSILON);
+        }
+        assert!(slowness(Some(cost(2_000_000, 9_000_000))) <= SLOWNESS.1);
+    }
+}
