@@ -11,11 +11,10 @@ use async_trait::async_trait;
 use imagelet_core::{
     events::EventKind,
     gc::{
-        AgeCounts, Asked, GcError, GcEvent, GcGoal, GcOutcome, GcPolicy, GcPolicyError, GcReport, GcRequest, GcVerdict,
-        GcWay,
+        AgeCounts, Asked, GcError, GcEvent, GcGoal, GcOrder, GcOutcome, GcPolicy, GcPolicyError, GcReport, GcRequest,
+        GcVerdict, GcWay,
     },
     image::{ByteSize, ImageKey},
-    manager::Compatibility,
     metrics::{Family, MetricKind},
 };
 
@@ -23,7 +22,7 @@ use tracing::Instrument as _;
 
 use super::{CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps, events};
 use crate::{
-    config::{CollectionMode, GcSettings, Settings},
+    config::{CollectionMode, GcSettings, Settings, gc::CollectionOrder},
     failure::Failure,
 };
 
@@ -183,11 +182,19 @@ fn span(goal: GcGoal) -> tracing::Span {
 pub(crate) fn policy(settings: &Settings) -> Result<GcPolicy, GcPolicyError> {
     let GcSettings { high, low, age_min, age_max } = settings.gc;
     let policy = GcPolicy::new(i64::from(high.get()), i64::from(low.get()), age_min, age_max)?;
-    Ok(in_way(policy, settings.compatibility))
+    Ok(in_way(policy, settings))
 }
 
-fn in_way(policy: GcPolicy, compatibility: Compatibility) -> GcPolicy {
-    if compatibility.is_kubelet() { policy.counting(AgeCounts::FromUse).in_way(GcWay::Kubelet) } else { policy }
+fn in_way(policy: GcPolicy, settings: &Settings) -> GcPolicy {
+    let policy = policy.in_order(match settings.collection.order {
+        CollectionOrder::Cost => GcOrder::Cost,
+        CollectionOrder::Lru => GcOrder::Lru,
+    });
+    if settings.compatibility.is_kubelet() {
+        policy.counting(AgeCounts::FromUse).in_way(GcWay::Kubelet)
+    } else {
+        policy
+    }
 }
 
 /// What is asked over what is configured.
@@ -206,7 +213,7 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
     let age_min = if takes_young { Duration::ZERO } else { configured.age_min };
     let policy = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max)
         .map_err(|error| Failure::new("InvalidArgument", error.to_string()))?;
-    Ok(GcRequest { policy: in_way(policy, settings.compatibility), goal, dry_run: asked.dry_run })
+    Ok(GcRequest { policy: in_way(policy, settings), goal, dry_run: asked.dry_run })
 }
 
 fn collected(report: &GcReport, dry_run: bool) -> Collected {
