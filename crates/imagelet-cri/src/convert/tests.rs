@@ -1,6 +1,6 @@
 //! What goes over the wire comes back, and is encoded as the vectors say.
 
-use imagelet_core::testing::vectors;
+use imagelet_core::{credentials::CredentialKind, testing::vectors};
 use prost::Message;
 use serde_json::Value;
 
@@ -365,7 +365,6 @@ fn credentials_of_a_pull_read_as_the_vectors_say() {
         let spec = Some(v1::ImageSpec { image, ..v1::ImageSpec::default() });
         let read = pull_from_wire(v1::PullImageRequest { image: spec, auth, sandbox_config: None });
         assert_eq!(read.is_err(), expected["error"] == true, "{}", case["name"]);
-        use imagelet_core::credentials::CredentialKind;
         let (user, secret) = match read.ok().and_then(|request| request.credential).map(|credential| credential.kind) {
             None => (String::new(), String::new()),
             Some(CredentialKind::Basic { username, password }) => (username, password.expose().to_owned()),

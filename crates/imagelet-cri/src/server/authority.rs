@@ -369,7 +369,7 @@ fn pack(text: &[u8]) -> Option<Vec<u8>> {
         let (length, first, place) = lengths().find_map(|(length, first, characters)| {
             characters.iter().position(|character| character == byte).map(|place| (length, first, place))
         })?;
-        code = code << length | u64::from(first) + place as u64;
+        code = (code << length) | (u64::from(first) + place as u64);
         bits += length;
         while bits >= 8 {
             bits -= 8;
