@@ -17,6 +17,7 @@ import time
 
 import candidates
 import corpus
+import crowd
 import goals
 import layers
 import network
@@ -28,7 +29,7 @@ from source import registry
 
 DISK_BYTES = 4 << 30
 IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd")
-FUNCTIONS = (node.rss, node.idle, layers.present, layers.stacking, node.together, network.slow)
+FUNCTIONS = (node.rss, node.idle, layers.present, layers.stacking, node.together, crowd.callers, network.slow)
 FIGURES = {function.__name__: function for function in FUNCTIONS}
 # What a figure pulls, beside what it makes itself.
 NEEDS = {"rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web"}

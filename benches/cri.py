@@ -115,16 +115,34 @@ class Connection:
         self.call("ImageFsInfo", b"")
 
     def call(self, method, message):
+        stream, request = self.request(method, message)
+        self.socket.sendall(request)
+        answer = self.answer(stream)
+        if len(answer) < 5:
+            raise CallFailed(f"{method} was answered by an error")
+        return bytes(answer[5 : 5 + struct.unpack(">I", answer[1:5])[0]])
+
+    def request(self, method, message):
+        """A call that is not sent yet: its stream, and its bytes."""
         headers = b"\x83\x86\x04" + literal(f"/runtime.v1.ImageService/{method}".encode()) + b"\x01" + literal(b"localhost")
         for name, value in ((b"content-type", b"application/grpc"), (b"te", b"trailers")):
             headers += b"\x00" + literal(name) + literal(value)
         stream, self.stream = self.stream, self.stream + 2
         body = b"\x00" + struct.pack(">I", len(message)) + message
-        self.socket.sendall(frame(HEADERS, END_HEADERS, stream, headers) + frame(DATA, END_STREAM, stream, body))
-        answer = self.answer(stream)
-        if len(answer) < 5:
-            raise CallFailed(f"{method} was answered by an error")
-        return bytes(answer[5 : 5 + struct.unpack(">I", answer[1:5])[0]])
+        return stream, frame(HEADERS, END_HEADERS, stream, headers) + frame(DATA, END_STREAM, stream, body)
+
+    def has_answer(self):
+        """Reads what has come; whether an answer begins in it. Frames that only keep the connection are passed over."""
+        if not (piece := self.socket.recv(1 << 18)):
+            raise CallFailed("the connection was closed")
+        self.unread += piece
+        place = 0
+        while len(self.unread) >= place + 9:
+            length, kind = int.from_bytes(self.unread[place : place + 3], "big"), self.unread[place + 3]
+            if kind in (DATA, HEADERS):
+                return True
+            place += 9 + length
+        return False
 
     def answer(self, stream):
         answer = bytearray()

@@ -61,6 +61,7 @@ def goals(values, containerd):
         Goal(f"start to first answer, {images} images, ms", "idle", "start", 300, 100, MILLISECOND, 1),
         Goal(f"ListImages, {images} images, ms", "idle", "list", 2 * images / 1000, images / 1000, MILLISECOND),
         Goal("ImageStatus p50, ms", "idle", "status", 0.3, 0.15, MILLISECOND),
+        Goal("110 callers at once: ImageStatus p99, ms", "callers", "p99", 5, 2, MILLISECOND),
         Goal("40 MB/s a connection: what it adds to web, s", "slow", "more", 0.75),
         Goal("all layers present: pull, ms", "present", "wall", 15, 8, MILLISECOND, 1),
         Goal("other stacking: layers unpacked again", "stacking", "again", 0, None, 1, 0),

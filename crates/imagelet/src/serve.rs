@@ -107,7 +107,7 @@ pub(crate) async fn serve(
     let (accepting, working) = (CancellationToken::new(), CancellationToken::new());
     let (opened, started) = Started::soon();
     let images = Arc::new(ServedImages::new(started.clone(), state_place(&settings), working.clone()));
-    let handler = Arc::new(Stoppable::new(started, working.clone()));
+    let handler = Arc::new(Stoppable::new(started, working.clone(), accepting.clone()));
     let (handlers, runtime) = runtime_behind(&settings)?;
     let server = |listener: UnixListener| {
         let mut peers = Peers::default();

@@ -12,6 +12,7 @@ use super::started::Started;
 use crate::{
     api::{Handler, Refusal, Replies},
     failure::Failure,
+    node::EventsRequest,
 };
 
 /// Removes the daemon's socket when dropped, unless another has taken its place.
@@ -46,11 +47,13 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 pub(super) struct Stoppable {
     node: Started,
     working: CancellationToken,
+    /// Cancelled when no more calls are taken: nobody waits for what only looks on.
+    accepting: CancellationToken,
 }
 
 impl Stoppable {
-    pub(super) fn new(node: Started, working: CancellationToken) -> Self {
-        Self { node, working }
+    pub(super) fn new(node: Started, working: CancellationToken, accepting: CancellationToken) -> Self {
+        Self { node, working, accepting }
     }
 }
 
@@ -59,9 +62,10 @@ impl Handler for Stoppable {
     async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Vec<u8>, Refusal> {
         let refused = |failure: &Failure| Refusal::Failed(serde_json::to_vec(failure).unwrap_or_default());
         let node = self.node.node().await.map_err(|error| refused(&error.into()))?;
+        let stopped = if command == EventsRequest::NAME { &self.accepting } else { &self.working };
         tokio::select! {
             answer = node.handle(command, body, replies) => answer,
-            () = self.working.cancelled() => {
+            () = stopped.cancelled() => {
                 let failure = Failure::new("Cancelled", "the daemon is stopping and gave the command up");
                 Err(refused(&failure))
             }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod architecture;
+mod bare;
 mod collection;
 mod configuration;
 mod contract;
@@ -27,6 +28,7 @@ mod reasons;
 mod refusals;
 mod relay;
 mod shadow;
+mod socket;
 mod soundness;
 mod source;
 mod stale;

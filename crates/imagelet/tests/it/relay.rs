@@ -310,3 +310,73 @@ fn the_embedded_store_answers_without_its_registry_after_a_restart() {
     });
     assert_eq!(registry.requests().len(), asked, "somebody asked the registry");
 }
+
+#[test]
+fn every_call_is_answered_over_both_backends() {
+    let (registry, folders) = (Registry::start(), [scratch(), scratch()]);
+    let image = Image::busybox("application");
+    let name = registry.push("application:v1", &image);
+    let again = registry.push("application:again", &image);
+    let digest = format!("{}@{}", name.trim_end_matches(":v1"), image.manifest.digest);
+    let containerd = Containerd::start(folders[1].path(), &registry);
+    let daemons = [embedded(folders[0].path()), before_containerd(folders[1].path(), &containerd)];
+    for daemon in &daemons {
+        in_runtime(async {
+            let images = connect(daemon).await;
+            let streaming = images.clone().with_streaming_lists();
+            assert_eq!((images.list(None).await.unwrap(), streaming.list(None).await.unwrap()), (vec![], vec![]));
+            for name in [&name, &again, &digest] {
+                assert_eq!(pull(&images, &request(name)).await.unwrap(), image.id());
+            }
+            let listed = images.list(None).await.unwrap();
+            assert_eq!((listed.len(), listed[0].id.as_str()), (1, image.id()));
+            let mut tags = listed[0].tags.clone();
+            tags.sort();
+            assert_eq!((tags, &listed[0].digests), (vec![again.clone(), name.clone()], &vec![digest.clone()]));
+            assert_eq!(streaming.list(None).await.unwrap(), listed);
+            for text in [image.id(), &image.id()["sha256:".len()..][..12], &name, &again, &digest] {
+                let found = images.status(&ImageSpec::new(text)).await.unwrap();
+                assert_eq!(found.as_ref(), Some(&listed[0]), "{text}");
+                assert_eq!(images.list(Some(&ImageSpec::new(text))).await.unwrap(), listed, "{text}");
+            }
+            let details = images.details(&ImageSpec::new(&name)).await.unwrap().expect("it is here");
+            assert_eq!(details.image, listed[0]);
+            assert_eq!(images.status(&ImageSpec::new("absent:v1")).await.unwrap(), None);
+            let places = images.filesystem().await.unwrap();
+            assert!(places.images[0].mountpoint.is_dir() && !places.containers.is_empty(), "{places:?}");
+            // By one of its names: all of them go.
+            images.remove(&ImageSpec::new(&again)).await.unwrap();
+            images.remove(&ImageSpec::new(&again)).await.unwrap();
+            for text in [image.id(), &name, &again, &digest] {
+                assert_eq!(images.status(&ImageSpec::new(text)).await.unwrap(), None, "{text}");
+            }
+            assert_eq!(images.list(None).await.unwrap(), []);
+        });
+    }
+}
+
+#[test]
+fn a_runtime_that_is_away_is_told_and_found_again() {
+    let (registry, folder) = (Registry::start(), scratch());
+    let name = registry.push("here:v1", &Image::marked("here", 1000));
+    let containerd = Containerd::start(folder.path(), &registry);
+    let daemon = before_containerd(folder.path(), &containerd);
+    let endpoint: Endpoint = daemon.endpoint().parse().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let images = runtime.block_on(connect(&daemon));
+    runtime.block_on(async { pull(&images, &request(&name)).await.unwrap() });
+    let told = runtime.block_on(images.filesystem()).unwrap();
+    drop(containerd);
+    runtime.block_on(async {
+        // The file systems are answered as last known; everything else says what is wrong, and none hangs.
+        assert_eq!(images.filesystem().await.unwrap().images[0].mountpoint, told.images[0].mountpoint);
+        assert_eq!(images.list(None).await.unwrap_err().kind(), RuntimeErrorKind::Unavailable);
+        assert_eq!(images.status(&ImageSpec::new(&name)).await.unwrap_err().kind(), RuntimeErrorKind::Unavailable);
+        let failed = pull(&images, &request(&name)).await.unwrap_err();
+        assert_eq!(failed.kind(), RuntimeErrorKind::Unavailable, "{failed}");
+        // A kubelet that starts now proves the connection by such a call.
+        RemoteImageService::connect(&endpoint, CALL_MAX).await.unwrap();
+    });
+    let status = daemon.run(["status", "-o", "json"]).json();
+    assert!(!status["problems"].as_array().unwrap().is_empty(), "{status}");
+}

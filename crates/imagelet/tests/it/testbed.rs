@@ -66,9 +66,14 @@ pub(crate) struct Part {
 
 impl Part {
     pub(crate) fn start(command: &mut Command, package: &str, log: PathBuf) -> Self {
+        Self::start_with_stdin(command, Stdio::null(), package, log)
+    }
+
+    /// Starts it with something else than nothing to read.
+    pub(crate) fn start_with_stdin(command: &mut Command, stdin: Stdio, package: &str, log: PathBuf) -> Self {
         let file = File::options().create(true).append(true).open(&log).unwrap();
         let name = command.get_program().to_string_lossy().into_owned();
-        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        command.stdin(stdin).stdout(file.try_clone().unwrap()).stderr(file);
         let child = command
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start `{name}`: {error}; install the Debian package {package}"));
