@@ -135,7 +135,7 @@ fn a_follower_hears_how_far_a_pull_is_until_it_is_over() {
 #[test]
 fn a_follower_that_does_not_read_loses_the_oldest_events_and_is_told() {
     /// More than are kept, wait for one reader, and fit into the sockets between.
-    const EVENTS: usize = 6_000;
+    const EVENTS: usize = 4_000;
     let folder = scratch();
     let daemon = daemon(folder.path());
     let slow = Follower::start(&daemon, folder.path(), "slow");
