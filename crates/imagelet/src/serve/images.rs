@@ -7,7 +7,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -22,6 +22,7 @@ use imagelet_core::{
         RuntimeError, RuntimeErrorKind, SandboxConfig,
     },
 };
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::started::Started;
@@ -29,6 +30,8 @@ use crate::node::LocalNode;
 
 /// A runtime that takes longer to tell its file systems is answered for: a kubelet does not start without an answer.
 const FILESYSTEM_MAX: Duration = Duration::from_secs(2);
+/// What was told this lately is told again: kubelets ask with each round of statistics, and each store counts afresh.
+const FILESYSTEM_FRESH: Duration = Duration::from_secs(1);
 
 /// A node's images for callers that know the runtime interface alone.
 #[derive(Debug)]
@@ -36,8 +39,7 @@ pub(super) struct ServedImages {
     started: Started,
     /// Cancelled when what still runs is given up.
     working: CancellationToken,
-    /// What the runtime told last.
-    filesystems: Mutex<Option<ImageFilesystems>>,
+    filesystems: Mutex<Measured>,
     /// A directory that is there as long as the daemon is.
     place: PathBuf,
 }
@@ -89,8 +91,12 @@ impl ServedImages {
         node.parts().events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
     }
 
+    fn measured(&self) -> MutexGuard<'_, Measured> {
+        self.filesystems.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn remembered(&self) -> ImageFilesystems {
-        let known = self.filesystems.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.measured().told.clone();
         known.unwrap_or_else(|| {
             let nothing = FilesystemUsage {
                 measured_at: SystemTime::now(),
@@ -100,6 +106,28 @@ impl ServedImages {
             };
             ImageFilesystems { images: vec![nothing.clone()], containers: vec![nothing] }
         })
+    }
+}
+
+/// What a store told of its file systems.
+#[derive(Debug, Default)]
+struct Measured {
+    told: Option<ImageFilesystems>,
+    /// Until when it holds; `None`: something was pulled or removed since.
+    fresh_until: Option<Instant>,
+}
+
+impl Measured {
+    fn fresh(&self, now: Instant) -> Option<ImageFilesystems> {
+        self.told.clone().filter(|_| self.fresh_until.is_some_and(|until| now < until))
+    }
+
+    fn keep(&mut self, told: ImageFilesystems, asked_at: Instant) {
+        (self.told, self.fresh_until) = (Some(told), Some(asked_at + FILESYSTEM_FRESH));
+    }
+
+    fn spoil(&mut self) {
+        self.fresh_until = None;
     }
 }
 
@@ -141,6 +169,7 @@ impl ImageService for ServedImages {
             }
         };
         let ensured = ensured.map_err(imagelet_core::manager::EnsureError::into_runtime_error)?;
+        self.measured().spoil();
         Ok(ensured.id)
     }
 
@@ -163,6 +192,7 @@ impl ImageService for ServedImages {
         let pins = parts.inventory.pins_of(&image);
         parts.runtime.remove(spec).await?;
         node.removed_on_request(ActCode::RemovedOnRequest, &image, &image.tags, "CRI", None);
+        self.measured().spoil();
         let name = shown_name(&spec.image);
         if pins.is_empty() {
             Self::tell(
@@ -195,6 +225,10 @@ impl ImageService for ServedImages {
     /// Always succeeds: a runtime that is away, hangs or says nothing is answered for with what it told last.
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         let Some(node) = self.started.now() else { return Ok(self.remembered()) };
+        let now = Instant::now();
+        if let Some(fresh) = self.measured().fresh(now) {
+            return Ok(fresh);
+        }
         let told = match tokio::time::timeout(FILESYSTEM_MAX, node.parts().runtime.filesystem()).await {
             Ok(Ok(told)) if !told.images.is_empty() => Ok(told),
             Ok(Ok(_)) => Err("it names none".to_owned()),
@@ -203,7 +237,7 @@ impl ImageService for ServedImages {
         };
         match told {
             Ok(told) => {
-                *self.filesystems.lock().unwrap_or_else(PoisonError::into_inner) = Some(told.clone());
+                self.measured().keep(told.clone(), now);
                 Ok(told)
             }
             Err(error) => {
@@ -211,5 +245,23 @@ impl ImageService for ServedImages {
                 Ok(self.remembered())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_systems_are_told_again_for_a_moment_and_not_after_a_change() {
+        let (mut measured, now) = (Measured::default(), Instant::now());
+        assert_eq!(measured.fresh(now), None);
+        measured.keep(ImageFilesystems::default(), now);
+        assert!(measured.fresh(now + FILESYSTEM_FRESH / 2).is_some());
+        assert_eq!(measured.fresh(now + FILESYSTEM_FRESH), None);
+        measured.keep(ImageFilesystems::default(), now);
+        measured.spoil();
+        assert_eq!(measured.fresh(now), None);
+        assert!(measured.told.is_some(), "what was told last stays for when the runtime is away");
     }
 }
