@@ -19,7 +19,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Platform, Reference},
     runtime::{
-        ContainerService, FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerState,
+        ContainerService, FilesystemUsage, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerState,
         MakeRoom, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
     },
 };
@@ -465,6 +465,11 @@ impl ImageService for Engine {
         })
         .await
         .map_err(|error| removal_error(name, error))
+    }
+
+    fn reserved(&self) -> Freed {
+        let (amount, _) = self.ledger.open().reserved();
+        Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
     }
 
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {

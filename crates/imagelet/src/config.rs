@@ -24,8 +24,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use duration::GoDuration;
 pub(crate) use environment::{Environment, Surroundings};
-pub(crate) use gc::CollectionMode;
 use gc::{Collection, GcFile};
+pub(crate) use gc::{CollectionMode, CollectionOrder};
 pub(crate) use kubelet::NodeSettings;
 pub(crate) use layers::{Layers, Sourced};
 

@@ -25,7 +25,8 @@ pub struct RoomWanted {
     pub least: ByteSize,
 }
 
-/// What became of a wish for room, as images are listed: layers that others share count although they stay.
+/// What became of a wish for room: what really comes free where the store knows what images share, else the sizes that
+/// images are listed with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoomMade {
     /// Bytes of the images that went.

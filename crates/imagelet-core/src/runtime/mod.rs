@@ -8,6 +8,7 @@ mod fault;
 mod fault_text;
 mod image_service;
 mod layers;
+mod learned;
 mod make_room;
 mod manager;
 mod operations;
@@ -23,6 +24,7 @@ pub use image_service::{
     no_progress,
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph};
+pub use learned::LearnedImages;
 pub use make_room::{MakeRoom, RoomMade, RoomWanted};
 pub use manager::{Pod, RuntimeManager};
 pub use pull_watch::{PullEnd, PullSeen, PullWatch};

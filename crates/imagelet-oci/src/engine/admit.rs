@@ -107,12 +107,6 @@ impl Engine {
         }
     }
 
-    /// What running pulls have reserved and not yet put on the disk, and how many pulls that is for.
-    pub fn reserved(&self) -> (ByteSize, usize) {
-        let (amount, pulls) = self.ledger.open().reserved();
-        (ByteSize(amount.bytes), pulls)
-    }
-
     /// Looks at the disk and at what others have reserved, and reserves if that is enough.
     async fn look(&self, wanted: &[Wanted], doubt: Doubt) -> Result<Look, RuntimeError> {
         let (store, ledger, wanted) = (self.store.clone(), self.ledger.clone(), wanted.to_vec());

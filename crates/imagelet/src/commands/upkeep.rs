@@ -97,15 +97,27 @@ fn summary(done: &Collected) -> String {
     let wanted = done.wanted.map_or_else(String::new, |bytes| format!(", {} wanted", ByteSize(bytes)));
     if done.dry_run {
         return format!(
-            "would remove {} of {} images ({}{wanted})",
+            "would remove {} of {} images ({} as listed, frees {}{wanted})",
             count("remove"),
             done.images.len(),
-            total("remove")
+            total("remove"),
+            frees(done),
         );
     }
     let measured = done.measured.map_or_else(String::new, |bytes| format!(", the disk gained {}", ByteSize(bytes)));
     let claimed = ByteSize(done.claimed);
-    format!("removed {} of {} images ({claimed} as listed{measured}{wanted})", count("removed"), done.images.len())
+    let frees = frees(done);
+    format!(
+        "removed {} of {} images ({claimed} as listed, frees {frees}{measured}{wanted})",
+        count("removed"),
+        done.images.len()
+    )
+}
+
+/// What the removals free, and how sure that is where it is not exact.
+fn frees(done: &Collected) -> String {
+    let bytes = ByteSize(done.frees);
+    if done.certainty == "exact" { bytes.to_string() } else { format!("about {bytes}") }
 }
 
 pub(super) async fn pin(node: &Node, arguments: PatternArgs, format: Format) -> Result<ExitCode, Failure> {

@@ -12,7 +12,7 @@ use imagelet_core::{
     events::EventKind,
     gc::{
         AgeCounts, Asked, GcError, GcEvent, GcGoal, GcOrder, GcOutcome, GcPolicy, GcPolicyError, GcReport, GcRequest,
-        GcVerdict, GcWay,
+        GcVerdict, GcWay, InodeMarks,
     },
     image::{ByteSize, ImageKey},
     metrics::{Family, MetricKind},
@@ -22,7 +22,7 @@ use tracing::Instrument as _;
 
 use super::{CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps, events};
 use crate::{
-    config::{CollectionMode, GcSettings, Settings, gc::CollectionOrder},
+    config::{CollectionMode, CollectionOrder, GcSettings, Settings},
     failure::Failure,
 };
 
@@ -157,7 +157,9 @@ impl Collected {
     /// What it failed with, as one text: equal ones once, several in brackets, as the kubelet joins them.
     pub(crate) fn failure(&self) -> Option<String> {
         let mut texts: Vec<&str> = Vec::new();
-        for text in self.failures.iter().chain(&self.shortfall).map(String::as_str) {
+        // Out of reach by plan is a state with an event of its own, and no failure of each run that sees it.
+        let shortfall = self.shortfall.iter().filter(|_| self.could_free.is_none());
+        for text in self.failures.iter().chain(shortfall).map(String::as_str) {
             if !texts.contains(&text) {
                 texts.push(text);
             }
@@ -191,10 +193,9 @@ fn in_way(policy: GcPolicy, settings: &Settings) -> GcPolicy {
         CollectionOrder::Lru => GcOrder::Lru,
     });
     if settings.compatibility.is_kubelet() {
-        policy.counting(AgeCounts::FromUse).in_way(GcWay::Kubelet)
-    } else {
-        policy
+        return policy.counting(AgeCounts::FromUse).in_way(GcWay::Kubelet);
     }
+    policy.watching_inodes(settings.collection.inodes.map(|marks| InodeMarks::new(marks.high, marks.low)))
 }
 
 /// What is asked over what is configured.
@@ -256,6 +257,8 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
         used_percent_after: report.disk_after.as_ref().map(imagelet_core::gc::DiskUse::used_percent),
         wanted: report.goal_bytes.map(|bytes| bytes.0),
         claimed: report.claimed.0,
+        frees: if report.planned.is_empty() { report.claimed.0 } else { report.freed.bytes.0 },
+        certainty: report.certainty.name().into(),
         could_free: report.planned.first().map(|planned| planned.plan.could_free.0),
         measured: report.measured.map(|bytes| bytes.0),
         images: images.collect(),
@@ -265,7 +268,7 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
 }
 
 fn is_shortfall(error: &GcError) -> bool {
-    matches!(error, GcError::NotEnough { .. })
+    matches!(error, GcError::NotEnough { .. } | GcError::OutOfReach { .. })
 }
 
 #[cfg(test)]

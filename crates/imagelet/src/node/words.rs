@@ -218,6 +218,10 @@ documents! {
         wanted: Option<u64>,
         /// Bytes the removed images were listed with.
         claimed: u64,
+        /// Bytes that the removals free, shared layers counted only where the last user of them goes.
+        frees: u64,
+        /// How sure that is: `exact`, `learned` or `claimed`.
+        certainty: String,
         /// Bytes that could be freed if everything that may go went; absent in the kubelet's way, which does not plan.
         could_free: Option<u64>,
         /// Bytes the disk has gained, where measured.

@@ -19,7 +19,7 @@ use imagelet_core::{
     manager::{Concurrency, ImageManager, ManagerParts, PullRate, PullSettings, StaleUse},
     metrics::Metrics,
     records::{Allowlist, Guard, PullRecords, RecordsSettings, VerificationPolicy},
-    runtime::{ContainerService, ImageService, NoContainers, RuntimeErrorKind, RuntimeManager},
+    runtime::{ContainerService, ImageService, LearnedImages, NoContainers, RuntimeErrorKind, RuntimeManager},
 };
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
@@ -181,7 +181,7 @@ async fn open_runtime(endpoint: &str, state: &Path, timeout: Duration, role: Rol
     // Two runtimes of one machine have nothing to do with one another.
     let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
     Ok(OpenBackend {
-        images: Arc::new(images),
+        images: Arc::new(LearnedImages::new(Arc::new(images))),
         containers,
         engine: None,
         name: format!("runtime {address}"),

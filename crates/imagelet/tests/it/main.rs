@@ -25,6 +25,7 @@ mod pods;
 mod program;
 mod read_only;
 mod reasons;
+mod reclaim;
 mod refusals;
 mod relay;
 mod shadow;

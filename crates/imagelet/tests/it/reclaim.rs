@@ -1,0 +1,173 @@
+//! What a collection says it frees is what the disk has again, on a real file system and with layers shared every way.
+
+use std::{
+    fs::{self, File},
+    path::Path,
+};
+
+use serde_json::Value;
+
+use crate::{
+    fake_registry::FakeRegistry,
+    images::{Compression, Image, Layer, noise},
+    program::Daemon,
+    testbed::{Disk, scratch},
+};
+
+const MIB: usize = 1 << 20;
+/// The image file system: 4 GiB, as in the reports of collections that freed nothing.
+const DISK_MEBIBYTES: u64 = 4096;
+
+fn layer(name: &str, kibibytes: usize) -> Layer {
+    Layer::new(Compression::None).file(name, noise(name, kibibytes << 10), 0o644)
+}
+
+/// Few large files and many small ones, links, and directories of several blocks.
+fn base() -> Layer {
+    let mut layer = layer("base", 10 << 10).directory("many", 0o755);
+    for number in 0..600 {
+        let name = format!("many/{number:04}-{}", "x".repeat(40));
+        layer = layer.file(&name, noise(&name, 1_000 + 13 * number), 0o644);
+    }
+    layer.hardlink("many/again", &format!("many/0599-{}", "x".repeat(40))).symlink("link", &"far/".repeat(20))
+}
+
+/// Thirteen images: a stack of three, four on one base, three that share in pairs, three alone.
+fn images() -> Vec<(String, Image)> {
+    let (base, middle, top) = (base(), layer("middle", 3 << 10), layer("top", 1 << 10));
+    let floor = layer("floor", 8 << 10);
+    let (x, y, z) = (layer("x", 4 << 10), layer("y", 4_100), layer("z", 4_200));
+    let mut images = vec![
+        ("stack-1".to_owned(), Image::oci(&[base.clone()])),
+        ("stack-2".to_owned(), Image::oci(&[base.clone(), middle.clone()])),
+        ("stack-3".to_owned(), Image::oci(&[base, middle, top])),
+        ("pair-1".to_owned(), Image::oci(&[x.clone(), y.clone()])),
+        ("pair-2".to_owned(), Image::oci(&[y, z.clone()])),
+        ("pair-3".to_owned(), Image::oci(&[x, z])),
+    ];
+    for number in 1..=4 {
+        let own = layer(&format!("own-{number}"), 2_000 + 300 * number);
+        images.push((format!("floor-{number}"), Image::oci(&[floor.clone(), own])));
+    }
+    for number in 1..=3 {
+        images
+            .push((format!("alone-{number}"), Image::oci(&[layer(&format!("alone-{number}"), 5_000 + 700 * number)])));
+    }
+    images
+}
+
+struct Node {
+    disk: Disk,
+    daemon: Daemon,
+    _folder: tempfile::TempDir,
+}
+
+impl Node {
+    fn start(rules: &str) -> Self {
+        let (disk, folder) = (Disk::new(DISK_MEBIBYTES), scratch());
+        let text = format!(
+            "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nimageMinimumGCAge: 1ms\n{rules}\n"
+        );
+        let config = folder.path().join("config.yaml");
+        fs::write(&config, text).unwrap();
+        let store = disk.path().join("store");
+        let daemon =
+            Daemon::start(folder.path(), ["--store", store.to_str().unwrap(), "--config", config.to_str().unwrap()]);
+        Self { disk, daemon, _folder: folder }
+    }
+
+    fn pull(&self, names: &[String]) {
+        for name in names {
+            self.daemon.run(["pull", "-q", name]).ok();
+        }
+        // Seen once, they are old enough.
+        self.daemon.run(["ls"]).ok();
+    }
+
+    fn available(&self) -> u64 {
+        File::open(self.disk.path()).and_then(|root| Ok(rustix::fs::syncfs(&root)?)).unwrap();
+        available(self.disk.path())
+    }
+
+    fn gc(&self, arguments: &[&str]) -> Value {
+        self.daemon.run([&["gc", "-o", "json"], arguments].concat()).json()
+    }
+
+    fn count(&self) -> usize {
+        self.daemon.run(["ls", "-q", "--all"]).ok().lines().count()
+    }
+}
+
+fn available(place: &Path) -> u64 {
+    let stat = rustix::fs::statvfs(place).unwrap();
+    stat.f_bavail * stat.f_frsize
+}
+
+fn verdicts(collected: &Value, verdict: &str) -> usize {
+    collected["images"].as_array().unwrap().iter().filter(|row| row["verdict"] == verdict).count()
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "the figures are what this test is read for")]
+fn the_disk_has_again_what_was_planned_to_the_hundredth() {
+    let node = Node::start("imageGCHighThresholdPercent: 100");
+    let registry = FakeRegistry::start();
+    let images = images();
+    let names: Vec<String> = images.iter().map(|(name, image)| registry.put(&format!("{name}:v1"), image)).collect();
+    node.pull(&names);
+    assert_eq!(node.count(), images.len());
+
+    for mebibytes in [8, 13, 21, 34, 45, 55] {
+        let wanted = mebibytes * MIB as u64;
+        let free = format!("{mebibytes}Mi");
+        let planned = node.gc(&["--dry-run", "--free", &free]);
+        let before = node.available();
+        let done = node.gc(&["--free", &free]);
+        let measured = node.available() - before;
+        let predicted = planned["frees"].as_u64().unwrap();
+        let off = 100.0 * (measured as f64 - predicted as f64) / predicted as f64;
+        println!(
+            "{mebibytes} MiB wanted: {} images go, {predicted} bytes predicted, {measured} measured, {off:+.3} % off",
+            verdicts(&done, "removed")
+        );
+        assert_eq!((&done["frees"], &done["certainty"]), (&planned["frees"], &Value::from("exact")));
+        assert_eq!(verdicts(&done, "removed"), verdicts(&planned, "remove"));
+        assert!(predicted >= wanted, "{predicted} is not {wanted}");
+        assert!(off.abs() <= 1.0, "{predicted} predicted, {measured} measured");
+        node.pull(&names);
+    }
+
+    // More than all of them: nothing goes in vain.
+    let done = node.gc(&["--free", "1Gi"]);
+    assert_eq!((verdicts(&done, "removed"), done["frees"].as_u64(), node.count()), (0, Some(0), images.len()));
+    let most = done["couldFree"].as_u64().unwrap();
+    let told = done["shortfall"].as_str().unwrap();
+    assert!(told.contains("so none was deleted") && told.contains("by unused images"), "{told}");
+    let before = node.available();
+    node.gc(&["--all-unused"]);
+    let measured = node.available() - before;
+    println!("all: {most} bytes predicted, {measured} measured");
+    assert!(measured.abs_diff(most) * 100 <= most, "{most} predicted, {measured} measured");
+}
+
+#[test]
+fn a_threshold_out_of_reach_is_one_event_and_no_removal() {
+    let node = Node::start("imageGCHighThresholdPercent: 5\nimageGCLowThresholdPercent: 4");
+    let registry = FakeRegistry::start();
+    let names: Vec<String> =
+        images().iter().take(3).map(|(name, image)| registry.put(&format!("{name}:v1"), image)).collect();
+    node.pull(&names);
+    node.daemon.run(["pin", &names[1]]).ok();
+    let other = File::create(node.disk.path().join("other")).unwrap();
+    rustix::fs::fallocate(&other, rustix::fs::FallocateFlags::empty(), 0, 400 << 20).unwrap();
+    for _ in 0..3 {
+        let done = node.gc(&[]);
+        assert_eq!((verdicts(&done, "removed"), done["failures"].as_array().unwrap().len()), (0, 0), "{done:#}");
+        assert!(done["shortfall"].as_str().unwrap().starts_with("Insufficient free disk space"), "{done:#}");
+    }
+    assert_eq!(node.count(), 3);
+    let log = node.daemon.part.log();
+    let events: Vec<&str> = log.lines().filter(|line| line.contains("FreeDiskSpaceFailed")).collect();
+    assert_eq!(events.len(), 1, "{events:#?}");
+    assert!(events[0].contains("by pinned images") && events[0].contains("by anything but images"), "{}", events[0]);
+}
