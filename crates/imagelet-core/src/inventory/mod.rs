@@ -23,7 +23,7 @@ mod tests;
 mod watch;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fmt, io,
     iter::Peekable,
     path::{Path, PathBuf},
@@ -102,7 +102,7 @@ struct State {
     seen_at: Option<SystemTime>,
     snapshot: Option<Arc<Snapshot>>,
     /// When an image was last asked for, by key.
-    touches: HashMap<ImageKey, SystemTime>,
+    touches: BTreeMap<ImageKey, SystemTime>,
     /// Who asked for which image and may start a container from it.
     leases: Leases,
     /// When the first pass found an image unused that was in use before.

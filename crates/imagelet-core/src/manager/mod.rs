@@ -24,6 +24,7 @@ mod verified;
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::SystemTime,
 };
 
 use tokio::time::Instant;
@@ -48,6 +49,8 @@ use crate::{
     credentials::{CredentialProvider, Keyring, NodeKeyring},
     decisions::DecisionLog,
     events::EventSink,
+    image::ImageKey,
+    inventory::Inventory,
     records::PullRecords,
     runtime::{Progress, RuntimeManager},
 };
@@ -62,6 +65,7 @@ pub struct ImageManager {
     events: Arc<dyn EventSink>,
     meters: Meters,
     touched: Option<Touched>,
+    leased_in: Option<Arc<Inventory>>,
     recorder: Option<Arc<dyn PullRecorder>>,
     compatibility: Compatibility,
     secrets: SecretsCache,
@@ -102,6 +106,7 @@ impl ImageManager {
             records,
             events,
             touched,
+            leased_in: None,
             recorder,
             stale: None,
             decisions: Arc::new(DecisionLog::off()),
@@ -123,11 +128,27 @@ impl ImageManager {
         Self { stale, ..self }
     }
 
+    /// Leases in this inventory what pods are handed out, so that it is still there when their containers are created.
+    #[must_use]
+    pub fn leasing_in(self, inventory: Arc<Inventory>) -> Self {
+        Self { leased_in: Some(inventory), ..self }
+    }
+
     /// Sees to it that an image is there and that the asker may use it; pulls it where the policy wants that.
     ///
+    /// What a pod is told is there stays there: a removal that comes between makes it look, and pull, again.
     /// Dropping the future gives up: its place in the queue is free, and the pull ends unless others wait for the same.
     /// That it was begun stays on record until somebody has looked for what it may have brought.
     pub async fn ensure(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
+        let Some(inventory) = self.leased_in.as_ref().filter(|_| request.is_for_a_pod()) else {
+            return self.ensure_once(request, progress).await;
+        };
+        let key = |ensured: &Ensured| Some(ImageKey::new(ensured.id.clone(), request.runtime_handler.clone()));
+        let ask = || self.ensure_once(request, Arc::clone(&progress));
+        inventory.leased(&request.pod.uid, SystemTime::now(), ask, key).await
+    }
+
+    async fn ensure_once(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
         let tally = Tally::new(&self.meters, request.policy);
         let ensured = Ensuring { manager: self, request, tally, credentials: OnceLock::new() }.run(progress).await;
         ensured.inspect_err(|error| self.meters.failed(&error.fault()))
