@@ -430,18 +430,12 @@ impl ImageService for Engine {
         let found = self.store.resolve(&spec.image)?.or_else(|| self.store.resolve_damaged(&spec.image));
         let Some(id) = found else { return Ok(()) };
         let failed = |error| removal_error(&spec.image, error);
-        let mut mounts = self.mounts().await.map_err(failed)?.into_iter();
-        if let Some(mounted) = mounts.find(|mounted| mounted.image == id.as_str()) {
-            let target = mounted.target.display();
-            return Err(RuntimeError::new(
-                RuntimeErrorKind::InUse,
-                format!("image `{}` is mounted on `{target}`", spec.image),
-            )
-            .with_hint(format!("imagelet unmount {target}")));
-        }
-        let store = Arc::clone(&self.store);
+        let (store, name) = (Arc::clone(&self.store), spec.image.clone());
         blocking(move || {
+            let turn = store.mounting();
+            refuse_if_mounted(&store, &id, &name)?;
             store.remove_image(&id)?;
+            drop(turn);
             free(&store);
             Ok(())
         })
@@ -459,7 +453,17 @@ impl ImageService for Engine {
         })?;
         let store = Arc::clone(&self.store);
         blocking(move || {
-            store.remove_name(&reference.canonical().to_string())?;
+            let name = reference.canonical().to_string();
+            let turn = store.mounting();
+            let image = store.resolve(&name)?.and_then(|id| store.image(&id).map(|(_, names)| (id, names)));
+            if let Some((id, names)) = image
+                && names.iter().filter(|other| !other.contains('@')).all(|other| *other == name)
+            {
+                // The image goes with its last name.
+                refuse_if_mounted(&store, &id, &name)?;
+            }
+            store.remove_name(&name)?;
+            drop(turn);
             free(&store);
             Ok(())
         })
@@ -500,6 +504,16 @@ async fn blocking<T: Send + 'static>(
         .map_err(|error| RuntimeError::other("a thread of the store ended early").caused_by(error))?
 }
 
+/// Under the store's turn of mounting, in which nobody mounts it meanwhile.
+fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), RuntimeError> {
+    let Some(mounted) = mount::mounts(store)?.into_iter().find(|mounted| mounted.image == id.as_str()) else {
+        return Ok(());
+    };
+    let target = mounted.target.display();
+    let refused = RuntimeError::new(RuntimeErrorKind::InUse, format!("image `{name}` is mounted on `{target}`"));
+    Err(refused.with_hint(format!("imagelet unmount {target}")))
+}
+
 /// Frees what a removal has left. The removal is done, whatever the disk says to this: the next sweep goes on.
 fn free(store: &Store) {
     if let Err(error) = store.sweep() {
@@ -508,6 +522,9 @@ fn free(store: &Store) {
 }
 
 fn removal_error(image: &str, error: RuntimeError) -> RuntimeError {
+    if error.kind() == RuntimeErrorKind::InUse {
+        return error;
+    }
     let hint = error.hint().map(str::to_owned);
     let told = RuntimeError::new(error.kind(), format!("could not remove `{image}`")).caused_by(error);
     match hint {

@@ -56,6 +56,7 @@ pub(crate) fn mount(store: &Store, id: &ImageId, target: &Path, writable: bool) 
     if !target.is_dir() {
         return Err(failed(io::ErrorKind::NotADirectory.into()));
     }
+    let _turn = store.mounting();
     if mounts(store)?.iter().any(|mounted| mounted.target == target) {
         return Err(RuntimeError::new(
             RuntimeErrorKind::InUse,

@@ -31,7 +31,9 @@ impl ImageGc {
     pub async fn collect(&self, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
         // Held over the whole pass on purpose: two collections at once would both count what one of them removed, and
         // together go further than either was asked to.
+        let waiting = Instant::now();
         let _turn = self.turn.lock().await;
+        let now = now + waiting.elapsed();
         match request.policy.way() {
             GcWay::Kubelet => kubelet::collect(self, request, now).await,
             GcWay::Imagelet => collect(self, request, now).await,

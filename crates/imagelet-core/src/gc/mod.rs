@@ -13,6 +13,7 @@ mod journal;
 mod keeping;
 mod kubelet;
 mod labels;
+mod ordered;
 mod plan;
 mod policy;
 mod reason;
@@ -29,6 +30,8 @@ pub mod worth;
 
 #[cfg(test)]
 mod layers_tests;
+#[cfg(test)]
+mod model_tests;
 #[cfg(test)]
 mod records_tests;
 #[cfg(test)]
@@ -51,6 +54,7 @@ pub use self::{
     facts::ImageFacts,
     input::PlanInput,
     journal::{Asked, digest, replay},
+    ordered::OrderError,
     plan::{Plan, Step, plan},
     policy::{AgeCounts, GcOrder, GcPolicy, GcPolicyError, GcWay, InodeMarks},
     reason::{Idle, Reason},

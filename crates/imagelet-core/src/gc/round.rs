@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 use tokio::time::Instant;
 
 use super::{
-    DiskUse, GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcRemoval, GcReport, GcRequest, GcVerdict, ImageGc,
-    Planned, Reason, disk,
+    DiskUse, GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcRemoval, GcReport, GcRequest, GcVerdict, GcWay,
+    ImageGc, Planned, Reason, disk,
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     inventory::{Clearance, Entry, Snapshot, Standing},
+    runtime::RuntimeErrorKind,
     runtime::{Certainty, Freed},
 };
 
@@ -118,6 +119,10 @@ impl<'a> Round<'a> {
             Ok(()) => {
                 self.claimed = self.claimed + size;
                 (GcOutcome::Removed { claimed: size }, Attempt::Removed)
+            }
+            // It came into use between the question and the removal, and the store saw it: another one goes instead.
+            Err(error) if error.kind() == RuntimeErrorKind::InUse && self.policy.way() == GcWay::Imagelet => {
+                return self.spare(entry, Reason::InUse { by: vec![error.chain()] });
             }
             Err(error) => {
                 let error = error.chain();

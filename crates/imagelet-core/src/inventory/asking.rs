@@ -23,8 +23,10 @@ use super::{
     Inventory, State,
     detect::{Survey, Users, is_mount},
     files::{self, StateDir},
+    flaws::Flaw,
     leases::{Look, Obstacle},
     recheck::Standing,
+    steady::moved,
     watch::VANISHED_DOUBT,
 };
 use crate::image::{ImageId, ImageKey};
@@ -60,6 +62,8 @@ pub(super) struct LeaseFile {
     /// Held while the file is written.
     turn: tokio::sync::Mutex<()>,
     written: AtomicU64,
+    #[cfg(test)]
+    pub(super) memory: Option<Arc<super::recall::Kept>>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -71,29 +75,28 @@ struct LeasesOnDisk {
 }
 
 impl Inventory {
-    /// The same inventory, in which a lease runs so long at most; zero means that there are none.
-    ///
-    /// Leases that an earlier process gave are taken up. Where their file cannot be read, each image counts as leased.
+    /// The same inventory with [`Self::start_leases`].
     #[must_use]
     pub fn leasing(self, lasts: Duration, now: SystemTime) -> Self {
-        let found = self.lease_file.read();
-        {
-            let mut state = self.lock();
-            state.leases.lasts = lasts;
-            match found {
-                Ok(found) => state.leases.take_up(found, now),
-                Err(error) => {
-                    tracing::error!(%error, "the leases cannot be read; for as long as one runs each image counts as leased");
-                    state.leases.lease_all(now);
-                }
-            }
-        }
+        self.start_leases(lasts, now);
         self
     }
 
-    /// Lets leases run so long from now on.
-    pub fn set_lease(&self, lasts: Duration) {
-        self.lock().leases.lasts = lasts;
+    /// Gives leases from now on that run so long at most; zero means none.
+    ///
+    /// Leases that an earlier process gave are taken up. Where their file cannot be read, each image counts as leased.
+    pub fn start_leases(&self, lasts: Duration, now: SystemTime) {
+        let found = self.lease_file.read();
+        let mut state = self.lock();
+        let now = state.clock.now(now);
+        state.leases.lasts = lasts;
+        match found {
+            Ok(found) => state.leases.take_up(found, now),
+            Err(error) => {
+                tracing::error!(%error, "the leases cannot be read; for as long as one runs each image counts as leased");
+                state.leases.lease_all(now);
+            }
+        }
     }
 
     /// Asks a store for an image on behalf of a pod, by its uid, empty where it is not known, and leases what it finds:
@@ -138,10 +141,13 @@ impl Inventory {
     /// Leases an image that was seen since the look; false when a removal has come between.
     fn lease(&self, key: &ImageKey, pod: &str, look: Look, now: SystemTime) -> bool {
         let mut state = self.lock();
-        if state.leases.is_overtaken(key.id(), look) {
+        if state.leases.is_overtaken(key.id(), look) && !state.flaws.have(Flaw::OldAnswerBelieved) {
             return false;
         }
-        state.leases.lease(key.id(), pod, now);
+        if !state.flaws.have(Flaw::NoLease) {
+            let at = state.clock.now(now);
+            state.leases.lease(key.id(), pod, at);
+        }
         drop(state);
         self.touch(key, now);
         true
@@ -174,15 +180,27 @@ impl Inventory {
     /// Begins a removal of an image that was found free, unless something has come between.
     pub(super) fn begin_removal(&self, key: &ImageKey, now: SystemTime) -> Result<Removal<'_>, Standing> {
         let mut state = self.lock();
+        let now = state.clock.now(now);
         // A pass that ran meanwhile may have seen the container for which it then took a lease away.
         let seen = state.snapshot.as_ref().and_then(|it| it.entries.iter().find(|entry| entry.key().id() == key.id()));
-        if let Some(entry) = seen.filter(|entry| !entry.in_use_by.is_empty()) {
+        let is_blind = state.flaws.have(Flaw::NewestPassIgnored) || state.flaws.have(Flaw::NoRecheck);
+        let seen = seen.filter(|entry| !entry.in_use_by.is_empty() && !is_blind);
+        if let Some(entry) = seen {
             return Err(Standing::InUse(entry.in_use_by.clone()));
         }
         if let Some(released_at) = state.unsettled(key, now) {
             return Err(Standing::Released(released_at));
         }
-        match state.leases.begin_removal(key.id(), now) {
+        #[cfg(test)]
+        if state.flaws.have(Flaw::HoldsIgnored) {
+            state.leases.release_all(key.id());
+        }
+        let begun = state.leases.begin_removal(key.id(), now);
+        #[cfg(test)]
+        if begun.is_ok() && state.flaws.have(Flaw::RemovalNotMarked) {
+            state.leases.unmark(key.id());
+        }
+        match begun {
             Ok(()) => Ok(Removal { inventory: self, id: key.id().clone() }),
             Err(Obstacle::Held(works)) => Err(Standing::InUse(works.into_iter().map(str::to_owned).collect())),
             Err(Obstacle::Leased(until)) => Err(Standing::Leased(until)),
@@ -216,6 +234,13 @@ impl Inventory {
 
     /// Has what was leased on the disk; where that fails it holds for this process alone.
     async fn keep_leases(&self) {
+        #[cfg(test)]
+        if let Some(memory) = &self.lease_file.memory {
+            let mut state = self.lock();
+            if !state.flaws.have(Flaw::LeasesForgotten) {
+                memory.leases.lock().unwrap().extend(state.leases.to_keep(KEPT_AHEAD));
+            }
+        }
         let wanted = self.lock().leases.version();
         if self.lease_file.path.is_none() || self.lease_file.written.load(Ordering::Acquire) >= wanted {
             return;
@@ -242,7 +267,11 @@ impl Inventory {
         let Some(path) = self.lease_file.path.clone() else { return };
         let read = tokio::task::spawn_blocking(move || read(&path)).await;
         match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
-            Ok(found) => self.lock().leases.take_up(found, now),
+            Ok(found) => {
+                let mut state = self.lock();
+                let now = state.clock.now(now);
+                state.leases.take_up(found, now);
+            }
             Err(error) => tracing::warn!(%error, "could not read the leases; keeping those known"),
         }
     }
@@ -275,8 +304,17 @@ impl State {
         let mut served = Vec::new();
         for pod in survey.pods.iter().filter(|pod| pods.contains(pod.uid.as_str())) {
             for container in pod.containers.iter().filter(|container| !self.mounts.contains_key(&container.id)) {
-                served.push((ImageId::new(&container.image_id), pod.uid.clone(), container.created_at));
+                served.push((
+                    ImageId::new(&container.image_id),
+                    pod.uid.clone(),
+                    moved(container.created_at, -self.shift),
+                ));
             }
+        }
+        #[cfg(test)]
+        if self.flaws.have(Flaw::AnyContainerServes) {
+            let all = || survey.pods.iter().flat_map(|pod| &pod.containers);
+            all().for_each(|container| self.leases.end(&ImageId::new(&container.image_id)));
         }
         for (id, pod, created_at) in served {
             self.leases.serve(&id, &pod, created_at);
@@ -289,7 +327,8 @@ impl State {
         self.released.retain(|key, released_at| {
             !users.contains_key(key) && now.duration_since(*released_at).unwrap_or_default() < lasts
         });
-        let released = used_before.into_iter().filter(|key| !users.contains_key(key));
+        let is_flawed = self.flaws.have(Flaw::HalfListBelieved) || self.flaws.have(Flaw::EmptyListBelieved);
+        let released = used_before.into_iter().filter(|key| !users.contains_key(key) && !is_flawed);
         for key in released {
             self.released.entry(key).or_insert(now);
         }
@@ -313,6 +352,10 @@ impl LeaseFile {
     }
 
     fn read(&self) -> io::Result<BTreeMap<ImageId, SystemTime>> {
+        #[cfg(test)]
+        if let Some(memory) = &self.memory {
+            return Ok(memory.leases.lock().unwrap().clone());
+        }
         self.path.as_ref().map_or_else(|| Ok(BTreeMap::new()), |path| read(path))
     }
 }

@@ -120,6 +120,40 @@ impl Leases {
         }
     }
 
+    /// How many removals have begun.
+    #[cfg(test)]
+    pub(super) fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// All that who began to look at this mark can learn from here.
+    #[cfg(test)]
+    pub(super) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
+        let newer = self.ended.iter().filter(|(begun, _)| *begun > mark);
+        let ended: Vec<_> = newer.map(|(begun, id)| (begun - mark, id.clone())).collect();
+        let begun = if mark == u64::MAX { 0 } else { self.begun - mark };
+        (self.images.clone(), self.holds.clone(), self.removing.clone(), self.pauses, self.all_until, ended, begun)
+    }
+
+    /// Ends all leases of an image.
+    #[cfg(test)]
+    pub(super) fn end(&mut self, id: &ImageId) {
+        self.images.remove(id);
+    }
+
+    /// Takes all holds of an image away.
+    #[cfg(test)]
+    pub(super) fn release_all(&mut self, id: &ImageId) {
+        self.holds.remove(id);
+    }
+
+    /// Takes the mark of a removal away that goes on.
+    #[cfg(test)]
+    pub(super) fn unmark(&mut self, id: &ImageId) {
+        self.removing.remove(id);
+        self.begun -= 1;
+    }
+
     /// When the last lease of this image ends, if it has one.
     pub(super) fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
         let of_pods = self.images.get(id).into_iter().flat_map(BTreeMap::values);

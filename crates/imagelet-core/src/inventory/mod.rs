@@ -6,6 +6,7 @@
 mod asking;
 mod detect;
 mod files;
+mod flaws;
 mod flush;
 mod history;
 mod leases;
@@ -15,6 +16,8 @@ mod names;
 mod node_status;
 mod pinning;
 mod pins;
+#[cfg(test)]
+mod recall;
 mod recheck;
 mod reuse;
 mod steady;
@@ -37,11 +40,15 @@ use std::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
-pub(crate) use self::recheck::{Clearance, Standing};
+pub(crate) use self::flaws::Flaw;
+#[cfg(test)]
+pub(crate) use self::recall::Kept;
+pub(crate) use self::recheck::{Clearance, Ordered, Standing};
 use self::{
     asking::LeaseFile,
     detect::{DetectRules, DetectTimes, Records, Survey, Users, detect, uses},
     files::StateDir,
+    flaws::Flaws,
     leases::Leases,
     ledger::Writer,
     memory::{Memory, Told},
@@ -107,6 +114,7 @@ struct State {
     leases: Leases,
     /// When the first pass found an image unused that was in use before.
     released: BTreeMap<ImageKey, SystemTime>,
+    flaws: Flaws,
     pins: Vec<PinPattern>,
     /// Those of the configuration, which no command takes back.
     configured_pins: Vec<PinPattern>,
@@ -266,6 +274,8 @@ impl Inventory {
     /// Whoever asks while a pass runs waits for the next one, and all who wait share it: an answer is never older than
     /// its question. Dropping the future leaves the inventory as it was. A failed pass changes nothing.
     pub async fn refresh(&self, now: SystemTime) -> Result<Arc<Snapshot>, InventoryError> {
+        // From before the wait for another pass, so that a time handed in long ago does not pass for now.
+        let began = Instant::now();
         let asked = self.passes_begun.load(Ordering::SeqCst);
         // Held over the pass on purpose: it is the queue in which askers wait to share the next pass.
         let mut succeeded = self.pass.lock().await;
@@ -275,7 +285,6 @@ impl Inventory {
             return Ok(snapshot);
         }
         let number = self.passes_begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let began = Instant::now();
         let survey = self.survey().await?;
         self.reload_pins().await;
         self.reload_leases(now + began.elapsed()).await;
@@ -386,7 +395,7 @@ impl State {
         });
         self.dirty |= containers > 0 || self.memory.is_changed();
         self.serve_leases(&survey);
-        self.note_released(used_before, &uses.by_image, wall.1);
+        self.note_released(used_before, &uses.by_image, now);
         let snapshot = Arc::new(self.draw(survey.images, &uses.by_image, now));
         self.mounts = survey.mounts;
         self.snapshot = Some(Arc::clone(&snapshot));
@@ -417,9 +426,9 @@ impl State {
             *leased_at = wall.min(*leased_at);
         }
         for released_at in self.released.values_mut() {
-            *released_at = wall.min(*released_at);
+            *released_at = now.min(*released_at);
         }
-        self.leases.tidy(wall);
+        self.leases.tidy(now);
         if self.seen_at.replace(now).is_some_and(|seen| seen <= now) {
             return;
         }
@@ -453,8 +462,8 @@ impl State {
                 first_seen: told(record.and_then(|record| record.first_seen).unwrap_or(now)),
                 last_used: record.and_then(|record| record.last_used).map(told),
                 leased_at: self.leased_at(&key),
-                leased_until: self.leases.until(key.id(), told(now)),
-                released_at: self.released.get(&key).copied(),
+                leased_until: self.leases.until(key.id(), now).map(told),
+                released_at: self.released.get(&key).copied().map(told),
                 use_count: remembered.map_or(0, |it| it.history.uses),
                 last_user: remembered.and_then(|it| it.user.clone()),
                 pulled: remembered.and_then(|it| it.pulled).map(|cost| PullCost { at: told(cost.at), ..cost }),
@@ -471,7 +480,7 @@ impl State {
             watched_since: told(self.watch.since.unwrap_or(now)),
             reuse: self.memory.reuse(),
             containers: self.watch.containers,
-            containers_vanished: self.watch.vanished_at.is_some(),
+            containers_vanished: self.watch.vanished_at.is_some() && !self.flaws.have(Flaw::EmptyListBelieved),
         }
     }
 

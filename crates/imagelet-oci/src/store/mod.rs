@@ -92,6 +92,8 @@ pub(crate) struct Store {
     measured: Mutex<graph::Measured>,
     /// Two that settle at once would do the same work.
     settling: Mutex<()>,
+    /// An image is not removed while it is being mounted, nor mounted while it is being removed.
+    mounting: Mutex<()>,
     /// A pull shows its image before the disk has it.
     in_background: bool,
     /// Which boot of the machine this is; `None` where the kernel does not tell.
@@ -135,6 +137,7 @@ impl Store {
             views: Mutex::new(vec![Arc::new(view)]),
             measured: Mutex::default(),
             settling: Mutex::new(()),
+            mounting: Mutex::new(()),
             in_background: durability == Durability::Background && boot.is_some(),
             boot,
             lock,
@@ -273,6 +276,11 @@ impl Store {
             *index.leases.entry(layer.clone()).or_default() += 1;
         }
         Lease { store: Arc::clone(self), layers: layers.to_vec() }
+    }
+
+    /// Whose turn it is to mount an image, or to remove one that is not mounted.
+    pub(crate) fn mounting(&self) -> MutexGuard<'_, ()> {
+        self.mounting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {

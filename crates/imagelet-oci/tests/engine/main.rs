@@ -288,6 +288,8 @@ async fn a_mount_shows_the_merged_tree_and_holds_its_image() {
     let uses = engine.container_service().containers().await.expect("uses");
     assert_eq!(uses.len(), 1);
     assert_eq!(engine.remove(&spec).await.expect_err("it is in use").kind(), RuntimeErrorKind::InUse);
+    assert_eq!(engine.untag(&merged).await.expect_err("its last name").kind(), RuntimeErrorKind::InUse);
+    assert_eq!(std::fs::read(target.path().join("over")).expect("a file"), b"2");
     assert_eq!(engine.mount(&spec, target.path(), false).await.expect_err("taken").kind(), RuntimeErrorKind::InUse);
     engine.unmount(target.path()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     assert!(tree(target.path()).is_empty());

@@ -12,7 +12,7 @@ use imagelet_core::{
     decisions::{ActCode, DecisionLog},
     disks::Fullness,
     events::LogEvents,
-    gc::{GcRuns, ImageGc, RunTold},
+    gc::{GcRuns, ImageGc, OrderError, RunTold},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, shown_name},
     inventory::{Entry, Inventory, Snapshot, node_images},
     manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
@@ -381,13 +381,16 @@ impl Command for RemoveRequest {
             return Ok(Removed { id: id.to_string(), names: Vec::new(), freed: Some(freed) });
         }
         let image = node.find(&self.image).await?;
-        let snapshot = node.refresh().await?;
-        let entry = snapshot.entries.iter().find(|entry| entry.key() == image.key());
-        if let Some(user) = entry.and_then(|entry| entry.in_use_by.first()) {
-            return Err(Failure::new("InUse", format!("image `{}` is in use by {user}", self.image)));
-        }
         let before = node.usage().await?;
-        node.parts.runtime.remove(&ImageSpec { image: image.id.to_string(), ..image.spec.clone() }).await?;
+        let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
+        node.parts.gc.remove_ordered(&spec, SystemTime::now()).await.map_err(|error| match error {
+            OrderError::InUse { by, .. } => {
+                let user = by.first().map_or("somebody", String::as_str);
+                Failure::new("InUse", format!("image `{}` is in use by {user}", self.image))
+            }
+            OrderError::Runtime(error) => error.into(),
+            other => Failure::of(&other),
+        })?;
         let after = node.usage().await?;
         tracing::info!(image = %image.id, names = ?image.tags, "removed an image on request");
         let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);

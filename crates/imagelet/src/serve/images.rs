@@ -146,7 +146,10 @@ impl ImageService for ServedImages {
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let node = self.started.node().await?;
-        let mut image = node.parts().runtime.status(spec).await?;
+        let parts = node.parts();
+        // Whoever is told that it is here may start a container from it.
+        let key = |found: &Option<Image>| found.as_ref().map(Image::key);
+        let mut image = parts.inventory.leased("", SystemTime::now(), || parts.runtime.status(spec), key).await?;
         node.parts().inventory.mark_pinned(&mut image);
         Ok(image)
     }

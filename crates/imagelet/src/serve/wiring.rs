@@ -66,6 +66,9 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
     });
     let decisions = Arc::new(decision_log(&store.state, &settings));
     let (inventory, records, stale) = opened.await.map_err(|error| Failure::of(&error))??;
+    // Beside a kubelet's minimum age there are none: what it would take goes.
+    let is_leasing = !settings.compatibility.is_kubelet();
+    inventory.start_leases(if is_leasing { settings.collection.lease_for } else { Duration::ZERO }, SystemTime::now());
     // Nobody else pulls into a store of our own, and no pull of another process goes on in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
     if tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
@@ -92,7 +95,8 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         recorder: None,
     })
     .with_stale_use(stale)
-    .with_decisions(Arc::clone(&decisions));
+    .with_decisions(Arc::clone(&decisions))
+    .leasing_in(Arc::clone(&inventory));
     let parts = NodeParts {
         gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory)),
         runtime,

@@ -55,9 +55,10 @@ fn write_pod(folder: &Path, names: &Names) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Images may go as soon as they are there: the tests do not wait out the kubelet's two minutes.
+/// Images may go as soon as they are there: the tests wait out neither the kubelet's two minutes nor a lease.
 fn write_config(folder: &Path) -> String {
-    let text = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nimageMinimumGCAge: 1ms\n";
+    let text =
+        "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nimageMinimumGCAge: 1ms\ngc: {leaseFor: 0s}\n";
     let path = folder.join("config.yaml");
     fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()

@@ -1,0 +1,128 @@
+//! Never the wrong one: all orders in which small stories can happen, and many random steps of long ones, over the real
+//! inventory and the real collector; and mistakes put in on purpose, each of which both must find.
+//!
+//! `IMAGELET_MODEL=wide` tells larger stories, too, as three pods with three images, and takes a million random steps. Let
+//! the compiler work for those: `cargo test --config 'profile.test.package.imagelet-core.opt-level=3'`.
+//! `IMAGELET_SEED=N` walks the long ones from another seed.
+
+mod explore;
+mod node;
+mod walk;
+mod world;
+
+use self::{
+    explore::explore,
+    node::Size,
+    walk::{Walk, walk},
+};
+use crate::inventory::Flaw;
+
+/// Steps of the long stories together, where somebody wants to know.
+const STEPS_WIDE: u64 = 1_000_000;
+/// The same, beside all other tests.
+const STEPS: u64 = 100_000;
+/// Steps within which a mistake has to show.
+const STEPS_TO_FIND: u64 = 400_000;
+
+fn is_wide() -> bool {
+    std::env::var_os("IMAGELET_MODEL").is_some_and(|wanted| wanted == "wide")
+}
+
+/// Stories that are all told, in all orders.
+fn sizes() -> Vec<(&'static str, Size)> {
+    let one = Size { collections: 1, is_stocked: true, ..Size::of(1, 1) };
+    vec![
+        ("a container that exits", Size { exits: true, is_fine: true, ..one }),
+        ("two collections", Size { collections: 2, ..one }),
+        ("a pass meanwhile", Size { passes: 1, ..one }),
+        ("a crash", Size { crashes: 1, ticks: 1, ..one }),
+        ("a runtime that restarts", Size { passes: 1, restarts: 1, ..one }),
+        ("a pin", Size { pins: 1, ..one }),
+        ("an order", Size { orders: 1, ..one }),
+        ("work at hand", Size { works: 1, ..one }),
+    ]
+}
+
+/// Those for which there is time when somebody wants to know.
+fn wide_sizes() -> Vec<(&'static str, Size)> {
+    let one = Size { collections: 1, is_stocked: true, ..Size::of(1, 1) };
+    vec![
+        ("a pull", Size { is_stocked: false, ticks: 3, passes: 1, ..one }),
+        ("two pods with one image", Size { pods: 2, ..one }),
+        ("two pods with two images", Size { pods: 2, images: 2, ..one }),
+        ("three pods with one image", Size { pods: 3, ..one }),
+        ("three pods with three images", Size { pods: 3, images: 3, ..one }),
+        ("a pass beside two pods", Size { pods: 2, passes: 1, ..one }),
+        ("half a list", Size { pods: 2, images: 2, passes: 1, restarts: 1, ..one }),
+        ("two crashes", Size { collections: 2, crashes: 2, ..one }),
+        ("a crash beside a restart", Size { crashes: 1, restarts: 1, passes: 1, ..one }),
+        ("all at once", Size { crashes: 1, orders: 1, works: 1, pins: 1, ..one }),
+    ]
+}
+
+/// Each mistake with a small story that shows it.
+fn mistakes() -> Vec<(Flaw, Size)> {
+    let one = Size { collections: 1, ticks: 1, is_stocked: true, ..Size::of(1, 1) };
+    vec![
+        (Flaw::NoLease, one),
+        (Flaw::OldAnswerBelieved, one),
+        (Flaw::RemovalNotMarked, one),
+        (Flaw::EmptyListBelieved, Size { passes: 1, restarts: 1, ..one }),
+        (Flaw::HalfListBelieved, Size { pods: 2, images: 2, passes: 1, restarts: 1, ..one }),
+        (Flaw::LeasesForgotten, Size { crashes: 1, ..one }),
+        (Flaw::AnyContainerServes, Size { pods: 2, passes: 1, ..one }),
+        (Flaw::NewestPassIgnored, Size { passes: 1, ..one }),
+        (Flaw::PinsNotAskedAgain, Size { pins: 1, ..one }),
+        (Flaw::HoldsIgnored, Size { works: 1, ..one }),
+    ]
+}
+
+fn tell_all(sizes: Vec<(&'static str, Size)>) {
+    for (name, size) in sizes {
+        let explored = explore(size);
+        println!("{name}: {} states, {} stories, {} removals", explored.states, explored.stories, explored.removals);
+        assert_eq!(explored.violation, None, "{name}");
+        assert!(explored.removals > 0, "{name}: nothing was ever removed");
+    }
+}
+
+#[test]
+fn no_small_story_ends_with_the_wrong_image_removed() {
+    tell_all(sizes());
+}
+
+#[test]
+fn no_wider_story_ends_with_the_wrong_image_removed() {
+    if is_wide() {
+        tell_all(wide_sizes());
+    }
+}
+
+#[test]
+fn each_mistake_put_in_on_purpose_is_found_by_telling_all_small_stories() {
+    for (flaw, size) in mistakes().into_iter().filter(|_| is_wide()) {
+        let explored = explore(Size { flaw: Some(flaw), ..size });
+        println!("{flaw:?}: {} states, {}", explored.states, explored.violation.as_deref().unwrap_or("not found"));
+        assert!(explored.violation.is_some(), "{flaw:?} is not found in {} states", explored.states);
+    }
+}
+
+#[test]
+fn many_random_steps_remove_no_image_in_use() {
+    let steps = if is_wide() { STEPS_WIDE } else { STEPS };
+    let walked = walk(Walk { seed: walk::seed(), steps, flaw: None });
+    println!("{walked:?}");
+    assert_eq!(walked.violation, None);
+    assert!(walked.removals > 100 && walked.containers > 1_000, "{walked:?}");
+}
+
+#[test]
+fn mistakes_put_in_on_purpose_are_found_by_a_random_walk() {
+    let often = [Flaw::NoLease, Flaw::OldAnswerBelieved, Flaw::RemovalNotMarked, Flaw::EmptyListBelieved];
+    let all: Vec<Flaw> = mistakes().into_iter().map(|(flaw, _)| flaw).collect();
+    for flaw in all.iter().filter(|_| is_wide()) {
+        let walked = walk(Walk { seed: walk::seed(), steps: STEPS_TO_FIND, flaw: Some(*flaw) });
+        println!("{flaw:?}: after {} steps, {}", walked.steps, walked.violation.as_deref().unwrap_or("not found"));
+        assert!(walked.violation.is_some() || !often.contains(flaw), "{flaw:?} is not found: {walked:?}");
+    }
+}

@@ -1,0 +1,328 @@
+//! The world around imagelet: a runtime whose every answer takes a step to arrive, and what must never happen in it.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Arc, Mutex, MutexGuard},
+    task::Poll,
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+
+use crate::{
+    image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
+    runtime::{
+        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Progress, PullRequest,
+        RuntimeError, Sandbox,
+    },
+};
+
+/// Who acts: pods by their number, then these.
+pub(super) const COLLECTOR: usize = 8;
+pub(super) const OBSERVER: usize = 9;
+pub(super) const REMOVER: usize = 10;
+pub(super) const WORKER: usize = 11;
+pub(super) const ACTORS: usize = 12;
+
+/// Cheap to clone; clones share all.
+#[derive(Clone)]
+pub(super) struct World(Arc<Mutex<State>>);
+
+pub(super) struct State {
+    /// Seconds since the start.
+    pub(super) seconds: u64,
+    /// Milliseconds beyond them, where no two acts may be at one time.
+    pub(super) fraction: u64,
+    /// Whether each image is in the store; the registry has them all.
+    pub(super) present: Vec<bool>,
+    pub(super) containers: Vec<Held>,
+    /// Until when each pod was told that its image is here.
+    pub(super) told: Vec<Option<u64>>,
+    pub(super) pinned: Vec<bool>,
+    /// Somebody reads an image while this is set.
+    pub(super) held: Option<usize>,
+    /// Since when the runtime does not list all of its containers.
+    pub(super) short_since: Option<u64>,
+    /// What must never happen and did.
+    pub(super) violation: Option<String>,
+    /// Who is being polled.
+    pub(super) actor: usize,
+    /// All that an actor has seen since it began, as a number.
+    pub(super) seen: [u64; ACTORS],
+    /// A person's removal answers for the containers that it was told of.
+    pub(super) ordered_saw: Vec<u32>,
+    pub(super) removals: u64,
+    /// Each answer takes a step; else only those do between which somebody could act to any effect.
+    pub(super) is_fine: bool,
+    next_container: u32,
+}
+
+/// A container, which holds its image whether it runs or not.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Held {
+    pub(super) number: u32,
+    pub(super) pod: usize,
+    pub(super) image: usize,
+    created: u64,
+    fraction: u64,
+    pub(super) exited: bool,
+    pub(super) hidden: bool,
+}
+
+pub(super) fn id(image: usize) -> ImageId {
+    ImageId::new(format!("sha256:{image:064}"))
+}
+
+pub(super) fn name(image: usize) -> String {
+    format!("registry.example/image{image}:v1")
+}
+
+pub(super) fn uid(pod: usize) -> String {
+    format!("uid-{pod}")
+}
+
+pub(super) fn time(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
+}
+
+fn number(spec: &str) -> Option<usize> {
+    let digits = spec.strip_prefix("sha256:").or_else(|| spec.strip_prefix("registry.example/image"));
+    digits?.trim_end_matches(":v1").parse().ok()
+}
+
+/// Lets the others act.
+pub(super) async fn step() {
+    let mut was_pending = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut was_pending, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+impl World {
+    pub(super) fn new(pods: usize, images: usize, is_stocked: bool) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            seconds: 0,
+            fraction: 0,
+            present: vec![is_stocked; images],
+            containers: Vec::new(),
+            told: vec![None; pods],
+            pinned: vec![false; images],
+            held: None,
+            short_since: None,
+            violation: None,
+            actor: 0,
+            seen: [0; ACTORS],
+            ordered_saw: Vec::new(),
+            removals: 0,
+            is_fine: false,
+            next_container: 0,
+        })))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    async fn step_if_fine(&self) {
+        let is_fine = self.lock().is_fine;
+        if is_fine {
+            step().await;
+        }
+    }
+
+    pub(super) fn now(&self) -> SystemTime {
+        let world = self.lock();
+        time(world.seconds) + Duration::from_millis(world.fraction)
+    }
+}
+
+impl State {
+    /// Containers that were ever started.
+    pub(super) fn started(&self) -> u64 {
+        u64::from(self.next_container)
+    }
+
+    /// A pod starts a container from the image it was told of.
+    pub(super) fn create(&mut self, pod: usize, image: usize) {
+        if !self.present[image] {
+            self.violation
+                .get_or_insert(format!("image {image} is gone between the answer to pod {pod} and its container"));
+            return;
+        }
+        self.told[pod] = None;
+        self.containers.push(Held {
+            number: self.next_container,
+            pod,
+            image,
+            created: self.seconds,
+            fraction: self.fraction,
+            exited: false,
+            hidden: false,
+        });
+        self.next_container += 1;
+    }
+
+    /// Notes what an actor was answered.
+    pub(super) fn see(&mut self, what: &impl Hash) {
+        let mut hasher = DefaultHasher::new();
+        (self.seen[self.actor], what).hash(&mut hasher);
+        self.seen[self.actor] = hasher.finish();
+    }
+
+    fn remove(&mut self, image: usize) {
+        let is_ordered = self.actor == REMOVER;
+        let seconds = self.seconds;
+        let users = || self.containers.iter().filter(|it| it.image == image);
+        let mut wrong = Vec::new();
+        if is_ordered {
+            wrong.extend(
+                users().filter(|it| self.ordered_saw.contains(&it.number)).map(|it| format!("in use by {}", it.pod)),
+            );
+        } else {
+            wrong.extend(users().map(|it| format!("in use by pod {}", it.pod)));
+            let told = self.told.iter().enumerate().filter(|(pod, until)| {
+                *pod % self.present.len() == image && until.is_some_and(|until| until > seconds)
+            });
+            wrong.extend(told.map(|(pod, _)| format!("leased by pod {pod}")));
+            wrong.extend(self.pinned[image].then(|| "pinned".to_owned()));
+        }
+        wrong.extend((self.held == Some(image)).then(|| "held".to_owned()));
+        if let Some(wrong) = wrong.first().filter(|_| self.present[image]) {
+            self.violation.get_or_insert(format!("image {image} was removed, and is {wrong}"));
+        }
+        if is_ordered {
+            // Whoever ordered it takes it away from pods that wait for their containers, too.
+            let images = self.present.len();
+            self.told
+                .iter_mut()
+                .enumerate()
+                .filter(|(pod, _)| pod % images == image)
+                .for_each(|(_, told)| *told = None);
+        }
+        self.removals += u64::from(self.present[image]);
+        self.present[image] = false;
+    }
+
+    fn image(&self, image: usize) -> Image {
+        Image {
+            id: id(image),
+            tags: vec![name(image)],
+            digests: Vec::new(),
+            size: ByteSize(100),
+            user: ImageUser::Unset,
+            spec: ImageSpec::default(),
+            pinned: false,
+        }
+    }
+
+    /// Equal for worlds that will behave alike.
+    pub(super) fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.seconds, &self.present, &self.containers, &self.told, &self.pinned).hash(&mut hasher);
+        (&self.held, &self.short_since, &self.seen, &self.ordered_saw).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+#[async_trait]
+impl ImageService for World {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+        let listed: Vec<Image> = {
+            let mut world = self.lock();
+            let present = world.present.clone();
+            world.see(&present);
+            (0..present.len()).filter(|image| present[*image]).map(|image| world.image(image)).collect()
+        };
+        self.step_if_fine().await;
+        Ok(listed)
+    }
+
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        let (found, is_asked_by_pod) = {
+            let mut world = self.lock();
+            let image = number(&spec.image).expect("the model names its own images");
+            let is_present = world.present[image];
+            world.see(&is_present);
+            (is_present.then(|| world.image(image)), world.actor < COLLECTOR)
+        };
+        if is_asked_by_pod {
+            step().await;
+        } else {
+            self.step_if_fine().await;
+        }
+        Ok(found)
+    }
+
+    async fn pull(&self, request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
+        self.step_if_fine().await;
+        let image = number(&request.image.image).expect("the model names its own images");
+        self.lock().present[image] = true;
+        step().await;
+        Ok(id(image))
+    }
+
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        step().await;
+        let image = number(&spec.image).expect("the model names its own images");
+        self.lock().remove(image);
+        Ok(())
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        // No place at all: nothing here is decided by a disk.
+        Ok(ImageFilesystems::default())
+    }
+}
+
+#[async_trait]
+impl ContainerService for World {
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+        let listed = {
+            let mut world = self.lock();
+            let shown: Vec<Held> = world.containers.iter().filter(|it| !it.hidden).cloned().collect();
+            world.see(&shown);
+            if world.actor == REMOVER {
+                world.ordered_saw = shown.iter().map(|it| it.number).collect();
+            }
+            shown
+        };
+        step().await;
+        Ok(listed.iter().map(container).collect())
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+        Ok(Vec::new())
+    }
+
+    async fn mounted_images(&self, _container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        Ok(Vec::new())
+    }
+}
+
+fn container(held: &Held) -> Container {
+    let labels = [("io.kubernetes.pod.uid", uid(held.pod)), ("io.kubernetes.pod.name", format!("pod{}", held.pod))];
+    Container {
+        id: format!("container-{}", held.number),
+        sandbox_id: format!("sandbox-{}", held.pod),
+        name: "app".to_owned(),
+        image: ImageSpec::new(name(held.image)),
+        image_ref: id(held.image).to_string(),
+        image_id: id(held.image).to_string(),
+        state: if held.exited { ContainerState::Exited } else { ContainerState::Running },
+        created_at: time(held.created) + Duration::from_millis(held.fraction + 1),
+        labels: labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("World")
+    }
+}

@@ -1,0 +1,120 @@
+//! An inventory whose disk is in memory, so that a model test can crash it a million times.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    hash::{DefaultHasher, Hasher as _},
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+
+use super::{
+    FLUSH_EVERY, Inventory, State,
+    flaws::{Flaw, Flaws},
+    ledger::Content,
+    memory::{Remembered, pass_line},
+};
+use crate::{
+    image::{ImageId, ImageKey},
+    runtime::RuntimeManager,
+};
+
+/// What outlives a crash.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    ledger: Mutex<(Option<SystemTime>, Content)>,
+    pub(super) leases: Mutex<BTreeMap<ImageId, SystemTime>>,
+}
+
+impl Inventory {
+    /// What a process finds that starts after a crash of the one before.
+    pub(crate) fn recall(
+        runtime: RuntimeManager,
+        memory: &Arc<Kept>,
+        flaw: Option<Flaw>,
+        lasts: Duration,
+        now: SystemTime,
+    ) -> Self {
+        let mut inventory = Self::open(runtime, None).unwrap();
+        inventory.lease_file.memory = Some(Arc::clone(memory));
+        {
+            let mut state = inventory.lock();
+            state.flaws = Flaws::only(flaw);
+            let ledger = memory.ledger.lock().unwrap();
+            if ledger.0.is_some() {
+                state.restore(ledger.1.clone());
+            }
+        }
+        inventory.leasing(lasts, now)
+    }
+
+    /// Keeps the ledger as a pass does that ended then.
+    pub(crate) fn remember(&self, memory: &Kept, now: SystemTime) {
+        let mut kept = memory.ledger.lock().unwrap();
+        if kept.0.is_none_or(|last| now.duration_since(last).unwrap_or_default() >= FLUSH_EVERY) {
+            let mut state = self.lock();
+            let batch = {
+                let line = pass_line(state.watch, None);
+                state.memory.batch(line, true, now)
+            };
+            let content =
+                Content { pass: batch.pass, images: batch.images.into_iter().collect(), ..Content::default() };
+            *kept = (Some(now), content);
+        }
+    }
+
+    /// Equal for inventories that will behave alike to whoever began to look at that mark.
+    pub(crate) fn digest(&self, mark: u64) -> u64 {
+        let state = self.lock();
+        let mut digest = Digest::default();
+        let State { records, touches, released, pins, mounts, watch, .. } = &*state;
+        // Writing to a hasher does not fail.
+        let _ = write!(digest, "{records:?}{touches:?}{released:?}{pins:?}{mounts:?}{watch:?}");
+        let _ = write!(digest, "{:?}", state.leases.digest(mark));
+        state.memory.present().for_each(|(key, remembered)| digest.image(key, remembered));
+        for entry in state.snapshot.iter().flat_map(|snapshot| &snapshot.entries) {
+            let (used, pinned) = (&entry.in_use_by, &entry.pinned_by);
+            let _ = write!(digest, "{}{used:?}{pinned:?}{:?}{:?}", entry.key(), entry.leased_until, entry.released_at);
+        }
+        digest.0.finish()
+    }
+
+    /// How many removals have begun.
+    pub(crate) fn removals_begun(&self) -> u64 {
+        self.lock().leases.begun()
+    }
+
+    /// Whether this image is being removed right now.
+    pub(crate) fn is_removing(&self, id: &ImageId) -> bool {
+        self.lock().leases.is_removing(id)
+    }
+}
+
+impl Kept {
+    /// Equal for memories that say the same.
+    pub(crate) fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        let ledger = self.ledger.lock().unwrap();
+        let _ = write!(digest, "{:?}{:?}{:?}", ledger.0, ledger.1.pass, self.leases.lock().unwrap());
+        ledger.1.images.iter().for_each(|(key, remembered)| digest.image(key, remembered));
+        digest.0.finish()
+    }
+}
+
+/// Hashes what is written.
+#[derive(Default)]
+struct Digest(DefaultHasher);
+
+impl Digest {
+    fn image(&mut self, key: &ImageKey, remembered: &Remembered) {
+        let Remembered { first_seen, last_used, in_use, gone, .. } = remembered;
+        let _ = write!(self, "{key}{first_seen:?}{last_used:?}{in_use}{gone:?}");
+    }
+}
+
+impl fmt::Write for Digest {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.write(text.as_bytes());
+        Ok(())
+    }
+}
