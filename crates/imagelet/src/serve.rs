@@ -1,6 +1,7 @@
 //! The daemon, and the one place that says which concrete part meets which.
 
 mod activation;
+mod doorman;
 mod images;
 mod manager;
 mod peers;
@@ -30,6 +31,7 @@ use crate::{
     jobs::Jobs,
     node::LocalNode,
 };
+use doorman::Doorman;
 use images::ServedImages;
 use manager::ServiceManager;
 use peers::Peers;
@@ -40,6 +42,12 @@ use stop::{SocketGuard, Stoppable};
 const GRACE: Duration = Duration::from_secs(3);
 /// What was given up has this long to clean up behind itself.
 const CLEANUP_MAX: Duration = Duration::from_secs(10);
+/// Calls under way on one connection.
+const STREAMS_MAX: u32 = 256;
+/// How long a peer may say nothing before it is asked whether it is still there.
+const PEER_SILENT_MAX: Duration = Duration::from_secs(30);
+/// Longest headers of a call; tokens and traces fit.
+const HEADERS_BYTES_MAX: u32 = 16 << 10;
 
 /// Lays the files and flags of `serve` over one another.
 pub(crate) fn layers(
@@ -112,10 +120,15 @@ pub(crate) async fn serve(
     let server = |listener: UnixListener| {
         let mut peers = Peers::default();
         let met = UnixListenerStream::new(listener).inspect_ok(move |stream| peers.met(stream));
+        let met = doorman::admitted(met).map_ok(imagelet_cri::lenient);
         tonic::transport::Server::builder()
+            .max_concurrent_streams(STREAMS_MAX)
+            .http2_keepalive_interval(Some(PEER_SILENT_MAX))
+            .http2_max_header_list_size(HEADERS_BYTES_MAX)
+            .layer(Doorman::new())
             .add_routes(imagelet_cri::routes(images, handlers, runtime))
             .add_service(api::service(handler))
-            .serve_with_incoming_shutdown(met.map_ok(imagelet_cri::lenient), accepting.clone().cancelled_owned())
+            .serve_with_incoming_shutdown(met, accepting.clone().cancelled_owned())
     };
     let (node, mut server, _socket) = match activation::taken_over(&environment)? {
         // Callers may be there already: they are answered, or told to wait.

@@ -251,7 +251,7 @@ impl Inventory {
         }
         let (version, leases, directory) = {
             let mut state = self.lock();
-            (state.leases.version(), state.leases.to_keep(KEPT_AHEAD), self.directory.clone())
+            (state.leases.version(), state.leases.due(KEPT_AHEAD), self.directory.clone())
         };
         let lasts = self.lock().leases.lasts;
         let Some(directory) = directory else { return };

@@ -266,7 +266,7 @@ impl Leases {
     }
 
     /// What the disk shall have, a little ahead, so that who asks again and again writes now and then only.
-    pub(super) fn to_keep(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
+    pub(super) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
         let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();
         let asked = self.images.iter().filter_map(|(id, pods)| Some((id.clone(), last(pods)? + ahead)));
         self.kept = asked.collect();
@@ -398,7 +398,7 @@ mod tests {
         let ahead = Duration::from_secs(5);
         leases.lease(&id, "pod", at(10));
         assert_eq!(leases.version(), 1);
-        let kept = leases.to_keep(ahead);
+        let kept = leases.due(ahead);
         leases.lease(&id, "pod", at(15));
         assert_eq!(leases.version(), 1, "the disk has it");
         leases.lease(&id, "pod", at(16));

@@ -19,6 +19,7 @@ mod kubelet_way;
 mod lifecycle;
 mod lifetime;
 mod order;
+mod peers;
 mod planted;
 mod plugins;
 mod pods;

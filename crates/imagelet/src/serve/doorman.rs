@@ -1,0 +1,293 @@
+//! Lets peers in, and none of them take more than its share: of connections, of calls at once, of time to say what it
+//! wants.
+//!
+//! Only the owner and the group of the socket come this far. Still a program among them that has gone wild must not
+//! keep the kubelet out, or fill the memory of the node.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures_util::{Stream, StreamExt as _, future::BoxFuture, stream};
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, BodyStream, StreamBody};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::UnixStream,
+    time::{Instant, Sleep},
+};
+use tonic::{
+    Status,
+    body::Body,
+    transport::server::{Connected, UdsConnectInfo},
+};
+use tower::{Layer, Service};
+
+/// How long a peer may take to begin to speak. A client connects when it has something to say.
+const FIRST_WORD_WITHIN: Duration = Duration::from_secs(10);
+/// The opening of HTTP/2, the same for every client.
+const OPENING_BYTES: usize = 24;
+/// How long a call may take to bring its request, which is one message.
+const REQUEST_WITHIN: Duration = Duration::from_secs(10);
+/// Connections of one process; clients need one or two.
+const CONNECTIONS_PER_PEER_MAX: usize = 128;
+/// Connections of all processes; below the usual limit of open files.
+const CONNECTIONS_MAX: usize = 512;
+/// Calls of one process at once; a kubelet of 110 pods stays well below.
+const CALLS_PER_PEER_MAX: usize = 512;
+/// Calls of all processes at once.
+const CALLS_MAX: usize = 2048;
+
+/// A process, as far as the kernel says; all of another namespace are one.
+type Peer = (Option<i32>, u32);
+
+/// How many of something each peer holds.
+#[derive(Debug)]
+struct Shares {
+    held: Mutex<HashMap<Peer, usize>>,
+    each_max: usize,
+    all_max: usize,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+struct Share {
+    of: Arc<Shares>,
+    peer: Peer,
+}
+
+impl Shares {
+    fn new(each_max: usize, all_max: usize) -> Arc<Self> {
+        Arc::new(Self { held: Mutex::default(), each_max, all_max })
+    }
+
+    fn take(self: &Arc<Self>, peer: Peer) -> Option<Share> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = held.values().sum();
+        let own = held.get(&peer).copied().unwrap_or_default();
+        if all >= self.all_max || own >= self.each_max {
+            return None;
+        }
+        held.insert(peer, own + 1);
+        Some(Share { of: Arc::clone(self), peer })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut held = self.of.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = held.get_mut(&self.peer) {
+            *own -= 1;
+            if *own == 0 {
+                held.remove(&self.peer);
+            }
+        }
+    }
+}
+
+/// Of those who connect, who keeps within its share; who comes over it is cut off at once.
+pub(super) fn admitted(
+    accepted: impl Stream<Item = io::Result<UnixStream>>,
+) -> impl Stream<Item = io::Result<Visitor>> {
+    let shares = Shares::new(CONNECTIONS_PER_PEER_MAX, CONNECTIONS_MAX);
+    accepted.filter_map(move |accepted| {
+        let admitted = accepted.map(|stream| Visitor::admit(stream, &shares)).transpose();
+        std::future::ready(admitted)
+    })
+}
+
+/// A connection that is let in.
+#[derive(Debug)]
+pub(super) struct Visitor {
+    stream: UnixStream,
+    /// Until it has said the opening of the protocol; from then on the protocol itself asks who is silent.
+    patience: Option<Pin<Box<Sleep>>>,
+    heard: usize,
+    _share: Share,
+}
+
+impl Visitor {
+    fn admit(stream: UnixStream, shares: &Arc<Shares>) -> Option<Self> {
+        let peer = stream.peer_cred().map(|peer| (peer.pid(), peer.uid())).unwrap_or((None, u32::MAX));
+        let Some(share) = shares.take(peer) else {
+            tracing::debug!(pid = peer.0, uid = peer.1, "a process has too many connections; this one is refused");
+            return None;
+        };
+        let patience = Box::pin(tokio::time::sleep(FIRST_WORD_WITHIN));
+        Some(Self { stream, patience: Some(patience), heard: 0, _share: share })
+    }
+}
+
+impl AsyncRead for Visitor {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if self.patience.is_some() {
+            self.heard += buf.filled().len() - before;
+            if self.heard >= OPENING_BYTES {
+                self.patience = None;
+            }
+        }
+        if let (Poll::Pending, Some(patience)) = (&read, &mut self.patience)
+            && patience.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Visitor {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+impl Connected for Visitor {
+    type ConnectInfo = UdsConnectInfo;
+    fn connect_info(&self) -> UdsConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+/// Gives each process its share of calls, and each call its time to bring its request.
+#[derive(Clone, Debug)]
+pub(super) struct Doorman(Arc<Shares>);
+
+impl Doorman {
+    /// For one server.
+    pub(super) fn new() -> Self {
+        Self(Shares::new(CALLS_PER_PEER_MAX, CALLS_MAX))
+    }
+}
+
+impl<S> Layer<S> for Doorman {
+    type Service = Guarded<S>;
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded { inner, shares: Arc::clone(&self.0) }
+    }
+}
+
+/// What is behind the doorman.
+#[derive(Clone, Debug)]
+pub(super) struct Guarded<S> {
+    inner: S,
+    shares: Arc<Shares>,
+}
+
+impl<S> Service<Request<Body>> for Guarded<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
+        let peer = peer.map_or((None, u32::MAX), |peer| (peer.pid(), peer.uid()));
+        let Some(share) = self.shares.take(peer) else {
+            let refusal = Status::resource_exhausted("this process has too many calls under way");
+            return Box::pin(std::future::ready(Ok(refusal.into_http())));
+        };
+        let answering = self.inner.call(request.map(in_time));
+        Box::pin(async move {
+            let answer = answering.await?;
+            // The call lasts until its answer is read.
+            Ok(answer.map(|body| {
+                Body::new(body.map_frame(move |frame| {
+                    let _ = &share;
+                    frame
+                }))
+            }))
+        })
+    }
+}
+
+/// The same body, which fails where it does not come in time.
+fn in_time(body: Body) -> Body {
+    let until = Instant::now() + REQUEST_WITHIN;
+    let frames = stream::unfold(Some(BodyStream::new(body)), move |frames| async move {
+        let mut frames = frames?;
+        match tokio::time::timeout_at(until, frames.next()).await {
+            Ok(frame) => Some((frame?, Some(frames))),
+            Err(_) => Some((Err(Status::deadline_exceeded("the request did not come in time")), None)),
+        }
+    });
+    Body::new(StreamBody::new(frames))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_takes_the_share_of_others() {
+        let shares = Shares::new(2, 3);
+        let (wild, other): (Peer, Peer) = ((Some(1), 0), (Some(2), 0));
+        let first = shares.take(wild);
+        let second = shares.take(wild);
+        assert!(first.is_some() && second.is_some() && shares.take(wild).is_none());
+        let its = shares.take(other);
+        assert!(its.is_some() && shares.take(other).is_none(), "all are taken");
+        drop(first);
+        assert!(shares.take(other).is_some());
+        drop((second, its));
+        assert!(shares.held.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_does_not_come_fails_and_one_that_comes_passes() {
+        let silent = in_time(Body::new(StreamBody::new(stream::pending::<Result<_, Status>>())));
+        let failure = silent.collect().await.map(|_| ()).unwrap_err();
+        assert_eq!(failure.code(), tonic::Code::DeadlineExceeded);
+        let prompt = in_time(Body::new("request".to_owned().map_err(|never| match never {})));
+        assert_eq!(prompt.collect().await.unwrap().to_bytes(), "request");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_nothing_is_cut_off_and_who_has_spoken_is_not() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let shares = Shares::new(8, 8);
+        let (_silent, ours) = UnixStream::pair().unwrap();
+        let mut visitor = Visitor::admit(ours, &shares).unwrap();
+        assert_eq!(visitor.read_u8().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let (mut slow, ours) = UnixStream::pair().unwrap();
+        let mut visitor = Visitor::admit(ours, &shares).unwrap();
+        slow.write_all(b"PRI").await.unwrap();
+        assert_eq!(visitor.read_exact(&mut [0; 4]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let (mut peer, ours) = UnixStream::pair().unwrap();
+        let mut visitor = Visitor::admit(ours, &shares).unwrap();
+        peer.write_all(&[7; OPENING_BYTES]).await.unwrap();
+        visitor.read_exact(&mut [0; OPENING_BYTES]).await.unwrap();
+        let late = tokio::time::timeout(FIRST_WORD_WITHIN * 3, visitor.read_u8()).await;
+        assert!(late.is_err(), "it may think for as long as it likes");
+    }
+}
