@@ -81,7 +81,7 @@ impl TestPods {
         image: &str,
         command: &[&str],
     ) -> Result<String, RuntimeError> {
-        let id = self.create_container(sandbox, image, command, &[]).await?;
+        let id = Box::pin(self.create_container(sandbox, image, command, &[])).await?;
         let mut client = self.client.clone();
         let request = v1::StartContainerRequest { container_id: id.clone() };
         self.peer.call(Call::Other, request, |request| async move { client.start_container(request).await }).await?;
@@ -126,11 +126,9 @@ impl TestPods {
             config: Some(config),
             sandbox_config: Some(sandbox.config.clone()),
         };
-        let response = self
-            .peer
-            .call(Call::Other, request, |request| async move { client.create_container(request).await })
-            .await?;
-        Ok(response.container_id)
+        let call =
+            self.peer.call(Call::Other, request, |request| async move { client.create_container(request).await });
+        Ok(Box::pin(call).await?.container_id)
     }
 
     /// Stops a container at once.

@@ -43,9 +43,8 @@ fn credentials(text: &str) -> Option<(&str, &str)> {
 
 /// By first tag, else first digest, else id.
 fn order(one: &v1::Image, other: &v1::Image) -> Ordering {
-    match (one.repo_tags.first(), other.repo_tags.first()) {
-        (Some(one), Some(other)) => return one.cmp(other),
-        (Some(_), None) | (None, Some(_)) | (None, None) => {}
+    if let (Some(one), Some(other)) = (one.repo_tags.first(), other.repo_tags.first()) {
+        return one.cmp(other);
     }
     match (one.repo_digests.first(), other.repo_digests.first()) {
         (Some(one), Some(other)) => one.cmp(other),

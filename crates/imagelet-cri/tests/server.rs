@@ -78,12 +78,12 @@ fn fake() -> FakeRuntime {
     fake
 }
 
-fn spec(image: &str) -> Option<v1::ImageSpec> {
-    Some(v1::ImageSpec { image: image.into(), ..v1::ImageSpec::default() })
+fn spec(image: &str) -> v1::ImageSpec {
+    v1::ImageSpec { image: image.into(), ..v1::ImageSpec::default() }
 }
 
 fn pull(image: &str) -> v1::PullImageRequest {
-    v1::PullImageRequest { image: spec(image), ..v1::PullImageRequest::default() }
+    v1::PullImageRequest { image: Some(spec(image)), ..v1::PullImageRequest::default() }
 }
 
 /// One call of `ImageFsInfo` in frames written by hand; answers the types of the frames that came back on its stream.
@@ -203,7 +203,7 @@ async fn an_unknown_handler_is_refused_in_the_field_and_ignored_in_the_annotatio
     let socket = Socket::open(Arc::new(fake.clone()), known, RuntimeServer::without_runtime("1")).await;
     let mut client = socket.images().await;
     let ask = |field: &str, annotation: &str| v1::PullImageRequest {
-        image: Some(v1::ImageSpec { runtime_handler: field.into(), ..spec("registry.test/b:v1").unwrap() }),
+        image: Some(v1::ImageSpec { runtime_handler: field.into(), ..spec("registry.test/b:v1") }),
         sandbox_config: Some(v1::PodSandboxConfig {
             annotations: [("io.containerd.cri.runtime-handler".to_owned(), annotation.to_owned())].into(),
             ..v1::PodSandboxConfig::default()
@@ -368,8 +368,8 @@ async fn every_situation_has_the_code_that_callers_expect() {
         let mut client = socket.images().await;
         let refused = client.pull_image(pull("a")).await.unwrap_err();
         assert_eq!((refused.code(), refused.message()), (code, message));
-        let removed = client.remove_image(v1::RemoveImageRequest { image: spec("a") }).await;
-        let looked = client.image_status(v1::ImageStatusRequest { image: spec("a"), verbose: false }).await;
+        let removed = client.remove_image(v1::RemoveImageRequest { image: Some(spec("a")) }).await;
+        let looked = client.image_status(v1::ImageStatusRequest { image: Some(spec("a")), verbose: false }).await;
         // What is absent is no failure of either.
         let is_absent = kind == RuntimeErrorKind::NotFound;
         assert_eq!((removed.is_ok(), looked.is_ok()), (is_absent, is_absent));
@@ -391,7 +391,7 @@ async fn a_socket_answers_images_as_the_vectors_say() {
         assert_eq!(expected.get("error").cloned().unwrap_or_default(), serde_json::Value::Null, "{name}");
         match input["rpc"].as_str().unwrap() {
             "ImageStatus" => {
-                let status = v1::ImageStatusRequest { image: spec(asked), verbose: false };
+                let status = v1::ImageStatusRequest { image: Some(spec(asked)), verbose: false };
                 let image = socket.images().await.image_status(status).await.unwrap().into_inner().image;
                 assert_eq!(image, wire(&expected["image"]), "{name}");
             }
@@ -408,9 +408,9 @@ async fn a_socket_answers_images_as_the_vectors_say() {
                     let repeat = input["repeat"].as_u64().unwrap_or(1);
                     tasks.push(tokio::spawn(async move {
                         for _ in 0..repeat {
-                            client.remove_image(v1::RemoveImageRequest { image: spec(&asked) }).await.unwrap();
+                            client.remove_image(v1::RemoveImageRequest { image: Some(spec(&asked)) }).await.unwrap();
                         }
-                        let status = v1::ImageStatusRequest { image: spec(&asked), verbose: false };
+                        let status = v1::ImageStatusRequest { image: Some(spec(&asked)), verbose: false };
                         client.image_status(status).await.unwrap().into_inner().image
                     }));
                 }

@@ -83,7 +83,9 @@ pub(super) fn costs(input: &PlanInput, may: &[usize]) -> BTreeMap<usize, u64> {
         let bytes = fetched.get(image.key.id()).copied().unwrap_or(image.size.0 as f64);
         let cost = uses_per_day(&image.history, idle(image, input.now), &input.reuse) * bytes * slowness(image.pulled);
         // No more precise than a byte a day, and never free.
-        (cost.clamp(0.0, 1e18) as u64).max(1)
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds")]
+        let cost = cost.clamp(0.0, 1e18) as u64;
+        cost.max(1)
     };
     may.iter().map(|place| (*place, cost(*place))).collect()
 }

@@ -238,7 +238,7 @@ impl Inventory {
         if let Some(memory) = &self.lease_file.memory {
             let mut state = self.lock();
             if !state.flaws.have(Flaw::LeasesForgotten) {
-                memory.leases.lock().unwrap().extend(state.leases.to_keep(KEPT_AHEAD));
+                memory.leases.lock().unwrap().extend(state.leases.due(KEPT_AHEAD));
             }
         }
         let wanted = self.lock().leases.version();

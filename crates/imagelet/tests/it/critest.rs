@@ -47,6 +47,7 @@ struct Bed {
 }
 
 /// Runs one behaviour over the embedded store, then over containerd behind the daemon.
+#[expect(clippy::needless_pass_by_value, reason = "closures are written where it is called")]
 fn over_both(behaviour: impl AsyncFn(&mut Bed)) {
     for backend in [Backend::Embedded, Backend::Containerd] {
         tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -71,8 +72,13 @@ fn over_both(behaviour: impl AsyncFn(&mut Bed)) {
     }
 }
 
-fn spec(image: &str) -> Option<v1::ImageSpec> {
-    Some(v1::ImageSpec { image: image.to_owned(), ..v1::ImageSpec::default() })
+fn spec(image: &str) -> v1::ImageSpec {
+    v1::ImageSpec { image: image.to_owned(), ..v1::ImageSpec::default() }
+}
+
+/// The same name in what counts as another registry: it is reached by another name.
+fn elsewhere(name: &str) -> String {
+    name.replacen("127.0.0.1", "localhost", 1)
 }
 
 impl Bed {
@@ -81,19 +87,14 @@ impl Bed {
         self.registry.push(name, &Image::marked(name, 2000))
     }
 
-    /// The same names in what counts as another registry: it is reached by another name.
-    fn elsewhere(&self, name: &str) -> String {
-        name.replacen("127.0.0.1", "localhost", 1)
-    }
-
     async fn pull(&mut self, image: &str) -> String {
-        let request = v1::PullImageRequest { image: spec(image), ..v1::PullImageRequest::default() };
+        let request = v1::PullImageRequest { image: Some(spec(image)), ..v1::PullImageRequest::default() };
         let pulled = self.client.pull_image(request).await;
         pulled.unwrap_or_else(|error| panic!("{:?}: pull {image}: {error}", self.backend)).into_inner().image_ref
     }
 
     async fn status(&mut self, image: &str) -> Option<v1::Image> {
-        let request = v1::ImageStatusRequest { image: spec(image), verbose: false };
+        let request = v1::ImageStatusRequest { image: Some(spec(image)), verbose: false };
         let status = self.client.image_status(request).await;
         status.unwrap_or_else(|error| panic!("{:?}: status of {image}: {error}", self.backend)).into_inner().image
     }
@@ -107,7 +108,7 @@ impl Bed {
     /// As critest's helper does: by the id that the name has.
     async fn remove(&mut self, image: &str) {
         if let Some(found) = self.status(image).await {
-            self.client.remove_image(v1::RemoveImageRequest { image: spec(&found.id) }).await.unwrap();
+            self.client.remove_image(v1::RemoveImageRequest { image: Some(spec(&found.id)) }).await.unwrap();
         }
     }
 
@@ -137,7 +138,7 @@ fn public_image_with_tag_should_be_pulled_and_removed() {
     over_both(async |bed| {
         let name = bed.offer("test-image-tag:test");
         let image = bed.pulled(&name).await;
-        assert_eq!(image.repo_tags, [name.clone()]);
+        assert_eq!(image.repo_tags, std::slice::from_ref(&name));
         bed.remove(&name).await;
         assert_eq!((bed.status(&name).await, bed.status(&image.id).await), (None, None));
     });
@@ -153,7 +154,8 @@ fn public_image_should_timeout_if_requested() {
         let (mut sender, connection) =
             hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
         let connection = tokio::spawn(connection);
-        let asked = v1::PullImageRequest { image: spec(&name), ..v1::PullImageRequest::default() }.encode_to_vec();
+        let asked =
+            v1::PullImageRequest { image: Some(spec(&name)), ..v1::PullImageRequest::default() }.encode_to_vec();
         let framed = [&[0, 0, 0, 0, u8::try_from(asked.len()).unwrap()], asked.as_slice()].concat();
         let request = http::Request::post("http://localhost/runtime.v1.ImageService/PullImage")
             .header("content-type", "application/grpc")
@@ -174,7 +176,7 @@ fn public_image_without_tag_should_be_pulled_and_removed() {
         let name = bed.offer("test-image-latest:latest");
         let bare = name.trim_end_matches(":latest");
         let image = bed.pulled(bare).await;
-        assert_eq!(image.repo_tags, [name.clone()]);
+        assert_eq!(image.repo_tags, std::slice::from_ref(&name));
         bed.remove(bare).await;
         assert_eq!((bed.status(bare).await, bed.status(&name).await), (None, None));
     });
@@ -188,7 +190,7 @@ fn public_image_with_digest_should_be_pulled_and_removed() {
         let by_digest = format!("{}@{}", name.trim_end_matches(":v1"), image.manifest.digest);
         let found = bed.pulled(&by_digest).await;
         assert_eq!(found.repo_tags, Vec::<String>::new());
-        assert_eq!(found.repo_digests, [by_digest.clone()]);
+        assert_eq!(found.repo_digests, std::slice::from_ref(&by_digest));
         bed.remove(&by_digest).await;
         assert_eq!(bed.status(&by_digest).await, None);
     });
@@ -289,7 +291,7 @@ fn removing_image_by_one_tag_should_remove_all_tags() {
         }
         // Also where a caller does not ask for the id first.
         let (_, names) = three_tags(bed).await;
-        bed.client.remove_image(v1::RemoveImageRequest { image: spec(&names[1]) }).await.unwrap();
+        bed.client.remove_image(v1::RemoveImageRequest { image: Some(spec(&names[1])) }).await.unwrap();
         assert!(bed.list().await.iter().all(|image| image.repo_tags.iter().all(|tag| !names.contains(tag))));
     });
 }
@@ -298,7 +300,7 @@ fn removing_image_by_one_tag_should_remove_all_tags() {
 fn removing_image_from_one_registry_should_remove_all_tags_from_other_registries() {
     over_both(async |bed| {
         let name = bed.offer("pause:3.9");
-        let other = bed.elsewhere(&name);
+        let other = elsewhere(&name);
         let id = bed.pulled(&name).await.id;
         assert_eq!(bed.pulled(&other).await.id, id);
         let mut tags = bed.status(&id).await.unwrap().repo_tags;
@@ -340,8 +342,8 @@ fn should_not_fail_on_simultaneous_remove_image_calls() {
         let calls = (0..5).map(|_| {
             let (mut client, id) = (bed.client.clone(), id.clone());
             tokio::spawn(async move {
-                client.remove_image(v1::RemoveImageRequest { image: spec(&id) }).await.expect("it succeeds");
-                let status = v1::ImageStatusRequest { image: spec(&id), verbose: false };
+                client.remove_image(v1::RemoveImageRequest { image: Some(spec(&id)) }).await.expect("it succeeds");
+                let status = v1::ImageStatusRequest { image: Some(spec(&id)), verbose: false };
                 client.image_status(status).await.expect("it succeeds").into_inner().image
             })
         });
@@ -356,7 +358,7 @@ fn should_not_fail_on_simultaneous_remove_image_calls() {
 fn remove_image_should_not_return_an_error_if_not_found() {
     over_both(async |bed| {
         for _ in 0..2 {
-            bed.client.remove_image(v1::RemoveImageRequest { image: spec(&"0".repeat(64)) }).await.unwrap();
+            bed.client.remove_image(v1::RemoveImageRequest { image: Some(spec(&"0".repeat(64))) }).await.unwrap();
         }
     });
 }
@@ -386,14 +388,14 @@ fn should_return_the_same_image_identifier_across_all_apis() {
         assert!(bed.list().await.iter().any(|image| image.id == reference));
         if bed.backend == Backend::Containerd {
             bed.registry.push("pause:3.9", &Image::busybox("pause"));
-            assert_eq!(container_ids(bed, &reference).await, [reference]);
+            assert_eq!(Box::pin(container_ids(bed, &reference)).await, [reference]);
         } else {
             // The embedded store starts no containers: its mounts are what holds an image.
             let target = bed.folder.path().join("mounted");
             std::fs::create_dir(&target).unwrap();
             bed.daemon.run(["mount", &name, target.to_str().unwrap()]).ok();
             let refused =
-                bed.client.remove_image(v1::RemoveImageRequest { image: spec(&reference) }).await.unwrap_err();
+                bed.client.remove_image(v1::RemoveImageRequest { image: Some(spec(&reference)) }).await.unwrap_err();
             assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "held under the same identifier: {refused}");
             bed.daemon.run(["unmount", target.to_str().unwrap()]).ok();
         }
@@ -404,13 +406,13 @@ fn should_return_the_same_image_identifier_across_all_apis() {
 fn should_return_the_same_image_identifier_when_pulled_from_different_registries() {
     over_both(async |bed| {
         let name = bed.registry.push("pause:3.9", &Image::busybox("pause"));
-        let other = bed.elsewhere(&name);
+        let other = elsewhere(&name);
         let (one, two) = (bed.pull(&name).await, bed.pull(&other).await);
         assert_eq!(one, two);
         assert_eq!(bed.status(&name).await.unwrap().id, one);
         assert_eq!(bed.status(&other).await.unwrap().id, one);
         if bed.backend == Backend::Containerd {
-            assert_eq!(container_ids(bed, &other).await, [one]);
+            assert_eq!(Box::pin(container_ids(bed, &other)).await, [one]);
         }
     });
 }
@@ -428,11 +430,11 @@ fn an_image_volume_is_readable_and_holds_its_image() {
         let place = target.to_str().unwrap();
         bed.daemon.run(["mount", &name, place]).ok();
         assert_eq!(std::fs::read_to_string(target.join("marker")).unwrap(), "readable");
-        let refused = bed.client.remove_image(v1::RemoveImageRequest { image: spec(&id) }).await.unwrap_err();
+        let refused = bed.client.remove_image(v1::RemoveImageRequest { image: Some(spec(&id)) }).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused}");
         assert!(bed.status(&id).await.is_some());
         bed.daemon.run(["unmount", place]).ok();
-        bed.client.remove_image(v1::RemoveImageRequest { image: spec(&id) }).await.unwrap();
+        bed.client.remove_image(v1::RemoveImageRequest { image: Some(spec(&id)) }).await.unwrap();
         assert_eq!(bed.status(&id).await, None);
     });
 }
@@ -478,7 +480,7 @@ fn the_verbose_status_tells_the_configuration_over_both_backends() {
     over_both(async |bed| {
         let name = bed.offer("verbose:v1");
         bed.pull(&name).await;
-        let verbose = v1::ImageStatusRequest { image: spec(&name), verbose: true };
+        let verbose = v1::ImageStatusRequest { image: Some(spec(&name)), verbose: true };
         let info = bed.client.image_status(verbose).await.unwrap().into_inner().info;
         let info: serde_json::Value = serde_json::from_str(&info["info"]).unwrap();
         assert_eq!(info["imageSpec"]["config"]["Cmd"][0], "/bin/sleep", "{info}");

@@ -116,7 +116,7 @@ impl LearnedImages {
 
     /// Learns from what a pull brought.
     async fn pulled(&self, work: &Work<'_>, id: &ImageId) {
-        let Some((_, change)) = work.change(|before, after| before.saturating_sub(after)).await else { return };
+        let Some((_, change)) = work.change(u64::saturating_sub).await else { return };
         let Ok(Some(image)) = self.inner.status(&ImageSpec::new(id.to_string())).await else { return };
         let Some(chain) = self.chain(&image).await else { return };
         let mut learned = self.learned();

@@ -119,7 +119,7 @@ pub(super) fn claims(stacks: &[Stack]) -> BTreeMap<Digest, u64> {
     order.sort_by_key(|stack| (stack.chain.len(), stack.claimed, stack.image.clone()));
     let mut claims = BTreeMap::new();
     for stack in order {
-        let known: u64 = stack.chain.iter().filter_map(|layer| claims.get(layer)).fold(0, |sum: u64, it| sum + it);
+        let known: u64 = stack.chain.iter().filter_map(|layer| claims.get(layer)).sum();
         let new: Vec<&Digest> = stack.chain.iter().filter(|layer| !claims.contains_key(*layer)).collect();
         let share = stack.claimed.0.saturating_sub(known) / (new.len() as u64).max(1);
         for layer in new {
