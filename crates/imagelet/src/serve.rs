@@ -130,23 +130,20 @@ pub(crate) async fn serve(
             .add_service(api::service(handler))
             .serve_with_incoming_shutdown(met, accepting.clone().cancelled_owned())
     };
-    let (node, mut server, _socket) = match activation::taken_over(&environment)? {
+    let (node, mut server, _socket) = if let Some(listener) = activation::taken_over(&environment)? {
         // Callers may be there already: they are answered, or told to wait.
-        Some(listener) => {
-            let server = tokio::spawn(server(listener));
-            let node = open_node(settings.clone(), Role::Daemon).await?;
-            opened.send_replace(Some(Arc::clone(&node)));
-            (node, server, None)
-        }
+        let server = tokio::spawn(server(listener));
+        let node = open_node(settings.clone(), Role::Daemon).await?;
+        opened.send_replace(Some(Arc::clone(&node)));
+        (node, server, None)
+    } else {
         // The store is owned before the socket appears: who reaches the socket need not race for the store. Nothing slow
         // comes before it; whatever asks a runtime runs behind it.
-        None => {
-            let node = open_node(settings.clone(), Role::Daemon).await?;
-            opened.send_replace(Some(Arc::clone(&node)));
-            let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| Failure::of(&error))?;
-            let guard = SocketGuard::new(&settings.socket);
-            (node, tokio::spawn(server(listener)), Some(guard))
-        }
+        let node = open_node(settings.clone(), Role::Daemon).await?;
+        opened.send_replace(Some(Arc::clone(&node)));
+        let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| Failure::of(&error))?;
+        let guard = SocketGuard::new(&settings.socket);
+        (node, tokio::spawn(server(listener)), Some(guard))
     };
     let http_listener = match &settings.http {
         Some(address) => Some(bind_http(address).await?),

@@ -151,7 +151,7 @@ mod tests {
             pod: "web".into(),
             ..NodeEvent::default()
         };
-        let told = Told::Event(event);
+        let told = Told::Event(Box::new(event));
         let text = String::from_utf8(plain(&told)).expect("text");
         assert_eq!(text, "2026-08-01T00:00:00.000Z  Normal   Pulling             default/web  Pulling image \"a?\"\n");
         let document: serde_json::Value = serde_json::from_slice(&line(&told, Format::Json)).expect("JSON");

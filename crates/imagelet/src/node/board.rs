@@ -129,7 +129,10 @@ impl Pull {
             return None;
         }
         // A layer that is fetched again has fewer bytes than before.
-        Some((received.saturating_sub(before) as f64 / seconds) as u64)
+        let speed = received.saturating_sub(before) as f64 / seconds;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of bytes, not below zero")]
+        let speed = speed as u64;
+        Some(speed)
     }
 
     fn step(&mut self, event: &PullEvent, now: Instant) {
@@ -328,7 +331,9 @@ mod tests {
         assert_eq!(board.lock().pulls.len(), OVER_MAX);
         let many: Vec<_> = (0..PULLS_MAX + 5).map(|_| board.begin(&request("app:v1"))).collect();
         assert!(board.lock().pulls.len() <= PULLS_MAX);
-        many.iter().for_each(|seen| seen.end(PullEnd::GivenUp));
+        for seen in &many {
+            seen.end(PullEnd::GivenUp);
+        }
         assert_eq!(board.lock().pulls.len(), OVER_MAX);
     }
 

@@ -47,7 +47,7 @@ impl EventsRequest {
 #[serde(tag = "type", rename_all = "camelCase")]
 pub(crate) enum Told {
     /// Something happened.
-    Event(NodeEvent),
+    Event(Box<NodeEvent>),
     /// A pull is under way, or over.
     Progress(Box<PullProgress>),
     /// The reader was too slow: so many events between the last one and the next are lost to it.
@@ -64,7 +64,7 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
     let _follower = Follower::enter(&node.followers)?;
     let (kept, mut events) = node.parts.events.recent_and_follow();
     for recorded in kept {
-        if !pass(replies, &Told::Event(row(recorded))).await {
+        if !pass(replies, &Told::Event(Box::new(row(recorded)))).await {
             return Ok(());
         }
     }
@@ -82,7 +82,7 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
         let is_there = tokio::select! {
             biased;
             event = events.recv() => match event {
-                Ok(recorded) => pass(replies, &Told::Event(row(recorded))).await,
+                Ok(recorded) => pass(replies, &Told::Event(Box::new(row(recorded)))).await,
                 Err(RecvError::Lagged(count)) => pass(replies, &Told::Missed { count }).await,
                 Err(RecvError::Closed) => return Ok(()),
             },

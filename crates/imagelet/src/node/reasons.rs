@@ -91,7 +91,9 @@ impl Collections {
 
 /// Makes the metrics of collections show before the first of them.
 pub(super) fn declare(metrics: &Metrics) {
-    ALL.iter().for_each(|family| metrics.declare(family));
+    for family in ALL {
+        metrics.declare(family);
+    }
 }
 
 impl LocalNode {

@@ -114,7 +114,7 @@ pub(super) struct Visitor {
 
 impl Visitor {
     fn admit(stream: UnixStream, shares: &Arc<Shares>) -> Option<Self> {
-        let peer = stream.peer_cred().map(|peer| (peer.pid(), peer.uid())).unwrap_or((None, u32::MAX));
+        let peer = stream.peer_cred().map_or((None, u32::MAX), |peer| (peer.pid(), peer.uid()));
         let Some(share) = shares.take(peer) else {
             tracing::debug!(pid = peer.0, uid = peer.1, "a process has too many connections; this one is refused");
             return None;

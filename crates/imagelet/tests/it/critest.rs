@@ -423,7 +423,7 @@ fn an_image_volume_is_readable_and_holds_its_image() {
         let name = bed.registry.push("volume:v1", &Image::busybox("readable"));
         let id = bed.pulled(&name).await.id;
         if bed.backend == Backend::Containerd {
-            return volumes_of_containerd(bed, &name).await;
+            return Box::pin(volumes_of_containerd(bed, &name)).await;
         }
         let target = bed.folder.path().join("volume");
         std::fs::create_dir(&target).unwrap();

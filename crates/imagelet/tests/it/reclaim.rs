@@ -38,7 +38,7 @@ fn images() -> Vec<(String, Image)> {
     let floor = layer("floor", 8 << 10);
     let (x, y, z) = (layer("x", 4 << 10), layer("y", 4_100), layer("z", 4_200));
     let mut images = vec![
-        ("stack-1".to_owned(), Image::oci(&[base.clone()])),
+        ("stack-1".to_owned(), Image::oci(std::slice::from_ref(&base))),
         ("stack-2".to_owned(), Image::oci(&[base.clone(), middle.clone()])),
         ("stack-3".to_owned(), Image::oci(&[base, middle, top])),
         ("pair-1".to_owned(), Image::oci(&[x.clone(), y.clone()])),
@@ -108,7 +108,6 @@ fn verdicts(collected: &Value, verdict: &str) -> usize {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "the figures are what this test is read for")]
 fn the_disk_has_again_what_was_planned_to_the_hundredth() {
     let node = Node::start("imageGCHighThresholdPercent: 100");
     let registry = FakeRegistry::start();

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Several collections by the clock of a second, on a busy machine.
-const SETTLES_WITHIN: Duration = Duration::from_secs(60);
+const SETTLES_WITHIN: Duration = Duration::from_mins(1);
 
 fn config(folder: &Path, mode: &str) -> String {
     let path = folder.join(format!("{mode}.yaml"));
