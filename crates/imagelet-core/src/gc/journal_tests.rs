@@ -96,7 +96,7 @@ fn input(dice: &mut Dice, images: Vec<ImageFacts>, now: SystemTime) -> PlanInput
     let age_max = dice.maybe(|dice| Duration::from_secs(dice.next(500_000) + 1));
     let age_min = Duration::from_secs(dice.next(50_000));
     let mut images = images;
-    images.sort_by(|a, b| a.key.to_string().cmp(&b.key.to_string()));
+    images.sort_by_key(|image| image.key.to_string());
     PlanInput {
         policy: GcPolicy::new(low + 10, low, age_min, age_max).unwrap(),
         goal: [GcGoal::Threshold, GcGoal::Free(ByteSize(dice.next(1 << 32))), GcGoal::AllUnused]
@@ -195,7 +195,7 @@ async fn in_shadow_mode_every_port_is_only_read() {
             node.idle("b:1", 250, 20).await;
             node.fake.take_calls();
             let policy =
-                GcPolicy::new(90, 80, Duration::from_mins(2), Some(Duration::from_secs(60))).unwrap().in_way(way);
+                GcPolicy::new(90, 80, Duration::from_mins(2), Some(Duration::from_mins(1))).unwrap().in_way(way);
             let report = node.gc.collect(&GcRequest { policy, goal, dry_run: true }, at(10_000)).await.unwrap();
             let chosen = report.decisions.iter().filter(|it| matches!(it.verdict, GcVerdict::Remove { .. })).count();
             assert!(chosen > 0 && report.removed.is_empty(), "{goal:?} {way:?}");

@@ -57,6 +57,7 @@ pub(super) enum Act {
 
 /// How large a story may become.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "switches of a test")]
 pub(super) struct Size {
     pub(super) pods: usize,
     pub(super) images: usize,

@@ -210,7 +210,7 @@ impl State {
         self.present[image] = false;
     }
 
-    fn image(&self, image: usize) -> Image {
+    fn image(image: usize) -> Image {
         Image {
             id: id(image),
             tags: vec![name(image)],
@@ -238,7 +238,7 @@ impl ImageService for World {
             let mut world = self.lock();
             let present = world.present.clone();
             world.see(&present);
-            (0..present.len()).filter(|image| present[*image]).map(|image| world.image(image)).collect()
+            (0..present.len()).filter(|image| present[*image]).map(State::image).collect()
         };
         self.step_if_fine().await;
         Ok(listed)
@@ -250,7 +250,7 @@ impl ImageService for World {
             let image = number(&spec.image).expect("the model names its own images");
             let is_present = world.present[image];
             world.see(&is_present);
-            (is_present.then(|| world.image(image)), world.actor < COLLECTOR)
+            (is_present.then(|| State::image(image)), world.actor < COLLECTOR)
         };
         if is_asked_by_pod {
             step().await;
