@@ -236,5 +236,5 @@ fn finish(round: &mut Round<'_>, request: &GcRequest, progress: &Progress) {
 
 /// Where an entry stands to a key, in the order of the keys.
 fn order(entry: &Entry, key: &ImageKey) -> Ordering {
-    (&entry.image.id, entry.image.spec.runtime_handler.as_str()).cmp(&(key.id(), key.handler()))
+    entry.image.cmp_key(key)
 }

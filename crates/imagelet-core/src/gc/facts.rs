@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::SystemTime};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    image::{ByteSize, ImageKey},
+    image::{ByteSize, ImageKey, SharedNames},
     inventory::{Entry, Origin, PullCost, UseHistory},
 };
 
@@ -15,9 +15,9 @@ pub struct ImageFacts {
     /// Which.
     pub key: ImageKey,
     /// Its names with tag.
-    pub tags: Vec<String>,
+    pub tags: SharedNames,
     /// Its names with digest.
-    pub digests: Vec<String>,
+    pub digests: SharedNames,
     /// What the runtime lists it with; shared layers count in each image.
     pub size: ByteSize,
     /// When a pass first saw it.
@@ -55,8 +55,8 @@ impl ImageFacts {
     pub fn of(entry: &Entry) -> Self {
         Self {
             key: entry.key(),
-            tags: entry.image.tags.clone(),
-            digests: entry.image.digests.clone(),
+            tags: SharedNames::tags_of(&entry.image),
+            digests: SharedNames::digests_of(&entry.image),
             size: entry.image.size,
             first_seen: Some(entry.first_seen),
             last_used: entry.last_used,

@@ -65,7 +65,7 @@ impl GcReport {
     fn without_plan(&self, head: RunHead) -> Run {
         let images = self.decisions.iter().map(|decision| ImageInput {
             key: decision.key.to_string(),
-            names: decision.tags.clone(),
+            names: decision.tags.to_vec(),
             size: decision.size.0,
             facts: Value::Null,
         });
@@ -82,7 +82,7 @@ impl GcReport {
 fn spared(decision: &GcDecision) -> Option<Outcome> {
     (decision.verdict == GcVerdict::Keep).then(|| Outcome {
         key: decision.key.to_string(),
-        names: decision.tags.clone(),
+        names: decision.tags.to_vec(),
         result: OutcomeResult::Spared { code: decision.reason.code().into(), text: decision.reason.to_string() },
     })
 }
@@ -142,7 +142,7 @@ fn cut(input: &PlanInput) -> RunInput {
     RunInput {
         common: serde_json::to_value(&rest).unwrap_or_default(),
         clocks: clocks.collect(),
-        images: images.into_iter().map(image).collect(),
+        images: images.iter().map(image).collect(),
         layers: layers.map(|graph| LayersInput {
             layers: graph.layers.iter().map(layer).collect(),
             images: graph.images.iter().map(|(id, layers)| (id.to_string(), layers.clone())).collect(),
@@ -152,8 +152,8 @@ fn cut(input: &PlanInput) -> RunInput {
 }
 
 /// Key, names and size stand for themselves; how many of the names have a tag is kept.
-fn image(facts: super::ImageFacts) -> ImageInput {
-    let mut rest = serde_json::to_value(&facts).unwrap_or_default();
+fn image(facts: &super::ImageFacts) -> ImageInput {
+    let mut rest = serde_json::to_value(facts).unwrap_or_default();
     if let Value::Object(fields) = &mut rest {
         for field in ["key", "digests", "size"] {
             fields.remove(field);
@@ -163,7 +163,7 @@ fn image(facts: super::ImageFacts) -> ImageInput {
         fields.retain(|_, value| !value.is_null());
     }
     let (key, size) = (facts.key.to_string(), facts.size.0);
-    ImageInput { key, names: facts.tags.into_iter().chain(facts.digests).collect(), size, facts: rest }
+    ImageInput { key, names: facts.tags.iter().chain(&*facts.digests).cloned().collect(), size, facts: rest }
 }
 
 fn layer(facts: &crate::runtime::LayerFacts) -> (String, Value) {

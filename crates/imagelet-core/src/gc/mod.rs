@@ -63,7 +63,7 @@ pub use self::{
     shadow::{Shadow, ShadowCounts},
 };
 use crate::{
-    image::{ByteSize, ImageId, ImageKey},
+    image::{ByteSize, ImageId, ImageKey, SharedNames},
     inventory::{Inventory, InventoryError},
     runtime::{Certainty, Freed, RuntimeError, RuntimeManager},
 };
@@ -169,7 +169,7 @@ pub struct GcDecision {
     /// Which.
     pub key: ImageKey,
     /// Its names.
-    pub tags: Vec<String>,
+    pub tags: SharedNames,
     /// What the runtime says it takes.
     pub size: ByteSize,
     /// Stay or go.

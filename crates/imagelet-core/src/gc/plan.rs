@@ -106,9 +106,12 @@ pub fn plan(input: &PlanInput) -> Plan {
         steps.push((index, Step::new(image, phase, reason, frees)));
     }
 
-    let goes: std::collections::BTreeSet<usize> = steps.iter().map(|(index, _)| *index).collect();
+    let mut goes = vec![false; input.images.len()];
+    for (index, _) in &steps {
+        goes[*index] = true;
+    }
     let is_room_wanted = wanted.is_some() || input.goal == GcGoal::AllUnused;
-    let kept = input.images.iter().zip(stays).enumerate().filter(|(index, _)| !goes.contains(index));
+    let kept = input.images.iter().zip(stays).enumerate().filter(|(index, _)| !goes[*index]);
     let kept = kept.map(|(_, (image, stays))| {
         let fresh = || too_fresh(image, input).filter(|_| is_room_wanted);
         let otherwise = if is_in_vain { Reason::InVain } else { Reason::NotNeeded };

@@ -9,7 +9,7 @@ use super::{
     ImageGc, Planned, Reason, disk,
 };
 use crate::{
-    image::{ByteSize, ImageId, ImageKey, ImageSpec},
+    image::{ByteSize, ImageId, ImageKey, ImageSpec, SharedNames},
     inventory::{Clearance, Entry, Snapshot, Standing},
     runtime::RuntimeErrorKind,
     runtime::{Certainty, Freed},
@@ -32,7 +32,7 @@ pub(super) struct Round<'a> {
     containers: usize,
     containers_vanished: bool,
     began: Instant,
-    decisions: BTreeMap<ImageKey, GcDecision>,
+    decisions: Decisions,
     pub(super) removed: Vec<GcRemoval>,
     pub(super) claimed: ByteSize,
     /// What that really frees, as far as is known.
@@ -57,7 +57,7 @@ impl<'a> Round<'a> {
             containers: snapshot.containers,
             containers_vanished: snapshot.containers_vanished,
             began: Instant::now(),
-            decisions: BTreeMap::new(),
+            decisions: Decisions::default(),
             removed: Vec::new(),
             claimed: ByteSize::ZERO,
             freed: Freed::default(),
@@ -149,16 +149,11 @@ impl<'a> Round<'a> {
 
     /// Keeps these, which come in the order of their keys: at once, as there may be very many.
     pub(super) fn keep_all<'e>(&mut self, kept: impl Iterator<Item = (&'e Entry, Reason)>) {
-        let kept = kept.map(|(entry, reason)| (entry.key(), decision(entry, GcVerdict::Keep, reason)));
-        if self.decisions.is_empty() {
-            self.decisions = kept.collect();
-        } else {
-            self.decisions.extend(kept);
-        }
+        self.decisions.take_all(kept.map(|(entry, reason)| decision(entry, GcVerdict::Keep, reason)));
     }
 
     fn decide(&mut self, entry: &Entry, verdict: GcVerdict, reason: Reason) {
-        self.decisions.insert(entry.key(), decision(entry, verdict, reason));
+        self.decisions.take(decision(entry, verdict, reason));
     }
 
     fn abort(&mut self, error: GcError) -> Reason {
@@ -178,7 +173,7 @@ impl<'a> Round<'a> {
         if !tracing::enabled!(tracing::Level::INFO) {
             return;
         }
-        for decision in self.decisions.values() {
+        for decision in self.decisions.iter() {
             let (image, tags, reason) = (&decision.key, decision.tags.join(" "), &decision.reason);
             match decision.verdict {
                 GcVerdict::Remove { phase } => {
@@ -232,7 +227,7 @@ impl<'a> Round<'a> {
             disk_before,
             disk_after,
             goal_bytes,
-            decisions: self.decisions.into_values().collect(),
+            decisions: self.decisions.into_vec(),
             removed: self.removed,
             claimed: self.claimed,
             freed: self.freed,
@@ -248,9 +243,66 @@ impl<'a> Round<'a> {
     }
 }
 
+/// What was decided, one for each image.
+#[derive(Default)]
+struct Decisions {
+    /// The first ones, in the order of their keys, as they came.
+    first: Vec<GcDecision>,
+    /// Those that were made later, in place of the first ones or beside them.
+    later: BTreeMap<ImageKey, GcDecision>,
+}
+
+impl Decisions {
+    fn take(&mut self, decision: GcDecision) {
+        self.later.insert(decision.key.clone(), decision);
+    }
+
+    /// Takes many, which come in the order of their keys.
+    fn take_all(&mut self, decisions: impl Iterator<Item = GcDecision>) {
+        if self.first.is_empty() && self.later.is_empty() {
+            self.first = decisions.collect();
+        } else {
+            self.later.extend(decisions.map(|decision| (decision.key.clone(), decision)));
+        }
+    }
+
+    /// In the order of the keys.
+    fn iter(&self) -> impl Iterator<Item = &GcDecision> {
+        let first = self.first.iter().filter(|decision| !self.later.contains_key(&decision.key));
+        merged(first, self.later.values(), |one, other| one.key < other.key)
+    }
+
+    fn into_vec(self) -> Vec<GcDecision> {
+        let Self { mut first, later } = self;
+        if later.is_empty() {
+            return first;
+        }
+        let mut redecided = later.keys().peekable();
+        first.retain(|decision| {
+            while redecided.next_if(|key| **key < decision.key).is_some() {}
+            redecided.peek().is_none_or(|key| **key != decision.key)
+        });
+        merged(first.into_iter(), later.into_values(), |one, other| one.key < other.key).collect()
+    }
+}
+
+/// Two sorted rows as one.
+fn merged<T>(
+    one: impl Iterator<Item = T>,
+    other: impl Iterator<Item = T>,
+    is_before: impl Fn(&T, &T) -> bool,
+) -> impl Iterator<Item = T> {
+    let (mut one, mut other) = (one.peekable(), other.peekable());
+    std::iter::from_fn(move || match (one.peek(), other.peek()) {
+        (Some(next), Some(than)) if is_before(next, than) => one.next(),
+        (Some(_), None) => one.next(),
+        _ => other.next(),
+    })
+}
+
 fn decision(entry: &Entry, verdict: GcVerdict, reason: Reason) -> GcDecision {
     let image = &entry.image;
-    GcDecision { key: entry.key(), tags: image.tags.clone(), size: image.size, verdict, reason }
+    GcDecision { key: entry.key(), tags: SharedNames::tags_of(image), size: image.size, verdict, reason }
 }
 
 fn ids(snapshot: &Snapshot) -> Vec<ImageId> {

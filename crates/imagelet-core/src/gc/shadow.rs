@@ -100,7 +100,7 @@ mod tests {
     fn report(images: &[(&str, u64, bool)]) -> GcReport {
         let decisions = images.iter().map(|(id, size, goes)| GcDecision {
             key: ImageKey::new(ImageId::new(id), String::new()),
-            tags: Vec::new(),
+            tags: Vec::new().into(),
             size: ByteSize(*size),
             verdict: if *goes { GcVerdict::Remove { phase: crate::gc::GcPhase::Space } } else { GcVerdict::Keep },
             reason: Reason::NotNeeded,

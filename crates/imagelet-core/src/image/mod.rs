@@ -8,6 +8,9 @@ mod measure;
 mod pinned;
 mod platform;
 mod reference;
+mod shared;
+
+use std::cmp::Ordering;
 
 pub use digest::{Digest, DigestAlgorithm, DigestError};
 pub use glob::{GLOB_LENGTH_MAX, Glob, GlobError};
@@ -17,6 +20,7 @@ pub use measure::{ByteSize, Percent, PercentError};
 pub use pinned::{PinnedNames, PinnedNamesError};
 pub use platform::{Platform, PlatformError};
 pub use reference::{Reference, ReferenceError, default_tag, shown_name, trim_tag_and_digest};
+pub use shared::SharedNames;
 
 /// What names an image in a request to a runtime, and what a runtime says it was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -97,6 +101,11 @@ impl Image {
     /// The key under which an inventory keeps this image.
     pub fn key(&self) -> ImageKey {
         ImageKey::new(self.id.clone(), self.spec.runtime_handler.clone())
+    }
+
+    /// Where its key stands to another one, without making it.
+    pub fn cmp_key(&self, key: &ImageKey) -> Ordering {
+        self.id.cmp(key.id()).then_with(|| self.spec.runtime_handler.as_str().cmp(key.handler()))
     }
 }
 

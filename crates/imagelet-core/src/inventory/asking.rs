@@ -182,7 +182,7 @@ impl Inventory {
         let mut state = self.lock();
         let now = state.clock.now(now);
         // A pass that ran meanwhile may have seen the container for which it then took a lease away.
-        let seen = state.snapshot.as_ref().and_then(|it| it.entries.iter().find(|entry| entry.key().id() == key.id()));
+        let seen = state.snapshot.as_ref().and_then(|it| it.first_of(key.id()));
         let is_blind = state.flaws.have(Flaw::NewestPassIgnored) || state.flaws.have(Flaw::NoRecheck);
         let seen = seen.filter(|entry| !entry.in_use_by.is_empty() && !is_blind);
         if let Some(entry) = seen {
@@ -279,9 +279,9 @@ impl Inventory {
 
 impl State {
     /// Who uses an image, with who works with it in this process.
-    pub(super) fn users_of(&self, key: &ImageKey, users: &Users) -> Vec<String> {
-        let works = self.leases.works(key.id()).iter().map(|work| (*work).to_owned());
-        users.get(key).cloned().unwrap_or_default().into_iter().chain(works).collect()
+    pub(super) fn users_of(&self, id: &ImageId, users: Option<&Vec<String>>) -> Vec<String> {
+        let works = self.leases.works(id).iter().map(|work| (*work).to_owned());
+        users.cloned().unwrap_or_default().into_iter().chain(works).collect()
     }
 
     /// Images that containers used at the last pass, in this process or before it.

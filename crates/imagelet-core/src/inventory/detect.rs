@@ -1,6 +1,7 @@
 //! Which images are there, since when, and who uses them: a plain function of what the runtime listed (`spec/gc.md §5`).
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, HashSet},
     time::SystemTime,
 };
@@ -84,6 +85,11 @@ impl DetectRules {
         self.key_of(image.id.clone(), &image.spec.runtime_handler)
     }
 
+    /// The handler in it.
+    fn handler(self, image: &Image) -> &str {
+        if self.handler_keys { &image.spec.runtime_handler } else { "" }
+    }
+
     fn key_of(self, id: ImageId, handler: &str) -> ImageKey {
         ImageKey::new(id, if self.handler_keys { handler.to_owned() } else { String::new() })
     }
@@ -100,22 +106,28 @@ pub(crate) struct DetectTimes {
 
 /// Brings the records up to what was listed and is used.
 pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, rules: DetectRules, times: DetectTimes) {
-    let mut listed: Vec<(ImageKey, &Image)> = survey.images.iter().map(|image| (rules.key(image), image)).collect();
+    let mut listed: Vec<&Image> = survey.images.iter().collect();
     // An image listed twice stays in the order of the listing.
-    listed.sort_by(|(one, _), (other, _)| one.cmp(other));
+    listed.sort_by(|one, other| one.id.cmp(&other.id).then_with(|| rules.handler(one).cmp(rules.handler(other))));
+    let to =
+        |image: &Image, key: &ImageKey| image.id.cmp(key.id()).then_with(|| rules.handler(image).cmp(key.handler()));
     let mut listed = listed.into_iter().peekable();
     let mut used = users.keys().peekable();
     let mut arrived = Vec::new();
     // All three are sorted by key: one walk over them, in which nothing is copied.
     records.retain(|key, record| {
-        while let Some(image) = listed.next_if(|(other, _)| other < key) {
-            arrived.push(image);
-        }
         let mut is_listed = false;
-        // The later entry wins for what is overwritten.
-        while let Some((_, image)) = listed.next_if(|(other, _)| other == key) {
-            (record.size, record.pinned) = (image.size, image.pinned);
-            is_listed = true;
+        while let Some(image) = listed.peek() {
+            match to(image, key) {
+                Ordering::Less => arrived.push(*image),
+                // The later entry wins for what is overwritten.
+                Ordering::Equal => {
+                    (record.size, record.pinned) = (image.size, image.pinned);
+                    is_listed = true;
+                }
+                Ordering::Greater => break,
+            }
+            listed.next();
         }
         while used.next_if(|other| *other < key).is_some() {}
         if is_listed && used.next_if(|other| *other == key).is_some() {
@@ -124,7 +136,8 @@ pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, rule
         is_listed
     });
     arrived.extend(listed);
-    for (key, image) in arrived {
+    for image in arrived {
+        let key = rules.key(image);
         let last_used = users.contains_key(&key).then_some(times.now);
         // And the first for what is set once.
         let record = records.entry(key).or_insert_with(|| Record {

@@ -194,8 +194,9 @@ impl Memory {
         let reuse = Arc::make_mut(&mut self.reuse);
         let mut regroup = false;
         let mut arrived = Vec::new();
-        // Both are sorted by key: one walk over both.
+        // All three are sorted by key: one walk over them.
         let mut known = self.images.iter_mut().peekable();
+        let mut used = uses.by_image.keys().peekable();
         for (key, record) in records.iter_mut() {
             while let Some((gone, remembered)) = known.next_if(|(other, _)| *other < key) {
                 regroup |= remembered.leave(gone, now, reuse, &mut self.changed);
@@ -207,7 +208,8 @@ impl Memory {
                 }
                 remembered.first_seen = record.first_seen;
                 record.last_used = record.last_used.max(remembered.last_used);
-                let in_use = uses.by_image.contains_key(key);
+                while used.next_if(|other| *other < key).is_some() {}
+                let in_use = used.next_if(|other| *other == key).is_some();
                 if in_use || remembered.in_use || self.is_resumed {
                     let fresh = uses.fresh.get(key).map(Vec::as_slice).unwrap_or_default();
                     let changed = remembered.see(in_use, fresh, self.is_resumed, now, reuse);

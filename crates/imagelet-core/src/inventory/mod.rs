@@ -65,7 +65,7 @@ pub use self::{
     reuse::{Kind, ReuseTable},
 };
 use crate::{
-    image::{ByteSize, Image, ImageKey},
+    image::{ByteSize, Image, ImageId, ImageKey},
     runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager},
 };
 
@@ -147,7 +147,7 @@ pub struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// As its store lists it.
-    pub image: Image,
+    pub image: Arc<Image>,
     /// When a pass first saw it.
     pub first_seen: SystemTime,
     /// When it was last in use or asked for.
@@ -174,6 +174,14 @@ pub struct Entry {
     pub in_use_by: Vec<String>,
     /// Patterns, or `runtime`.
     pub pinned_by: Vec<String>,
+}
+
+impl Snapshot {
+    /// The first entry of an image, whatever its handler.
+    fn first_of(&self, id: &ImageId) -> Option<&Entry> {
+        let place = self.entries.partition_point(|entry| entry.image.id < *id);
+        self.entries.get(place).filter(|entry| entry.image.id == *id)
+    }
 }
 
 impl Entry {
@@ -371,7 +379,9 @@ impl fmt::Debug for Inventory {
 
 impl State {
     /// Takes a survey in; `asked_at` and `now` are the two clocks of `spec/gc.md §5`.
-    fn absorb(&mut self, survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
+    fn absorb(&mut self, mut survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
+        // Once for all walks; an image listed twice stays in the order of the listing.
+        survey.images.sort_by(in_order_of_keys);
         let wall = (asked_at, now);
         let now = self.steady(now);
         let asked_at = moved(asked_at, -self.shift);
@@ -441,21 +451,22 @@ impl State {
         self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
     }
 
+    /// `images` come in the order of their keys.
     fn draw(&self, images: Vec<Image>, users: &Users, now: SystemTime) -> Snapshot {
-        let mut images: Vec<(ImageKey, Image)> = images.into_iter().map(|image| (image.key(), image)).collect();
-        images.sort_by(|(one, _), (other, _)| one.cmp(other));
         let mut images = images.into_iter().peekable();
         // Of an image listed twice the later entry is shown.
         let mut next = || loop {
-            let (key, image) = images.next()?;
-            if images.peek().is_none_or(|(other, _)| *other != key) {
-                return Some((key, image));
+            let image = images.next()?;
+            if images.peek().is_none_or(|other| in_order_of_keys(&image, other).is_ne()) {
+                return Some(image);
             }
         };
         let told = |time: SystemTime| moved(time, self.shift);
-        // All three are sorted by key.
+        // All four are sorted by key.
         let (mut records, mut memory) = (self.records.iter().peekable(), self.memory.present().peekable());
-        let entries = std::iter::from_fn(&mut next).map(|(key, image)| {
+        let mut users = users.iter().peekable();
+        let entries = std::iter::from_fn(&mut next).map(|image| {
+            let key = image.key();
             let record = find(&mut records, &key);
             let remembered = find(&mut memory, &key);
             Entry {
@@ -469,9 +480,9 @@ impl State {
                 pulled: remembered.and_then(|it| it.pulled).map(|cost| PullCost { at: told(cost.at), ..cost }),
                 origin: remembered.map(|it| it.origin).unwrap_or_default(),
                 history: remembered.map(|it| it.history.clone()).unwrap_or_default(),
-                in_use_by: self.users_of(&key, users),
+                in_use_by: self.users_of(key.id(), find(&mut users, &key)),
                 pinned_by: self.pinned_by(&image),
-                image,
+                image: Arc::new(image),
             }
         });
         Snapshot {
@@ -528,6 +539,10 @@ impl State {
         self.memory.restore(content);
         self.records = self.memory.records();
     }
+}
+
+fn in_order_of_keys(one: &Image, other: &Image) -> std::cmp::Ordering {
+    one.id.cmp(&other.id).then_with(|| one.spec.runtime_handler.cmp(&other.spec.runtime_handler))
 }
 
 /// The next of a sorted row that has this key.

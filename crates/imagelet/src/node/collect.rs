@@ -231,7 +231,7 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
     let mut decisions: Vec<_> = report.decisions.iter().collect();
     decisions.sort_by_key(|it| {
         let place = places.get(&it.key).filter(|_| matches!(it.verdict, GcVerdict::Remove { .. }));
-        (place.copied().unwrap_or(usize::MAX), it.verdict == GcVerdict::Keep, it.reason.code(), &it.tags)
+        (place.copied().unwrap_or(usize::MAX), it.verdict == GcVerdict::Keep, it.reason.code(), &*it.tags)
     });
     let images = decisions.into_iter().map(|decision| {
         let (verdict, reason) = match (decision.verdict, outcomes.get(&decision.key)) {
@@ -242,7 +242,7 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
         };
         CollectedRow {
             id: decision.key.id().to_string(),
-            names: decision.tags.clone(),
+            names: decision.tags.to_vec(),
             size: decision.size.0,
             verdict: verdict.into(),
             code: if verdict == "failed" { "failed" } else { decision.reason.code() }.into(),
