@@ -6,6 +6,9 @@
 mod histories;
 mod node;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use node::{Fetched, Way, live};
