@@ -35,9 +35,12 @@ pub(crate) struct Start {
     pub(crate) lasts: u64,
 }
 
+/// Tells one kind of history, over so many days and so many tenths of a whole one.
+type Tell = fn(&mut Maker, u64, u64);
+
 /// All kinds there are, over so many days.
 pub(crate) fn all(seed: u64, days: u64) -> Vec<History> {
-    let kinds: [(&'static str, fn(&mut Maker, u64, u64)); 5] =
+    let kinds: [(&'static str, Tell); 5] =
         [("cron", cron), ("rolling", rolling), ("ci", ci), ("batch", batch), ("web", web)];
     let one = |name, disk: u64, tell: &dyn Fn(&mut Maker)| {
         let mut maker = Maker::new(seed ^ u64::from_le_bytes(*b"retained"));
@@ -63,7 +66,7 @@ fn cron(make: &mut Maker, days: u64, tenths: u64) {
     let bases: Vec<usize> = (0..4).map(|_| make.layer(150, 300)).collect();
     for job in 0..6 * tenths {
         let period = [HOUR, 6 * HOUR, DAY, DAY, DAY, 7 * DAY][usize::try_from(job % 6).unwrap_or(0)];
-        let base = bases[make.below(4) as usize];
+        let base = bases[make.place(4)];
         let own = make.layer(80, 400);
         let image = make.image(format!("jobs/job-{job}:1"), vec![base, own]);
         let mut at = make.below(period);
@@ -79,7 +82,7 @@ fn cron(make: &mut Maker, days: u64, tenths: u64) {
 fn rolling(make: &mut Maker, days: u64, tenths: u64) {
     let bases: Vec<usize> = (0..3).map(|_| make.layer(300, 500)).collect();
     for service in 0..tenths * 3 / 2 {
-        let base = bases[make.below(3) as usize];
+        let base = bases[make.place(3)];
         let mut runtime = make.layer(80, 150);
         let (mut at, mut version, mut before) = (make.below(DAY), 0, None);
         while at < days * DAY {
@@ -124,7 +127,7 @@ fn ci(make: &mut Maker, days: u64, tenths: u64) {
             let tool = tools[make.zipf(tools.len())];
             let lasts = make.between(5 * MINUTE, 25 * MINUTE);
             make.start(at, tool, lasts);
-            let project = make.below(6) as usize;
+            let project = make.place(6);
             let own = make.layer(150, 400);
             commit += 1;
             let image = make.image(format!("ci/project-{project}:{commit:07x}"), vec![projects[project], own]);
@@ -162,8 +165,8 @@ fn batch(make: &mut Maker, days: u64, tenths: u64) {
 fn web(make: &mut Maker, days: u64, tenths: u64) {
     let bases: Vec<usize> = (0..5).map(|_| make.layer(100, 250)).collect();
     for service in 0..tenths * 4 {
-        let base = bases[make.below(5) as usize];
-        let away = [2 * HOUR, 8 * HOUR, 30 * HOUR][make.below(3) as usize];
+        let base = bases[make.place(5)];
+        let away = [2 * HOUR, 8 * HOUR, 30 * HOUR][make.place(3)];
         let (mut at, mut version) = (make.below(6 * HOUR), 1);
         let own = make.layer(80, 300);
         let mut image = make.image(format!("web/site-{service}:v1"), vec![base, own]);
@@ -217,10 +220,15 @@ impl Maker {
         self.next() % end.max(1)
     }
 
+    fn place(&mut self, end: u64) -> usize {
+        usize::try_from(self.below(end)).unwrap_or_default()
+    }
+
     fn between(&mut self, from: u64, until: u64) -> u64 {
         from + self.below(until - from)
     }
 
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is a positive number of seconds")]
     fn exponential(&mut self, mean: u64) -> u64 {
         let unit = (self.below(1 << 30) + 1) as f64 / (1_u64 << 30) as f64;
         (-unit.ln() * mean as f64) as u64
