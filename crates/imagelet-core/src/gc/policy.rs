@@ -173,9 +173,9 @@ impl GcPolicy {
         self.age_counts
     }
 
-    /// Whether the loop has anything to do at all (`spec/gc.md §9`).
+    /// Whether the loop has anything to do at all (`spec/gc.md §9`). Who switches collection off so means inodes, too.
     pub fn is_off(&self) -> bool {
-        self.high.get() == 100 && self.age_max.is_none() && self.inodes.is_none()
+        self.high.get() == 100 && self.age_max.is_none()
     }
 
     /// How many inodes must go to come down to the low mark, and how many to be below the high one at least; `None`
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(policy.inodes_wanted(&disk(10)), Some((90, 50)));
         assert_eq!(policy.inodes_wanted(&DiskUse::default()), None);
         assert_eq!(marks(50, 90), marks(50, 50));
-        assert!(!GcPolicy::new(100, 80, Duration::ZERO, None).unwrap().watching_inodes(Some(marks(95, 90))).is_off());
+        assert!(GcPolicy::new(100, 80, Duration::ZERO, None).unwrap().watching_inodes(Some(marks(95, 90))).is_off());
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(super) struct GcFile {
     /// Which of the images that may go do go when room is wanted: `cost`, those that cost least to do without for the bytes that only they take; `lru`, the longest unused first, as the kubelet. Defaults to `lru` where `compatibility` is `kubelet`, which goes with no other.
     #[serde(rename = "policy", skip_serializing_if = "Option::is_none")]
     pub(super) policy: Option<String>,
-    /// Start collecting when so many of the image filesystem's inodes are in use, in percent, 1 to 100. 100 is off, which is the default where `compatibility` is `kubelet`.
+    /// Start collecting when so many of the image filesystem's inodes are in use, in percent, 1 to 100. 100 is off, which is the default where `compatibility` is `kubelet`; collection that is switched off by `imageGCHighThresholdPercent: 100` looks at no inodes either.
     #[serde(rename = "inodesHighPercent", skip_serializing_if = "Option::is_none")]
     pub(super) inodes_high: Option<i32>,
     /// Collect until no more than this are in use, in percent. Must be lower than the high one, unless that is off.
