@@ -354,6 +354,18 @@ impl ContainerService for RemoteContainerService {
         convert::check_container_status(&status)?;
         Ok(convert::volumes_from_wire(status))
     }
+
+    async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
+        let response =
+            self.peer.call(Call::Other, request, |request| async move { client.container_status(request).await }).await;
+        match response {
+            Ok(_) => Ok(false),
+            Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl fmt::Debug for RemoteContainerService {

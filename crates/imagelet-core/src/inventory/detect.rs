@@ -55,6 +55,8 @@ pub(crate) struct Survey {
     pub(crate) pods: Vec<Pod>,
     /// Images mounted as volumes, by container id.
     pub(crate) mounts: BTreeMap<String, Vec<String>>,
+    /// Of each container that was there before and is not listed, the runtime says when asked that it is gone.
+    pub(crate) missing_are_gone: bool,
 }
 
 impl Survey {

@@ -26,7 +26,7 @@ mod tests;
 mod watch;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, io,
     iter::Peekable,
     path::{Path, PathBuf},
@@ -73,6 +73,8 @@ use crate::{
 const FLUSH_EVERY: Duration = Duration::from_secs(45);
 /// How long an image that no pass has seen is remembered as asked for: longer than a pull's commit takes.
 const LEASE_UNSEEN_MAX: Duration = Duration::from_mins(15);
+/// So many containers that went since the last pass are asked for one by one; where more went, a second pass counts.
+const MISSING_ASKED_MAX: usize = 256;
 /// Container status calls at once; the runtime serves pods meanwhile.
 const STATUS_CALLS_MAX: usize = 8;
 /// Who pinned an image that the runtime itself asks to keep.
@@ -334,7 +336,34 @@ impl Inventory {
         let images = self.runtime.list(None).await.map_err(InventoryError::List)?;
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
         let mounts = self.mounts(&pods).await?;
-        Ok(Survey { images, pods, mounts })
+        let missing_are_gone = self.are_missing_gone(&mounts).await;
+        Ok(Survey { images, pods, mounts, missing_are_gone })
+    }
+
+    /// Whether the runtime says of each container missing from its list, asked for it alone, that it is gone.
+    ///
+    /// Not asked where none is listed at all: who has forgotten all of them would say so of each.
+    async fn are_missing_gone(&self, listed: &BTreeMap<String, Vec<String>>) -> bool {
+        let missing: Vec<String> = {
+            let known = &self.lock().mounts;
+            // After a start nobody knows which containers there were.
+            if listed.is_empty() || known.is_empty() {
+                return false;
+            }
+            known.keys().filter(|id| !listed.contains_key(*id)).take(MISSING_ASKED_MAX + 1).cloned().collect()
+        };
+        if missing.len() > MISSING_ASKED_MAX {
+            return false;
+        }
+        let mut answers = stream::iter(missing)
+            .map(|id| async move { self.runtime.is_container_gone(&id).await })
+            .buffer_unordered(STATUS_CALLS_MAX);
+        while let Some(answer) = answers.next().await {
+            if !answer.unwrap_or(false) {
+                return false;
+            }
+        }
+        true
     }
 
     /// The images mounted into containers, asking only for containers not seen before.
@@ -405,7 +434,8 @@ impl State {
         });
         self.dirty |= containers > 0 || self.memory.is_changed();
         self.serve_leases(&survey);
-        self.note_released(used_before, &uses.by_image, now);
+        let doubtful = if survey.missing_are_gone { BTreeSet::new() } else { used_before };
+        self.note_released(doubtful, &uses.by_image, now);
         let snapshot = Arc::new(self.draw(survey.images, &uses.by_image, now));
         self.mounts = survey.mounts;
         self.snapshot = Some(Arc::clone(&snapshot));

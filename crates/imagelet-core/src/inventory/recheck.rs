@@ -63,7 +63,7 @@ impl Inventory {
         };
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
         let mounts = self.mounts(&pods).await?;
-        let survey = Survey { images: vec![image.clone()], pods, mounts };
+        let survey = Survey { images: vec![image.clone()], pods, mounts, missing_are_gone: false };
         let seen =
             self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_DOUBT);
         if seen.is_some_and(|seen| seen.containers > 0) && survey.runtime_containers() == 0 {
@@ -110,7 +110,7 @@ impl Inventory {
         };
         // Tags may have moved since: both what it was called and what it is called now count.
         let image = merged(&entry.image, found);
-        let survey = Survey { images: vec![image], pods, mounts };
+        let survey = Survey { images: vec![image], pods, mounts, missing_are_gone: false };
         if containers > 0 && survey.runtime_containers() == 0 && !self.has(Flaw::EmptyListBelieved) {
             return Ok(Some(Standing::Doubtful));
         }

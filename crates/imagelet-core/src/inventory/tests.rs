@@ -423,3 +423,18 @@ async fn an_image_whose_last_container_is_missing_from_one_list_waits_for_a_seco
         assert!(matches!(cleared, Clearance::Free(_)), "{cleared:?}");
     }
 }
+
+#[tokio::test]
+async fn an_image_whose_container_the_runtime_says_is_gone_is_unused_at_once() {
+    let (fake, inventory) = node(None);
+    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    let (id, other) = (fake.preload("app:v1", "app", 1), fake.preload("other:v1", "other", 1));
+    fake.run("web", "app", "app:v1", &id, ContainerState::Running);
+    inventory.refresh(seconds(0)).await.unwrap();
+    fake.stop_all();
+    fake.run("db", "app", "other:v1", &other, ContainerState::Running);
+    fake.tell_who_is_gone();
+    let snapshot = inventory.refresh(seconds(300)).await.unwrap();
+    assert_eq!(entry(&snapshot, &id).released_at, None);
+    assert!(matches!(inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap(), Clearance::Free(_)));
+}

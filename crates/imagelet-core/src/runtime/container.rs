@@ -20,6 +20,12 @@ pub trait ContainerService: Send + Sync + fmt::Debug {
     ///
     /// A container that is gone has none.
     async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError>;
+
+    /// Whether a container that a list does not show any more is gone for certain. False: it cannot be told.
+    async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+        let _ = container_id;
+        Ok(false)
+    }
 }
 
 /// A container service for stores without containers.

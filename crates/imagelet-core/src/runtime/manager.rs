@@ -160,6 +160,11 @@ impl RuntimeManager {
         self.containers.mounted_images(container_id).await
     }
 
+    /// Whether a container is gone for certain; see [`ContainerService::is_gone`].
+    pub async fn is_container_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+        self.containers.is_gone(container_id).await
+    }
+
     async fn counted<T>(
         &self,
         operation: Operation,

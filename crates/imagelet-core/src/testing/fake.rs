@@ -31,6 +31,8 @@ struct State {
     containers: Vec<Container>,
     sandboxes: Vec<Sandbox>,
     volumes: HashMap<String, Vec<String>>,
+    /// Whether it says of a container that it is gone for certain; else nobody knows.
+    tells_who_is_gone: bool,
     calls: Vec<String>,
     failures: HashMap<String, (RuntimeErrorKind, String)>,
     /// Whether pulls can be estimated at all; off, as with CRI.
@@ -204,6 +206,11 @@ impl FakeRuntime {
         fake.containers.clear();
         fake.sandboxes.clear();
         fake.volumes.clear();
+    }
+
+    /// From now on it says of each container that is not there that it is gone for certain.
+    pub fn tell_who_is_gone(&self) {
+        self.lock().tells_who_is_gone = true;
     }
 
     /// The calls since the last look, as `VERB SUBJECT`; reads are `list`, `containers`, `status X`, …
@@ -474,5 +481,10 @@ impl ContainerService for FakeRuntime {
 
     async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
         Ok(self.enter("mounts", container_id)?.volumes.get(container_id).cloned().unwrap_or_default())
+    }
+
+    async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+        let fake = self.lock();
+        Ok(fake.tells_who_is_gone && fake.containers.iter().all(|container| container.id != container_id))
     }
 }

@@ -1,6 +1,6 @@
 //! A node over its own store, and beside containerd with real pods: ensured, listed and collected alike.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, path::Path};
 
 use imagelet_cri::{Endpoint, pods::TestPods};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     images::{Image, Layer, noise},
     program::Daemon,
-    testbed::{Containerd, Disk, Registry, scratch, wait_until_within},
+    testbed::{Containerd, Disk, Registry, scratch},
 };
 
 /// The image file system of these stories.
@@ -98,9 +98,6 @@ fn ensure(daemon: &Daemon, folder: &Path, names: &Names) {
     }
 }
 
-/// An image whose last container went is unused by then.
-const SETTLES_WITHIN: Duration = Duration::from_mins(2);
-
 /// Under a forced threshold all go but `kept` and what is pinned; the plan says so before, the log after.
 fn collect(daemon: &Daemon, kept: &[&str], pinned: &str, gone: &[&str]) -> Value {
     daemon.run(["pin", pinned]).ok();
@@ -170,13 +167,9 @@ async fn beside_containerd() -> Value {
     let listed = collect(&daemon, &[&names.if_not_present, &names.always], &names.never, &[&names.spare]);
 
     pods.remove_container(&exited).await.unwrap();
-    // That its container is gone is believed at the second look.
-    let left = || -> Vec<bool> {
-        daemon.run(["gc", "--all-unused"]).ok();
-        names.all().iter().map(|name| present(&daemon, name)).collect()
-    };
-    let is_alone = wait_until_within(SETTLES_WITHIN, || left() == [true, false, false, false]);
-    assert!(is_alone, "only the running pod still holds its image");
+    daemon.run(["gc", "--all-unused"]).ok();
+    let left: Vec<bool> = names.all().iter().map(|name| present(&daemon, name)).collect();
+    assert_eq!(left, [true, false, false, false], "only the running pod still holds its image");
     pods.remove_sandbox(&other).await.unwrap();
     pods.remove_sandbox(&sandbox).await.unwrap();
     listed
