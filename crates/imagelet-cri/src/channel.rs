@@ -4,13 +4,19 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     io,
     path::Path,
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
 use hyper_util::rt::TokioIo;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
-use tokio::{net::UnixStream, time::Instant};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::UnixStream,
+    time::Instant,
+};
 use tonic::{
     Request, Response, Status,
     transport::{Channel, Uri},
@@ -28,18 +34,100 @@ use crate::{
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// One attempt, unless it is too early for another.
-async fn dial(path: &Path, backoff: &Backoff) -> io::Result<UnixStream> {
+async fn dial(path: &Path, backoff: &Arc<Backoff>) -> io::Result<Heard> {
     backoff.check(Instant::now())?;
     let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
         Ok(connected) => connected,
         Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "nobody took the connection in time")),
     };
-    // The hasher of each process, and of each call, begins elsewhere: random enough to scatter.
-    let random =
-        f64::from(u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default()) / f64::from(u32::MAX);
-    let result = connected.as_ref().map(|_| ()).map_err(|error| io::Error::new(error.kind(), error.to_string()));
-    backoff.ended(&result, Instant::now(), random);
-    connected
+    match connected {
+        Ok(stream) => Ok(Heard { stream, backoff: Arc::clone(backoff), said: 0, is_peer: false }),
+        Err(error) => {
+            backoff.ended(&Err(io::Error::new(error.kind(), error.to_string())), Instant::now(), random());
+            Err(error)
+        }
+    }
+}
+
+/// The hasher of each process, and of each call, begins elsewhere: random enough to scatter.
+fn random() -> f64 {
+    f64::from(u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default()) / f64::from(u32::MAX)
+}
+
+/// A connection that counts as an attempt that failed unless its peer opens the protocol.
+///
+/// Who takes connections and drops them would be dialled without end otherwise, by a call that has no deadline.
+struct Heard {
+    stream: UnixStream,
+    backoff: Arc<Backoff>,
+    /// Bytes that came so far, up to those that tell.
+    said: usize,
+    is_peer: bool,
+}
+
+/// Every server begins with a frame of this type, told by its fourth byte (RFC 9113, section 3.4).
+const TYPE_SETTINGS: u8 = 4;
+const TYPE_AT: usize = 3;
+
+impl Heard {
+    fn hear(&mut self, bytes: &[u8]) {
+        if self.said > TYPE_AT {
+            return;
+        }
+        if bytes.get(TYPE_AT - self.said) == Some(&TYPE_SETTINGS) {
+            self.is_peer = true;
+            self.backoff.ended(&Ok(()), Instant::now(), 0.0);
+        }
+        self.said += bytes.len();
+    }
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        if !self.is_peer {
+            let error = io::Error::new(io::ErrorKind::ConnectionReset, "the peer ended the connection unheard");
+            self.backoff.ended(&Err(error), Instant::now(), random());
+        }
+    }
+}
+
+impl AsyncRead for Heard {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        self.hear(&buffer.filled()[before..]);
+        read
+    }
+}
+
+impl AsyncWrite for Heard {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
 }
 
 /// A peer and how patient we are with it. Cheap to clone.

@@ -12,6 +12,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::{codegen::http::uri::Authority, transport::server::Connected};
+use zeroize::{Zeroize as _, Zeroizing};
 
 /// What every HTTP/2 connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -55,17 +56,27 @@ pub struct Lenient<S> {
 
 /// Takes a connection that was accepted.
 pub fn lenient<S>(inner: S) -> Lenient<S> {
-    Lenient { inner, filter: Filter::default(), waiting: Vec::new(), taken: 0 }
+    // As much as one read can bring, so that it never moves and leaves a copy.
+    let waiting = Vec::with_capacity(CHUNK + HEAD_LENGTH + BLOCK_LENGTH_MAX);
+    Lenient { inner, filter: Filter::default(), waiting, taken: 0 }
+}
+
+impl<S> Drop for Lenient<S> {
+    fn drop(&mut self) {
+        self.waiting.zeroize();
+        self.filter.held.zeroize();
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         while this.taken == this.waiting.len() {
-            this.waiting.clear();
+            // Credentials come by here, and nothing of them stays behind.
+            this.waiting.zeroize();
             this.taken = 0;
-            let mut chunk = [0; CHUNK];
-            let mut read = ReadBuf::new(&mut chunk);
+            let mut chunk = Zeroizing::new([0; CHUNK]);
+            let mut read = ReadBuf::new(&mut *chunk);
             ready!(Pin::new(&mut this.inner).poll_read(context, &mut read))?;
             if read.filled().is_empty() {
                 // What was held of a frame that never came whole.

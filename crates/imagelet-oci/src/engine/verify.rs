@@ -167,8 +167,11 @@ impl Engine {
         let mut targets: Vec<Target> = whole.chain(damaged).collect();
         if let Some(image) = image {
             let wanted = self.store.resolve(image)?.or_else(|| self.store.resolve_damaged(image)).ok_or_else(|| {
-                RuntimeError::new(RuntimeErrorKind::NotFound, format!("no image `{image}`"))
-                    .with_hint("`imagelet ls --all` lists what is present")
+                RuntimeError::new(
+                    RuntimeErrorKind::NotFound,
+                    format!("no image `{}`", imagelet_core::image::shown_name(&image)),
+                )
+                .with_hint("`imagelet ls --all` lists what is present")
             })?;
             targets.retain(|target| target.id == wanted);
         }

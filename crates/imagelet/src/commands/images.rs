@@ -2,7 +2,7 @@
 
 use std::{io::Write, process::ExitCode, time::SystemTime};
 
-use imagelet_core::image::{ByteSize, ImageId};
+use imagelet_core::image::{ByteSize, ImageId, shown_name};
 
 use crate::{
     cli::{DfArgs, Format, InspectArgs, LsArgs},
@@ -81,7 +81,7 @@ pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format
         if arguments.quiet {
             return Ok(ExitCode::FAILURE);
         }
-        return Err(Failure::new("NotFound", format!("no image `{}`", arguments.image))
+        return Err(Failure::new("NotFound", format!("no image `{}`", shown_name(&arguments.image)))
             .or_hint("`imagelet ls --all` lists what is present"));
     };
     if arguments.quiet {
