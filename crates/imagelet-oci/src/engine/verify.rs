@@ -169,7 +169,7 @@ impl Engine {
             let wanted = self.store.resolve(image)?.or_else(|| self.store.resolve_damaged(image)).ok_or_else(|| {
                 RuntimeError::new(
                     RuntimeErrorKind::NotFound,
-                    format!("no image `{}`", imagelet_core::image::shown_name(&image)),
+                    format!("no image `{}`", imagelet_core::image::shown_name(image)),
                 )
                 .with_hint("`imagelet ls --all` lists what is present")
             })?;
