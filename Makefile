@@ -51,6 +51,7 @@ doc: ## Builds the API documentation, warnings are errors.
 deny: ## Checks what the dependency tree may hold.
 	@[ "$$($(CARGO) deny --version 2>/dev/null)" = "cargo-deny $(DENY_VERSION)" ] \
 	  || $(CARGO) install --quiet --locked cargo-deny --version $(DENY_VERSION)
+	$(CARGO) fetch --locked --quiet
 	$(CARGO) deny --offline --log-level error check bans licenses sources
 
 test: parts lint doc deny ## Everything CI checks; ends on `N passed, N failed`.

@@ -53,7 +53,7 @@ pub(super) struct GcFile {
     /// Collect only images that imagelet pulled, or that had a pull record when it first saw them: what something else brought to the node stays. Beside a runtime whose kubelet pulls on its own that is most images.
     #[serde(rename = "onlyOwned", skip_serializing_if = "Option::is_none")]
     pub(super) only_owned: Option<bool>,
-    /// How long an image is held after a pull, a status call or a mount handed it out, until a container of it is seen; at most 168h. 0 is off, and the default where `compatibility` is `kubelet`.
+    /// How long an image is to be held after a pull, a status call or a mount handed it out, until a container of it is seen; at most 168h. 0 is off, and the default where `compatibility` is `kubelet`. The daemon gives no leases yet: the minimum age and a look right before each removal hold such images.
     #[serde(rename = "leaseFor", skip_serializing_if = "Option::is_none")]
     pub(super) lease_for: Option<GoDuration>,
     /// The log of decisions.
