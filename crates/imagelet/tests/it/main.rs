@@ -23,6 +23,7 @@ mod peers;
 mod planted;
 mod plugins;
 mod pods;
+mod ports;
 mod program;
 mod read_only;
 mod reasons;

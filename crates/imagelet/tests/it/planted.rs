@@ -23,6 +23,7 @@ use rustix::process::Signal;
 
 use crate::{
     images::Image,
+    ports::Port,
     program::{Daemon, Outcome, program, run},
     testbed::{http, scratch, wait_until, wait_until_within},
 };
@@ -181,13 +182,13 @@ fn a_daemons_secrets_are_seen_nowhere() {
     fs::write(broken.join("hosts.toml"), format!("[host.\"http://u:{}@127.0.0.1:1\"]\nca = 5\n", userinfo.text))
         .unwrap();
     let config = scene.folder.path().join("config.yaml");
+    let port = Port::choose();
     let text = format!(
-        "registryPullQPS: 0\nhttp: {{address: '127.0.0.1:0'}}\nregistry: {{configPath: {}}}\ncredentials: {{dockerConfig: {}}}\n",
+        "registryPullQPS: 0\nhttp: {{address: '127.0.0.1:{port}'}}\nregistry: {{configPath: {}}}\ncredentials: {{dockerConfig: {}}}\n",
         certs.display(),
         scene.folder.path().join("home/.docker/config.json").display()
     );
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    fs::write(&config, text.replace("127.0.0.1:0", &format!("127.0.0.1:{port}"))).unwrap();
+    fs::write(&config, text).unwrap();
     let store = scene.store();
     let arguments = ["--store", store.to_str().unwrap(), "--config", config.to_str().unwrap()];
     let daemon = Daemon::start_with(scene.folder.path(), arguments, &[TRACE]);
@@ -222,10 +223,10 @@ fn a_daemons_secrets_are_seen_nowhere() {
         look_at(&mut seen, &format!("{command:?}"), &daemon.run(command), &markers);
     }
     for path in ["/metrics", "/healthz", "/readyz", "/", "/debug"] {
-        let answer = ask(&format!("127.0.0.1:{port}"), path);
+        let answer = ask(&port.address(), path);
         seen.look(&format!("GET {path}"), answer.as_bytes(), &markers);
     }
-    assert!(http(&format!("127.0.0.1:{port}"), "GET", "/metrics", "", &[]).status == 200);
+    assert!(http(&port.address(), "GET", "/metrics", "", &[]).status == 200);
     seen.look_at_process(daemon.part.id(), &markers);
 
     // A reload with a docker configuration that does not read.

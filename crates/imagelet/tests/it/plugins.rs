@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     images::Image,
+    ports::Port,
     program::{Daemon, program, run},
     testbed::{Registry, http, scratch, wait_until, wait_until_within},
 };
@@ -97,11 +98,6 @@ fn print(answer: &Value) -> String {
     format!("cat > /dev/null\ncat <<'END'\n{answer}\nEND\n")
 }
 
-fn free_address() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().to_string()
-}
-
 fn metrics(address: &str) -> String {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
@@ -127,8 +123,8 @@ fn a_plugin_opens_a_registry_and_its_answer_is_kept() {
     );
     bed.configure(&[provider]);
     let (first, second) = (bed.push("team/one:v1"), bed.push("team/two:v1"));
-    let address = free_address();
-    let daemon = bed.daemon(&["--http", &address]);
+    let port = Port::choose();
+    let daemon = bed.daemon(&["--http", &port.address()]);
     daemon.run(["pull", &first]).ok();
     daemon.run(["pull", &second]).ok();
     assert_eq!(bed.runs("good"), 1, "the answer is good for the registry");
@@ -139,7 +135,7 @@ fn a_plugin_opens_a_registry_and_its_answer_is_kept() {
         bed.registry.address()
     );
     assert_eq!(question, expected);
-    let told = metrics(&address);
+    let told = metrics(&port.address());
     for line in [
         "kubelet_credential_provider_plugin_duration_count{plugin_name=\"good\"} 1\n",
         "kubelet_credential_provider_config_info{hash=\"sha256:",
@@ -161,14 +157,14 @@ fn a_plugin_that_fails_is_told_with_the_pull_that_fails_for_it_and_without_its_s
         ),
     );
     bed.configure(&[bed.provider("broken")]);
-    let (name, address) = (bed.push("app:v1"), free_address());
-    let daemon = bed.daemon(&["--http", &address]);
+    let (name, port) = (bed.push("app:v1"), Port::choose());
+    let daemon = bed.daemon(&["--http", &port.address()]);
     let stderr =
         daemon.run(["pull", &name]).refused(&["credential provider `broken`", "exit status 7: no route to sts"]);
     assert!(!stderr.contains(PASSWORD), "{stderr}");
     assert!(daemon.part.log().contains("Failed to provide credentials for image"));
     assert!(!daemon.part.log().contains(PASSWORD));
-    let told = metrics(&address);
+    let told = metrics(&port.address());
     for line in [
         "kubelet_credential_provider_plugin_errors_total{plugin_name=\"broken\"} 1\n",
         "imagelet_credential_provider_failures_total{plugin_name=\"broken\",reason=\"run\"} 1\n",

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::{Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -13,7 +13,10 @@ use std::{
 use base64::Engine as _;
 use tokio::time::Instant;
 
-use crate::images::{Blob, Image};
+use crate::{
+    images::{Blob, Image},
+    ports::Port,
+};
 
 /// How long a part may take until it answers; it takes a tenth of a second on an idle machine.
 const READY_MAX: Duration = Duration::from_mins(1);
@@ -51,10 +54,6 @@ pub(crate) fn wait_until_within(time: Duration, mut ready: impl FnMut() -> bool)
         thread::sleep(Duration::from_millis(5));
     }
     true
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// A child process of ours, killed when dropped; what it says goes to a file.
@@ -127,7 +126,7 @@ impl Drop for Part {
 #[derive(Debug)]
 pub(crate) struct Registry {
     part: Part,
-    port: u16,
+    port: Port,
     login: Option<String>,
     _folder: tempfile::TempDir,
 }
@@ -144,7 +143,7 @@ impl Registry {
 
     fn start_with(login: Option<&str>) -> Self {
         let folder = scratch();
-        let port = free_port();
+        let port = Port::choose();
         let auth = login.map_or(String::new(), |login| {
             let passwords = folder.path().join("htpasswd");
             fs::write(&passwords, htpasswd(login)).unwrap();
@@ -161,12 +160,12 @@ impl Registry {
         command.arg("serve").arg(&file);
         let part = Part::start(&mut command, "docker-registry", folder.path().join("registry.log"));
         let registry = Self { part, port, login: login.map(str::to_owned), _folder: folder };
-        wait_until("docker-registry", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        wait_until("docker-registry", || TcpStream::connect(registry.address()).is_ok());
         registry
     }
 
     pub(crate) fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.port.address()
     }
 
     /// `address/name`, after pushing the image there; the name carries its tag.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Marker, Scene, Seen, TRACE, ask, look_at, pod_of, run_watched};
 use crate::{
+    ports::Port,
     program::{Daemon, run},
     testbed::wait_until,
 };
@@ -117,7 +118,7 @@ fn what_plugins_say_is_seen_nowhere() {
         bed.plugin(name, body);
     }
     let config = bed.path("config.yaml");
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = Port::choose();
     let text = format!("registryPullQPS: 0\ncredentialProviderTimeout: 700ms\nhttp: {{address: '127.0.0.1:{port}'}}\n");
     fs::write(&config, text).unwrap();
     let all: Vec<Value> = liars.iter().map(|(name, _)| bed.provider(name)).collect();
@@ -149,7 +150,7 @@ fn what_plugins_say_is_seen_nowhere() {
     for command in [&["status", "-o", "json"][..], &["ls", "-o", "json"]] {
         look_at(&mut seen, &format!("{command:?}"), &daemon.run(command), &markers);
     }
-    let metrics = ask(&format!("127.0.0.1:{port}"), "/metrics");
+    let metrics = ask(&port.address(), "/metrics");
     assert!(metrics.contains("imagelet_credential_provider_failures_total"), "{metrics}");
     seen.look("the metrics", metrics.as_bytes(), &markers);
     seen.look_at_process(daemon.part.id(), &markers);
