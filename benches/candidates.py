@@ -13,7 +13,12 @@ from bed import Failed, Process, disk, launch, run, settle, wait_until
 
 START_SECONDS = 60
 CACHE = "/var/lib/containers"
-DAEMON_CONFIG = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\n"
+# containerd leaves rate and number of pulls to the kubelet; the daemon under test must not wait for its own either.
+DAEMON_CONFIG = """apiVersion: imagelet.dev/v1alpha1
+kind: ImageletConfiguration
+registryPullQPS: 0
+serializeImagePulls: false
+"""
 CONTAINERD_CONFIG = """version = 2
 root = "{place}/root"
 state = "{place}/state"

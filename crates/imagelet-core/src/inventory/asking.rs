@@ -183,7 +183,7 @@ impl Inventory {
         let now = state.clock.now(now);
         // A pass that ran meanwhile may have seen the container for which it then took a lease away.
         let seen = state.snapshot.as_ref().and_then(|it| it.first_of(key.id()));
-        let is_blind = state.flaws.have(Flaw::NewestPassIgnored) || state.flaws.have(Flaw::NoRecheck);
+        let is_blind = state.flaws.have(Flaw::NewestPassIgnored);
         let seen = seen.filter(|entry| !entry.in_use_by.is_empty() && !is_blind);
         if let Some(entry) = seen {
             return Err(Standing::InUse(entry.in_use_by.clone()));

@@ -3,8 +3,6 @@
 /// One mistake that the rules of asking and removing must not make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// An image goes without being asked about again.
-    NoRecheck,
     /// Who asks leases nothing.
     NoLease,
     /// A lease is given on an answer that a removal has overtaken.

@@ -86,8 +86,7 @@ impl Inventory {
         now: SystemTime,
     ) -> Result<Clearance<'_>, InventoryError> {
         let began = Instant::now();
-        let is_asked = !self.has(Flaw::NoRecheck);
-        let standing = if is_asked { self.recheck(entry, containers).await? } else { None };
+        let standing = self.recheck(entry, containers).await?;
         self.reload_leases(now + began.elapsed()).await;
         Ok(match standing {
             Some(standing) => Clearance::Kept(standing),

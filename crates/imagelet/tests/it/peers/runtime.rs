@@ -207,28 +207,46 @@ fn write_config(folder: &Path) -> String {
     path.into_os_string().into_string().unwrap()
 }
 
+/// A daemon over containerd, with somebody between them, and the name of an image to pull.
+struct Scene {
+    daemon: Daemon,
+    between: Arc<Between>,
+    name: String,
+    _containerd: Containerd,
+    _registry: Registry,
+    _folder: tempfile::TempDir,
+}
+
+impl Scene {
+    fn start() -> Self {
+        let (folder, registry) = (scratch(), Registry::start());
+        registry.push("pause:3.9", &Image::busybox("pause"));
+        let name = registry.push("app:v1", &Image::marked("app", 1 << 16));
+        let containerd = Containerd::start(folder.path(), &registry);
+        let upstream = PathBuf::from(containerd.endpoint().strip_prefix("unix://").unwrap());
+        let between = Between::start(folder.path().join("between.sock"), upstream);
+        let config = write_config(folder.path());
+        let daemon = Daemon::start(folder.path(), ["--runtime-endpoint", &between.endpoint(), "--config", &config]);
+        wait_until("the first list", || daemon.run(["ls"]).code == 0);
+        Self { daemon, between, name, _containerd: containerd, _registry: registry, _folder: folder }
+    }
+}
+
 #[test]
 fn a_runtime_gone_bad_is_told_of_and_taken_back_once_it_is_sane() {
-    let (folder, registry) = (scratch(), Registry::start());
-    registry.push("pause:3.9", &Image::busybox("pause"));
-    let name = registry.push("app:v1", &Image::marked("app", 1 << 16));
-    let containerd = Containerd::start(folder.path(), &registry);
-    let upstream = PathBuf::from(containerd.endpoint().strip_prefix("unix://").unwrap());
-    let between = Between::start(folder.path().join("between.sock"), upstream);
-    let config = write_config(folder.path());
-    let daemon = Daemon::start(folder.path(), ["--runtime-endpoint", &between.endpoint(), "--config", &config]);
-    wait_until("the first list", || daemon.run(["ls"]).code == 0);
-    daemon.run(["pull", &name]).ok();
+    let scene = Scene::start();
+    let (daemon, between, name) = (&scene.daemon, &scene.between, scene.name.as_str());
+    daemon.run(["pull", name]).ok();
     let present = |daemon: &Daemon| {
         let listed = daemon.run(["ls"]);
         listed.code == 0 && listed.stdout.contains("app")
     };
-    assert!(present(&daemon));
+    assert!(present(daemon));
     let memory = resident(daemon.part.id());
 
     for (what, misbehave) in misbehaviours() {
         between.turn(Some(misbehave));
-        for command in [&["ls"][..], &["inspect", &name], &["gc", "--all-unused"]] {
+        for command in [&["ls"][..], &["inspect", name], &["gc", "--all-unused"]] {
             let outcome = daemon.run(command);
             // An empty message is a good answer to some calls; none of them is taken for «nothing is in use».
             assert!(outcome.code == 1 || outcome.code == 0, "{what}, {command:?}: {outcome:?}");
@@ -243,12 +261,12 @@ fn a_runtime_gone_bad_is_told_of_and_taken_back_once_it_is_sane() {
         let held = resident(daemon.part.id()).saturating_sub(memory);
         assert!(held < HELD_MAX, "a runtime that {what} makes the daemon hold {held} bytes");
         between.turn(None);
-        wait_until(&format!("the runtime after it {what}"), || present(&daemon));
+        wait_until(&format!("the runtime after it {what}"), || present(daemon));
     }
     let log = daemon.part.log();
     assert!(!log.contains("panicked"), "{log}");
     assert!(!log.contains('\u{1b}'), "a runtime's control characters are in the log");
-    assert!(daemon.stop(rustix::process::Signal::TERM).success());
+    assert!(scene.daemon.stop(rustix::process::Signal::TERM).success());
 }
 
 /// Misbehaviour that ends a call for certain.
@@ -266,15 +284,8 @@ const ENDS_A_CALL: [&str; 9] = [
 
 #[test]
 fn a_pull_from_a_runtime_that_dies_fails_and_the_next_one_works() {
-    let (folder, registry) = (scratch(), Registry::start());
-    registry.push("pause:3.9", &Image::busybox("pause"));
-    let name = registry.push("app:v1", &Image::marked("app", 1 << 16));
-    let containerd = Containerd::start(folder.path(), &registry);
-    let upstream = PathBuf::from(containerd.endpoint().strip_prefix("unix://").unwrap());
-    let between = Between::start(folder.path().join("between.sock"), upstream);
-    let config = write_config(folder.path());
-    let daemon = Daemon::start(folder.path(), ["--runtime-endpoint", &between.endpoint(), "--config", &config]);
-    wait_until("the first list", || daemon.run(["ls"]).code == 0);
+    let scene = Scene::start();
+    let (daemon, between, name) = (&scene.daemon, &scene.between, scene.name.as_str());
     let mut tried = 0;
     for (what, misbehave) in misbehaviours() {
         // A pull has no deadline, so who hangs is not waited for here.
@@ -283,14 +294,14 @@ fn a_pull_from_a_runtime_that_dies_fails_and_the_next_one_works() {
         }
         tried += 1;
         between.turn(Some(misbehave));
-        let outcome = daemon.run(["pull", "--policy", "Always", &name]);
+        let outcome = daemon.run(["pull", "--policy", "Always", name]);
         assert_eq!(outcome.code, 1, "{what}: {outcome:?}");
         assert!(!outcome.stderr.contains(['\u{1b}', '\0']), "{what}: {outcome:?}");
         between.turn(None);
         wait_until(&format!("a pull after the runtime {what}"), || {
-            daemon.run(["pull", "--policy", "Always", &name]).code == 0
+            daemon.run(["pull", "--policy", "Always", name]).code == 0
         });
     }
     assert_eq!(tried, ENDS_A_CALL.len());
-    assert!(daemon.stop(rustix::process::Signal::TERM).success());
+    assert!(scene.daemon.stop(rustix::process::Signal::TERM).success());
 }
