@@ -134,8 +134,10 @@ fn a_follower_hears_how_far_a_pull_is_until_it_is_over() {
 
 #[test]
 fn a_follower_that_does_not_read_loses_the_oldest_events_and_is_told() {
-    /// More than are kept, wait for one reader, and fit into the sockets between.
-    const EVENTS: usize = 4_000;
+    /// More than are kept, wait for one reader, and fit into the sockets between. Whoever does not read for long is
+    /// let go: many callers see to it that this takes a few seconds.
+    const EVENTS: usize = 4_096;
+    const CALLERS: usize = 16;
     let folder = scratch();
     let daemon = daemon(folder.path());
     let slow = Follower::start(&daemon, folder.path(), "slow");
@@ -145,10 +147,19 @@ fn a_follower_that_does_not_read_loses_the_oldest_events_and_is_told() {
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let endpoint: imagelet_cri::Endpoint = daemon.endpoint().parse().unwrap();
         let images = RemoteImageService::connect(&endpoint, std::time::Duration::from_mins(1)).await.unwrap();
-        let request = PullRequest { image: ImageSpec::new("127.0.0.1:1/app:v1"), ..PullRequest::default() };
-        for _ in 0..EVENTS {
-            images.pull(&request, no_progress()).await.unwrap_err();
+        let mut callers = tokio::task::JoinSet::new();
+        for caller in 0..CALLERS {
+            let images = images.clone();
+            // Names that are long fill the sockets sooner.
+            let name = format!("127.0.0.1:1/{}/app-{caller}:v1", "x".repeat(180));
+            callers.spawn(async move {
+                let request = PullRequest { image: ImageSpec::new(name), ..PullRequest::default() };
+                for _ in 0..EVENTS / CALLERS {
+                    images.pull(&request, no_progress()).await.unwrap_err();
+                }
+            });
         }
+        callers.join_all().await;
     });
     // Whoever reads meanwhile is not held up.
     assert!(daemon.run(["events", "-o", "json"]).ok().lines().count() <= 1000);
