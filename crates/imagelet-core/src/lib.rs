@@ -18,4 +18,4 @@ pub mod records;
 pub mod runtime;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
-mod text;
+pub mod text;

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 /// A text in double quotes with Go's escapes.
-pub(crate) fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
     for character in text.chars() {

@@ -11,7 +11,10 @@ use std::{
 };
 
 use hyper_util::rt::TokioIo;
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    runtime::{RuntimeError, RuntimeErrorKind},
+    text::quoted,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::UnixStream,
@@ -27,7 +30,7 @@ use crate::{
     Endpoint,
     backoff::Backoff,
     convert::{Call, error_from_status},
-    trace,
+    trace::Tracing,
 };
 
 /// How long one attempt to connect may take; the interface's own minimum.
@@ -137,6 +140,7 @@ pub(crate) struct Peer {
     endpoint: Endpoint,
     /// What each call but a pull may take.
     timeout: Duration,
+    tracing: Tracing,
 }
 
 impl Peer {
@@ -154,7 +158,12 @@ impl Peer {
                 let (path, backoff) = (path.clone(), Arc::clone(&backoff));
                 async move { dial(&path, &backoff).await.map(TokioIo::new) }
             }));
-        Ok(Self { channel, endpoint: endpoint.clone(), timeout })
+        Ok(Self { channel, endpoint: endpoint.clone(), timeout, tracing: Tracing::default() })
+    }
+
+    /// What is traced of its calls from now on.
+    pub(crate) fn trace(&mut self, tracing: Tracing) {
+        self.tracing = tracing;
     }
 
     /// Sends one call and waits for its answer, at most as long as the peer is given.
@@ -183,9 +192,9 @@ impl Peer {
         let mut request = Request::new(message);
         // The peer is told, so that it stops working for nobody.
         request.set_timeout(self.timeout);
-        trace::inject(request.metadata_mut());
+        self.tracing.inject(request.metadata_mut());
         let begun = Instant::now();
-        match tokio::time::timeout(self.timeout, send(request)).await {
+        match tokio::time::timeout(self.timeout, self.tracing.follow(call, send(request))).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => match self.error(call, &status) {
                 // Nobody here gave up, so what the peer calls a cancel is the deadline it was told.
@@ -196,6 +205,21 @@ impl Peer {
             },
             Err(_) => Err(self.timed_out()),
         }
+    }
+
+    /// Sends one call that takes as long as it takes, and says what its answer is.
+    pub(crate) async fn without_deadline<Q, A, F>(
+        &self,
+        call: Call,
+        message: Q,
+        send: impl FnOnce(Request<Q>) -> F,
+    ) -> Result<A, Status>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
+        let mut request = Request::new(message);
+        self.tracing.inject(request.metadata_mut());
+        self.tracing.follow(call, async { send(request).await.map(Response::into_inner) }).await
     }
 
     /// What each call but a pull may take.
@@ -230,8 +254,8 @@ impl Peer {
         RuntimeError::new(
             error.kind(),
             format!(
-                "validate service connection: validate CRI v1 {api} API for endpoint {:?}",
-                self.endpoint.to_string()
+                "validate service connection: validate CRI v1 {api} API for endpoint {}",
+                quoted(&self.endpoint.to_string())
             ),
         )
         .with_hint(error.hint().unwrap_or("is this the socket of a container runtime with CRI v1 enabled?").to_owned())

@@ -17,6 +17,7 @@ use imagelet_core::{
         Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError,
         RuntimeErrorKind, Sandbox,
     },
+    text::quoted,
 };
 use tonic::transport::Channel;
 
@@ -24,7 +25,7 @@ use crate::{
     Endpoint, MESSAGE_BYTES_MAX,
     channel::Peer,
     convert::{self, Call},
-    trace,
+    trace::Tracing,
     v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 
@@ -74,11 +75,20 @@ impl RemoteImageService {
         self
     }
 
+    /// What is traced of its calls; a caller's trace alone, unless this says otherwise.
+    #[must_use]
+    pub fn traced(mut self, tracing: Tracing) -> Self {
+        self.peer.trace(tracing);
+        self
+    }
+
     async fn list_all(&self) -> Result<Vec<v1::Image>, RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::ListImagesRequest::default();
-        let response =
-            self.peer.call(Call::Other, request, |request| async move { client.list_images(request).await }).await?;
+        let response = self
+            .peer
+            .call(Call::Other("ListImages"), request, |request| async move { client.list_images(request).await })
+            .await?;
         Ok(response.images)
     }
 
@@ -91,8 +101,10 @@ impl RemoteImageService {
         require_name(spec)?;
         let mut client = self.client.clone();
         let request = v1::ImageStatusRequest { image: Some(convert::spec_to_wire(spec)), verbose };
-        let response =
-            self.peer.call(Call::Other, request, |request| async move { client.image_status(request).await }).await;
+        let response = self
+            .peer
+            .call(Call::Other("ImageStatus"), request, |request| async move { client.image_status(request).await })
+            .await;
         let (image, info) = match response {
             Ok(response) => (response.image, response.info),
             // Not what the interface says, but what it means.
@@ -101,7 +113,7 @@ impl RemoteImageService {
         };
         match image {
             Some(image) if image.id.is_empty() || image.size == 0 => {
-                Err(RuntimeError::other(format!("Id or size of image {:?} is not set", spec.image)))
+                Err(RuntimeError::other(format!("Id or size of image {} is not set", quoted(&spec.image))))
             }
             image => Ok(image.map(|image| (convert::image_from_wire(image), info))),
         }
@@ -111,7 +123,7 @@ impl RemoteImageService {
     async fn stream_all(&self) -> Result<Vec<v1::Image>, RuntimeError> {
         let mut client = self.client.clone();
         self.peer
-            .within_deadline(Call::Other, v1::StreamImagesRequest::default(), |request| async move {
+            .within_deadline(Call::Other("StreamImages"), v1::StreamImagesRequest::default(), |request| async move {
                 let mut stream = client.stream_images(request).await?.into_inner();
                 let mut images = Vec::new();
                 while let Some(message) = stream.message().await? {
@@ -161,12 +173,14 @@ impl ImageService for RemoteImageService {
             )));
         }
         let mut client = self.client.clone();
-        let mut call = tonic::Request::new(convert::pull_to_wire(request));
-        trace::inject(call.metadata_mut());
-        let response = client.pull_image(call).await;
-        match response.map(|response| response.into_inner().image_ref) {
+        let message = convert::pull_to_wire(request);
+        let response = self
+            .peer
+            .without_deadline(Call::Pull, message, |message| async move { client.pull_image(message).await })
+            .await;
+        match response.map(|response| response.image_ref) {
             Ok(id) if id.is_empty() => {
-                Err(RuntimeError::other(format!("imageRef of image {:?} is not set", request.image.image)))
+                Err(RuntimeError::other(format!("imageRef of image {} is not set", quoted(&request.image.image))))
             }
             Ok(id) => Ok(ImageId::new(id)),
             Err(status) => Err(self.peer.error(Call::Pull, &convert::without_credential(status, request))),
@@ -188,8 +202,10 @@ impl ImageService for RemoteImageService {
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::ImageFsInfoRequest {};
-        let response =
-            self.peer.call(Call::Other, request, |request| async move { client.image_fs_info(request).await }).await?;
+        let response = self
+            .peer
+            .call(Call::Other("ImageFsInfo"), request, |request| async move { client.image_fs_info(request).await })
+            .await?;
         Ok(convert::filesystems_from_wire(response))
     }
 }
@@ -252,6 +268,13 @@ impl RemoteContainerService {
         Ok(Self { peer, client })
     }
 
+    /// What is traced of its calls; a caller's trace alone, unless this says otherwise.
+    #[must_use]
+    pub fn traced(mut self, tracing: Tracing) -> Self {
+        self.peer.trace(tracing);
+        self
+    }
+
     /// What the runtime says it is.
     ///
     /// # Errors
@@ -272,8 +295,10 @@ impl RemoteContainerService {
     pub async fn ready(&self) -> Result<RuntimeReady, RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::StatusRequest { verbose: false };
-        let response =
-            self.peer.call(Call::Other, request, |request| async move { client.status(request).await }).await?;
+        let response = self
+            .peer
+            .call(Call::Other("Status"), request, |request| async move { client.status(request).await })
+            .await?;
         convert::check_status(&response)?;
         let conditions = response.status.unwrap_or_default().conditions;
         let is = |kind: &str| conditions.iter().any(|condition| condition.r#type == kind && condition.status);
@@ -290,7 +315,9 @@ impl RemoteContainerService {
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
         let response = self
             .peer
-            .call(Call::Other, request, |request| async move { client.pod_sandbox_status(request).await })
+            .call(Call::Other("PodSandboxStatus"), request, |request| async move {
+                client.pod_sandbox_status(request).await
+            })
             .await;
         let status = match response {
             Ok(response) => response.status.unwrap_or_default(),
@@ -312,8 +339,10 @@ impl RemoteContainerService {
     async fn ask_version(&self, version: &str) -> Result<v1::VersionResponse, RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::VersionRequest { version: version.to_owned() };
-        let response =
-            self.peer.call(Call::Other, request, |request| async move { client.version(request).await }).await?;
+        let response = self
+            .peer
+            .call(Call::Other("Version"), request, |request| async move { client.version(request).await })
+            .await?;
         convert::check_version(&response)?;
         Ok(response)
     }
@@ -326,7 +355,11 @@ impl ContainerService for RemoteContainerService {
         let request = v1::ListContainersRequest::default();
         let response = self
             .peer
-            .call(Call::Other, request, |request| async move { client.list_containers(request).await })
+            .call(
+                Call::Other("ListContainers"),
+                request,
+                |request| async move { client.list_containers(request).await },
+            )
             .await?;
         Ok(response.containers.into_iter().map(convert::container_from_wire).collect())
     }
@@ -334,10 +367,12 @@ impl ContainerService for RemoteContainerService {
     async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::ListPodSandboxRequest::default();
-        let response = self
-            .peer
-            .call(Call::Other, request, |request| async move { client.list_pod_sandbox(request).await })
-            .await?;
+        let response =
+            self.peer
+                .call(Call::Other("ListPodSandbox"), request, |request| async move {
+                    client.list_pod_sandbox(request).await
+                })
+                .await?;
         Ok(response.items.into_iter().filter_map(convert::sandbox_from_wire).collect())
     }
 
@@ -345,7 +380,11 @@ impl ContainerService for RemoteContainerService {
         let mut client = self.client.clone();
         let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
         let response =
-            self.peer.call(Call::Other, request, |request| async move { client.container_status(request).await }).await;
+            self.peer
+                .call(Call::Other("ContainerStatus"), request, |request| async move {
+                    client.container_status(request).await
+                })
+                .await;
         let status = match response {
             Ok(response) => response.status.unwrap_or_default(),
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(Vec::new()),
@@ -359,7 +398,11 @@ impl ContainerService for RemoteContainerService {
         let mut client = self.client.clone();
         let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
         let response =
-            self.peer.call(Call::Other, request, |request| async move { client.container_status(request).await }).await;
+            self.peer
+                .call(Call::Other("ContainerStatus"), request, |request| async move {
+                    client.container_status(request).await
+                })
+                .await;
         match response {
             Ok(_) => Ok(false),
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(true),

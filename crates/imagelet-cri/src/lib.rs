@@ -2,6 +2,7 @@
 //!
 //! **Invariant:** no code outside `convert` knows what a wire field means, or looks into a status message.
 
+mod address;
 mod backoff;
 mod channel;
 mod client;
@@ -13,9 +14,11 @@ mod server;
 mod trace;
 pub mod v1;
 
+pub use address::{Address, AddressError, Platform, Protocol, client_target};
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeReady, RuntimeVersion};
 pub use endpoint::{Endpoint, EndpointError};
 pub use server::{Handlers, ImageServer, Lenient, ListenError, RuntimeServer, image_service, lenient, listen, routes};
+pub use trace::Tracing;
 
 /// The longest message either side takes or sends; the interface's own limit.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

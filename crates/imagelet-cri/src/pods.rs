@@ -39,7 +39,7 @@ impl TestPods {
         let pods = Self { peer, client, log_directory: log_directory.into() };
         let mut client = pods.client.clone();
         let request = v1::VersionRequest::default();
-        pods.peer.call(Call::Other, request, |request| async move { client.version(request).await }).await?;
+        pods.peer.call(Call::Other("Version"), request, |request| async move { client.version(request).await }).await?;
         Ok(pods)
     }
 
@@ -69,7 +69,7 @@ impl TestPods {
         let request = v1::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
         let response = self
             .peer
-            .call(Call::Other, request, |request| async move { client.run_pod_sandbox(request).await })
+            .call(Call::Other("RunPodSandbox"), request, |request| async move { client.run_pod_sandbox(request).await })
             .await?;
         Ok(TestSandbox { id: response.pod_sandbox_id, config })
     }
@@ -84,7 +84,13 @@ impl TestPods {
         let id = Box::pin(self.create_container(sandbox, image, command, &[])).await?;
         let mut client = self.client.clone();
         let request = v1::StartContainerRequest { container_id: id.clone() };
-        self.peer.call(Call::Other, request, |request| async move { client.start_container(request).await }).await?;
+        self.peer
+            .call(
+                Call::Other("StartContainer"),
+                request,
+                |request| async move { client.start_container(request).await },
+            )
+            .await?;
         Ok(id)
     }
 
@@ -126,8 +132,9 @@ impl TestPods {
             config: Some(config),
             sandbox_config: Some(sandbox.config.clone()),
         };
-        let call =
-            self.peer.call(Call::Other, request, |request| async move { client.create_container(request).await });
+        let call = self.peer.call(Call::Other("CreateContainer"), request, |request| async move {
+            client.create_container(request).await
+        });
         Ok(Box::pin(call).await?.container_id)
     }
 
@@ -135,7 +142,9 @@ impl TestPods {
     pub async fn stop_container(&self, id: &str) -> Result<(), RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::StopContainerRequest { container_id: id.to_owned(), timeout: 0 };
-        self.peer.call(Call::Other, request, |request| async move { client.stop_container(request).await }).await?;
+        self.peer
+            .call(Call::Other("StopContainer"), request, |request| async move { client.stop_container(request).await })
+            .await?;
         Ok(())
     }
 
@@ -143,7 +152,13 @@ impl TestPods {
     pub async fn remove_container(&self, id: &str) -> Result<(), RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::RemoveContainerRequest { container_id: id.to_owned() };
-        self.peer.call(Call::Other, request, |request| async move { client.remove_container(request).await }).await?;
+        self.peer
+            .call(
+                Call::Other("RemoveContainer"),
+                request,
+                |request| async move { client.remove_container(request).await },
+            )
+            .await?;
         Ok(())
     }
 
@@ -151,10 +166,20 @@ impl TestPods {
     pub async fn remove_sandbox(&self, sandbox: &TestSandbox) -> Result<(), RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
-        self.peer.call(Call::Other, request, |request| async move { client.stop_pod_sandbox(request).await }).await?;
+        self.peer
+            .call(
+                Call::Other("StopPodSandbox"),
+                request,
+                |request| async move { client.stop_pod_sandbox(request).await },
+            )
+            .await?;
         let mut client = self.client.clone();
         let request = v1::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
-        self.peer.call(Call::Other, request, |request| async move { client.remove_pod_sandbox(request).await }).await?;
+        self.peer
+            .call(Call::Other("RemovePodSandbox"), request, |request| async move {
+                client.remove_pod_sandbox(request).await
+            })
+            .await?;
         Ok(())
     }
 }

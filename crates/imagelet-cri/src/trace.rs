@@ -1,12 +1,69 @@
 //! Passes a caller's trace on: what came in with a call goes out with the calls made for it (W3C trace context).
 
-use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
+use tonic::{
+    Status,
+    metadata::{Ascii, MetadataMap, MetadataValue},
+};
+use tracing::Instrument as _;
+
+use crate::convert::{Call, code_name};
 
 const PARENT: &str = "traceparent";
 /// What else goes along, and how long it may be.
 const COMPANIONS: [(&str, usize); 2] = [("tracestate", 512), ("baggage", 8192)];
 /// `00-TRACE-SPAN-FLAGS`; later versions may go on behind it.
 const PARENT_LENGTH: usize = 55;
+
+/// What is traced of a client's calls.
+///
+/// A trace that came in with a call of our server goes on with the calls that are made for it (W3C trace context).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tracing {
+    /// Nothing, and no caller's trace goes on.
+    Off,
+    /// A caller's trace goes on; the calls themselves are no spans.
+    #[default]
+    Passed,
+    /// That, and each call is a span of the `tracing` crate named `cri_call`, with an event for what was sent and what
+    /// came back.
+    Spans,
+}
+
+impl Tracing {
+    /// Runs a call as the span it is, if it is one.
+    pub(crate) async fn follow<A>(
+        self,
+        call: Call,
+        sent: impl Future<Output = Result<A, Status>>,
+    ) -> Result<A, Status> {
+        if self != Self::Spans {
+            return sent.await;
+        }
+        let span = tracing::debug_span!(
+            "cri_call",
+            otel.kind = "client",
+            rpc.system = "grpc",
+            rpc.method = call.method(),
+            rpc.grpc.status = tracing::field::Empty,
+        );
+        let followed = async {
+            tracing::debug!("message sent");
+            let answer = sent.await;
+            let code = answer.as_ref().err().map_or(tonic::Code::Ok, Status::code);
+            tracing::Span::current().record("rpc.grpc.status", code_name(code));
+            tracing::debug!("message received");
+            answer
+        };
+        followed.instrument(span).await
+    }
+
+    /// Adds the trace of the running call, if it has one and goes on.
+    pub(crate) fn inject(self, metadata: &mut MetadataMap) {
+        if self != Self::Off {
+            inject(metadata);
+        }
+    }
+}
 
 tokio::task_local! {
     static CURRENT: TraceContext;
@@ -40,7 +97,7 @@ impl TraceContext {
 }
 
 /// Adds the trace of the running call, if it has one.
-pub(crate) fn inject(metadata: &mut MetadataMap) {
+fn inject(metadata: &mut MetadataMap) {
     // No scope: nobody asked over the wire.
     let _ = CURRENT.try_with(|current| {
         for (name, value) in &current.0 {

@@ -20,7 +20,7 @@ use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Platform, Reference},
     runtime::{
         ContainerService, FilesystemUsage, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerState,
-        MakeRoom, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
+        MakeRoom, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, StoreMeasure,
     },
 };
 use tokio::time::Instant;
@@ -486,13 +486,17 @@ impl ImageService for Engine {
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        let usage = FilesystemUsage {
-            measured_at: SystemTime::now(),
-            mountpoint: self.store.root().to_owned(),
-            used: usage(&self.store).total,
-            inodes_used: Some(self.store.inodes()),
+        let now = SystemTime::now();
+        // One store serves all handlers, and writable layers live in it, too.
+        let all = StoreMeasure {
+            store: String::new(),
+            bytes: usage(&self.store).total,
+            inodes: self.store.inodes(),
+            at: now,
         };
-        Ok(ImageFilesystems { images: vec![usage.clone()], containers: vec![usage] })
+        let roots = [(String::new(), self.store.root().to_owned())].into();
+        let images = FilesystemUsage::by_store("", &roots, &[all], now);
+        Ok(ImageFilesystems { containers: images.clone(), images })
     }
 }
 

@@ -13,6 +13,7 @@ mod make_room;
 mod manager;
 mod operations;
 mod pull_watch;
+mod usage;
 
 pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox};
 pub use details::{ImageDetails, JsonText, LayerDetails, chain_id};
@@ -28,3 +29,4 @@ pub use learned::LearnedImages;
 pub use make_room::{MakeRoom, RoomMade, RoomWanted};
 pub use manager::{Pod, RuntimeManager};
 pub use pull_watch::{PullEnd, PullSeen, PullWatch};
+pub use usage::StoreMeasure;

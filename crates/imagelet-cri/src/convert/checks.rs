@@ -1,6 +1,6 @@
 //! Refuses answers of a runtime that leave out what every reader relies on (`spec/cri.md §3.3`).
 
-use imagelet_core::runtime::RuntimeError;
+use imagelet_core::{runtime::RuntimeError, text::quoted};
 
 use crate::v1;
 
@@ -28,7 +28,7 @@ pub(crate) fn check_container_status(status: &v1::ContainerStatus) -> Result<(),
         "status.Id is not set".to_owned()
     } else if let Some(metadata) = &status.metadata {
         if metadata.name.is_empty() {
-            format!("metadata.Name is not in metadata {:?}", format!("attempt:{}", metadata.attempt))
+            format!("metadata.Name is not in metadata {}", quoted(&format!("attempt:{}", metadata.attempt)))
         } else if status.created_at == 0 {
             "status.CreatedAt is not set".to_owned()
         } else if status.image.as_ref().is_none_or(|spec| spec.image.is_empty()) {
@@ -61,7 +61,7 @@ pub(crate) fn check_sandbox_status(status: &v1::PodSandboxStatus) -> Result<(), 
             let said = [("name", &metadata.name), ("uid", &metadata.uid), ("namespace", &metadata.namespace)];
             let said = said.into_iter().filter(|(_, value)| !value.is_empty());
             let said: Vec<String> = said.map(|(key, value)| format!("{key}:{value}")).collect();
-            format!("metadata.Name, metadata.Namespace or metadata.Uid is not in metadata {:?}", said.join(" "))
+            format!("metadata.Name, metadata.Namespace or metadata.Uid is not in metadata {}", quoted(&said.join(" ")))
         }
         Some(_) if status.created_at == 0 => "status.CreatedAt is not set".to_owned(),
         Some(_) => return Ok(()),

@@ -19,7 +19,7 @@ use imagelet_core::{
         Container, ContainerState, FilesystemUsage, ImageFilesystems, PullRequest, RuntimeError, Sandbox, SandboxConfig,
     },
 };
-pub(crate) use status::{Call, error_from_status, status_from_error};
+pub(crate) use status::{Call, code_name, error_from_status, status_from_error};
 
 use crate::v1;
 

@@ -19,7 +19,19 @@ const MESSAGE_BYTES_MAX: usize = 4 << 10;
 pub(crate) enum Call {
     Pull,
     Remove,
-    Other,
+    /// Any other method, by its name in the interface.
+    Other(&'static str),
+}
+
+impl Call {
+    /// The method's name in the interface.
+    pub(crate) fn method(self) -> &'static str {
+        match self {
+            Self::Pull => "PullImage",
+            Self::Remove => "RemoveImage",
+            Self::Other(method) => method,
+        }
+    }
 }
 
 /// The status our server answers.
@@ -155,7 +167,7 @@ fn is_message_too_long(text: &str) -> bool {
 }
 
 /// The name as clients print it.
-fn code_name(code: Code) -> &'static str {
+pub(crate) fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "Canceled",
@@ -270,10 +282,10 @@ mod tests {
         let kind = |call, status: Status| error_from_status(call, &status).kind();
         let used = Status::unknown("the image is in use by c1");
         assert_eq!(kind(Call::Remove, used), RuntimeErrorKind::InUse);
-        assert_eq!(kind(Call::Other, Status::unknown("connection refused")), RuntimeErrorKind::Other);
+        assert_eq!(kind(Call::Other("ListImages"), Status::unknown("connection refused")), RuntimeErrorKind::Other);
         let long =
             Status::out_of_range("Error, decoded message length too large: found 2 bytes, the limit is: 1 bytes");
-        assert_eq!(kind(Call::Other, long), RuntimeErrorKind::Other);
+        assert_eq!(kind(Call::Other("ListImages"), long), RuntimeErrorKind::Other);
     }
 
     #[test]

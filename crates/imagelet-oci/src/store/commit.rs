@@ -244,7 +244,7 @@ impl Store {
         }
         let before = index.names.clone();
         for name in &record.names {
-            index.names.insert(name.clone(), id.clone());
+            index.refer(name, Some(&id));
         }
         self.write_names(index, before).map_err(failed("names.json"))
     }
@@ -286,7 +286,7 @@ impl Store {
                 return false;
             }
             for name in names {
-                index.names.insert(name.clone(), id.clone());
+                index.refer(name, Some(id));
             }
             true
         })
@@ -303,7 +303,7 @@ impl Store {
     /// Takes one tag away, and with the last tag what digests are left of the image. Answers whether it was here.
     pub(crate) fn remove_name(&self, name: &str) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
-            let Some(id) = index.names.remove(name) else { return false };
+            let Some(id) = index.refer(name, None) else { return false };
             let is_tag = |name: &String| !name.contains('@');
             if !index.names.iter().any(|(name, named)| named == &id && is_tag(name)) {
                 index.names.retain(|_, named| named != &id);

@@ -29,6 +29,7 @@ mod index;
 mod list;
 mod listed;
 mod lock;
+mod names;
 mod record;
 mod seal;
 mod settle;

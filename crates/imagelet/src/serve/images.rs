@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use imagelet_core::{
     decisions::ActCode,
     events::{Event, EventKind, EventSink as _, EventSubject},
-    image::{ByteSize, Image, ImageId, ImageSpec, Reference, shown_name},
+    image::{Image, ImageId, ImageSpec, Reference, shown_name},
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
     runtime::{
         FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate, PullRequest,
@@ -98,12 +98,7 @@ impl ServedImages {
     fn remembered(&self) -> ImageFilesystems {
         let known = self.measured().told.clone();
         known.unwrap_or_else(|| {
-            let nothing = FilesystemUsage {
-                measured_at: SystemTime::now(),
-                mountpoint: self.place.clone(),
-                used: ByteSize::ZERO,
-                inodes_used: Some(0),
-            };
+            let nothing = FilesystemUsage::nothing(self.place.clone(), SystemTime::now());
             ImageFilesystems { images: vec![nothing.clone()], containers: vec![nothing] }
         })
     }

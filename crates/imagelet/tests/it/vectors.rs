@@ -63,6 +63,33 @@ const GC_FILES: [(&str, usize); 21] = [
     ("gc-thresholds.json", 20),
 ];
 
+/// The files on the Container Runtime Interface.
+const CRI_FILES: [(&str, usize); 18] = [
+    ("cri-client.json", 16),
+    ("cri-crictl-output.json", 26),
+    ("cri-critest.json", 19),
+    ("cri-endpoint-parse.json", 36),
+    ("cri-image-rpcs.json", 6),
+    ("cri-image-store.json", 7),
+    ("cri-image-user.json", 10),
+    ("cri-imagefs-info.json", 1),
+    ("cri-list-streaming.json", 9),
+    ("cri-local-resolve.json", 22),
+    ("cri-parse-auth.json", 9),
+    ("cri-pinning-and-handler.json", 23),
+    ("cri-pull-error-mapping.json", 8),
+    ("cri-references.json", 3),
+    ("cri-response-checks.json", 19),
+    ("cri-runtime-layer.json", 24),
+    ("cri-truncated-id.json", 13),
+    ("cri-wire.json", 106),
+];
+
+#[test]
+fn every_file_on_cri_is_here_with_all_its_cases() {
+    assert_here("cri-", &CRI_FILES, 357);
+}
+
 #[test]
 fn every_file_on_collection_is_here_with_all_its_cases() {
     assert_here("gc-", &GC_FILES, 350);

@@ -1,20 +1,15 @@
 //! The fake runtime, seen through client and server over a socket, keeps every promise it keeps without them.
 
-use std::{
-    path::PathBuf,
-    pin::Pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+mod client;
+mod scripted;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use imagelet_core::{
     credentials::{Credential, Secret},
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     runtime::{ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
-    testing::{FakeRuntime, conformance, vectors},
+    testing::{FakeRuntime, conformance},
 };
 use imagelet_cri::{
     Endpoint, RemoteContainerService, RemoteImageService, image_service, listen,
@@ -25,8 +20,8 @@ use imagelet_cri::{
     },
 };
 use tokio::task::JoinHandle;
-use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
-use tonic::{Code, Request, Response, Status, transport::Server};
+use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
+use tonic::{Code, Request, transport::Server};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -313,237 +308,4 @@ async fn a_failed_handshake_names_the_api_and_the_endpoint() {
     assert_eq!((error.kind(), error.to_string()), (RuntimeErrorKind::Unsupported, wanted));
     let zero = RemoteImageService::connect(&served.endpoint, Duration::ZERO).await.unwrap_err();
     assert_eq!(zero.to_string(), "connectionTimeout must be positive");
-}
-
-/// Answers what a vector says.
-#[derive(Default)]
-struct Scripted {
-    image: Option<v1::Image>,
-    image_ref: String,
-    refusal: Option<Status>,
-    batches: Vec<Vec<String>>,
-    unary: Option<Vec<String>>,
-    stream_end: Option<Status>,
-    lists: Arc<AtomicUsize>,
-    /// The list calls, in order.
-    asked: Arc<Mutex<Vec<&'static str>>>,
-    /// The deadline of the last call, as it was sent.
-    deadlines: Arc<Mutex<Vec<Option<String>>>>,
-    hangs: bool,
-}
-
-impl Scripted {
-    async fn answer<T>(&self, request: Request<impl Send>, answer: T) -> Result<Response<T>, Status> {
-        let deadline = request.metadata().get("grpc-timeout").map(|value| value.to_str().unwrap().to_owned());
-        self.deadlines.lock().unwrap().push(deadline);
-        if self.hangs {
-            std::future::pending::<()>().await;
-        }
-        self.refusal.clone().map_or(Ok(Response::new(answer)), Err)
-    }
-}
-
-fn listed(ids: &[impl AsRef<str>]) -> Vec<v1::Image> {
-    ids.iter().map(|id| v1::Image { id: id.as_ref().to_owned(), ..v1::Image::default() }).collect()
-}
-
-#[tonic::async_trait]
-impl ImageServiceRpc for Scripted {
-    type StreamImagesStream = Pin<Box<dyn Stream<Item = Result<v1::StreamImagesResponse, Status>> + Send>>;
-
-    async fn list_images(
-        &self,
-        request: Request<v1::ListImagesRequest>,
-    ) -> Result<Response<v1::ListImagesResponse>, Status> {
-        self.lists.fetch_add(1, Ordering::SeqCst);
-        self.asked.lock().unwrap().push("ListImages");
-        let images = self.unary.as_ref().map_or_else(|| listed(&["a"]), |ids| listed(ids));
-        self.answer(request, v1::ListImagesResponse { images }).await
-    }
-    async fn stream_images(
-        &self,
-        _request: Request<v1::StreamImagesRequest>,
-    ) -> Result<Response<Self::StreamImagesStream>, Status> {
-        self.asked.lock().unwrap().push("StreamImages");
-        let images = self.batches.iter().map(|ids| Ok(v1::StreamImagesResponse { images: listed(ids) }));
-        let messages: Vec<_> = images.chain(self.stream_end.clone().map(Err)).collect();
-        Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
-    }
-    async fn image_status(
-        &self,
-        request: Request<v1::ImageStatusRequest>,
-    ) -> Result<Response<v1::ImageStatusResponse>, Status> {
-        self.answer(request, v1::ImageStatusResponse { image: self.image.clone(), ..Default::default() }).await
-    }
-    async fn pull_image(
-        &self,
-        request: Request<v1::PullImageRequest>,
-    ) -> Result<Response<v1::PullImageResponse>, Status> {
-        self.answer(request, v1::PullImageResponse { image_ref: self.image_ref.clone() }).await
-    }
-    async fn remove_image(
-        &self,
-        request: Request<v1::RemoveImageRequest>,
-    ) -> Result<Response<v1::RemoveImageResponse>, Status> {
-        self.answer(request, v1::RemoveImageResponse {}).await
-    }
-    async fn image_fs_info(
-        &self,
-        request: Request<v1::ImageFsInfoRequest>,
-    ) -> Result<Response<v1::ImageFsInfoResponse>, Status> {
-        self.answer(request, v1::ImageFsInfoResponse::default()).await
-    }
-}
-
-async fn scripted(script: Scripted) -> (Served, RemoteImageService) {
-    let served = Served::service(ImageServiceServer::new(script)).await;
-    let client = RemoteImageService::lazy(&served.endpoint, PATIENCE).unwrap();
-    (served, client)
-}
-
-#[tokio::test]
-async fn the_client_checks_answers_as_the_vectors_say() {
-    let mut ran = 0;
-    for case in vectors("cri-client.json") {
-        let (input, expected) = (&case["input"], &case["expected"]);
-        if !input["tracer"].is_null() || input["image"].is_null() {
-            continue;
-        }
-        let response = &input["response"];
-        let image = response.get("image").filter(|image| !image.is_null()).map(|image| v1::Image {
-            id: image["id"].as_str().unwrap().to_owned(),
-            size: image["size"].as_u64().unwrap(),
-            ..v1::Image::default()
-        });
-        let refusal = input.get("grpc").map(|grpc| {
-            let code = if grpc["code"] == "NotFound" { Code::NotFound } else { Code::Unknown };
-            Status::new(code, grpc["message"].as_str().unwrap())
-        });
-        let image_ref = response["image_ref"].as_str().unwrap_or_default().to_owned();
-        let (_served, client) = scripted(Scripted { image, image_ref, refusal, ..Scripted::default() }).await;
-        let spec = ImageSpec::new(input["image"].as_str().unwrap());
-        let result = match input["step"].as_str().unwrap() {
-            "ImageStatus" => client.status(&spec).await.map(|image| assert!(image.is_none())),
-            "PullImage" => client.pull(&request(&spec.image), no_progress()).await.map(|_: ImageId| ()),
-            "RemoveImage" => client.remove(&spec).await,
-            other => panic!("no such step: {other}"),
-        };
-        assert_eq!(
-            result.err().map(|error| error.to_string()).as_deref(),
-            expected["error"].as_str(),
-            "{}",
-            case["name"]
-        );
-        ran += 1;
-    }
-    assert_eq!(ran, 7);
-}
-
-#[tokio::test]
-async fn a_stream_is_taken_whole_or_not_at_all() {
-    let ids = |images: Vec<Image>| images.into_iter().map(|image| image.id.to_string()).collect::<Vec<_>>().join(" ");
-    let script = |batches: Vec<Vec<&'static str>>, stream_end| Scripted {
-        batches: batches.into_iter().map(|ids| ids.into_iter().map(str::to_owned).collect()).collect(),
-        stream_end,
-        ..Scripted::default()
-    };
-
-    let (_served, client) = scripted(script(vec![vec!["a", "b"], vec!["c"]], None)).await;
-    assert_eq!(ids(client.with_streaming_lists().list(None).await.unwrap()), "a b c");
-
-    let (_served, client) = scripted(script(vec![vec!["x"]], Some(Status::internal("boom")))).await;
-    let error = client.with_streaming_lists().list(None).await.unwrap_err();
-    assert_eq!(error.to_string(), "rpc error: code = Internal desc = boom");
-
-    let unimplemented = script(vec![vec!["x"]], Some(Status::unimplemented("no streams here")));
-    let lists = Arc::clone(&unimplemented.lists);
-    let (_served, client) = scripted(unimplemented).await;
-    let client = client.with_streaming_lists();
-    assert_eq!(ids(client.list(None).await.unwrap()), "a");
-    assert_eq!(ids(client.list(None).await.unwrap()), "a", "streaming stays off");
-    assert_eq!(lists.load(Ordering::SeqCst), 2);
-}
-
-#[tokio::test]
-async fn every_call_but_a_pull_has_a_deadline() {
-    let script = Scripted { image_ref: "sha256:a".into(), ..Scripted::default() };
-    let deadlines = Arc::clone(&script.deadlines);
-    let (_served, client) = scripted(script).await;
-    client.list(None).await.unwrap();
-    client.status(&ImageSpec::new("a")).await.unwrap();
-    client.remove(&ImageSpec::new("a")).await.unwrap();
-    client.filesystem().await.unwrap();
-    client.pull(&request("a"), no_progress()).await.unwrap();
-    let given: Vec<bool> = deadlines.lock().unwrap().iter().map(Option::is_some).collect();
-    assert_eq!(given, [true, true, true, true, false]);
-}
-
-#[tokio::test]
-async fn a_runtime_that_does_not_answer_is_given_up() {
-    let served = Served::service(ImageServiceServer::new(Scripted { hangs: true, ..Scripted::default() })).await;
-    let client = RemoteImageService::lazy(&served.endpoint, Duration::from_millis(50)).unwrap();
-    let error = client.list(None).await.unwrap_err();
-    assert_eq!(error.kind(), RuntimeErrorKind::TimedOut, "{}", error.chain());
-    assert!(error.to_string().contains("did not answer within 50ms"), "{error}");
-}
-
-#[tokio::test]
-async fn lists_stream_as_the_vectors_say() {
-    let cases = vectors("cri-list-streaming.json");
-    assert_eq!(cases.len(), 9);
-    for case in cases {
-        let (input, expected, name) = (&case["input"], &case["expected"], &case["name"]);
-        if input["side"] == "server" {
-            // How many go in one message is free; ours has its own bound, and loses and repeats none.
-            let fake = FakeRuntime::new();
-            let count = usize::try_from(input["image_count"].as_u64().unwrap()).unwrap();
-            for number in 0..count {
-                fake.insert(Image {
-                    id: ImageId::new(number.to_string()),
-                    tags: Vec::new(),
-                    digests: Vec::new(),
-                    size: ByteSize(1),
-                    user: ImageUser::Unset,
-                    spec: ImageSpec::default(),
-                    pinned: false,
-                });
-            }
-            let served = Served::images(fake).await;
-            let stream = served.raw().await.stream_images(v1::StreamImagesRequest::default()).await.unwrap();
-            let messages: Vec<_> = stream.into_inner().map(|message| message.unwrap().images).collect().await;
-            let sizes: Vec<usize> = messages.iter().map(Vec::len).collect();
-            assert!(sizes.iter().all(|size| (1..=1000).contains(size)), "{name}: {sizes:?}");
-            let wanted: u64 = expected["messages"].as_array().unwrap().iter().map(|size| size.as_u64().unwrap()).sum();
-            assert_eq!(sizes.iter().sum::<usize>() as u64, wanted, "{name}");
-            let ids: std::collections::BTreeSet<_> = messages.iter().flatten().map(|image| &image.id).collect();
-            assert_eq!(ids.len(), count, "{name}");
-            continue;
-        }
-        let end = &input["stream_error"];
-        let stream_end = end["code"].as_str().map(|code| match code {
-            "Unimplemented" => Status::unimplemented("no streams here"),
-            "Internal" => Status::internal(end["message"].as_str().unwrap()),
-            other => panic!("no such code: {other}"),
-        });
-        let script = Scripted {
-            batches: serde_json::from_value(input["stream"].clone()).unwrap_or_default(),
-            unary: serde_json::from_value(input["unary"].clone()).ok(),
-            stream_end,
-            ..Scripted::default()
-        };
-        let asked = Arc::clone(&script.asked);
-        let (_served, client) = scripted(script).await;
-        let client = if input["use_streaming"] == true { client.with_streaming_lists() } else { client };
-        let result = client.list(None).await;
-        let calls = |asked: &Mutex<Vec<&'static str>>| serde_json::to_value(asked.lock().unwrap().clone()).unwrap();
-        assert_eq!(calls(&asked), expected["calls"], "{name}");
-        assert_eq!(result.as_ref().err().map(ToString::to_string).as_deref(), expected["error"].as_str(), "{name}");
-        let ids: Option<Vec<String>> =
-            result.ok().map(|images| images.into_iter().map(|image| image.id.to_string()).collect());
-        assert_eq!(serde_json::to_value(ids).unwrap(), expected["images"], "{name}");
-        asked.lock().unwrap().clear();
-        let _ = client.list(None).await;
-        let next = if expected["streaming_after"] == true { "StreamImages" } else { "ListImages" };
-        assert_eq!(asked.lock().unwrap()[0], next, "{name}");
-    }
 }

@@ -1,0 +1,320 @@
+//! What a text that names an endpoint says, read as the interface's own clients read it (`spec/cri.md §1.1`, §1.2).
+//!
+//! Pure, and for either platform wherever it runs: a node of another system can be checked from here. What of it imagelet
+//! takes for its own sockets is decided by [`crate::Endpoint`].
+
+use imagelet_core::text::quoted;
+
+/// Whose rules an endpoint is read by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Platform {
+    /// Sockets with a path, `unix://`.
+    Unix,
+    /// Named pipes, `npipe://`, and TCP.
+    Windows,
+}
+
+impl Platform {
+    /// How the platform's complaint about a text without a scheme begins.
+    fn using(self) -> &'static str {
+        match self {
+            Self::Unix => "using",
+            Self::Windows => "Using",
+        }
+    }
+}
+
+/// How an endpoint is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// A socket with a path.
+    Unix,
+    /// A host and a port.
+    Tcp,
+    /// A named pipe of Windows.
+    Npipe,
+}
+
+/// An endpoint in its parts, as the interface's parser takes them: quirks included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// How it is reached.
+    pub protocol: Protocol,
+    /// The path of a socket or pipe, or the host and port.
+    pub address: String,
+    /// The host that a Unix endpoint names by mistake: `foo` of `unix://foo/bar`. It is dropped.
+    pub host: String,
+}
+
+/// Why a text is no address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddressError {
+    /// The text has no scheme.
+    #[error("{} {} as endpoint is deprecated, please consider using full url format", platform.using(), quoted(text))]
+    Deprecated {
+        /// The text, on Windows with its slashes turned.
+        text: String,
+        /// By whose rules.
+        platform: Platform,
+    },
+    /// A scheme the platform does not know.
+    #[error("protocol {} not supported", quoted(.0))]
+    Protocol(String),
+    /// A scheme the platform reads and does not dial.
+    #[error("only support unix socket endpoint")]
+    NotUnix,
+    /// Not a URL.
+    #[error("parse {}: {reason}", quoted(text))]
+    Malformed {
+        /// The text.
+        text: String,
+        /// The rule it breaks.
+        reason: String,
+    },
+}
+
+impl AddressError {
+    /// The scheme, where the text has one that could be read.
+    pub fn protocol(&self) -> &str {
+        match self {
+            Self::Protocol(protocol) => protocol,
+            Self::NotUnix => Protocol::Tcp.name(),
+            Self::Deprecated { .. } | Self::Malformed { .. } => "",
+        }
+    }
+}
+
+impl Protocol {
+    /// The scheme.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unix => "unix",
+            Self::Tcp => "tcp",
+            Self::Npipe => "npipe",
+        }
+    }
+}
+
+impl Address {
+    /// What a text with a scheme says.
+    ///
+    /// # Errors
+    /// Where it is no URL, or has no scheme or one that the platform does not know.
+    pub fn parse(text: &str, platform: Platform) -> Result<Self, AddressError> {
+        let turned;
+        let text = match platform {
+            Platform::Unix => text,
+            Platform::Windows => {
+                turned = text.replace('\\', "/");
+                &turned
+            }
+        };
+        let url = Url::parse(text).map_err(|reason| AddressError::Malformed { text: text.to_owned(), reason })?;
+        let reached = |protocol, address| Ok(Self { protocol, address, host: String::new() });
+        match (url.scheme.as_str(), platform) {
+            ("", _) => Err(AddressError::Deprecated { text: text.to_owned(), platform }),
+            ("tcp", _) => reached(Protocol::Tcp, url.host),
+            ("unix", Platform::Unix) => Ok(Self { protocol: Protocol::Unix, address: url.path, host: url.host }),
+            ("npipe", Platform::Windows) if url.path.starts_with("//./pipe") => reached(Protocol::Npipe, url.path),
+            ("npipe", Platform::Windows) => {
+                let host = if url.host.is_empty() { "." } else { &url.host };
+                reached(Protocol::Npipe, format!("//{host}{}", url.path))
+            }
+            (other, _) => Err(AddressError::Protocol(other.to_owned())),
+        }
+    }
+
+    /// What a text says to whoever dials it or listens there: on Unix one without a scheme is a path, and nothing but a
+    /// socket is taken.
+    ///
+    /// # Errors
+    /// As [`Address::parse`], and on Unix for all that is no socket.
+    pub fn to_dial(text: &str, platform: Platform) -> Result<Self, AddressError> {
+        let address = match (Self::parse(text, platform), platform) {
+            (Err(error), Platform::Unix) if error.protocol().is_empty() => {
+                Self::parse(&format!("{}://{text}", Protocol::Unix.name()), platform)?
+            }
+            (parsed, _) => parsed?,
+        };
+        match (platform, address.protocol) {
+            (Platform::Unix, Protocol::Tcp | Protocol::Npipe) => Err(AddressError::NotUnix),
+            _ => Ok(address),
+        }
+    }
+}
+
+/// The target that gRPC libraries are given for an address: a path is dialled as it is, without looking up a name.
+pub fn client_target(address: &str) -> String {
+    let address = match address.strip_prefix("unix://") {
+        Some(path) if path.starts_with('/') => path,
+        _ => address,
+    };
+    if address.starts_with('/') { format!("passthrough:///{address}") } else { address.to_owned() }
+}
+
+/// The parts of a URL that an endpoint is made of, by the rules of Go's parser.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Url {
+    scheme: String,
+    host: String,
+    path: String,
+}
+
+impl Url {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.bytes().any(|byte| byte.is_ascii_control()) {
+            return Err("net/url: invalid control character in URL".to_owned());
+        }
+        let whole = text.split_once('#').map_or(text, |(whole, _)| whole);
+        let (scheme, rest) = split_scheme(whole)?;
+        let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
+        if !rest.starts_with('/') {
+            // Behind a scheme, a rest without a slash is opaque and has no path.
+            if !scheme.is_empty() {
+                return Ok(Self { scheme, ..Self::default() });
+            }
+            if rest.split('/').next().is_some_and(|segment| segment.contains(':')) {
+                return Err("first path segment in URL cannot contain colon".to_owned());
+            }
+        }
+        let has_authority = rest.starts_with("//") && (!scheme.is_empty() || !rest.starts_with("///"));
+        let (host, path) = match rest.strip_prefix("//").filter(|_| has_authority) {
+            Some(rest) => rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash)),
+            None => ("", rest),
+        };
+        Ok(Self { scheme, host: host_of(host)?, path: unescaped(path)? })
+    }
+}
+
+/// The scheme in lower case and what follows its colon; an empty scheme where there is none.
+fn split_scheme(text: &str) -> Result<(String, &str), String> {
+    for (position, byte) in text.bytes().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' => {}
+            b'0'..=b'9' | b'+' | b'-' | b'.' if position > 0 => {}
+            b':' if position == 0 => return Err("missing protocol scheme".to_owned()),
+            b':' => return Ok((text[..position].to_ascii_lowercase(), &text[position + 1..])),
+            _ => break,
+        }
+    }
+    Ok((String::new(), text))
+}
+
+/// Host and port, without who asks.
+fn host_of(authority: &str) -> Result<String, String> {
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let port = match host.rsplit_once(']') {
+        Some((_, port)) => port,
+        None if host.starts_with('[') => return Err("missing ']' in host".to_owned()),
+        None => host.find(':').map_or("", |colon| &host[colon..]),
+    };
+    let is_port = port.is_empty()
+        || port.strip_prefix(':').is_some_and(|digits| digits.bytes().all(|digit| digit.is_ascii_digit()));
+    if !is_port {
+        return Err(format!("invalid port {} after host", quoted(port)));
+    }
+    if let Some(bad) = host.chars().find(|character| r#" "<>\^`{|}"#.contains(*character)) {
+        return Err(format!("invalid character {} in host name", quoted(&bad.to_string())));
+    }
+    Ok(host.to_owned())
+}
+
+/// A path with its escapes resolved.
+fn unescaped(path: &str) -> Result<String, String> {
+    let mut decoded = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        if byte != b'%' {
+            decoded.push(byte);
+            rest = after;
+            continue;
+        }
+        let digit = |at: usize| after.get(at).and_then(|digit| char::from(*digit).to_digit(16));
+        let value = digit(0).zip(digit(1)).and_then(|(high, low)| u8::try_from(high << 4 | low).ok());
+        let Some(value) = value else {
+            let shown = String::from_utf8_lossy(&rest[..rest.len().min(3)]);
+            return Err(format!("invalid URL escape {}", quoted(&shown)));
+        };
+        decoded.push(value);
+        rest = &after[2..];
+    }
+    String::from_utf8(decoded).map_err(|_| "the path is not text".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use imagelet_core::testing::vectors;
+
+    use super::*;
+
+    #[test]
+    fn every_endpoint_of_the_vectors_reads_as_they_say_on_both_platforms() {
+        let cases = vectors("cri-endpoint-parse.json");
+        assert_eq!(cases.len(), 36);
+        for case in cases {
+            let (input, expected, name) = (&case["input"], &case["expected"], &case["name"]);
+            let text = |key: &str| input[key].as_str().unwrap_or_else(|| panic!("{name} has no {key}"));
+            let function = text("function");
+            if function == "client_target" {
+                assert_eq!(client_target(text("address")), expected["target"].as_str().unwrap(), "{name}");
+                continue;
+            }
+            let platform = match text("os") {
+                "unix" => Platform::Unix,
+                "windows" => Platform::Windows,
+                other => panic!("no such platform: {other}"),
+            };
+            let (read, protocol_key) = match function {
+                "parse_endpoint" => (Address::parse(text("endpoint"), platform), "protocol"),
+                "address_and_dialer" => (Address::to_dial(text("endpoint"), platform), "network"),
+                other => panic!("no such function: {other}"),
+            };
+            let (protocol, address, error) = match &read {
+                Ok(read) => (read.protocol.name(), read.address.as_str(), None),
+                Err(error) => (error.protocol(), "", Some(error.to_string())),
+            };
+            assert_eq!(error.is_some(), expected["error"] == true, "{name}: {read:?}");
+            assert_eq!(error.as_deref(), expected["error_text"].as_str(), "{name}");
+            assert_eq!(Some(address), expected["address"].as_str(), "{name}");
+            // A refused dial names no network.
+            if let Some(wanted) = expected.get(protocol_key) {
+                assert_eq!(Some(protocol), wanted.as_str(), "{name}");
+            } else {
+                assert!(error.is_some() && function == "address_and_dialer", "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_no_url_says_which_rule_it_breaks_and_has_no_protocol() {
+        for (text, told) in [
+            (":x", "parse \":x\": missing protocol scheme"),
+            ("1:x", "parse \"1:x\": first path segment in URL cannot contain colon"),
+            ("unix:///a\nb", "parse \"unix:///a\\nb\": net/url: invalid control character in URL"),
+            ("unix:///a%zz", "parse \"unix:///a%zz\": invalid URL escape \"%zz\""),
+            ("unix:///a%2", "parse \"unix:///a%2\": invalid URL escape \"%2\""),
+            ("tcp://host:port", "parse \"tcp://host:port\": invalid port \":port\" after host"),
+            ("tcp://[::1", "parse \"tcp://[::1\": missing ']' in host"),
+            ("tcp://a b", "parse \"tcp://a b\": invalid character \" \" in host name"),
+        ] {
+            let error = Address::parse(text, Platform::Unix).unwrap_err();
+            assert_eq!((error.to_string().as_str(), error.protocol()), (told, ""));
+        }
+        // What cannot be read at all is tried as a path, too, and the second complaint is the one that is heard.
+        let error = Address::to_dial(":x", Platform::Unix).unwrap_err();
+        assert_eq!(error.to_string(), "parse \"unix://:x\": invalid port \":x\" after host");
+        let error = Address::to_dial(":x", Platform::Windows).unwrap_err();
+        assert_eq!(error.to_string(), "parse \":x\": missing protocol scheme");
+    }
+
+    #[test]
+    fn a_host_is_told_without_who_asks_and_a_path_without_its_query() {
+        let host = |text| Address::parse(text, Platform::Unix).unwrap().address;
+        assert_eq!(host("tcp://bob:secret@[::1]:80/x"), "[::1]:80");
+        assert_eq!(host("TCP://localhost"), "localhost");
+        assert_eq!(host("unix:///a%20b?c#d"), "/a b");
+        let dropped = Address::parse("unix://run/x.sock", Platform::Unix).unwrap();
+        assert_eq!((dropped.host.as_str(), dropped.address.as_str()), ("run", "/x.sock"));
+    }
+}
