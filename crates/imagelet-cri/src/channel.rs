@@ -176,12 +176,32 @@ impl Peer {
     where
         F: Future<Output = Result<Response<A>, Status>>,
     {
-        self.within_deadline(call, message, |request| async { send(request).await.map(Response::into_inner) }).await
+        self.call_until(self.deadline(), call, message, send).await
+    }
+
+    /// When a call that begins now is given up.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    /// The same for a call that has what another one left of the time.
+    pub(crate) async fn call_until<Q, A, F>(
+        &self,
+        deadline: Instant,
+        call: Call,
+        message: Q,
+        send: impl FnOnce(Request<Q>) -> F,
+    ) -> Result<A, RuntimeError>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
+        self.until(deadline, call, message, |request| async { send(request).await.map(Response::into_inner) }).await
     }
 
     /// The same for calls that read more than one answer; the deadline covers all of them.
-    pub(crate) async fn within_deadline<Q, A, F>(
+    pub(crate) async fn until<Q, A, F>(
         &self,
+        deadline: Instant,
         call: Call,
         message: Q,
         send: impl FnOnce(Request<Q>) -> F,
@@ -191,14 +211,13 @@ impl Peer {
     {
         let mut request = Request::new(message);
         // The peer is told, so that it stops working for nobody.
-        request.set_timeout(self.timeout);
+        request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         self.tracing.inject(request.metadata_mut());
-        let begun = Instant::now();
-        match tokio::time::timeout(self.timeout, self.tracing.follow(call, send(request))).await {
+        match tokio::time::timeout_at(deadline, self.tracing.follow(call, send(request))).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => match self.error(call, &status) {
                 // Nobody here gave up, so what the peer calls a cancel is the deadline it was told.
-                error if error.kind() == RuntimeErrorKind::Cancelled && begun.elapsed() >= self.timeout => {
+                error if error.kind() == RuntimeErrorKind::Cancelled && Instant::now() >= deadline => {
                     Err(self.timed_out())
                 }
                 error => Err(error),

@@ -1,14 +1,6 @@
 //! The ports to a container runtime, spoken over CRI: its images, and the containers that hold them.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use async_trait::async_trait;
 use imagelet_core::{
@@ -19,12 +11,14 @@ use imagelet_core::{
     },
     text::quoted,
 };
+use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::{
     Endpoint, MESSAGE_BYTES_MAX,
     channel::Peer,
     convert::{self, Call},
+    streaming::Streaming,
     trace::Tracing,
     v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
@@ -41,8 +35,7 @@ const API_VERSION: &str = "0.1.0";
 pub struct RemoteImageService {
     peer: Peer,
     client: ImageServiceClient<Channel>,
-    /// Lists come in a stream; off for good once the runtime says it has none.
-    streaming: Arc<AtomicBool>,
+    streaming: Streaming,
 }
 
 impl RemoteImageService {
@@ -65,13 +58,13 @@ impl RemoteImageService {
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let peer = Peer::new(endpoint, timeout)?;
         let client = ImageServiceClient::new(peer.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        Ok(Self { peer, client, streaming: Arc::default() })
+        Ok(Self { peer, client, streaming: Streaming::default() })
     }
 
     /// Asks for lists in a stream, so that none is too long for one message. Falls back where the runtime has none.
     #[must_use]
     pub fn with_streaming_lists(mut self) -> Self {
-        self.streaming = Arc::new(AtomicBool::new(true));
+        self.streaming = Streaming::on();
         self
     }
 
@@ -82,14 +75,12 @@ impl RemoteImageService {
         self
     }
 
-    async fn list_all(&self) -> Result<Vec<v1::Image>, RuntimeError> {
+    async fn list_all(&self, deadline: Instant) -> Result<Vec<v1::Image>, RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::ListImagesRequest::default();
-        let response = self
-            .peer
-            .call(Call::Other("ListImages"), request, |request| async move { client.list_images(request).await })
-            .await?;
-        Ok(response.images)
+        let call = Call::Other("ListImages");
+        let send = |request| async move { client.list_images(request).await };
+        Ok(self.peer.call_until(deadline, call, request, send).await?.images)
     }
 
     /// One image and what else is said of it; absent is no error.
@@ -119,19 +110,18 @@ impl RemoteImageService {
         }
     }
 
-    /// Everything or nothing: what came in before an error is dropped.
-    async fn stream_all(&self) -> Result<Vec<v1::Image>, RuntimeError> {
+    async fn stream_all(&self, deadline: Instant) -> Result<Vec<v1::Image>, RuntimeError> {
         let mut client = self.client.clone();
-        self.peer
-            .within_deadline(Call::Other("StreamImages"), v1::StreamImagesRequest::default(), |request| async move {
-                let mut stream = client.stream_images(request).await?.into_inner();
-                let mut images = Vec::new();
-                while let Some(message) = stream.message().await? {
-                    images.extend(message.images);
-                }
-                Ok(images)
-            })
-            .await
+        let request = v1::StreamImagesRequest::default();
+        let read = |request| async move {
+            let mut stream = client.stream_images(request).await?.into_inner();
+            let mut images = Vec::new();
+            while let Some(message) = stream.message().await? {
+                images.extend(message.images);
+            }
+            Ok(images)
+        };
+        self.peer.until(deadline, Call::Other("StreamImages"), request, read).await
     }
 }
 
@@ -142,18 +132,9 @@ impl ImageService for RemoteImageService {
         if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
             return Ok(self.status(spec).await?.into_iter().collect());
         }
-        let images = if self.streaming.load(Ordering::Relaxed) {
-            match self.stream_all().await {
-                Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
-                    tracing::info!("the runtime does not stream lists; asking for whole ones from now on");
-                    self.streaming.store(false, Ordering::Relaxed);
-                    self.list_all().await?
-                }
-                streamed => streamed?,
-            }
-        } else {
-            self.list_all().await?
-        };
+        let deadline = self.peer.deadline();
+        let images =
+            self.streaming.list(Box::pin(self.stream_all(deadline)), Box::pin(self.list_all(deadline))).await?;
         Ok(images.into_iter().map(convert::image_from_wire).collect())
     }
 
@@ -162,7 +143,7 @@ impl ImageService for RemoteImageService {
     }
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
-        Ok(self.ask_status(spec, true).await?.map(|(image, info)| convert::details_from_wire(image, info)))
+        Ok(self.ask_status(spec, true).await?.map(|(image, info)| ImageDetails::of_info(image, info)))
     }
 
     async fn pull(&self, request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
@@ -221,6 +202,7 @@ impl fmt::Debug for RemoteImageService {
 pub struct RemoteContainerService {
     peer: Peer,
     client: RuntimeServiceClient<Channel>,
+    streaming: Streaming,
 }
 
 /// What a runtime says it is.
@@ -265,7 +247,14 @@ impl RemoteContainerService {
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let peer = Peer::new(endpoint, timeout)?;
         let client = RuntimeServiceClient::new(peer.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        Ok(Self { peer, client })
+        Ok(Self { peer, client, streaming: Streaming::default() })
+    }
+
+    /// Asks for lists in a stream, so that none is too long for one message. Falls back where the runtime has none.
+    #[must_use]
+    pub fn with_streaming_lists(mut self) -> Self {
+        self.streaming = Streaming::on();
+        self
     }
 
     /// What is traced of its calls; a caller's trace alone, unless this says otherwise.
@@ -281,6 +270,7 @@ impl RemoteContainerService {
     /// Where it cannot be asked, or leaves something out.
     pub async fn version(&self) -> Result<RuntimeVersion, RuntimeError> {
         let response = self.ask_version(API_VERSION).await?;
+        convert::check_version(&response)?;
         Ok(RuntimeVersion {
             name: response.runtime_name,
             version: response.runtime_version,
@@ -336,44 +326,76 @@ impl RemoteContainerService {
         }))
     }
 
+    async fn list_containers(&self, deadline: Instant) -> Result<Vec<v1::Container>, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::ListContainersRequest::default();
+        let call = Call::Other("ListContainers");
+        let send = |request| async move { client.list_containers(request).await };
+        Ok(self.peer.call_until(deadline, call, request, send).await?.containers)
+    }
+
+    async fn stream_containers(&self, deadline: Instant) -> Result<Vec<v1::Container>, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::StreamContainersRequest::default();
+        let read = |request| async move {
+            let mut stream = client.stream_containers(request).await?.into_inner();
+            let mut containers = Vec::new();
+            while let Some(message) = stream.message().await? {
+                containers.extend(message.containers);
+            }
+            Ok(containers)
+        };
+        self.peer.until(deadline, Call::Other("StreamContainers"), request, read).await
+    }
+
+    async fn list_sandboxes(&self, deadline: Instant) -> Result<Vec<v1::PodSandbox>, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::ListPodSandboxRequest::default();
+        let call = Call::Other("ListPodSandbox");
+        let send = |request| async move { client.list_pod_sandbox(request).await };
+        Ok(self.peer.call_until(deadline, call, request, send).await?.items)
+    }
+
+    async fn stream_sandboxes(&self, deadline: Instant) -> Result<Vec<v1::PodSandbox>, RuntimeError> {
+        let mut client = self.client.clone();
+        let request = v1::StreamPodSandboxesRequest::default();
+        let read = |request| async move {
+            let mut stream = client.stream_pod_sandboxes(request).await?.into_inner();
+            let mut sandboxes = Vec::new();
+            while let Some(message) = stream.message().await? {
+                sandboxes.extend(message.pod_sandboxes);
+            }
+            Ok(sandboxes)
+        };
+        self.peer.until(deadline, Call::Other("StreamPodSandboxes"), request, read).await
+    }
+
+    /// The answer as it came, whatever it leaves out.
     async fn ask_version(&self, version: &str) -> Result<v1::VersionResponse, RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::VersionRequest { version: version.to_owned() };
-        let response = self
-            .peer
-            .call(Call::Other("Version"), request, |request| async move { client.version(request).await })
-            .await?;
-        convert::check_version(&response)?;
-        Ok(response)
+        self.peer.call(Call::Other("Version"), request, |request| async move { client.version(request).await }).await
     }
 }
 
 #[async_trait]
 impl ContainerService for RemoteContainerService {
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
-        let mut client = self.client.clone();
-        let request = v1::ListContainersRequest::default();
-        let response = self
-            .peer
-            .call(
-                Call::Other("ListContainers"),
-                request,
-                |request| async move { client.list_containers(request).await },
-            )
+        let deadline = self.peer.deadline();
+        let containers = self
+            .streaming
+            .list(Box::pin(self.stream_containers(deadline)), Box::pin(self.list_containers(deadline)))
             .await?;
-        Ok(response.containers.into_iter().map(convert::container_from_wire).collect())
+        Ok(containers.into_iter().map(convert::container_from_wire).collect())
     }
 
     async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
-        let mut client = self.client.clone();
-        let request = v1::ListPodSandboxRequest::default();
-        let response =
-            self.peer
-                .call(Call::Other("ListPodSandbox"), request, |request| async move {
-                    client.list_pod_sandbox(request).await
-                })
-                .await?;
-        Ok(response.items.into_iter().filter_map(convert::sandbox_from_wire).collect())
+        let deadline = self.peer.deadline();
+        let sandboxes = self
+            .streaming
+            .list(Box::pin(self.stream_sandboxes(deadline)), Box::pin(self.list_sandboxes(deadline)))
+            .await?;
+        Ok(sandboxes.into_iter().filter_map(convert::sandbox_from_wire).collect())
     }
 
     async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {

@@ -88,6 +88,7 @@ impl Node {
             absent: self.name("none:v1"),
             reports_progress: false,
             untags: false,
+            tells_layers: false,
         }
     }
 }

@@ -303,11 +303,14 @@ pub(crate) struct EventsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Say whether a configuration file would be accepted.
+    /// Say whether configuration files would be accepted, the kubelet's and ours alone or one over the other.
     Check {
         /// The file.
-        #[arg(value_name = "FILE")]
-        file: PathBuf,
+        #[arg(value_name = "FILE", required_unless_present = "kubelet_config")]
+        file: Option<PathBuf>,
+        /// A kubelet's configuration file.
+        #[arg(long, value_name = "FILE")]
+        kubelet_config: Option<PathBuf>,
     },
     /// Print the effective configuration and where each value comes from.
     Show(ServeArgs),

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use crate::{
-    image::{Image, ImageId, ImageSpec},
-    runtime::{ImageService, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
+    image::{Digest, Image, ImageId, ImageSpec},
+    runtime::{ImageDetails, ImageService, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
 };
 
 /// The images a service under test can pull: two that differ, and a second name of the first.
@@ -22,6 +22,8 @@ pub struct Images {
     pub reports_progress: bool,
     /// Whether one name can be taken away; CRI cannot.
     pub untags: bool,
+    /// Whether it tells which images share which parts; CRI cannot.
+    pub tells_layers: bool,
 }
 
 /// Runs all checks. The store must not hold these images before, and does not afterwards.
@@ -33,13 +35,15 @@ pub async fn run(service: &dyn ImageService, images: &Images) {
     an_estimate_tells_what_a_pull_would_fetch(service, images).await;
     let first = a_pulled_image_is_listed_at_once(service, images).await;
     every_name_of_an_image_finds_it(service, images, &first).await;
+    details_are_those_of_the_image(service, images, &first).await;
     two_names_are_one_image(service, images, &first).await;
+    layers_are_told_of_each_image(service, images, &first).await;
+    what_is_pulled_by_digest_has_no_tag(service, images).await;
     a_failed_pull_leaves_no_image(service, images).await;
     an_empty_name_is_refused(service).await;
-    the_filesystem_is_told(service).await;
-    if images.untags {
-        a_name_can_go_alone(service, images, &first).await;
-    }
+    the_filesystems_of_images_and_containers_are_told(service).await;
+    assert!(service.reserved().is_none(), "no pull runs, and none has been promised anything");
+    a_name_can_go_alone(service, images, &first).await;
     a_removed_image_is_gone_at_once(service, images, &first).await;
     a_dropped_pull_leaves_no_image(service, images).await;
 }
@@ -127,7 +131,9 @@ async fn every_name_of_an_image_finds_it(service: &dyn ImageService, images: &Im
         assert_eq!(status(service, &name).await.as_ref(), Some(&image), "found by {name}");
     }
     let filtered = service.list(Some(&ImageSpec::new(&images.first))).await.expect("a filtered list");
-    assert!(filtered.iter().any(|listed| &listed.id == id), "a filter keeps what it names");
+    assert_eq!(filtered, [image], "a filter keeps what it names, and nothing else");
+    let none = service.list(Some(&ImageSpec::new(&images.absent))).await.expect("a filtered list");
+    assert!(none.is_empty(), "a filter that names nothing here keeps nothing");
 }
 
 async fn two_names_are_one_image(service: &dyn ImageService, images: &Images, id: &ImageId) {
@@ -154,16 +160,91 @@ async fn a_failed_pull_leaves_no_image(service: &dyn ImageService, images: &Imag
 }
 
 async fn an_empty_name_is_refused(service: &dyn ImageService) {
-    let request = PullRequest::default();
-    assert!(service.pull(&request, no_progress()).await.is_err(), "nothing can be pulled by no name");
+    let refused = |result: Result<(), crate::runtime::RuntimeError>, call: &str| {
+        let error = result.expect_err("no name means no image");
+        assert_eq!(error.kind(), RuntimeErrorKind::InvalidArgument, "{call}: {}", error.chain());
+    };
+    let none = ImageSpec::default();
+    refused(service.pull(&PullRequest::default(), no_progress()).await.map(drop), "pull");
+    refused(service.status(&none).await.map(drop), "status");
+    refused(service.details(&none).await.map(drop), "details");
+    refused(service.remove(&none).await, "remove");
+    let all = list(service).await;
+    assert_eq!(service.list(Some(&none)).await.expect("a list"), all, "a filter that names nothing keeps everything");
 }
 
-async fn the_filesystem_is_told(service: &dyn ImageService) {
+async fn the_filesystems_of_images_and_containers_are_told(service: &dyn ImageService) {
     let filesystems = service.filesystem().await.unwrap_or_else(|error| panic!("filesystem: {}", error.chain()));
-    assert!(!filesystems.images.is_empty(), "images live somewhere");
+    for (kind, usages) in [("images", &filesystems.images), ("writable layers", &filesystems.containers)] {
+        assert!(!usages.is_empty(), "{kind} live somewhere");
+        for usage in usages {
+            // The caller asks the system about this place.
+            assert!(usage.mountpoint.is_dir(), "{kind}: {usage:?}");
+            assert!(usage.measured_at > std::time::SystemTime::UNIX_EPOCH, "{kind}: {usage:?}");
+            assert!(usage.inodes_used.is_some(), "{kind}: {usage:?}");
+        }
+    }
+}
+
+async fn details_are_those_of_the_image(service: &dyn ImageService, images: &Images, id: &ImageId) {
+    let absent = service.details(&ImageSpec::new(&images.absent)).await.expect("an absent image is no error");
+    assert_eq!(absent, None);
+    let image = status(service, &images.first).await.expect("found by tag");
+    let by = async |name: &str| {
+        let details = service.details(&ImageSpec::new(name)).await;
+        details.unwrap_or_else(|error| panic!("details of {name}: {}", error.chain())).expect("it is here")
+    };
+    let details = by(&images.first).await;
+    assert_eq!(details.image, image, "as the status says it");
+    assert_eq!(by(id.as_str()).await, details, "whatever it is called");
+    let config = details.config.clone().expect("its configuration is known");
+    let said = ImageDetails::of_config(image, config);
+    assert_eq!((&details.chain_id, &details.labels), (&said.chain_id, &said.labels), "as its configuration says it");
+    assert!(said.chain_id.is_some(), "it has layers");
+    let layers =
+        |details: &ImageDetails| -> Vec<Digest> { details.layers.iter().map(|layer| layer.diff_id.clone()).collect() };
+    assert_eq!(layers(&details), layers(&said));
+}
+
+async fn layers_are_told_of_each_image(service: &dyn ImageService, images: &Images, id: &ImageId) {
+    let graph = service.layers().await.unwrap_or_else(|error| panic!("layers: {}", error.chain()));
+    assert_eq!(graph.is_some(), images.tells_layers);
+    let Some(graph) = graph else { return };
+    for image in list(service).await {
+        let parts = graph.parts(&image.id).unwrap_or_else(|| panic!("{} has parts", image.id));
+        assert!(parts.count() > 0, "{} has parts", image.id);
+    }
+    assert!(graph.freed_by([id]).bytes.0 > 0, "no other image has all of it");
+    let second = pull(service, &images.second).await;
+    let with = service.layers().await.expect("layers").expect("told before");
+    assert!(with.freed_by([&second]).bytes.0 > 0, "what was pulled is counted at once");
+    service.remove(&ImageSpec::new(second.as_str())).await.expect("remove");
+    let without = service.layers().await.expect("layers").expect("told before");
+    assert!(without.parts(&second).is_none(), "what was removed is not counted");
+}
+
+async fn what_is_pulled_by_digest_has_no_tag(service: &dyn ImageService, images: &Images) {
+    let id = pull(service, &images.second).await;
+    let name = status(service, &images.second).await.expect("pulled").digests.remove(0);
+    service.remove(&ImageSpec::new(id.as_str())).await.expect("remove");
+    assert_eq!(pull(service, &name).await, id, "the same content, the same id");
+    let image = status(service, &name).await.expect("found by its digest");
+    assert_eq!((image.tags.as_slice(), image.digests.as_slice()), ([].as_slice(), std::slice::from_ref(&name)));
+    assert_eq!(status(service, &images.second).await, None, "nobody gave it the tag");
+    // However many remove it at once, each is told that it is gone.
+    let remove = async || {
+        service.remove(&ImageSpec::new(id.as_str())).await.expect("all removals of one image succeed");
+        assert_eq!(status(service, &name).await, None, "{name} right after its removal");
+    };
+    tokio::join!(remove(), remove(), remove(), remove(), remove());
 }
 
 async fn a_name_can_go_alone(service: &dyn ImageService, images: &Images, id: &ImageId) {
+    if !images.untags {
+        let error = service.untag(&images.first_again).await.expect_err("there is no such call");
+        assert_eq!(error.kind(), RuntimeErrorKind::Unsupported, "{}", error.chain());
+        return;
+    }
     service.untag(&images.first_again).await.expect("untag");
     service.untag(&images.first_again).await.expect("untag again is success");
     assert_eq!(status(service, &images.first_again).await, None);
@@ -217,9 +298,12 @@ mod tests {
             absent: "registry.test/none:v1".into(),
             reports_progress: true,
             untags: true,
+            tells_layers: false,
         };
         run(&fake, &images).await;
         fake.set_estimates(true);
         run(&fake, &images).await;
+        fake.set_layers(&ImageId::new("sha256:unlike"), &[("none", 1)]);
+        run(&fake, &Images { tells_layers: true, ..images }).await;
     }
 }

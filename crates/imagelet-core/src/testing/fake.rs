@@ -265,7 +265,7 @@ impl State {
         if reference.digest().is_none() && !image.tags.iter().any(|tag| tag == name) {
             image.tags.push(name.to_owned());
         }
-        let digest = format!("{}@{}", reference.repository(), Digest::of(id.as_str().as_bytes()));
+        let digest = format!("{}@{}", reference.repository(), manifest(id));
         if !image.digests.contains(&digest) {
             image.digests.push(digest);
         }
@@ -277,8 +277,17 @@ impl State {
             RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{}`", request.image.image))
                 .caused_by(Box::new(error))
         })?;
-        let name = name.canonical().to_string();
-        let Some(offer) = self.registry.get(&name).cloned() else {
+        let name = name.canonical();
+        let by_digest = || {
+            let (digest, repository) = (name.digest()?, name.repository());
+            let mut offers = self.registry.iter().filter(|(_, offer)| manifest(&offer.id) == *digest);
+            let in_repository =
+                |offered: &str| offered.parse::<Reference>().is_ok_and(|it| it.repository() == repository);
+            offers.find(|(offered, _)| in_repository(offered)).map(|(_, offer)| offer.clone())
+        };
+        let offer = self.registry.get(&name.to_string()).cloned().or_else(by_digest);
+        let name = name.to_string();
+        let Some(offer) = offer else {
             return Err(RuntimeError::new(RuntimeErrorKind::NotFound, format!("`{name}` is not in the registry")));
         };
         let login = request.credential.as_ref().and_then(|credential| match &credential.kind {
@@ -340,6 +349,11 @@ impl ImageNames for State {
     }
 }
 
+/// The digest of the manifest that an image is pulled by, which is that of its one layer, too.
+fn manifest(id: &ImageId) -> Digest {
+    Digest::of(id.as_str().as_bytes())
+}
+
 fn normal(name: &str) -> String {
     let name = default_tag(name).expect("tests offer names that parse");
     name.parse::<Reference>().expect("checked above").canonical().to_string()
@@ -395,7 +409,7 @@ impl ImageService for FakeRuntime {
             (Offer { user: Some(name), ..offer }, fake.pull_takes)
         };
         let running = Running(self);
-        let layer = Digest::of(offer.id.as_str().as_bytes());
+        let layer = manifest(&offer.id);
         progress(PullEvent::Resolved { manifest: layer.clone(), layers: vec![(layer.clone(), offer.size)] });
         if !takes.is_zero() {
             tokio::time::sleep(takes).await;
@@ -417,7 +431,7 @@ impl ImageService for FakeRuntime {
         }
         let is_here = fake.images.contains_key(&offer.id);
         Ok(Some(PullEstimate {
-            manifest: Digest::of(offer.id.as_str().as_bytes()),
+            manifest: manifest(&offer.id),
             bytes_total: offer.size,
             bytes_missing: if is_here { ByteSize::ZERO } else { offer.size },
             layers_missing: usize::from(!is_here),

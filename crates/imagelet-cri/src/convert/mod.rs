@@ -2,7 +2,6 @@
 
 mod auth;
 mod checks;
-mod details;
 mod status;
 
 use std::{
@@ -12,7 +11,6 @@ use std::{
 
 pub(crate) use auth::{auth_to_wire, credential_from_wire, without_credential};
 pub(crate) use checks::{check_container_status, check_sandbox_status, check_status, check_version};
-pub(crate) use details::{details_from_wire, info_to_wire};
 use imagelet_core::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     runtime::{

@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use imagelet_core::text::quoted;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::endpoint::SOCKET_PATH_BYTES_MAX;
@@ -53,7 +54,7 @@ pub enum ListenError {
         source: io::Error,
     },
     /// The directory is not there and cannot be made.
-    #[error("error creating socket directory `{}`", path.display())]
+    #[error("error creating socket directory {}", quoted(&path.to_string_lossy()))]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -62,16 +63,13 @@ pub enum ListenError {
         source: io::Error,
     },
     /// The socket cannot be made next to its place.
-    #[error("failed to create temporary file in `{}`", path.display())]
-    Create {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
+    #[error("failed to create temporary file")]
+    Create(#[source] io::Error),
+    /// What an earlier attempt left next to its place cannot be taken away.
+    #[error("failed to remove temporary file")]
+    Remove(#[source] io::Error),
     /// The socket cannot be moved into place.
-    #[error("failed to move temporary file to addr `{}`", path.display())]
+    #[error("failed to move temporary file to addr {}", quoted(&path.to_string_lossy()))]
     Move {
         /// The socket.
         path: PathBuf,
@@ -100,15 +98,14 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
         .mode(DIRECTORY_MODE)
         .create(directory)
         .map_err(|source| ListenError::Directory { path: directory.to_owned(), source })?;
-    let create = |source| ListenError::Create { path: directory.to_owned(), source };
     let name = format!(".{:08x}.sock", std::process::id());
     let temporary = Temporary(directory.join(&name));
-    temporary.remove().map_err(create)?;
+    temporary.remove().map_err(ListenError::Remove)?;
     // Through the open directory the path is short, however long the real one is.
-    let opened = File::open(directory).map_err(create)?;
+    let opened = File::open(directory).map_err(ListenError::Create)?;
     let short = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
-    let listener = UnixListener::bind(&short).map_err(create)?;
-    fs::set_permissions(&temporary.0, Permissions::from_mode(SOCKET_MODE)).map_err(create)?;
+    let listener = UnixListener::bind(&short).map_err(ListenError::Create)?;
+    fs::set_permissions(&temporary.0, Permissions::from_mode(SOCKET_MODE)).map_err(ListenError::Create)?;
     fs::rename(&temporary.0, path).map_err(|source| ListenError::Move { path: path.to_owned(), source })?;
     Ok(listener)
 }
@@ -196,6 +193,28 @@ mod tests {
         let long = folder.path().join("x".repeat(107));
         assert!(listen(&long).await.unwrap_err().to_string().contains("longer than 107 bytes"));
         assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[test]
+    fn a_refusal_is_said_in_the_words_people_search_for() {
+        let source = || io::Error::from_raw_os_error(13);
+        let path = PathBuf::from("/run/im\"agelet/x.sock");
+        for (error, told) in [
+            (
+                ListenError::Directory { path: path.clone(), source: source() },
+                "error creating socket directory \"/run/im\\\"agelet/x.sock\"",
+            ),
+            (ListenError::Create(source()), "failed to create temporary file"),
+            (ListenError::Remove(source()), "failed to remove temporary file"),
+            (
+                ListenError::Move { path, source: source() },
+                "failed to move temporary file to addr \"/run/im\\\"agelet/x.sock\"",
+            ),
+        ] {
+            assert_eq!(error.to_string(), told);
+            let cause = std::error::Error::source(&error).expect("why");
+            assert_eq!(cause.to_string(), source().to_string());
+        }
     }
 
     #[tokio::test]

@@ -153,7 +153,7 @@ impl ImageServiceRpc for ImageServer {
         let look = async {
             let found = if request.verbose {
                 let details = self.images.details(&spec).await;
-                details.map(|details| details.map(|details| (convert::info_to_wire(&details), details.image)))
+                details.map(|details| details.map(|details| (details.to_info(), details.image)))
             } else {
                 self.images.status(&spec).await.map(|image| image.map(|image| (BTreeMap::new(), image)))
             };

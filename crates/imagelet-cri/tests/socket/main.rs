@@ -1,6 +1,7 @@
 //! The fake runtime, seen through client and server over a socket, keeps every promise it keeps without them.
 
 mod client;
+mod runtime;
 mod scripted;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -86,6 +87,7 @@ fn promised() -> conformance::Images {
         absent: "registry.test/none:v1".into(),
         reports_progress: false,
         untags: false,
+        tells_layers: false,
     }
 }
 

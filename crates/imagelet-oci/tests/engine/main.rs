@@ -82,6 +82,7 @@ async fn the_engine_keeps_every_promise() {
         absent: registry.name("none:v1"),
         reports_progress: true,
         untags: true,
+        tells_layers: true,
     };
     conformance::run(&*engine, &images).await;
     engine.sweep().await.expect("a sweep");

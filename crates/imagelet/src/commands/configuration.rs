@@ -19,16 +19,25 @@ pub(super) fn run(
     format: Format,
 ) -> Result<ExitCode, Failure> {
     let (arguments, is_check) = match command {
-        ConfigCommand::Check { file } => (ServeArgs { config: Some(file), ..ServeArgs::default() }, true),
+        ConfigCommand::Check { file, kubelet_config } => {
+            (ServeArgs { config: file, kubelet_config, ..ServeArgs::default() }, true)
+        }
         ConfigCommand::Show(arguments) => (arguments, false),
     };
     let layers = layers(&arguments, store, environment)?;
     layers.settings().map_err(|error| Failure::of(&error).or_hint("docs/configuration.md lists all keys"))?;
     let effective = layers.effective().map_err(|error| Failure::of(&error))?;
     if is_check {
-        let file = arguments.config.unwrap_or_default();
-        let result = json!({ "file": file, "valid": true });
-        print(format, &result, |out| writeln!(out, "{} is valid", file.display()))?;
+        let mut result = json!({ "valid": true });
+        for (key, file) in [("file", &arguments.config), ("kubeletConfig", &arguments.kubelet_config)] {
+            if let Some(file) = file {
+                result[key] = json!(file);
+            }
+        }
+        let files = [arguments.kubelet_config, arguments.config].into_iter().flatten();
+        let files: Vec<String> = files.map(|file| file.display().to_string()).collect();
+        let are = if files.len() == 1 { "is" } else { "are" };
+        print(format, &result, |out| writeln!(out, "{} {are} valid", files.join(" and ")))?;
         return Ok(ExitCode::SUCCESS);
     }
     print(format, &document(&effective), |mut out| {

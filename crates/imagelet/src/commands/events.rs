@@ -128,9 +128,10 @@ fn time(event: &NodeEvent) -> String {
     event.at.clone().unwrap_or_else(|| "-".into())
 }
 
+/// The pod, `node`, or nobody: who pulls by hand is no object.
 fn object(event: &NodeEvent) -> String {
     if event.pod.is_empty() {
-        return "-".into();
+        return if event.node { "node" } else { "-" }.into();
     }
     let field = if event.field.is_empty() { String::new() } else { format!("/{}", event.field) };
     printable(&format!("{}/{}{field}", event.namespace, event.pod))
@@ -156,6 +157,8 @@ mod tests {
         assert_eq!(text, "2026-08-01T00:00:00.000Z  Normal   Pulling             default/web  Pulling image \"a?\"\n");
         let document: serde_json::Value = serde_json::from_slice(&line(&told, Format::Json)).expect("JSON");
         assert_eq!((&document["type"], &document["reason"]), (&"event".into(), &"Pulling".into()));
+        assert_eq!(object(&NodeEvent { node: true, ..NodeEvent::default() }), "node");
+        assert_eq!(object(&NodeEvent::default()), "-");
         let missed: serde_json::Value =
             serde_json::from_slice(&line(&Told::Missed { count: 3 }, Format::Json)).expect("JSON");
         assert_eq!(missed, serde_json::json!({ "type": "missed", "count": 3 }));

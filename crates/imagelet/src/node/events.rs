@@ -177,9 +177,12 @@ pub(super) fn of_removals(report: &GcReport) -> Option<String> {
 pub(crate) fn row(recorded: RecordedEvent) -> NodeEvent {
     let event = recorded.event;
     let (mut told, cause) = (NodeEvent::default(), event.cause);
-    if let EventSubject::Pod { namespace, name, uid, field_path } = &event.subject {
-        (told.namespace, told.pod, told.uid) = (namespace.to_string(), name.to_string(), uid.to_string());
-        told.field = field_path.to_string();
+    match &event.subject {
+        EventSubject::Node => told.node = true,
+        EventSubject::Pod { namespace, name, uid, field_path } => {
+            (told.namespace, told.pod, told.uid) = (namespace.to_string(), name.to_string(), uid.to_string());
+            told.field = field_path.to_string();
+        }
     }
     NodeEvent {
         at: moment_precise(recorded.at),

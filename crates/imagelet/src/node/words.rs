@@ -431,6 +431,8 @@ documents! {
         reason: String,
         /// What happened.
         message: String,
+        /// Whether it happened to the node itself, as a collection does, and to no one's image.
+        node: bool,
         /// The namespace of the pod it happened to; empty where it was none.
         namespace: String,
         /// The pod's name.

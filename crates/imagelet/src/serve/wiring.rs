@@ -21,7 +21,7 @@ use imagelet_core::{
     records::{Allowlist, Guard, PullRecords, RecordsSettings, VerificationPolicy},
     runtime::{ContainerService, ImageService, LearnedImages, NoContainers, RuntimeErrorKind, RuntimeManager},
 };
-use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService};
+use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService, Tracing};
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
 
 use crate::{
@@ -167,8 +167,8 @@ async fn open_runtime(endpoint: &str, state: &Path, timeout: Duration, role: Rol
     let (images, containers): (_, Arc<dyn ContainerService>) = match role {
         // A daemon may start before its runtime.
         Role::Daemon => {
-            let containers = RemoteContainerService::lazy(&address, timeout)?;
-            (RemoteImageService::lazy(&address, timeout)?, Arc::new(containers))
+            let containers = RemoteContainerService::lazy(&address, timeout)?.traced(Tracing::Spans);
+            (RemoteImageService::lazy(&address, timeout)?.traced(Tracing::Spans), Arc::new(containers))
         }
         Role::Command => {
             let images = RemoteImageService::connect(&address, timeout).await?;

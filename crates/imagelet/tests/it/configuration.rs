@@ -106,7 +106,7 @@ fn a_bad_configuration_is_refused_when_it_is_looked_at() {
         let path = lay(folder.path(), &case);
         let outcome = match case.kind {
             Kind::Own => run(program().args(["config", "check"]).arg(&path)),
-            Kind::Kubelet => run(program().args(["config", "show", "--kubelet-config"]).arg(&path)),
+            Kind::Kubelet => run(program().args(["config", "check", "--kubelet-config"]).arg(&path)),
         };
         wrong.extend(refused(&case, &path, &outcome).map(|why| format!("{}: {why}", case.what)));
     }
@@ -143,6 +143,27 @@ fn a_path_that_is_no_text_and_a_complaint_with_escapes_print_harmlessly() {
     let outcome = run(program().args(["config", "check"]).arg(&path));
     let told = outcome.refused(&["clear", ":1: "]);
     assert!(!told.contains('\u{1b}'), "{told:?}");
+}
+
+#[test]
+fn a_kubelets_file_is_checked_alone_and_under_ours() {
+    let folder = scratch();
+    let (own, kubelet) = (folder.path().join("own.yaml"), folder.path().join("kubelet.yaml"));
+    fs::write(&own, "imageGCHighThresholdPercent: 70\n").unwrap();
+    fs::write(&kubelet, "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n").unwrap();
+    let check = || {
+        let mut check = program();
+        check.args(["config", "check", "--kubelet-config"]).arg(&kubelet);
+        check
+    };
+    assert_eq!(run(&mut check()).ok(), format!("{} is valid\n", kubelet.display()));
+    let both = format!("{} and {} are valid\n", kubelet.display(), own.display());
+    assert_eq!(run(check().arg(&own)).ok(), both);
+    // Each is good alone: what is wrong is the one over the other.
+    fs::write(&kubelet, "imageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 80\n").unwrap();
+    assert_eq!(run(&mut check()).ok(), format!("{} is valid\n", kubelet.display()));
+    run(check().arg(&own)).refused(&["imageGCLowThresholdPercent"]);
+    assert_eq!(run(program().args(["config", "check"])).code, 2, "nothing is no file");
 }
 
 #[test]

@@ -28,6 +28,7 @@ fn containerd_seen_through_the_client_keeps_the_contract() {
         absent: format!("{}/absent:v1", registry.address()),
         reports_progress: false,
         untags: false,
+        tells_layers: false,
     };
     let containerd = Containerd::start(folder.path(), &registry);
     tokio::runtime::Runtime::new().unwrap().block_on(async {

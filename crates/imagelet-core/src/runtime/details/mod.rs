@@ -1,5 +1,7 @@
 //! What a store knows of one image beyond its line in a list: what CRI's verbose status tells.
 
+mod info;
+
 use std::{collections::BTreeMap, fmt};
 
 use serde::Deserialize;
@@ -162,7 +164,7 @@ mod tests {
     use super::*;
     use crate::image::{ImageId, ImageSpec, ImageUser};
 
-    fn image() -> Image {
+    pub(super) fn image() -> Image {
         Image {
             id: ImageId::new("sha256:a"),
             tags: Vec::new(),

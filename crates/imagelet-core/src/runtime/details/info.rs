@@ -1,13 +1,12 @@
-//! The verbose part of a status: JSON texts by name, ours and other runtimes' (`spec/cri.md §5.4`).
+//! Details as JSON texts by name, as a verbose status carries them: ours and other runtimes' (`spec/cri.md §5.4`).
 
 use std::collections::BTreeMap;
 
-use imagelet_core::{
-    image::{ByteSize, Digest, Image},
-    runtime::{ImageDetails, JsonText, LayerDetails},
-};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+
+use super::{ImageDetails, JsonText, LAYERS_MAX, LayerDetails, lenient};
+use crate::image::{ByteSize, Digest, Image};
 
 /// The one name every runtime uses.
 const INFO: &str = "info";
@@ -15,8 +14,6 @@ const INFO: &str = "info";
 const JSON_BYTES_MAX: usize = 9 << 20;
 /// What a runtime says beyond that is kept up to here, so that one image cannot fill a message again.
 const REST_BYTES_MAX: usize = 1 << 20;
-/// Most layers whose sizes are told.
-const LAYERS_MAX: usize = 1000;
 
 /// What stands under `info`; containerd has the first and the third, CRI-O the second and the third.
 #[derive(Default, Serialize, Deserialize)]
@@ -43,84 +40,67 @@ struct InfoLayer {
     size: Option<u64>,
 }
 
-/// What our server says of an image beyond its message.
-pub(crate) fn info_to_wire(details: &ImageDetails) -> BTreeMap<String, String> {
-    let layers = details
-        .layers
-        .iter()
-        .map(|layer| InfoLayer { diff_id: layer.diff_id.to_string(), size: layer.bytes.map(|bytes| bytes.0) });
-    let said = Info {
-        chain_id: details.chain_id.as_ref().map(Digest::to_string),
-        labels: Some(details.labels.clone()),
-        image_spec: details.config.as_ref().and_then(|config| RawValue::from_string(config.as_str().to_owned()).ok()),
-        layers: Some(layers.collect()),
-        compressed_size: details.compressed.map(|size| size.0),
-    };
-    let mut info: BTreeMap<String, String> = details.info.clone();
-    // What does not serialise is not said; the key must be there.
-    info.insert(INFO.to_owned(), serde_json::to_string(&said).unwrap_or_else(|_| "{}".to_owned()));
-    info
+impl ImageDetails {
+    /// What a server says of an image beyond its message.
+    pub fn to_info(&self) -> BTreeMap<String, String> {
+        let layers = self
+            .layers
+            .iter()
+            .map(|layer| InfoLayer { diff_id: layer.diff_id.to_string(), size: layer.bytes.map(|bytes| bytes.0) });
+        let said = Info {
+            chain_id: self.chain_id.as_ref().map(Digest::to_string),
+            labels: Some(self.labels.clone()),
+            image_spec: self.config.as_ref().and_then(|config| RawValue::from_string(config.as_str().to_owned()).ok()),
+            layers: Some(layers.collect()),
+            compressed_size: self.compressed.map(|size| size.0),
+        };
+        let mut info: BTreeMap<String, String> = self.info.clone();
+        // What does not serialise is not said; the key must be there.
+        info.insert(INFO.to_owned(), serde_json::to_string(&said).unwrap_or_else(|_| "{}".to_owned()));
+        info
+    }
+
+    /// What a runtime says. Whatever is too long, of another shape or no JSON at all is as if it were not there.
+    pub fn of_info(image: Image, mut info: BTreeMap<String, String>) -> Self {
+        let text = info.remove(INFO).unwrap_or_default();
+        let said: Info = if text.len() <= JSON_BYTES_MAX {
+            serde_json::from_str(&text).unwrap_or_default()
+        } else {
+            Info::default()
+        };
+        let config = said.image_spec.and_then(|config| JsonText::new(config.get()));
+        let mut details = match config {
+            Some(config) => Self::of_config(image, config),
+            None => Self::bare(image),
+        };
+        if let Some(chain_id) = said.chain_id.and_then(|chain_id| chain_id.parse().ok()) {
+            details.chain_id = Some(chain_id);
+        }
+        if details.labels.is_empty() {
+            details.labels = said.labels.unwrap_or_default();
+        }
+        let layers = said.layers.filter(|layers| layers.len() <= LAYERS_MAX).unwrap_or_default();
+        let layers: Option<Vec<LayerDetails>> = layers.iter().map(layer_of).collect();
+        details.layers = layers.filter(|layers| !layers.is_empty()).unwrap_or(details.layers);
+        details.compressed = said.compressed_size.map(ByteSize);
+        let length = |(key, value): (&String, &String)| key.len() + value.len();
+        if info.iter().map(length).sum::<usize>() <= REST_BYTES_MAX {
+            details.info = info;
+        }
+        details
+    }
 }
 
-/// What a runtime says. Whatever is too long, of another shape or no JSON at all is as if it were not there.
-pub(crate) fn details_from_wire(image: Image, mut info: BTreeMap<String, String>) -> ImageDetails {
-    let text = info.remove(INFO).unwrap_or_default();
-    let said: Info =
-        if text.len() <= JSON_BYTES_MAX { serde_json::from_str(&text).unwrap_or_default() } else { Info::default() };
-    let config = said.image_spec.and_then(|config| JsonText::new(config.get()));
-    let mut details = match config {
-        Some(config) => ImageDetails::of_config(image, config),
-        None => ImageDetails::bare(image),
-    };
-    if let Some(chain_id) = said.chain_id.and_then(|chain_id| chain_id.parse().ok()) {
-        details.chain_id = Some(chain_id);
-    }
-    if details.labels.is_empty() {
-        details.labels = said.labels.unwrap_or_default();
-    }
-    let layers = said.layers.filter(|layers| layers.len() <= LAYERS_MAX).unwrap_or_default();
-    let layers: Option<Vec<LayerDetails>> = layers.iter().map(layer_from_wire).collect();
-    details.layers = layers.filter(|layers| !layers.is_empty()).unwrap_or(details.layers);
-    details.compressed = said.compressed_size.map(ByteSize);
-    let length = |(key, value): (&String, &String)| key.len() + value.len();
-    if info.iter().map(length).sum::<usize>() <= REST_BYTES_MAX {
-        details.info = info;
-    }
-    details
-}
-
-fn layer_from_wire(layer: &InfoLayer) -> Option<LayerDetails> {
+fn layer_of(layer: &InfoLayer) -> Option<LayerDetails> {
     Some(LayerDetails { diff_id: layer.diff_id.parse().ok()?, bytes: layer.size.map(ByteSize) })
-}
-
-/// A value of the right shape, or none.
-fn lenient<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
-    deserializer: D,
-) -> Result<Option<T>, D::Error> {
-    let raw = Box::<RawValue>::deserialize(deserializer)?;
-    Ok(serde_json::from_str(raw.get()).ok())
 }
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::image::{ImageId, ImageSpec, ImageUser};
-
-    use super::*;
-
-    fn image() -> Image {
-        Image {
-            id: ImageId::new("sha256:a"),
-            tags: Vec::new(),
-            digests: Vec::new(),
-            size: ByteSize(1),
-            user: ImageUser::Unset,
-            spec: ImageSpec::default(),
-            pinned: false,
-        }
-    }
+    use super::{super::tests::image, *};
 
     fn read(info: &str) -> ImageDetails {
-        details_from_wire(image(), BTreeMap::from([(INFO.to_owned(), info.to_owned())]))
+        ImageDetails::of_info(image(), BTreeMap::from([(INFO.to_owned(), info.to_owned())]))
     }
 
     #[test]
@@ -134,9 +114,9 @@ mod tests {
             info: BTreeMap::from([("other".to_owned(), "{}".to_owned())]),
             ..details
         };
-        assert_eq!(details_from_wire(image(), info_to_wire(&details)), details);
+        assert_eq!(ImageDetails::of_info(image(), details.to_info()), details);
         let bare = ImageDetails::bare(image());
-        assert_eq!(details_from_wire(image(), info_to_wire(&bare)), bare);
+        assert_eq!(ImageDetails::of_info(image(), bare.to_info()), bare);
     }
 
     #[test]
@@ -167,6 +147,6 @@ mod tests {
             assert_eq!(read(info), ImageDetails::bare(image()), "{info:.80}");
         }
         let rest = BTreeMap::from([("more".to_owned(), "x".repeat(REST_BYTES_MAX))]);
-        assert!(details_from_wire(image(), rest).info.is_empty());
+        assert!(ImageDetails::of_info(image(), rest).info.is_empty());
     }
 }
