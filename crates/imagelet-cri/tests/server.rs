@@ -166,6 +166,23 @@ async fn services_that_are_not_here_are_refused_by_name() {
 }
 
 #[tokio::test]
+async fn methods_of_a_later_interface_are_unimplemented() {
+    let socket = Socket::of(&fake()).await;
+    let mut client = tonic::client::Grpc::new(socket.channel().await);
+    for path in [
+        "/runtime.v1.ImageService/PullSecurityProfile",
+        "/runtime.v1.ImageService/ListSecurityProfiles",
+        "/runtime.v1.ImageService/RemoveSecurityProfile",
+    ] {
+        client.ready().await.unwrap();
+        let codec = tonic_prost::ProstCodec::<v1::ListImagesRequest, v1::ListImagesResponse>::default();
+        let request = Request::new(v1::ListImagesRequest::default());
+        let refused = client.unary(request, path.parse().unwrap(), codec).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unimplemented, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn a_pull_that_is_late_ends_with_deadline_exceeded_and_is_given_up() {
     let fake = fake();
     fake.set_pull_takes(Duration::from_hours(1));

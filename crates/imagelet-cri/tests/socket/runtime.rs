@@ -73,6 +73,8 @@ impl Runtime {
     }
 
     async fn answer(self, request: http::Request<Body>) -> http::Response<Body> {
+        let authority = request.uri().authority().map(ToString::to_string);
+        assert_eq!(authority.as_deref(), Some("localhost"), "whatever the path of the socket");
         let call = request.uri().path().rsplit('/').next().unwrap().to_owned();
         self.asked.lock().unwrap().push(call.clone());
         let containers = |ids: &[&str]| ids.iter().map(|id| container(id)).collect::<Vec<_>>();
