@@ -195,7 +195,11 @@ impl Peer {
     where
         F: Future<Output = Result<Response<A>, Status>>,
     {
-        self.until(deadline, call, message, |request| async { send(request).await.map(Response::into_inner) }).await
+        let send = |request| {
+            let sent = Box::pin(send(request));
+            async { sent.await.map(Response::into_inner) }
+        };
+        self.until(deadline, call, message, send).await
     }
 
     /// The same for calls that read more than one answer; the deadline covers all of them.
@@ -213,7 +217,9 @@ impl Peer {
         // The peer is told, so that it stops working for nobody.
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         self.tracing.inject(request.metadata_mut());
-        match tokio::time::timeout_at(deadline, self.tracing.follow(call, send(request))).await {
+        // A call is large, and would be in each future around it.
+        let sent = Box::pin(send(request));
+        match tokio::time::timeout_at(deadline, self.tracing.follow(call, sent)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => match self.error(call, &status) {
                 // Nobody here gave up, so what the peer calls a cancel is the deadline it was told.
@@ -238,7 +244,8 @@ impl Peer {
     {
         let mut request = Request::new(message);
         self.tracing.inject(request.metadata_mut());
-        self.tracing.follow(call, async { send(request).await.map(Response::into_inner) }).await
+        let sent = Box::pin(send(request));
+        self.tracing.follow(call, async { sent.await.map(Response::into_inner) }).await
     }
 
     /// What each call but a pull may take.

@@ -36,8 +36,6 @@ impl Tracing {
         call: Call,
         sent: impl Future<Output = Result<A, Status>>,
     ) -> Result<A, Status> {
-        // Calls are large, and would be in here twice.
-        let sent = Box::pin(sent);
         if self != Self::Spans {
             return sent.await;
         }
