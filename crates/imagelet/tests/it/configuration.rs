@@ -149,8 +149,9 @@ fn a_path_that_is_no_text_and_a_complaint_with_escapes_print_harmlessly() {
 fn a_kubelets_file_is_checked_alone_and_under_ours() {
     let folder = scratch();
     let (own, kubelet) = (folder.path().join("own.yaml"), folder.path().join("kubelet.yaml"));
-    fs::write(&own, "imageGCHighThresholdPercent: 70\n").unwrap();
-    fs::write(&kubelet, "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n").unwrap();
+    fs::write(&own, "imageGCHighThresholdPercent: 82\n").unwrap();
+    let header = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n";
+    fs::write(&kubelet, header).unwrap();
     let check = || {
         let mut check = program();
         check.args(["config", "check", "--kubelet-config"]).arg(&kubelet);
@@ -160,7 +161,7 @@ fn a_kubelets_file_is_checked_alone_and_under_ours() {
     let both = format!("{} and {} are valid\n", kubelet.display(), own.display());
     assert_eq!(run(check().arg(&own)).ok(), both);
     // Each is good alone: what is wrong is the one over the other.
-    fs::write(&kubelet, "imageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 80\n").unwrap();
+    fs::write(&kubelet, format!("{header}imageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 84\n")).unwrap();
     assert_eq!(run(&mut check()).ok(), format!("{} is valid\n", kubelet.display()));
     run(check().arg(&own)).refused(&["imageGCLowThresholdPercent"]);
     assert_eq!(run(program().args(["config", "check"])).code, 2, "nothing is no file");
