@@ -132,7 +132,7 @@ fn keep_all(round: &mut Round<'_>, snapshot: &Snapshot, plan: &Plan) {
     let mut entries = snapshot.entries.iter();
     let kept = plan.kept.iter().filter_map(|(key, reason)| {
         let entry = entries.find(|entry| order(entry, key).is_eq())?;
-        Some((entry, reason.clone()))
+        Some((&**entry, reason.clone()))
     });
     round.keep_all(kept);
 }

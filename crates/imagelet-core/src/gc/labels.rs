@@ -38,7 +38,7 @@ impl Labels {
 impl ImageGc {
     /// What a decision may know of all images, with the labels of those that only rules could keep.
     pub(super) async fn facts(&self, snapshot: &Snapshot, rules: &Arc<GcRules>) -> Vec<ImageFacts> {
-        let mut facts: Vec<ImageFacts> = snapshot.entries.iter().map(ImageFacts::of).collect();
+        let mut facts: Vec<ImageFacts> = snapshot.entries.iter().map(|entry| ImageFacts::of(entry)).collect();
         let names = labels_read(&rules.keep);
         if names.is_empty() {
             return facts;

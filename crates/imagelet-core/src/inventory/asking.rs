@@ -289,7 +289,7 @@ impl State {
         if let Some(snapshot) = &self.snapshot {
             let is_used = |users: &[String]| users.iter().any(|user| !is_mount(user));
             let used = snapshot.entries.iter().filter(|entry| is_used(&entry.in_use_by));
-            return used.map(super::Entry::key).collect();
+            return used.map(|entry| entry.key()).collect();
         }
         let Some(last_pass) = self.watch.last_pass.filter(|_| self.watch.containers > 0) else {
             return BTreeSet::new();

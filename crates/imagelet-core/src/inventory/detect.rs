@@ -1,12 +1,8 @@
 //! Which images are there, since when, and who uses them: a plain function of what the runtime listed (`spec/gc.md §5`).
 
-use std::{
-    cmp::Ordering,
-    collections::{BTreeMap, HashSet},
-    time::SystemTime,
-};
+use std::{cmp::Ordering, collections::BTreeMap, time::SystemTime};
 
-use super::names::Names;
+use super::names::{Among, Names};
 use crate::{
     image::{ByteSize, Image, ImageId, ImageKey},
     runtime::{Container, Pod},
@@ -160,16 +156,25 @@ pub(crate) fn users(survey: &Survey, rules: DetectRules) -> Users {
 
 /// Who uses which image, and which containers are new by what is known of their ids.
 pub(crate) fn uses(survey: &Survey, rules: DetectRules, is_fresh: impl Fn(&str) -> bool) -> Uses {
+    uses_among(Among::Listed(&survey.images), survey, rules, is_fresh)
+}
+
+/// The same of images that are known; those of the survey do not count.
+pub(super) fn uses_among(
+    images: Among<'_>,
+    survey: &Survey,
+    rules: DetectRules,
+    is_fresh: impl Fn(&str) -> bool,
+) -> Uses {
     let containers = || survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it)));
     let mounted = |container: &Container| survey.mounts.get(&container.id).into_iter().flatten();
     let texts = containers().flat_map(|(_, container)| {
         let own = [&container.image_id, &container.image_ref, &container.image.image].into_iter();
         own.chain(mounted(container).filter(|_| rules.image_volumes)).map(String::as_str)
     });
-    let names = Names::of(&survey.images, rules, texts);
+    let names = Names::of(images, rules, texts);
     let has_mounts = rules.image_volumes && containers().any(|(_, container)| mounted(container).next().is_some());
-    let listed = survey.images.iter().filter(|_| has_mounts).map(|image| image.id.as_str());
-    let listed: HashSet<&str> = listed.collect();
+    let is_listed = has_mounts.then(|| images.ids());
     let mut uses = Uses::default();
     for (pod, container) in containers() {
         let user = user_text(pod, container);
@@ -194,7 +199,7 @@ pub(crate) fn uses(survey: &Survey, rules: DetectRules, is_fresh: impl Fn(&str) 
         }
         let volume_user = format!("{user} (volume)");
         for mounted in mounted(container) {
-            if listed.contains(mounted.as_str()) {
+            if is_listed.as_ref().is_some_and(|is_listed| is_listed(mounted)) {
                 add(ImageKey::new(ImageId::new(mounted), String::new()), &volume_user);
             }
             if rules.any_spelling {

@@ -2,6 +2,8 @@
 //!
 //! All times in here are steady ones.
 
+mod changes;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
@@ -83,6 +85,8 @@ pub(super) struct Memory {
     forgotten: Vec<ImageKey>,
     everything_changed: bool,
     reuse_written: Option<SystemTime>,
+    /// Those that are gone, since when, and when the idle time of each comes into its next span.
+    ghosts: BTreeMap<ImageKey, (SystemTime, Option<SystemTime>)>,
     /// No pass has been since the start: containers that are there are not all new.
     is_resumed: bool,
 }
@@ -189,8 +193,8 @@ impl Memory {
         self.images.iter().filter(|(_, remembered)| remembered.gone.is_none())
     }
 
-    /// Takes a pass in, and puts what was known before into its records.
-    pub(super) fn absorb(&mut self, records: &mut Records, uses: &Uses, images: &[Image], now: SystemTime) {
+    /// Takes a pass in, and puts what was known before into its records. True: old versions were looked for.
+    pub(super) fn absorb(&mut self, records: &mut Records, uses: &Uses, images: &[Image], now: SystemTime) -> bool {
         let reuse = Arc::make_mut(&mut self.reuse);
         let mut regroup = false;
         let mut arrived = Vec::new();
@@ -206,20 +210,13 @@ impl Memory {
                     arrived.push(key.clone());
                     continue;
                 }
-                remembered.first_seen = record.first_seen;
-                record.last_used = record.last_used.max(remembered.last_used);
                 while used.next_if(|other| *other < key).is_some() {}
                 let in_use = used.next_if(|other| *other == key).is_some();
-                if in_use || remembered.in_use || self.is_resumed {
-                    let fresh = uses.fresh.get(key).map(Vec::as_slice).unwrap_or_default();
-                    let changed = remembered.see(in_use, fresh, self.is_resumed, now, reuse);
-                    if changed {
-                        self.changed.insert(key.clone());
-                        regroup = true;
-                    }
-                    record.last_used = record.last_used.max(remembered.last_used);
+                let fresh = uses.fresh.get(key).map(Vec::as_slice).unwrap_or_default();
+                if remembered.meet(record, in_use, fresh, self.is_resumed, now, reuse) {
+                    self.changed.insert(key.clone());
+                    regroup = true;
                 }
-                remembered.idle(now, reuse);
             } else {
                 arrived.push(key.clone());
             }
@@ -240,6 +237,9 @@ impl Memory {
         if regroup {
             self.regroup(images);
         }
+        let ghosts = self.images.iter().filter_map(|(key, it)| Some((key.clone(), (it.gone?, it.due()))));
+        self.ghosts = ghosts.collect();
+        regroup
     }
 
     /// An image is there that was not.
@@ -407,6 +407,27 @@ impl Remembered {
         self.last_used = self.last_used.max(Some(at));
         self.begun = self.begun.max(Some(at));
         self.counted = 0;
+    }
+
+    /// A pass that listed it saw who uses it. True: worth writing.
+    fn meet(
+        &mut self,
+        record: &mut super::detect::Record,
+        in_use: bool,
+        fresh: &[Fresh],
+        is_resumed: bool,
+        now: SystemTime,
+        reuse: &mut ReuseTable,
+    ) -> bool {
+        self.first_seen = record.first_seen;
+        record.last_used = record.last_used.max(self.last_used);
+        let mut changed = false;
+        if in_use || self.in_use || is_resumed {
+            changed = self.see(in_use, fresh, is_resumed, now, reuse);
+            record.last_used = record.last_used.max(self.last_used);
+        }
+        self.idle(now, reuse);
+        changed
     }
 
     /// A pass saw who uses it. `by_creation`: containers may have been there before anybody looked. True: worth writing.

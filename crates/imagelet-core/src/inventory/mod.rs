@@ -3,7 +3,9 @@
 //! Ages and uses survive a restart in the files that `ledger.rs` draws. The files are a memory, not a root: without them
 //! every image is new again, which keeps it longer and never loses it.
 
+mod absorb;
 mod asking;
+mod changes;
 mod detect;
 mod files;
 mod flaws;
@@ -28,7 +30,6 @@ mod watch;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
-    iter::Peekable,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -46,7 +47,8 @@ pub(crate) use self::recall::Kept;
 pub(crate) use self::recheck::{Clearance, Ordered, Standing};
 use self::{
     asking::LeaseFile,
-    detect::{DetectRules, DetectTimes, Records, Survey, Users, detect, uses},
+    changes::{Loose, Trace},
+    detect::{Records, Survey},
     files::StateDir,
     flaws::Flaws,
     leases::Leases,
@@ -123,6 +125,11 @@ struct State {
     /// Mounts are fixed when a container is created, so each container is asked once.
     mounts: BTreeMap<String, Vec<String>>,
     watch: Watch,
+    /// What the last pass left for one that looks at what changed alone; `None`: the next looks at all images.
+    trace: Option<Trace>,
+    /// Images that were handed out since the last pass.
+    stirred: BTreeSet<ImageId>,
+    loose: Loose,
     /// The ledger on disk is older than this state.
     dirty: bool,
     flushed_at: Option<Instant>,
@@ -134,7 +141,7 @@ pub struct Snapshot {
     /// When the listings were in.
     pub taken_at: SystemTime,
     /// All images, by key.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<Arc<Entry>>,
     /// Since when uses are known without a long gap; before that an unused image may only be an unwatched one.
     pub watched_since: SystemTime,
     /// How many containers a runtime listed.
@@ -182,7 +189,7 @@ impl Snapshot {
     /// The first entry of an image, whatever its handler.
     fn first_of(&self, id: &ImageId) -> Option<&Entry> {
         let place = self.entries.partition_point(|entry| entry.image.id < *id);
-        self.entries.get(place).filter(|entry| entry.image.id == *id)
+        self.entries.get(place).filter(|entry| entry.image.id == *id).map(Arc::as_ref)
     }
 }
 
@@ -322,6 +329,7 @@ impl Inventory {
         *lease = now.max(*lease);
         let at = state.clock.now(now);
         state.seen_at = state.seen_at.max(Some(at));
+        state.stirred.insert(handed.key.id().clone());
         if let Some(record) = state.records.get_mut(&handed.key) {
             record.last_used = record.last_used.max(Some(at));
         }
@@ -407,124 +415,6 @@ impl fmt::Debug for Inventory {
 }
 
 impl State {
-    /// Takes a survey in; `asked_at` and `now` are the two clocks of `spec/gc.md §5`.
-    fn absorb(&mut self, mut survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
-        // Once for all walks; an image listed twice stays in the order of the listing.
-        survey.images.sort_by(in_order_of_keys);
-        let wall = (asked_at, now);
-        let now = self.steady(now);
-        let asked_at = moved(asked_at, -self.shift);
-        self.clamp(now, wall.1);
-        let containers = survey.runtime_containers();
-        let used_before = self.used_before();
-        self.watch.advance(containers, now);
-        let (mounts, shift) = (&self.mounts, self.shift);
-        let mut uses = uses(&survey, DetectRules::INVENTORY, |id| !mounts.contains_key(id));
-        for fresh in uses.fresh.values_mut().flatten() {
-            fresh.created = fresh.created.map(|at| moved(at, -shift));
-        }
-        let times = DetectTimes { detected_at: Some(asked_at), now };
-        detect(&mut self.records, &survey, &uses.by_image, DetectRules::INVENTORY, times);
-        self.memory.absorb(&mut self.records, &uses, &survey.images, now);
-        let records = &self.records;
-        self.touches.retain(|leased, leased_at| {
-            let first = ImageKey::new(leased.id().clone(), String::new());
-            let is_there = records.range(first..).next().is_some_and(|(key, _)| key.id() == leased.id());
-            is_there || wall.1.duration_since(*leased_at).unwrap_or_default() < LEASE_UNSEEN_MAX
-        });
-        self.dirty |= containers > 0 || self.memory.is_changed();
-        self.serve_leases(&survey);
-        let doubtful = if survey.missing_are_gone { BTreeSet::new() } else { used_before };
-        self.note_released(doubtful, &uses.by_image, now);
-        let snapshot = Arc::new(self.draw(survey.images, &uses.by_image, now));
-        self.mounts = survey.mounts;
-        self.snapshot = Some(Arc::clone(&snapshot));
-        snapshot
-    }
-
-    /// What the steady time is, and from now on what the wall clock is ahead of it.
-    fn steady(&mut self, wall: SystemTime) -> SystemTime {
-        if let Some(correction) = self.clock.correct(wall) {
-            for record in self.records.values_mut() {
-                record.first_seen = record.first_seen.map(|seen| correction.apply(seen));
-                record.last_used = record.last_used.map(|used| correction.apply(used));
-            }
-            let watch = &mut self.watch;
-            for time in [&mut watch.since, &mut watch.last_pass, &mut watch.vanished_at].into_iter().flatten() {
-                *time = correction.apply(*time);
-            }
-            self.memory.correct(correction);
-        }
-        let steady = self.clock.now(wall);
-        self.shift = SteadyClock::shift(steady, wall);
-        steady
-    }
-
-    /// Nothing happened in the future, whatever a ledger says or the caller's clock said before.
-    fn clamp(&mut self, now: SystemTime, wall: SystemTime) {
-        for leased_at in self.touches.values_mut() {
-            *leased_at = wall.min(*leased_at);
-        }
-        for released_at in self.released.values_mut() {
-            *released_at = now.min(*released_at);
-        }
-        self.leases.tidy(now);
-        if self.seen_at.replace(now).is_some_and(|seen| seen <= now) {
-            return;
-        }
-        self.memory.clamp(now);
-        for record in self.records.values_mut() {
-            record.first_seen = record.first_seen.map(|seen| seen.min(now));
-            record.last_used = record.last_used.map(|used| used.min(now));
-        }
-        self.watch.since = self.watch.since.map(|since| since.min(now));
-        self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
-    }
-
-    /// `images` come in the order of their keys.
-    fn draw(&self, images: Vec<Image>, users: &Users, now: SystemTime) -> Snapshot {
-        let mut images = images.into_iter().peekable();
-        // Of an image listed twice the later entry is shown.
-        let mut next = || loop {
-            let image = images.next()?;
-            if images.peek().is_none_or(|other| in_order_of_keys(&image, other).is_ne()) {
-                return Some(image);
-            }
-        };
-        let told = |time: SystemTime| moved(time, self.shift);
-        // All four are sorted by key.
-        let (mut records, mut memory) = (self.records.iter().peekable(), self.memory.present().peekable());
-        let mut users = users.iter().peekable();
-        let entries = std::iter::from_fn(&mut next).map(|image| {
-            let key = image.key();
-            let record = find(&mut records, &key);
-            let remembered = find(&mut memory, &key);
-            Entry {
-                first_seen: told(record.and_then(|record| record.first_seen).unwrap_or(now)),
-                last_used: record.and_then(|record| record.last_used).map(told),
-                leased_at: self.leased_at(&key),
-                leased_until: self.leases.until(key.id(), now).map(told),
-                released_at: self.released.get(&key).copied().map(told),
-                use_count: remembered.map_or(0, |it| it.history.uses),
-                last_user: remembered.and_then(|it| it.user.clone()),
-                pulled: remembered.and_then(|it| it.pulled).map(|cost| PullCost { at: told(cost.at), ..cost }),
-                origin: remembered.map(|it| it.origin).unwrap_or_default(),
-                history: remembered.map(|it| it.history.clone()).unwrap_or_default(),
-                in_use_by: self.users_of(key.id(), find(&mut users, &key)),
-                pinned_by: self.pinned_by(&image),
-                image: Arc::new(image),
-            }
-        });
-        Snapshot {
-            taken_at: told(now),
-            entries: entries.collect(),
-            watched_since: told(self.watch.since.unwrap_or(now)),
-            reuse: self.memory.reuse(),
-            containers: self.watch.containers,
-            containers_vanished: self.watch.vanished_at.is_some() && !self.flaws.have(Flaw::EmptyListBelieved),
-        }
-    }
-
     /// When this image was last asked for. Whoever asks may know the id alone, not the handler.
     fn leased_at(&self, key: &ImageKey) -> Option<SystemTime> {
         if self.touches.is_empty() {
@@ -552,7 +442,10 @@ impl State {
         let Some(snapshot) = &self.snapshot else { return };
         let mut snapshot = Snapshot::clone(snapshot);
         for entry in &mut snapshot.entries {
-            entry.pinned_by = self.pinned_by(&entry.image);
+            let pinned_by = self.pinned_by(&entry.image);
+            if entry.pinned_by != pinned_by {
+                Arc::make_mut(entry).pinned_by = pinned_by;
+            }
         }
         self.snapshot = Some(Arc::new(snapshot));
     }
@@ -569,14 +462,4 @@ impl State {
         self.memory.restore(content);
         self.records = self.memory.records();
     }
-}
-
-fn in_order_of_keys(one: &Image, other: &Image) -> std::cmp::Ordering {
-    one.id.cmp(&other.id).then_with(|| one.spec.runtime_handler.cmp(&other.spec.runtime_handler))
-}
-
-/// The next of a sorted row that has this key.
-fn find<'a, T>(row: &mut Peekable<impl Iterator<Item = (&'a ImageKey, T)>>, key: &ImageKey) -> Option<T> {
-    while row.next_if(|(other, _)| *other < key).is_some() {}
-    row.next_if(|(other, _)| *other == key).map(|(_, found)| found)
 }

@@ -97,7 +97,14 @@ impl Inventory {
         let path = directory.path().to_owned();
         let read = tokio::task::spawn_blocking(move || directory.read_pins()).await;
         match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
-            Ok(patterns) => self.lock().pins = parse_patterns(patterns),
+            Ok(patterns) => {
+                let pins = parse_patterns(patterns);
+                let mut state = self.lock();
+                if state.pins != pins {
+                    state.pins = pins;
+                    state.trace = None;
+                }
+            }
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "could not read the pins; keeping those known");
             }

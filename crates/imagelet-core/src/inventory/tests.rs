@@ -9,7 +9,10 @@ use std::{
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::*;
+use super::{
+    detect::{DetectRules, DetectTimes, detect},
+    *,
+};
 use crate::{
     image::{ByteSize, ImageId, ImageSpec, ImageUser},
     runtime::{
@@ -175,7 +178,7 @@ fn over(fake: &FakeRuntime, directory: Option<&Path>) -> Inventory {
 }
 
 fn entry(snapshot: &Snapshot, id: &ImageId) -> Entry {
-    snapshot.entries.iter().find(|entry| entry.image.id == *id).unwrap().clone()
+    Entry::clone(snapshot.entries.iter().find(|entry| entry.image.id == *id).unwrap())
 }
 
 #[tokio::test]

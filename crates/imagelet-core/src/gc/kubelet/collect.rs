@@ -208,7 +208,7 @@ fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Snapshot, ruled: &[Option<Re
         };
         round.keep(entry, kept);
     }
-    let by_key: BTreeMap<ImageKey, &Entry> = snapshot.entries.iter().map(|entry| (entry.key(), entry)).collect();
+    let by_key: BTreeMap<ImageKey, &Entry> = snapshot.entries.iter().map(|entry| (entry.key(), &**entry)).collect();
     let free = snapshot.entries.iter().zip(ruled).filter(|(_, ruled)| ruled.is_none());
     let (order, nameless) = eviction_order(free.map(|(entry, _)| Candidate::of(entry)).collect());
     for key in &nameless {

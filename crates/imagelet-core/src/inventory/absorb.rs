@@ -1,0 +1,214 @@
+//! Takes one survey in: records, memory and leases are brought up to it, and all entries are drawn.
+
+use std::{collections::BTreeSet, iter::Peekable, sync::Arc, time::SystemTime};
+
+use super::{
+    Entry, Flaw, LEASE_UNSEEN_MAX, PullCost, Snapshot, State,
+    changes::{Loose, Trace},
+    detect::{DetectRules, DetectTimes, Record, Survey, Users, Uses, detect, uses_among},
+    memory::Remembered,
+    names::Among,
+    steady::{SteadyClock, moved},
+};
+use crate::image::{Image, ImageKey};
+
+/// A wall clock that went by so much less than the machine's, or more, was read late and not set.
+const SHIFT_MIN: i128 = 10_000_000;
+
+impl State {
+    /// Takes a survey in; `asked_at` and `now` are the two clocks of `spec/gc.md §5`.
+    pub(super) fn absorb(&mut self, mut survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
+        let wall = now;
+        let now = self.steady(now);
+        self.clamp(now, wall);
+        let times = DetectTimes { detected_at: Some(moved(asked_at, -self.shift)), now };
+        if self.leases.concern_all() || self.memory.wants_all() {
+            self.trace = None;
+        }
+        if let Some(trace) = self.trace.take() {
+            match self.absorb_changes(trace, survey, times, wall) {
+                Ok(snapshot) => return snapshot,
+                Err(returned) => survey = returned,
+            }
+        }
+        let snapshot = self.absorb_all(survey, times, wall);
+        if !self.leases.concern_all() {
+            self.trace = Some(Trace::of(&snapshot.entries, &self.memory));
+        }
+        snapshot
+    }
+
+    /// Looks at all images.
+    fn absorb_all(&mut self, mut survey: Survey, times: DetectTimes, wall: SystemTime) -> Arc<Snapshot> {
+        let now = times.now;
+        // Once for all walks; an image listed twice stays in the order of the listing.
+        survey.images.sort_by(in_order_of_keys);
+        let used_before = self.used_before();
+        let uses = self.uses(&survey, Among::Listed(&survey.images));
+        self.watch.advance(survey.runtime_containers(), now);
+        detect(&mut self.records, &survey, &uses.by_image, DetectRules::INVENTORY, times);
+        self.stirred.clear();
+        // Where old versions were not looked for, nobody has noted what was renamed.
+        let is_regrouped = self.memory.absorb(&mut self.records, &uses, &survey.images, now);
+        self.loose = Loose { all: !is_regrouped, ..Loose::default() };
+        self.settle(&survey, used_before, &uses.by_image, now, wall);
+        let snapshot = Arc::new(self.draw(survey.images, &uses.by_image, now));
+        self.mounts = survey.mounts;
+        self.snapshot = Some(Arc::clone(&snapshot));
+        snapshot
+    }
+
+    /// Who uses which of these images, the times in it steady ones.
+    pub(super) fn uses(&self, survey: &Survey, among: Among<'_>) -> Uses {
+        let mut uses = uses_among(among, survey, DetectRules::INVENTORY, |id| !self.mounts.contains_key(id));
+        for fresh in uses.fresh.values_mut().flatten() {
+            fresh.created = fresh.created.map(|at| moved(at, -self.shift));
+        }
+        uses
+    }
+
+    /// What a pass leaves of who asked for images, and of those that were in use before.
+    pub(super) fn settle(
+        &mut self,
+        survey: &Survey,
+        used_before: BTreeSet<ImageKey>,
+        users: &Users,
+        now: SystemTime,
+        wall: SystemTime,
+    ) {
+        let records = &self.records;
+        self.touches.retain(|leased, leased_at| {
+            let first = ImageKey::new(leased.id().clone(), String::new());
+            let is_there = records.range(first..).next().is_some_and(|(key, _)| key.id() == leased.id());
+            is_there || wall.duration_since(*leased_at).unwrap_or_default() < LEASE_UNSEEN_MAX
+        });
+        self.dirty |= survey.runtime_containers() > 0 || self.memory.is_changed();
+        self.serve_leases(survey);
+        let doubtful = if survey.missing_are_gone { BTreeSet::new() } else { used_before };
+        self.note_released(doubtful, users, now);
+    }
+
+    /// What the steady time is, and from now on what the wall clock is ahead of it.
+    fn steady(&mut self, wall: SystemTime) -> SystemTime {
+        if let Some(correction) = self.clock.correct(wall) {
+            for record in self.records.values_mut() {
+                record.first_seen = record.first_seen.map(|seen| correction.apply(seen));
+                record.last_used = record.last_used.map(|used| correction.apply(used));
+            }
+            let watch = &mut self.watch;
+            for time in [&mut watch.since, &mut watch.last_pass, &mut watch.vanished_at].into_iter().flatten() {
+                *time = correction.apply(*time);
+            }
+            self.memory.correct(correction);
+            self.look_at_all();
+        }
+        let steady = self.clock.now(wall);
+        let shift = SteadyClock::shift(steady, wall);
+        if (shift - self.shift).abs() >= SHIFT_MIN {
+            self.shift = shift;
+            // All that is told is told otherwise.
+            self.trace = None;
+        }
+        steady
+    }
+
+    /// Nothing happened in the future, whatever a ledger says or the caller's clock said before.
+    fn clamp(&mut self, now: SystemTime, wall: SystemTime) {
+        for leased_at in self.touches.values_mut() {
+            *leased_at = wall.min(*leased_at);
+        }
+        for released_at in self.released.values_mut() {
+            *released_at = now.min(*released_at);
+        }
+        self.leases.tidy(now);
+        if self.seen_at.replace(now).is_some_and(|seen| seen <= now) {
+            return;
+        }
+        self.look_at_all();
+        self.memory.clamp(now);
+        for record in self.records.values_mut() {
+            record.first_seen = record.first_seen.map(|seen| seen.min(now));
+            record.last_used = record.last_used.map(|used| used.min(now));
+        }
+        self.watch.since = self.watch.since.map(|since| since.min(now));
+        self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
+    }
+
+    /// More has changed than a pass would see: the next one looks at all images.
+    pub(super) fn look_at_all(&mut self) {
+        self.trace = None;
+        self.loose.all = true;
+    }
+
+    /// `images` come in the order of their keys.
+    fn draw(&self, images: Vec<Image>, users: &Users, now: SystemTime) -> Snapshot {
+        let mut images = images.into_iter().peekable();
+        // Of an image listed twice the later entry is shown.
+        let mut next = || loop {
+            let image = images.next()?;
+            if images.peek().is_none_or(|other| in_order_of_keys(&image, other).is_ne()) {
+                return Some(image);
+            }
+        };
+        // All four are sorted by key.
+        let (mut records, mut memory) = (self.records.iter().peekable(), self.memory.present().peekable());
+        let mut users = users.iter().peekable();
+        let entries = std::iter::from_fn(&mut next).map(|image| {
+            let key = image.key();
+            let (record, remembered) = (find(&mut records, &key), find(&mut memory, &key));
+            Arc::new(self.entry(Arc::new(image), &key, record, remembered, find(&mut users, &key), now))
+        });
+        let entries = entries.collect();
+        self.snapshot_of(entries, now)
+    }
+
+    pub(super) fn snapshot_of(&self, entries: Vec<Arc<Entry>>, now: SystemTime) -> Snapshot {
+        let told = |time: SystemTime| moved(time, self.shift);
+        Snapshot {
+            taken_at: told(now),
+            entries,
+            watched_since: told(self.watch.since.unwrap_or(now)),
+            reuse: self.memory.reuse(),
+            containers: self.watch.containers,
+            containers_vanished: self.watch.vanished_at.is_some() && !self.flaws.have(Flaw::EmptyListBelieved),
+        }
+    }
+
+    /// What is told of one image.
+    pub(super) fn entry(
+        &self,
+        image: Arc<Image>,
+        key: &ImageKey,
+        record: Option<&Record>,
+        remembered: Option<&Remembered>,
+        users: Option<&Vec<String>>,
+        now: SystemTime,
+    ) -> Entry {
+        let told = |time: SystemTime| moved(time, self.shift);
+        Entry {
+            first_seen: told(record.and_then(|record| record.first_seen).unwrap_or(now)),
+            last_used: record.and_then(|record| record.last_used).map(told),
+            leased_at: self.leased_at(key),
+            leased_until: self.leases.until(key.id(), now).map(told),
+            released_at: self.released.get(key).copied().map(told),
+            use_count: remembered.map_or(0, |it| it.history.uses),
+            last_user: remembered.and_then(|it| it.user.clone()),
+            pulled: remembered.and_then(|it| it.pulled).map(|cost| PullCost { at: told(cost.at), ..cost }),
+            origin: remembered.map(|it| it.origin).unwrap_or_default(),
+            history: remembered.map(|it| it.history.clone()).unwrap_or_default(),
+            in_use_by: self.users_of(key.id(), users),
+            pinned_by: self.pinned_by(&image),
+            image,
+        }
+    }
+}
+
+pub(super) fn in_order_of_keys(one: &Image, other: &Image) -> std::cmp::Ordering {
+    one.id.cmp(&other.id).then_with(|| one.spec.runtime_handler.cmp(&other.spec.runtime_handler))
+}
+
+/// The next of a sorted row that has this key.
+fn find<'a, T>(row: &mut Peekable<impl Iterator<Item = (&'a ImageKey, T)>>, key: &ImageKey) -> Option<T> {
+    while row.next_if(|(other, _)| *other < key).is_some() {}
+    row.next_if(|(other, _)| *other == key).map(|(_, found)| found)
+}

@@ -1,0 +1,439 @@
+//! Takes in a survey that says almost what the one before did: what is the same is compared, and not drawn again.
+//!
+//! What this finds is what [`State::absorb_all`] finds; wherever that is in doubt, that is what runs.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use twox_hash::XxHash3_128;
+
+use super::{
+    Entry, Snapshot, State,
+    detect::{DetectTimes, Record, Survey, is_mount},
+    memory::Memory,
+    names::{Among, Marks},
+};
+use crate::image::{Image, ImageId, ImageKey, ImageSpec, ImageUser};
+
+/// After so many images in a row that do not follow one another as before, an order is not looked for any more.
+const MISSES_MAX: usize = 16;
+
+/// What a pass leaves for the next one. Places are those of the entries.
+#[derive(Debug, Default)]
+pub(super) struct Trace {
+    /// The places in the order in which the images were listed.
+    order: Vec<u32>,
+    /// By place: where it stands in that order.
+    turns: Vec<u32>,
+    /// By place: when its idle time comes into the next span.
+    due: Vec<Option<SystemTime>>,
+    marks: Marks,
+    /// By place: what was listed, summed up. A sum of 128 bits tells any two listings of an image apart.
+    sums: Vec<u128>,
+    seed: u64,
+    /// Images that are used, asked for, or were a moment ago: what is told of them passes.
+    passing: Vec<ImageId>,
+    /// The place of each sum, and the first of each id; made where the order of the listing does not help.
+    places: Option<(HashMap<u128, u32>, HashMap<ImageId, u32>)>,
+}
+
+/// Repositories of which a newer image may be in use since old versions were last looked for.
+#[derive(Debug, Default)]
+pub(super) struct Loose {
+    pub(super) some: HashSet<String>,
+    /// Images that have other names.
+    pub(super) renamed: HashSet<ImageKey>,
+    /// Nobody knows which.
+    pub(super) all: bool,
+}
+
+/// What a listing says that was not known.
+#[derive(Debug, Default)]
+struct Compared {
+    /// As it was listed: places, and behind the last of them those that arrived.
+    order: Vec<u32>,
+    is_in_order: bool,
+    arrived: Vec<Image>,
+    changed: Vec<(usize, Image)>,
+    /// The sums of those that arrived.
+    sums: Vec<u128>,
+    /// By place.
+    is_listed: Vec<bool>,
+}
+
+impl Trace {
+    pub(super) fn of(entries: &[Arc<Entry>], memory: &Memory) -> Self {
+        let count = u32_of(entries.len());
+        let seed = RandomState::new().hash_one(0);
+        Self {
+            sums: entries.iter().map(|entry| sum(seed, &entry.image)).collect(),
+            seed,
+            order: (0..count).collect(),
+            turns: (0..count).collect(),
+            due: entries.iter().map(|entry| memory.due(&entry.key())).collect(),
+            marks: Marks::of(entries.iter().map(|entry| &*entry.image)),
+            passing: entries.iter().filter(|entry| is_passing(entry)).map(|entry| entry.image.id.clone()).collect(),
+            places: None,
+        }
+    }
+
+    /// Holds a listing against the entries, dropping what says nothing new. Gives it back where an image is in it twice.
+    fn compare(&mut self, entries: &[Arc<Entry>], images: Vec<Image>) -> Result<Compared, Vec<Image>> {
+        let mut found = Compared { is_in_order: true, is_listed: vec![false; entries.len()], ..Compared::default() };
+        found.order.reserve(images.len());
+        let (mut next, mut misses) = (0, 0);
+        let mut images = images.into_iter();
+        while let Some(image) = images.next() {
+            let sum = sum(self.seed, &image);
+            let guess = self.order.get(next).map(|place| usize_of(*place)).filter(|_| misses < MISSES_MAX);
+            let place = if let Some(place) = guess.filter(|place| self.sums[*place] == sum) {
+                misses = 0;
+                Some(place)
+            } else {
+                (found.is_in_order, misses) = (false, misses + 1);
+                self.find(entries, &image, sum)
+            };
+            let Some(place) = place else {
+                found.order.push(u32_of(entries.len() + found.arrived.len()));
+                found.arrived.push(image);
+                found.sums.push(sum);
+                continue;
+            };
+            if std::mem::replace(&mut found.is_listed[place], true) {
+                let rest = std::iter::once(image).chain(images);
+                return Err(found.into_listing(entries).into_iter().chain(rest).collect());
+            }
+            found.order.push(u32_of(place));
+            next = usize_of(self.turns[place]) + 1;
+            if std::mem::replace(&mut self.sums[place], sum) != sum {
+                found.changed.push((place, image));
+            }
+        }
+        found.is_in_order &= found.order.len() == entries.len();
+        let mut ids: Vec<ImageKey> = found.arrived.iter().map(Image::key).collect();
+        ids.sort_unstable();
+        if ids.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(found.into_listing(entries));
+        }
+        Ok(found)
+    }
+
+    /// The place of an image, wherever it was listed.
+    fn find(&mut self, entries: &[Arc<Entry>], image: &Image, sum: u128) -> Option<usize> {
+        let (sums, ids) = self.places.get_or_insert_with(|| {
+            let sums = self.sums.iter().copied().zip(0..).collect();
+            // The first of several handlers' is what is left.
+            (
+                sums,
+                (0_u32..)
+                    .zip(entries)
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .rev()
+                    .map(|(place, entry)| (entry.image.id.clone(), place))
+                    .collect(),
+            )
+        });
+        if let Some(place) = sums.get(&sum) {
+            return Some(usize_of(*place));
+        }
+        let first = usize_of(*ids.get(&image.id)?);
+        let same_id = entries[first..].iter().take_while(|entry| entry.image.id == image.id);
+        let is_same = |entry: &Entry| entry.image.spec.runtime_handler == image.spec.runtime_handler;
+        same_id.zip(first..).find(|(entry, _)| is_same(entry)).map(|(_, place)| place)
+    }
+
+    /// Takes up what a listing says of its images, and answers who is gone.
+    fn follow(&mut self, entries: &mut Vec<Arc<Entry>>, compared: &mut Compared, now: SystemTime) -> Vec<Arc<Entry>> {
+        let count = entries.len();
+        let is_moved = !compared.arrived.is_empty() || compared.is_listed.contains(&false);
+        if !is_moved && compared.changed.is_empty() {
+            self.reorder(compared, None);
+            return Vec::new();
+        }
+        // What is known and what arrived, by key.
+        let arrived = std::mem::take(&mut compared.arrived);
+        let mut arrived: Vec<(usize, Image)> = (count..).zip(arrived).collect();
+        arrived.sort_by(|(_, one), (_, other)| super::absorb::in_order_of_keys(one, other));
+        let mut arrived = arrived.into_iter().peekable();
+        let changed: HashSet<usize> = compared.changed.iter().map(|(place, _)| *place).collect();
+        let (mut gone, mut marks) = (Vec::new(), Marks::default());
+        let mut places = vec![u32::MAX; count + arrived.len()];
+        let before = std::mem::replace(entries, Vec::with_capacity(places.len()));
+        let due = std::mem::replace(&mut self.due, Vec::with_capacity(places.len()));
+        let sums = std::mem::replace(&mut self.sums, Vec::with_capacity(places.len()));
+        let is_before = |one: &Image, other: &Image| super::absorb::in_order_of_keys(one, other).is_lt();
+        for (place, ((entry, due), sum)) in before.into_iter().zip(due).zip(sums).enumerate() {
+            while let Some((old, image)) = arrived.next_if(|(_, image)| is_before(image, &entry.image)) {
+                places[old] = u32_of(entries.len());
+                marks.add(&image);
+                entries.push(Arc::new(Entry::blank(image, now)));
+                self.due.push(None);
+                self.sums.push(compared.sums[old - count]);
+            }
+            if !compared.is_listed[place] {
+                gone.push(entry);
+                continue;
+            }
+            places[place] = u32_of(entries.len());
+            if changed.contains(&place) {
+                marks.add(&entry.image)
+            } else {
+                marks.add_from(&self.marks, place)
+            }
+            entries.push(entry);
+            self.due.push(due);
+            self.sums.push(sum);
+        }
+        for (old, image) in arrived {
+            places[old] = u32_of(entries.len());
+            marks.add(&image);
+            entries.push(Arc::new(Entry::blank(image, now)));
+            self.due.push(None);
+            self.sums.push(compared.sums[old - count]);
+        }
+        self.marks = marks;
+        self.places = None;
+        self.reorder(compared, Some(&places));
+        gone
+    }
+
+    fn reorder(&mut self, compared: &mut Compared, places: Option<&[u32]>) {
+        if compared.is_in_order && places.is_none() {
+            return;
+        }
+        self.order = std::mem::take(&mut compared.order);
+        if let Some(places) = places {
+            self.order.iter_mut().for_each(|place| *place = places[usize_of(*place)]);
+        }
+        self.turns = vec![0; self.order.len()];
+        for (turn, place) in self.order.iter().enumerate() {
+            self.turns[usize_of(*place)] = u32_of(turn);
+        }
+    }
+}
+
+impl Compared {
+    /// The listing as far as it was read.
+    fn into_listing(self, entries: &[Arc<Entry>]) -> Vec<Image> {
+        let mut arrived = self.arrived.into_iter();
+        let mut changed: HashMap<usize, Image> = self.changed.into_iter().collect();
+        let known = |place: usize, changed: &mut HashMap<usize, Image>| {
+            changed.remove(&place).unwrap_or_else(|| Image::clone(&entries[place].image))
+        };
+        let order = self.order.into_iter().map(usize_of);
+        order
+            .filter_map(|place| if place < entries.len() { Some(known(place, &mut changed)) } else { arrived.next() })
+            .collect()
+    }
+}
+
+impl State {
+    /// Looks at what changed alone. Gives the survey back where that is not enough.
+    pub(super) fn absorb_changes(
+        &mut self,
+        mut trace: Trace,
+        mut survey: Survey,
+        times: DetectTimes,
+        wall: SystemTime,
+    ) -> Result<Arc<Snapshot>, Survey> {
+        let now = times.now;
+        let Some(before) = self.snapshot.take() else { return Err(survey) };
+        let mut compared = match trace.compare(&before.entries, std::mem::take(&mut survey.images)) {
+            Ok(compared) => compared,
+            Err(images) => {
+                self.snapshot = Some(before);
+                return Err(Survey { images, ..survey });
+            }
+        };
+        // Without anybody else who holds it, it is the one that is brought up to date.
+        let mut entries = Arc::unwrap_or_clone(before).entries;
+        let is_used = |entry: &&Arc<Entry>| entry.in_use_by.iter().any(|user| !is_mount(user));
+        let passing = trace.passing.iter().flat_map(|id| of_id(&entries, id));
+        let used_before: BTreeSet<ImageKey> = passing.filter(is_used).map(|entry| entry.key()).collect();
+
+        let mut keys: BTreeSet<ImageKey> = BTreeSet::new();
+        for (place, image) in &mut compared.changed {
+            let entry = Arc::make_mut(&mut entries[*place]);
+            Memory::note_repositories(&entry.image, &mut self.loose.some);
+            Memory::note_repositories(image, &mut self.loose.some);
+            self.loose.renamed.insert(image.key());
+            keys.insert(image.key());
+            if let Some(record) = self.records.get_mut(&image.key()) {
+                (record.size, record.pinned) = (image.size, image.pinned);
+            }
+            entry.image = Arc::new(image.clone());
+        }
+        let arrived: Vec<ImageKey> = compared.arrived.iter().map(Image::key).collect();
+        for entry in trace.follow(&mut entries, &mut compared, now) {
+            Memory::note_repositories(&entry.image, &mut self.loose.some);
+            self.records.remove(&entry.key());
+            keys.insert(entry.key());
+        }
+
+        let uses = self.uses(&survey, Among::Known(&entries, &trace.marks));
+        self.watch.advance(survey.runtime_containers(), now);
+        for key in &arrived {
+            let Some(entry) = at_key(&entries, key).map(|place| &entries[place]) else { continue };
+            self.records.insert(
+                key.clone(),
+                Record {
+                    first_seen: times.detected_at,
+                    last_used: None,
+                    handler: entry.image.spec.runtime_handler.clone(),
+                    size: entry.image.size,
+                    pinned: entry.image.pinned,
+                },
+            );
+        }
+        for key in uses.by_image.keys() {
+            if let Some(record) = self.records.get_mut(key) {
+                record.last_used = record.last_used.max(Some(now));
+            }
+        }
+        keys.extend(arrived);
+
+        let stirred = std::mem::take(&mut self.stirred);
+        for id in &stirred {
+            of_id(&entries, id).for_each(|entry| Memory::note_repositories(&entry.image, &mut self.loose.some));
+        }
+        let mut ids: BTreeSet<ImageId> = stirred;
+        ids.extend(std::mem::take(&mut trace.passing));
+        ids.extend(
+            uses.by_image.keys().chain(self.touches.keys()).chain(self.released.keys()).map(|key| key.id().clone()),
+        );
+        ids.extend(self.leases.concerned().cloned());
+        keys.extend(ids.iter().flat_map(|id| of_id(&entries, id)).map(|entry| entry.key()));
+        let due = trace.due.iter().zip(&entries).filter(|(due, _)| due.is_some_and(|due| due <= now));
+        keys.extend(due.map(|(_, entry)| entry.key()));
+        keys.extend(self.memory.ghosts_due(now).cloned());
+
+        let met = self.memory.absorb_some(&mut self.records, &uses, &keys, now);
+        for place in met.changed.iter().filter_map(|key| at_key(&entries, key)) {
+            Memory::note_repositories(&entries[place].image, &mut self.loose.some);
+        }
+        if met.regroup {
+            let loose = std::mem::take(&mut self.loose);
+            let of = Some((&loose.some, &loose.renamed)).filter(|_| !loose.all);
+            keys.extend(self.memory.regroup_some(entries.iter().map(|entry| &*entry.image), of));
+        }
+        self.settle(&survey, used_before, &uses.by_image, now, wall);
+        // What was released just now is told, too.
+        let released = self.released.keys().filter(|key| !keys.contains(*key)).cloned().collect::<Vec<_>>();
+        keys.extend(released);
+
+        for key in &keys {
+            let Some(place) = at_key(&entries, key) else { continue };
+            let (record, remembered) = (self.records.get(key), self.memory.of(key));
+            trace.due[place] = self.memory.due(key);
+            let image = Arc::clone(&entries[place].image);
+            let entry = self.entry(image, key, record, remembered, uses.by_image.get(key), now);
+            if is_passing(&entry) {
+                trace.passing.push(entry.image.id.clone());
+            }
+            match Arc::get_mut(&mut entries[place]) {
+                Some(known) => *known = entry,
+                None => entries[place] = Arc::new(entry),
+            }
+        }
+        let snapshot = Arc::new(self.snapshot_of(entries, now));
+        self.mounts = survey.mounts;
+        self.snapshot = Some(Arc::clone(&snapshot));
+        self.trace = Some(trace);
+        Ok(snapshot)
+    }
+}
+
+impl Entry {
+    /// An image of which nothing is known yet.
+    fn blank(image: Image, now: SystemTime) -> Self {
+        Self {
+            image: Arc::new(image),
+            first_seen: now,
+            last_used: None,
+            leased_at: None,
+            use_count: 0,
+            last_user: None,
+            leased_until: None,
+            released_at: None,
+            pulled: None,
+            origin: super::Origin::default(),
+            history: super::UseHistory::default(),
+            in_use_by: Vec::new(),
+            pinned_by: Vec::new(),
+        }
+    }
+}
+
+/// Whether what is told of it may be over at the next pass, although nobody says so.
+fn is_passing(entry: &Entry) -> bool {
+    !entry.in_use_by.is_empty()
+        || entry.leased_at.is_some()
+        || entry.leased_until.is_some()
+        || entry.released_at.is_some()
+}
+
+/// All entries of an image, whatever their handlers.
+fn of_id<'a>(entries: &'a [Arc<Entry>], id: &ImageId) -> impl Iterator<Item = &'a Arc<Entry>> + use<'a> {
+    let begin = entries.partition_point(|entry| entry.image.id < *id);
+    let end = entries[begin..].iter().take_while(|entry| entry.image.id == *id).count();
+    entries[begin..begin + end].iter()
+}
+
+fn at_key(entries: &[Arc<Entry>], key: &ImageKey) -> Option<usize> {
+    entries.binary_search_by(|entry| entry.image.cmp_key(key)).ok()
+}
+
+/// All that a listing says of an image, summed up.
+fn sum(seed: u64, image: &Image) -> u128 {
+    let Image { id, tags, digests, size, user, spec, pinned } = image;
+    let mut sum = u128::from(seed);
+    let mut add = |bytes: &[u8]| {
+        let seed = u64::try_from(sum & u128::from(u64::MAX)).unwrap_or_default() ^ bytes.len() as u64;
+        sum = sum.rotate_left(41).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)
+            ^ XxHash3_128::oneshot_with_seed(seed, bytes);
+    };
+    add(id.as_str().as_bytes());
+    tags.iter().for_each(|name| add(name.as_bytes()));
+    digests.iter().for_each(|name| add(name.as_bytes()));
+    let mut rest = [0; 32];
+    rest[..8].copy_from_slice(&size.0.to_le_bytes());
+    rest[8..12].copy_from_slice(&u32_of(tags.len()).to_le_bytes());
+    rest[12..16].copy_from_slice(&u32_of(digests.len()).to_le_bytes());
+    rest[16] = u8::from(*pinned);
+    match user {
+        ImageUser::Unset => {}
+        ImageUser::Uid(uid) => {
+            rest[17] = 1;
+            rest[24..].copy_from_slice(&uid.to_le_bytes());
+        }
+        ImageUser::Name(name) => {
+            rest[17] = 2;
+            add(name.as_bytes());
+        }
+    }
+    add(&rest);
+    let ImageSpec { image, runtime_handler, annotations } = spec;
+    if !(image.is_empty() && runtime_handler.is_empty() && annotations.is_empty()) {
+        add(image.as_bytes());
+        add(runtime_handler.as_bytes());
+        annotations.iter().flat_map(|(name, value)| [name, value]).for_each(|text| add(text.as_bytes()));
+    }
+    sum
+}
+
+fn usize_of(place: u32) -> usize {
+    usize::try_from(place).unwrap_or(usize::MAX)
+}
+
+fn u32_of(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+#[path = "changes_tests.rs"]
+mod tests;
