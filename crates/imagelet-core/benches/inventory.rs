@@ -143,8 +143,7 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime starts");
     let mut is_over = false;
     for (images, milliseconds_max) in BOUNDS {
-        for (way, name) in
-            [(Way::Default, ""), (Way::Lru, "/lru"), (Way::Kubelet, "/kubelet"), (Way::Churn, "/churn")]
+        for (way, name) in [(Way::Default, ""), (Way::Lru, "/lru"), (Way::Kubelet, "/kubelet"), (Way::Churn, "/churn")]
         {
             let (whole, list, allocations) = runtime.block_on(measure(images, way));
             println!(
@@ -172,7 +171,8 @@ async fn measure(images: u64, way: Way) -> (f64, f64, f64) {
     let prepared = Prepared { fake: fake.clone(), next: Arc::default(), filesystems };
     let manager = RuntimeManager::new(Arc::new(prepared.clone()), Arc::new(fake.clone()));
     let rules = MemoryRules { is_steady: true, is_forgetful: way == Way::Kubelet };
-    let inventory = Inventory::open(manager.clone(), None).expect("an inventory without files opens").with_memory(rules);
+    let inventory =
+        Inventory::open(manager.clone(), None).expect("an inventory without files opens").with_memory(rules);
     let inventory = Arc::new(inventory);
     let gc = ImageGc::new(manager, Arc::clone(&inventory)).with_probe(Arc::new(Full));
     // Nobody can make an image older than it is.

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    GcOrder, ImageFacts, PlanInput,
+    GcOrder, PlanInput,
+    facts::Facts,
     reclaim::{self, Answer, Candidate, Question},
     worth,
 };
@@ -96,9 +97,9 @@ pub(super) fn room(input: &PlanInput, gone: &[usize], may: &[usize], wanted: Opt
 
 /// What comes free when these go one after the other.
 pub(super) fn in_order(graph: &LayerGraph, input: &PlanInput, images: &[usize]) -> Vec<(usize, Freed)> {
-    let ids: Vec<&ImageId> = images.iter().map(|place| input.images[*place].key.id()).collect();
+    let ids: Vec<&ImageId> = images.iter().map(|place| input.images.at(*place).id()).collect();
     // An image that another handler has as well goes with the last of them.
-    let all: Vec<&ImageId> = input.images.iter().map(|image| image.key.id()).collect();
+    let all: Vec<&ImageId> = input.images.iter().map(Facts::id).collect();
     let mut left: BTreeMap<&ImageId, usize> = BTreeMap::new();
     for id in &all {
         *left.entry(id).or_default() += 1;
@@ -116,16 +117,16 @@ pub(super) fn in_order(graph: &LayerGraph, input: &PlanInput, images: &[usize]) 
 pub(super) fn frees(input: &PlanInput, images: &[usize]) -> Vec<(usize, Freed)> {
     match &input.layers {
         Some(graph) => in_order(graph, input, images),
-        None => images.iter().map(|place| (*place, by_size(&input.images[*place]))).collect(),
+        None => images.iter().map(|place| (*place, by_size(input.images.at(*place)))).collect(),
     }
 }
 
-fn by_size(image: &ImageFacts) -> Freed {
-    Freed { bytes: image.size, inodes: 0 }
+fn by_size(image: Facts<'_>) -> Freed {
+    Freed { bytes: image.size(), inodes: 0 }
 }
 
 fn room_by_size(input: &PlanInput, may: &[usize], wanted: Option<Wanted>) -> Room {
-    let sized = || may.iter().map(|place| (*place, by_size(&input.images[*place])));
+    let sized = || may.iter().map(|place| (*place, by_size(input.images.at(*place))));
     let possible = sized().fold(Freed::default(), |sum, (_, frees)| sum.plus(frees));
     let Some(wanted) = wanted else { return Room { goes: sized().collect(), possible, is_short: false } };
     // Nobody knows what inodes come free: only bytes can tell that nothing would be won.
@@ -150,7 +151,7 @@ fn room_by_size(input: &PlanInput, may: &[usize], wanted: Option<Wanted>) -> Roo
     } else {
         let costs = worth::costs(input, may);
         let candidate = |place: usize| Candidate {
-            image: input.images[place].key.id().clone(),
+            image: input.images.at(place).id().clone(),
             cost: costs.get(&place).copied().unwrap_or_default(),
         };
         let apart: Vec<(Candidate, Freed)> = sized().map(|(place, frees)| (candidate(place), frees)).collect();
@@ -166,9 +167,9 @@ fn without<'a>(graph: &'a LayerGraph, input: &PlanInput, gone: &[usize]) -> std:
     }
     let goes: BTreeSet<usize> = gone.iter().copied().collect();
     let stays = input.images.iter().enumerate().filter(|(place, _)| !goes.contains(place));
-    let stays: BTreeSet<&ImageId> = stays.map(|(_, image)| image.key.id()).collect();
+    let stays: BTreeSet<&ImageId> = stays.map(|(_, image)| image.id()).collect();
     let mut graph = graph.clone();
-    for id in gone.iter().map(|place| input.images[*place].key.id()).filter(|id| !stays.contains(id)) {
+    for id in gone.iter().map(|place| input.images.at(*place).id()).filter(|id| !stays.contains(id)) {
         graph.images.remove(id);
     }
     std::borrow::Cow::Owned(graph)
@@ -178,12 +179,12 @@ fn without<'a>(graph: &'a LayerGraph, input: &PlanInput, gone: &[usize]) -> std:
 fn candidates<'a>(input: &'a PlanInput, may: &[usize]) -> (Vec<Candidate>, BTreeMap<&'a ImageId, Vec<usize>>) {
     let mut places: BTreeMap<&ImageId, Vec<usize>> = BTreeMap::new();
     for place in may {
-        places.entry(input.images[*place].key.id()).or_default().push(*place);
+        places.entry(input.images.at(*place).id()).or_default().push(*place);
     }
     if places.values().any(|places| places.len() > 1) || input.images.len() > may.len() {
         let mut all: BTreeMap<&ImageId, usize> = BTreeMap::new();
-        for image in &input.images {
-            *all.entry(image.key.id()).or_default() += 1;
+        for image in input.images.iter() {
+            *all.entry(image.id()).or_default() += 1;
         }
         places.retain(|id, places| all.get(id) == Some(&places.len()));
     }
@@ -206,7 +207,7 @@ fn spread(places: Vec<usize>, frees: Freed) -> Vec<(usize, Freed)> {
 fn leave_out(graph: &LayerGraph, input: &PlanInput, chosen: &mut Vec<usize>, wanted: Freed) {
     /// Each try looks at the whole graph.
     const TRIES_MAX: usize = 64;
-    let freed = |places: &[usize]| graph.freed_by(places.iter().map(|place| input.images[*place].key.id()));
+    let freed = |places: &[usize]| graph.freed_by(places.iter().map(|place| input.images.at(*place).id()));
     let mut at = chosen.len();
     for _ in 0..TRIES_MAX.min(at) {
         at -= 1;
@@ -223,9 +224,9 @@ pub(super) fn shortage(input: &PlanInput, may: &[usize], missing: Freed) -> Shor
     let may: BTreeSet<usize> = may.iter().copied().collect();
     let mut holds: BTreeMap<&ImageId, Hold> = BTreeMap::new();
     for (place, image) in input.images.iter().enumerate() {
-        let hold = if !image.in_use_by.is_empty() {
+        let hold = if !image.in_use_by().is_empty() {
             Hold::InUse
-        } else if !image.pinned_by.is_empty() {
+        } else if !image.pinned_by().is_empty() {
             Hold::Pinned
         } else if may.contains(&place) {
             Hold::Free
@@ -234,10 +235,10 @@ pub(super) fn shortage(input: &PlanInput, may: &[usize], missing: Freed) -> Shor
         };
         match &input.layers {
             Some(_) => {
-                let known = holds.entry(image.key.id()).or_insert(hold);
+                let known = holds.entry(image.id()).or_insert(hold);
                 *known = hold.max(*known);
             }
-            None => shortage.add(hold, hold, image.size),
+            None => shortage.add(hold, hold, image.size()),
         }
     }
     if let Some(graph) = &input.layers {

@@ -183,8 +183,8 @@ async fn act(round: &mut Round<'_>, snapshot: &Snapshot, planned: &Planned, is_l
 
 /// What came free, when these went and no others.
 fn freed(input: &PlanInput, aged: &[&Step], gone: &[&Step]) -> (Freed, Freed) {
-    let places: BTreeMap<&ImageKey, usize> =
-        input.images.iter().enumerate().map(|(place, image)| (&image.key, place)).collect();
+    let places: BTreeMap<ImageKey, usize> =
+        input.images.iter().enumerate().map(|(place, image)| (image.key(), place)).collect();
     let order: Vec<usize> = aged.iter().chain(gone).filter_map(|step| places.get(&step.key).copied()).collect();
     let mut sums = (Freed::default(), Freed::default());
     for (at, (_, frees)) in choice::frees(input, &order).into_iter().enumerate() {

@@ -1,12 +1,12 @@
-//! What a decision may know of one image: a copy, so that later passes change nothing.
+//! What a decision may know of images: as a pass found them, or as they were written down. Later passes change nothing.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::SystemTime};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    image::{ByteSize, ImageKey, SharedNames},
-    inventory::{Entry, Origin, PullCost, UseHistory},
+    image::{ByteSize, ImageId, ImageKey, SharedNames},
+    inventory::{Entry, Origin, PullCost, Snapshot, UseHistory},
 };
 
 /// What a decision may know of one image. `None` for a time is earlier than all times.
@@ -71,6 +71,230 @@ impl ImageFacts {
             origin: entry.origin,
             labels: None,
             history: entry.history.clone(),
+        }
+    }
+}
+
+/// All images that a plan is made for. Cheap to clone and to make where a pass found them.
+#[derive(Clone)]
+pub struct Images(Form);
+
+#[derive(Clone)]
+enum Form {
+    Own(Vec<ImageFacts>),
+    Of(Arc<Snapshot>),
+}
+
+impl Images {
+    /// As a pass found them, which is in the order of their keys.
+    pub fn of(snapshot: &Arc<Snapshot>) -> Self {
+        Self(Form::Of(Arc::clone(snapshot)))
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Form::Own(facts) => facts.len(),
+            Form::Of(snapshot) => snapshot.entries.len(),
+        }
+    }
+
+    /// None at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether they are known to be in the order of their keys, each key once.
+    pub(super) fn are_sorted(&self) -> bool {
+        matches!(self.0, Form::Of(_))
+    }
+
+    pub(super) fn at(&self, place: usize) -> Facts<'_> {
+        match &self.0 {
+            Form::Own(facts) => Facts::Own(&facts[place]),
+            Form::Of(snapshot) => Facts::Of(&snapshot.entries[place]),
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = Facts<'_>> + Clone {
+        (0..self.len()).map(|place| self.at(place))
+    }
+
+    /// Each as it is written down.
+    pub fn written(&self) -> impl ExactSizeIterator<Item = ImageFacts> + '_ {
+        self.iter().map(Facts::written)
+    }
+}
+
+impl Default for Images {
+    fn default() -> Self {
+        Self(Form::Own(Vec::new()))
+    }
+}
+
+impl From<Vec<ImageFacts>> for Images {
+    fn from(facts: Vec<ImageFacts>) -> Self {
+        Self(Form::Own(facts))
+    }
+}
+
+impl PartialEq for Images {
+    fn eq(&self, other: &Self) -> bool {
+        self.written().eq(other.written())
+    }
+}
+
+impl Eq for Images {}
+
+impl fmt::Debug for Images {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.written()).finish()
+    }
+}
+
+impl Serialize for Images {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.written())
+    }
+}
+
+impl<'de> Deserialize<'de> for Images {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::deserialize(deserializer).map(|facts| Self(Form::Own(facts)))
+    }
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Facts<'a> {
+    Own(&'a ImageFacts),
+    Of(&'a Entry),
+}
+
+impl<'a> Facts<'a> {
+    fn written(self) -> ImageFacts {
+        match self {
+            Self::Own(facts) => facts.clone(),
+            Self::Of(entry) => ImageFacts::of(entry),
+        }
+    }
+
+    pub(super) fn id(self) -> &'a ImageId {
+        match self {
+            Self::Own(facts) => facts.key.id(),
+            Self::Of(entry) => &entry.image.id,
+        }
+    }
+
+    pub(super) fn key(self) -> ImageKey {
+        match self {
+            Self::Own(facts) => facts.key.clone(),
+            Self::Of(entry) => entry.key(),
+        }
+    }
+
+    pub(super) fn tags(self) -> &'a [String] {
+        match self {
+            Self::Own(facts) => &facts.tags,
+            Self::Of(entry) => &entry.image.tags,
+        }
+    }
+
+    pub(super) fn digests(self) -> &'a [String] {
+        match self {
+            Self::Own(facts) => &facts.digests,
+            Self::Of(entry) => &entry.image.digests,
+        }
+    }
+
+    pub(super) fn size(self) -> ByteSize {
+        match self {
+            Self::Own(facts) => facts.size,
+            Self::Of(entry) => entry.image.size,
+        }
+    }
+
+    pub(super) fn first_seen(self) -> Option<SystemTime> {
+        match self {
+            Self::Own(facts) => facts.first_seen,
+            Self::Of(entry) => Some(entry.first_seen),
+        }
+    }
+
+    pub(super) fn labels(self) -> Option<&'a BTreeMap<String, String>> {
+        match self {
+            Self::Own(facts) => facts.labels.as_ref(),
+            Self::Of(_) => None,
+        }
+    }
+
+    pub(super) fn last_used(self) -> Option<SystemTime> {
+        match self {
+            Self::Own(facts) => facts.last_used,
+            Self::Of(entry) => entry.last_used,
+        }
+    }
+
+    pub(super) fn leased_at(self) -> Option<SystemTime> {
+        match self {
+            Self::Own(facts) => facts.leased_at,
+            Self::Of(entry) => entry.leased_at,
+        }
+    }
+
+    pub(super) fn leased_until(self) -> Option<SystemTime> {
+        match self {
+            Self::Own(facts) => facts.leased_until,
+            Self::Of(entry) => entry.leased_until,
+        }
+    }
+
+    pub(super) fn released_at(self) -> Option<SystemTime> {
+        match self {
+            Self::Own(facts) => facts.released_at,
+            Self::Of(entry) => entry.released_at,
+        }
+    }
+
+    pub(super) fn pulled(self) -> Option<PullCost> {
+        match self {
+            Self::Own(facts) => facts.pulled,
+            Self::Of(entry) => entry.pulled,
+        }
+    }
+
+    pub(super) fn origin(self) -> Origin {
+        match self {
+            Self::Own(facts) => facts.origin,
+            Self::Of(entry) => entry.origin,
+        }
+    }
+
+    pub(super) fn in_use_by(self) -> &'a [String] {
+        match self {
+            Self::Own(facts) => &facts.in_use_by,
+            Self::Of(entry) => &entry.in_use_by,
+        }
+    }
+
+    pub(super) fn pinned_by(self) -> &'a [String] {
+        match self {
+            Self::Own(facts) => &facts.pinned_by,
+            Self::Of(entry) => &entry.pinned_by,
+        }
+    }
+
+    pub(super) fn history(self) -> &'a UseHistory {
+        match self {
+            Self::Own(facts) => &facts.history,
+            Self::Of(entry) => &entry.history,
+        }
+    }
+
+    pub(super) fn last_user(self) -> Option<&'a str> {
+        match self {
+            Self::Own(facts) => facts.last_user.as_deref(),
+            Self::Of(entry) => entry.last_user.as_deref(),
         }
     }
 }

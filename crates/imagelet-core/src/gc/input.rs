@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{DiskUse, GcGoal, GcPolicy, GcRules, ImageFacts, Reason};
+use super::{DiskUse, GcGoal, GcPolicy, GcRules, Images, Reason};
 use crate::{
     image::ImageKey,
     inventory::ReuseTable,
@@ -32,7 +32,7 @@ pub struct PlanInput {
     #[serde(default)]
     pub reuse: ReuseTable,
     /// All images, in the order of their keys.
-    pub images: Vec<ImageFacts>,
+    pub images: Images,
     /// What stays because an operator said so.
     #[serde(default, skip_serializing_if = "GcRules::is_empty")]
     pub rules: GcRules,

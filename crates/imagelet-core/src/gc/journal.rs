@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, time::SystemTime};
 
 use serde_json::{Value, json};
 
-use super::{GcDecision, GcOutcome, GcRemoval, GcReport, GcVerdict, Plan, PlanInput, Planned, Reason, plan};
+use super::{
+    GcDecision, GcOutcome, GcRemoval, GcReport, GcVerdict, Plan, PlanInput, Planned, Reason, facts::Facts, plan,
+};
 use crate::{
     decisions::{Decision, ImageInput, LayersInput, Outcome, OutcomeResult, Run, RunHead, RunInput},
     image::{Digest, ImageKey},
@@ -137,12 +139,12 @@ pub fn replay(input: &RunInput) -> Option<String> {
 fn cut(input: &PlanInput) -> RunInput {
     let mut rest = input.clone();
     let (images, layers) = (std::mem::take(&mut rest.images), rest.layers.take());
-    let youngest = images.iter().filter_map(|image| image.last_used).max();
+    let youngest = images.iter().filter_map(Facts::last_used).max();
     let clocks = [Some(input.now), youngest].into_iter().flatten().filter_map(|time| serde_json::to_value(time).ok());
     RunInput {
         common: serde_json::to_value(&rest).unwrap_or_default(),
         clocks: clocks.collect(),
-        images: images.iter().map(image).collect(),
+        images: images.written().map(|facts| image(&facts)).collect(),
         layers: layers.map(|graph| LayersInput {
             layers: graph.layers.iter().map(layer).collect(),
             images: graph.images.iter().map(|(id, layers)| (id.to_string(), layers.clone())).collect(),

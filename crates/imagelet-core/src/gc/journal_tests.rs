@@ -108,7 +108,7 @@ fn input(dice: &mut Dice, images: Vec<ImageFacts>, now: SystemTime) -> PlanInput
         aged: Freed::default(),
         reuse: ReuseTable::default(),
         layers: dice.maybe(|dice| layers(dice, &images)),
-        images,
+        images: images.into(),
         rules: GcRules { keep: Vec::new(), only_owned: dice.chance(4) },
         spared: BTreeMap::new(),
     }

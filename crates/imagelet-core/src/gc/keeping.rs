@@ -6,31 +6,32 @@ use std::{
 };
 
 use super::{
-    ImageFacts, Reason,
+    Reason,
+    facts::{Facts, Images},
     rules::{GcRules, Keep, KeepRule},
     tags::{Tag, last},
 };
-use crate::{
-    image::{ImageId, ImageKey},
-    inventory::Origin,
-};
+use crate::{image::ImageId, inventory::Origin};
 
 /// Why an operator's rules hold each of these images; `None` where they do not.
-pub(super) fn held_by_rules(images: &[ImageFacts], rules: &GcRules, now: SystemTime) -> Vec<Option<Reason>> {
+pub(super) fn held_by_rules(images: &Images, rules: &GcRules, now: SystemTime) -> Vec<Option<Reason>> {
+    if rules.is_empty() {
+        return vec![None; images.len()];
+    }
     let ruled: Vec<Ruled<'_>> = images.iter().map(Ruled::of).collect();
     let rule = |number: usize| rules.keep[number].to_string();
-    let reason = |(kept, image): (Option<KeptBy>, &ImageFacts)| match kept {
+    let reason = |(kept, image): (Option<KeptBy>, Facts<'_>)| match kept {
         Some(KeptBy::Rule(number)) => Some(Reason::Rule { rule: rule(number) }),
         Some(KeptBy::LabelsUnknown(number)) => Some(Reason::LabelsUnknown { rule: rule(number) }),
-        None => (rules.only_owned && image.origin == Origin::Found).then_some(Reason::NotOwned),
+        None => (rules.only_owned && image.origin() == Origin::Found).then_some(Reason::NotOwned),
     };
-    keeping(&rules.keep, &ruled, now).into_iter().zip(images).map(reason).collect()
+    keeping(&rules.keep, &ruled, now).into_iter().zip(images.iter()).map(reason).collect()
 }
 
 /// All that a rule may read of an image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ruled<'a> {
-    pub(super) key: &'a ImageKey,
+    pub(super) id: &'a ImageId,
     pub(super) tags: &'a [String],
     pub(super) digests: &'a [String],
     /// `None` is earlier than all times.
@@ -43,15 +44,15 @@ pub(super) struct Ruled<'a> {
 }
 
 impl<'a> Ruled<'a> {
-    fn of(facts: &'a ImageFacts) -> Self {
+    fn of(facts: Facts<'a>) -> Self {
         Self {
-            key: &facts.key,
-            tags: &facts.tags,
-            digests: &facts.digests,
-            first_seen: facts.first_seen,
-            last_used: facts.last_used,
-            last_user: facts.last_user.as_deref(),
-            labels: facts.labels.as_ref(),
+            id: facts.id(),
+            tags: facts.tags(),
+            digests: facts.digests(),
+            first_seen: facts.first_seen(),
+            last_used: facts.last_used(),
+            last_user: facts.last_user(),
+            labels: facts.labels(),
         }
     }
 }
@@ -82,9 +83,9 @@ pub(super) fn keeping(rules: &[KeepRule], images: &[Ruled<'_>], now: SystemTime)
             let count = usize::try_from(count.get()).unwrap_or(usize::MAX);
             let covered = repositories.iter().filter(|(name, _)| repository.matches_name(name));
             let last: HashSet<&ImageId> =
-                covered.flat_map(|(_, tags)| last(tags.clone(), count)).map(|image| images[image].key.id()).collect();
+                covered.flat_map(|(_, tags)| last(tags.clone(), count)).map(|image| images[image].id).collect();
             for (image, kept) in images.iter().zip(&mut kept) {
-                if last.contains(image.key.id()) && is_fresh(rule, image) {
+                if last.contains(image.id) && is_fresh(rule, image) {
                     kept.get_or_insert(KeptBy::Rule(number));
                 }
             }
@@ -129,7 +130,7 @@ fn covers(keep: &Keep, image: &Ruled<'_>) -> Option<Covered> {
             let namespace = image.last_user.and_then(|user| user.split_once('/')).map(|(namespace, _)| namespace);
             namespace.is_some_and(|namespace| namespaces.matches(namespace))
         }
-        Keep::Image(pattern) => pattern.covers(image.key.id().as_str(), image.tags, image.digests),
+        Keep::Image(pattern) => pattern.covers(image.id.as_str(), image.tags, image.digests),
     };
     is_covered.then_some(Covered::Known)
 }
@@ -141,7 +142,7 @@ fn by_repository<'a>(images: &[Ruled<'a>]) -> Repositories<'a> {
     let mut repositories = Repositories::new();
     let mut numbers: HashMap<&ImageId, usize> = HashMap::with_capacity(images.len());
     for (number, image) in images.iter().enumerate() {
-        let number = *numbers.entry(image.key.id()).or_insert(number);
+        let number = *numbers.entry(image.id).or_insert(number);
         for name in image.tags {
             if let Some((repository, text)) = name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) {
                 let tag = Tag { text, first_seen: image.first_seen, image: number };
@@ -157,7 +158,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::gc::KeepRuleText;
+    use crate::{gc::KeepRuleText, image::ImageKey};
 
     #[derive(Debug)]
     struct Node {
@@ -215,7 +216,7 @@ mod tests {
         let ruled: Vec<Ruled<'_>> = nodes
             .iter()
             .map(|node| Ruled {
-                key: &node.key,
+                id: node.key.id(),
                 tags: &node.tags,
                 digests: &node.digests,
                 first_seen: Some(at(node.first_seen)),

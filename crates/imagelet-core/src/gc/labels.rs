@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::{StreamExt, stream};
 
-use super::{GcRules, ImageFacts, ImageGc, keeping::labels_read};
+use super::{GcRules, ImageFacts, ImageGc, Images, keeping::labels_read};
 use crate::{
     image::{ImageId, ImageSpec},
     inventory::Snapshot,
@@ -37,12 +37,12 @@ impl Labels {
 
 impl ImageGc {
     /// What a decision may know of all images, with the labels of those that only rules could keep.
-    pub(super) async fn facts(&self, snapshot: &Snapshot, rules: &Arc<GcRules>) -> Vec<ImageFacts> {
-        let mut facts: Vec<ImageFacts> = snapshot.entries.iter().map(|entry| ImageFacts::of(entry)).collect();
+    pub(super) async fn facts(&self, snapshot: &Arc<Snapshot>, rules: &Arc<GcRules>) -> Images {
         let names = labels_read(&rules.keep);
         if names.is_empty() {
-            return facts;
+            return Images::of(snapshot);
         }
+        let mut facts: Vec<ImageFacts> = snapshot.entries.iter().map(|entry| ImageFacts::of(entry)).collect();
         let is_open = |facts: &&mut ImageFacts| facts.in_use_by.is_empty() && facts.pinned_by.is_empty();
         let present: HashSet<ImageId> = facts.iter().map(|facts| facts.key.id().clone()).collect();
         let unknown: BTreeMap<ImageId, ImageSpec> = {
@@ -76,7 +76,7 @@ impl ImageGc {
             known.clear();
         }
         drop(known);
-        facts
+        facts.into()
     }
 }
 

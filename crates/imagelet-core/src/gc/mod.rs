@@ -51,7 +51,7 @@ use self::labels::Labels;
 pub use self::{
     choice::Shortage,
     disk::{DiskProbe, DiskUse, StatVfs},
-    facts::ImageFacts,
+    facts::{ImageFacts, Images},
     input::PlanInput,
     journal::{Asked, digest, replay},
     ordered::OrderError,

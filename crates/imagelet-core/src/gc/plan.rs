@@ -3,11 +3,14 @@
 //! First what is too old goes, whatever the disk. Then, where room is wanted, as much as is wanted and no image more;
 //! where not even all that may go would be enough, none goes in vain.
 
+use std::cmp::Ordering;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AgeCounts, GcGoal, GcPhase, ImageFacts, PlanInput, Reason, Shortage,
+    AgeCounts, GcGoal, GcPhase, PlanInput, Reason, Shortage,
     choice::{self, Wanted, frees},
+    facts::Facts,
     keeping::held_by_rules,
     reason::Idle,
     time::{is_older, is_younger},
@@ -67,26 +70,28 @@ pub fn plan(input: &PlanInput) -> Plan {
         stays = stays.into_iter().zip(ruled).map(|(holds, ruled)| holds.or(ruled)).collect();
     }
     let mut order: Vec<usize> = (0..input.images.len()).filter(|index| stays[*index].is_none()).collect();
+    let are_sorted = input.images.are_sorted();
     order.sort_by(|one, other| {
-        let by = |index: usize| {
-            let image = &input.images[index];
-            (image.last_used, image.first_seen, &image.key)
-        };
-        by(*one).cmp(&by(*other))
+        let (one, other) = (input.images.at(*one), input.images.at(*other));
+        let by = |image: Facts<'_>| (image.last_used(), image.first_seen());
+        // A sort keeps the order of equals, so where keys come in theirs they need not be read.
+        let by_key = || if are_sorted { Ordering::Equal } else { one.key().cmp(&other.key()) };
+        by(one).cmp(&by(other)).then_with(by_key)
     });
 
     let (old, rest): (Vec<usize>, Vec<usize>) =
-        order.into_iter().partition(|index| is_old(&input.images[*index], input));
+        order.into_iter().partition(|index| is_old(input.images.at(*index), input));
     let age_max = input.policy.age_max().unwrap_or_default();
     let mut steps: Vec<(usize, Step)> = Vec::new();
     for (index, frees) in frees(input, &old) {
-        let image = &input.images[index];
+        let image = input.images.at(index);
         let reason = Reason::Old { idle: idle(image, input), age_max };
         steps.push((index, Step::new(image, GcPhase::Age, reason, frees)));
     }
     let aged = steps.iter().fold(Freed::default(), |sum, (_, step)| sum.plus(step.freed()));
 
-    let may: Vec<usize> = rest.into_iter().filter(|index| too_fresh(&input.images[*index], input).is_none()).collect();
+    let may: Vec<usize> =
+        rest.into_iter().filter(|index| too_fresh(input.images.at(*index), input).is_none()).collect();
     let wanted = wanted(input, aged);
     let room = match (input.goal, wanted) {
         (GcGoal::AllUnused, _) => choice::room(input, &old, &may, None),
@@ -97,7 +102,7 @@ pub fn plan(input: &PlanInput) -> Plan {
     let shortage = wanted.filter(|_| room.is_short).map(|wanted| choice::shortage(input, &may, wanted.least));
     let phase = if input.goal == GcGoal::AllUnused { GcPhase::All } else { GcPhase::Space };
     for (index, frees) in room.goes {
-        let image = &input.images[index];
+        let image = input.images.at(index);
         let idle = idle(image, input);
         let reason = match phase {
             GcPhase::All => Reason::Unused { idle },
@@ -115,7 +120,7 @@ pub fn plan(input: &PlanInput) -> Plan {
     let kept = kept.map(|(_, (image, stays))| {
         let fresh = || too_fresh(image, input).filter(|_| is_room_wanted);
         let otherwise = if is_in_vain { Reason::InVain } else { Reason::NotNeeded };
-        (image.key.clone(), stays.or_else(fresh).unwrap_or(otherwise))
+        (image.key(), stays.or_else(fresh).unwrap_or(otherwise))
     });
     Plan {
         kept: kept.collect(),
@@ -131,46 +136,48 @@ pub fn plan(input: &PlanInput) -> Plan {
 }
 
 /// Why it stays whatever is wanted.
-fn holds(image: &ImageFacts, input: &PlanInput) -> Option<Reason> {
-    if let Some(reason) = input.spared.get(&image.key) {
+fn holds(image: Facts<'_>, input: &PlanInput) -> Option<Reason> {
+    if !input.spared.is_empty()
+        && let Some(reason) = input.spared.get(&image.key())
+    {
         return Some(reason.clone());
     }
-    if !image.in_use_by.is_empty() {
-        return Some(Reason::InUse { by: image.in_use_by.clone() });
+    if !image.in_use_by().is_empty() {
+        return Some(Reason::InUse { by: image.in_use_by().to_vec() });
     }
-    if !image.pinned_by.is_empty() {
-        return Some(Reason::Pinned { by: image.pinned_by.clone() });
+    if !image.pinned_by().is_empty() {
+        return Some(Reason::Pinned { by: image.pinned_by().to_vec() });
     }
-    if image.leased_until.is_some() {
+    if image.leased_until().is_some() {
         return Some(Reason::Awaited);
     }
-    if image.released_at.is_some() {
+    if image.released_at().is_some() {
         return Some(Reason::Released);
     }
-    image.key.id().as_str().is_empty().then_some(Reason::NoId)
+    image.id().as_str().is_empty().then_some(Reason::NoId)
 }
 
 /// Why it stays although room is wanted.
-fn too_fresh(image: &ImageFacts, input: &PlanInput) -> Option<Reason> {
+fn too_fresh(image: Facts<'_>, input: &PlanInput) -> Option<Reason> {
     let age_min = input.policy.age_min();
-    if image.last_used >= Some(input.now) {
+    if image.last_used() >= Some(input.now) {
         return Some(Reason::JustUsed);
     }
-    if is_younger(image.first_seen, age_min, input.now) {
+    if is_younger(image.first_seen(), age_min, input.now) {
         return Some(Reason::Young { age_min });
     }
-    let is_leased = image.leased_at.is_some() && is_younger(image.leased_at, age_min, input.now);
+    let is_leased = image.leased_at().is_some() && is_younger(image.leased_at(), age_min, input.now);
     is_leased.then_some(Reason::Leased { lease: age_min })
 }
 
-fn is_old(image: &ImageFacts, input: &PlanInput) -> bool {
+fn is_old(image: Facts<'_>, input: &PlanInput) -> bool {
     let Some(age_max) = input.policy.age_max().filter(|_| input.goal == GcGoal::Threshold) else { return false };
     if !is_older(Some(input.watched_since), age_max, input.now) {
         return false;
     }
     let since = match input.policy.age_counts() {
-        AgeCounts::FromUseOrSight => image.last_used.max(image.first_seen),
-        AgeCounts::FromUse => image.last_used,
+        AgeCounts::FromUseOrSight => image.last_used().max(image.first_seen()),
+        AgeCounts::FromUse => image.last_used(),
     };
     is_older(since, age_max, input.now) && too_fresh(image, input).is_none()
 }
@@ -213,8 +220,8 @@ fn wanted(input: &PlanInput, aged: Freed) -> Option<Wanted> {
 }
 
 impl Step {
-    fn new(image: &ImageFacts, phase: GcPhase, reason: Reason, frees: Freed) -> Self {
-        Self { key: image.key.clone(), phase, reason, frees: frees.bytes, inodes: frees.inodes }
+    fn new(image: Facts<'_>, phase: GcPhase, reason: Reason, frees: Freed) -> Self {
+        Self { key: image.key(), phase, reason, frees: frees.bytes, inodes: frees.inodes }
     }
 
     /// What it frees after the steps before it.
@@ -223,6 +230,6 @@ impl Step {
     }
 }
 
-fn idle(image: &ImageFacts, input: &PlanInput) -> Idle {
-    Idle::of(image.last_used, image.first_seen, input.now)
+fn idle(image: Facts<'_>, input: &PlanInput) -> Idle {
+    Idle::of(image.last_used(), image.first_seen(), input.now)
 }

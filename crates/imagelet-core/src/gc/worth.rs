@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{ImageFacts, PlanInput};
+use super::{PlanInput, facts::Facts};
 use crate::{
     image::ImageId,
     inventory::{Gaps, Kind, PullCost, ReuseTable, SPANS, Span, UseHistory},
@@ -79,9 +79,10 @@ pub fn chance(history: &UseHistory, idle: Duration, reuse: &ReuseTable, within: 
 pub(super) fn costs(input: &PlanInput, may: &[usize]) -> BTreeMap<usize, u64> {
     let fetched = fetched(input, may);
     let cost = |place: usize| {
-        let image = &input.images[place];
-        let bytes = fetched.get(image.key.id()).copied().unwrap_or(image.size.0 as f64);
-        let cost = uses_per_day(&image.history, idle(image, input.now), &input.reuse) * bytes * slowness(image.pulled);
+        let image = input.images.at(place);
+        let bytes = fetched.get(image.id()).copied().unwrap_or(image.size().0 as f64);
+        let cost =
+            uses_per_day(image.history(), idle(image, input.now), &input.reuse) * bytes * slowness(image.pulled());
         // No more precise than a byte a day, and never free.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds")]
         let cost = cost.clamp(0.0, 1e18) as u64;
@@ -91,8 +92,8 @@ pub(super) fn costs(input: &PlanInput, may: &[usize]) -> BTreeMap<usize, u64> {
 }
 
 /// How long nobody used it.
-fn idle(image: &ImageFacts, now: SystemTime) -> Duration {
-    let since = image.last_used.or(image.first_seen);
+fn idle(image: Facts<'_>, now: SystemTime) -> Duration {
+    let since = image.last_used().or(image.first_seen());
     since.map_or(Duration::MAX, |since| now.duration_since(since).unwrap_or_default())
 }
 
@@ -105,7 +106,7 @@ fn slowness(pulled: Option<PullCost>) -> f64 {
 /// What each of these would have to fetch again, were it gone: layers that stay cost nothing, others are shared out.
 fn fetched<'a>(input: &'a PlanInput, may: &[usize]) -> BTreeMap<&'a ImageId, f64> {
     let Some(graph) = &input.layers else { return BTreeMap::new() };
-    let goes: std::collections::BTreeSet<&ImageId> = may.iter().map(|place| input.images[*place].key.id()).collect();
+    let goes: std::collections::BTreeSet<&ImageId> = may.iter().map(|place| input.images.at(*place).id()).collect();
     let mut users = vec![0_u32; graph.layers.len()];
     let mut stays: Vec<bool> = graph.layers.iter().map(|layer| layer.held).collect();
     let index = |part: &u32| usize::try_from(*part).ok().filter(|part| *part < graph.layers.len());

@@ -45,8 +45,8 @@ pub(super) struct Trace {
 #[derive(Debug, Default)]
 pub(super) struct Loose {
     pub(super) some: HashSet<String>,
-    /// Images that have other names.
-    pub(super) renamed: HashSet<ImageKey>,
+    /// Images that came or have other names, perhaps none.
+    pub(super) images: HashSet<ImageKey>,
     /// Nobody knows which.
     pub(super) all: bool,
 }
@@ -181,9 +181,9 @@ impl Trace {
             }
             places[place] = u32_of(entries.len());
             if changed.contains(&place) {
-                marks.add(&entry.image)
+                marks.add(&entry.image);
             } else {
-                marks.add_from(&self.marks, place)
+                marks.add_from(&self.marks, place);
             }
             entries.push(entry);
             self.due.push(due);
@@ -261,7 +261,7 @@ impl State {
             let entry = Arc::make_mut(&mut entries[*place]);
             Memory::note_repositories(&entry.image, &mut self.loose.some);
             Memory::note_repositories(image, &mut self.loose.some);
-            self.loose.renamed.insert(image.key());
+            self.loose.images.insert(image.key());
             keys.insert(image.key());
             if let Some(record) = self.records.get_mut(&image.key()) {
                 (record.size, record.pinned) = (image.size, image.pinned);
@@ -316,9 +316,10 @@ impl State {
         for place in met.changed.iter().filter_map(|key| at_key(&entries, key)) {
             Memory::note_repositories(&entries[place].image, &mut self.loose.some);
         }
+        self.loose.images.extend(met.changed);
         if met.regroup {
             let loose = std::mem::take(&mut self.loose);
-            let of = Some((&loose.some, &loose.renamed)).filter(|_| !loose.all);
+            let of = Some((&loose.some, &loose.images)).filter(|_| !loose.all);
             keys.extend(self.memory.regroup_some(entries.iter().map(|entry| &*entry.image), of));
         }
         self.settle(&survey, used_before, &uses.by_image, now, wall);
@@ -398,8 +399,9 @@ fn sum(seed: u64, image: &Image) -> u128 {
             ^ XxHash3_128::oneshot_with_seed(seed, bytes);
     };
     add(id.as_str().as_bytes());
-    tags.iter().for_each(|name| add(name.as_bytes()));
-    digests.iter().for_each(|name| add(name.as_bytes()));
+    for name in tags.iter().chain(digests) {
+        add(name.as_bytes());
+    }
     let mut rest = [0; 32];
     rest[..8].copy_from_slice(&size.0.to_le_bytes());
     rest[8..12].copy_from_slice(&u32_of(tags.len()).to_le_bytes());
@@ -421,7 +423,10 @@ fn sum(seed: u64, image: &Image) -> u128 {
     if !(image.is_empty() && runtime_handler.is_empty() && annotations.is_empty()) {
         add(image.as_bytes());
         add(runtime_handler.as_bytes());
-        annotations.iter().flat_map(|(name, value)| [name, value]).for_each(|text| add(text.as_bytes()));
+        for (name, value) in annotations {
+            add(name.as_bytes());
+            add(value.as_bytes());
+        }
     }
     sum
 }

@@ -261,7 +261,7 @@ impl LocalNode {
         let snapshot = snapshot.ok();
         let entries = snapshot.iter().flat_map(|snapshot| &snapshot.entries);
         let held = entries.filter(|entry| entry.pinned_by.iter().any(|by| by == pattern));
-        held.map(imagelet_core::inventory::Entry::key).collect()
+        held.map(|entry| entry.key()).collect()
     }
 
     /// Waits until all that was put on record is on disk, or lost.

@@ -4,7 +4,7 @@
 //! Its steps, its order, its early ends and its errors are the kubelet's, known weaknesses too. What is ours is only what
 //! protects: an image is asked after once more before it goes, and no list that lost all containers at once is believed.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::time::SystemTime;
 
 use tokio::time::Instant;
 
@@ -198,7 +198,7 @@ impl Run<'_> {
 ///
 /// The kubelet knows no rules: those that an operator made hold as pins do.
 fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Snapshot, ruled: &[Option<Reason>]) -> Vec<Turn<'s>> {
-    for (entry, ruled) in snapshot.entries.iter().zip(ruled) {
+    round.keep_all(snapshot.entries.iter().zip(ruled).map(|(entry, ruled)| {
         let kept = if !entry.in_use_by.is_empty() {
             Reason::InUse { by: entry.in_use_by.clone() }
         } else if !entry.pinned_by.is_empty() {
@@ -206,17 +206,20 @@ fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Snapshot, ruled: &[Option<Re
         } else {
             ruled.clone().unwrap_or(Reason::NotNeeded)
         };
-        round.keep(entry, kept);
-    }
-    let by_key: BTreeMap<ImageKey, &Entry> = snapshot.entries.iter().map(|entry| (entry.key(), &**entry)).collect();
+        (&**entry, kept)
+    }));
+    let find = |key: &ImageKey| {
+        let place = snapshot.entries.binary_search_by(|entry| entry.image.cmp_key(key));
+        place.ok().map(|place| &*snapshot.entries[place])
+    };
     let free = snapshot.entries.iter().zip(ruled).filter(|(_, ruled)| ruled.is_none());
     let (order, nameless) = eviction_order(free.map(|(entry, _)| Candidate::of(entry)).collect());
     for key in &nameless {
-        if let Some(entry) = by_key.get(key) {
+        if let Some(entry) = find(key) {
             round.keep(entry, Reason::NoId);
         }
         round.events.push(invalid_id_event(key));
     }
-    let turn = |candidate: Candidate| by_key.get(&candidate.key).copied().map(|entry| Turn { entry, candidate });
+    let turn = |candidate: Candidate| find(&candidate.key).map(|entry| Turn { entry, candidate });
     order.into_iter().filter_map(turn).collect()
 }
