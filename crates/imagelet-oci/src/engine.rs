@@ -2,15 +2,17 @@
 
 mod admit;
 mod estimate;
+mod fetch;
 mod listed;
 mod repair;
+mod streams;
 mod sync;
 mod verify;
 
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, Weak},
+    sync::{Arc, Mutex, OnceLock},
     time::{Duration, SystemTime},
 };
 
@@ -27,10 +29,12 @@ use tokio::time::Instant;
 
 use self::{
     estimate::{Asked, Resolutions},
+    fetch::LayerSlot,
     listed::listed,
+    streams::Streams,
 };
 use crate::{
-    admission::{Admission, Ledger, Reservation},
+    admission::{Admission, Ledger},
     manifest::{CONFIG_BYTES_MAX, ImageConfig, printable},
     mount::{self, MountUses, MountedImage},
     pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
@@ -93,6 +97,8 @@ pub struct Engine {
     config: EngineConfig,
     /// One entry for each layer somebody fetches: who comes second waits, and then shares it.
     fetching: Mutex<HashMap<Digest, Arc<LayerSlot>>>,
+    /// For the layers of all pulls.
+    streams: Streams,
     large_window: Arc<LargeWindow>,
     /// One pull's early syncs serve all.
     writing_back: Arc<tokio::sync::Mutex<()>>,
@@ -103,10 +109,6 @@ pub struct Engine {
     /// What estimates have resolved, for the pulls right after them.
     resolutions: Resolutions,
 }
-
-/// A layer in the making. The lock is held while it is fetched.
-#[derive(Debug, Default)]
-struct LayerSlot(tokio::sync::Mutex<Weak<StagedLayer>>);
 
 impl Engine {
     /// Opens the store, which makes this process its owner, and clears what a crash left.
@@ -122,6 +124,7 @@ impl Engine {
             store: Arc::clone(&store),
             config,
             fetching: Mutex::default(),
+            streams: Streams::default(),
             large_window: Arc::default(),
             writing_back: Arc::default(),
             ledger: Arc::default(),
@@ -338,48 +341,6 @@ impl Engine {
             }
         }
         Ok(here)
-    }
-
-    async fn fetch_reserved(
-        &self,
-        job: LayerJob,
-        reservation: &Reservation,
-        progress: &Progress,
-    ) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
-        let layer = job.diff_id.clone();
-        let fetched = self.fetch_layer(job, progress).await?;
-        reservation.is_there(&layer);
-        Ok(fetched)
-    }
-
-    /// Fetches a layer, or shares one that is here or that another pull fetches. `None`: it is in the store.
-    async fn fetch_layer(&self, job: LayerJob, progress: &Progress) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
-        let present = || {
-            progress(PullEvent::Layer { digest: job.descriptor.digest.clone(), state: LayerState::Present });
-        };
-        let slot = {
-            let mut fetching = self.fetching.lock().expect("nobody panics while holding it");
-            fetching.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.is_alive());
-            Arc::clone(fetching.entry(job.diff_id.clone()).or_default())
-        };
-        let mut shared = slot.0.lock().await;
-        if self.store.layer(&job.diff_id).is_some() {
-            present();
-            return Ok(None);
-        }
-        if let Some(staged) = shared.upgrade() {
-            present();
-            return Ok(Some(staged));
-        }
-        let staged = Arc::new(job.run(progress).await?);
-        *shared = Arc::downgrade(&staged);
-        Ok(Some(staged))
-    }
-}
-
-impl LayerSlot {
-    fn is_alive(&self) -> bool {
-        self.0.try_lock().is_ok_and(|shared| shared.strong_count() > 0)
     }
 }
 

@@ -3,6 +3,7 @@
 //! Layers from weak to strong: defaults, a kubelet's file, our own file, flags of the command line. What comes out is
 //! a checked [`Settings`]; the rest of the program reads no file and no environment.
 
+mod callers;
 mod document;
 mod duration;
 mod environment;
@@ -22,6 +23,8 @@ use imagelet_core::{
 use imagelet_oci::{Admission, Durability, LayerLimits};
 use serde::{Deserialize, Serialize};
 
+use callers::CallersFile;
+pub(crate) use callers::CriCallers;
 pub(crate) use duration::GoDuration;
 pub(crate) use environment::{Environment, Surroundings};
 use gc::{Collection, GcFile};
@@ -170,6 +173,9 @@ pub(crate) struct File {
     /// What the daemon tells over HTTP.
     #[serde(rename = "http", skip_serializing_if = "Option::is_none")]
     http: Option<HttpFile>,
+    /// What whoever calls that socket over CRI may do.
+    #[serde(rename = "cri", skip_serializing_if = "Option::is_none")]
+    callers: Option<CallersFile>,
     /// The embedded store, used when no CRI endpoint is given.
     #[serde(rename = "store", skip_serializing_if = "Option::is_none")]
     store: Option<StoreFile>,
@@ -409,6 +415,7 @@ impl File {
             http: Some(HttpFile { address: Some(String::new()) }),
             store: Some(StoreFile {
                 directory: Some(environment.store_default()),
+            callers: Some(CallersFile::defaults()),
                 layers_in_flight: Some(4),
                 durability: Some("commit".into()),
                 keep_blobs: Some(false),
@@ -472,6 +479,8 @@ pub(crate) struct Settings {
     /// Where it speaks HTTP, if at all.
     pub(crate) http: Option<String>,
     /// What it keeps images in.
+    /// What callers over CRI may do.
+    pub(crate) callers: CriCallers,
     pub(crate) backend: Backend,
     /// Names whose images are pinned.
     pub(crate) pinned: PinnedNames,

@@ -329,7 +329,7 @@ impl Ensuring<'_> {
             let credentials = self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect();
             return Ok(Found { credentials, missing: Vec::new() });
         }
-        if self.request.caller == (Caller::Client { own_credentials: false }) {
+        if matches!(self.request.caller, Caller::Client { own_credentials: false, .. }) {
             return Ok(Found::default());
         }
         let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Found::default()) };

@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     progress::{Broadcast, Listening},
     puller::{Outcome, Pulled, Work},
-    queue::Ticket,
+    queue::{Gate, Ticket},
     request::Compatibility,
 };
 use crate::{
@@ -63,6 +63,7 @@ struct InFlight {
     progress: Broadcast,
     askers: usize,
     priority: i32,
+    gate: Gate,
     since: Instant,
     ticket: Ticket,
     is_running: bool,
@@ -104,30 +105,31 @@ impl Flights {
         }
     }
 
-    /// Joins the pull under this key, or begins one. `raise` is told of a joiner that outranks all before it.
+    /// Joins the pull under this key, or begins one. `raise` is told of a joiner that outranks all before it, or that is
+    /// the first with a wider gate.
     ///
     /// # Errors
     /// Those of `begin`.
     pub(super) fn join<T: Send + 'static, E>(
         self: &Arc<Self>,
         key: FlightKey,
-        priority: i32,
+        (priority, gate): (i32, Gate),
         keepsake: Keepsake<T>,
-        raise: impl FnOnce(Ticket, i32),
+        raise: impl FnOnce(Ticket, i32, Gate),
         begin: impl FnOnce(Departure) -> Result<(Flight, Ticket), E>,
     ) -> Result<Asking<T>, E> {
         let mut board = self.lock();
         let joined = board.by_key.get_mut(&key).and_then(|flight| {
             let future = flight.future.upgrade()?;
             flight.askers += 1;
-            let outranks = priority > flight.priority;
-            flight.priority = flight.priority.max(priority);
+            let outranks = priority > flight.priority || gate > flight.gate;
+            (flight.priority, flight.gate) = (flight.priority.max(priority), flight.gate.max(gate));
             Some((future, flight.progress.clone(), flight.number, outranks.then_some(flight.ticket)))
         });
         if let Some((future, progress, number, outranked)) = joined {
             drop(board);
             if let Some(ticket) = outranked {
-                raise(ticket, priority);
+                raise(ticket, priority, gate);
             }
             return Ok(self.asking(key, number, future, progress, keepsake));
         }
@@ -140,6 +142,7 @@ impl Flights {
             progress: progress.clone(),
             askers: 1,
             priority,
+            gate,
             since: Instant::now(),
             ticket,
             is_running: false,

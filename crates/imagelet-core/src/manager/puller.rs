@@ -12,7 +12,7 @@ use super::{
     circuit::{Circuits, Refusal, Route},
     flights::{Asking, Departure, FlightKey, FlightStatus, Flights, Keepsake},
     meters::QueueMeters,
-    queue::{Manner, Newcomer, Place, Queue, Size, Standing},
+    queue::{Gate, Manner, Newcomer, Place, Queue, Size, Standing},
     request::{Caller, Compatibility, Concurrency, PullSettings, PullState, PullStatus},
     throttle::Throttle,
 };
@@ -147,9 +147,10 @@ impl Puller {
         keepsake: Keepsake<T>,
     ) -> Result<Asking<T>, Arc<RuntimeError>> {
         let key = self.flights.key(work, self.compatibility);
+        let gate = work.gate();
         let begin = |departure: Departure| {
             let size = if self.estimates.is_some() { Size::Asked } else { Size::Unknown };
-            let newcomer = Newcomer { tenant: Arc::clone(&work.tenant), priority: work.priority, size };
+            let newcomer = Newcomer { tenant: Arc::clone(&work.tenant), priority: work.priority, size, gate };
             let place = self
                 .queue
                 .enter(newcomer)
@@ -164,8 +165,8 @@ impl Puller {
             };
             Ok((future.boxed().shared(), ticket))
         };
-        let raise = |ticket, priority| self.queue.raise(ticket, priority);
-        self.flights.join(key.clone(), work.priority, keepsake, raise, begin)
+        let raise = |ticket, priority, gate| self.queue.raise(ticket, priority, gate);
+        self.flights.join(key.clone(), (work.priority, gate), keepsake, raise, begin)
     }
 
     /// The pulls under way: those that have been where they are for longest first.
@@ -200,6 +201,7 @@ impl Puller {
         self.flights.take_off(key, departure.number);
         let began = Instant::now();
         if let Some(throttle) = &self.throttle
+            && !place.is_free()
             && !throttle.lock().unwrap_or_else(PoisonError::into_inner).try_take(began)
         {
             let error = RuntimeError::other("pull QPS exceeded");
@@ -309,6 +311,14 @@ impl Work {
         let registry = self.image.image.parse::<Reference>().ok()?.domain().to_owned();
         let credentials = self.credentials.iter().map(|tracked| tracked.hash.clone()).collect();
         (!registry.is_empty()).then(|| Route { registry, credentials, image: self.image.image.clone() })
+    }
+
+    /// Who asks in the name of somebody that has limits of its own is limited once.
+    fn gate(&self) -> Gate {
+        match self.caller {
+            Caller::Client { is_limited: false, .. } => Gate::Free,
+            Caller::Client { is_limited: true, .. } | Caller::Pod => Gate::Limited,
+        }
     }
 
     fn request(&self) -> PullRequest {

@@ -230,6 +230,9 @@ pub enum Caller {
     Client {
         /// Whether the node's own credentials are shown where it brings none; else the registry is asked anonymously.
         own_credentials: bool,
+        /// Whether its pulls wait for the slots and the rate of [`PullSettings`]; else the client has limits of its own, and
+        /// some hundred of its pulls run at once.
+        is_limited: bool,
     },
 }
 

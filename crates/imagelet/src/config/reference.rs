@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{API_VERSION, Environment, KIND, Layers};
 
 const PAGE: &str = "../../docs/configuration.md";
-const SOURCES: [&str; 2] = [include_str!("../config.rs"), include_str!("gc.rs")];
+const SOURCES: [&str; 3] = [include_str!("../config.rs"), include_str!("gc.rs"), include_str!("callers.rs")];
 
 /// A key of a `…File` struct, as its source tells it.
 struct Field {

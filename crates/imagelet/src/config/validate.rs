@@ -99,6 +99,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             socket,
             http,
             backend,
+            callers: file.callers.clone().unwrap_or_default().checked(),
             pinned,
             hosts_dirs,
             docker_config,

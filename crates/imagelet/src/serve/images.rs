@@ -1,7 +1,7 @@
 //! The images as the daemon serves them over CRI: what is asked for there goes the way of every other request.
 //!
-//! A pull passes the manager: it is shared with whoever asks the same, waits its turn, leaves registries alone that do not
-//! answer, and is put on record. What a caller shows is used for that pull and kept nowhere. Pins of the operator are shown
+//! A pull passes the manager: it is shared with whoever asks the same, leaves registries alone that do not answer, and is
+//! put on record. It waits for no turn unless that is wanted: a kubelet has limits of its own. What a caller shows is used for that pull and kept nowhere. Pins of the operator are shown
 //! as the runtime's own, so that a kubelet leaves those images alone; who asks for a removal by name is obeyed, as the
 //! interface wants it, and the removal of a pinned image is told.
 
@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::started::Started;
-use crate::node::LocalNode;
+use crate::{config::CriCallers, node::LocalNode};
 
 /// A runtime that takes longer to tell its file systems is answered for: a kubelet does not start without an answer.
 const FILESYSTEM_MAX: Duration = Duration::from_secs(2);
@@ -51,7 +51,7 @@ impl ServedImages {
 
     /// What the manager is asked. A name with a digest is answered from here to whom the registry let in before; what a
     /// tag means only the registry knows.
-    fn request(asked: &PullRequest, is_embedded: bool) -> EnsureRequest {
+    fn request(asked: &PullRequest, is_embedded: bool, callers: CriCallers) -> EnsureRequest {
         let parsed = asked.image.image.parse::<Reference>().ok();
         let policy = match &parsed {
             Some(reference) if reference.digest().is_some() => PullPolicy::IfNotPresent,
@@ -65,7 +65,7 @@ impl ServedImages {
         let pod = asked.sandbox.clone().map_or_else(PodIdentity::default, pod);
         EnsureRequest {
             pod,
-            caller: Caller::Client { own_credentials: is_embedded },
+            caller: Caller::Client { own_credentials: is_embedded, is_limited: callers.limits_pulls },
             runtime_handler: asked.image.runtime_handler.clone(),
             annotations: asked.image.annotations.clone(),
             credentials: asked.credential.iter().cloned().collect(),
@@ -158,7 +158,7 @@ impl ImageService for ServedImages {
 
     async fn pull(&self, asked: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
         let node = self.started.node().await?;
-        let request = Self::request(asked, node.parts().engine.is_some());
+        let request = Self::request(asked, node.parts().engine.is_some(), node.settings().callers);
         let ensured = tokio::select! {
             ensured = node.parts().manager.ensure(&request, progress) => ensured,
             () = self.working.cancelled() => {

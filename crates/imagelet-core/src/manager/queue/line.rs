@@ -11,6 +11,8 @@
 //!   it has run for [`SLOW_AFTER`]. One of the lanes is open to pulls of unknown size, so that a store that cannot
 //!   estimate is not stuck behind one large image either.
 //! - **Unknown sizes** count as [`UNKNOWN_SIZE`]: after what is small, before what is large.
+//!
+//! Who is limited elsewhere passes by all that: up to [`FREE_MAX`] of them run beside the others, and take nobody's slot.
 
 use std::{
     cmp::Reverse,
@@ -41,6 +43,9 @@ const UNKNOWN_SIZE: ByteSize = ByteSize(256 << 20);
 /// What one start costs a tenant at least and at most, so that neither tiny nor huge images tip the scales for long.
 const CHARGE_MIN: u64 = 16 << 20;
 const CHARGE_MAX: u64 = 1 << 30;
+/// Most pulls at once of those that are limited elsewhere, so that no caller has any number of them here. A node of 110
+/// pods has no more to fetch at once.
+pub(crate) const FREE_MAX: usize = 128;
 /// Most tenants whose share is remembered while none of theirs waits. Forgetting one makes it a newcomer.
 const TENANTS_MAX: usize = 1024;
 
@@ -65,6 +70,17 @@ pub(crate) struct Newcomer {
     pub(crate) priority: i32,
     /// What is to be fetched.
     pub(crate) size: Size,
+    /// Whether it is limited here.
+    pub(crate) gate: Gate,
+}
+
+/// Whether the limits here, slots and rate, hold for a pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Gate {
+    /// They do.
+    Limited,
+    /// Who asked for it has limits of its own.
+    Free,
 }
 
 /// How much a pull fetches.
@@ -112,6 +128,7 @@ struct Running {
 enum Lane {
     Slot,
     Express,
+    Free,
 }
 
 /// What a tenant had.
@@ -174,16 +191,26 @@ impl Line {
         }
     }
 
-    /// Somebody of higher rank waits for the same.
-    pub(crate) fn raise(&mut self, ticket: Ticket, priority: i32) {
-        if let Some(waiting) = self.waiting.get_mut(&ticket) {
-            waiting.newcomer.priority = waiting.newcomer.priority.max(priority);
+    /// Somebody of higher rank, or with a wider gate, waits for the same.
+    pub(crate) fn raise(&mut self, ticket: Ticket, priority: i32, gate: Gate) {
+        if let Some(Waiting { newcomer, .. }) = self.waiting.get_mut(&ticket) {
+            (newcomer.priority, newcomer.gate) = (newcomer.priority.max(priority), newcomer.gate.max(gate));
         }
     }
 
     /// Who may begin now, if anybody may.
     pub(crate) fn head(&self, now: Instant) -> Option<Ticket> {
         self.choice(now).map(|(ticket, _)| ticket)
+    }
+
+    /// Lets one begin that is limited elsewhere.
+    pub(crate) fn start_free(&mut self, now: Instant) -> Option<Ticket> {
+        if self.count(Lane::Free) >= FREE_MAX {
+            return None;
+        }
+        let ticket = self.choose(Lane::Free, |_| true, now)?;
+        self.begin(ticket, Lane::Free, now);
+        Some(ticket)
     }
 
     /// Lets the one at the head begin.
@@ -200,6 +227,12 @@ impl Line {
         }
         let slots = self.running.values().filter(|running| running.lane == Lane::Slot && !running.is_slow(now));
         slots.map(|running| running.since + SLOW_AFTER).max()
+    }
+
+    /// Whether it passes by slots and rate, or did.
+    pub(crate) fn is_free(&self, ticket: Ticket) -> bool {
+        let waiting = self.waiting.get(&ticket).map(|waiting| waiting.newcomer.gate == Gate::Free);
+        waiting.unwrap_or_else(|| self.running.get(&ticket).is_some_and(|running| running.lane == Lane::Free))
     }
 
     pub(crate) fn is_running(&self, ticket: Ticket) -> bool {
@@ -240,6 +273,12 @@ impl Line {
         let mut ahead = self.clone();
         let mut order = Vec::with_capacity(self.waiting.len());
         while order.len() < exact_max
+            && let Some(ticket) = ahead.choose(Lane::Free, |_| true, now)
+        {
+            ahead.begin(ticket, Lane::Free, now);
+            order.push(ticket);
+        }
+        while order.len() < exact_max
             && let Some(ticket) = ahead.choose(Lane::Slot, |_| true, now)
         {
             ahead.begin(ticket, Lane::Slot, now);
@@ -259,7 +298,7 @@ impl Line {
             return None;
         }
         let express = || self.running.values().filter(|running| running.lane == Lane::Express);
-        if express().count() >= EXPRESS_LANES {
+        if self.count(Lane::Express) >= EXPRESS_LANES {
             return None;
         }
         let small = self.choose(Lane::Express, Size::is_small, now);
@@ -271,8 +310,11 @@ impl Line {
     }
 
     fn has_slot(&self) -> bool {
-        let taken = self.running.values().filter(|running| running.lane == Lane::Slot).count();
-        self.slots.is_none_or(|slots| taken < slots)
+        self.slots.is_none_or(|slots| self.count(Lane::Slot) < slots)
+    }
+
+    fn count(&self, lane: Lane) -> usize {
+        self.running.values().filter(|running| running.lane == lane).count()
     }
 
     /// Whether some slot's pull may be expected to end soon.
@@ -281,7 +323,9 @@ impl Line {
     }
 
     fn choose(&self, lane: Lane, suits: impl Fn(Size) -> bool, now: Instant) -> Option<Ticket> {
-        let mut candidates = self.waiting.iter().filter(|(_, waiting)| suits(waiting.newcomer.size));
+        let gate = if lane == Lane::Free { Gate::Free } else { Gate::Limited };
+        let is_meant = |waiting: &Waiting| waiting.newcomer.gate == gate && suits(waiting.newcomer.size);
+        let mut candidates = self.waiting.iter().filter(|(_, waiting)| is_meant(waiting));
         if self.manner == Manner::Fifo {
             return candidates.next().map(|(ticket, _)| *ticket);
         }

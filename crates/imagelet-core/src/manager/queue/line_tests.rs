@@ -16,6 +16,7 @@ fn newcomer(tenant: &str, priority: i32, megabytes: Option<u64>) -> Newcomer {
         tenant: tenant.into(),
         priority,
         size: megabytes.map_or(Size::Unknown, |size| Size::Known(ByteSize(size * MEGABYTE))),
+        gate: Gate::Limited,
     }
 }
 
@@ -169,9 +170,9 @@ fn a_size_or_a_rank_that_is_learnt_counts_from_then_on() {
     assert_eq!(line.start(now), None, "the slot's own size is not known yet");
     line.resize(slot, Size::Known(ByteSize(5000 * MEGABYTE)));
     assert_eq!(line.order(now, 9), [small, raised]);
-    line.raise(raised, 7);
+    line.raise(raised, 7, Gate::Limited);
     assert_eq!(line.order(now, 9), [raised, small]);
-    line.raise(raised, 3);
+    line.raise(raised, 3, Gate::Limited);
     assert_eq!(line.order(now, 9), [raised, small], "nobody is lowered");
     assert_eq!(line.start(now), Some(small));
 }
@@ -299,5 +300,33 @@ proptest! {
         let last = order.iter().position(|ticket| ticket == own.last().expect("at least one")).expect("it was served");
         // Each second start, and of those in four that is aging's, none.
         prop_assert!(last <= own.len() * 4 + 4, "{last} starts for {} pulls", own.len());
+    }
+}
+
+#[test]
+fn who_is_limited_elsewhere_takes_no_slot_and_no_more_than_its_bound() {
+    let now = Instant::now();
+    for manner in [Manner::Fifo, Manner::Fair] {
+        let mut line = Line::new(manner, Some(1));
+        let limited: Vec<Ticket> = (0..3).map(|_| line.arrive(newcomer("a", 0, None), now)).collect();
+        let free: Vec<Ticket> = (0..FREE_MAX + 2)
+            .map(|_| line.arrive(Newcomer { gate: Gate::Free, ..newcomer("b", 0, None) }, now))
+            .collect();
+        let mut begun = 0;
+        while let Some(ticket) = line.start_free(now) {
+            assert!(free.contains(&ticket) && line.is_free(ticket));
+            begun += 1;
+        }
+        assert_eq!(begun, FREE_MAX);
+        assert_eq!((line.start(now), line.start(now)), (Some(limited[0]), None), "the slot is one of theirs");
+        // Foreseen first are those that wait for nobody's slot.
+        assert_eq!(line.order(now, usize::MAX).len(), 4);
+        line.leave(free[0]);
+        assert_eq!((line.start_free(now), line.start_free(now)), (Some(free[FREE_MAX]), None), "{manner:?}");
+        // Who waits with others that are limited elsewhere waits no longer than they do.
+        line.leave(free[1]);
+        line.leave(free[FREE_MAX + 1]);
+        line.raise(limited[2], 0, Gate::Free);
+        assert_eq!(line.start_free(now), Some(limited[2]));
     }
 }

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use self::line::Line;
-pub(crate) use self::line::{Manner, Newcomer, Size, Ticket};
+pub(crate) use self::line::{Gate, Manner, Newcomer, Size, Ticket};
 use super::{meters::QueueMeters, throttle::Throttle};
 
 /// Most pulls that wait. A node has some hundred pods; past this something asks in a loop.
@@ -99,7 +99,7 @@ impl Queue {
         let state = self.lock();
         let order = state.line.order(now, POSITIONS_EXACT_MAX);
         let waiting = order.into_iter().enumerate().map(|(index, ticket)| {
-            let for_rate = state.lacks_token && state.line.head(now).is_some();
+            let for_rate = state.lacks_token && !state.line.is_free(ticket) && state.line.head(now).is_some();
             (ticket, Standing::Waiting { position: index + 1, for_rate })
         });
         let mut standings: HashMap<Ticket, Standing> = waiting.collect();
@@ -107,10 +107,10 @@ impl Queue {
         standings
     }
 
-    /// Raises the rank of a pull that waits.
-    pub(crate) fn raise(&self, ticket: Ticket, priority: i32) {
+    /// Raises the rank of a pull that waits, or widens its gate.
+    pub(crate) fn raise(&self, ticket: Ticket, priority: i32, gate: Gate) {
         let mut state = self.lock();
-        state.line.raise(ticket, priority);
+        state.line.raise(ticket, priority, gate);
         self.pump(&mut state, Instant::now());
     }
 
@@ -118,6 +118,9 @@ impl Queue {
     fn pump(&self, state: &mut State, now: Instant) {
         state.lacks_token = false;
         let mut token_at = None;
+        while let Some(ticket) = state.line.start_free(now) {
+            self.let_go(state, ticket, now);
+        }
         while state.line.head(now).is_some() {
             if let Some(throttle) = &mut state.throttle
                 && !throttle.try_take(now)
@@ -127,10 +130,7 @@ impl Queue {
                 break;
             }
             let Some(ticket) = state.line.start(now) else { break };
-            if let Some(waiter) = state.waiters.remove(&ticket) {
-                self.meters.waited(now.saturating_duration_since(waiter.since));
-                waiter.wake.notify_one();
-            }
+            self.let_go(state, ticket, now);
         }
         let (waiting, running) = state.line.counts();
         self.meters.stand(waiting, running);
@@ -144,6 +144,14 @@ impl Queue {
         }
     }
 
+    /// Wakes one whose turn has come.
+    fn let_go(&self, state: &mut State, ticket: Ticket, now: Instant) {
+        if let Some(waiter) = state.waiters.remove(&ticket) {
+            self.meters.waited(now.saturating_duration_since(waiter.since));
+            waiter.wake.notify_one();
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,6 +160,11 @@ impl Queue {
 impl Place {
     pub(crate) fn ticket(&self) -> Ticket {
         self.ticket
+    }
+
+    /// Whether slots and rate are none of its concern.
+    pub(crate) fn is_free(&self) -> bool {
+        self.queue.lock().line.is_free(self.ticket)
     }
 
     /// Whether its turn has come.

@@ -8,7 +8,8 @@ fn by_digest(id: &ImageId) -> String {
 }
 
 fn client(image: &str, policy: PullPolicy) -> EnsureRequest {
-    EnsureRequest { caller: Caller::Client { own_credentials: false }, ..EnsureRequest::new(image, policy) }
+    let caller = Caller::Client { own_credentials: false, is_limited: false };
+    EnsureRequest { caller, ..EnsureRequest::new(image, policy) }
 }
 
 fn login(user: &str) -> Credential {
@@ -137,7 +138,7 @@ async fn the_nodes_own_credentials_are_shown_for_a_client_only_where_that_is_wan
         let document = DockerConfig::parse(PullSecretKind::DockerConfigJson, document.as_bytes()).unwrap();
         keyring.add(&CredentialSource::Node, document);
         let node = TestNode::new(Arc::new(runtime), Wanted { keyring, ..Wanted::default() });
-        let caller = Caller::Client { own_credentials };
+        let caller = Caller::Client { own_credentials, is_limited: false };
         let asked = EnsureRequest { caller, ..EnsureRequest::new("reg.test/app:v1", PullPolicy::Always) };
         assert_eq!(node.ensure(&asked).await.is_ok(), outcome);
     }
@@ -149,4 +150,51 @@ async fn a_name_that_is_none_is_refused_in_the_words_of_runtimes() {
     let error = node.ensure(&client("reg.test/UPPER:v1", PullPolicy::Always)).await.unwrap_err().into_runtime_error();
     assert_eq!(error.kind(), RuntimeErrorKind::InvalidArgument);
     assert!(error.to_string().starts_with("failed to parse image reference \"reg.test/UPPER:v1\": "), "{error}");
+}
+
+fn strict(compatibility: Compatibility) -> Wanted {
+    let rate = Some(PullRate { qps: 0.001, burst: 1 });
+    let settings = PullSettings { concurrency: Concurrency::Serial, rate, compatibility, ..PullSettings::default() };
+    Wanted { settings, ..Wanted::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_client_asks_for_waits_for_no_slot_and_no_rate_unless_that_is_wanted() {
+    for compatibility in [Compatibility::Imagelet, Compatibility::Kubelet] {
+        for is_limited in [false, true] {
+            let runtime = FakeRuntime::new();
+            runtime.set_pull_takes(Duration::from_mins(1));
+            let node = TestNode::new(Arc::new(runtime.clone()), strict(compatibility));
+            let caller = Caller::Client { own_credentials: false, is_limited };
+            let mut callers = Vec::new();
+            for index in 0..20 {
+                let name = format!("reg.test/app{index}:v1");
+                runtime.offer(&name, &name, 10);
+                let asked = EnsureRequest { caller, ..client(&name, PullPolicy::Always) };
+                callers.push(node.begin(&asked).await);
+            }
+            let running = if is_limited { 1 } else { 20 };
+            assert_eq!(runtime.pulls_running(), running, "{compatibility:?}");
+            callers.iter().for_each(tokio::task::JoinHandle::abort);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_with_a_pod_takes_it_along_and_leaves_the_pods_slot_alone() {
+    let runtime = FakeRuntime::new();
+    runtime.set_pull_takes(Duration::from_mins(1));
+    for name in ["one", "two", "three"] {
+        runtime.offer(&format!("reg.test/{name}:v1"), name, 10);
+    }
+    let node = TestNode::new(Arc::new(runtime.clone()), strict(Compatibility::Imagelet));
+    let asks = |name: &str| request(&format!("reg.test/{name}:v1"));
+    let (_one, _two) = (node.begin(&asks("one")).await, node.begin(&asks("two")).await);
+    let _client = node.begin(&client("reg.test/three:v1", PullPolicy::Always)).await;
+    assert_eq!(runtime.pulls_running(), 2, "the first of the pods, and the client beside it");
+    let states: Vec<PullState> = node.manager.status().pulls.iter().map(|pull| pull.state).collect();
+    assert_eq!(states.iter().filter(|state| **state == PullState::Running).count(), 2, "{states:?}");
+    // The second waits for its slot, until somebody asks for the same who does not.
+    let _too = node.begin(&client("reg.test/two:v1", PullPolicy::Always)).await;
+    assert_eq!((runtime.pulls_running(), runtime.pull_requests().len()), (3, 3));
 }
