@@ -12,7 +12,8 @@ use std::{
 
 use hyper_util::rt::TokioIo;
 use imagelet_core::{
-    runtime::{RuntimeError, RuntimeErrorKind},
+    image::shown_name,
+    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
     text::quoted,
 };
 use tokio::{
@@ -30,6 +31,7 @@ use crate::{
     Endpoint,
     backoff::Backoff,
     convert::{Call, error_from_status},
+    stall::Stalled,
     trace::Tracing,
 };
 
@@ -273,6 +275,29 @@ impl Peer {
             RuntimeErrorKind::TimedOut,
             format!("the runtime at `{}` did not answer within {:?}", self.endpoint, self.timeout),
         )
+    }
+
+    /// What is said of a pull that was ended for want of signs of life.
+    pub(crate) fn stalled(&self, stalled: Stalled, name: &str, quiet: Duration) -> RuntimeError {
+        let (endpoint, name) = (&self.endpoint, shown_name(name));
+        let (class, message) = match stalled {
+            Stalled::Silent => (
+                ErrorClass::RuntimeUnavailable,
+                format!(
+                    "the runtime at `{endpoint}` has answered nothing for {quiet:?}; its pull of `{name}` was given up"
+                ),
+            ),
+            Stalled::Idle => (
+                ErrorClass::TimedOut,
+                format!(
+                    "the runtime at `{endpoint}` has written nothing for {quiet:?}, although it answers; its pull of \
+                     `{name}` was given up"
+                ),
+            ),
+        };
+        RuntimeError::new(RuntimeErrorKind::TimedOut, message)
+            .with_fault(Fault::new(class, Hop::Runtime))
+            .with_hint("look into the runtime's log; `imageService.cri.pullStallTimeout` says how long a pull may hang")
     }
 
     /// What a failed handshake says.

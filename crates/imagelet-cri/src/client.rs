@@ -18,6 +18,7 @@ use crate::{
     Endpoint, MESSAGE_BYTES_MAX,
     channel::Peer,
     convert::{self, Call},
+    stall::{self, Look, StallWatch},
     streaming::Streaming,
     trace::Tracing,
     v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
@@ -29,13 +30,15 @@ const API_VERSION: &str = "0.1.0";
 /// The images of a runtime.
 ///
 /// Connects with the first call and again after the runtime was away; while it is away, calls fail at once. Every call
-/// has the deadline it was built with, except a pull, which has none: drop it to give it up. CRI reports no progress, so
-/// a pull reports none either.
+/// has the deadline it was built with, except a pull, which has none: drop it to give it up, or let it be watched. CRI
+/// reports no progress, so a pull reports none either.
 #[derive(Clone)]
 pub struct RemoteImageService {
     peer: Peer,
     client: ImageServiceClient<Channel>,
     streaming: Streaming,
+    /// `None`: a pull may hang for good.
+    watch: Option<Arc<StallWatch>>,
 }
 
 impl RemoteImageService {
@@ -58,7 +61,7 @@ impl RemoteImageService {
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let peer = Peer::new(endpoint, timeout)?;
         let client = ImageServiceClient::new(peer.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        Ok(Self { peer, client, streaming: Streaming::default() })
+        Ok(Self { peer, client, streaming: Streaming::default(), watch: None })
     }
 
     /// Asks for lists in a stream, so that none is too long for one message. Falls back where the runtime has none.
@@ -73,6 +76,37 @@ impl RemoteImageService {
     pub fn traced(mut self, tracing: Tracing) -> Self {
         self.peer.trace(tracing);
         self
+    }
+
+    /// Ends a pull once the runtime has given no sign of life for so long: it answers nothing, or its folders can be read
+    /// here, are containerd's, and nothing is written there. A pull that is only slow goes on. `None`: none is ended.
+    #[must_use]
+    pub fn with_stall_max(mut self, quiet_max: Option<Duration>) -> Self {
+        self.watch = quiet_max.map(|quiet_max| Arc::new(StallWatch::new(quiet_max)));
+        self
+    }
+
+    /// Does what may hang, and ends when the runtime shows no more signs of life.
+    async fn watched<T>(&self, name: &str, work: impl Future<Output = T>) -> Result<T, RuntimeError> {
+        let Some(watch) = &self.watch else { return Ok(work.await) };
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            stalled = watch.stalled(|| self.look()) => Err(self.peer.stalled(stalled, name, watch.quiet_max())),
+        }
+    }
+
+    /// Looks for signs of life.
+    async fn look(&self) -> Look {
+        use RuntimeErrorKind::{Cancelled, TimedOut, Unavailable};
+        match self.filesystem().await {
+            Err(error) if matches!(error.kind(), Cancelled | TimedOut | Unavailable) => Look::Silent,
+            Err(_) => Look::Answers,
+            Ok(told) => {
+                let written = tokio::task::spawn_blocking(move || stall::written(&told)).await;
+                written.ok().flatten().map_or(Look::Answers, Look::Wrote)
+            }
+        }
     }
 
     async fn list_all(&self, deadline: Instant) -> Result<Vec<v1::Image>, RuntimeError> {
@@ -155,10 +189,10 @@ impl ImageService for RemoteImageService {
         }
         let mut client = self.client.clone();
         let message = convert::pull_to_wire(request);
-        let response = self
+        let pull = self
             .peer
-            .without_deadline(Call::Pull, message, |message| async move { client.pull_image(message).await })
-            .await;
+            .without_deadline(Call::Pull, message, |message| async move { client.pull_image(message).await });
+        let response = Box::pin(self.watched(&request.image.image, pull)).await?;
         match response.map(|response| response.image_ref) {
             Ok(id) if id.is_empty() => {
                 Err(RuntimeError::other(format!("imageRef of image {} is not set", quoted(&request.image.image))))

@@ -11,6 +11,7 @@ mod endpoint;
 #[cfg(feature = "test-util")]
 pub mod pods;
 mod server;
+mod stall;
 mod streaming;
 mod trace;
 pub mod v1;

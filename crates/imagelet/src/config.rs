@@ -320,6 +320,9 @@ struct CriFile {
     /// The socket of a CRI runtime, such as `unix:///run/containerd/containerd.sock`; absent or empty uses the embedded store.
     #[serde(rename = "endpoint", skip_serializing_if = "Option::is_none")]
     endpoint: Option<String>,
+    /// A pull of the runtime is given up when it has shown no sign of life for this long, at least 1s: it answers nothing; or it is a containerd whose folders this process can read, and nothing is written there. A pull that is only slow goes on, and so does one of a runtime that answers and shows no more. 0 waits without end.
+    #[serde(rename = "pullStallTimeout", skip_serializing_if = "Option::is_none")]
+    pull_stall: Option<GoDuration>,
 }
 
 /// `registry` in the file.
@@ -412,10 +415,10 @@ impl File {
             providers_binaries: Some(PathBuf::new()),
             provider_timeout: Some(GoDuration::minutes(1)),
             socket: Some(environment.socket_default()),
+            callers: Some(CallersFile::defaults()),
             http: Some(HttpFile { address: Some(String::new()) }),
             store: Some(StoreFile {
                 directory: Some(environment.store_default()),
-            callers: Some(CallersFile::defaults()),
                 layers_in_flight: Some(4),
                 durability: Some("commit".into()),
                 keep_blobs: Some(false),
@@ -429,7 +432,7 @@ impl File {
                 }),
             }),
             image_service: Some(ImageServiceFile {
-                cri: Some(CriFile { endpoint: Some(String::new()) }),
+                cri: Some(CriFile { endpoint: Some(String::new()), pull_stall: Some(GoDuration::minutes(5)) }),
                 pinned_images: Some(PinnedFile::Patterns(Vec::new())),
             }),
             registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
@@ -476,11 +479,11 @@ pub(crate) struct Settings {
     pub(crate) runtime_request_timeout: Duration,
     /// Where the daemon listens.
     pub(crate) socket: PathBuf,
+    /// What callers over CRI may do.
+    pub(crate) callers: CriCallers,
     /// Where it speaks HTTP, if at all.
     pub(crate) http: Option<String>,
     /// What it keeps images in.
-    /// What callers over CRI may do.
-    pub(crate) callers: CriCallers,
     pub(crate) backend: Backend,
     /// Names whose images are pinned.
     pub(crate) pinned: PinnedNames,
@@ -557,8 +560,8 @@ pub(crate) enum Verification {
 pub(crate) enum Backend {
     /// Our own store.
     Embedded(StoreSettings),
-    /// A runtime behind this CRI endpoint; our own state stays in the directory.
-    Cri { endpoint: String, state: PathBuf },
+    /// A runtime behind this CRI endpoint; our own state stays in the directory. For so long a pull may show no sign of life.
+    Cri { endpoint: String, state: PathBuf, stall_max: Option<Duration> },
 }
 
 /// How the embedded store works.

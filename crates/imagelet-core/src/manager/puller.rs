@@ -366,6 +366,7 @@ fn no_credential_helps(kind: RuntimeErrorKind) -> bool {
             | RuntimeErrorKind::Corrupt
             | RuntimeErrorKind::DiskFull
             | RuntimeErrorKind::Unavailable
+            | RuntimeErrorKind::TimedOut
             | RuntimeErrorKind::Cancelled
     )
 }

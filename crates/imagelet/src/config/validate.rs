@@ -26,6 +26,8 @@ const SOCKET_LENGTH_MAX: usize = 107;
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
 /// A loop that runs more often than this only burns the processor.
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
+/// A runtime that does nothing for less than this has not stopped.
+const STALL_MIN: GoDuration = GoDuration::seconds(1);
 /// An outage that is over sooner is waited out.
 const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
@@ -97,9 +99,9 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             record_age_max: (record_age_max.0 > 0).then(|| record_age_max.to_std()),
             runtime_request_timeout: timeout.to_std(),
             socket,
+            callers: file.callers.clone().unwrap_or_default().checked(),
             http,
             backend,
-            callers: file.callers.clone().unwrap_or_default().checked(),
             pinned,
             hosts_dirs,
             docker_config,
@@ -343,14 +345,21 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
     let durability = durability(store.durability.as_deref(), complaints);
     let admission = admission(store.admission.as_deref(), complaints);
     let limits = layer_limits(&store.limits.unwrap_or_default(), complaints);
-    let endpoint =
-        file.image_service.as_ref().and_then(|service| service.cri.as_ref()).and_then(|cri| cri.endpoint.clone());
-    let endpoint = endpoint.filter(|endpoint| !endpoint.is_empty());
+    let cri = file.image_service.as_ref().and_then(|service| service.cri.clone()).unwrap_or_default();
+    let endpoint = cri.endpoint.filter(|endpoint| !endpoint.is_empty());
+    let stall = cri.pull_stall.unwrap_or_default();
+    if stall.0 != 0 && stall < STALL_MIN {
+        const KEY: &str = "imageService.cri.pullStallTimeout";
+        complaints.add(KEY, format!("{KEY} {stall} must be 0, or at least {STALL_MIN}"));
+    }
     if let Some(Err(error)) = endpoint.as_deref().map(str::parse::<Endpoint>) {
         complaints.add("imageService.cri.endpoint", format!("imageService.cri.endpoint: {error}"));
     }
     match endpoint {
-        Some(endpoint) => Backend::Cri { endpoint, state: directory },
+        Some(endpoint) => {
+            let stall_max = (stall.0 > 0).then(|| stall.to_std());
+            Backend::Cri { endpoint, state: directory, stall_max }
+        }
         None => Backend::Embedded(StoreSettings {
             directory,
             layers_in_flight: usize::try_from(layers).unwrap_or(1),

@@ -134,7 +134,10 @@ struct OpenBackend {
 async fn open_backend(settings: &Settings, role: Role) -> Result<OpenBackend, Failure> {
     match &settings.backend {
         Backend::Embedded(store) => open_store(store, &settings.hosts_dirs).await,
-        Backend::Cri { endpoint, state } => open_runtime(endpoint, state, settings.runtime_request_timeout, role).await,
+        Backend::Cri { endpoint, state, stall_max } => {
+            let patience = Patience { call: settings.runtime_request_timeout, stall: *stall_max };
+            open_runtime(endpoint, state, patience, role).await
+        }
     }
 }
 
@@ -159,7 +162,17 @@ async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf]) -> Result<Ope
     })
 }
 
-async fn open_runtime(endpoint: &str, state: &Path, timeout: Duration, role: Role) -> Result<OpenBackend, Failure> {
+/// How patient we are with a runtime.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// What a call may take.
+    call: Duration,
+    /// For how long a pull may show no sign of life.
+    stall: Option<Duration>,
+}
+
+async fn open_runtime(endpoint: &str, state: &Path, patience: Patience, role: Role) -> Result<OpenBackend, Failure> {
+    let timeout = patience.call;
     let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
         Failure::because(format!("`{endpoint}` is no endpoint"), &error)
     })?;
@@ -185,7 +198,7 @@ async fn open_runtime(endpoint: &str, state: &Path, timeout: Duration, role: Rol
     // Two runtimes of one machine have nothing to do with one another.
     let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
     Ok(OpenBackend {
-        images: Arc::new(LearnedImages::new(Arc::new(images))),
+        images: Arc::new(LearnedImages::new(Arc::new(images.with_stall_max(patience.stall)))),
         containers,
         engine: None,
         name: format!("runtime {address}"),

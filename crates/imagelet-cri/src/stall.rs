@@ -1,0 +1,258 @@
+//! Ends pulls of a runtime that show no more signs of life.
+//!
+//! CRI tells nothing of a pull under way. Signs of life are what else can be seen: that the runtime answers at all, and,
+//! where its folders are containerd's and can be read here, what it writes: the blobs that it is fetching, byte by byte,
+//! and what its snapshots take. They are signs of the runtime, not of one pull, so a pull that hangs beside one that goes
+//! on is ended only after that one. A runtime whose work cannot be seen is believed as long as it answers: a pull that is
+//! only slow is never ended.
+
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use imagelet_core::runtime::ImageFilesystems;
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// How containerd names the folders of its snapshotters, beside that of its blobs.
+const SNAPSHOTTER: &str = "io.containerd.snapshotter.v1.";
+/// Where below its root containerd has the blobs that it is fetching, each in a folder of its own.
+const INGESTS: &str = "io.containerd.content.v1.content/ingest";
+/// The file of such a folder that grows.
+const INGESTED: &str = "data";
+/// Blobs under way that are looked at; a node fetches some dozens.
+const INGESTS_MAX: usize = 4096;
+/// How often to look: many times before a pull is ended, and not so often that anybody notices.
+const LOOKS: u32 = 10;
+const LOOK_EVERY_MAX: Duration = Duration::from_secs(10);
+
+/// What one look at a runtime found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// It did not answer.
+    Silent,
+    /// It answers, and what it works at cannot be seen from here.
+    Answers,
+    /// It answers, and has written so much.
+    Wrote(Written),
+}
+
+/// What a runtime has written; any difference is a sign of life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    /// Bytes and inodes of its snapshots.
+    snapshots: Vec<(u64, Option<u64>)>,
+    /// The blobs under way with their sizes so far, in order.
+    ingests: Vec<(OsString, u64)>,
+}
+
+/// How a pull came to be ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stalled {
+    /// The runtime answers nothing any more.
+    Silent,
+    /// It answers, and writes nothing.
+    Idle,
+}
+
+/// Watches over the pulls of one runtime.
+#[derive(Debug)]
+pub(crate) struct StallWatch {
+    /// For so long there may be no sign of life.
+    quiet_max: Duration,
+    pulse: Mutex<Pulse>,
+    /// One look serves all pulls.
+    looking: tokio::sync::Mutex<()>,
+}
+
+/// The signs so far: decides, and touches nothing.
+#[derive(Debug, Default)]
+struct Pulse {
+    written: Option<Written>,
+    /// The last sign of life; `None`: there was none yet.
+    lived_at: Option<Instant>,
+    looked_at: Option<Instant>,
+    answered: bool,
+}
+
+impl Pulse {
+    fn note(&mut self, look: Look, now: Instant) {
+        self.looked_at = Some(now);
+        self.answered = look != Look::Silent;
+        let is_sign = match look {
+            Look::Silent => false,
+            Look::Answers => true,
+            Look::Wrote(written) => {
+                let is_news = self.written.as_ref() != Some(&written);
+                self.written = Some(written);
+                is_news
+            }
+        };
+        if is_sign {
+            self.lived_at = Some(now);
+        }
+    }
+
+    /// Whether a pull that began then is to be ended.
+    fn verdict(&self, began: Instant, quiet_max: Duration, now: Instant) -> Option<Stalled> {
+        let lived_at = self.lived_at.map_or(began, |at| at.max(began));
+        let is_over = now.saturating_duration_since(lived_at) >= quiet_max;
+        is_over.then_some(if self.answered { Stalled::Idle } else { Stalled::Silent })
+    }
+}
+
+impl StallWatch {
+    pub(crate) fn new(quiet_max: Duration) -> Self {
+        Self { quiet_max, pulse: Mutex::default(), looking: tokio::sync::Mutex::default() }
+    }
+
+    pub(crate) fn quiet_max(&self) -> Duration {
+        self.quiet_max
+    }
+
+    /// Ends when a pull that begins now has had no sign of life for too long.
+    pub(crate) async fn stalled<F: Future<Output = Look>>(&self, look: impl Fn() -> F) -> Stalled {
+        let began = Instant::now();
+        let every = (self.quiet_max / LOOKS).min(LOOK_EVERY_MAX);
+        loop {
+            sleep(every).await;
+            // Whoever looks now looks for all.
+            if let Ok(_turn) = self.looking.try_lock()
+                && self.is_due(every)
+            {
+                // A look that hangs is none, and no reason to end later.
+                let until = Instant::now() + (self.quiet_max / 2).min(LOOK_EVERY_MAX);
+                let found = timeout_at(until, look()).await.unwrap_or(Look::Silent);
+                self.lock().note(found, Instant::now());
+            }
+            if let Some(stalled) = self.lock().verdict(began, self.quiet_max, Instant::now()) {
+                return stalled;
+            }
+        }
+    }
+
+    fn is_due(&self, every: Duration) -> bool {
+        self.lock().looked_at.is_none_or(|at| at.elapsed() >= every / 2)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pulse> {
+        self.pulse.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a runtime that tells these file systems has written, if its folders are containerd's and can be read. Asks the
+/// disk.
+pub(crate) fn written(told: &ImageFilesystems) -> Option<Written> {
+    let root = told.images.iter().find_map(|place| root_of(&place.mountpoint))?;
+    let ingests = ingests(&root.join(INGESTS))?;
+    let snapshots = told.images.iter().map(|place| (place.used.0, place.inodes_used)).collect();
+    Some(Written { snapshots, ingests })
+}
+
+/// Containerd's root, by the folder of a snapshotter in it.
+fn root_of(mountpoint: &Path) -> Option<PathBuf> {
+    let is_snapshotter = mountpoint.file_name()?.to_str()?.starts_with(SNAPSHOTTER);
+    is_snapshotter.then(|| mountpoint.parent().map(Path::to_owned)).flatten()
+}
+
+fn ingests(folder: &Path) -> Option<Vec<(OsString, u64)>> {
+    let entries = fs::read_dir(folder).ok()?.flatten().take(INGESTS_MAX);
+    // One that ended meanwhile has no size: that is news, too.
+    let sized = |entry: fs::DirEntry| {
+        let size = fs::symlink_metadata(entry.path().join(INGESTED)).map_or(0, |file| file.len());
+        (entry.file_name(), size)
+    };
+    let mut ingests: Vec<(OsString, u64)> = entries.map(sized).collect();
+    ingests.sort_unstable();
+    Some(ingests)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicU64, Ordering},
+        time::SystemTime,
+    };
+
+    use imagelet_core::{image::ByteSize, runtime::FilesystemUsage};
+
+    use super::*;
+
+    const QUIET: Duration = Duration::from_mins(5);
+
+    fn wrote(bytes: u64) -> Look {
+        Look::Wrote(Written { snapshots: vec![(0, Some(0))], ingests: vec![("one".into(), bytes)] })
+    }
+
+    /// How long the watch lets a pull go on, up to an hour.
+    async fn lasts(look: impl Fn(Duration) -> Look) -> Option<(Duration, Stalled)> {
+        let (watch, began) = (StallWatch::new(QUIET), Instant::now());
+        let stalled = tokio::time::timeout(Duration::from_hours(1), watch.stalled(|| async { look(began.elapsed()) }));
+        stalled.await.ok().map(|stalled| (began.elapsed(), stalled))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_lives_is_never_cut_and_one_that_does_not_is_cut_in_time() {
+        let minute = |passed: Duration| passed.as_secs() / 60;
+        assert_eq!(lasts(|_| Look::Answers).await, None, "nothing can be seen, and it answers");
+        assert_eq!(lasts(|passed| wrote(minute(passed) / 4)).await, None, "a byte in four minutes");
+        let every_fourth = |passed| if minute(passed) % 4 == 0 { Look::Answers } else { Look::Silent };
+        assert_eq!(lasts(every_fourth).await, None, "it answers now and then");
+        assert_eq!(lasts(|_| Look::Silent).await, Some((QUIET, Stalled::Silent)));
+        let (lasted, stalled) = lasts(|_| wrote(7)).await.expect("it is cut");
+        assert!(lasted >= QUIET && lasted <= QUIET + 2 * LOOK_EVERY_MAX && stalled == Stalled::Idle, "{lasted:?}");
+        // First it goes on, and then no more.
+        let (lasted, stalled) = lasts(|passed| wrote(minute(passed).min(30))).await.expect("it is cut");
+        assert_eq!((minute(lasted), stalled), (35, Stalled::Idle));
+        let falls_silent = |passed| if minute(passed) < 10 { Look::Answers } else { Look::Silent };
+        let (lasted, stalled) = lasts(falls_silent).await.expect("it is cut");
+        assert_eq!((minute(lasted), stalled), (14, Stalled::Silent));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_hangs_is_none_and_all_pulls_share_their_looks() {
+        let (watch, looks, began) = (StallWatch::new(QUIET), AtomicU64::new(0), Instant::now());
+        let hangs = || async {
+            looks.fetch_add(1, Ordering::Relaxed);
+            std::future::pending().await
+        };
+        let ended = futures_util::future::join_all((0..100).map(|_| watch.stalled(hangs))).await;
+        assert!(ended.iter().all(|stalled| *stalled == Stalled::Silent));
+        assert!(began.elapsed() <= QUIET + 2 * LOOK_EVERY_MAX, "{:?}", began.elapsed());
+        assert!(looks.load(Ordering::Relaxed) <= 32, "{looks:?} looks");
+        // Long after, a new pull has its own time.
+        sleep(2 * QUIET).await;
+        let again = Instant::now();
+        assert_eq!(watch.stalled(|| async { Look::Silent }).await, Stalled::Silent);
+        assert!(again.elapsed() >= QUIET);
+    }
+
+    #[test]
+    fn what_containerd_writes_is_seen_in_its_folders_and_of_others_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let told = |mountpoint: PathBuf, used: u64| {
+            let measured_at = SystemTime::now();
+            let place = FilesystemUsage { measured_at, mountpoint, used: ByteSize(used), inodes_used: Some(1) };
+            ImageFilesystems { images: vec![place.clone()], containers: vec![place] }
+        };
+        let mountpoint = root.path().join("io.containerd.snapshotter.v1.overlayfs");
+        assert_eq!(written(&told(mountpoint.clone(), 1)), None, "no blobs are there");
+        let blob = root.path().join(INGESTS).join("3f2a");
+        fs::create_dir_all(&blob).unwrap();
+        let empty = written(&told(mountpoint.clone(), 1));
+        fs::write(blob.join(INGESTED), b"half").unwrap();
+        let half = written(&told(mountpoint.clone(), 1));
+        assert_eq!(half, written(&told(mountpoint.clone(), 1)), "nothing new");
+        fs::write(blob.join(INGESTED), b"half and more").unwrap();
+        let more = written(&told(mountpoint.clone(), 1));
+        let unpacked = written(&told(mountpoint, 2));
+        let all = [None, empty, half, more, unpacked];
+        for (number, one) in all.iter().enumerate() {
+            assert!(all.iter().skip(number + 1).all(|other| other != one), "{one:?} comes twice");
+        }
+        assert_eq!(written(&told(root.path().join("overlay-images"), 1)), None);
+    }
+}
