@@ -13,12 +13,7 @@ from bed import Failed, Process, disk, launch, run, settle, wait_until
 
 START_SECONDS = 60
 CACHE = "/var/lib/containers"
-# containerd leaves rate and number of pulls to the kubelet; the daemon under test must not wait for its own either.
-DAEMON_CONFIG = """apiVersion: imagelet.dev/v1alpha1
-kind: ImageletConfiguration
-registryPullQPS: 0
-serializeImagePulls: false
-"""
+DAEMON_CONFIG = "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\n"
 CONTAINERD_CONFIG = """version = 2
 root = "{place}/root"
 state = "{place}/state"

@@ -1,6 +1,6 @@
 //! The ports to a container runtime, spoken over CRI: its images, and the containers that hold them.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use imagelet_core::{

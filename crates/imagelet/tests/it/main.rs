@@ -3,6 +3,7 @@
 mod admission;
 mod architecture;
 mod bare;
+mod between;
 mod collection;
 mod configuration;
 mod contract;
@@ -30,6 +31,7 @@ mod reasons;
 mod reclaim;
 mod refusals;
 mod relay;
+mod scripted;
 mod shadow;
 mod socket;
 mod soundness;

@@ -98,7 +98,7 @@ fn print(answer: &Value) -> String {
     format!("cat > /dev/null\ncat <<'END'\n{answer}\nEND\n")
 }
 
-fn metrics(address: &str) -> String {
+pub(crate) fn metrics(address: &str) -> String {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();

@@ -23,21 +23,21 @@ const CALL_MAX: Duration = Duration::from_mins(1);
 /// Callers of one image at once.
 const CALLERS: usize = 50;
 
-fn in_runtime<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn in_runtime<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Runtime::new().unwrap().block_on(work)
 }
 
-async fn connect(daemon: &Daemon) -> RemoteImageService {
+pub(crate) async fn connect(daemon: &Daemon) -> RemoteImageService {
     let endpoint: Endpoint = daemon.endpoint().parse().unwrap();
     RemoteImageService::connect(&endpoint, CALL_MAX).await.unwrap()
 }
 
-fn embedded(folder: &Path) -> Daemon {
+pub(crate) fn embedded(folder: &Path) -> Daemon {
     let config = write_store_config(folder, "");
     Daemon::start(folder, ["--config", &config, "--store", folder.join("store").to_str().unwrap()])
 }
 
-fn before_containerd(folder: &Path, containerd: &Containerd) -> Daemon {
+pub(crate) fn before_containerd(folder: &Path, containerd: &Containerd) -> Daemon {
     let config = folder.join("config.yaml");
     let text = format!(
         "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nimageService: {{cri: {{endpoint: '{}'}}}}\n\
@@ -49,7 +49,7 @@ fn before_containerd(folder: &Path, containerd: &Containerd) -> Daemon {
     Daemon::start(folder, ["--config", config.to_str().unwrap()])
 }
 
-fn request(name: &str) -> PullRequest {
+pub(crate) fn request(name: &str) -> PullRequest {
     PullRequest { image: ImageSpec::new(name), ..PullRequest::default() }
 }
 
@@ -59,7 +59,7 @@ fn by(name: &str, user: &str, password: &str) -> PullRequest {
     PullRequest { credential: Some(Credential { kind, server_address }), ..request(name) }
 }
 
-async fn pull(images: &RemoteImageService, request: &PullRequest) -> Result<String, RuntimeError> {
+pub(crate) async fn pull(images: &RemoteImageService, request: &PullRequest) -> Result<String, RuntimeError> {
     images.pull(request, no_progress()).await.map(|id| id.to_string())
 }
 

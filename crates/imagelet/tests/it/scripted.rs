@@ -1,0 +1,299 @@
+//! A CRI runtime that does as it is told: what no honest one would answer, at the moment of our choice.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::{Arc, Mutex},
+};
+
+use futures_util::Stream;
+use imagelet_cri::v1::{
+    self,
+    image_service_server::{ImageService, ImageServiceServer},
+    runtime_service_server::{RuntimeService, RuntimeServiceServer},
+};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status, transport::Server};
+
+type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// What the runtime has and does.
+#[derive(Debug, Default)]
+pub(crate) struct Script {
+    pub(crate) images: Vec<v1::Image>,
+    pub(crate) containers: Vec<v1::Container>,
+    /// Containers that somebody starts right after the next list of containers.
+    pub(crate) soon: Vec<v1::Container>,
+    /// Ids that it does not remove.
+    pub(crate) refused: BTreeSet<String>,
+    /// It lists nothing, as one that has just been started anew.
+    pub(crate) is_blank: bool,
+    /// What it is asked to pull comes to be, by name; anything else hangs.
+    pub(crate) offered: BTreeMap<String, v1::Image>,
+    /// Every call that changes something, in order.
+    pub(crate) calls: Vec<String>,
+    /// Handlers it says it has.
+    pub(crate) handlers: Vec<String>,
+}
+
+/// The runtime, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    script: Arc<Mutex<Script>>,
+    socket: PathBuf,
+    _serving: tokio::runtime::Runtime,
+}
+
+impl Runtime {
+    /// Serves on `runtime.sock` in a folder.
+    pub(crate) fn start(folder: &Path, script: Script) -> Self {
+        let socket = folder.join("runtime.sock");
+        // A containerd's folders, by which a watch can tell that nothing is written.
+        let snapshots = folder.join("ctd/io.containerd.snapshotter.v1.overlayfs");
+        std::fs::create_dir_all(&snapshots).unwrap();
+        std::fs::create_dir_all(folder.join("ctd/io.containerd.content.v1.content/ingest")).unwrap();
+        let script = Arc::new(Mutex::new(script));
+        let serving = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = serving.block_on(async { tokio::net::UnixListener::bind(&socket) }).unwrap();
+        let acting = Acting { script: Arc::clone(&script), snapshots };
+        serving.spawn(
+            Server::builder()
+                .add_service(ImageServiceServer::new(acting.clone()).max_encoding_message_size(usize::MAX))
+                .add_service(RuntimeServiceServer::new(acting))
+                .serve_with_incoming(UnixListenerStream::new(listener)),
+        );
+        Self { script, socket, _serving: serving }
+    }
+
+    pub(crate) fn endpoint(&self) -> String {
+        format!("unix://{}", self.socket.display())
+    }
+
+    /// Looks at the script, or changes it.
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Script) -> T) -> T {
+        act(&mut self.script.lock().unwrap())
+    }
+}
+
+/// An image of a name.
+pub(crate) fn image(name: &str, size: u64) -> v1::Image {
+    v1::Image { id: id_of(name), repo_tags: vec![name.to_owned()], size, ..v1::Image::default() }
+}
+
+/// The id that an image of a name has here.
+pub(crate) fn id_of(name: &str) -> String {
+    imagelet_core::image::Digest::of(name.as_bytes()).to_string()
+}
+
+/// A running container of an image.
+pub(crate) fn container(name: &str, image: &str) -> v1::Container {
+    v1::Container {
+        id: format!("container-{name}"),
+        pod_sandbox_id: format!("sandbox-{name}"),
+        metadata: Some(v1::ContainerMetadata { name: name.to_owned(), attempt: 0 }),
+        image: Some(v1::ImageSpec { image: id_of(image), ..v1::ImageSpec::default() }),
+        image_ref: id_of(image),
+        image_id: id_of(image),
+        state: 1,
+        created_at: 1,
+        labels: [("namespace", "default"), ("name", name), ("uid", name)]
+            .map(|(key, value)| (format!("io.kubernetes.pod.{key}"), value.to_owned()))
+            .into(),
+        ..v1::Container::default()
+    }
+}
+
+#[derive(Clone)]
+struct Acting {
+    script: Arc<Mutex<Script>>,
+    snapshots: PathBuf,
+}
+
+impl Acting {
+    fn act<T>(&self, act: impl FnOnce(&mut Script) -> T) -> Result<Response<T>, Status> {
+        Ok(Response::new(act(&mut self.script.lock().unwrap())))
+    }
+}
+
+fn is_meant(image: &v1::Image, text: &str) -> bool {
+    image.id == text || image.repo_tags.iter().chain(&image.repo_digests).any(|name| name == text)
+}
+
+#[tonic::async_trait]
+impl ImageService for Acting {
+    type StreamImagesStream = Streamed<v1::StreamImagesResponse>;
+
+    async fn list_images(
+        &self,
+        _: Request<v1::ListImagesRequest>,
+    ) -> Result<Response<v1::ListImagesResponse>, Status> {
+        self.act(|script| {
+            let images = if script.is_blank { Vec::new() } else { script.images.clone() };
+            v1::ListImagesResponse { images }
+        })
+    }
+    async fn stream_images(
+        &self,
+        _: Request<v1::StreamImagesRequest>,
+    ) -> Result<Response<Self::StreamImagesStream>, Status> {
+        Err(Status::unimplemented("this runtime streams no lists"))
+    }
+    async fn image_status(
+        &self,
+        request: Request<v1::ImageStatusRequest>,
+    ) -> Result<Response<v1::ImageStatusResponse>, Status> {
+        let text = request.into_inner().image.unwrap_or_default().image;
+        self.act(|script| {
+            let found = script.images.iter().find(|image| is_meant(image, &text) && !script.is_blank);
+            v1::ImageStatusResponse { image: found.cloned(), ..v1::ImageStatusResponse::default() }
+        })
+    }
+    async fn pull_image(
+        &self,
+        request: Request<v1::PullImageRequest>,
+    ) -> Result<Response<v1::PullImageResponse>, Status> {
+        let spec = request.into_inner().image.unwrap_or_default();
+        let pulled = self.act(|script| {
+            script.calls.push(format!("pull {} for {:?}", spec.image, spec.runtime_handler));
+            let pulled = script.offered.get(&spec.image).cloned();
+            script.images.extend(pulled.clone());
+            pulled
+        })?;
+        match pulled.into_inner() {
+            Some(image) => Ok(Response::new(v1::PullImageResponse { image_ref: image.id })),
+            None => std::future::pending().await,
+        }
+    }
+    async fn remove_image(
+        &self,
+        request: Request<v1::RemoveImageRequest>,
+    ) -> Result<Response<v1::RemoveImageResponse>, Status> {
+        let spec = request.into_inner().image.unwrap_or_default();
+        let refused = self.act(|script| {
+            script.calls.push(format!("remove {}", spec.image));
+            let refused = script.refused.contains(&spec.image);
+            script.images.retain(|image| refused || !is_meant(image, &spec.image));
+            refused
+        })?;
+        if refused.into_inner() {
+            return Err(Status::failed_precondition("the image is in use by a container"));
+        }
+        Ok(Response::new(v1::RemoveImageResponse {}))
+    }
+    async fn image_fs_info(
+        &self,
+        _: Request<v1::ImageFsInfoRequest>,
+    ) -> Result<Response<v1::ImageFsInfoResponse>, Status> {
+        self.act(|script| {
+            let place = v1::FilesystemUsage {
+                timestamp: 1,
+                fs_id: Some(v1::FilesystemIdentifier { mountpoint: self.snapshots.display().to_string() }),
+                used_bytes: Some(v1::UInt64Value { value: script.images.iter().map(|image| image.size).sum() }),
+                inodes_used: Some(v1::UInt64Value { value: script.images.len() as u64 }),
+            };
+            v1::ImageFsInfoResponse { image_filesystems: vec![place.clone()], container_filesystems: vec![place] }
+        })
+    }
+}
+
+/// Calls that nobody here has to answer.
+macro_rules! unanswered {
+    ($($call:ident($request:ident) -> $response:ident),* $(,)?) => {
+        #[tonic::async_trait]
+        impl RuntimeService for Acting {
+            type StreamPodSandboxesStream = Streamed<v1::StreamPodSandboxesResponse>;
+            type StreamContainersStream = Streamed<v1::StreamContainersResponse>;
+
+            async fn version(&self, _: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
+                Ok(Response::new(v1::VersionResponse {
+                    version: "0.1.0".into(),
+                    runtime_name: "scripted".into(),
+                    runtime_version: "1.0".into(),
+                    runtime_api_version: "v1".into(),
+                }))
+            }
+            async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
+                let conditions = ["RuntimeReady", "NetworkReady"].map(|name| v1::RuntimeCondition {
+                    r#type: name.into(),
+                    status: true,
+                    ..v1::RuntimeCondition::default()
+                });
+                self.act(|script| v1::StatusResponse {
+                    status: Some(v1::RuntimeStatus { conditions: conditions.into() }),
+                    runtime_handlers: script
+                        .handlers
+                        .iter()
+                        .map(|name| v1::RuntimeHandler { name: name.clone(), ..v1::RuntimeHandler::default() })
+                        .collect(),
+                    ..v1::StatusResponse::default()
+                })
+            }
+            async fn list_pod_sandbox(
+                &self,
+                _: Request<v1::ListPodSandboxRequest>,
+            ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
+                Ok(Response::new(v1::ListPodSandboxResponse::default()))
+            }
+            async fn list_containers(
+                &self,
+                _: Request<v1::ListContainersRequest>,
+            ) -> Result<Response<v1::ListContainersResponse>, Status> {
+                self.act(|script| {
+                    let containers = if script.is_blank { Vec::new() } else { script.containers.clone() };
+                    script.containers.append(&mut script.soon);
+                    v1::ListContainersResponse { containers }
+                })
+            }
+            async fn container_status(
+                &self,
+                request: Request<v1::ContainerStatusRequest>,
+            ) -> Result<Response<v1::ContainerStatusResponse>, Status> {
+                let id = request.into_inner().container_id;
+                let found = self.act(|script| {
+                    let found = script.containers.iter().find(|container| container.id == id && !script.is_blank);
+                    found.cloned()
+                })?;
+                let Some(found) = found.into_inner() else { return Err(Status::not_found("no such container")) };
+                let status = v1::ContainerStatus {
+                    id: found.id,
+                    metadata: found.metadata,
+                    state: found.state,
+                    created_at: found.created_at,
+                    image: found.image,
+                    image_ref: found.image_ref,
+                    image_id: found.image_id,
+                    ..v1::ContainerStatus::default()
+                };
+                Ok(Response::new(v1::ContainerStatusResponse { status: Some(status), ..Default::default() }))
+            }
+            async fn stream_pod_sandboxes(
+                &self,
+                _: Request<v1::StreamPodSandboxesRequest>,
+            ) -> Result<Response<Self::StreamPodSandboxesStream>, Status> {
+                Err(Status::unimplemented("this runtime streams no lists"))
+            }
+            async fn stream_containers(
+                &self,
+                _: Request<v1::StreamContainersRequest>,
+            ) -> Result<Response<Self::StreamContainersStream>, Status> {
+                Err(Status::unimplemented("this runtime streams no lists"))
+            }
+            $(async fn $call(&self, _: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
+                Err(Status::unimplemented("no test needs it"))
+            })*
+        }
+    };
+}
+
+unanswered! {
+    runtime_config(RuntimeConfigRequest) -> RuntimeConfigResponse,
+    pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse,
+    run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse,
+    stop_pod_sandbox(StopPodSandboxRequest) -> StopPodSandboxResponse,
+    remove_pod_sandbox(RemovePodSandboxRequest) -> RemovePodSandboxResponse,
+    create_container(CreateContainerRequest) -> CreateContainerResponse,
+    start_container(StartContainerRequest) -> StartContainerResponse,
+    stop_container(StopContainerRequest) -> StopContainerResponse,
+    remove_container(RemoveContainerRequest) -> RemoveContainerResponse,
+}
