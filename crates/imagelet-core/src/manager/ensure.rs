@@ -25,7 +25,7 @@ use crate::{
     credentials::{KeyringError, TrackedCredential},
     decisions::{Act, ActCode},
     events::{Event, EventCause, EventKind},
-    image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
+    image::{ByteSize, Image, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     inventory::HandedOut,
     records::{Asker, Intent, PullRecords},
     runtime::{ErrorClass, Fault, Hop, Progress, RuntimeError, RuntimeErrorKind},
@@ -56,9 +56,9 @@ impl Ensuring<'_> {
             let error = EnsureError::InvalidName { image: self.request.image.clone(), source };
             self.told(EventKind::Warning, "InspectFailed", error)
         })?;
-        let (presence, id) = self.look(&spec).await?;
-        match (decide(self.request.policy, presence), id) {
-            (Decision::Use, Some(id)) => Ok(self.hand_out_present(id, spec)),
+        let (presence, key) = self.look(&spec).await?;
+        match (decide(self.request.policy, presence), key) {
+            (Decision::Use, Some(key)) => Ok(self.hand_out_present(&key, spec)),
             (Decision::Refuse, _) => {
                 let error = EnsureError::NeverPull { image: self.request.image.clone() };
                 Err(self.told(EventKind::Warning, "ErrImageNeverPull", error))
@@ -79,7 +79,7 @@ impl Ensuring<'_> {
     }
 
     /// Whether the image is here, and whether the asker may use it.
-    async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageId>), EnsureError> {
+    async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {
         match self.request.policy {
             policy if wants_look(policy) => {}
             PullPolicy::Other(_) => {
@@ -100,7 +100,7 @@ impl Ensuring<'_> {
         let Some(found) = found else { return Ok((Presence::Absent, None)) };
         let usable = self.may_use(&found).await?;
         self.tally.required = Some(!usable);
-        Ok((if usable { Presence::Usable } else { Presence::Guarded }, Some(found.id)))
+        Ok((if usable { Presence::Usable } else { Presence::Guarded }, Some(found.key())))
     }
 
     pub(super) async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
@@ -147,14 +147,15 @@ impl Ensuring<'_> {
         Ok(allowed)
     }
 
-    fn hand_out_present(&self, id: ImageId, spec: ImageSpec) -> Ensured {
+    fn hand_out_present(&self, key: &ImageKey, spec: ImageSpec) -> Ensured {
         let suffix = if self.manager.records.is_on() { " and can be accessed by the pod" } else { "" };
         let image = quoted(&self.request.image);
         let message = ["Container image ", &image, " already present on machine", suffix].concat();
         self.tell(EventKind::Normal, "Pulled", message.clone());
         self.finished();
-        self.touch(&id, None);
-        Ensured { id, reference: spec.image, origin: Origin::AlreadyPresent, message }
+        self.touch(key, None);
+        let (id, handler) = (key.id().clone(), key.handler().to_owned());
+        Ensured { id, handler, reference: spec.image, origin: Origin::AlreadyPresent, message }
     }
 
     async fn pull(&self, spec: ImageSpec, progress: Progress) -> Result<Ensured, EnsureError> {
@@ -284,10 +285,11 @@ impl Ensuring<'_> {
         self.tell(EventKind::Normal, "Pulled", message);
         self.manager.meters.pulled(pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());
-        self.touch(&pulled.id, Some((pulled.fetched, pulled.took)));
+        self.touch(&pulled.key(), Some((pulled.fetched, pulled.took)));
         self.put_on_record(&pulled);
         let origin = Origin::Pulled { took: pulled.took, size: pulled.size };
-        Ensured { id: pulled.id, reference: spec.image, origin, message: String::new() }
+        let Pulled { id, handler, .. } = pulled;
+        Ensured { id, handler, reference: spec.image, origin, message: String::new() }
     }
 
     /// Puts on record for whom it was pulled, as far as that is known.
@@ -302,7 +304,7 @@ impl Ensuring<'_> {
         self.manager.decisions.act(Act {
             at: SystemTime::now(),
             code: ActCode::Pulled,
-            keys: vec![ImageKey::new(pulled.id.clone(), self.request.runtime_handler.clone()).to_string()],
+            keys: vec![pulled.key().to_string()],
             names: vec![name.unwrap_or_else(|_| self.request.image.clone())],
             by,
             bytes: Some(pulled.fetched.0).filter(|size| *size > 0),
@@ -371,9 +373,9 @@ impl Ensuring<'_> {
     }
 
     /// Tells that the image was handed out; `pulled`: what it cost to fetch.
-    pub(super) fn touch(&self, id: &ImageId, pulled: Option<(ByteSize, Duration)>) {
+    pub(super) fn touch(&self, key: &ImageKey, pulled: Option<(ByteSize, Duration)>) {
         let Some(touched) = &self.manager.touched else { return };
-        let key = ImageKey::new(id.clone(), self.request.runtime_handler.clone());
+        let key = key.clone();
         let PodIdentity { namespace, name, .. } = &self.request.pod;
         let user = (!name.is_empty()).then(|| format!("{namespace}/{name}"));
         touched(&HandedOut { key, user, pulled });

@@ -143,7 +143,7 @@ impl ImageManager {
         let Some(inventory) = self.leased_in.as_ref().filter(|_| request.is_for_a_pod()) else {
             return self.ensure_once(request, progress).await;
         };
-        let key = |ensured: &Ensured| Some(ImageKey::new(ensured.id.clone(), request.runtime_handler.clone()));
+        let key = |ensured: &Ensured| Some(ImageKey::new(ensured.id.clone(), ensured.handler.clone()));
         let ask = || self.ensure_once(request, Arc::clone(&progress));
         inventory.leased(&request.pod.uid, SystemTime::now(), ask, key).await
     }

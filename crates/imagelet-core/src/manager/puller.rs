@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     credentials::TrackedCredential,
-    image::{ByteSize, Digest, ImageId, ImageSpec, Platform, Reference},
+    image::{ByteSize, Digest, ImageId, ImageKey, ImageSpec, Platform, Reference},
     runtime::{
         LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxConfig,
     },
@@ -49,6 +49,8 @@ pub(crate) struct Work {
 #[derive(Clone, Debug)]
 pub(crate) struct Pulled {
     pub(crate) id: ImageId,
+    /// In whose store it is, by what the runtime says.
+    pub(crate) handler: String,
     /// Zero when the store does not say.
     pub(crate) size: ByteSize,
     /// Compressed bytes that came over the network; its size where the store does not tell.
@@ -209,9 +211,9 @@ impl Puller {
         }
         let progress = self.heard(work, weighed(departure.progress.sink(), place));
         let (id, credential) = self.try_credentials(work, &progress).await?;
-        let size = self.size_of(&work.image).await;
+        let (size, handler) = self.as_listed(&work.image).await;
         let fetched = departure.progress.fetched().unwrap_or(size);
-        Ok(Pulled { id, size, fetched, took: began.elapsed(), credential })
+        Ok(Pulled { id, handler, size, fetched, took: began.elapsed(), credential })
     }
 
     /// Notes that the registry answered as soon as the manifest is here, and passes everything on.
@@ -293,15 +295,23 @@ impl Puller {
         Err(Arc::new(join_failures(failures)))
     }
 
-    /// As listed right after the pull; an error here is none of the pull's.
-    async fn size_of(&self, image: &ImageSpec) -> ByteSize {
+    /// Size and handler as listed right after the pull; an error here is none of the pull's.
+    async fn as_listed(&self, image: &ImageSpec) -> (ByteSize, String) {
         match self.runtime.status(image).await {
-            Ok(found) => found.map_or(ByteSize::ZERO, |found| found.size),
+            Ok(Some(found)) => (found.size, found.spec.runtime_handler),
+            Ok(None) => (ByteSize::ZERO, image.runtime_handler.clone()),
             Err(error) => {
                 tracing::debug!(image = image.image, error = error.chain(), "the size of a pulled image is not known");
-                ByteSize::ZERO
+                (ByteSize::ZERO, image.runtime_handler.clone())
             }
         }
+    }
+}
+
+impl Pulled {
+    /// What the inventory knows it by.
+    pub(crate) fn key(&self) -> ImageKey {
+        ImageKey::new(self.id.clone(), self.handler.clone())
     }
 }
 

@@ -331,6 +331,8 @@ impl EnsureRequest {
 pub struct Ensured {
     /// Its id.
     pub id: ImageId,
+    /// In whose store it is, by what the runtime says of it: many keep one for all handlers, whichever it was pulled for.
+    pub handler: String,
     /// The name the runtime was asked for: the image with its default tag.
     pub reference: String,
     /// How it came to be there.

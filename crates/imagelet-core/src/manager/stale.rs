@@ -104,8 +104,10 @@ impl Ensuring<'_> {
         self.tell(EventKind::Normal, "Pulled", message.clone());
         self.manager.meters.used_stale();
         self.finished();
-        self.touch(&found.id, None);
-        Some(Ensured { id: found.id, reference: spec.image.clone(), origin: Origin::Stale { verified: age }, message })
+        let key = found.key();
+        self.touch(&key, None);
+        let (id, handler) = (key.id().clone(), key.handler().to_owned());
+        Some(Ensured { id, handler, reference: spec.image.clone(), origin: Origin::Stale { verified: age }, message })
     }
 }
 

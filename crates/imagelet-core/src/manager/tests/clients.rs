@@ -198,3 +198,21 @@ async fn a_client_that_waits_with_a_pod_takes_it_along_and_leaves_the_pods_slot_
     let _too = node.begin(&client("reg.test/two:v1", PullPolicy::Always)).await;
     assert_eq!((runtime.pulls_running(), runtime.pull_requests().len()), (3, 3));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_pod_of_a_handler_uses_is_known_under_the_handler_that_the_runtime_says() {
+    let runtime = FakeRuntime::new();
+    runtime.offer("reg.test/app:v1", "app", 10);
+    let keys: Arc<Mutex<Vec<ImageKey>>> = Arc::default();
+    let heard = Arc::clone(&keys);
+    let touched: Touched = Arc::new(move |handed| heard.lock().unwrap().push(handed.key.clone()));
+    let node = TestNode::new(Arc::new(runtime.clone()), Wanted { touched: Some(touched), ..Wanted::default() });
+    for policy in [PullPolicy::Always, PullPolicy::IfNotPresent] {
+        let asked = EnsureRequest { runtime_handler: "kata".into(), ..EnsureRequest::new("reg.test/app:v1", policy) };
+        let ensured = node.ensure(&asked).await.unwrap();
+        let listed = runtime.list(None).await.unwrap().remove(0);
+        assert_eq!((&ensured.id, &ensured.handler), (&listed.id, &listed.spec.runtime_handler));
+        assert_eq!(keys.lock().unwrap().pop(), Some(listed.key()), "{policy:?}");
+    }
+    assert_eq!(runtime.pull_requests()[0].image.runtime_handler, "kata", "the runtime is told for whom");
+}
