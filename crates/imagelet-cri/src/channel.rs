@@ -259,7 +259,8 @@ impl Peer {
     pub(crate) fn error(&self, call: Call, status: &Status) -> RuntimeError {
         let error = error_from_status(call, status);
         match error.kind() {
-            RuntimeErrorKind::TimedOut => self.timed_out(),
+            // A pull has no deadline of ours: what took too long the peer says.
+            RuntimeErrorKind::TimedOut if !matches!(call, Call::Pull) => self.timed_out(),
             RuntimeErrorKind::Unavailable => RuntimeError::new(
                 RuntimeErrorKind::Unavailable,
                 format!("cannot reach the runtime at `{}`", self.endpoint),

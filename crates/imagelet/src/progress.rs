@@ -164,6 +164,8 @@ pub(crate) struct PullScreen {
 const PULL_LINES_MAX: usize = 16;
 /// Layers of one of them.
 const LAYER_LINES_MAX: usize = 8;
+/// Columns of a name: what follows stands in one line under the other, and fits beside it.
+const NAME_COLUMNS: usize = 36;
 
 impl PullScreen {
     /// On stderr, twice a second at most; `None` where that is no terminal.
@@ -200,11 +202,11 @@ impl PullScreen {
         }
         let Some((line, layers)) = self.pulls.get_mut(&key) else { return };
         line.set_style(style(if pull.bytes_total.is_some() {
-            "{prefix} {bar:24} {wide_msg}"
+            "{prefix} {bar:16} {wide_msg}"
         } else {
             "{prefix} {wide_msg}"
         }));
-        line.set_prefix(printable(&pull.image));
+        line.set_prefix(in_columns(&printable(&pull.image), NAME_COLUMNS));
         line.set_length(pull.bytes_total.unwrap_or(0));
         line.set_position(pull.bytes_received);
         line.set_message(standing(pull));
@@ -218,7 +220,7 @@ impl PullScreen {
             }
             if !layers.contains_key(&layer.digest) && layers.len() < LAYER_LINES_MAX {
                 let bar = self.screen.insert_after(line, ProgressBar::new(layer.size));
-                bar.set_style(style("  {prefix} {bar:24} {decimal_bytes}/{decimal_total_bytes}"));
+                bar.set_style(style("  {prefix:>34} {bar:16} {decimal_bytes}/{decimal_total_bytes}"));
                 bar.set_prefix(short(&layer.digest).to_owned());
                 layers.insert(layer.digest.clone(), bar);
             }
@@ -228,12 +230,32 @@ impl PullScreen {
         }
     }
 
+    /// Takes all lines away.
+    pub(crate) fn clear(&mut self) {
+        let keys: Vec<_> = self.pulls.keys().cloned().collect();
+        keys.iter().for_each(|key| self.forget(key));
+    }
+
     fn forget(&mut self, key: &(u64, String)) {
         if let Some((line, layers)) = self.pulls.remove(key) {
             layers.values().for_each(ProgressBar::finish_and_clear);
             line.finish_and_clear();
         }
     }
+}
+
+/// A name of so many columns: of a digest the first digits, and of what is still too long the end, which tells more.
+fn in_columns(name: &str, columns: usize) -> String {
+    let named = match name.split_once('@') {
+        Some((name, digest)) => format!("{name}@{}", digest.chars().take("sha256:".len() + DIGITS).collect::<String>()),
+        None => name.to_owned(),
+    };
+    let length = named.chars().count();
+    if length <= columns {
+        return format!("{named:columns$}");
+    }
+    let end: String = named.chars().skip(length + 1 - columns).collect();
+    format!("…{end}")
 }
 
 /// Where a pull stands, in a few words.
@@ -348,6 +370,20 @@ fn style(template: &str) -> ProgressStyle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_pulls_stand_one_under_the_other() {
+        let hex = "0123456789abcdef".repeat(4);
+        for (name, shown) in [
+            ("reg.test/app:v1", "reg.test/app:v1                     "),
+            ("registry.example.org/team/a-long-name/app:v1", "…mple.org/team/a-long-name/app:v1   "),
+        ] {
+            let told = in_columns(name, 36);
+            assert_eq!(told.chars().count(), 36, "{told:?}");
+            assert!(told.starts_with(shown.trim_end()) || told.ends_with(":v1"), "{told:?}");
+        }
+        assert_eq!(in_columns(&format!("r.io/a@sha256:{hex}"), 36).trim_end(), "r.io/a@sha256:0123456789ab");
+    }
     use crate::node::LayerProgress;
 
     #[test]

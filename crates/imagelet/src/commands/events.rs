@@ -56,7 +56,12 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let screen = Mutex::new(screen);
     // A reader that went away ends the command at the next line.
     let (gone, reader) = tokio::sync::watch::channel(None);
+    // What a daemon tells again after its connection broke.
+    let heard = Mutex::new(Heard::default());
     let hear = |told: Told| {
+        if heard.lock().unwrap_or_else(PoisonError::into_inner).is_again(&told) {
+            return;
+        }
         let mut screen = screen.lock().unwrap_or_else(PoisonError::into_inner);
         let text = if is_document(format) { line(&told, format) } else { plain(&told) };
         if let (Some(screen), Told::Progress(pull)) = (screen.as_mut(), &told) {
@@ -83,9 +88,72 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
         failed.as_ref().map(|error| io::Error::new(error.kind(), error.to_string()))
     };
     let asked = EventsRequest { follow: true, progress_ms };
+    let followed = async {
+        loop {
+            let failure = match node.follow(&asked, &hear).await {
+                Ok(()) => return Ok(ExitCode::SUCCESS),
+                Err(failure) => failure,
+            };
+            // A program finds out by the end of its stream; people wait for the daemon as it is started anew.
+            if is_document(format) || !is_lost(&failure) {
+                return Err(failure);
+            }
+            heard.lock().unwrap_or_else(PoisonError::into_inner).lost();
+            away(&screen, &failure.message);
+            wait_for(node).await;
+        }
+    };
     tokio::select! {
-        followed = node.follow(&asked, &hear) => followed.map(|()| ExitCode::SUCCESS),
+        followed = followed => followed,
         failed = unread => finished(failed.map_or(Ok(()), Err)),
+    }
+}
+
+/// Whether the daemon was there and is not any more.
+fn is_lost(failure: &Failure) -> bool {
+    ["Cancelled", "Unavailable"].contains(&failure.reason.as_str())
+}
+
+/// How far a follower has heard, so that a daemon whose connection broke tells it nothing twice.
+#[derive(Debug, Default)]
+struct Heard {
+    last: Option<String>,
+    /// What is not younger was told before the connection broke.
+    before: Option<String>,
+}
+
+impl Heard {
+    fn lost(&mut self) {
+        self.before.clone_from(&self.last);
+    }
+
+    /// Whether this was told before.
+    fn is_again(&mut self, told: &Told) -> bool {
+        let Told::Event(event) = told else { return false };
+        let is_again = event.at.is_some() && event.at <= self.before;
+        if !is_again {
+            self.last.clone_from(&event.at);
+        }
+        is_again
+    }
+}
+
+/// Takes the lines of pulls away and tells why.
+fn away(screen: &Mutex<Option<PullScreen>>, why: &str) {
+    let mut screen = screen.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(screen) = screen.as_mut() {
+        screen.clear();
+    }
+    drop(writeln!(io::stderr(), "-- {why}; waiting for it --"));
+}
+
+/// Waits until the daemon answers.
+async fn wait_for(node: &Node) {
+    loop {
+        tokio::time::sleep(TELL_EVERY).await;
+        if node.follow(&EventsRequest::default(), &|_| {}).await.is_ok() {
+            return;
+        }
     }
 }
 
@@ -140,6 +208,19 @@ fn object(event: &NodeEvent) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_told_before_the_connection_broke_is_not_told_again() {
+        let at = |second: u8| {
+            let at = Some(format!("2026-08-01T00:00:0{second}.000Z"));
+            Told::Event(Box::new(NodeEvent { at, ..NodeEvent::default() }))
+        };
+        let mut heard = Heard::default();
+        assert!(!heard.is_again(&at(1)) && !heard.is_again(&at(2)) && !heard.is_again(&at(2)));
+        heard.lost();
+        assert!(heard.is_again(&at(1)) && heard.is_again(&at(2)));
+        assert!(!heard.is_again(&at(3)) && !heard.is_again(&Told::Missed { count: 1 }));
+    }
 
     #[test]
     fn an_event_is_a_line_for_people_and_a_document_for_programs() {

@@ -47,11 +47,15 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
         command => {
             // Read before anything is opened: a mistake in it is the user's, and quickly told.
             let asked = Asked::read(&command, &environment)?;
+            // Whoever follows ends it so, and is told nothing new.
+            let is_endless = matches!(&command, Command::Events(arguments) if arguments.follow);
             let node = choose(&cli.global, &environment).await?;
             let code = tokio::select! {
                 code = ask(&node, command, asked, format) => code,
                 code = interrupted() => {
-                    upkeep::complain(&Failure::new("Cancelled", "interrupted"));
+                    if !is_endless {
+                        upkeep::complain(&Failure::new("Cancelled", "interrupted"));
+                    }
                     Ok(code)
                 }
             };
