@@ -18,7 +18,13 @@ use imagelet_core::{
 pub use listen::{ListenError, listen};
 use prost::Message as _;
 pub use runtime::RuntimeServer;
-use tonic::{Request, Response, Status, codegen::http::Uri, metadata::MetadataMap, service::Routes};
+use tonic::{
+    Code, Request, Response, Status,
+    codegen::http::{self, HeaderValue, Uri},
+    metadata::MetadataMap,
+    service::Routes,
+};
+use tower::util::MapResponseLayer;
 use tracing::Instrument as _;
 
 use crate::{
@@ -62,9 +68,20 @@ pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: Runtim
     let images = limited(ImageServiceServer::new(ImageServer { images, handlers }));
     let mut routes = Routes::new(images).add_service(runtime);
     let router = std::mem::take(routes.axum_router_mut());
-    *routes.axum_router_mut() =
-        router.fallback(|uri: Uri| async move { refused(&uri).into_http::<tonic::body::Body>() });
+    let router = router.fallback(|uri: Uri| async move { refused(&uri).into_http::<tonic::body::Body>() });
+    *routes.axum_router_mut() = router.layer(MapResponseLayer::new(as_go_says));
     routes
+}
+
+/// A message that is too long has another code in our stack than in that of every other runtime.
+fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
+    const CODE: &str = "grpc-status";
+    // Nothing here answers with it otherwise.
+    let too_long = (Code::OutOfRange as i32).to_string();
+    if response.headers().get(CODE).is_some_and(|code| code.as_bytes() == too_long.as_bytes()) {
+        response.headers_mut().insert(CODE, HeaderValue::from(Code::ResourceExhausted as i32));
+    }
+    response
 }
 
 /// What a stack of Go says to whom it does not know.
