@@ -233,7 +233,9 @@ impl PullScreen {
     /// Takes all lines away.
     pub(crate) fn clear(&mut self) {
         let keys: Vec<_> = self.pulls.keys().cloned().collect();
-        keys.iter().for_each(|key| self.forget(key));
+        for key in &keys {
+            self.forget(key);
+        }
     }
 
     fn forget(&mut self, key: &(u64, String)) {

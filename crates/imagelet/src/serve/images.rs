@@ -1,9 +1,10 @@
 //! The images as the daemon serves them over CRI: what is asked for there goes the way of every other request.
 //!
 //! A pull passes the manager: it is shared with whoever asks the same, leaves registries alone that do not answer, and is
-//! put on record. It waits for no turn unless that is wanted: a kubelet has limits of its own. What a caller shows is used for that pull and kept nowhere. Pins of the operator are shown
-//! as the runtime's own, so that a kubelet leaves those images alone; who asks for a removal by name is obeyed, as the
-//! interface wants it, and the removal of a pinned image is told.
+//! put on record. It waits for no turn unless that is wanted: a kubelet has limits of its own. What a caller shows is used
+//! for that pull and kept nowhere. Pins of the operator are shown as the runtime's own, so that a kubelet leaves those
+//! images alone; who asks for a removal by name is obeyed, as the interface wants it, and the removal of a pinned image is
+//! told. An image in use is not removed unless that is wanted.
 
 use std::{
     path::PathBuf,
@@ -16,6 +17,7 @@ use imagelet_core::{
     decisions::ActCode,
     events::{Event, EventKind, EventSink as _, EventSubject},
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
+    inventory::InventoryError,
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
     runtime::{
         FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate, PullRequest,
@@ -74,15 +76,20 @@ impl ServedImages {
         }
     }
 
-    /// Who uses an image of the embedded store. A runtime knows that itself, and answers for itself.
+    /// Who stands against the removal of an image, for all that can be told.
     async fn user_of(node: &LocalNode, image: &Image) -> Result<Option<String>, RuntimeError> {
-        if node.parts().engine.is_none() {
+        if node.settings().callers.remove_in_use {
             return Ok(None);
         }
-        let snapshot = node.parts().inventory.refresh(SystemTime::now()).await.map_err(|error| {
-            let message = format!("could not find out who uses `{}`", image.id);
-            RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(error)
-        })?;
+        let snapshot = match node.parts().inventory.refresh(SystemTime::now()).await {
+            Ok(snapshot) => snapshot,
+            // Who keeps images and starts no containers has none in use.
+            Err(InventoryError::List(error)) if error.kind() == RuntimeErrorKind::Unsupported => return Ok(None),
+            Err(error) => {
+                let message = format!("could not find out who uses `{}`", image.id);
+                return Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(error));
+            }
+        };
         let entry = snapshot.entries.iter().find(|entry| entry.key() == image.key());
         Ok(entry.and_then(|entry| entry.in_use_by.first().cloned()))
     }

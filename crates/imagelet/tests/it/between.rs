@@ -29,7 +29,7 @@ fn daemon(folder: &Path, settings: &str) -> Daemon {
 pub(crate) fn before(folder: &Path, endpoint: &str, cri: &str, settings: &str) -> Daemon {
     let config = folder.join("config.yaml");
     let text = format!(
-        "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ngc: {{enabled: false}}\n{settings}\
+        "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\n{settings}\
          imageService: {{cri: {{endpoint: '{endpoint}', {cri}}}}}\nstore: {{directory: '{}'}}\n",
         folder.join("state").display()
     );
@@ -103,7 +103,8 @@ impl Hanging {
         let (folder, metrics) = (scratch(), Port::choose());
         let offered = [("reg.test/next:v1".to_owned(), scripted::image("reg.test/next:v1", 20))].into();
         let runtime = Runtime::start(folder.path(), Script { offered, ..Script::default() });
-        let settings = format!("runtimeRequestTimeout: 1s\nhttp: {{address: '127.0.0.1:{metrics}'}}\n");
+        let settings =
+            format!("gc: {{enabled: false}}\nruntimeRequestTimeout: 1s\nhttp: {{address: '127.0.0.1:{metrics}'}}\n");
         let daemon = before(folder.path(), &runtime.endpoint(), "pullStallTimeout: 2s", &settings);
         let clients = tokio::runtime::Runtime::new().unwrap();
         Self { runtime, daemon, clients, metrics, _folder: folder }
@@ -147,9 +148,8 @@ impl Hanging {
 
     /// The next pull works, in the same process.
     fn works(&self) {
-        let pulled = self.clients.block_on(async {
-            pull(&connect(&self.daemon).await, &request("reg.test/next:v1")).await
-        });
+        let pulled =
+            self.clients.block_on(async { pull(&connect(&self.daemon).await, &request("reg.test/next:v1")).await });
         assert_eq!(pulled.unwrap(), scripted::id_of("reg.test/next:v1"));
     }
 }
@@ -183,7 +183,7 @@ fn a_slow_pull_of_containerd_is_left_alone_and_one_that_stands_still_is_not() {
     assert!(slow.layers[0].bytes.len() > 1_000_000, "it takes some twenty seconds");
     let still = Image::marked("still", 500_000);
     let hanging = registry.put("still:v1", &still);
-    let daemon = before(folder.path(), &containerd.endpoint(), "pullStallTimeout: 10s", "");
+    let daemon = before(folder.path(), &containerd.endpoint(), "pullStallTimeout: 10s", "gc: {enabled: false}\n");
     in_runtime(async {
         let client = connect(&daemon).await;
         assert_eq!(pull(&client, &request(&name)).await.unwrap(), slow.id());

@@ -124,10 +124,7 @@ fn is_meant(image: &v1::Image, text: &str) -> bool {
 impl ImageService for Acting {
     type StreamImagesStream = Streamed<v1::StreamImagesResponse>;
 
-    async fn list_images(
-        &self,
-        _: Request<v1::ListImagesRequest>,
-    ) -> Result<Response<v1::ListImagesResponse>, Status> {
+    async fn list_images(&self, _: Request<v1::ListImagesRequest>) -> Result<Response<v1::ListImagesResponse>, Status> {
         self.act(|script| {
             let images = if script.is_blank { Vec::new() } else { script.images.clone() };
             v1::ListImagesResponse { images }
@@ -157,7 +154,9 @@ impl ImageService for Acting {
         let pulled = self.act(|script| {
             script.calls.push(format!("pull {} for {:?}", spec.image, spec.runtime_handler));
             let pulled = script.offered.get(&spec.image).cloned();
-            script.images.extend(pulled.clone());
+            let is_here = |image: &v1::Image| script.images.iter().any(|other| other.id == image.id);
+            let new = pulled.clone().filter(|image| !is_here(image));
+            script.images.extend(new);
             pulled
         })?;
         match pulled.into_inner() {
