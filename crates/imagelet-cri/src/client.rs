@@ -189,9 +189,8 @@ impl ImageService for RemoteImageService {
         }
         let mut client = self.client.clone();
         let message = convert::pull_to_wire(request);
-        let pull = self
-            .peer
-            .without_deadline(Call::Pull, message, |message| async move { client.pull_image(message).await });
+        let pull =
+            self.peer.without_deadline(Call::Pull, message, |message| async move { client.pull_image(message).await });
         let response = Box::pin(self.watched(&request.image.image, pull)).await?;
         match response.map(|response| response.image_ref) {
             Ok(id) if id.is_empty() => {

@@ -189,7 +189,8 @@ fn removals_and_pulls_of_one_image_at_once_fail_neither_and_leave_no_phantom() {
             let (pulled, removed, again) =
                 futures_util::join!(pull(&client, &asked), client.remove(&spec), client.remove(&spec));
             assert_eq!(pulled.unwrap(), image.id());
-            (removed.unwrap(), again.unwrap());
+            removed.unwrap();
+            again.unwrap();
             // Whichever came last: all calls see the same.
             let found = client.status(&spec).await.unwrap().is_some();
             assert_eq!(client.list(None).await.unwrap().len(), usize::from(found));
