@@ -8,7 +8,7 @@ const HOUR: u64 = 60 * MINUTE;
 pub(crate) const DAY: u64 = 24 * HOUR;
 
 /// What happened on a node.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct History {
     pub(crate) name: &'static str,
     /// Bytes of the disk that images are on.
@@ -58,7 +58,16 @@ pub(crate) fn all(seed: u64, days: u64) -> Vec<History> {
             tell(maker, days, 5);
         }
     }));
+    histories.push(one("monorepo", 8_000 * MB, &|maker: &mut Maker| monorepo(maker, days)));
+    histories.push(one("shift", 7_000 * MB, &|maker: &mut Maker| shift(maker, days)));
     histories
+}
+
+impl History {
+    /// The same on a disk of so many percent.
+    pub(crate) fn on_disk(&self, percent: u64) -> Self {
+        Self { disk: self.disk * percent / 100, ..self.clone() }
+    }
 }
 
 /// Jobs by the hour, the quarter of a day, the night and the week.
@@ -181,6 +190,68 @@ fn web(make: &mut Maker, days: u64, tenths: u64) {
                 let own = make.layer(80, 300);
                 image = make.image(format!("web/site-{service}:v{version}"), vec![base, own]);
             }
+        }
+    }
+}
+
+/// A company that keeps all it builds in one repository, told apart by tags: which image is an old version nobody can tell
+/// by its name. Services that move about, jobs of the night and of the hour, and a release now and then.
+fn monorepo(make: &mut Maker, days: u64) {
+    let bases: Vec<usize> = (0..4).map(|_| make.layer(100, 250)).collect();
+    for part in 0..36 {
+        let base = bases[make.place(4)];
+        let period = [HOUR, DAY][make.place(2)];
+        let away = [3 * HOUR, 12 * HOUR][make.place(2)];
+        let is_job = part % 3 == 0;
+        let (mut at, mut version) = (make.below(DAY), 1);
+        let own = make.layer(80, 300);
+        let mut image = make.image(format!("company/all:part-{part}-v1"), vec![base, own]);
+        let mut next = make.exponential(10 * DAY);
+        while at < days * DAY {
+            if is_job {
+                let (jitter, lasts) = (make.below(10 * MINUTE), make.between(5 * MINUTE, 20 * MINUTE));
+                make.start(at + jitter, image, lasts);
+                at += period;
+            } else {
+                let lasts = make.exponential(9 * HOUR).max(20 * MINUTE);
+                make.start(at, image, lasts);
+                at += lasts + make.exponential(away).max(10 * MINUTE);
+            }
+            if at > next {
+                version += 1;
+                next = at + make.exponential(10 * DAY);
+                let own = make.layer(80, 300);
+                image = make.image(format!("company/all:part-{part}-v{version}"), vec![base, own]);
+            }
+        }
+    }
+}
+
+/// What a node learned is wrong from the middle on: services that were away for an hour are away for days and the other
+/// way round, and jobs of the night become jobs of every few hours, or end.
+fn shift(make: &mut Maker, days: u64) {
+    let bases: Vec<usize> = (0..4).map(|_| make.layer(100, 250)).collect();
+    let middle = days * DAY / 2;
+    for service in 0..28 {
+        let layers = vec![bases[make.place(4)], make.layer(80, 300)];
+        let image = make.image(format!("web/site-{service}:v1"), layers);
+        let away = if service % 2 == 0 { [HOUR, 40 * HOUR] } else { [40 * HOUR, HOUR] };
+        let mut at = make.below(12 * HOUR);
+        while at < days * DAY {
+            let lasts = make.exponential(8 * HOUR).max(20 * MINUTE);
+            make.start(at, image, lasts);
+            at += lasts + make.exponential(away[usize::from(at >= middle)]).max(10 * MINUTE);
+        }
+    }
+    for job in 0..12 {
+        let layers = vec![bases[make.place(4)], make.layer(80, 300)];
+        let image = make.image(format!("jobs/job-{job}:1"), layers);
+        let periods = [[DAY, 5 * HOUR], [3 * HOUR, DAY], [DAY, 10_000 * DAY]][make.place(3)];
+        let mut at = make.below(DAY);
+        while at < days * DAY {
+            let (jitter, lasts) = (make.below(4 * MINUTE), make.between(5 * MINUTE, 30 * MINUTE));
+            make.start(at + jitter, image, lasts);
+            at += periods[usize::from(at >= middle)];
         }
     }
 }

@@ -23,6 +23,10 @@ use super::histories::{DAY, History, taken};
 
 /// How often a node looks after its images.
 const PASS_EVERY: u64 = 600;
+/// A pass that nothing happened before or after finds nothing; one of so many is done nevertheless.
+const QUIET_PASSES_MAX: u64 = 6;
+/// So many passes after the last change are done: that a container is gone is believed when it was seen twice.
+const PASSES_AFTER: u64 = 3;
 /// How long an exited container stays before it is cleaned away.
 const EXITED_FOR: u64 = 60;
 /// What of a layer goes over the network.
@@ -78,9 +82,11 @@ pub(crate) async fn live(
     let mut starts = history.starts.iter().peekable();
     let mut fetched = Fetched::default();
     let mut seen = BTreeSet::new();
+    let mut changed = 0;
     for pass in 0..days * DAY / PASS_EVERY {
         let end = (pass + 1) * PASS_EVERY;
         while let Some(start) = starts.next_if(|start| start.at < end) {
+            changed = pass;
             let (bytes, again) = world.start(start, &mut seen);
             fetched.all += bytes;
             fetched.again += again;
@@ -92,7 +98,17 @@ pub(crate) async fn live(
                 inventory.hand_out(&HandedOut { key, user: None, pulled }, at(start.at));
             }
         }
-        world.goes_on_until(end);
+        if world.goes_on_until(end) {
+            changed = pass;
+        }
+        let next = end + PASS_EVERY;
+        let is_quiet = pass >= changed + PASSES_AFTER
+            && pass % QUIET_PASSES_MAX != 0
+            && starts.peek().is_none_or(|start| start.at >= next)
+            && world.ends_after(next);
+        if is_quiet {
+            continue;
+        }
         if world.used() * 100 >= history.disk * u64::try_from(HIGH)? {
             fetched.removed += gc.collect(&request, at(end)).await?.removed.len() as u64;
         } else {
@@ -116,7 +132,6 @@ struct World {
 
 #[derive(Debug, Default)]
 struct State {
-    now: u64,
     present: BTreeSet<usize>,
     /// Containers by number: which image, and when they are cleaned away.
     containers: BTreeMap<u64, (usize, u64)>,
@@ -152,10 +167,17 @@ impl World {
         (bytes, again)
     }
 
-    fn goes_on_until(&self, now: u64) {
+    /// True: containers ended.
+    fn goes_on_until(&self, now: u64) -> bool {
         let mut state = self.lock();
-        state.now = now;
+        let before = state.containers.len();
         state.containers.retain(|_, (_, until)| *until > now);
+        state.containers.len() < before
+    }
+
+    /// No container ends until then.
+    fn ends_after(&self, time: u64) -> bool {
+        self.lock().containers.values().all(|(_, until)| *until > time)
     }
 
     fn used(&self) -> u64 {
@@ -217,9 +239,14 @@ impl ImageService for World {
             inodes: None,
             held: false,
         };
-        let parts = |image: usize| self.history.images[image].layers.iter().filter_map(|it| u32::try_from(*it).ok());
-        let images = self.lock().present.iter().map(|image| (self.id(*image), parts(*image).collect())).collect();
-        let layers = self.history.layers.iter().enumerate().map(layer).collect();
+        // Those that are here, numbered anew.
+        let present = &self.lock().present;
+        let here: BTreeSet<usize> =
+            present.iter().flat_map(|image| &self.history.images[*image].layers).copied().collect();
+        let numbers: BTreeMap<usize, u32> = here.iter().copied().zip(0..).collect();
+        let parts = |image: usize| self.history.images[image].layers.iter().map(|layer| numbers[layer]);
+        let images = present.iter().map(|image| (self.id(*image), parts(*image).collect())).collect();
+        let layers = here.iter().map(|number| layer((*number, &self.history.layers[*number]))).collect();
         Ok(Some(LayerGraph { layers, images, certainty: Certainty::Exact }))
     }
 }

@@ -5,6 +5,10 @@
 //! worth is the best rate at which uses can be expected by keeping the image for some time, whichever that is: a nightly
 //! job has a high one when its hour comes near, an old version a low one for ever. Bytes that an image alone holds are
 //! not in it; whoever chooses weighs the worth against them.
+//!
+//! A few idle times say less about each single span than about the whole: a bell is drawn over them, broad while they
+//! are few, and counts beside them. Of an old version they tell of a time when it was not one; they count as far as old
+//! versions are used on this node at all.
 
 use std::{
     collections::BTreeMap,
@@ -14,18 +18,28 @@ use std::{
 use super::{PlanInput, facts::Facts};
 use crate::{
     image::ImageId,
-    inventory::{Gaps, Kind, PullCost, ReuseTable, SPANS, Span, UseHistory},
+    inventory::{Gaps, KINDS, Kind, PullCost, ReuseTable, SPANS, Span, UseHistory},
 };
 
 /// A first guess: so many of the images that lay idle until a span are used within it. With spans that grow with age
 /// that alone is the order of last use.
 const HAZARD_GUESSED: f64 = 0.10;
-/// The same for an old version whose successor is in use.
-const HAZARD_GUESSED_OLD: f64 = 0.03;
+/// The same for an old version whose successor is in use: in all, a fifth of them come back once.
+const HAZARD_GUESSED_OLD: f64 = 0.01;
 /// How many observations the guess is worth.
 const GUESS_WEIGHT: f64 = 4.0;
 /// How many of an image's own gaps what is known of its kind is worth.
 const KIND_WEIGHT: f64 = 1.0;
+/// How much of an image's own gaps is the bell over them; the rest is where each of them was.
+const BELL_SHARE: f64 = 0.7;
+/// How broad the bell is without evidence, in squared spans: as broad as that of uses that come wholly by chance.
+const BELL_VARIANCE: f64 = 13.7;
+/// How many gaps that is worth.
+const BELL_WEIGHT: f64 = 1.0;
+/// A gap is somewhere in its span.
+const SPAN_VARIANCE: f64 = 1.0 / 12.0;
+/// A logistic bell's deviation by its scale: π ÷ √3.
+const LOGISTIC: f64 = 1.813_799;
 const DAY: f64 = 86_400.0;
 /// What a link brings in a second where nothing else is known; a pull as fast as this costs its bytes.
 const LINK_BYTES: f64 = 20e6;
@@ -34,55 +48,103 @@ const SLOWNESS: (f64, f64) = (0.5, 4.0);
 /// A pull smaller than this tells of a registry's latency, not of its speed.
 const PULL_MIN: u64 = 1 << 20;
 
-/// Uses expected per day, if the image is kept for as long as that is most.
-pub fn uses_per_day(history: &UseHistory, idle: Duration, reuse: &ReuseTable) -> f64 {
-    let kind = Kind::of(history);
-    let own = Own::of(&history.gaps);
-    let at = Span::of(idle).index();
-    let idle = idle.as_secs_f64();
+/// What a node's experience says of each kind of image, reckoned once for all its images.
+#[derive(Clone, Debug)]
+pub struct Experience {
+    /// How many of those that lay idle until a span are used within it.
+    hazards: [[f64; SPANS]; KINDS],
+    /// How many of those that lay idle until a span are ever used again.
+    ever: [[f64; SPANS]; KINDS],
+    /// Uses expected per second of an image without gaps of its own, at the begin of each span and at the last one's end.
+    blank: [[f64; SPANS + 1]; KINDS],
+}
+
+impl Experience {
+    /// Of this node.
+    pub fn of(reuse: &ReuseTable) -> Self {
+        let mut experience =
+            Self { hazards: [[0.0; SPANS]; KINDS], ever: [[0.0; SPANS]; KINDS], blank: [[0.0; SPANS + 1]; KINDS] };
+        for kind in Kind::all() {
+            let (at, mut never) = (kind.index(), 1.0);
+            for span in (0..SPANS).rev() {
+                let hazard = hazard_of_kind(reuse, kind, span);
+                experience.hazards[at][span] = hazard;
+                never *= 1.0 - hazard;
+                experience.ever[at][span] = 1.0 - never;
+            }
+            for span in 0..SPANS {
+                experience.blank[at][span] = best_rate(span, seconds(span), |span| experience.hazards[at][span]);
+            }
+        }
+        experience
+    }
+
+    /// Uses expected per day, if the image is kept for as long as that is most.
+    pub fn uses_per_day(&self, history: &UseHistory, idle: Duration) -> f64 {
+        let (kind, at, idle) = (Kind::of(history).index(), Span::of(idle).index(), idle.as_secs_f64());
+        let rate = match self.own(history, at) {
+            Some(own) => best_rate(at, idle, |span| own.hazard(span, self.hazards[kind][span])),
+            None => {
+                let [begin, end] = [at, at + 1].map(|span| self.blank[kind][span]);
+                let part = ((idle - seconds(at)) / (seconds(at + 1) - seconds(at))).min(1.0);
+                begin + (end - begin) * part
+            }
+        };
+        rate * DAY
+    }
+
+    /// The chance that the image is used again within this time.
+    pub fn chance(&self, history: &UseHistory, idle: Duration, within: Duration) -> f64 {
+        let (kind, at) = (Kind::of(history).index(), Span::of(idle).index());
+        let own = self.own(history, at);
+        let (from, until) = (idle.as_secs_f64(), idle.saturating_add(within).as_secs_f64());
+        let mut left = 1.0;
+        for span in at..SPANS {
+            let (begin, end) = (seconds(span), seconds(span + 1));
+            let of_kind = self.hazards[kind][span];
+            let hazard = own.as_ref().map_or(of_kind, |own| own.hazard(span, of_kind));
+            let reached = (until.min(end) - begin.max(from)).max(0.0);
+            let open = (end - begin.max(from)).max(1.0);
+            left *= 1.0 - hazard * (reached / open).min(1.0);
+        }
+        1.0 - left
+    }
+
+    /// What an image's own gaps say, where there are any.
+    fn own(&self, history: &UseHistory, at: usize) -> Option<Own> {
+        let kind = Kind::of(history);
+        let weight = if kind.is_superseded() { self.ever[kind.index()][at] } else { 1.0 };
+        Own::of(&history.gaps, weight)
+    }
+}
+
+/// Uses expected per second, over the time from now until whichever span's end that is most.
+fn best_rate(at: usize, idle: f64, hazard: impl Fn(usize) -> f64) -> f64 {
     let (mut left, mut uses, mut time, mut best) = (1.0_f64, 0.0_f64, 0.0_f64, 0.0_f64);
     for span in at..SPANS {
-        let begin = seconds(span);
-        let end = seconds(span + 1);
-        let hazard = own.hazard(span, hazard_of_kind(reuse, kind, history.superseded, span));
+        let (begin, end) = (seconds(span), seconds(span + 1));
+        let hazard = hazard(span);
         // Where it is within a span already, what is over of it.
         let rest = if span == at { ((end - idle) / (end - begin)).clamp(0.01, 1.0) } else { 1.0 };
         let hazard = hazard * rest / (1.0 - hazard * (1.0 - rest));
-        let length = (end - begin) * rest;
         uses += left * hazard;
-        time += left * length * (1.0 - hazard / 2.0);
+        time += left * (end - begin) * rest * (1.0 - hazard / 2.0);
         left *= 1.0 - hazard;
         best = best.max(uses / time);
     }
-    best * DAY
-}
-
-/// The chance that the image is used again within this time.
-pub fn chance(history: &UseHistory, idle: Duration, reuse: &ReuseTable, within: Duration) -> f64 {
-    let kind = Kind::of(history);
-    let own = Own::of(&history.gaps);
-    let (from, until) = (idle.as_secs_f64(), idle.saturating_add(within).as_secs_f64());
-    let mut left = 1.0;
-    for span in Span::of(idle).index()..SPANS {
-        let (begin, end) = (seconds(span), seconds(span + 1));
-        let hazard = own.hazard(span, hazard_of_kind(reuse, kind, history.superseded, span));
-        let reached = (until.min(end) - begin.max(from)).max(0.0);
-        let open = (end - begin.max(from)).max(1.0);
-        left *= 1.0 - hazard * (reached / open).min(1.0);
-    }
-    1.0 - left
+    best
 }
 
 /// What it is expected to cost per day that these images are gone, in bytes of a link of usual speed: one for each place.
 ///
 /// A layer that an image shares with others costs each of them a part, and one that stays anyway costs nothing.
 pub(super) fn costs(input: &PlanInput, may: &[usize]) -> BTreeMap<usize, u64> {
-    let fetched = fetched(input, may);
+    let (fetched, experience) = (fetched(input, may), Experience::of(&input.reuse));
     let cost = |place: usize| {
         let image = input.images.at(place);
         let bytes = fetched.get(image.id()).copied().unwrap_or(image.size().0 as f64);
-        let cost =
-            uses_per_day(image.history(), idle(image, input.now), &input.reuse) * bytes * slowness(image.pulled());
+        let uses = experience.uses_per_day(image.history(), idle(image, input.now));
+        let cost = uses * bytes * slowness(image.pulled());
         // No more precise than a byte a day, and never free.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds")]
         let cost = cost.clamp(0.0, 1e18) as u64;
@@ -126,28 +188,60 @@ fn seconds(span: usize) -> f64 {
     Span::start_seconds(span) as f64
 }
 
-fn hazard_of_kind(reuse: &ReuseTable, kind: Kind, superseded: bool, span: usize) -> f64 {
-    let (idle, used) = reuse.seen(kind, span);
-    let guess = if superseded { HAZARD_GUESSED_OLD } else { HAZARD_GUESSED };
-    (f64::from(used) + GUESS_WEIGHT * guess) / (f64::from(idle) + GUESS_WEIGHT)
+/// What the node saw of a kind, with the guess; few old versions of one kind count with those of the others.
+fn hazard_of_kind(reuse: &ReuseTable, kind: Kind, span: usize) -> f64 {
+    let weighed = |(idle, used): (f64, f64), guess: f64| (used + GUESS_WEIGHT * guess) / (idle + GUESS_WEIGHT);
+    let seen = |kind| {
+        let (idle, used) = reuse.seen(kind, span);
+        (f64::from(idle), f64::from(used))
+    };
+    if !kind.is_superseded() {
+        return weighed(seen(kind), HAZARD_GUESSED);
+    }
+    let old = Kind::all().filter(|kind| kind.is_superseded()).map(seen);
+    let old = old.fold((0.0, 0.0), |(idle, used), (more_idle, more_used)| (idle + more_idle, used + more_used));
+    weighed(seen(kind), weighed(old, HAZARD_GUESSED_OLD))
 }
 
-/// An image's own gaps: how many ended in each span, and how many reached it.
+/// An image's own gaps, with the bell over them: how many ended in each span, and how many reached it.
 struct Own {
     ended: [f64; SPANS],
     reached: [f64; SPANS],
 }
 
 impl Own {
-    fn of(gaps: &Gaps) -> Self {
+    fn of(gaps: &Gaps, weight: f64) -> Option<Self> {
+        let (mut sum, mut moment, mut square) = (0_u64, 0_u64, 0_u64);
+        for (span, weight) in (0_u64..).zip((0..SPANS).map(|span| u64::from(gaps.weight(span)))) {
+            sum += weight;
+            moment += weight * span;
+            square += weight * span * span;
+        }
+        if sum == 0 {
+            return None;
+        }
+        let (count, sum) = (sum as f64 / f64::from(Gaps::WEIGHT_NEW), sum as f64);
+        let mean = moment as f64 / sum;
+        let variance = square as f64 / sum - mean * mean + SPAN_VARIANCE;
+        let variance = (count * variance + BELL_WEIGHT * BELL_VARIANCE) / (count + BELL_WEIGHT);
+        let scale = LOGISTIC / variance.sqrt();
+        // Of a logistic bell in spans: what is before a span to what is after its begin. A span's middle is its place.
+        let (mut odds, growth) = ((-(mean + 0.5) * scale).exp(), scale.exp());
         let mut own = Self { ended: [0.0; SPANS], reached: [0.0; SPANS] };
+        let (of_bell, of_each) = (weight * BELL_SHARE * count, weight * (1.0 - BELL_SHARE) * count / sum);
+        let mut before = of_bell;
+        for span in 0..SPANS {
+            odds *= growth;
+            let after = if span + 1 == SPANS { 0.0 } else { of_bell / (1.0 + odds) };
+            own.ended[span] = of_each * f64::from(gaps.weight(span)) + before - after;
+            before = after;
+        }
         let mut reached = 0.0;
         for span in (0..SPANS).rev() {
-            own.ended[span] = f64::from(gaps.weight(span)) / f64::from(Gaps::WEIGHT_NEW);
             reached += own.ended[span];
             own.reached[span] = reached;
         }
-        own
+        Some(own)
     }
 
     fn hazard(&self, span: usize, of_kind: f64) -> f64 {
@@ -164,6 +258,14 @@ mod tests {
     fn daily() -> UseHistory {
         let gap = u8::try_from(Span::of(23 * HOUR).index()).unwrap();
         UseHistory { uses: 8, returns: 7, gaps: vec![(gap, 6 * Gaps::WEIGHT_NEW)].into(), ..UseHistory::default() }
+    }
+
+    fn uses_per_day(history: &UseHistory, idle: Duration, reuse: &ReuseTable) -> f64 {
+        Experience::of(reuse).uses_per_day(history, idle)
+    }
+
+    fn chance(history: &UseHistory, idle: Duration, reuse: &ReuseTable, within: Duration) -> f64 {
+        Experience::of(reuse).chance(history, idle, within)
     }
 
     fn once() -> UseHistory {

@@ -64,7 +64,7 @@ pub use self::{
     history::{Gaps, Origin, PullCost, SPANS, Span, UseHistory},
     node_status::{ImageCache, NodeImage, node_images, node_status},
     pins::{PinError, PinPattern},
-    reuse::{Kind, ReuseTable},
+    reuse::{KINDS, Kind, ReuseTable},
 };
 use crate::{
     image::{ByteSize, Image, ImageId, ImageKey},

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::history::{SPANS, Span, UseHistory};
 
 /// Kinds of images that are counted apart: by returns so far, and whether a newer version is in use.
-const KINDS: usize = 12;
+pub const KINDS: usize = 12;
 /// When one kind has seen so many, the past is worth half: a node's workload changes.
 const SEEN_MAX: u32 = 4096;
 
@@ -39,6 +39,21 @@ impl Kind {
             _ => 5,
         };
         Self(2 * experience + usize::from(history.superseded))
+    }
+
+    /// All there are, in the order of their numbers.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..KINDS).map(Self)
+    }
+
+    /// Its number, below [`KINDS`].
+    pub fn index(self) -> usize {
+        self.0
+    }
+
+    /// Images of which a newer version is in use.
+    pub fn is_superseded(self) -> bool {
+        self.0 % 2 == 1
     }
 }
 
