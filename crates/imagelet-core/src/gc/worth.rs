@@ -82,13 +82,12 @@ impl Experience {
     /// Uses expected per day, if the image is kept for as long as that is most.
     pub fn uses_per_day(&self, history: &UseHistory, idle: Duration) -> f64 {
         let (kind, at, idle) = (Kind::of(history).index(), Span::of(idle).index(), idle.as_secs_f64());
-        let rate = match self.own(history, at) {
-            Some(own) => best_rate(at, idle, |span| own.hazard(span, self.hazards[kind][span])),
-            None => {
-                let [begin, end] = [at, at + 1].map(|span| self.blank[kind][span]);
-                let part = ((idle - seconds(at)) / (seconds(at + 1) - seconds(at))).min(1.0);
-                begin + (end - begin) * part
-            }
+        let rate = if let Some(own) = self.own(history, at) {
+            best_rate(at, idle, |span| own.hazard(span, self.hazards[kind][span]))
+        } else {
+            let [begin, end] = [at, at + 1].map(|span| self.blank[kind][span]);
+            let part = ((idle - seconds(at)) / (seconds(at + 1) - seconds(at))).min(1.0);
+            begin + (end - begin) * part
         };
         rate * DAY
     }
@@ -307,6 +306,53 @@ mod tests {
         assert!(uses_per_day(&once(), 3 * HOUR, &never) * 50.0 < uses_per_day(&once(), 3 * HOUR, &often));
         let rate = |reuse| uses_per_day(&daily(), 12 * HOUR, reuse);
         assert!((rate(&never) - rate(&often)).abs() < f64::EPSILON, "another kind");
+    }
+
+    #[test]
+    fn idle_times_of_an_old_version_count_as_far_as_old_versions_come_back() {
+        let old = UseHistory { superseded: true, ..daily() };
+        let table = |used: u32| {
+            let kinds = (1..12_u8).step_by(2);
+            let lines: Vec<(u8, u8, u32, u32)> =
+                kinds.flat_map(|kind| (0..40).map(move |span| (kind, span, 200, used))).collect();
+            serde_json::from_str::<ReuseTable>(&serde_json::to_string(&lines).unwrap()).unwrap()
+        };
+        let rate = |history: &UseHistory, reuse| uses_per_day(history, 20 * HOUR, reuse);
+        let (never, often) = (table(0), table(60));
+        assert!(rate(&old, &never) * 20.0 < rate(&daily(), &never), "{}", rate(&old, &never));
+        assert!(rate(&old, &often) * 3.0 > rate(&daily(), &often), "{}", rate(&old, &often));
+        // One kind of old version that nobody saw yet is like the others.
+        let lines: Vec<(u8, u8, u32, u32)> = (0..40).map(|span| (3, span, 200, 60)).collect();
+        let others = serde_json::from_str(&serde_json::to_string(&lines).unwrap()).unwrap();
+        let guessed = ReuseTable::default();
+        assert!(rate(&old, &others) > 1.2 * rate(&old, &guessed));
+    }
+
+    #[test]
+    fn two_idle_times_tell_less_of_their_spans_than_of_their_length() {
+        let gaps = |spans: &[u8]| {
+            let gaps: Vec<(u8, u16)> = spans.iter().map(|span| (*span, Gaps::WEIGHT_NEW)).collect();
+            UseHistory { uses: 3, returns: 2, gaps: gaps.into(), ..UseHistory::default() }
+        };
+        let at = u8::try_from(Span::of(4 * HOUR).index()).unwrap();
+        let reuse = ReuseTable::default();
+        let chance = |history: &UseHistory| chance(history, 3 * HOUR, &reuse, 3 * HOUR);
+        let (near, far) = (gaps(&[at - 1, at + 1]), gaps(&[at + 7, at + 9]));
+        assert!(chance(&near) > 0.3, "between the two nothing was seen, and it may well come: {}", chance(&near));
+        assert!(chance(&far) < chance(&near) / 2.0, "{}", chance(&far));
+    }
+
+    #[test]
+    fn without_idle_times_of_its_own_the_rate_falls_without_steps() {
+        let reuse = ReuseTable::default();
+        let experience = Experience::of(&reuse);
+        let mut last = f64::INFINITY;
+        // The first two spans are no octaves; nothing that young goes.
+        for seconds in (7..40).map(|step| step * 10).chain((1..5000).map(|step| 400 + step * 60)) {
+            let rate = experience.uses_per_day(&once(), Duration::from_secs(seconds));
+            assert!(rate < last && rate > last * 0.6 || last.is_infinite(), "{seconds} s: {rate} after {last}");
+            last = rate;
+        }
     }
 
     #[test]

@@ -208,6 +208,9 @@ impl Writer {
                 if parsed.damaged > 0 {
                     tracing::error!(path = %path.display(), lines = parsed.damaged, "passed over damaged lines");
                 }
+                if parsed.is_torn {
+                    tracing::warn!(path = %path.display(), "passed over the last line, which was written in part");
+                }
                 let metadata = fs::metadata(&path)?;
                 if parsed.is_sound && metadata.len() == text.len() as u64 {
                     self.left = Some(Left { inode: metadata.ino(), length: metadata.len(), whole: metadata.len() });
@@ -335,10 +338,12 @@ struct Parsed {
     is_sound: bool,
     /// Lines that are not, save a torn last one.
     damaged: usize,
+    /// It ends within a line, as a crash while writing leaves it.
+    is_torn: bool,
 }
 
 fn parse(text: &[u8]) -> Result<Parsed, &'static str> {
-    let mut parsed = Parsed { content: Content::default(), is_sound: true, damaged: 0 };
+    let mut parsed = Parsed { content: Content::default(), is_sound: true, damaged: 0, is_torn: false };
     let mut good = 0_usize;
     let mut rest = text;
     while !rest.is_empty() {
@@ -350,7 +355,8 @@ fn parse(text: &[u8]) -> Result<Parsed, &'static str> {
             .filter(|(sum, body)| line.len() < LINE_LENGTH_MAX && sum[8] == b' ' && sum[..8] == checksum(body));
         let Some((_, body)) = body.filter(|_| end.is_some()) else {
             parsed.is_sound = false;
-            parsed.damaged += usize::from(!rest.is_empty());
+            parsed.damaged += usize::from(end.is_some());
+            parsed.is_torn = end.is_none();
             continue;
         };
         good += 1;
@@ -432,3 +438,7 @@ impl From<ImageLine> for Remembered {
 #[cfg(test)]
 #[path = "ledger_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "crash_tests.rs"]
+mod crash_tests;
