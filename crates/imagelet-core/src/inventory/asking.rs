@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{
-    Inventory, State,
+    Entry, Inventory, State,
     detect::{Survey, Users, is_mount},
     files::{self, StateDir},
     flaws::Flaw,
@@ -29,7 +29,7 @@ use super::{
     steady::moved,
     watch::VANISHED_DOUBT,
 };
-use crate::image::{ImageId, ImageKey};
+use crate::image::{Image, ImageId, ImageKey};
 
 const LEASES: &str = "leases.json";
 /// How much longer than it runs a lease counts after a restart, so that it is not written at each asking.
@@ -165,6 +165,14 @@ impl Inventory {
         }
     }
 
+    /// Until when somebody may start a container from this image, without asking again.
+    pub fn leased_until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
+        let state = self.lock();
+        let steady = state.clock.now(now);
+        let shift = state.shift;
+        state.leases.until(id, steady).map(|until| moved(until, shift))
+    }
+
     /// Begins a removal that a person ordered: leases and pins do not stand against it, work at hand does.
     ///
     /// # Errors
@@ -177,8 +185,10 @@ impl Inventory {
         }
     }
 
-    /// Begins a removal of an image that was found free, unless something has come between.
-    pub(super) fn begin_removal(&self, key: &ImageKey, now: SystemTime) -> Result<Removal<'_>, Standing> {
+    /// Begins a removal of an image that the runtime found free, unless somebody pinned it, asked for it or took it into
+    /// use since: all in one look, as each of these may come until the very last moment.
+    pub(super) fn begin_removal(&self, entry: &Entry, image: &Image, now: SystemTime) -> Result<Removal<'_>, Standing> {
+        let key = &entry.key();
         let mut state = self.lock();
         let now = state.clock.now(now);
         // A pass that ran meanwhile may have seen the container for which it then took a lease away.
@@ -190,6 +200,13 @@ impl Inventory {
         }
         if let Some(released_at) = state.unsettled(key, now) {
             return Err(Standing::Released(released_at));
+        }
+        let pinned_by = state.pinned_by(image);
+        if !pinned_by.is_empty() && !state.flaws.have(Flaw::PinsNotAskedAgain) {
+            return Err(Standing::Pinned(pinned_by));
+        }
+        if state.leased_at(key).is_some_and(|leased_at| Some(leased_at) > entry.leased_at) {
+            return Err(Standing::Touched);
         }
         #[cfg(test)]
         if state.flaws.have(Flaw::HoldsIgnored) {
@@ -264,6 +281,11 @@ impl Inventory {
 
     /// Takes up what other processes have leased.
     pub(super) async fn reload_leases(&self, now: SystemTime) {
+        #[cfg(test)]
+        if self.lease_file.memory.is_some() {
+            // A file takes its time: others act meanwhile.
+            super::recall::step().await;
+        }
         let Some(path) = self.lease_file.path.clone() else { return };
         let read = tokio::task::spawn_blocking(move || read(&path)).await;
         match read.unwrap_or_else(|error| Err(io::Error::other(error))) {

@@ -129,10 +129,16 @@ impl Leases {
     /// All that who began to look at this mark can learn from here.
     #[cfg(test)]
     pub(super) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
+        (self.images.clone(), self.holds.clone(), self.all_until, self.removals(mark))
+    }
+
+    /// How far removals are, to who began to look at this mark.
+    #[cfg(test)]
+    pub(super) fn removals(&self, mark: u64) -> impl std::fmt::Debug {
         let newer = self.ended.iter().filter(|(begun, _)| *begun > mark);
         let ended: Vec<_> = newer.map(|(begun, id)| (begun - mark, id.clone())).collect();
         let begun = if mark == u64::MAX { 0 } else { self.begun - mark };
-        (self.images.clone(), self.holds.clone(), self.removing.clone(), self.pauses, self.all_until, ended, begun)
+        (self.removing.clone(), self.pauses, ended, begun)
     }
 
     /// Ends all leases of an image.

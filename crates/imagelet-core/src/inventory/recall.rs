@@ -3,8 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt::{self, Write as _},
+    future::poll_fn,
     hash::{DefaultHasher, Hasher as _},
     sync::{Arc, Mutex},
+    task::Poll,
     time::{Duration, SystemTime},
 };
 
@@ -79,6 +81,21 @@ impl Inventory {
         digest.0.finish()
     }
 
+    /// All of this that who asks for an image goes by.
+    pub(crate) fn digest_for_asker(&self, mark: u64) -> u64 {
+        let mut digest = Digest::default();
+        let _ = write!(digest, "{:?}", self.lock().leases.removals(mark));
+        digest.0.finish()
+    }
+
+    /// All of this that a collection or a pass goes by and remembers, while it draws no snapshot.
+    pub(crate) fn digest_for_looker(&self) -> u64 {
+        let mut digest = Digest::default();
+        let State { touches, pins, mounts, .. } = &*self.lock();
+        let _ = write!(digest, "{touches:?}{pins:?}{mounts:?}");
+        digest.0.finish()
+    }
+
     /// How many removals have begun.
     pub(crate) fn removals_begun(&self) -> u64 {
         self.lock().leases.begun()
@@ -99,6 +116,19 @@ impl Kept {
         ledger.1.images.iter().for_each(|(key, remembered)| digest.image(key, remembered));
         digest.0.finish()
     }
+}
+
+/// Lets others act, as each answer of a disk does.
+pub(super) async fn step() {
+    let mut was_pending = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut was_pending, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// Hashes what is written.

@@ -86,45 +86,35 @@ impl Inventory {
         now: SystemTime,
     ) -> Result<Clearance<'_>, InventoryError> {
         let began = Instant::now();
-        let standing = self.recheck(entry, containers).await?;
+        let found = self.recheck(entry, containers).await?;
         self.reload_leases(now + began.elapsed()).await;
-        Ok(match standing {
-            Some(standing) => Clearance::Kept(standing),
-            None => {
-                self.begin_removal(&entry.key(), now + began.elapsed()).map_or_else(Clearance::Kept, Clearance::Free)
-            }
-        })
+        let begun = found.and_then(|image| self.begin_removal(entry, &image, now + began.elapsed()));
+        Ok(begun.map_or_else(Clearance::Kept, Clearance::Free))
     }
 
     fn has(&self, flaw: Flaw) -> bool {
         self.lock().flaws.have(flaw)
     }
 
-    async fn recheck(&self, entry: &Entry, containers: usize) -> Result<Option<Standing>, InventoryError> {
+    /// The image as it is now, where the runtime knows of nothing against its removal.
+    async fn recheck(&self, entry: &Entry, containers: usize) -> Result<Result<Image, Standing>, InventoryError> {
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
         let mounts = self.mounts(&pods).await?;
         let spec = ImageSpec { image: entry.image.id.to_string(), ..entry.image.spec.clone() };
         let Some(found) = self.runtime.status(&spec).await.map_err(InventoryError::List)? else {
-            return Ok(Some(Standing::Gone));
+            return Ok(Err(Standing::Gone));
         };
         // Tags may have moved since: both what it was called and what it is called now count.
         let image = merged(&entry.image, found);
-        let survey = Survey { images: vec![image], pods, mounts, missing_are_gone: false };
+        let mut survey = Survey { images: vec![image], pods, mounts, missing_are_gone: false };
         if containers > 0 && survey.runtime_containers() == 0 && !self.has(Flaw::EmptyListBelieved) {
-            return Ok(Some(Standing::Doubtful));
+            return Ok(Err(Standing::Doubtful));
         }
-        let image = &survey.images[0];
-        if let Some(users) = users(&survey, DetectRules::INVENTORY).remove(&image.key()) {
-            return Ok(Some(Standing::InUse(users)));
+        if let Some(users) = users(&survey, DetectRules::INVENTORY).remove(&survey.images[0].key()) {
+            return Ok(Err(Standing::InUse(users)));
         }
         self.reload_pins().await;
-        let state = self.lock();
-        let pinned_by = state.pinned_by(image);
-        if !pinned_by.is_empty() && !state.flaws.have(Flaw::PinsNotAskedAgain) {
-            return Ok(Some(Standing::Pinned(pinned_by)));
-        }
-        let touched = state.leased_at(&image.key()).filter(|leased_at| Some(*leased_at) > entry.leased_at);
-        Ok(touched.map(|_| Standing::Touched))
+        Ok(Ok(survey.images.swap_remove(0)))
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
 
 use tokio::runtime::Runtime;
 
-use super::world::{ACTORS, COLLECTOR, OBSERVER, REMOVER, WORKER, World, id, name, uid};
+use super::world::{ACTORS, BESIDE, COLLECTOR, OBSERVER, REMOVER, State, WORKER, World, id, name, uid};
 use crate::{
     gc::{GcGoal, GcPolicy, GcRequest, ImageGc},
     image::{Image, ImageSpec},
@@ -49,10 +49,27 @@ pub(super) enum Act {
     RestartHalf,
     /// It lists them all again.
     Recover,
+    /// A pod starts a container from the first image past imagelet, or ends it.
+    Beside,
     /// A person pins the first image.
     Pin,
+    /// And takes that back.
+    Unpin,
     /// Time passes.
     Tick,
+}
+
+/// What has happened before a story begins, as one thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Before {
+    /// A pod asked and was told.
+    Told(usize),
+    /// A pod asked, was told, and has its container.
+    Runs(usize),
+    /// A pass of the inventory, from its beginning to its end.
+    Passed,
+    /// One act.
+    Did(Act),
 }
 
 /// How large a story may become.
@@ -68,6 +85,7 @@ pub(super) struct Size {
     pub(super) crashes: usize,
     pub(super) restarts: usize,
     pub(super) pins: usize,
+    pub(super) besides: usize,
     pub(super) ticks: usize,
     /// Pods ask once more when they are done.
     pub(super) is_endless: bool,
@@ -77,6 +95,8 @@ pub(super) struct Size {
     pub(super) is_fine: bool,
     /// Processes exit before their containers are deleted.
     pub(super) exits: bool,
+    /// Where the story begins.
+    pub(super) before: &'static [Before],
     pub(super) flaw: Option<Flaw>,
 }
 
@@ -93,11 +113,13 @@ impl Size {
             crashes: 0,
             restarts: 0,
             pins: 0,
+            besides: 0,
             ticks: 0,
             is_endless: false,
             is_stocked: false,
             is_fine: false,
             exits: false,
+            before: &[],
             flaw: None,
         }
     }
@@ -157,7 +179,7 @@ impl Node {
         let pods = (0..size.pods).map(|_| Pod::Idle).collect();
         let (collecting, observing, removing, working, hold) = (None, None, None, None, None);
         let passed = 0;
-        Self {
+        let mut node = Self {
             bells: std::array::from_fn(|_| Arc::default()),
             clock,
             world,
@@ -173,8 +195,44 @@ impl Node {
             hold,
             passed,
             marks: vec![u64::MAX; size.pods],
-            is_known: false,
+            is_known: true,
+        };
+        for before in size.before {
+            node.begin(*before);
         }
+        node.is_known = false;
+        node
+    }
+
+    /// Brings it to where a story begins; what happens before one does not count as part of it.
+    fn begin(&mut self, before: Before) {
+        let reaches = |node: &mut Self, pod: usize, stage: u8| {
+            while node.pods[pod].stage() < stage {
+                node.act(Act::Pod(pod));
+            }
+        };
+        match before {
+            Before::Told(pod) => reaches(self, pod, Pod::Told.stage()),
+            Before::Runs(pod) => reaches(self, pod, Pod::Running.stage()),
+            Before::Passed => {
+                self.left.passes += 1;
+                self.act(Act::Observe);
+                while self.observing.is_some() {
+                    self.act(Act::Observe);
+                }
+            }
+            Before::Did(act) => {
+                match act {
+                    Act::Tick => self.left.ticks += 1,
+                    Act::Restart | Act::RestartHalf => self.left.restarts += 1,
+                    Act::Collect if self.collecting.is_none() => self.left.collections += 1,
+                    _ => {}
+                }
+                self.act(act);
+            }
+        }
+        let world = self.world.lock();
+        assert_eq!(world.violation, None, "a story does not begin with its end");
     }
 
     /// All that can happen next.
@@ -198,7 +256,9 @@ impl Node {
         may(Act::Restart, can_restart);
         may(Act::RestartHalf, can_restart && world.containers.len() > 1);
         may(Act::Recover, world.short_since.is_some());
-        may(Act::Pin, self.left.pins > 0);
+        may(Act::Beside, is_beside(&world) || (self.left.besides > 0 && world.present[0]));
+        may(Act::Pin, self.left.pins > 0 && !world.pinned[0]);
+        may(Act::Unpin, self.left.is_endless && world.pinned[0]);
         // The inventory passes more often than a lease runs, and a runtime is whole before a list is believed.
         let is_watched = world.seconds < self.passed + TICK;
         may(
@@ -238,12 +298,25 @@ impl Node {
                 world.short_since = None;
                 world.containers.iter_mut().for_each(|held| held.hidden = false);
             }
+            Act::Beside => {
+                let mut world = self.world.lock();
+                if is_beside(&world) {
+                    world.containers.retain(|held| held.pod != BESIDE);
+                } else {
+                    self.left.besides -= 1;
+                    world.create(BESIDE, 0);
+                }
+            }
             Act::Pin => {
                 self.left.pins -= 1;
                 self.inventory.pin(&name(0)).unwrap();
                 // A removal that has begun came first.
                 let is_late = self.inventory.is_removing(&id(0));
                 self.world.lock().pinned[0] = !is_late;
+            }
+            Act::Unpin => {
+                self.inventory.unpin(&name(0)).unwrap();
+                self.world.lock().pinned[0] = false;
             }
             Act::Tick => {
                 self.left.ticks -= 1;
@@ -319,13 +392,19 @@ impl Node {
     fn observe(&mut self) {
         let mut observing = self.observing.take().unwrap_or_else(|| {
             self.left.passes -= 1;
-            self.world.lock().seen[OBSERVER] = 0;
+            let mut world = self.world.lock();
+            world.seen[OBSERVER] = 0;
+            world.pass_saw.clear();
+            drop(world);
             let (inventory, now) = (Arc::clone(&self.inventory), self.world.now());
             Box::pin(async move { drop(inventory.refresh(now).await.unwrap()) })
         });
         if self.poll(OBSERVER, &mut observing).is_none() {
             self.observing = Some(observing);
         } else {
+            let mut world = self.world.lock();
+            world.noticed = std::mem::take(&mut world.pass_saw);
+            drop(world);
             self.passed();
         }
     }
@@ -380,6 +459,7 @@ impl Node {
             let mut world = self.world.lock();
             world.held = None;
             world.seen = Default::default();
+            (world.pass_saw, world.noticed) = (Vec::new(), Vec::new());
         }
         (self.inventory, self.gc) = start(&self.world, &self.memory, self.left.flaw);
         // Pins are on disk before they are told.
@@ -390,8 +470,16 @@ impl Node {
 
     /// One step of an actor; all that it goes by is part of what it has seen.
     fn poll<T>(&self, actor: usize, work: &mut Work<T>) -> Option<T> {
+        // What an actor knows is what it was answered and what it read of the inventory: of the whole, only where it draws
+        // a snapshot. Two stories that come to the same knowledge go on as one.
+        let drawn = self.inventory.snapshot();
         {
-            let digest = if self.is_known { 0 } else { self.inventory.digest(self.mark()) };
+            let is_asker = actor < COLLECTOR || actor == WORKER;
+            let digest = match self.is_known {
+                true => 0,
+                false if is_asker => self.inventory.digest_for_asker(self.mark()),
+                false => self.inventory.digest_for_looker(),
+            };
             let mut world = self.world.lock();
             world.actor = actor;
             world.see(&digest);
@@ -402,6 +490,11 @@ impl Node {
             let waker = Waker::from(Arc::clone(bell));
             work.as_mut().poll(&mut Context::from_waker(&waker))
         };
+        let is_drawn = self.inventory.snapshot().map(|it| Arc::as_ptr(&it)) != drawn.as_ref().map(Arc::as_ptr);
+        if is_drawn && !self.is_known {
+            let digest = self.inventory.digest(u64::MAX);
+            self.world.lock().see(&digest);
+        }
         match polled {
             Poll::Ready(done) => {
                 self.world.lock().seen[actor] = 0;
@@ -424,8 +517,8 @@ impl Node {
         let running = [&self.collecting, &self.observing, &self.removing].map(Option::is_some);
         (running, self.working.is_some(), self.hold.is_some()).hash(&mut hasher);
         self.bells.each_ref().map(|bell| bell.0.load(Ordering::Relaxed)).hash(&mut hasher);
-        let Size { collections, passes, orders, works, crashes, restarts, pins, ticks, .. } = self.left;
-        [collections, passes, orders, works, crashes, restarts, pins, ticks].hash(&mut hasher);
+        let Size { collections, passes, orders, works, crashes, restarts, pins, besides, ticks, .. } = self.left;
+        [collections, passes, orders, works, crashes, restarts, pins, besides, ticks].hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -449,6 +542,10 @@ fn start(world: &World, memory: &Arc<Kept>, flaw: Option<Flaw>) -> (Arc<Inventor
     let inventory = Arc::new(Inventory::recall(runtime.clone(), memory, flaw, lasts, world.now()));
     let gc = Arc::new(ImageGc::new(runtime, Arc::clone(&inventory)));
     (inventory, gc)
+}
+
+fn is_beside(world: &State) -> bool {
+    world.containers.iter().any(|held| held.pod == BESIDE)
 }
 
 /// What a kubelet does before it starts a container: looks, and pulls what is not there.

@@ -49,7 +49,8 @@ pub(super) fn walk(walk: Walk) -> Walked {
             works: endless,
             crashes: endless,
             restarts: endless,
-            pins: 1,
+            pins: endless,
+            besides: endless,
             ticks: endless,
             is_endless: true,
             exits: true,
@@ -105,12 +106,14 @@ impl Random {
             let one_in = match act {
                 Act::Pod(pod) if node.is_idle(pod) => 12,
                 Act::Pod(_) | Act::Collect | Act::Observe => 1,
-                Act::Recover | Act::Tick => 3,
+                Act::Tick => 3,
+                Act::Recover | Act::Beside => 12,
                 Act::Work => 12,
                 Act::Remove => 24,
                 Act::RestartHalf => 8,
                 Act::Crash | Act::Restart => 24,
-                Act::Pin => 512,
+                Act::Pin => 48,
+                Act::Unpin => 8,
             };
             if self.below(one_in) == 0 {
                 return act;

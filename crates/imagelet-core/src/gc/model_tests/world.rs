@@ -25,6 +25,8 @@ pub(super) const OBSERVER: usize = 9;
 pub(super) const REMOVER: usize = 10;
 pub(super) const WORKER: usize = 11;
 pub(super) const ACTORS: usize = 12;
+/// A pod that starts containers without asking imagelet.
+pub(super) const BESIDE: usize = 99;
 
 /// Cheap to clone; clones share all.
 #[derive(Clone)]
@@ -53,6 +55,12 @@ pub(super) struct State {
     pub(super) seen: [u64; ACTORS],
     /// A person's removal answers for the containers that it was told of.
     pub(super) ordered_saw: Vec<u32>,
+    /// Containers that the pass under way was told of,
+    pub(super) pass_saw: Vec<u32>,
+    /// that a pass has taken in since imagelet started,
+    pub(super) noticed: Vec<u32>,
+    /// and that it had taken in when a removal began.
+    noticed_before: Vec<u32>,
     pub(super) removals: u64,
     /// Each answer takes a step; else only those do between which somebody could act to any effect.
     pub(super) is_fine: bool,
@@ -120,6 +128,9 @@ impl World {
             actor: 0,
             seen: [0; ACTORS],
             ordered_saw: Vec::new(),
+            pass_saw: Vec::new(),
+            noticed: Vec::new(),
+            noticed_before: Vec::new(),
             removals: 0,
             is_fine: false,
             next_container: 0,
@@ -156,7 +167,9 @@ impl State {
                 .get_or_insert(format!("image {image} is gone between the answer to pod {pod} and its container"));
             return;
         }
-        self.told[pod] = None;
+        if pod != BESIDE {
+            self.told[pod] = None;
+        }
         self.containers.push(Held {
             number: self.next_container,
             pod,
@@ -186,7 +199,9 @@ impl State {
                 users().filter(|it| self.ordered_saw.contains(&it.number)).map(|it| format!("in use by {}", it.pod)),
             );
         } else {
-            wrong.extend(users().map(|it| format!("in use by pod {}", it.pod)));
+            // Who does not ask is protected from when a pass has seen it.
+            let is_known = |it: &&Held| it.pod != BESIDE || self.noticed_before.contains(&it.number);
+            wrong.extend(users().filter(is_known).map(|it| format!("in use by pod {}", it.pod)));
             let told = self.told.iter().enumerate().filter(|(pod, until)| {
                 *pod % self.present.len() == image && until.is_some_and(|until| until > seconds)
             });
@@ -227,6 +242,7 @@ impl State {
         let mut hasher = DefaultHasher::new();
         (self.seconds, &self.present, &self.containers, &self.told, &self.pinned).hash(&mut hasher);
         (&self.held, &self.short_since, &self.seen, &self.ordered_saw).hash(&mut hasher);
+        (&self.pass_saw, &self.noticed, &self.noticed_before).hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -237,7 +253,7 @@ impl ImageService for World {
         let listed: Vec<Image> = {
             let mut world = self.lock();
             let present = world.present.clone();
-            world.see(&present);
+            world.see(&("list", &present));
             (0..present.len()).filter(|image| present[*image]).map(State::image).collect()
         };
         self.step_if_fine().await;
@@ -249,7 +265,7 @@ impl ImageService for World {
             let mut world = self.lock();
             let image = number(&spec.image).expect("the model names its own images");
             let is_present = world.present[image];
-            world.see(&is_present);
+            world.see(&("status", image, is_present));
             (is_present.then(|| State::image(image)), world.actor < COLLECTOR)
         };
         if is_asked_by_pod {
@@ -269,8 +285,15 @@ impl ImageService for World {
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        step().await;
         let image = number(&spec.image).expect("the model names its own images");
+        {
+            let mut world = self.lock();
+            world.see(&("remove", image));
+            if world.actor == COLLECTOR {
+                world.noticed_before = world.noticed.clone();
+            }
+        }
+        step().await;
         self.lock().remove(image);
         Ok(())
     }
@@ -287,9 +310,12 @@ impl ContainerService for World {
         let listed = {
             let mut world = self.lock();
             let shown: Vec<Held> = world.containers.iter().filter(|it| !it.hidden).cloned().collect();
-            world.see(&shown);
-            if world.actor == REMOVER {
-                world.ordered_saw = shown.iter().map(|it| it.number).collect();
+            world.see(&("containers", &shown));
+            let numbers = shown.iter().map(|it| it.number).collect();
+            match world.actor {
+                REMOVER => world.ordered_saw = numbers,
+                OBSERVER => world.pass_saw = numbers,
+                _ => {}
             }
             shown
         };
@@ -304,12 +330,28 @@ impl ContainerService for World {
     async fn mounted_images(&self, _container_id: &str) -> Result<Vec<String>, RuntimeError> {
         Ok(Vec::new())
     }
+
+    /// A runtime that does not list a container for now cannot say that it is gone.
+    async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+        let is_gone = {
+            let mut world = self.lock();
+            let is_gone = !world.containers.iter().any(|it| container_name(it) == container_id);
+            world.see(&("gone", is_gone));
+            is_gone
+        };
+        self.step_if_fine().await;
+        Ok(is_gone)
+    }
+}
+
+fn container_name(held: &Held) -> String {
+    format!("container-{}", held.number)
 }
 
 fn container(held: &Held) -> Container {
     let labels = [("io.kubernetes.pod.uid", uid(held.pod)), ("io.kubernetes.pod.name", format!("pod{}", held.pod))];
     Container {
-        id: format!("container-{}", held.number),
+        id: container_name(held),
         sandbox_id: format!("sandbox-{}", held.pod),
         name: "app".to_owned(),
         image: ImageSpec::new(name(held.image)),
