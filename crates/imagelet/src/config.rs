@@ -27,7 +27,7 @@ use callers::CallersFile;
 pub(crate) use callers::CriCallers;
 pub(crate) use duration::GoDuration;
 pub(crate) use environment::{Environment, Surroundings};
-use gc::{Collection, GcFile};
+use gc::{Ages, Collection, GcFile};
 pub(crate) use gc::{CollectionMode, CollectionOrder};
 pub(crate) use kubelet::NodeSettings;
 pub(crate) use layers::{Layers, Sourced};
@@ -37,6 +37,10 @@ pub(crate) const API_VERSION: &str = "imagelet.dev/v1alpha1";
 /// What `kind` must say.
 pub(crate) const KIND: &str = "ImageletConfiguration";
 /// What `kind` says in a kubelet's file.
+/// The kubelet's.
+const AGE_MIN_DEFAULT: GoDuration = GoDuration::minutes(2);
+/// The kubelet's, which it does not let anybody change.
+const DETECTION_DEFAULT: GoDuration = GoDuration::minutes(5);
 const KUBELET_KIND: &str = "KubeletConfiguration";
 /// A configuration file longer than this is none.
 const FILE_LENGTH_MAX: u64 = 1 << 20;
@@ -267,6 +271,9 @@ struct StoreFile {
     /// When a pull is refused before its first layer for want of room: `compressed`, when not even its compressed layers fit; `strict`, when they do not fit as large as they are expected to become; `off`, never. See [admission](admission.md).
     #[serde(rename = "admission", skip_serializing_if = "Option::is_none")]
     admission: Option<String>,
+    /// The socket of a CRI runtime that runs containers from images of this store, such as `unix:///run/containerd/containerd.sock`: images that its containers use, running or exited, stay, and while it does not answer nothing is removed. Absent or empty: nobody does.
+    #[serde(rename = "runtimeEndpoint", skip_serializing_if = "Option::is_none")]
+    runtime_endpoint: Option<String>,
     /// What a layer may do to the node.
     #[serde(rename = "limits", skip_serializing_if = "Option::is_none")]
     limits: Option<LimitsFile>,
@@ -383,7 +390,7 @@ impl File {
             kind: Some(KIND.into()),
             gc_high_percent: Some(85),
             gc_low_percent: Some(80),
-            gc_age_min: Some(GoDuration::minutes(2)),
+            gc_age_min: Some(AGE_MIN_DEFAULT),
             gc_age_max: Some(GoDuration(0)),
             pulls_serial: Some(!parallel),
             pulls_parallel_max: None,
@@ -423,6 +430,7 @@ impl File {
                 durability: Some("commit".into()),
                 keep_blobs: Some(false),
                 admission: Some("compressed".into()),
+                runtime_endpoint: Some(String::new()),
                 limits: Some(LimitsFile {
                     expansion_max: Some(200),
                     expansion_free: Some("256Mi".into()),
@@ -440,10 +448,16 @@ impl File {
             compatibility: Some(Compatibility::default().name().into()),
             record_age_max: Some(GoDuration(0)),
             pulls: Some(PullsFile { grace: Some(GoDuration::seconds(2)) }),
-            detection: Some(DetectionFile { period: Some(GoDuration::minutes(5)) }),
+            detection: Some(DetectionFile { period: Some(DETECTION_DEFAULT) }),
             stale: Some(StaleFile { enabled: Some(false), age_max: Some(GoDuration::minutes(24 * 60)) }),
-            gc: Some(GcFile::defaults(given.gc.as_ref(), like_kubelet)),
+            gc: Some(GcFile::defaults(given.gc.as_ref(), like_kubelet, given.ages())),
         }
+    }
+
+    /// The times that leases go by, with their defaults.
+    fn ages(&self) -> Ages {
+        let detection = self.detection.as_ref().and_then(|detection| detection.period);
+        Ages { age_min: self.gc_age_min.unwrap_or(AGE_MIN_DEFAULT), detection: detection.unwrap_or(DETECTION_DEFAULT) }
     }
 
     /// The kubelet's defaulting turns an explicit 0 of these keys into their default.
@@ -579,4 +593,6 @@ pub(crate) struct StoreSettings {
     pub(crate) admission: Admission,
     /// What a layer may do to the node.
     pub(crate) limits: LayerLimits,
+    /// Whose containers run from it, if anybody's, and how long that runtime may take to answer.
+    pub(crate) runtime: Option<(String, Duration)>,
 }

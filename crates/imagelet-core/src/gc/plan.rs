@@ -148,8 +148,8 @@ fn holds(image: Facts<'_>, input: &PlanInput) -> Option<Reason> {
     if !image.pinned_by().is_empty() {
         return Some(Reason::Pinned { by: image.pinned_by().to_vec() });
     }
-    if image.leased_until().is_some() {
-        return Some(Reason::Awaited);
+    if let Some(until) = image.leased_until() {
+        return Some(Reason::awaited(until));
     }
     if image.released_at().is_some() {
         return Some(Reason::Released);

@@ -49,7 +49,11 @@ pub enum Reason {
         lease: Duration,
     },
     /// Stays: it was asked for, and the container it is for may still come.
-    Awaited,
+    Awaited {
+        /// Until then at the latest, in whole seconds; `None`: somebody else is about to remove it.
+        #[serde(default, skip_serializing_if = "Option::is_none", with = "moment")]
+        until: Option<SystemTime>,
+    },
     /// Stays: it was in use at the last look but one; a list may have missed its user.
     Released,
     /// Stays: it was used since the collection began.
@@ -121,7 +125,39 @@ impl fmt::Display for Idle {
     }
 }
 
+/// A moment as documents have it: RFC 3339, UTC.
+mod moment {
+    use std::time::SystemTime;
+
+    use jiff::Timestamp;
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    pub(super) fn text(at: SystemTime) -> String {
+        Timestamp::try_from(at).map_or_else(|_| "the end of time".to_owned(), |at| at.to_string())
+    }
+
+    #[expect(clippy::ref_option, reason = "the shape that serde calls")]
+    pub(super) fn serialize<S: Serializer>(at: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
+        match at {
+            Some(at) => serializer.serialize_str(&text(*at)),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
+        let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+        Ok(Some(text.parse::<Timestamp>().map_err(D::Error::custom)?.into()))
+    }
+}
+
 impl Reason {
+    /// It is held for a container until this moment, at the latest the next full second.
+    pub(crate) fn awaited(until: SystemTime) -> Self {
+        let since = until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let seconds = since.as_secs() + u64::from(since.subsec_nanos() > 0);
+        Self::Awaited { until: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)) }
+    }
+
     /// The machine's word for it; stable.
     pub fn code(&self) -> &'static str {
         match self {
@@ -133,7 +169,7 @@ impl Reason {
             Self::NoId => "no_id",
             Self::Young { .. } => "young",
             Self::Leased { .. } => "leased",
-            Self::Awaited => "awaited",
+            Self::Awaited { .. } => "awaited",
             Self::Released => "released",
             Self::JustUsed => "just_used",
             Self::NotNeeded => "not_needed",
@@ -185,7 +221,10 @@ impl fmt::Display for Reason {
             Self::NoId => f.write_str("listed without an id"),
             Self::Young { age_min } => write!(f, "younger than {}", duration_text(*age_min)),
             Self::Leased { lease } => write!(f, "asked for less than {} ago", duration_text(*lease)),
-            Self::Awaited => f.write_str("asked for, and the container it is for may still come"),
+            Self::Awaited { until: None } => f.write_str("asked for, and the container it is for may still come"),
+            Self::Awaited { until: Some(until) } => {
+                write!(f, "asked for, and held until {} for the container that may come", moment::text(*until))
+            }
             Self::Released => f.write_str("in use until a moment ago"),
             Self::JustUsed => f.write_str("used since the collection began"),
             Self::NotNeeded => f.write_str("not needed"),

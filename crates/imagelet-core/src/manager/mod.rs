@@ -140,7 +140,7 @@ impl ImageManager {
     /// Dropping the future gives up: its place in the queue is free, and the pull ends unless others wait for the same.
     /// That it was begun stays on record until somebody has looked for what it may have brought.
     pub async fn ensure(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
-        let Some(inventory) = self.leased_in.as_ref().filter(|_| request.is_for_a_pod()) else {
+        let Some(inventory) = self.leased_in.as_ref().filter(|_| request.is_for_a_container()) else {
             return self.ensure_once(request, progress).await;
         };
         let key = |ensured: &Ensured| Some(ImageKey::new(ensured.id.clone(), ensured.handler.clone()));

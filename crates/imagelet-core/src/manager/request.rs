@@ -274,9 +274,9 @@ pub struct EnsureRequest {
 }
 
 impl EnsureRequest {
-    /// Whether somebody will start a container from it, as opposed to a person who wants it on the node.
-    pub(super) fn is_for_a_pod(&self) -> bool {
-        !self.pod.uid.is_empty() || !self.pod.name.is_empty()
+    /// Whether somebody may start a container from it, as opposed to a person who wants it on the node.
+    pub(super) fn is_for_a_container(&self) -> bool {
+        self.caller.is_client() || !self.pod.uid.is_empty() || !self.pod.name.is_empty()
     }
 
     /// A request by nobody in particular, with the node's credentials.

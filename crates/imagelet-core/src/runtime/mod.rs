@@ -1,5 +1,6 @@
 //! The ports to whatever stores images and runs containers; [`RuntimeManager`] is their only caller.
 
+mod beside;
 mod container;
 mod details;
 mod error;
@@ -15,6 +16,7 @@ mod operations;
 mod pull_watch;
 mod usage;
 
+pub use beside::ContainersBeside;
 pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox};
 pub use details::{ImageDetails, JsonText, LayerDetails, chain_id};
 pub use error::{RuntimeError, RuntimeErrorKind};

@@ -20,7 +20,15 @@ pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> R
     let (mut removed, mut failed) = (Vec::new(), false);
     for image in &arguments.images {
         match node.ask(RemoveRequest { image: image.clone() }, no_steps()).await {
-            Ok(one) => removed.push(one),
+            Ok(one) => {
+                if let Some(until) = &one.held_until {
+                    note(&format!(
+                        "warning: `{}` was held until {until} for a container that may still come",
+                        printable(image)
+                    ));
+                }
+                removed.push(one);
+            }
             Err(failure) => {
                 failed = true;
                 complain(&failure);

@@ -19,6 +19,9 @@ use crate::size::parse_size;
 const DECISIONS_LEAST: u64 = 64 << 10;
 /// One longer than this is a mistake in the unit.
 const DECISIONS_MOST: u64 = 16 << 30;
+/// A kubelet that was told that an image is here creates the container within seconds, or asks again: its longest
+/// back-off is five minutes.
+const LEASE_DEFAULT: GoDuration = GoDuration::minutes(10);
 /// An image is not held for longer than this without anybody using it.
 const LEASE_MAX: GoDuration = GoDuration::minutes(7 * 24 * 60);
 
@@ -53,7 +56,7 @@ pub(super) struct GcFile {
     /// Collect only images that imagelet pulled, or that had a pull record when it first saw them: what something else brought to the node stays. Beside a runtime whose kubelet pulls on its own that is most images.
     #[serde(rename = "onlyOwned", skip_serializing_if = "Option::is_none")]
     pub(super) only_owned: Option<bool>,
-    /// How long an image is to be held after a pull, a status call or a mount handed it out, until a container of it is seen; at most 168h. 0 is off, and the default where `compatibility` is `kubelet`. The daemon gives no leases yet: the minimum age and a look right before each removal hold such images.
+    /// How long no collection takes an image that a pod or a caller over CRI was told is here, counted from the last telling; it ends earlier once the pod shows its containers. 0 is off, and the only value where `compatibility` is `kubelet`; else no shorter than `detection.period` and `imageMinimumGCAge`, and at most 168h. Defaults to the longest of these two and 10m.
     #[serde(rename = "leaseFor", skip_serializing_if = "Option::is_none")]
     pub(super) lease_for: Option<GoDuration>,
     /// The log of decisions.
@@ -163,9 +166,25 @@ pub(crate) struct InodeMarks {
     pub(crate) low: Percent,
 }
 
+/// Times of other sections that the times of this one go by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ages {
+    /// `imageMinimumGCAge`
+    pub(super) age_min: GoDuration,
+    /// `detection.period`
+    pub(super) detection: GoDuration,
+}
+
+impl Ages {
+    /// A shorter lease would end before a look for its container, or hold nothing that the minimum age does not.
+    fn lease_least(self) -> GoDuration {
+        self.age_min.max(self.detection).min(LEASE_MAX)
+    }
+}
+
 impl GcFile {
     /// What holds where nothing else is said.
-    pub(super) fn defaults(given: Option<&Self>, like_kubelet: bool) -> Self {
+    pub(super) fn defaults(given: Option<&Self>, like_kubelet: bool, ages: Ages) -> Self {
         let collects = given.and_then(|given| given.enabled).unwrap_or(true);
         Self {
             enabled: Some(true),
@@ -177,19 +196,21 @@ impl GcFile {
             inodes_low: Some(90),
             keep: Some(Vec::new()),
             only_owned: Some(false),
-            lease_for: Some(if like_kubelet { GoDuration(0) } else { GoDuration::minutes(10) }),
+            lease_for: Some(if like_kubelet { GoDuration(0) } else { LEASE_DEFAULT.max(ages.lease_least()) }),
             decisions: Some(DecisionsFile { bytes_max: Some("16Mi".into()) }),
         }
     }
 }
 
 /// Checks the section, in which every key has its value.
-pub(super) fn check(file: &GcFile, compatibility: Compatibility, complaints: &mut Complaints) -> Collection {
+pub(super) fn check(
+    file: &GcFile,
+    compatibility: Compatibility,
+    ages: Ages,
+    complaints: &mut Complaints,
+) -> Collection {
     let every = period("gc.period", file.period, complaints);
-    let lease_for = file.lease_for.unwrap_or_default();
-    if !(GoDuration(0)..=LEASE_MAX).contains(&lease_for) {
-        complaints.add("gc.leaseFor", format!("gc.leaseFor {lease_for} must be between 0s and {LEASE_MAX}, inclusive"));
-    }
+    let lease_for = lease(file.lease_for.unwrap_or_default(), compatibility, ages, complaints);
     Collection {
         period: file.enabled.unwrap_or(true).then_some(every),
         for_pulls: file.for_pulls.unwrap_or_default(),
@@ -201,6 +222,27 @@ pub(super) fn check(file: &GcFile, compatibility: Compatibility, complaints: &mu
         lease_for: lease_for.to_std(),
         decisions_max: decisions(file.decisions.as_ref(), complaints),
     }
+}
+
+fn lease(lease_for: GoDuration, compatibility: Compatibility, ages: Ages, complaints: &mut Complaints) -> GoDuration {
+    const KEY: &str = "gc.leaseFor";
+    let Ages { age_min, detection } = ages;
+    if !(GoDuration(0)..=LEASE_MAX).contains(&lease_for) {
+        complaints.add(KEY, format!("{KEY} {lease_for} must be between 0s and {LEASE_MAX}, inclusive"));
+    } else if lease_for.0 == 0 {
+        // There are none.
+    } else if compatibility.is_kubelet() {
+        complaints.add_of(
+            &[KEY, "compatibility"],
+            format!("{KEY} {lease_for} does not go with compatibility `kubelet`, which holds an image by its minimum age alone"),
+        );
+    } else if lease_for < ages.lease_least() {
+        complaints.add_of(
+            &[KEY, "detection.period", "imageMinimumGCAge"],
+            format!("{KEY} {lease_for} must be 0s, or no shorter than detection.period {detection} and imageMinimumGCAge {age_min}"),
+        );
+    }
+    lease_for
 }
 
 fn mode(text: Option<&str>, complaints: &mut Complaints) -> CollectionMode {

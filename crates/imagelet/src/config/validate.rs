@@ -70,7 +70,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     let pinned = pinned(file, &mut complaints);
     let detection = file.detection.clone().unwrap_or_default();
     let detection_period = period("detection.period", detection.period, &mut complaints);
-    let collection = gc::check(&file.gc.clone().unwrap_or_default(), compatibility, &mut complaints);
+    let collection = gc::check(&file.gc.clone().unwrap_or_default(), compatibility, file.ages(), &mut complaints);
     let stale = file.stale.clone().unwrap_or_default();
     let stale_max = stale.age_max.unwrap_or_default();
     if stale_max < STALE_MIN {
@@ -355,6 +355,11 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
     if let Some(Err(error)) = endpoint.as_deref().map(str::parse::<Endpoint>) {
         complaints.add("imageService.cri.endpoint", format!("imageService.cri.endpoint: {error}"));
     }
+    let runtime = store.runtime_endpoint.filter(|endpoint| !endpoint.is_empty());
+    if let Some(Err(error)) = runtime.as_deref().map(str::parse::<Endpoint>) {
+        complaints.add("store.runtimeEndpoint", format!("store.runtimeEndpoint: {error}"));
+    }
+    let timeout = file.runtime_request_timeout.unwrap_or_default().to_std();
     match endpoint {
         Some(endpoint) => {
             let stall_max = (stall.0 > 0).then(|| stall.to_std());
@@ -367,6 +372,7 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
             keep_blobs: store.keep_blobs.unwrap_or_default(),
             admission,
             limits,
+            runtime: runtime.map(|endpoint| (endpoint, timeout)),
         }),
     }
 }

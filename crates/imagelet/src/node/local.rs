@@ -14,7 +14,7 @@ use imagelet_core::{
     events::LogEvents,
     gc::{GcRuns, ImageGc, OrderError, RunTold},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, shown_name},
-    inventory::{Entry, Inventory, Snapshot, node_images},
+    inventory::{Inventory, Snapshot, node_images},
     manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
     records::PullRecords,
@@ -23,6 +23,7 @@ use imagelet_core::{
 use imagelet_oci::{Engine, StoreUsage};
 
 use super::reasons::{Collections, declare};
+use super::rows::{row, row_without_uses};
 use super::{
     Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, LayerSize, ListRequest, MountRequest,
     Mounted, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest,
@@ -108,6 +109,7 @@ impl LocalNode {
     /// Takes another configuration; thresholds, ages and periods hold from the next pass on.
     pub(crate) fn replace_settings(&self, settings: Settings) {
         self.parts.gc.set_rules(settings.collection.rules());
+        self.parts.inventory.start_leases(settings.collection.lease_for, SystemTime::now());
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 
@@ -150,9 +152,18 @@ impl LocalNode {
     }
 
     pub(super) async fn rows(&self) -> Result<Vec<ImageRow>, Failure> {
-        let snapshot = self.refresh().await?;
+        let refreshed = self.refresh().await;
         let usage = self.usage().await?;
-        let mut rows: Vec<ImageRow> = snapshot.entries.iter().map(|entry| row(entry, usage.as_ref())).collect();
+        let mut rows: Vec<ImageRow> = match refreshed {
+            Ok(snapshot) => snapshot.entries.iter().map(|entry| row(entry, usage.as_ref())).collect(),
+            // The store can be looked at although the runtime that runs from it is away.
+            Err(failure) if self.parts.engine.is_some() => {
+                tracing::warn!(error = failure.to_string(), "nobody can tell which images are in use");
+                let images = self.parts.runtime.list(None).await?;
+                images.iter().map(|image| row_without_uses(image, usage.as_ref())).collect()
+            }
+            Err(failure) => return Err(failure),
+        };
         rows.sort_by(|a, b| (&a.names, &a.id).cmp(&(&b.names, &b.id)));
         Ok(rows)
     }
@@ -200,28 +211,6 @@ impl fmt::Debug for LocalNode {
 pub(super) fn moment(time: SystemTime) -> Option<String> {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
     Some(jiff::Timestamp::from_second(i64::try_from(seconds).ok()?).ok()?.to_string())
-}
-
-fn row(entry: &Entry, usage: Option<&StoreUsage>) -> ImageRow {
-    let image = &entry.image;
-    let used = usage.and_then(|usage| usage.images.iter().find(|used| used.id == image.id));
-    let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());
-    names.sort();
-    digests.sort();
-    ImageRow {
-        id: image.id.to_string(),
-        runtime_handler: image.spec.runtime_handler.clone(),
-        names,
-        digests,
-        size: image.size.0,
-        unique: used.map(|used| used.unique.0),
-        shared: used.map(|used| used.shared.0),
-        first_seen: moment(entry.first_seen),
-        last_used: entry.last_used.and_then(moment),
-        in_use_by: entry.in_use_by.clone(),
-        pinned_by: entry.pinned_by.clone(),
-        ..ImageRow::default()
-    }
 }
 
 #[async_trait]
@@ -378,11 +367,13 @@ impl Command for RemoveRequest {
             node.parts.runtime.remove(&ImageSpec::new(id.as_str())).await?;
             let freed = before.saturating_sub(engine.disk_usage().await?.total).0;
             tracing::info!(image = %id, "removed a damaged image on request");
-            return Ok(Removed { id: id.to_string(), names: Vec::new(), freed: Some(freed) });
+            return Ok(Removed { id: id.to_string(), freed: Some(freed), ..Removed::default() });
         }
         let image = node.find(&self.image).await?;
         let before = node.usage().await?;
         let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
+        // Who orders it knows better than who only asked: it goes, and that is told.
+        let held_until = node.parts.inventory.leased_until(&image.id, SystemTime::now()).and_then(moment);
         node.parts.gc.remove_ordered(&spec, SystemTime::now()).await.map_err(|error| match error {
             OrderError::InUse { by, .. } => {
                 let user = by.first().map_or("somebody", String::as_str);
@@ -395,7 +386,10 @@ impl Command for RemoveRequest {
         tracing::info!(image = %image.id, names = ?image.tags, "removed an image on request");
         let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);
         node.removed_on_request(ActCode::RemovedOnRequest, &image, &image.tags, "command", freed);
-        Ok(Removed { id: image.id.to_string(), names: image.tags, freed })
+        if let Some(until) = &held_until {
+            tracing::warn!(image = %image.id, until, "the removed image was held for a container that may still come");
+        }
+        Ok(Removed { id: image.id.to_string(), names: image.tags, freed, held_until })
     }
 }
 
@@ -421,7 +415,7 @@ impl Command for UntagRequest {
         tracing::info!(image = %image.id, name, "removed a name on request");
         let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);
         node.removed_on_request(ActCode::UntaggedOnRequest, &image, std::slice::from_ref(&name), "command", freed);
-        Ok(Removed { id: image.id.to_string(), names: vec![name], freed })
+        Ok(Removed { id: image.id.to_string(), names: vec![name], freed, ..Removed::default() })
     }
 }
 

@@ -9,6 +9,7 @@ mod pressure;
 mod reasons;
 mod remote;
 mod room;
+mod rows;
 mod verify;
 mod why;
 mod words;

@@ -185,6 +185,8 @@ documents! {
         names: Vec<String>,
         /// Bytes given back to the disk, where measured.
         freed: Option<u64>,
+        /// Until when it was held for somebody who had asked for it and showed no container yet.
+        held_until: Option<String>,
     }
     /// Asks for one name to go.
     UntagRequest {

@@ -19,7 +19,9 @@ use imagelet_core::{
     manager::{Concurrency, ImageManager, ManagerParts, PullRate, PullSettings, StaleUse},
     metrics::Metrics,
     records::{Allowlist, Guard, PullRecords, RecordsSettings, VerificationPolicy},
-    runtime::{ContainerService, ImageService, LearnedImages, NoContainers, RuntimeErrorKind, RuntimeManager},
+    runtime::{
+        ContainerService, ContainersBeside, ImageService, LearnedImages, NoContainers, RuntimeErrorKind, RuntimeManager,
+    },
 };
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService, Tracing};
 use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
@@ -66,9 +68,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
     });
     let decisions = Arc::new(decision_log(&store.state, &settings));
     let (inventory, records, stale) = opened.await.map_err(|error| Failure::of(&error))??;
-    // Beside a kubelet's minimum age there are none: what it would take goes.
-    let is_leasing = !settings.compatibility.is_kubelet();
-    inventory.start_leases(if is_leasing { settings.collection.lease_for } else { Duration::ZERO }, SystemTime::now());
+    inventory.start_leases(settings.collection.lease_for, SystemTime::now());
     // Nobody else pulls into a store of our own, and no pull of another process goes on in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
     if tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
@@ -152,9 +152,15 @@ async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf]) -> Result<Ope
         ..EngineConfig::new(&store.directory)
     };
     let engine = Engine::open(config).await?;
+    let mut containers = engine.container_service();
+    if let Some((endpoint, timeout)) = &store.runtime {
+        // It may start later, and only who asks what is in use has to wait for it.
+        let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?;
+        containers = Arc::new(ContainersBeside::new(containers, Arc::new(runtime), endpoint));
+    }
     Ok(OpenBackend {
         images: Arc::clone(&engine) as Arc<dyn ImageService>,
-        containers: engine.container_service(),
+        containers,
         name: format!("store {}", store.directory.display()),
         state: store.directory.join("state"),
         engine: Some(engine),
@@ -173,9 +179,7 @@ struct Patience {
 
 async fn open_runtime(endpoint: &str, state: &Path, patience: Patience, role: Role) -> Result<OpenBackend, Failure> {
     let timeout = patience.call;
-    let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
-        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
-    })?;
+    let address = address(endpoint)?;
     let mut uses_known = true;
     let (images, containers): (_, Arc<dyn ContainerService>) = match role {
         // A daemon may start before its runtime.
@@ -205,6 +209,12 @@ async fn open_runtime(endpoint: &str, state: &Path, patience: Patience, role: Ro
         state: state.join("runtimes").join(&folder.hex()[..16]),
         uses_known,
     })
+}
+
+fn address(endpoint: &str) -> Result<Endpoint, Failure> {
+    endpoint
+        .parse()
+        .map_err(|error: imagelet_cri::EndpointError| Failure::because(format!("`{endpoint}` is no endpoint"), &error))
 }
 
 type OpenState = (Arc<Inventory>, Arc<PullRecords>, Option<StaleUse>);

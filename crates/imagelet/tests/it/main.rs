@@ -18,6 +18,7 @@ mod faults;
 mod images;
 mod keep;
 mod kubelet_way;
+mod leases;
 mod lifecycle;
 mod lifetime;
 mod order;

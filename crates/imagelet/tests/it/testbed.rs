@@ -292,6 +292,11 @@ state = "{root}/state"
         self.part.log()
     }
 
+    /// Ends it the hard way.
+    pub(crate) fn kill(&mut self) {
+        self.part.kill();
+    }
+
     /// Its socket as imagelet wants it.
     pub(crate) fn endpoint(&self) -> String {
         format!("unix://{}/containerd.sock", self.folder.path().display())

@@ -1,0 +1,137 @@
+//! Containers of a runtime that runs from the images of a store that is not its own, beside the store's own mounts.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::{Container, ContainerService, RuntimeError, Sandbox};
+
+/// How the store's own uses are called; no runtime gives such ids.
+const OWN: &str = "mount:";
+
+/// The uses that a store knows of, and those that a runtime knows of: where either does not answer, nobody can tell what
+/// is in use.
+#[derive(Clone, Debug)]
+pub struct ContainersBeside {
+    own: Arc<dyn ContainerService>,
+    runtime: Arc<dyn ContainerService>,
+    name: String,
+}
+
+impl ContainersBeside {
+    /// Joins them; errors name the runtime so.
+    pub fn new(
+        own: Arc<dyn ContainerService>,
+        runtime: Arc<dyn ContainerService>,
+        name: impl Into<String>,
+    ) -> ContainersBeside {
+        Self { own, runtime, name: name.into() }
+    }
+
+    fn of(&self, container_id: &str) -> &dyn ContainerService {
+        if container_id.starts_with(OWN) { &*self.own } else { &*self.runtime }
+    }
+
+    fn told(&self, error: RuntimeError) -> RuntimeError {
+        let message = format!("could not ask `{}` which images of the store its containers use", self.name);
+        RuntimeError::new(error.kind(), message).caused_by(error)
+    }
+}
+
+#[async_trait]
+impl ContainerService for ContainersBeside {
+    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+        let mut containers = self.own.containers().await?;
+        containers.extend(self.runtime.containers().await.map_err(|error| self.told(error))?);
+        Ok(containers)
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+        let mut sandboxes = self.own.sandboxes().await?;
+        sandboxes.extend(self.runtime.sandboxes().await.map_err(|error| self.told(error))?);
+        Ok(sandboxes)
+    }
+
+    async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
+        self.of(container_id).mounted_images(container_id).await
+    }
+
+    async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+        self.of(container_id).is_gone(container_id).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::{
+        image::ImageSpec,
+        runtime::{ContainerState, RuntimeErrorKind},
+    };
+
+    /// Lists one container, mounts one image into it, or is away.
+    #[derive(Debug)]
+    struct One {
+        id: &'static str,
+        is_away: bool,
+    }
+
+    #[async_trait]
+    impl ContainerService for One {
+        async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
+            if self.is_away {
+                return Err(RuntimeError::new(RuntimeErrorKind::Unavailable, "connection refused"));
+            }
+            Ok(vec![Container {
+                id: self.id.to_owned(),
+                sandbox_id: String::new(),
+                name: String::new(),
+                image: ImageSpec::default(),
+                image_ref: String::new(),
+                image_id: String::new(),
+                state: ContainerState::Running,
+                created_at: SystemTime::UNIX_EPOCH,
+                labels: std::collections::BTreeMap::default(),
+            }])
+        }
+
+        async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
+            Ok(Vec::new())
+        }
+
+        async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
+            assert_eq!(container_id, self.id);
+            Ok(vec![self.id.to_owned()])
+        }
+
+        async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
+            Ok(container_id == self.id)
+        }
+    }
+
+    fn beside(is_away: bool) -> ContainersBeside {
+        let (own, runtime) = (One { id: "mount:/mnt", is_away: false }, One { id: "c1", is_away });
+        ContainersBeside::new(Arc::new(own), Arc::new(runtime), "unix:///run/x.sock")
+    }
+
+    #[tokio::test]
+    async fn uses_of_both_are_listed_and_each_is_asked_about_its_own() {
+        let both = beside(false);
+        let ids: Vec<String> = both.containers().await.unwrap().into_iter().map(|it| it.id).collect();
+        assert_eq!(ids, ["mount:/mnt", "c1"]);
+        for id in ids {
+            assert_eq!(both.mounted_images(&id).await.unwrap(), [id.as_str()]);
+            assert!(both.is_gone(&id).await.unwrap());
+        }
+    }
+
+    #[tokio::test]
+    async fn without_an_answer_of_the_runtime_there_is_none() {
+        let error = beside(true).containers().await.unwrap_err();
+        assert_eq!(error.kind(), RuntimeErrorKind::Unavailable);
+        let text = error.chain();
+        assert!(text.contains("unix:///run/x.sock") && text.contains("connection refused"), "{text}");
+    }
+}

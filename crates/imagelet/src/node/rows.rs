@@ -1,0 +1,39 @@
+//! What is told of one image.
+
+use imagelet_core::{image::Image, inventory::Entry};
+use imagelet_oci::StoreUsage;
+
+use super::{ImageRow, local::moment};
+
+/// Who uses an image, where whoever runs containers from it does not answer.
+const USES_UNKNOWN: &str = "nobody knows: the runtime does not answer";
+
+/// What is told of an image that a pass has seen.
+pub(super) fn row(entry: &Entry, usage: Option<&StoreUsage>) -> ImageRow {
+    ImageRow {
+        first_seen: moment(entry.first_seen),
+        last_used: entry.last_used.and_then(moment),
+        in_use_by: entry.in_use_by.clone(),
+        pinned_by: entry.pinned_by.clone(),
+        ..row_without_uses(&entry.image, usage)
+    }
+}
+
+/// What the store tells of an image. It counts as used, as long as nobody can tell.
+pub(super) fn row_without_uses(image: &Image, usage: Option<&StoreUsage>) -> ImageRow {
+    let used = usage.and_then(|usage| usage.images.iter().find(|used| used.id == image.id));
+    let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());
+    names.sort();
+    digests.sort();
+    ImageRow {
+        id: image.id.to_string(),
+        runtime_handler: image.spec.runtime_handler.clone(),
+        names,
+        digests,
+        size: image.size.0,
+        unique: used.map(|used| used.unique.0),
+        shared: used.map(|used| used.shared.0),
+        in_use_by: vec![USES_UNKNOWN.to_owned()],
+        ..ImageRow::default()
+    }
+}
