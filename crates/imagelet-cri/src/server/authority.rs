@@ -6,13 +6,14 @@
 
 use std::{
     io,
+    mem::MaybeUninit,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::{codegen::http::uri::Authority, transport::server::Connected};
-use zeroize::{Zeroize as _, Zeroizing};
+use zeroize::Zeroize as _;
 
 /// What every HTTP/2 connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -72,11 +73,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         while this.taken == this.waiting.len() {
-            // Credentials come by here, and nothing of them stays behind.
-            this.waiting.zeroize();
+            // Credentials come by here, and nothing of them stays behind. Only what was written to is wiped: wiping goes
+            // byte by byte, and nearly all calls are short.
+            this.waiting.as_mut_slice().zeroize();
+            this.waiting.clear();
             this.taken = 0;
-            let mut chunk = Zeroizing::new([0; CHUNK]);
-            let mut read = ReadBuf::new(&mut *chunk);
+            let mut chunk = [MaybeUninit::uninit(); CHUNK];
+            let mut read = ReadBuf::uninit(&mut chunk);
             ready!(Pin::new(&mut this.inner).poll_read(context, &mut read))?;
             if read.filled().is_empty() {
                 // What was held of a frame that never came whole.
@@ -86,6 +89,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lenient<S> {
                 }
             } else {
                 this.filter.push(read.filled(), &mut this.waiting);
+                read.filled_mut().zeroize();
             }
         }
         let rest = &this.waiting[this.taken..];
