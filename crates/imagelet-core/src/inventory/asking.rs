@@ -127,9 +127,9 @@ impl Inventory {
             let look = self.lock().leases.look();
             let answer = ask().await?;
             let Some(key) = key(&answer) else { return Ok(answer) };
-            if self.lease(&key, pod, look, now + began.elapsed()) {
+            if let Some(version) = self.lease(&key, pod, look, now + began.elapsed()) {
                 drop(pause);
-                self.keep_leases().await;
+                self.keep_leases(version).await;
                 return Ok(answer);
             }
             tracing::debug!(image = %key, "an image was being removed while it was asked for; looking again");
@@ -138,19 +138,21 @@ impl Inventory {
         unreachable!("the rounds do not end by themselves")
     }
 
-    /// Leases an image that was seen since the look; false when a removal has come between.
-    fn lease(&self, key: &ImageKey, pod: &str, look: Look, now: SystemTime) -> bool {
+    /// Leases an image that was seen since the look, and tells with which version the disk has that; `None` when a removal
+    /// has come between.
+    fn lease(&self, key: &ImageKey, pod: &str, look: Look, now: SystemTime) -> Option<u64> {
         let mut state = self.lock();
         if state.leases.is_overtaken(key.id(), look) && !state.flaws.have(Flaw::OldAnswerBelieved) {
-            return false;
+            return None;
         }
+        let mut version = 0;
         if !state.flaws.have(Flaw::NoLease) {
             let at = state.clock.now(now);
-            state.leases.lease(key.id(), pod, at);
+            version = state.leases.lease(key.id(), pod, at);
         }
         drop(state);
         self.touch(key, now);
-        true
+        Some(version)
     }
 
     /// Keeps an image from being removed while somebody works with it, waiting for a removal that has begun.
@@ -249,8 +251,8 @@ impl Inventory {
         }
     }
 
-    /// Has what was leased on the disk; where that fails it holds for this process alone.
-    async fn keep_leases(&self) {
+    /// Has what was leased on the disk, up to this version; where that fails it holds for this process alone.
+    async fn keep_leases(&self, wanted: u64) {
         #[cfg(test)]
         if let Some(memory) = &self.lease_file.memory {
             let mut state = self.lock();
@@ -258,7 +260,6 @@ impl Inventory {
                 memory.leases.lock().unwrap().extend(state.leases.due(KEPT_AHEAD));
             }
         }
-        let wanted = self.lock().leases.version();
         if self.lease_file.path.is_none() || self.lease_file.written.load(Ordering::Acquire) >= wanted {
             return;
         }

@@ -37,7 +37,7 @@ pub(super) struct Leases {
     /// What is on disk cannot be read: each image may have been asked for until then.
     all_until: Option<SystemTime>,
     /// What the disk has: until when a restart takes an image for asked for at.
-    kept: BTreeMap<ImageId, SystemTime>,
+    kept: BTreeMap<ImageId, Kept>,
     /// Grows with each lease that the disk does not have.
     version: u64,
 }
@@ -51,6 +51,22 @@ pub(super) struct Lease {
     pub(super) asked_at: SystemTime,
     /// How often it asked and did not yet show a container for it.
     pub(super) open: u32,
+}
+
+/// Until when the disk has it that an image was asked for, and with which version of the leases it got that: by the last
+/// write, which may still be under way, and by the one before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Kept {
+    last: (SystemTime, u64),
+    before: Option<(SystemTime, u64)>,
+}
+
+impl Kept {
+    /// The first version with which the disk covers this moment.
+    fn covers(&self, now: SystemTime) -> Option<u64> {
+        let writes = self.before.iter().chain([&self.last]);
+        writes.filter(|(until, _)| *until >= now).map(|(_, version)| *version).next()
+    }
 }
 
 /// How far the removals were when somebody looked for an image.
@@ -83,10 +99,10 @@ impl Leases {
         forgotten || self.ended.iter().any(|(begun, ended)| *begun > look.0 && ended == id)
     }
 
-    /// Notes that this pod asked for this image and found it.
-    pub(super) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) {
+    /// Notes that this pod asked for this image and found it. Answers the version with which the disk has that.
+    pub(super) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) -> u64 {
         if self.lasts.is_zero() {
-            return;
+            return 0;
         }
         let pods = self.images.entry(id.clone()).or_default();
         let pod = if pods.len() < PODS_MAX || pods.contains_key(pod) { pod } else { "" };
@@ -96,9 +112,10 @@ impl Leases {
         }
         lease.asked_at = lease.asked_at.max(now);
         lease.open = lease.open.saturating_add(1);
-        if self.kept.get(id).is_none_or(|kept| *kept < now) {
+        self.kept.get(id).and_then(|kept| kept.covers(now)).unwrap_or_else(|| {
             self.version += 1;
-        }
+            self.version
+        })
     }
 
     /// Notes that this pod has a container of this image that was not there at the last look.
@@ -285,8 +302,14 @@ impl Leases {
     pub(super) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
         let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();
         let asked = self.images.iter().filter_map(|(id, pods)| Some((id.clone(), last(pods)? + ahead)));
-        self.kept = asked.collect();
-        self.kept.clone()
+        let due: BTreeMap<ImageId, SystemTime> = asked.collect();
+        let mut before = std::mem::take(&mut self.kept);
+        let kept = due.iter().map(|(id, until)| {
+            let before = before.remove(id).map(|kept| kept.last);
+            (id.clone(), Kept { last: (*until, self.version), before })
+        });
+        self.kept = kept.collect();
+        due
     }
 
     /// Takes up what the disk has of before a restart, or of another process: nobody can tell whose it was.
@@ -429,6 +452,21 @@ mod tests {
         let mut late = Leases { lasts: MINUTE, ..Leases::default() };
         late.take_up(kept, at(75));
         assert!(late.images.is_empty());
+    }
+
+    #[test]
+    fn who_asks_for_what_the_disk_has_waits_for_no_later_write() {
+        let (mut leases, id) = leases();
+        let (other, ahead) = (ImageId::new("sha256:b"), Duration::from_secs(5));
+        assert_eq!(leases.lease(&id, "pod", at(10)), 1);
+        leases.due(ahead);
+        assert_eq!(leases.lease(&other, "pod", at(12)), 2);
+        assert_eq!(leases.lease(&id, "pod", at(12)), 1);
+        leases.due(ahead);
+        // The second write may still be under way; the first covers this until 15.
+        assert_eq!(leases.lease(&id, "pod", at(15)), 1);
+        assert_eq!(leases.lease(&id, "pod", at(17)), 2);
+        assert_eq!(leases.lease(&id, "pod", at(18)), 3, "no write covers it");
     }
 
     #[test]
