@@ -30,7 +30,6 @@ use tokio::time::Instant;
 use self::{
     estimate::{Asked, Resolutions},
     fetch::LayerSlot,
-    listed::listed,
     streams::Streams,
 };
 use crate::{
@@ -40,7 +39,7 @@ use crate::{
     pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
     registry::{Registry, RegistryConfig, Resolved, about},
     store::{Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
-    usage::{StoreUsage, StoredImage, stored, usage},
+    usage::{StoreUsage, StoredImage, occupied, stored, usage},
 };
 
 pub use repair::Credentials;
@@ -349,18 +348,13 @@ impl ImageService for Engine {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
         match filter.filter(|spec| !spec.image.is_empty()) {
             Some(spec) => Ok(self.status(spec).await?.into_iter().collect()),
-            None => Ok(self
-                .store
-                .images()
-                .into_iter()
-                .map(|(record, names)| listed(&self.store, &record, &names))
-                .collect()),
+            None => Ok(self.store.listed().to_vec()),
         }
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let id = self.store.resolve(&spec.image)?;
-        Ok(id.and_then(|id| self.store.image(&id)).map(|(record, names)| listed(&self.store, &record, &names)))
+        Ok(id.and_then(|id| self.store.listed_image(&id)))
     }
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
@@ -451,8 +445,8 @@ impl ImageService for Engine {
         // One store serves all handlers, and writable layers live in it, too.
         let all = StoreMeasure {
             store: String::new(),
-            bytes: usage(&self.store).total,
-            inodes: self.store.inodes(),
+            bytes: occupied(&self.store),
+            inodes: self.store.takes().inodes,
             at: now,
         };
         let roots = [(String::new(), self.store.root().to_owned())].into();

@@ -78,9 +78,12 @@ pub(crate) fn usage(store: &Store) -> StoreUsage {
             shared: ByteSize(shared),
         });
     }
-    let documents: u64 = images.iter().map(|(_, record)| record.metadata_size).sum();
-    let content = layers.values().chain(blobs.values()).sum::<u64>() + store.partial_bytes();
-    StoreUsage { total: ByteSize(content + documents), layers: layers.len(), images: report }
+    StoreUsage { total: occupied(store), layers: layers.len(), images: report }
+}
+
+/// What everything takes.
+pub(crate) fn occupied(store: &Store) -> ByteSize {
+    ByteSize(store.takes().bytes + store.partial_bytes())
 }
 
 /// What images may share.

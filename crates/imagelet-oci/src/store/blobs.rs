@@ -5,7 +5,7 @@
 //! which reads it again from its first byte: what lies in `ingest/` is never believed.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, HashSet},
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
@@ -22,7 +22,7 @@ use imagelet_core::{
     runtime::RuntimeError,
 };
 
-use super::{ImageRecord, Store, index::Index, storage_error};
+use super::{Store, index::Index, storage_error};
 use crate::failpoint::Step;
 
 /// A blob that broke off with fewer bytes than this is not worth keeping.
@@ -40,13 +40,6 @@ impl Store {
     /// The blobs that are kept, with their sizes.
     pub(crate) fn blobs(&self) -> Vec<(Digest, u64)> {
         self.index().blobs.iter().map(|(digest, size)| (digest.clone(), *size)).collect()
-    }
-
-    /// What the kept blobs of an image take.
-    pub(crate) fn blob_bytes(&self, image: &ImageRecord) -> u64 {
-        let index = self.index();
-        let blobs: BTreeSet<Digest> = image.layers.iter().filter_map(|layer| layer.blob.parse().ok()).collect();
-        blobs.iter().filter_map(|digest| index.blobs.get(digest)).sum()
     }
 
     /// Bytes of blobs that broke off or are under way.

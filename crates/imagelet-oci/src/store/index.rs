@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs,
     io::{self, Read as _},
+    num::NonZeroUsize,
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
     time::{SystemTime, UNIX_EPOCH},
@@ -24,6 +25,10 @@ use super::{
 
 /// No file of ours is larger; what is, is damaged.
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
+/// Threads that read a store; the disk, or the memory in front of it, keeps no more busy.
+const READERS_MAX: usize = 4;
+/// Fewer folders are read before a thread has begun.
+const FOLDERS_WORTH_A_THREAD: usize = 256;
 /// A pipe in the place of a file must not hold a start up.
 const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 
@@ -77,18 +82,8 @@ impl Index {
     /// What carries the mark of another boot is dropped: nobody knows what of it the disk has.
     pub(super) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let mut index = Self { blobs: super::blobs::load(root), ..Self::default() };
-        for folder in folders(&root.join("layers"))? {
-            let path = root.join("layers").join(&folder);
-            let read = match mark_on(&path) {
-                Some(findings) => Err(findings),
-                None => read_json::<LayerRecord>(&path.join("layer.json"))
-                    .map_err(|error| Findings::of("layer.json", "content", error.to_string())),
-            };
-            let known = read.and_then(|record| match record.diff_id.parse::<Digest>() {
-                Ok(diff_id) if diff_id.hex() == folder && path.join("fs").is_dir() => Ok((diff_id, record)),
-                _ => Err(Findings::of("layer.json", "content", "the record does not belong to the layer")),
-            });
-            match known {
+        for (folder, read) in each_read(folders(&root.join("layers"))?, |folder| read_layer(root, folder)) {
+            match read {
                 Ok((_, record)) if record.unsettled.is_some() && record.unsettled.as_deref() != boot => {
                     tracing::warn!(
                         layer = folder,
@@ -107,24 +102,10 @@ impl Index {
         }
         let mut records = BTreeMap::new();
         let mut spoiled = BTreeMap::new();
-        for folder in folders(&root.join("images"))? {
-            let path = root.join("images").join(&folder);
-            // A marked image may have a sound record, which names its layers.
-            let marked = mark_on(&path).and_then(|findings| Some((digest_named(&folder)?, findings)));
-            spoiled.extend(marked.map(|(id, findings)| (ImageId::new(id.as_str()), findings)));
-            match read_json::<ImageRecord>(&path.join("image.json")) {
-                Ok(record) if record.is_sound(&folder) => {
-                    records.insert(record.image_id(), record);
-                }
-                read => {
-                    let why =
-                        read.err().map_or_else(|| "it does not belong to the image".into(), |error| error.to_string());
-                    let wrong = || Findings::of("image.json", "content", why);
-                    if let Some(id) = digest_named(&folder) {
-                        spoiled.entry(ImageId::new(id.as_str())).or_insert_with(wrong);
-                    }
-                }
-            }
+        for (folder, (record, wrong)) in each_read(folders(&root.join("images"))?, |folder| read_image(root, folder)) {
+            records.extend(record.map(|record| (record.image_id(), record)));
+            spoiled
+                .extend(wrong.zip(digest_named(&folder)).map(|(findings, id)| (ImageId::new(id.as_str()), findings)));
         }
         let (mut names, rebuilt) = load_names(root, &records, writable)?;
         index.generation = names.generation;
@@ -365,13 +346,60 @@ fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<Na
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    let mut bytes = Vec::new();
     let file = fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?;
-    if !file.metadata()?.is_file() {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file"));
     }
+    // With room for its end, which is then seen without asking again and again.
+    let length = metadata.len().min(FILE_SIZE_MAX) + 1;
+    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     file.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
     seal::open(&bytes)
+}
+
+/// A layer's record, or what is wrong with it.
+fn read_layer(root: &Path, folder: &str) -> Result<(Digest, LayerRecord), Findings> {
+    let path = root.join("layers").join(folder);
+    if let Some(findings) = mark_on(&path) {
+        return Err(findings);
+    }
+    let record = read_json::<LayerRecord>(&path.join("layer.json"))
+        .map_err(|error| Findings::of("layer.json", "content", error.to_string()))?;
+    match record.diff_id.parse::<Digest>() {
+        Ok(diff_id) if diff_id.hex() == folder && path.join("fs").is_dir() => Ok((diff_id, record)),
+        _ => Err(Findings::of("layer.json", "content", "the record does not belong to the layer")),
+    }
+}
+
+/// An image's record, and what is wrong with the image: one that carries a mark may have a sound record, which names its
+/// layers.
+fn read_image(root: &Path, folder: &str) -> (Option<ImageRecord>, Option<Findings>) {
+    let path = root.join("images").join(folder);
+    let marked = mark_on(&path);
+    let why = match read_json::<ImageRecord>(&path.join("image.json")) {
+        Ok(record) if record.is_sound(folder) => return (Some(record), marked),
+        Ok(_) => "it does not belong to the image".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    (None, Some(marked.unwrap_or_else(|| Findings::of("image.json", "content", why))))
+}
+
+/// Reads what lies in each folder, in the order of the folders. A node has ten thousand of them, and waits for its socket.
+fn each_read<T: Send>(folders: Vec<String>, read: impl Fn(&str) -> T + Sync) -> Vec<(String, T)> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(READERS_MAX);
+    let each = folders.len().div_ceil(threads).max(FOLDERS_WORTH_A_THREAD);
+    let read_part = |part: &[String]| part.iter().map(|folder| read(folder)).collect::<Vec<T>>();
+    let found: Vec<T> = std::thread::scope(|scope| {
+        let (own, others) = folders.split_at(each.min(folders.len()));
+        let others: Vec<_> = others.chunks(each).map(|part| scope.spawn(move || read_part(part))).collect();
+        let mut found = read_part(own);
+        for part in others {
+            found.extend(part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        found
+    });
+    folders.into_iter().zip(found).collect()
 }
 
 /// The names of the digest-named folders in a folder.

@@ -30,6 +30,7 @@ mod list;
 mod listed;
 mod lock;
 mod names;
+mod ready;
 mod record;
 mod seal;
 mod settle;
@@ -83,7 +84,7 @@ pub enum Durability {
 #[derive(Debug)]
 pub(crate) struct Store {
     root: PathBuf,
-    index: Mutex<Index>,
+    index: Mutex<ready::Kept>,
     sequence: AtomicU64,
     /// Two that empty the trash at once would trip over one another.
     trash: Mutex<()>,
@@ -132,7 +133,7 @@ impl Store {
         Step::OpenLoaded.reach();
         let store = Self {
             root,
-            index: Mutex::new(index),
+            index: Mutex::new(ready::Kept::new(index)),
             sequence: AtomicU64::new(first_number()),
             trash: Mutex::new(()),
             views: Mutex::new(vec![Arc::new(view)]),
@@ -211,16 +212,6 @@ impl Store {
         self.index().layers.values().cloned().collect()
     }
 
-    /// Inodes that layers, images and kept blobs have.
-    pub(crate) fn inodes(&self) -> u64 {
-        // A layer, and an image, that nobody measured has its entries, and a few files of its own.
-        const OWN: u64 = 5;
-        let index = self.index();
-        let layer = |layer: &LayerRecord| layer.allocated.map_or(layer.entries + OWN, |allocated| allocated.inodes);
-        let image = |image: &ImageRecord| image.allocated.map_or(OWN, |allocated| allocated.inodes);
-        index.layers.values().map(layer).chain(index.images.values().map(image)).sum::<u64>() + index.blobs.len() as u64
-    }
-
     /// Those of some blobs whose layers are here, as the records of the images tell.
     pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>) -> HashSet<Digest> {
         let wanted: HashSet<&str> = blobs.iter().map(|blob| blob.as_str()).collect();
@@ -284,8 +275,8 @@ impl Store {
         self.mounting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().expect("nobody panics while holding the index")
+    fn index(&self) -> ready::Locked<'_> {
+        ready::Locked::new(self.index.lock().expect("nobody panics while holding the index"))
     }
 
     fn layer_folder(&self, diff_id: &Digest) -> PathBuf {

@@ -6,6 +6,7 @@ mod blobs;
 mod estimate;
 mod fetch;
 mod fixture;
+mod listing;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 

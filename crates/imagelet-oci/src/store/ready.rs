@@ -1,0 +1,139 @@
+//! The images as a list says them, made once after each change and handed out until the next.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::{Deref, DerefMut},
+    sync::{Arc, MutexGuard},
+};
+
+use imagelet_core::image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, split_names};
+
+use super::{
+    Store,
+    allocated::Allocated,
+    index::Index,
+    record::{ImageRecord, LayerRecord},
+};
+
+/// The index, and what was made of it since it was last written to.
+#[derive(Debug)]
+pub(super) struct Kept {
+    index: Index,
+    /// By id, as the index has them. `None`: something may have changed.
+    ready: Option<Arc<[Image]>>,
+    /// What all of it takes; `None` likewise.
+    takes: Option<Allocated>,
+}
+
+/// The index, locked. Whoever may change it spoils what was made of it.
+pub(super) struct Locked<'a>(MutexGuard<'a, Kept>);
+
+impl Kept {
+    pub(super) fn new(index: Index) -> Self {
+        Self { index, ready: None, takes: None }
+    }
+}
+
+impl<'a> Locked<'a> {
+    pub(super) fn new(guard: MutexGuard<'a, Kept>) -> Self {
+        Self(guard)
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Index;
+
+    fn deref(&self) -> &Index {
+        &self.0.index
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Index {
+        (self.0.ready, self.0.takes) = (None, None);
+        &mut self.0.index
+    }
+}
+
+impl Store {
+    /// All images as a list says them, sorted by id.
+    pub(crate) fn listed(&self) -> Arc<[Image]> {
+        let mut locked = self.index();
+        if let Some(ready) = &locked.0.ready {
+            return Arc::clone(ready);
+        }
+        let ready: Arc<[Image]> = locked.listed().into();
+        locked.0.ready = Some(Arc::clone(&ready));
+        ready
+    }
+
+    /// One image as a list says it.
+    pub(crate) fn listed_image(&self, id: &ImageId) -> Option<Image> {
+        let locked = self.index();
+        match &locked.0.ready {
+            Some(ready) => ready.binary_search_by(|image| image.id.cmp(id)).ok().map(|at| ready[at].clone()),
+            // One is quicker found than all are made.
+            None => locked.images.get(id).map(|record| locked.image(id, record, &locked.names_of(id))),
+        }
+    }
+
+    /// Bytes and inodes of all layers, kept blobs and images.
+    pub(crate) fn takes(&self) -> Allocated {
+        let mut locked = self.index();
+        if let Some(takes) = locked.0.takes {
+            return takes;
+        }
+        let takes = Allocated { bytes: locked.bytes(), inodes: locked.inodes() };
+        locked.0.takes = Some(takes);
+        takes
+    }
+}
+
+impl Index {
+    fn listed(&self) -> Vec<Image> {
+        let mut names: HashMap<&ImageId, Vec<&str>> = HashMap::with_capacity(self.images.len());
+        for (name, id) in &self.names {
+            names.entry(id).or_default().push(name);
+        }
+        let images = self.images.iter();
+        images.map(|(id, record)| self.image(id, record, &names.remove(id).unwrap_or_default())).collect()
+    }
+
+    fn image<N: AsRef<str>>(&self, id: &ImageId, record: &ImageRecord, names: &[N]) -> Image {
+        let layers = record.layers.iter().filter_map(|layer| self.layers.get(&layer.diff_id.parse::<Digest>().ok()?));
+        let layers: u64 = layers.map(|layer| layer.disk_bytes).sum();
+        let (tags, digests) = split_names(names.iter().map(AsRef::as_ref));
+        Image {
+            id: id.clone(),
+            tags,
+            digests,
+            size: ByteSize(layers + self.blob_bytes(record) + record.metadata_size),
+            user: ImageUser::of_config(&record.user),
+            spec: ImageSpec::default(),
+            pinned: false,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let layers = self.layers.values().map(|layer| layer.disk_bytes);
+        let documents = self.images.values().map(|image| image.metadata_size);
+        layers.chain(documents).chain(self.blobs.values().copied()).sum()
+    }
+
+    fn inodes(&self) -> u64 {
+        // A layer, and an image, that nobody measured has its entries, and a few files of its own.
+        const OWN: u64 = 5;
+        let layer = |layer: &LayerRecord| layer.allocated.map_or(layer.entries + OWN, |allocated| allocated.inodes);
+        let image = |image: &ImageRecord| image.allocated.map_or(OWN, |allocated| allocated.inodes);
+        self.layers.values().map(layer).chain(self.images.values().map(image)).sum::<u64>() + self.blobs.len() as u64
+    }
+
+    /// What the kept blobs of an image take.
+    fn blob_bytes(&self, image: &ImageRecord) -> u64 {
+        if self.blobs.is_empty() {
+            return 0;
+        }
+        let blobs: BTreeSet<Digest> = image.layers.iter().filter_map(|layer| layer.blob.parse().ok()).collect();
+        blobs.iter().filter_map(|digest| self.blobs.get(digest)).sum()
+    }
+}
