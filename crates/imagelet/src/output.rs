@@ -32,27 +32,37 @@ impl Table {
 
     /// Adds a row. Control characters, which names from outside may bring, are shown as `?`.
     pub(crate) fn row<I: IntoIterator<Item = S>, S: Into<String>>(&mut self, cells: I) {
-        self.rows.push(cells.into_iter().map(|cell| printable(&cell.into())).collect());
+        self.rows.push(cells.into_iter().map(|cell| printable_cell(cell.into())).collect());
     }
 
     /// Prints it; nothing trails a row.
     pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let widths: Vec<usize> = (0..columns)
-            .map(|column| {
-                self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.width()).max().unwrap_or(0)
-            })
+            .map(|column| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| width(cell)).max().unwrap_or(0))
             .collect();
+        let mut line = String::new();
         for row in &self.rows {
-            let mut line = String::new();
-            for (cell, width) in row.iter().zip(&widths) {
+            line.clear();
+            for (cell, widest) in row.iter().zip(&widths) {
                 line.push_str(cell);
-                line.extend(std::iter::repeat_n(' ', width - cell.width() + GAP));
+                line.extend(std::iter::repeat_n(' ', widest - width(cell) + GAP));
             }
             writeln!(out, "{}", line.trim_end())?;
         }
         Ok(())
     }
+}
+
+/// Nearly every cell is as it shall be shown.
+fn printable_cell(cell: String) -> String {
+    let is_plain = cell.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    if is_plain { cell } else { printable(&cell) }
+}
+
+/// The columns a terminal needs for a cell that is safe on it.
+fn width(cell: &str) -> usize {
+    if cell.is_ascii() { cell.len() } else { cell.width() }
 }
 
 /// Text from outside, safe on a terminal.

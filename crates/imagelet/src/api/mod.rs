@@ -23,6 +23,8 @@ pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
 const REQUEST_BYTES_MAX: usize = BODY_BYTES_MAX + 4096;
 /// The longest answer: a list of ten thousand images has about five megabytes.
 const REPLY_BYTES_MAX: usize = 64 << 20;
+/// As much of an answer as comes without being asked for more: a long list in one go.
+const WINDOW_BYTES: u32 = 16 << 20;
 /// Progress that a slow reader has not taken yet; what comes on top is dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
 /// A daemon on the same machine answers within this, or is none.
@@ -217,6 +219,8 @@ impl Client {
             async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::other("the connection is gone")) }
         });
         tonic::transport::Endpoint::from_static("http://localhost")
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
             .connect_with_connector(connector)
             .await
             .map_err(|error| CallError::Broken(error.to_string()))

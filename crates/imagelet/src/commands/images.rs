@@ -12,7 +12,8 @@ use crate::{
 };
 
 pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
-    let mut listed = node.ask(ListRequest::default(), no_steps()).await?;
+    let brief = arguments.quiet || format == Format::Table;
+    let mut listed = node.ask(ListRequest { brief: brief && !arguments.digests }, no_steps()).await?;
     if !arguments.all {
         listed.images.retain(|image| !image.names.is_empty() || !image.digests.is_empty() && arguments.digests);
     }

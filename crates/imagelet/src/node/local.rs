@@ -23,7 +23,7 @@ use imagelet_core::{
 use imagelet_oci::{Engine, StoreUsage};
 
 use super::reasons::{Collections, declare};
-use super::rows::{row, row_without_uses};
+use super::rows::{Shares, row, row_without_uses};
 use super::{
     Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, LayerSize, ListRequest, MountRequest,
     Mounted, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest,
@@ -152,18 +152,29 @@ impl LocalNode {
     }
 
     pub(super) async fn rows(&self) -> Result<Vec<ImageRow>, Failure> {
+        self.listed(false).await
+    }
+
+    /// All images; a brief row has neither digests nor what the image shares with others.
+    async fn listed(&self, brief: bool) -> Result<Vec<ImageRow>, Failure> {
         let refreshed = self.refresh().await;
-        let usage = self.usage().await?;
+        let usage = if brief { None } else { self.usage().await? };
+        let shares = Shares::of(usage.as_ref());
         let mut rows: Vec<ImageRow> = match refreshed {
-            Ok(snapshot) => snapshot.entries.iter().map(|entry| row(entry, usage.as_ref())).collect(),
+            Ok(snapshot) => snapshot.entries.iter().map(|entry| row(entry, &shares)).collect(),
             // The store can be looked at although the runtime that runs from it is away.
             Err(failure) if self.parts.engine.is_some() => {
                 tracing::warn!(error = failure.to_string(), "nobody can tell which images are in use");
                 let images = self.parts.runtime.list(None).await?;
-                images.iter().map(|image| row_without_uses(image, usage.as_ref())).collect()
+                images.iter().map(|image| row_without_uses(image, &shares)).collect()
             }
             Err(failure) => return Err(failure),
         };
+        if brief {
+            for row in &mut rows {
+                row.digests.clear();
+            }
+        }
         rows.sort_by(|a, b| (&a.names, &a.id).cmp(&(&b.names, &b.id)));
         Ok(rows)
     }
@@ -289,7 +300,7 @@ impl Command for ListRequest {
     type Answer = ImageList;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<ImageList, Failure> {
-        Ok(ImageList { images: node.rows().await? })
+        Ok(ImageList { images: node.listed(self.brief).await? })
     }
 }
 

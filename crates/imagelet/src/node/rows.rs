@@ -1,27 +1,41 @@
 //! What is told of one image.
 
-use imagelet_core::{image::Image, inventory::Entry};
-use imagelet_oci::StoreUsage;
+use std::collections::HashMap;
+
+use imagelet_core::{
+    image::{Image, ImageId},
+    inventory::Entry,
+};
+use imagelet_oci::{ImageUsage, StoreUsage};
 
 use super::{ImageRow, local::moment};
 
 /// Who uses an image, where whoever runs containers from it does not answer.
 const USES_UNKNOWN: &str = "nobody knows: the runtime does not answer";
 
+/// What each image takes alone and shares, by its id, as there may be ten thousand of them.
+pub(super) struct Shares<'a>(HashMap<&'a ImageId, &'a ImageUsage>);
+
+impl<'a> Shares<'a> {
+    pub(super) fn of(usage: Option<&'a StoreUsage>) -> Self {
+        Self(usage.into_iter().flat_map(|usage| &usage.images).map(|image| (&image.id, image)).collect())
+    }
+}
+
 /// What is told of an image that a pass has seen.
-pub(super) fn row(entry: &Entry, usage: Option<&StoreUsage>) -> ImageRow {
+pub(super) fn row(entry: &Entry, shares: &Shares<'_>) -> ImageRow {
     ImageRow {
         first_seen: moment(entry.first_seen),
         last_used: entry.last_used.and_then(moment),
         in_use_by: entry.in_use_by.clone(),
         pinned_by: entry.pinned_by.clone(),
-        ..row_without_uses(&entry.image, usage)
+        ..row_without_uses(&entry.image, shares)
     }
 }
 
 /// What the store tells of an image. It counts as used, as long as nobody can tell.
-pub(super) fn row_without_uses(image: &Image, usage: Option<&StoreUsage>) -> ImageRow {
-    let used = usage.and_then(|usage| usage.images.iter().find(|used| used.id == image.id));
+pub(super) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
+    let used = shares.0.get(&image.id);
     let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());
     names.sort();
     digests.sort();

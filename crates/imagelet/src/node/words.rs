@@ -102,7 +102,10 @@ documents! {
         warning: Option<String>,
     }
     /// Asks for the list of images.
-    ListRequest {}
+    ListRequest {
+        /// Leaves out what takes long with very many images and few look at: digests, and sizes alone and shared.
+        brief: bool,
+    }
     /// All images.
     ImageList {
         /// Sorted by name.
