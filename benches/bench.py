@@ -18,6 +18,7 @@ import time
 import candidates
 import corpus
 import crowd
+import full
 import goals
 import layers
 import network
@@ -29,7 +30,7 @@ from source import registry
 
 DISK_BYTES = 4 << 30
 IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd")
-FUNCTIONS = (node.rss, node.idle, layers.present, layers.stacking, node.together, crowd.callers, network.slow)
+FUNCTIONS = (node.rss, node.idle, layers.present, layers.stacking, node.together, crowd.callers, full.full, network.slow)
 FIGURES = {function.__name__: function for function in FUNCTIONS}
 # What a figure pulls, beside what it makes itself.
 NEEDS = {"rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web"}
@@ -41,7 +42,8 @@ class Bench:
 
     def __init__(self, arguments, place, source, chosen):
         self.place, self.source, self.candidates = place, source, chosen
-        self.program, self.pairs, self.images = arguments.imagelet, arguments.pairs, arguments.images
+        self.program, self.pairs = arguments.imagelet, arguments.pairs
+        self.images, self.full = arguments.images, arguments.full
         self.quiet, self.values, self.runs = arguments.quiet, {}, {}
 
     def started(self, who, disk_bytes=DISK_BYTES):
@@ -65,7 +67,8 @@ def read():
     parser.add_argument("--corpus", type=pathlib.Path, help="a corpus that is there already")
     parser.add_argument("--pairs", type=int, help="runs of each candidate, in turn (default 5; 3 for ml)")
     parser.add_argument("--candidates", default=",".join(candidates.DEFAULT), help=f"of {', '.join(candidates.NAMES)}")
-    parser.add_argument("--images", type=int, default=500, help="images on the node for `idle`")
+    parser.add_argument("--images", type=int, default=500, help="images on the node for `idle` and `callers`")
+    parser.add_argument("--full", type=int, default=10_000, help="images on the node for `full`")
     parser.add_argument("--json", type=pathlib.Path, help="where the results are written (default WORK/results.json)")
     parser.add_argument("--quiet", action="store_true", help="no line for each run")
     arguments = parser.parse_args()

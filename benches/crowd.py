@@ -1,6 +1,7 @@
 """Many callers of a daemon at once, each on a connection of its own: how long each waits for its answer."""
 
 import contextlib
+import gc
 import select
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -34,15 +35,20 @@ def callers(bench):
 
 
 def crowd(daemon, names):
-    """Seconds from each request to its answer. One thread asks for all, so that it does not wait for itself."""
+    """Seconds from each request to its answer. One thread asks for all, so that it does not wait for itself.
+
+    It shares the cores with the daemon: answers are taken as they come, and read when all are there.
+    """
     with contextlib.ExitStack() as parts:
+        parts.callback(gc.enable)
+        gc.disable()
         poll = select.epoll()
         parts.callback(poll.close)
         connections = {}
         for _ in range(CALLERS):
             connection = parts.enter_context(daemon.calls())
             connections[connection.socket.fileno()] = connection
-            poll.register(connection.socket, select.EPOLLIN)
+            poll.register(connection.socket, select.EPOLLIN | select.EPOLLET)
         seconds = []
         for number in range(ROUNDS + WARM_UP):
             found = ask_all(poll, connections, names, number)
@@ -55,17 +61,16 @@ def ask_all(poll, connections, names, number):
     requests = {}
     for place, (file, connection) in enumerate(connections.items()):
         requests[file] = connection.request("ImageStatus", cri.spec(names[(place + number) % len(names)]))
-    began, seconds, waiting = {}, [], {}
+    began, seconds, waiting = {}, [], set(connections)
     for file, connection in connections.items():
-        stream, request = requests[file]
-        waiting[file] = stream
+        request = requests[file][1]
         began[file] = time.perf_counter()
         connection.socket.sendall(request)
     while waiting:
-        ready = [file for file, _ in poll.poll(60)]
-        arrived = time.perf_counter()
-        for file in ready:
+        for file, _ in poll.poll(60):
             if file in waiting and connections[file].has_answer():
-                seconds.append(arrived - began[file])
-                connections[file].answer(waiting.pop(file))
+                seconds.append(time.perf_counter() - began[file])
+                waiting.discard(file)
+    for file, connection in connections.items():
+        connection.answer(requests[file][0])
     return seconds

@@ -52,6 +52,7 @@ def goals(values, containerd):
             found.append(Goal(f"{image}: wall / 2-core bound", image, "x_bound", BOUND_DURABLE, who=DURABLE))
             found.append(Goal(f"{image}: wall / 2-core bound, background", image, "x_bound", BOUND_BACKGROUND, who=("background",)))
     images = max((one.get("count", 0) for one in values.get("idle", {}).values()), default=0)
+    full = max((one.get("count", 0) for one in values.get("full", {}).values()), default=0)
     large = next((one["image"] for one in values.get("rss", {}).values()), "")
     found += [
         Goal(f"peak above idle while pulling {large}, MB", "rss", "above", 40, 20, MEGABYTE, 1),
@@ -60,8 +61,15 @@ def goals(values, containerd):
         Goal("start to first answer, empty store, ms", "idle", "start_empty", 30, 15, MILLISECOND, 1),
         Goal(f"start to first answer, {images} images, ms", "idle", "start", 300, 100, MILLISECOND, 1),
         Goal(f"ListImages, {images} images, ms", "idle", "list", 2 * images / 1000, images / 1000, MILLISECOND),
+        Goal("ImageFsInfo, asked again within a second, ms", "idle", "filesystem", 1, None, MILLISECOND),
         Goal("ImageStatus p50, ms", "idle", "status", 0.3, 0.15, MILLISECOND),
         Goal("110 callers at once: ImageStatus p99, ms", "callers", "p99", 5, 2, MILLISECOND),
+        Goal(f"start to first answer, {full:,} images, ms", "full", "start", 300, 150, MILLISECOND, 1),
+        Goal(f"ListImages, {full:,} images, ms", "full", "list", 20, 10, MILLISECOND),
+        Goal(f"ImageStatus p50, {full:,} images, ms", "full", "status", 0.3, 0.15, MILLISECOND),
+        Goal(f"110 callers at once, {full:,} images: ImageStatus p99, ms", "full", "crowd_p99", 5, 2, MILLISECOND),
+        Goal(f"ImageFsInfo, {full:,} images, ms", "full", "filesystem", 1, None, MILLISECOND),
+        Goal(f"`imagelet ls` of {full:,} images, ms", "full", "command", 20, None, MILLISECOND, 1),
         Goal("40 MB/s a connection: what it adds to web, s", "slow", "more", 0.75),
         Goal("all layers present: pull, ms", "present", "wall", 15, 8, MILLISECOND, 1),
         Goal("other stacking: layers unpacked again", "stacking", "again", 0, None, 1, 0),

@@ -79,7 +79,7 @@ def idle_one(bench, daemon, names):
         raise Failed(f"{daemon.name} lists {there} of {len(names)} images")
     with daemon.calls() as connection:
         statuses = timed(STATUSES, lambda number: connection.status(names[number % len(names)]))
-        for key, times, call in (("list", LISTS, connection.list), ("filesystem", FILESYSTEMS, connection.filesystem)):
+        for key, times, call in (("list", LISTS, connection.listed), ("filesystem", FILESYSTEMS, connection.filesystem)):
             cpu = daemon.process.cpu()
             found[key] = median(timed(times, lambda _, call=call: call()))
             found[f"{key}_cpu"] = (daemon.process.cpu() - cpu) / times
