@@ -111,6 +111,7 @@ struct Acting {
 }
 
 impl Acting {
+    #[expect(clippy::unnecessary_wraps, reason = "it is what each call answers")]
     fn act<T>(&self, act: impl FnOnce(&mut Script) -> T) -> Result<Response<T>, Status> {
         Ok(Response::new(act(&mut self.script.lock().unwrap())))
     }
