@@ -25,6 +25,7 @@ mod order;
 mod peers;
 mod planted;
 mod plugins;
+mod pod_life;
 mod pods;
 mod ports;
 mod program;
