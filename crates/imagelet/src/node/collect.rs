@@ -97,7 +97,10 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     }
     // The kubelet's hook is handed less than this; going by that would take the records of images that stay.
     let forgets = is_ours || report.hook.is_some();
-    if let Some(present) = report.present.as_ref().filter(|_| forgets) {
+    // Without its record an image that comes back would count as one that was always there, and be open to all.
+    let is_certain = !is_ours || node.parts.engine.is_some();
+    let is_believed = |present: usize| is_certain || node.collections.believes(present, report.removed.len());
+    if let Some(present) = report.present.as_ref().filter(|present| forgets && is_believed(present.len())) {
         let present: BTreeSet<_> = present.iter().cloned().collect();
         let records = Arc::clone(&node.parts.records);
         let pruned = tokio::task::spawn_blocking(move || records.prune(&present, &mark)).await;

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -67,9 +70,18 @@ families! {
 pub(super) struct Collections {
     shadow: Mutex<Shadow>,
     last: Mutex<Option<LastCollection>>,
+    /// The last one found no image at all.
+    found_none: AtomicBool,
 }
 
 impl Collections {
+    /// Whether a runtime may be believed that has so many images left: that it has none although none was removed here, as
+    /// one that has just been started anew might say, is believed from the second collection on.
+    pub(super) fn believes(&self, left: usize, removed: usize) -> bool {
+        let found_none_before = self.found_none.swap(left == 0, Ordering::Relaxed);
+        left > 0 || removed > 0 || found_none_before
+    }
+
     pub(super) fn last(&self) -> Option<LastCollection> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
