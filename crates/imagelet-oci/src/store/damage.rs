@@ -27,7 +27,7 @@ use super::{
 use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig};
 
 /// The mark's name.
-const MARK: &str = "damaged";
+pub(super) const MARK: &str = "damaged";
 
 /// What the mark says; its presence alone counts.
 #[derive(Debug, Serialize, Deserialize)]

@@ -2,11 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    fs,
+    fs::{self, File},
     io::{self, Read as _},
     num::NonZeroUsize,
     os::unix::fs::OpenOptionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -14,10 +14,14 @@ use imagelet_core::{
     image::{Digest, ID_PREFIX_LENGTH_MIN, ImageId, ImageNames, LookupError, Reference, look_up},
     runtime::{RuntimeError, RuntimeErrorKind},
 };
+use rustix::{
+    fs::{Access, AtFlags, Mode, OFlags},
+    io::Errno,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    damage::{DamagedImage, mark_on},
+    damage::{DamagedImage, MARK, mark_on},
     record::{ImageRecord, LayerRecord},
     seal,
     verify::Findings,
@@ -30,7 +34,7 @@ const READERS_MAX: usize = 4;
 /// Fewer folders are read before a thread has begun.
 const FOLDERS_WORTH_A_THREAD: usize = 256;
 /// A pipe in the place of a file must not hold a start up.
-const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
@@ -102,7 +106,9 @@ impl Index {
         }
         let mut records = BTreeMap::new();
         let mut spoiled = BTreeMap::new();
-        for (folder, (record, wrong)) in each_read(folders(&root.join("images"))?, |folder| read_image(root, folder)) {
+        let images = Place::open(root.join("images"));
+        for (folder, (record, wrong)) in each_read(folders(&root.join("images"))?, |folder| read_image(&images, folder))
+        {
             records.extend(record.map(|record| (record.image_id(), record)));
             spoiled
                 .extend(wrong.zip(digest_named(&folder)).map(|(findings, id)| (ImageId::new(id.as_str()), findings)));
@@ -346,7 +352,10 @@ fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<Na
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    let file = fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?;
+    json_of(fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?)
+}
+
+fn json_of<T: DeserializeOwned>(file: File) -> io::Result<T> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file"));
@@ -372,12 +381,41 @@ fn read_layer(root: &Path, folder: &str) -> Result<(Digest, LayerRecord), Findin
     }
 }
 
+/// A folder of folders. The way to it is walked once, not for each file below it.
+struct Place {
+    path: PathBuf,
+    /// `None`: it does not open, which whoever reads below it learns.
+    folder: Option<File>,
+}
+
+impl Place {
+    fn open(path: PathBuf) -> Self {
+        Self { folder: File::open(&path).ok(), path }
+    }
+
+    /// The mark of a folder in it.
+    fn mark_on(&self, folder: &str) -> Option<Findings> {
+        if let Some(place) = &self.folder
+            && let Err(Errno::NOENT) =
+                rustix::fs::accessat(place, format!("{folder}/{MARK}"), Access::EXISTS, AtFlags::empty())
+        {
+            return None;
+        }
+        mark_on(&self.path.join(folder))
+    }
+
+    fn read_json<T: DeserializeOwned>(&self, folder: &str, name: &str) -> io::Result<T> {
+        let Some(place) = &self.folder else { return read_json(&self.path.join(folder).join(name)) };
+        let flags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+        json_of(File::from(rustix::fs::openat(place, format!("{folder}/{name}"), flags, Mode::empty())?))
+    }
+}
+
 /// An image's record, and what is wrong with the image: one that carries a mark may have a sound record, which names its
 /// layers.
-fn read_image(root: &Path, folder: &str) -> (Option<ImageRecord>, Option<Findings>) {
-    let path = root.join("images").join(folder);
-    let marked = mark_on(&path);
-    let why = match read_json::<ImageRecord>(&path.join("image.json")) {
+fn read_image(images: &Place, folder: &str) -> (Option<ImageRecord>, Option<Findings>) {
+    let marked = images.mark_on(folder);
+    let why = match images.read_json::<ImageRecord>(folder, "image.json") {
         Ok(record) if record.is_sound(folder) => return (Some(record), marked),
         Ok(_) => "it does not belong to the image".to_owned(),
         Err(error) => error.to_string(),
