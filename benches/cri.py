@@ -15,6 +15,8 @@ PADDED = 8
 WINDOW = (1 << 31) - 1
 WINDOW_FIRST = 65535
 FRAME_MAX = 1 << 24
+# Read at once where a short answer is waited for: room for a long one costs more than the reading.
+SHORT = 1 << 13
 # Windows as large as they get, so that no answer waits for an update.
 GREETING = PREFACE + struct.pack(">I", 6)[1:] + bytes([SETTINGS, 0]) + struct.pack(">IHI", 0, 4, WINDOW)
 GREETING += struct.pack(">I", 4)[1:] + bytes([WINDOW_UPDATE, 0]) + struct.pack(">II", 0, WINDOW - WINDOW_FIRST)
@@ -137,7 +139,7 @@ class Connection:
 
     def has_answer(self):
         """Reads what has come; whether an answer ends in it. Frames that only keep the connection are passed over."""
-        if not (piece := self.socket.recv(1 << 18)):
+        if not (piece := self.socket.recv(SHORT)):
             raise CallFailed("the connection was closed")
         self.unread += piece
         place = 0
