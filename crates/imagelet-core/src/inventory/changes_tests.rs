@@ -1,3 +1,5 @@
+//! What a pass over an inventory finds changed, and what it then looks at.
+
 use std::{
     sync::Arc,
     time::{Duration, SystemTime},
