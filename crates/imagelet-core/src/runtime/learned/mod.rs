@@ -42,8 +42,8 @@ struct Learned {
     sizes: LayerSizes,
     /// The chain of each image; what an id stands for never changes.
     chains: HashMap<ImageId, Vec<Digest>>,
-    /// All images at the last look; empty where not all told their layers.
-    stacks: Vec<Stack>,
+    /// All images at the last look; `None` where there was none, or not all told their layers.
+    stacks: Option<Vec<Stack>>,
 }
 
 /// A pull or a removal under way, and the disk before it.
@@ -75,7 +75,7 @@ impl LearnedImages {
         let number = self.begun.fetch_add(1, Ordering::AcqRel);
         let mut work = Work { images: self, was_alone, number, before: None };
         // Without a look at all images nothing can be told apart, and none is spent on the disk.
-        if was_alone && !self.learned().stacks.is_empty() {
+        if was_alone && self.learned().stacks.is_some() {
             work.before = self.look().await;
         }
         work
@@ -120,7 +120,7 @@ impl LearnedImages {
         let Ok(Some(image)) = self.inner.status(&ImageSpec::new(id.to_string())).await else { return };
         let Some(chain) = self.chain(&image).await else { return };
         let mut learned = self.learned();
-        let mut stacks = learned.stacks.clone();
+        let Some(mut stacks) = learned.stacks.clone() else { return };
         stacks.retain(|stack| stack.image != image.id);
         let was_here = |layer: &Digest| stacks.iter().any(|stack| stack.chain.contains(layer));
         let new: Vec<Digest> = chain.iter().filter(|layer| !was_here(layer)).cloned().collect();
@@ -130,22 +130,21 @@ impl LearnedImages {
             new.into_iter().map(|layer| (layer.clone(), claims.get(&layer).copied().unwrap_or_default())).collect();
         let is_learned = learned.sizes.learn(&new, change);
         tracing::debug!(image = %id, layers = new.len(), change, is_learned, "measured what a pull brought");
-        learned.stacks = stacks;
+        learned.stacks = Some(stacks);
     }
 
     /// Learns from what a removal freed.
     async fn removed(&self, work: &Work<'_>, named: &str) {
         let change = work.change(|before, after| after.saturating_sub(before)).await;
         let mut learned = self.learned();
-        let Some(at) = learned.stacks.iter().position(|stack| stack.image.as_str() == named) else {
-            // Which one went is not known: nothing is told apart until the next look.
-            learned.stacks.clear();
-            return;
-        };
-        let claims = claims(&learned.stacks);
-        let gone = learned.stacks.swap_remove(at);
+        // Which one went is not known: nothing is told apart until the next look.
+        let Some(mut stacks) = learned.stacks.take() else { return };
+        let Some(at) = stacks.iter().position(|stack| stack.image.as_str() == named) else { return };
+        let claims = claims(&stacks);
+        let gone = stacks.swap_remove(at);
+        learned.stacks = Some(stacks.clone());
         let Some((_, change)) = change else { return };
-        let stays = |layer: &Digest| learned.stacks.iter().any(|stack| stack.chain.contains(layer));
+        let stays = |layer: &Digest| stacks.iter().any(|stack| stack.chain.contains(layer));
         let freed: Vec<(Digest, u64)> = gone
             .chain
             .iter()
@@ -205,7 +204,7 @@ impl ImageService for LearnedImages {
     }
 
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        self.learned().stacks.clear();
+        self.learned().stacks = None;
         self.inner.untag(name).await
     }
 
@@ -233,14 +232,14 @@ impl ImageService for LearnedImages {
             .collect();
         let mut learned = self.learned();
         let Some(stacks) = stacks else {
-            learned.stacks.clear();
+            learned.stacks = None;
             return Ok(None);
         };
         // Chains of images that are gone are forgotten.
         let present: std::collections::HashSet<&ImageId> = stacks.iter().map(|stack| &stack.image).collect();
         learned.chains.retain(|id, _| present.contains(id));
         let graph = learned.sizes.graph(&stacks);
-        learned.stacks = stacks;
+        learned.stacks = Some(stacks);
         Ok(Some(graph))
     }
 }

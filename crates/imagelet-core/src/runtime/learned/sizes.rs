@@ -26,10 +26,18 @@ pub(super) struct Stack {
     pub(super) chain: Vec<Digest>,
 }
 
+/// What one layer takes, as far as it was seen.
+#[derive(Clone, Copy, Debug)]
+struct Measured {
+    bytes: u64,
+    /// How many layers came or went together of which this is a share; 1 is certain.
+    among: usize,
+}
+
 /// What was learned so far.
 #[derive(Debug, Default)]
 pub(super) struct LayerSizes {
-    measured: HashMap<Digest, u64>,
+    measured: HashMap<Digest, Measured>,
     /// In the order of measuring, so that the oldest can be forgotten.
     order: VecDeque<Digest>,
     factors: VecDeque<f64>,
@@ -51,10 +59,22 @@ impl LayerSizes {
         if self.factors.len() > FACTORS_MAX {
             self.factors.pop_front();
         }
-        for (layer, claimed) in layers {
+        // Who came or went among fewer before is known better than now, and the rest is of the others.
+        let is_finer = |layer: &Digest| self.measured.get(layer).is_some_and(|measured| measured.among < layers.len());
+        let finer = layers.iter().filter(|(layer, _)| is_finer(layer)).map(|(layer, _)| self.measured[layer].bytes);
+        let finer = finer.fold(0, u64::saturating_add);
+        let others: Vec<&(Digest, u64)> = layers.iter().filter(|(layer, _)| !is_finer(layer)).collect();
+        let (others, change) = match change.checked_sub(finer) {
+            Some(rest) => (others, rest),
+            None => (layers.iter().collect(), change),
+        };
+        let among = others.len();
+        let whole = others.iter().map(|(_, claimed)| *claimed).fold(0, u64::saturating_add).max(1);
+        for (layer, claimed) in others {
             // Split as claimed: who comes or goes with others is known only as a part of them.
-            let bytes = u128::from(change) * u128::from(*claimed) / u128::from(claimed_of(layers));
-            if self.measured.insert(layer.clone(), u64::try_from(bytes).unwrap_or(u64::MAX)).is_none() {
+            let bytes = u128::from(change) * u128::from(*claimed) / u128::from(whole);
+            let measured = Measured { bytes: u64::try_from(bytes).unwrap_or(u64::MAX), among };
+            if self.measured.insert(layer.clone(), measured).is_none() {
                 self.order.push_back(layer.clone());
             }
         }
@@ -83,7 +103,7 @@ impl LayerSizes {
             let mut parts = Vec::with_capacity(stack.chain.len());
             for layer in &stack.chain {
                 let place = *places.entry(layer).or_insert_with(|| {
-                    let known = self.measured.get(layer).copied();
+                    let known = self.measured.get(layer).map(|measured| measured.bytes);
                     measured += u32::from(known.is_some());
                     let claimed = claims.get(layer).copied().unwrap_or_default();
                     #[expect(
@@ -107,10 +127,6 @@ impl LayerSizes {
         graph.certainty = Certainty::Learned { measured, layers };
         graph
     }
-}
-
-fn claimed_of(layers: &[(Digest, u64)]) -> u64 {
-    layers.iter().map(|(_, claimed)| *claimed).fold(0, u64::saturating_add).max(1)
 }
 
 /// Splits what images are listed with among their layers: what a shorter stack has is known when a taller one comes.
@@ -167,6 +183,21 @@ mod tests {
         let graph = sizes.graph(&[stack("b", 1_500, &["a", "b"]), stack("c", 100, &["c"])]);
         assert_eq!((bytes(&graph, "a"), bytes(&graph, "b"), bytes(&graph, "c")), (2_000, 1_000, 200));
         assert_eq!(graph.certainty, Certainty::Learned { measured: 2, layers: 3 });
+    }
+
+    #[test]
+    fn what_was_seen_alone_is_not_unlearned_with_others() {
+        let mut sizes = LayerSizes::default();
+        assert!(sizes.learn(&[(digest("own"), 500)], 600));
+        assert!(sizes.learn(&[(digest("floor"), 500), (digest("own"), 500)], 3_000));
+        let tower = [stack("tower", 1_000, &["floor", "own"])];
+        let of = |sizes: &LayerSizes, name| bytes(&sizes.graph(&tower), name);
+        assert_eq!((of(&sizes, "own"), of(&sizes, "floor")), (600, 2_400));
+        // Less than the one alone: one of the two measurements was somebody else's doing.
+        let mut sizes = LayerSizes::default();
+        assert!(sizes.learn(&[(digest("own"), 500)], 600));
+        assert!(sizes.learn(&[(digest("floor"), 500), (digest("own"), 500)], 500));
+        assert_eq!((of(&sizes, "own"), of(&sizes, "floor")), (250, 250), "the latest is believed");
     }
 
     #[test]
