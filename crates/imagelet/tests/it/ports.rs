@@ -5,6 +5,7 @@ use std::{
     fs::{self, File},
     net::TcpListener,
     ops::RangeInclusive,
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use rustix::fs::{FlockOperation, flock};
@@ -14,7 +15,11 @@ use rustix::fs::{FlockOperation, flock};
 /// meanwhile may be connected to himself.
 const NUMBERS: RangeInclusive<u16> = 12_000..=31_999;
 
-/// A number on which nobody listens and which no other test chooses, while this value lives.
+/// How many numbers this process has looked at: none is chosen twice, as a test may count on nobody being where a
+/// program of its own has ended.
+static LOOKED_AT: AtomicU32 = AtomicU32::new(0);
+
+/// A number on which nobody listens and which no other process chooses, while this value lives.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
@@ -27,10 +32,13 @@ impl Port {
         let first: u16 = kernel.split_whitespace().next().and_then(|text| text.parse().ok()).expect("a range of ports");
         let folder = std::env::temp_dir().join("imagelet-it-ports");
         fs::create_dir_all(&folder).unwrap();
-        // Test processes that run side by side begin at different places, so that they seldom meet.
-        let offset = u16::try_from(std::process::id() % 20_000).expect("it is small");
-        let numbers = NUMBERS.map(|number| 12_000 + (number - 12_000 + offset) % 20_000);
-        for number in numbers.filter(|number| *number < first) {
+        for _ in NUMBERS {
+            // Test processes that run side by side begin at different places, so that they seldom meet.
+            let place = std::process::id().wrapping_add(LOOKED_AT.fetch_add(1, Ordering::Relaxed)) % 20_000;
+            let number = NUMBERS.start() + u16::try_from(place).expect("it is small");
+            if number >= first {
+                continue;
+            }
             let mark = File::create(folder.join(number.to_string())).unwrap();
             let is_ours = flock(&mark, FlockOperation::NonBlockingLockExclusive).is_ok();
             if is_ours && TcpListener::bind(("127.0.0.1", number)).is_ok() {
@@ -53,13 +61,14 @@ impl fmt::Display for Port {
 }
 
 #[test]
-fn a_port_is_chosen_once_and_again_when_it_is_free() {
+fn no_port_is_chosen_twice() {
     let first = Port::choose();
-    let second = Port::choose();
-    assert_ne!(first.number, second.number);
-    let held = TcpListener::bind(first.address()).unwrap();
     let number = first.number;
     drop(first);
-    assert_ne!(Port::choose().number, number, "somebody listens there");
-    drop(held);
+    let second = Port::choose();
+    assert_ne!(second.number, number);
+    // Nobody else gets it while it is ours, and a program can listen there.
+    let mark = File::create(std::env::temp_dir().join("imagelet-it-ports").join(second.to_string())).unwrap();
+    assert!(flock(&mark, FlockOperation::NonBlockingLockExclusive).is_err());
+    TcpListener::bind(second.address()).unwrap();
 }
