@@ -111,15 +111,19 @@ fn an_image_lives_as_long_as_its_pod_and_imagelet_may_be_started_anew_meanwhile(
     daemon.run(["gc", "--all-unused"]).ok();
     assert!(present(&name) && present(&pause) && !present(&spare), "{}", daemon.run(["ls"]).ok());
     // A container that has ended holds its image; one that is removed does not.
-    in_runtime(async {
+    let other = in_runtime(async {
         let pods = TestPods::connect(&endpoint, folder.path()).await.unwrap();
         pods.stop_container(&container).await.unwrap();
         let images = connect(&daemon).await;
         let refused = images.remove(&ImageSpec::new(&name)).await.unwrap_err();
         assert_eq!(refused.kind(), RuntimeErrorKind::InUse, "{refused}");
+        // That there are no containers at all any more would not be believed at once: another one stays.
+        let other = pods.run_sandbox("other").await.unwrap();
+        pods.run_container(&other, &pause, &["/bin/sleep", "3600"]).await.unwrap();
+        daemon.run(["ls"]).ok();
         pods.remove_sandbox(&sandbox).await.unwrap();
+        other
     });
-    // That there are no containers at all any more is not believed at once.
     wait_until("the collection of what nobody uses", || {
         daemon.run(["gc", "--all-unused"]);
         !present(&name)
@@ -132,5 +136,7 @@ fn an_image_lives_as_long_as_its_pod_and_imagelet_may_be_started_anew_meanwhile(
         assert_eq!(pull(&images, &request(&name)).await.unwrap(), image.id());
         images.remove(&ImageSpec::new(&name)).await.unwrap();
         assert_eq!(images.status(&ImageSpec::new(&name)).await.unwrap(), None);
+        let pods = TestPods::connect(&endpoint, folder.path()).await.unwrap();
+        pods.remove_sandbox(&other).await.unwrap();
     });
 }
