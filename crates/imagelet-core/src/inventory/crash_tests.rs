@@ -86,16 +86,21 @@ fn said(text: &[u8]) -> Content {
     content
 }
 
-#[test]
-fn a_file_cut_at_any_byte_says_what_its_whole_lines_say() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join(LEDGER);
-    let mut writer = open(directory.path()).0;
+/// A ledger flushed three times: how long it was after the first, and all of it.
+fn written_thrice(directory: &Path) -> (usize, Vec<u8>) {
+    let mut writer = open(directory).0;
+    let path = directory.join(LEDGER);
     write(&mut writer, 0);
     let flushed = fs::read(&path).unwrap().len();
     write(&mut writer, 1);
     write(&mut writer, 2);
-    let all = fs::read(&path).unwrap();
+    (flushed, fs::read(&path).unwrap())
+}
+
+#[test]
+fn a_file_cut_at_any_byte_says_what_its_whole_lines_say() {
+    let directory = tempfile::tempdir().unwrap();
+    let (flushed, all) = written_thrice(directory.path());
     for cut in flushed..=all.len() {
         let parsed = parse(&all[..cut]).unwrap();
         assert_eq!(parsed.content, said(&all[..cut]), "cut at {cut}");
@@ -103,7 +108,7 @@ fn a_file_cut_at_any_byte_says_what_its_whole_lines_say() {
         assert_eq!((parsed.is_sound, parsed.is_torn, parsed.damaged), (is_whole, !is_whole, 0), "cut at {cut}");
         assert_flushed(&parsed.content, 0, 2);
     }
-    fs::write(&path, &all[..all.len() - 1]).unwrap();
+    fs::write(directory.path().join(LEDGER), &all[..all.len() - 1]).unwrap();
     let (mut writer, content) = open(directory.path());
     assert!(writer.turn().unwrap().unwrap().wants_whole, "nothing is appended to half a line");
     assert_eq!(content, said(&all[..all.len() - 1]));
@@ -112,13 +117,7 @@ fn a_file_cut_at_any_byte_says_what_its_whole_lines_say() {
 #[test]
 fn a_byte_that_turned_anywhere_costs_its_line_alone_and_is_told() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join(LEDGER);
-    let mut writer = open(directory.path()).0;
-    write(&mut writer, 0);
-    let flushed = fs::read(&path).unwrap().len();
-    write(&mut writer, 1);
-    write(&mut writer, 2);
-    let all = fs::read(&path).unwrap();
+    let (flushed, all) = written_thrice(directory.path());
     for at in flushed..all.len() {
         for bits in [1, all[at]] {
             let mut text = all.clone();

@@ -43,7 +43,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::flaws::Flaw;
 #[cfg(test)]
-pub(crate) use self::recall::Kept;
+pub(crate) use self::recall::{Kept, step};
 pub(crate) use self::recheck::{Clearance, Ordered, Standing};
 use self::{
     asking::LeaseFile,

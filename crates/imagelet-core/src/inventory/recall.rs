@@ -118,8 +118,8 @@ impl Kept {
     }
 }
 
-/// Lets others act, as each answer of a disk does.
-pub(super) async fn step() {
+/// Lets others act, as each answer of a disk or of a runtime does.
+pub(crate) async fn step() {
     let mut was_pending = false;
     poll_fn(|context| {
         if std::mem::replace(&mut was_pending, true) {

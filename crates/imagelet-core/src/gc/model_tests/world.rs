@@ -2,10 +2,8 @@
 
 use std::{
     fmt,
-    future::poll_fn,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard},
-    task::Poll,
     time::{Duration, SystemTime},
 };
 
@@ -13,6 +11,7 @@ use async_trait::async_trait;
 
 use crate::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
+    inventory::step,
     runtime::{
         Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Progress, PullRequest,
         RuntimeError, Sandbox,
@@ -98,19 +97,6 @@ pub(super) fn time(seconds: u64) -> SystemTime {
 fn number(spec: &str) -> Option<usize> {
     let digits = spec.strip_prefix("sha256:").or_else(|| spec.strip_prefix("registry.example/image"));
     digits?.trim_end_matches(":v1").parse().ok()
-}
-
-/// Lets the others act.
-pub(super) async fn step() {
-    let mut was_pending = false;
-    poll_fn(|context| {
-        if std::mem::replace(&mut was_pending, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 impl World {
