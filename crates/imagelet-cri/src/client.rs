@@ -66,8 +66,14 @@ impl RemoteImageService {
 
     /// Asks for lists in a stream, so that none is too long for one message. Falls back where the runtime has none.
     #[must_use]
-    pub fn with_streaming_lists(mut self) -> Self {
-        self.streaming = Streaming::on();
+    pub fn with_streaming_lists(self) -> Self {
+        self.streaming_lists(true)
+    }
+
+    /// The same, or not.
+    #[must_use]
+    pub fn streaming_lists(mut self, on: bool) -> Self {
+        self.streaming = if on { Streaming::on() } else { Streaming::default() };
         self
     }
 
@@ -285,8 +291,14 @@ impl RemoteContainerService {
 
     /// Asks for lists in a stream, so that none is too long for one message. Falls back where the runtime has none.
     #[must_use]
-    pub fn with_streaming_lists(mut self) -> Self {
-        self.streaming = Streaming::on();
+    pub fn with_streaming_lists(self) -> Self {
+        self.streaming_lists(true)
+    }
+
+    /// The same, or not.
+    #[must_use]
+    pub fn streaming_lists(mut self, on: bool) -> Self {
+        self.streaming = if on { Streaming::on() } else { Streaming::default() };
         self
     }
 

@@ -365,6 +365,40 @@ impl ImageService for Failing {
     }
 }
 
+/// A store with a defect in one call.
+#[derive(Debug)]
+struct Defective(FakeRuntime);
+
+#[async_trait::async_trait]
+impl ImageService for Defective {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<imagelet_core::image::Image>, RuntimeError> {
+        self.0.list(filter).await
+    }
+    async fn status(&self, _spec: &ImageSpec) -> Result<Option<imagelet_core::image::Image>, RuntimeError> {
+        panic!("a planted defect")
+    }
+    async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+        self.0.pull(request, progress).await
+    }
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        self.0.remove(spec).await
+    }
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        self.0.filesystem().await
+    }
+}
+
+#[tokio::test]
+async fn a_defect_ends_one_call_and_its_caller_is_told() {
+    let socket = Socket::open(Arc::new(Defective(fake())), Handlers::Any, RuntimeServer::without_runtime("1")).await;
+    let mut client = socket.images().await;
+    let asked = v1::ImageStatusRequest { image: Some(spec("a")), verbose: false };
+    let failed = client.image_status(asked).await.unwrap_err();
+    assert_eq!((failed.code(), failed.message()), (Code::Internal, "imagelet failed inside; its log says where"));
+    // The connection and all other calls go on.
+    assert_eq!(client.list_images(v1::ListImagesRequest::default()).await.unwrap().into_inner().images.len(), 1);
+}
+
 #[tokio::test]
 async fn every_situation_has_the_code_that_callers_expect() {
     for (kind, code, message) in [
@@ -379,6 +413,11 @@ async fn every_situation_has_the_code_that_callers_expect() {
         (RuntimeErrorKind::DiskFull, Code::ResourceExhausted, "it is so"),
         (RuntimeErrorKind::Unavailable, Code::Unavailable, "it is so"),
         (RuntimeErrorKind::Unsupported, Code::Unimplemented, "it is so"),
+        (RuntimeErrorKind::Corrupt, Code::DataLoss, "it is so"),
+        (RuntimeErrorKind::Unacceptable, Code::OutOfRange, "it is so"),
+        (RuntimeErrorKind::Defect, Code::Internal, "it is so"),
+        // A runtime's own refusal without a meaning; a kubelet shows the bare text of no other code.
+        (RuntimeErrorKind::Other, Code::Unknown, "it is so"),
     ] {
         let runtime = RuntimeServer::without_runtime("1");
         let socket = Socket::open(Arc::new(Failing(kind)), Handlers::Any, runtime).await;

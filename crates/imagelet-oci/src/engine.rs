@@ -460,7 +460,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, RuntimeError> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|error| RuntimeError::other("a thread of the store ended early").caused_by(error))?
+        .map_err(|error| RuntimeError::defect("a thread of the store ended early").caused_by(error))?
 }
 
 /// Under the store's turn of mounting, in which nobody mounts it meanwhile.

@@ -289,7 +289,7 @@ impl ContainerService for MountUses {
         let store = Arc::clone(&self.0);
         let mounted = tokio::task::spawn_blocking(move || mounts(&store))
             .await
-            .map_err(|error| RuntimeError::other("could not list mounts").caused_by(error))??;
+            .map_err(|error| RuntimeError::defect("could not list mounts").caused_by(error))??;
         Ok(mounted
             .into_iter()
             .map(|mount| Container {

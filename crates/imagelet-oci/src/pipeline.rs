@@ -230,7 +230,7 @@ impl LayerJob {
 }
 
 fn panicked(error: tokio::task::JoinError) -> RuntimeError {
-    RuntimeError::other("a thread of the pull ended early").caused_by(error)
+    RuntimeError::defect("a thread of the pull ended early").caused_by(error)
 }
 
 /// Why a stage stopped.

@@ -204,16 +204,22 @@ fn state_place(settings: &Settings) -> PathBuf {
     }
 }
 
-/// Who answers for containers: the runtime behind, which knows its handlers itself, or nobody.
+/// Who answers for containers: the runtime behind, which knows its handlers itself, or the one beside a store of our own,
+/// which has one handler; or nobody.
 fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
+    let behind = |endpoint: &str, timeout: Duration| -> Result<RuntimeServer, Failure> {
+        let address: Endpoint = endpoint.parse().map_err(|error: EndpointError| Failure::of(&error))?;
+        Ok(RuntimeServer::behind(&address, timeout)?)
+    };
     match &settings.backend {
-        Backend::Embedded(_) => {
-            Ok((Handlers::Known(BTreeSet::new()), RuntimeServer::without_runtime(env!("CARGO_PKG_VERSION"))))
+        Backend::Embedded(store) => {
+            let runtime = match &store.runtime {
+                Some((endpoint, timeout)) => behind(endpoint, *timeout)?,
+                None => RuntimeServer::without_runtime(env!("CARGO_PKG_VERSION")),
+            };
+            Ok((Handlers::Known(BTreeSet::new()), runtime))
         }
-        Backend::Cri { endpoint, .. } => {
-            let address: Endpoint = endpoint.parse().map_err(|error: EndpointError| Failure::of(&error))?;
-            Ok((Handlers::Any, RuntimeServer::behind(&address, settings.runtime_request_timeout)?))
-        }
+        Backend::Cri { endpoint, .. } => Ok((Handlers::Any, behind(endpoint, settings.runtime_request_timeout)?)),
     }
 }
 

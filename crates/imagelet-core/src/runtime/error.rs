@@ -34,6 +34,8 @@ pub enum RuntimeErrorKind {
     TimedOut,
     /// Given up by whoever asked.
     Cancelled,
+    /// A defect of imagelet itself: what must not happen has.
+    Defect,
     /// Anything else.
     Other,
 }
@@ -59,6 +61,11 @@ impl RuntimeError {
     /// An error nobody acts on differently.
     pub fn other(message: impl Into<String>) -> Self {
         Self::new(RuntimeErrorKind::Other, message)
+    }
+
+    /// A defect of ours.
+    pub fn defect(message: impl Into<String>) -> Self {
+        Self::new(RuntimeErrorKind::Defect, message)
     }
 
     /// A call this store does not know.

@@ -141,6 +141,7 @@ fn of_kind(kind: RuntimeErrorKind) -> (ErrorClass, Hop) {
         RuntimeErrorKind::Unsupported => (C::Unsupported, Hop::Runtime),
         RuntimeErrorKind::TimedOut => (C::TimedOut, Hop::Runtime),
         RuntimeErrorKind::Cancelled => (C::Cancelled, Hop::Runtime),
+        RuntimeErrorKind::Defect => (C::Other, Hop::Store),
         RuntimeErrorKind::Other => (C::Other, Hop::Runtime),
     }
 }

@@ -37,16 +37,17 @@ impl Call {
 /// The status our server answers.
 pub(crate) fn status_from_error(error: &RuntimeError) -> Status {
     let chain = error.chain();
-    let text = undecorated(&chain);
+    let (said, text) = undecorated(&chain);
     let message = match error.kind() {
         RuntimeErrorKind::RegistryUnavailable => prefixed(REGISTRY_UNAVAILABLE, text),
         RuntimeErrorKind::SignatureInvalid => prefixed(SIGNATURE_INVALID, text),
         _ => text.to_owned(),
     };
-    Status::new(code(error.kind()), shortened(&message))
+    Status::new(code(error.kind(), said), shortened(&message))
 }
 
-fn code(kind: RuntimeErrorKind) -> Code {
+/// `said` is the code of a peer whose refusal is passed on: where it has no meaning of its own here, it stays as it is.
+fn code(kind: RuntimeErrorKind, said: Option<Code>) -> Code {
     match kind {
         RuntimeErrorKind::InvalidArgument => Code::InvalidArgument,
         RuntimeErrorKind::NotFound => Code::NotFound,
@@ -59,6 +60,8 @@ fn code(kind: RuntimeErrorKind) -> Code {
         RuntimeErrorKind::Unsupported => Code::Unimplemented,
         RuntimeErrorKind::TimedOut => Code::DeadlineExceeded,
         RuntimeErrorKind::Cancelled => Code::Cancelled,
+        RuntimeErrorKind::Defect => Code::Internal,
+        RuntimeErrorKind::Other => said.unwrap_or(Code::Unknown),
         // With any other code a kubelet shows `rpc error: …` first, and does not find the prefix.
         _ => Code::Unknown,
     }
@@ -166,32 +169,39 @@ fn is_message_too_long(text: &str) -> bool {
     text.contains("message length too large") || text.contains("message larger than max")
 }
 
+/// The codes with their names as clients print them, each at its number.
+const NAMES: [(Code, &str); 17] = [
+    (Code::Ok, "OK"),
+    (Code::Cancelled, "Canceled"),
+    (Code::Unknown, "Unknown"),
+    (Code::InvalidArgument, "InvalidArgument"),
+    (Code::DeadlineExceeded, "DeadlineExceeded"),
+    (Code::NotFound, "NotFound"),
+    (Code::AlreadyExists, "AlreadyExists"),
+    (Code::PermissionDenied, "PermissionDenied"),
+    (Code::ResourceExhausted, "ResourceExhausted"),
+    (Code::FailedPrecondition, "FailedPrecondition"),
+    (Code::Aborted, "Aborted"),
+    (Code::OutOfRange, "OutOfRange"),
+    (Code::Unimplemented, "Unimplemented"),
+    (Code::Internal, "Internal"),
+    (Code::Unavailable, "Unavailable"),
+    (Code::DataLoss, "DataLoss"),
+    (Code::Unauthenticated, "Unauthenticated"),
+];
+
 /// The name as clients print it.
 pub(crate) fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
-    }
+    NAMES[code as usize].1
 }
 
-/// The text without what a client before us put in front: our own server is passed on without piling up.
-fn undecorated(text: &str) -> &str {
-    text.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = ")).map_or(text, |(_, rest)| rest)
+/// The text without what a client before us put in front, and the code that stood there: our own server is passed on
+/// without piling up. Success is no code of a refusal.
+fn undecorated(text: &str) -> (Option<Code>, &str) {
+    let told = text.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = "));
+    let Some((name, rest)) = told else { return (None, text) };
+    let code = NAMES.iter().find(|(code, known)| *known == name && *code != Code::Ok).map(|(code, _)| *code);
+    (code, rest)
 }
 
 fn prefixed(prefix: &str, text: &str) -> String {
@@ -234,6 +244,26 @@ mod tests {
         }
         let held = status_from_error(&RuntimeError::new(RuntimeErrorKind::InUse, "it is held"));
         assert_eq!(error_from_status(Call::Remove, &held).kind(), RuntimeErrorKind::InUse);
+    }
+
+    #[test]
+    fn a_code_without_a_kind_is_passed_on_as_it_came_and_a_defect_is_internal() {
+        for (number, (code, name)) in NAMES.iter().enumerate() {
+            assert_eq!((*code as usize, code_name(*code)), (number, *name));
+        }
+        for code in [Code::Internal, Code::Aborted, Code::AlreadyExists, Code::FailedPrecondition, Code::Unknown] {
+            for call in [Call::Pull, Call::Other("ListImages")] {
+                let error = error_from_status(call, &Status::new(code, "odd"));
+                assert_eq!(error.kind(), RuntimeErrorKind::Other, "{code:?}");
+                let relayed = status_from_error(&error.copied());
+                assert_eq!((relayed.code(), relayed.message()), (code, "odd"));
+            }
+        }
+        // A text that says it was a success is a failure all the same.
+        let lie = Status::unknown("rpc error: code = OK desc = nothing");
+        assert_eq!(status_from_error(&error_from_status(Call::Pull, &lie)).code(), Code::Unknown);
+        assert_eq!(status_from_error(&RuntimeError::other("odd")).code(), Code::Unknown);
+        assert_eq!(status_from_error(&RuntimeError::defect("a thread ended early")).code(), Code::Internal);
     }
 
     #[test]

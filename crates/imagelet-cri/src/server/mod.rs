@@ -6,10 +6,10 @@ mod handler;
 mod listen;
 mod runtime;
 
-use std::{collections::BTreeMap, pin::Pin, sync::Arc};
+use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
 pub use authority::{Lenient, lenient};
-use futures_util::{Stream, stream};
+use futures_util::{FutureExt as _, Stream, stream};
 pub use handler::Handlers;
 use imagelet_core::{
     image::ImageSpec,
@@ -76,9 +76,15 @@ pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: Runtim
 /// A message that is too long has another code in our stack than in that of every other runtime.
 fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     const CODE: &str = "grpc-status";
-    // Nothing here answers with it otherwise.
-    let too_long = (Code::OutOfRange as i32).to_string();
-    if response.headers().get(CODE).is_some_and(|code| code.as_bytes() == too_long.as_bytes()) {
+    // As it stands in a header. The same code without this text is a store's, which breaks an image's limit.
+    const TOO_LONG: &[u8] = b"message%20length%20too%20large";
+    let says = |name: &str, is_it: &dyn Fn(&[u8]) -> bool| {
+        response.headers().get(name).is_some_and(|value| is_it(value.as_bytes()))
+    };
+    let code = (Code::OutOfRange as i32).to_string();
+    if says(CODE, &|value| value == code.as_bytes())
+        && says("grpc-message", &|text| text.windows(TOO_LONG.len()).any(|part| part == TOO_LONG))
+    {
         response.headers_mut().insert(CODE, HeaderValue::from(Code::ResourceExhausted as i32));
     }
     response
@@ -120,8 +126,12 @@ impl ImageServer {
     ) -> Result<Response<T>, Status> {
         let trace = TraceContext::of(metadata);
         let span = tracing::debug_span!("cri", rpc, trace = trace.id());
-        let answer = trace.scope(deadline::within(metadata, call).instrument(span)).await?;
-        Ok(Response::new(answer))
+        // What must not happen ends one call, and its caller is told so.
+        let call = AssertUnwindSafe(deadline::within(metadata, call).instrument(span)).catch_unwind();
+        match trace.scope(call).await {
+            Ok(answer) => answer.map(Response::new),
+            Err(_) => Err(status(rpc, "", &RuntimeError::defect("imagelet failed inside; its log says where"))),
+        }
     }
 
     /// Sorted by id, so that equal stores give equal lists.

@@ -252,7 +252,7 @@ impl Part {
     async fn finish(&mut self) -> Result<BlobStream, RuntimeError> {
         match (&mut self.task.0).await {
             Ok(read) => read,
-            Err(error) => Err(RuntimeError::other("a connection of the pull ended early").caused_by(error)),
+            Err(error) => Err(RuntimeError::defect("a connection of the pull ended early").caused_by(error)),
         }
     }
 }

@@ -102,7 +102,7 @@ impl Registry {
         let shared = std::sync::Arc::clone(&self.shared);
         tokio::task::spawn_blocking(move || hosts::load(&shared.hosts_dirs, &domain))
             .await
-            .map_err(|error| RuntimeError::other("reading the registry configuration was given up").caused_by(error))?
+            .map_err(|error| RuntimeError::defect("reading the registry configuration was given up").caused_by(error))?
     }
 
     /// Fetches a manifest from the first host that has it as it should be.

@@ -72,7 +72,7 @@ impl Clients {
             return Ok(client.clone());
         }
         let roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await;
-        let roots = roots.map_err(|error| RuntimeError::other("a thread ended early").caused_by(error))?;
+        let roots = roots.map_err(|error| RuntimeError::defect("a thread ended early").caused_by(error))?;
         let client = self.make(self.tls_config(roots.clone(), settings)?);
         let mut made = self.lock();
         if made.len() >= CLIENTS_MAX {

@@ -158,7 +158,10 @@ impl ImageService for ServedImages {
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let node = self.started.node().await?;
-        let mut details = node.parts().runtime.details(spec).await?;
+        let parts = node.parts();
+        // Told at length, it may be started from as well.
+        let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
+        let mut details = parts.inventory.leased("", SystemTime::now(), || parts.runtime.details(spec), key).await?;
         node.parts().inventory.mark_pinned(details.as_mut().map(|details| &mut details.image));
         Ok(details)
     }

@@ -132,16 +132,18 @@ struct OpenBackend {
 }
 
 async fn open_backend(settings: &Settings, role: Role) -> Result<OpenBackend, Failure> {
+    // The kubelet's gate for it is off.
+    let streams = !settings.compatibility.is_kubelet();
     match &settings.backend {
-        Backend::Embedded(store) => open_store(store, &settings.hosts_dirs).await,
+        Backend::Embedded(store) => open_store(store, &settings.hosts_dirs, streams).await,
         Backend::Cri { endpoint, state, stall_max } => {
-            let patience = Patience { call: settings.runtime_request_timeout, stall: *stall_max };
-            open_runtime(endpoint, state, patience, role).await
+            let manner = Manner { call_max: settings.runtime_request_timeout, stall_max: *stall_max, streams };
+            open_runtime(endpoint, state, manner, role).await
         }
     }
 }
 
-async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf]) -> Result<OpenBackend, Failure> {
+async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf], streams: bool) -> Result<OpenBackend, Failure> {
     let config = EngineConfig {
         registry: RegistryConfig { hosts_dirs: hosts_dirs.to_vec(), ..RegistryConfig::default() },
         layers_in_flight: store.layers_in_flight,
@@ -155,7 +157,7 @@ async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf]) -> Result<Ope
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
         // It may start later, and only who asks what is in use has to wait for it.
-        let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?;
+        let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?.streaming_lists(streams);
         containers = Arc::new(ContainersBeside::new(containers, Arc::new(runtime), endpoint));
     }
     Ok(OpenBackend {
@@ -168,29 +170,32 @@ async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf]) -> Result<Ope
     })
 }
 
-/// How patient we are with a runtime.
+/// How a runtime is talked to.
 #[derive(Clone, Copy, Debug)]
-struct Patience {
+struct Manner {
     /// What a call may take.
-    call: Duration,
+    call_max: Duration,
     /// For how long a pull may show no sign of life.
-    stall: Option<Duration>,
+    stall_max: Option<Duration>,
+    /// Whether it is asked for lists in a stream, so that none is too long; where it has none it says so, once.
+    streams: bool,
 }
 
-async fn open_runtime(endpoint: &str, state: &Path, patience: Patience, role: Role) -> Result<OpenBackend, Failure> {
-    let timeout = patience.call;
+async fn open_runtime(endpoint: &str, state: &Path, manner: Manner, role: Role) -> Result<OpenBackend, Failure> {
+    let timeout = manner.call_max;
     let address = address(endpoint)?;
     let mut uses_known = true;
     let (images, containers): (_, Arc<dyn ContainerService>) = match role {
         // A daemon may start before its runtime.
         Role::Daemon => {
             let containers = RemoteContainerService::lazy(&address, timeout)?.traced(Tracing::Spans);
-            (RemoteImageService::lazy(&address, timeout)?.traced(Tracing::Spans), Arc::new(containers))
+            let images = RemoteImageService::lazy(&address, timeout)?.traced(Tracing::Spans);
+            (images, Arc::new(containers.streaming_lists(manner.streams)))
         }
         Role::Command => {
             let images = RemoteImageService::connect(&address, timeout).await?;
             match RemoteContainerService::connect(&address, timeout).await {
-                Ok(containers) => (images, Arc::new(containers)),
+                Ok(containers) => (images, Arc::new(containers.streaming_lists(manner.streams))),
                 Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
                     uses_known = false;
                     (images, Arc::new(NoContainers))
@@ -199,10 +204,11 @@ async fn open_runtime(endpoint: &str, state: &Path, patience: Patience, role: Ro
             }
         }
     };
+    let images = images.with_stall_max(manner.stall_max).streaming_lists(manner.streams);
     // Two runtimes of one machine have nothing to do with one another.
     let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
     Ok(OpenBackend {
-        images: Arc::new(LearnedImages::new(Arc::new(images.with_stall_max(patience.stall)))),
+        images: Arc::new(LearnedImages::new(Arc::new(images))),
         containers,
         engine: None,
         name: format!("runtime {address}"),

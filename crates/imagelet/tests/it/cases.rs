@@ -202,7 +202,7 @@ fn removals_and_pulls_of_one_image_at_once_fail_neither_and_leave_no_phantom() {
 }
 
 /// An answer of the socket to bytes that no client of ours would send: its status, and its messages.
-async fn raw(daemon: &Daemon, path: &str, message: &[u8]) -> (String, Vec<u8>) {
+pub(crate) async fn raw(daemon: &Daemon, path: &str, message: &[u8]) -> (String, Vec<u8>) {
     let socket = daemon.endpoint();
     let stream = tokio::net::UnixStream::connect(socket.strip_prefix("unix://").unwrap()).await.unwrap();
     let connected = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
@@ -222,7 +222,7 @@ async fn raw(daemon: &Daemon, path: &str, message: &[u8]) -> (String, Vec<u8>) {
     (status.expect("an answer has a status").to_str().unwrap().to_owned(), body.to_bytes().to_vec())
 }
 
-async fn raw_client(daemon: &Daemon) -> ImageServiceClient<Channel> {
+pub(crate) async fn raw_client(daemon: &Daemon) -> ImageServiceClient<Channel> {
     let channel = tonic::transport::Endpoint::new(daemon.endpoint()).unwrap().connect().await.unwrap();
     ImageServiceClient::new(channel)
 }

@@ -21,6 +21,7 @@ mod kubelet_way;
 mod leases;
 mod lifecycle;
 mod lifetime;
+mod one_socket;
 mod order;
 mod peers;
 mod planted;

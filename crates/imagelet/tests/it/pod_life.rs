@@ -23,13 +23,13 @@ use crate::{
 
 const EAGER: &str = "imageMinimumGCAge: 1ms\ngc: {enabled: false, leaseFor: 0s}\n";
 
-async fn runtime_client(daemon: &Daemon) -> RuntimeServiceClient<Channel> {
+pub(crate) async fn runtime_client(daemon: &Daemon) -> RuntimeServiceClient<Channel> {
     let channel = tonic::transport::Endpoint::new(daemon.endpoint()).unwrap().connect().await.unwrap();
     RuntimeServiceClient::new(channel)
 }
 
 /// Every call that only looks is passed on to the runtime, as it answers it; none that changes a container is.
-async fn all_runtime_calls(daemon: &Daemon, sandbox: &str, container: &str, image: &str) {
+pub(crate) async fn all_runtime_calls(daemon: &Daemon, sandbox: &str, container: &str, image: &str) {
     let mut client = runtime_client(daemon).await;
     let version = client.version(v1::VersionRequest::default()).await.unwrap().into_inner();
     assert_eq!((version.version.as_str(), version.runtime_name.as_str()), ("0.1.0", "containerd"));

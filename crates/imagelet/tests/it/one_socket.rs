@@ -1,0 +1,181 @@
+//! One socket for images and containers, as `crictl -i SOCKET -r SOCKET` asks it, whatever stands behind it.
+
+use std::path::Path;
+
+use imagelet_core::runtime::ImageService as _;
+use imagelet_cri::{Endpoint, RemoteImageService, pods::TestPods, v1};
+use serde_json::Value;
+use tonic::Code;
+
+use crate::{
+    between::before,
+    cases::{raw, raw_client},
+    images::Image,
+    pod_life::{all_runtime_calls, runtime_client},
+    program::Daemon,
+    relay::{connect, embedded, in_runtime, pull, request},
+    scripted::{self, Runtime, Script},
+    testbed::{Containerd, Registry, scratch, wait_until},
+};
+
+/// A daemon over its own store, with a runtime beside it that runs containers.
+fn beside(folder: &Path, runtime: &str) -> Daemon {
+    let config = folder.join("config.yaml");
+    let text = format!(
+        "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ngc: {{enabled: false}}\n\
+         store: {{directory: '{}', runtimeEndpoint: '{runtime}'}}\n",
+        folder.join("store").display()
+    );
+    std::fs::write(&config, text).unwrap();
+    Daemon::start(folder, ["--config", config.to_str().unwrap()])
+}
+
+/// The status of a call whose messages this crate does not know, and whether anything was answered.
+async fn asked(daemon: &Daemon, call: &str) -> (String, bool) {
+    let (status, answer) = raw(daemon, &format!("runtime.v1.RuntimeService/{call}"), &[]).await;
+    // A message has five bytes before it.
+    (status, answer.len() > 5)
+}
+
+const FIGURES: [&str; 7] = [
+    "ListContainerStats",
+    "StreamContainerStats",
+    "ListPodSandboxStats",
+    "StreamPodSandboxStats",
+    "ListMetricDescriptors",
+    "ListPodSandboxMetrics",
+    "StreamPodSandboxMetrics",
+];
+
+#[test]
+fn the_runtime_beside_a_store_answers_on_the_stores_socket() {
+    let (registry, folder) = (Registry::start(), scratch());
+    registry.push("pause:3.9", &Image::busybox("pause"));
+    let image = Image::busybox("application");
+    let name = registry.push("application:v1", &image);
+    let containerd = Containerd::start(folder.path(), &registry);
+    let daemon = beside(folder.path(), &containerd.endpoint());
+    in_runtime(async {
+        let behind: Endpoint = containerd.endpoint().parse().unwrap();
+        let of_containerd = RemoteImageService::connect(&behind, std::time::Duration::from_mins(1)).await.unwrap();
+        for images in [&of_containerd, &connect(&daemon).await] {
+            assert_eq!(pull(images, &request(&name)).await.unwrap(), image.id());
+        }
+        let pods = TestPods::connect(&behind, folder.path()).await.unwrap();
+        let sandbox = pods.run_sandbox("web").await.unwrap();
+        let container = pods.run_container(&sandbox, image.id(), &["/bin/sleep", "3600"]).await.unwrap();
+        all_runtime_calls(&daemon, &sandbox.id, &container, image.id()).await;
+        // containerd has these; what it answers them depends on its cgroups.
+        for call in ["ListContainerStats", "ContainerStats", "ListPodSandboxStats"] {
+            let (status, _) = asked(&daemon, call).await;
+            assert_ne!(status, (Code::Unimplemented as i32).to_string(), "{call} is not passed on");
+        }
+        // Images are the store's: containerd's own pause image is none of them.
+        let listed = connect(&daemon).await.list(None).await.unwrap();
+        assert_eq!(listed.iter().map(|image| image.id.as_str()).collect::<Vec<_>>(), [image.id()]);
+        pods.remove_sandbox(&sandbox).await.unwrap();
+    });
+    drop(containerd);
+    in_runtime(async {
+        let away = runtime_client(&daemon).await.version(v1::VersionRequest::default()).await.unwrap_err();
+        assert_eq!(away.code(), Code::Unavailable, "{away}");
+        assert_eq!(connect(&daemon).await.list(None).await.unwrap().len(), 1, "images need no runtime");
+    });
+}
+
+#[test]
+fn a_store_alone_tells_honestly_that_it_runs_nothing() {
+    let folder = scratch();
+    let daemon = embedded(folder.path());
+    in_runtime(async {
+        let mut client = runtime_client(&daemon).await;
+        let version = client.version(v1::VersionRequest::default()).await.unwrap().into_inner();
+        assert_eq!((version.version.as_str(), version.runtime_name.as_str()), ("0.1.0", "imagelet"));
+        assert_eq!((version.runtime_version.as_str(), version.runtime_api_version.as_str()), ("0.1.0", "v1"));
+        let status = client.status(v1::StatusRequest { verbose: true }).await.unwrap().into_inner();
+        let conditions = status.status.unwrap().conditions;
+        let told: Vec<_> = conditions.iter().map(|condition| (condition.r#type.as_str(), condition.status)).collect();
+        assert_eq!(told, [("RuntimeReady", false), ("NetworkReady", false)]);
+        assert!(!status.info.is_empty(), "`crictl info` shows it");
+        assert!(client.runtime_config(v1::RuntimeConfigRequest {}).await.unwrap().into_inner().linux.is_some());
+        let none = client.list_pod_sandbox(v1::ListPodSandboxRequest::default()).await.unwrap().into_inner();
+        assert!(none.items.is_empty());
+        let none = client.list_containers(v1::ListContainersRequest::default()).await.unwrap().into_inner();
+        assert!(none.containers.is_empty());
+        for call in ["StreamContainers", "StreamPodSandboxes"].into_iter().chain(FIGURES) {
+            assert_eq!(asked(&daemon, call).await, ("0".to_owned(), false), "{call}");
+        }
+        for (calls, code) in [
+            (["ContainerStatus", "PodSandboxStatus", "ContainerStats", "PodSandboxStats"].as_slice(), Code::NotFound),
+            (&["RunPodSandbox", "CreateContainer", "StopContainer", "ExecSync", "NoSuchCall"], Code::Unimplemented),
+        ] {
+            for call in calls {
+                assert_eq!(asked(&daemon, call).await.0, (code as i32).to_string(), "{call}");
+            }
+        }
+    });
+}
+
+#[test]
+fn lists_too_long_for_a_message_come_in_streams_where_the_runtime_has_them() {
+    const COUNT: usize = 1700;
+    let folder = scratch();
+    // Together above the 16 MiB of a message.
+    let note: String = "n".repeat(10_000);
+    let images = (0..COUNT).map(|number| {
+        let annotations = [("note".to_owned(), note.clone())].into();
+        let spec = v1::ImageSpec { annotations, ..v1::ImageSpec::default() };
+        v1::Image { spec: Some(spec), ..scripted::image(&format!("reg.test/{number}:v1"), 1) }
+    });
+    let script = Script { images: images.collect(), images_streamed: 500, ..Script::default() };
+    let runtime = Runtime::start(folder.path(), script);
+    let listed = |daemon: &Daemon| {
+        let listed = daemon.run(["ls", "-q"]);
+        if listed.code == 0 { Ok(listed.stdout.lines().count()) } else { Err(listed.stderr) }
+    };
+    let daemon = before(folder.path(), &runtime.endpoint(), "", "gc: {enabled: false}\n");
+    assert_eq!(listed(&daemon), Ok(COUNT));
+    in_runtime(async {
+        // As a kubelet asks: without the annotations it fits.
+        let told = connect(&daemon).await.list(None).await.unwrap();
+        assert_eq!(told.len(), COUNT);
+        assert_eq!(told[0].spec.annotations, []);
+    });
+    drop(daemon);
+    // The kubelet asks for one message only; what is too long for it is told, and nothing is made of it.
+    let daemon = before(folder.path(), &runtime.endpoint(), "", "gc: {enabled: false}\ncompatibility: kubelet\n");
+    assert!(listed(&daemon).unwrap_err().contains("message length too large"));
+    drop(daemon);
+    // A runtime that has none is asked for one message from then on.
+    runtime.with(|script| {
+        script.images.truncate(10);
+        script.images_streamed = 0;
+    });
+    let daemon = before(folder.path(), &runtime.endpoint(), "", "gc: {enabled: false}\n");
+    wait_until("the list", || listed(&daemon) == Ok(10));
+    wait_until("the log of it", || daemon.part.log().contains("the runtime does not stream lists"));
+}
+
+#[test]
+fn who_is_told_of_an_image_at_length_is_leased_it_as_who_is_told_briefly() {
+    let folder = scratch();
+    let names = ["at-length", "briefly", "nobody"].map(|name| format!("reg.test/{name}:v1"));
+    let images = names.iter().map(|name| scripted::image(name, 1000)).collect();
+    let runtime = Runtime::start(folder.path(), Script { images, ..Script::default() });
+    let settings = "imageMinimumGCAge: 1ms\ngc: {enabled: false, leaseFor: 1h}\n";
+    let daemon = before(folder.path(), &runtime.endpoint(), "", settings);
+    in_runtime(async {
+        let mut client = raw_client(&daemon).await;
+        for (name, verbose) in [(&names[0], true), (&names[1], false)] {
+            let image = Some(v1::ImageSpec { image: name.clone(), ..v1::ImageSpec::default() });
+            let told = client.image_status(v1::ImageStatusRequest { image, verbose }).await.unwrap().into_inner();
+            assert_eq!(told.image.unwrap().repo_tags, std::slice::from_ref(name));
+        }
+    });
+    let done = daemon.run(["gc", "--all-unused", "-o", "json"]).json();
+    let code = |name: &String| {
+        let rows = done["images"].as_array().unwrap();
+        rows.iter().find(|row| row["names"][0] == name.as_str()).map(|row: &Value| row["code"].clone())
+    };
+    assert_eq!(names.each_ref().map(code), [Some("awaited".into()), Some("awaited".into()), Some("unused".into())]);
+}
