@@ -65,7 +65,7 @@ enum Way {
 #[derive(Clone, Debug)]
 struct Prepared {
     fake: FakeRuntime,
-    next: Arc<Mutex<Option<Vec<Image>>>>,
+    next: Arc<Mutex<Option<Vec<Arc<Image>>>>>,
     filesystems: ImageFilesystems,
 }
 
@@ -73,7 +73,7 @@ impl Prepared {
     async fn prepare(&self) {
         let mut images = self.fake.list(None).await.expect("the fake answers");
         for image in &mut images {
-            image.id = ImageId::new(image.id.as_str());
+            *image = Arc::new(Image { id: ImageId::new(image.id.as_str()), ..Image::clone(image) });
         }
         *self.next.lock().expect("nobody panics with it") = Some(images);
     }
@@ -94,7 +94,7 @@ impl Prepared {
 
 #[async_trait]
 impl ImageService for Prepared {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         let prepared = self.next.lock().expect("nobody panics with it").take();
         match prepared {
             Some(images) if filter.is_none() => Ok(images),

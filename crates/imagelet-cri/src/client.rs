@@ -168,14 +168,14 @@ impl RemoteImageService {
 #[async_trait]
 impl ImageService for RemoteImageService {
     /// A filter is answered by `status`: containerd would ignore it and list everything.
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
-            return Ok(self.status(spec).await?.into_iter().collect());
+            return Ok(self.status(spec).await?.into_iter().map(Arc::new).collect());
         }
         let deadline = self.peer.deadline();
         let images =
             self.streaming.list(Box::pin(self.stream_all(deadline)), Box::pin(self.list_all(deadline))).await?;
-        Ok(images.into_iter().map(convert::image_from_wire).collect())
+        Ok(images.into_iter().map(|image| Arc::new(convert::image_from_wire(image))).collect())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

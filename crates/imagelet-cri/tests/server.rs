@@ -348,7 +348,7 @@ impl Failing {
 
 #[async_trait::async_trait]
 impl ImageService for Failing {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<imagelet_core::image::Image>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<imagelet_core::image::Image>>, RuntimeError> {
         self.error()
     }
     async fn status(&self, _spec: &ImageSpec) -> Result<Option<imagelet_core::image::Image>, RuntimeError> {
@@ -371,7 +371,7 @@ struct Defective(FakeRuntime);
 
 #[async_trait::async_trait]
 impl ImageService for Defective {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<imagelet_core::image::Image>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<imagelet_core::image::Image>>, RuntimeError> {
         self.0.list(filter).await
     }
     async fn status(&self, _spec: &ImageSpec) -> Result<Option<imagelet_core::image::Image>, RuntimeError> {

@@ -343,18 +343,24 @@ impl Engine {
     }
 }
 
+impl Engine {
+    fn listed_by(&self, spec: &ImageSpec) -> Result<Option<Arc<Image>>, RuntimeError> {
+        let id = self.store.resolve(&spec.image)?;
+        Ok(id.and_then(|id| self.store.listed_image(&id)))
+    }
+}
+
 #[async_trait]
 impl ImageService for Engine {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         match filter.filter(|spec| !spec.image.is_empty()) {
-            Some(spec) => Ok(self.status(spec).await?.into_iter().collect()),
+            Some(spec) => Ok(self.listed_by(spec)?.into_iter().collect()),
             None => Ok(self.store.listed().to_vec()),
         }
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        let id = self.store.resolve(&spec.image)?;
-        Ok(id.and_then(|id| self.store.listed_image(&id)))
+        Ok(self.listed_by(spec)?.map(Arc::unwrap_or_clone))
     }
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {

@@ -206,9 +206,9 @@ impl World {
 
 #[async_trait]
 impl ImageService for World {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         let present: Vec<usize> = self.lock().present.iter().copied().collect();
-        Ok(present.into_iter().map(|image| self.image(image)).collect())
+        Ok(present.into_iter().map(|image| Arc::new(self.image(image))).collect())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

@@ -138,7 +138,8 @@ async fn interplay_holds(case: &Value, guard: Guard) {
     let (pruned, failures) = records.prune(&present, &mark);
     assert!(failures.is_empty());
 
-    let listed: BTreeSet<ImageId> = node.fake.list(None).await.unwrap().into_iter().map(|image| image.id).collect();
+    let listed: BTreeSet<ImageId> =
+        node.fake.list(None).await.unwrap().into_iter().map(|image| image.id.clone()).collect();
     assert_eq!(listed.len() as u64, number(&expected["images_left_unordered_count"]), "{place}");
     assert_eq!(report.removed.len() as u64, number(&expected["removed_count"]), "{place}");
     assert_eq!(present, listed, "{place}: everything present is handed on, in use and pinned ones too");

@@ -128,7 +128,7 @@ impl Node {
 
     async fn left(&self) -> Vec<String> {
         let mut tags: Vec<String> =
-            self.fake.list(None).await.unwrap().into_iter().flat_map(|image| image.tags).collect();
+            self.fake.list(None).await.unwrap().into_iter().flat_map(|image| image.tags.clone()).collect();
         tags.sort();
         tags
     }
@@ -327,11 +327,11 @@ fn image(value: &Value) -> Image {
 
 #[async_trait]
 impl ImageService for Scripted {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         if let Some(error) = self.input["list_images_error"].as_str() {
             return Err(RuntimeError::other(error));
         }
-        Ok(self.images.lock().unwrap().iter().map(image).collect())
+        Ok(self.images.lock().unwrap().iter().map(|name| Arc::new(image(name))).collect())
     }
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         Ok(self.images.lock().unwrap().iter().map(image).rfind(|it| it.id.as_str() == spec.image))

@@ -117,12 +117,15 @@ impl PinnedNames {
         })
     }
 
+    /// Whether an image that is not pinned yet is to be, as one of its names is.
+    pub fn marks(&self, image: &Image) -> bool {
+        let is_named = || image.tags.iter().chain(&image.digests).any(|name| self.pins(name));
+        !image.pinned && !self.is_empty() && is_named()
+    }
+
     /// Marks an image as pinned while one of its names is.
     pub fn mark(&self, image: &mut Image) {
-        let named = || image.tags.iter().chain(&image.digests).any(|name| self.pins(name));
-        if !image.pinned && !self.is_empty() && named() {
-            image.pinned = true;
-        }
+        image.pinned |= self.marks(image);
     }
 }
 

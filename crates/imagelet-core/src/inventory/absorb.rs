@@ -42,7 +42,7 @@ impl State {
     fn absorb_all(&mut self, mut survey: Survey, times: DetectTimes, wall: SystemTime) -> Arc<Snapshot> {
         let now = times.now;
         // Once for all walks; an image listed twice stays in the order of the listing.
-        survey.images.sort_by(in_order_of_keys);
+        survey.images.sort_by(|one, other| in_order_of_keys(one, other));
         let used_before = self.used_before();
         let uses = self.uses(&survey, Among::Listed(&survey.images));
         self.watch.advance(survey.runtime_containers(), now);
@@ -141,7 +141,7 @@ impl State {
     }
 
     /// `images` come in the order of their keys.
-    fn draw(&self, images: Vec<Image>, users: &Users, now: SystemTime) -> Snapshot {
+    fn draw(&self, images: Vec<Arc<Image>>, users: &Users, now: SystemTime) -> Snapshot {
         let mut images = images.into_iter().peekable();
         // Of an image listed twice the later entry is shown.
         let mut next = || loop {
@@ -156,7 +156,7 @@ impl State {
         let entries = std::iter::from_fn(&mut next).map(|image| {
             let key = image.key();
             let (record, remembered) = (find(&mut records, &key), find(&mut memory, &key));
-            Arc::new(self.entry(Arc::new(image), &key, record, remembered, find(&mut users, &key), now))
+            Arc::new(self.entry(image, &key, record, remembered, find(&mut users, &key), now))
         });
         let entries = entries.collect();
         self.snapshot_of(entries, now)

@@ -32,6 +32,8 @@ pub(super) struct Trace {
     /// By place: when its idle time comes into the next span.
     due: Vec<Option<SystemTime>>,
     marks: Marks,
+    /// By place: as it was listed. Of the very same one nothing has to be read to see that nothing changed.
+    listed: Vec<Arc<Image>>,
     /// By place: what was listed, summed up. A sum of 128 bits tells any two listings of an image apart.
     sums: Vec<u128>,
     seed: u64,
@@ -57,8 +59,10 @@ struct Compared {
     /// As it was listed: places, and behind the last of them those that arrived.
     order: Vec<u32>,
     is_in_order: bool,
-    arrived: Vec<Image>,
-    changed: Vec<(usize, Image)>,
+    arrived: Vec<Arc<Image>>,
+    changed: Vec<(usize, Arc<Image>)>,
+    /// As known, and handed out anew by a store that keeps them.
+    renewed: Vec<(usize, Arc<Image>)>,
     /// The sums of those that arrived.
     sums: Vec<u128>,
     /// By place.
@@ -70,6 +74,7 @@ impl Trace {
         let count = u32_of(entries.len());
         let seed = RandomState::new().hash_one(0);
         Self {
+            listed: entries.iter().map(|entry| Arc::clone(&entry.image)).collect(),
             sums: entries.iter().map(|entry| sum(seed, &entry.image)).collect(),
             seed,
             order: (0..count).collect(),
@@ -82,14 +87,22 @@ impl Trace {
     }
 
     /// Holds a listing against the entries, dropping what says nothing new. Gives it back where an image is in it twice.
-    fn compare(&mut self, entries: &[Arc<Entry>], images: Vec<Image>) -> Result<Compared, Vec<Image>> {
+    fn compare(&mut self, entries: &[Arc<Entry>], images: Vec<Arc<Image>>) -> Result<Compared, Vec<Arc<Image>>> {
         let mut found = Compared { is_in_order: true, is_listed: vec![false; entries.len()], ..Compared::default() };
         found.order.reserve(images.len());
         let (mut next, mut misses) = (0, 0);
         let mut images = images.into_iter();
         while let Some(image) = images.next() {
-            let sum = sum(self.seed, &image);
             let guess = self.order.get(next).map(|place| usize_of(*place)).filter(|_| misses < MISSES_MAX);
+            if let Some(place) =
+                guess.filter(|place| Arc::ptr_eq(&self.listed[*place], &image) && !found.is_listed[*place])
+            {
+                found.is_listed[place] = true;
+                found.order.push(u32_of(place));
+                (next, misses) = (next + 1, 0);
+                continue;
+            }
+            let sum = sum(self.seed, &image);
             let place = if let Some(place) = guess.filter(|place| self.sums[*place] == sum) {
                 misses = 0;
                 Some(place)
@@ -111,10 +124,12 @@ impl Trace {
             next = usize_of(self.turns[place]) + 1;
             if std::mem::replace(&mut self.sums[place], sum) != sum {
                 found.changed.push((place, image));
+            } else if Arc::strong_count(&image) > 1 {
+                found.renewed.push((place, image));
             }
         }
         found.is_in_order &= found.order.len() == entries.len();
-        let mut ids: Vec<ImageKey> = found.arrived.iter().map(Image::key).collect();
+        let mut ids: Vec<ImageKey> = found.arrived.iter().map(|image| image.key()).collect();
         ids.sort_unstable();
         if ids.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(found.into_listing(entries));
@@ -157,7 +172,7 @@ impl Trace {
         }
         // What is known and what arrived, by key.
         let arrived = std::mem::take(&mut compared.arrived);
-        let mut arrived: Vec<(usize, Image)> = (count..).zip(arrived).collect();
+        let mut arrived: Vec<(usize, Arc<Image>)> = (count..).zip(arrived).collect();
         arrived.sort_by(|(_, one), (_, other)| super::absorb::in_order_of_keys(one, other));
         let mut arrived = arrived.into_iter().peekable();
         let changed: HashSet<usize> = compared.changed.iter().map(|(place, _)| *place).collect();
@@ -166,11 +181,13 @@ impl Trace {
         let before = std::mem::replace(entries, Vec::with_capacity(places.len()));
         let due = std::mem::replace(&mut self.due, Vec::with_capacity(places.len()));
         let sums = std::mem::replace(&mut self.sums, Vec::with_capacity(places.len()));
+        self.listed = Vec::with_capacity(places.len());
         let is_before = |one: &Image, other: &Image| super::absorb::in_order_of_keys(one, other).is_lt();
         for (place, ((entry, due), sum)) in before.into_iter().zip(due).zip(sums).enumerate() {
             while let Some((old, image)) = arrived.next_if(|(_, image)| is_before(image, &entry.image)) {
                 places[old] = u32_of(entries.len());
                 marks.add(&image);
+                self.listed.push(Arc::clone(&image));
                 entries.push(Arc::new(Entry::blank(image, now)));
                 self.due.push(None);
                 self.sums.push(compared.sums[old - count]);
@@ -185,6 +202,7 @@ impl Trace {
             } else {
                 marks.add_from(&self.marks, place);
             }
+            self.listed.push(Arc::clone(&entry.image));
             entries.push(entry);
             self.due.push(due);
             self.sums.push(sum);
@@ -192,6 +210,7 @@ impl Trace {
         for (old, image) in arrived {
             places[old] = u32_of(entries.len());
             marks.add(&image);
+            self.listed.push(Arc::clone(&image));
             entries.push(Arc::new(Entry::blank(image, now)));
             self.due.push(None);
             self.sums.push(compared.sums[old - count]);
@@ -219,11 +238,11 @@ impl Trace {
 
 impl Compared {
     /// The listing as far as it was read.
-    fn into_listing(self, entries: &[Arc<Entry>]) -> Vec<Image> {
+    fn into_listing(self, entries: &[Arc<Entry>]) -> Vec<Arc<Image>> {
         let mut arrived = self.arrived.into_iter();
-        let mut changed: HashMap<usize, Image> = self.changed.into_iter().collect();
-        let known = |place: usize, changed: &mut HashMap<usize, Image>| {
-            changed.remove(&place).unwrap_or_else(|| Image::clone(&entries[place].image))
+        let mut changed: HashMap<usize, Arc<Image>> = self.changed.into_iter().collect();
+        let known = |place: usize, changed: &mut HashMap<usize, Arc<Image>>| {
+            changed.remove(&place).unwrap_or_else(|| Arc::clone(&entries[place].image))
         };
         let order = self.order.into_iter().map(usize_of);
         order
@@ -266,9 +285,17 @@ impl State {
             if let Some(record) = self.records.get_mut(&image.key()) {
                 (record.size, record.pinned) = (image.size, image.pinned);
             }
-            entry.image = Arc::new(image.clone());
+            entry.image = Arc::clone(image);
+            trace.listed[*place] = Arc::clone(image);
         }
-        let arrived: Vec<ImageKey> = compared.arrived.iter().map(Image::key).collect();
+        // Who keeps its list hands the same ones out the next time.
+        for (place, image) in std::mem::take(&mut compared.renewed) {
+            if let Some(entry) = Arc::get_mut(&mut entries[place]) {
+                entry.image = Arc::clone(&image);
+            }
+            trace.listed[place] = image;
+        }
+        let arrived: Vec<ImageKey> = compared.arrived.iter().map(|image| image.key()).collect();
         for entry in trace.follow(&mut entries, &mut compared, now) {
             Memory::note_repositories(&entry.image, &mut self.loose.some);
             self.records.remove(&entry.key());
@@ -351,9 +378,9 @@ impl State {
 
 impl Entry {
     /// An image of which nothing is known yet.
-    fn blank(image: Image, now: SystemTime) -> Self {
+    fn blank(image: Arc<Image>, now: SystemTime) -> Self {
         Self {
-            image: Arc::new(image),
+            image,
             first_seen: now,
             last_used: None,
             leased_at: None,

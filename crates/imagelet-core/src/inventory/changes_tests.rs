@@ -163,7 +163,12 @@ fn a_pass_over_what_changed_leaves_what_a_pass_over_everything_leaves() {
                 let mounted = container.id.ends_with('7').then(|| id(3)).into_iter().collect();
                 mounts.insert(container.id.clone(), mounted);
             }
-            let survey = Survey { images: images.clone(), pods: pods.clone(), mounts, missing_are_gone: seed % 2 == 0 };
+            let survey = Survey {
+                images: images.iter().cloned().map(Arc::new).collect(),
+                pods: pods.clone(),
+                mounts,
+                missing_are_gone: seed % 2 == 0,
+            };
             // Somebody may still look at what the pass before found.
             let _held = (dice.next(3) == 0).then(|| ours.snapshot());
             theirs.lock().trace = None;

@@ -1,6 +1,6 @@
 //! Which images are there, since when, and who uses them: a plain function of what the runtime listed (`spec/gc.md §5`).
 
-use std::{cmp::Ordering, collections::BTreeMap, time::SystemTime};
+use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use super::names::{Among, Names};
 use crate::{
@@ -47,7 +47,7 @@ pub(crate) struct Fresh {
 /// What one pass got from the runtime.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
-    pub(crate) images: Vec<Image>,
+    pub(crate) images: Vec<Arc<Image>>,
     pub(crate) pods: Vec<Pod>,
     /// Images mounted as volumes, by container id.
     pub(crate) mounts: BTreeMap<String, Vec<String>>,
@@ -104,7 +104,7 @@ pub(crate) struct DetectTimes {
 
 /// Brings the records up to what was listed and is used.
 pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, rules: DetectRules, times: DetectTimes) {
-    let mut listed: Vec<&Image> = survey.images.iter().collect();
+    let mut listed: Vec<&Image> = survey.images.iter().map(Arc::as_ref).collect();
     // An image listed twice stays in the order of the listing.
     listed.sort_by(|one, other| one.id.cmp(&other.id).then_with(|| rules.handler(one).cmp(rules.handler(other))));
     let to =

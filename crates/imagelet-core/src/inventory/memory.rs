@@ -194,7 +194,13 @@ impl Memory {
     }
 
     /// Takes a pass in, and puts what was known before into its records. True: old versions were looked for.
-    pub(super) fn absorb(&mut self, records: &mut Records, uses: &Uses, images: &[Image], now: SystemTime) -> bool {
+    pub(super) fn absorb(
+        &mut self,
+        records: &mut Records,
+        uses: &Uses,
+        images: &[Arc<Image>],
+        now: SystemTime,
+    ) -> bool {
         let reuse = Arc::make_mut(&mut self.reuse);
         let mut regroup = false;
         let mut arrived = Vec::new();
@@ -276,7 +282,7 @@ impl Memory {
     }
 
     /// Marks old versions: a newer image of the same repository is in use, and they were not asked for since it came.
-    fn regroup(&mut self, images: &[Image]) {
+    fn regroup(&mut self, images: &[Arc<Image>]) {
         let mut newest: HashMap<&str, SystemTime> = HashMap::new();
         for image in images {
             let Some(remembered) = self.images.get(&image.key()).filter(|it| it.history.uses > 0) else { continue };

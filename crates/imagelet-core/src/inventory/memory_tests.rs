@@ -70,7 +70,7 @@ impl Node {
             records.insert(key.clone(), record);
         }
         self.records = records;
-        let images: Vec<_> = self.images.values().cloned().collect();
+        let images: Vec<Arc<Image>> = self.images.values().cloned().map(Arc::new).collect();
         self.memory.absorb(&mut self.records, &uses, &images, now);
     }
 

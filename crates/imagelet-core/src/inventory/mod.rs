@@ -437,6 +437,11 @@ impl State {
         by
     }
 
+    /// Whether a pattern pins it.
+    fn is_pinned(&self, image: &Image) -> bool {
+        self.pins.iter().chain(&self.configured_pins).any(|pin| pin.matches(image))
+    }
+
     /// Shows changed pins without waiting for the next pass.
     fn repin(&mut self) {
         let Some(snapshot) = &self.snapshot else { return };

@@ -18,7 +18,7 @@ pub(super) const ID_PREFIX_MIN: usize = 12;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Among<'a> {
     /// As they were listed.
-    Listed(&'a [Image]),
+    Listed(&'a [Arc<Image>]),
     /// As they are known, in the order of their keys, with the marks of all of them.
     Known(&'a [Arc<Entry>], &'a Marks),
 }
@@ -311,9 +311,9 @@ mod tests {
     }
 
     /// The same question asked of every spelling of every image, as it is defined.
-    fn plainly(images: &[Image], text: &str) -> Vec<ImageKey> {
+    fn plainly(images: &[Arc<Image>], text: &str) -> Vec<ImageKey> {
         let bare = bare_id(text);
-        let is_named = |image: &&Image| {
+        let is_named = |image: &&Arc<Image>| {
             let mut of_image = vec![bare_id(image.id.as_str()).to_owned()];
             for name in image.tags.iter().chain(&image.digests) {
                 of_image.push(name.clone());
@@ -323,10 +323,10 @@ mod tests {
             spellings(text).iter().any(|spelling| of_image.contains(spelling))
                 || (is_id_prefix(bare) && bare_id(image.id.as_str()).starts_with(bare))
         };
-        images.iter().filter(is_named).map(Image::key).collect()
+        images.iter().filter(is_named).map(|image| image.key()).collect()
     }
 
-    fn found(images: &[Image], text: &str) -> Vec<ImageKey> {
+    fn found(images: &[Arc<Image>], text: &str) -> Vec<ImageKey> {
         let rules = DetectRules::INVENTORY;
         Names::of(Among::Listed(images), rules, [text].into_iter()).find(text, rules)
     }
@@ -337,7 +337,7 @@ mod tests {
         let digest = "cd".repeat(32);
         let id = format!("sha256:{hash}");
         let by_digest = format!("ghcr.io/team/app@sha256:{digest}");
-        let images = [image(&id, &["docker.io/library/busybox:latest", "team/x"], &[&by_digest])];
+        let images = [Arc::new(image(&id, &["docker.io/library/busybox:latest", "team/x"], &[&by_digest]))];
         let elsewhere = format!("mirror.example/y:v2@sha256:{digest}");
         for (text, is_named) in [
             (id.as_str(), true),
@@ -383,12 +383,12 @@ mod tests {
             ),
             texts in proptest::collection::vec(name(), 1..6),
         ) {
-            let images: Vec<Image> = listed
+            let images: Vec<Arc<Image>> = listed
                 .iter()
                 .map(|(id, names)| {
                     let (digests, tags): (Vec<&str>, Vec<&str>) =
                         names.iter().map(String::as_str).partition(|name| name.contains('@'));
-                    image(id, &tags, &digests)
+                    Arc::new(image(id, &tags, &digests))
                 })
                 .collect();
             let rules = DetectRules::INVENTORY;

@@ -35,21 +35,21 @@ pub struct ImageCache(Mutex<Cached>);
 
 #[derive(Debug, Default)]
 struct Cached {
-    images: Arc<[Image]>,
+    images: Arc<[Arc<Image>]>,
     /// When it was listed; `None` before the first list.
     at: Option<Instant>,
 }
 
 impl ImageCache {
     /// Takes a list in place of the last one. Sorted here, because it is read more often.
-    pub fn set(&self, mut images: Vec<Image>) {
+    pub fn set(&self, mut images: Vec<Arc<Image>>) {
         sort_for_status(&mut images);
         let cached = Cached { images: images.into(), at: Some(Instant::now()) };
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = cached;
     }
 
     /// The list, shared; empty before the first.
-    pub fn get(&self) -> Arc<[Image]> {
+    pub fn get(&self) -> Arc<[Arc<Image>]> {
         Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner).images)
     }
 
@@ -63,7 +63,7 @@ impl Inventory {
     /// The images for a Node's status, at most half a minute old: listed when somebody asks, not by a clock.
     ///
     /// A failed listing is logged, and answers with the last list.
-    pub async fn image_list(&self) -> Arc<[Image]> {
+    pub async fn image_list(&self) -> Arc<[Arc<Image>]> {
         if !self.cache.is_fresh() {
             match self.runtime.list(None).await {
                 Ok(images) => self.cache.set(images),
@@ -75,14 +75,14 @@ impl Inventory {
 }
 
 /// By size, the largest first; equal sizes by id, the last first.
-fn sort_for_status(images: &mut [Image]) {
+fn sort_for_status(images: &mut [Arc<Image>]) {
     images.sort_by(|a, b| (Reverse(a.size), Reverse(&a.id)).cmp(&(Reverse(b.size), Reverse(&b.id))));
 }
 
 /// The first `images_max` of a sorted list as the Node shows them; `None` is all of them.
-pub fn node_images(images: &[Image], images_max: Option<usize>) -> Vec<NodeImage> {
+pub fn node_images(images: &[Arc<Image>], images_max: Option<usize>) -> Vec<NodeImage> {
     let shown = images_max.map_or(images.len(), |max| max.min(images.len()));
-    let node_image = |image: &Image| NodeImage {
+    let node_image = |image: &Arc<Image>| NodeImage {
         names: image.digests.iter().chain(&image.tags).take(NAMES_MAX).cloned().collect(),
         size_bytes: image.size.0,
     };
@@ -91,7 +91,7 @@ pub fn node_images(images: &[Image], images_max: Option<usize>) -> Vec<NodeImage
 
 /// What the Node shows when the list is asked for: without one, no images at all, and why.
 pub fn node_status<E: std::fmt::Display>(
-    listed: Result<Arc<[Image]>, E>,
+    listed: Result<Arc<[Arc<Image>]>, E>,
     images_max: Option<usize>,
 ) -> (Option<Vec<NodeImage>>, Option<String>) {
     match listed {
@@ -135,7 +135,8 @@ mod tests {
             let (name, input, expected) = (&case["name"], &case["input"], &case["expected"]);
             let cache = ImageCache::default();
             // The last case is of a cache that nothing was put into.
-            let images: Vec<Image> = input["images"].as_array().unwrap().iter().map(image).collect();
+            let images: Vec<Arc<Image>> =
+                input["images"].as_array().unwrap().iter().map(|it| Arc::new(image(it))).collect();
             if !images.is_empty() {
                 cache.set(images);
             }
@@ -170,7 +171,7 @@ mod tests {
     #[test]
     fn a_list_is_replaced_as_a_whole_and_shared_not_copied() {
         let cache = ImageCache::default();
-        cache.set(vec![image(&json!({"id": "a", "size": 1})), image(&json!({"id": "b", "size": 1}))]);
+        cache.set(["a", "b"].map(|id| Arc::new(image(&json!({"id": id, "size": 1})))).into());
         let kept = cache.get();
         assert_eq!(kept.iter().map(|it| it.id.as_str()).collect::<Vec<_>>(), ["b", "a"]);
         assert!(Arc::ptr_eq(&kept, &cache.get()));

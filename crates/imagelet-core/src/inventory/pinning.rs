@@ -1,6 +1,6 @@
 //! Pins and unpins, in step with what other processes pin.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use super::{
     Inventory, InventoryError, PinError,
@@ -33,12 +33,19 @@ impl Inventory {
         self.lock().pinned_by(image)
     }
 
-    /// Marks those that a pattern pins, so that whoever is shown them leaves them alone, too.
-    pub fn mark_pinned<'a>(&self, images: impl IntoIterator<Item = &'a mut Image>) {
+    /// Marks an image that a pattern pins, so that whoever is shown it leaves it alone, too.
+    pub fn mark_pinned(&self, image: &mut Image) {
+        image.pinned |= self.lock().is_pinned(image);
+    }
+
+    /// The same for many.
+    pub fn mark_all_pinned(&self, images: &mut [Arc<Image>]) {
         let state = self.lock();
-        if !(state.pins.is_empty() && state.configured_pins.is_empty()) {
-            let pins = state.pins.iter().chain(&state.configured_pins);
-            images.into_iter().for_each(|image| image.pinned |= pins.clone().any(|pin| pin.matches(image)));
+        if state.pins.is_empty() && state.configured_pins.is_empty() {
+            return;
+        }
+        for image in images.iter_mut().filter(|image| !image.pinned && state.is_pinned(image)) {
+            Arc::make_mut(image).pinned = true;
         }
     }
 

@@ -1,6 +1,6 @@
 //! How an image stands right now: the last question before it is removed.
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use tokio::time::Instant;
 
@@ -63,7 +63,7 @@ impl Inventory {
         };
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
         let mounts = self.mounts(&pods).await?;
-        let survey = Survey { images: vec![image.clone()], pods, mounts, missing_are_gone: false };
+        let survey = Survey { images: vec![Arc::new(image.clone())], pods, mounts, missing_are_gone: false };
         let seen =
             self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_DOUBT);
         if seen.is_some_and(|seen| seen.containers > 0) && survey.runtime_containers() == 0 {
@@ -106,7 +106,7 @@ impl Inventory {
         };
         // Tags may have moved since: both what it was called and what it is called now count.
         let image = merged(&entry.image, found);
-        let mut survey = Survey { images: vec![image], pods, mounts, missing_are_gone: false };
+        let mut survey = Survey { images: vec![Arc::new(image)], pods, mounts, missing_are_gone: false };
         if containers > 0 && survey.runtime_containers() == 0 && !self.has(Flaw::EmptyListBelieved) {
             return Ok(Err(Standing::Doubtful));
         }
@@ -114,7 +114,7 @@ impl Inventory {
             return Ok(Err(Standing::InUse(users)));
         }
         self.reload_pins().await;
-        Ok(Ok(survey.images.swap_remove(0)))
+        Ok(Ok(Arc::unwrap_or_clone(survey.images.swap_remove(0))))
     }
 }
 

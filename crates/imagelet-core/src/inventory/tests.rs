@@ -41,7 +41,7 @@ fn text(value: &Value) -> String {
 
 #[async_trait]
 impl ImageService for Scripted {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         self.refusal("list_images_error")?;
         let image = |it: &Value| Image {
             id: ImageId::new(text(&it["id"])),
@@ -52,7 +52,7 @@ impl ImageService for Scripted {
             spec: ImageSpec { runtime_handler: text(&it["runtime_handler"]), ..ImageSpec::default() },
             pinned: it["pinned"].as_bool().unwrap_or(false),
         };
-        Ok(self.pass()["images"].as_array().unwrap().iter().map(image).collect())
+        Ok(self.pass()["images"].as_array().unwrap().iter().map(|it| Arc::new(image(it))).collect())
     }
     async fn status(&self, _spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         Ok(None)

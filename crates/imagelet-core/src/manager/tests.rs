@@ -143,7 +143,7 @@ impl Scripted {
 
 #[async_trait]
 impl ImageService for Scripted {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         Ok(Vec::new())
     }
 

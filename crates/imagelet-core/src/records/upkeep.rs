@@ -1,6 +1,7 @@
 //! What is set right now and then: cut-off pulls, records of images that are gone, writes that failed.
 
 use std::{
+    borrow::Borrow,
     collections::{BTreeSet, HashMap},
     io,
     time::SystemTime,
@@ -84,7 +85,7 @@ impl PullRecords {
     ///
     /// # Errors
     /// When one of them could not be settled; its intent stays, and all others are.
-    pub fn recover(&self, images: &[Image], now: SystemTime) -> Result<Recovered, RecordsError> {
+    pub fn recover(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
         self.settle_idle(images, now, Unfinished::Stays)
     }
 
@@ -92,7 +93,7 @@ impl PullRecords {
     ///
     /// # Errors
     /// As there.
-    pub fn recover_alone(&self, images: &[Image], now: SystemTime) -> Result<Recovered, RecordsError> {
+    pub fn recover_alone(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
         self.settle_idle(images, now, Unfinished::Goes)
     }
 
@@ -106,18 +107,19 @@ impl PullRecords {
     ///
     /// # Errors
     /// As there.
-    pub fn settle_left(&self, images: &[Image], now: SystemTime) -> Result<Recovered, RecordsError> {
+    pub fn settle_left(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
         self.settle_idle(images, now, Unfinished::GoesAfterLooks)
     }
 
     fn settle_idle(
         &self,
-        images: &[Image],
+        images: &[impl Borrow<Image>],
         now: SystemTime,
         unfinished: Unfinished,
     ) -> Result<Recovered, RecordsError> {
         let mut recovered = Recovered::default();
         let Some(settings) = &self.settings else { return Ok(recovered) };
+        let images: Vec<&Image> = images.iter().map(Borrow::borrow).collect();
         let candidates: Vec<Names<'_>> = images.iter().map(|image| Names::of(image, "")).collect();
         let mut first_failure = None;
         for begun in self.intents.list().whole {

@@ -18,7 +18,7 @@ use crate::{
 #[async_trait]
 pub trait ImageService: Send + Sync + fmt::Debug {
     /// Lists images, each once. With a filter: the image that `status` would find for it, or none.
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError>;
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError>;
 
     /// Finds one image by reference, id, or unique prefix of its id. `None`: absent.
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError>;

@@ -87,10 +87,10 @@ impl RuntimeManager {
     }
 
     /// Lists images; see [`ImageService::list`].
-    pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         let mut images = self.counted(Operation::List, self.images.list(filter)).await?;
-        for image in &mut images {
-            self.pinned.mark(image);
+        for image in images.iter_mut().filter(|image| self.pinned.marks(image)) {
+            Arc::make_mut(image).pinned = true;
         }
         Ok(images)
     }

@@ -57,7 +57,7 @@ async fn status(service: &dyn ImageService, name: &str) -> Option<Image> {
     service.status(&ImageSpec::new(name)).await.unwrap_or_else(|error| panic!("status of {name}: {}", error.chain()))
 }
 
-async fn list(service: &dyn ImageService) -> Vec<Image> {
+async fn list(service: &dyn ImageService) -> Vec<Arc<Image>> {
     service.list(None).await.unwrap_or_else(|error| panic!("list: {}", error.chain()))
 }
 
@@ -83,7 +83,7 @@ async fn a_pulled_image_is_listed_at_once(service: &dyn ImageService, images: &I
             "progress begins with the manifest: {events:?}"
         );
     }
-    let listed: Vec<Image> = list(service).await.into_iter().filter(|image| image.id == id).collect();
+    let listed: Vec<Arc<Image>> = list(service).await.into_iter().filter(|image| image.id == id).collect();
     assert_eq!(listed.len(), 1, "an image is listed once");
     assert_eq!(listed[0].tags, std::slice::from_ref(&images.first), "a pulled image has the tag it was pulled by");
     assert!(listed[0].size.0 > 0, "a size is never zero");
@@ -131,7 +131,7 @@ async fn every_name_of_an_image_finds_it(service: &dyn ImageService, images: &Im
         assert_eq!(status(service, &name).await.as_ref(), Some(&image), "found by {name}");
     }
     let filtered = service.list(Some(&ImageSpec::new(&images.first))).await.expect("a filtered list");
-    assert_eq!(filtered, [image], "a filter keeps what it names, and nothing else");
+    assert_eq!(filtered, [Arc::new(image)], "a filter keeps what it names, and nothing else");
     let none = service.list(Some(&ImageSpec::new(&images.absent))).await.expect("a filtered list");
     assert!(none.is_empty(), "a filter that names nothing here keeps nothing");
 }

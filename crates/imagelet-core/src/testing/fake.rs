@@ -27,7 +27,7 @@ pub struct FakeRuntime {
 #[derive(Debug, Default)]
 struct State {
     registry: BTreeMap<String, Offer>,
-    images: BTreeMap<ImageId, Image>,
+    images: BTreeMap<ImageId, Arc<Image>>,
     containers: Vec<Container>,
     sandboxes: Vec<Sandbox>,
     volumes: HashMap<String, Vec<String>>,
@@ -89,13 +89,13 @@ impl FakeRuntime {
 
     /// Puts an image into the store as it is.
     pub fn insert(&self, image: Image) {
-        self.lock().images.insert(image.id.clone(), image);
+        self.lock().images.insert(image.id.clone(), Arc::new(image));
     }
 
     /// Sets or clears the runtime's own pin on an image.
     pub fn set_pinned(&self, id: &ImageId, pinned: bool) {
         if let Some(image) = self.lock().images.get_mut(id) {
-            image.pinned = pinned;
+            Arc::make_mut(image).pinned = pinned;
         }
     }
 
@@ -253,7 +253,7 @@ impl State {
     fn store(&mut self, name: &str, id: &ImageId, size: ByteSize) {
         let reference: Reference = name.parse().expect("normalised names parse");
         self.forget(name);
-        let image = self.images.entry(id.clone()).or_insert_with(|| Image {
+        let fresh = || Image {
             id: id.clone(),
             tags: Vec::new(),
             digests: Vec::new(),
@@ -261,7 +261,8 @@ impl State {
             user: ImageUser::Unset,
             spec: ImageSpec::default(),
             pinned: false,
-        });
+        };
+        let image = Arc::make_mut(self.images.entry(id.clone()).or_insert_with(|| Arc::new(fresh())));
         if reference.digest().is_none() && !image.tags.iter().any(|tag| tag == name) {
             image.tags.push(name.to_owned());
         }
@@ -323,12 +324,12 @@ impl State {
     }
 
     fn forget(&mut self, name: &str) {
-        for image in self.images.values_mut() {
-            image.tags.retain(|tag| tag != name);
+        for image in self.images.values_mut().filter(|image| image.tags.iter().any(|tag| tag == name)) {
+            Arc::make_mut(image).tags.retain(|tag| tag != name);
         }
     }
 
-    fn find(&self, text: &str) -> Result<Option<&Image>, RuntimeError> {
+    fn find(&self, text: &str) -> Result<Option<&Arc<Image>>, RuntimeError> {
         let found = look_up(text, self)
             .map_err(|error| RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("`{text}`: {error}")))?;
         Ok(found.and_then(|id| self.images.get(&id)))
@@ -370,7 +371,7 @@ impl Drop for Running<'_> {
 
 #[async_trait]
 impl ImageService for FakeRuntime {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         let fake = self.enter("list", "")?;
         match filter.filter(|spec| !spec.image.is_empty()) {
             Some(spec) => Ok(fake.find(&spec.image)?.cloned().into_iter().collect()),
@@ -379,13 +380,13 @@ impl ImageService for FakeRuntime {
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        Ok(self.enter("status", &spec.image)?.find(&spec.image)?.cloned())
+        Ok(self.enter("status", &spec.image)?.find(&spec.image)?.map(|image| Image::clone(image)))
     }
 
     /// One layer, and a label that says the id.
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let fake = self.enter("status", &spec.image)?;
-        let Some(image) = fake.find(&spec.image)?.cloned() else { return Ok(None) };
+        let Some(image) = fake.find(&spec.image)?.map(|image| Image::clone(image)) else { return Ok(None) };
         let config = serde_json::json!({
             "architecture": "amd64", "os": "linux",
             "config": { "Labels": { "id": image.id.as_str() } },

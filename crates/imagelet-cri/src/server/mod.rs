@@ -138,7 +138,8 @@ impl ImageServer {
     async fn list(&self, filter: Option<v1::ImageFilter>) -> Result<Vec<v1::Image>, Status> {
         let filter = convert::filter_from_wire(filter);
         let images = self.images.list(filter.as_ref()).await.map_err(|error| status("ListImages", "", &error))?;
-        let mut images: Vec<v1::Image> = images.into_iter().map(convert::image_to_wire).collect();
+        let mut images: Vec<v1::Image> =
+            images.into_iter().map(|image| convert::image_to_wire(Arc::unwrap_or_clone(image))).collect();
         images.sort_by(|one, other| one.id.cmp(&other.id));
         Ok(images)
     }

@@ -222,7 +222,8 @@ where
 
 #[tokio::test]
 async fn a_stream_is_taken_whole_or_not_at_all() {
-    let ids = |images: Vec<Image>| images.into_iter().map(|image| image.id.to_string()).collect::<Vec<_>>().join(" ");
+    let ids =
+        |images: Vec<Arc<Image>>| images.into_iter().map(|image| image.id.to_string()).collect::<Vec<_>>().join(" ");
     let script = |batches: Vec<Vec<&'static str>>, stream_end| Scripted {
         batches: batches.into_iter().map(|ids| ids.into_iter().map(str::to_owned).collect()).collect(),
         stream_end,

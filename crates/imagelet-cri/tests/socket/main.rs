@@ -229,9 +229,9 @@ struct Wordy(usize);
 
 #[async_trait::async_trait]
 impl ImageService for Wordy {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         let annotations = vec![("note".to_owned(), "x".repeat(self.0))];
-        Ok(vec![Image {
+        Ok(vec![Arc::new(Image {
             id: ImageId::new("a"),
             tags: Vec::new(),
             digests: Vec::new(),
@@ -239,7 +239,7 @@ impl ImageService for Wordy {
             user: ImageUser::Unset,
             spec: ImageSpec { annotations, ..ImageSpec::default() },
             pinned: false,
-        }])
+        })])
     }
     async fn status(&self, _spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         Ok(None)

@@ -1,5 +1,7 @@
 //! All that is known of one image in the store.
 
+use std::sync::Arc;
+
 use imagelet_core::{
     image::{ByteSize, ImageId},
     runtime::{ImageDetails, JsonText, RuntimeError},
@@ -10,6 +12,7 @@ use crate::store::{Store, storage_error};
 /// All that is known of an image that is here. Reads its configuration from the disk.
 pub(super) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails>, RuntimeError> {
     let Some(((record, _), image)) = store.image(id).zip(store.listed_image(id)) else { return Ok(None) };
+    let image = Arc::unwrap_or_clone(image);
     let bytes = store
         .image_file(id, "config.json")
         .map_err(|error| storage_error(format!("could not read the configuration of `{id}`"), error))?;

@@ -20,7 +20,7 @@ use super::{
 pub(super) struct Kept {
     index: Index,
     /// By id, as the index has them. `None`: something may have changed.
-    ready: Option<Arc<[Image]>>,
+    ready: Option<Arc<[Arc<Image>]>>,
     /// What all of it takes; `None` likewise.
     takes: Option<Allocated>,
 }
@@ -57,23 +57,23 @@ impl DerefMut for Locked<'_> {
 
 impl Store {
     /// All images as a list says them, sorted by id.
-    pub(crate) fn listed(&self) -> Arc<[Image]> {
+    pub(crate) fn listed(&self) -> Arc<[Arc<Image>]> {
         let mut locked = self.index();
         if let Some(ready) = &locked.0.ready {
             return Arc::clone(ready);
         }
-        let ready: Arc<[Image]> = locked.listed().into();
+        let ready: Arc<[Arc<Image>]> = locked.listed().into();
         locked.0.ready = Some(Arc::clone(&ready));
         ready
     }
 
     /// One image as a list says it.
-    pub(crate) fn listed_image(&self, id: &ImageId) -> Option<Image> {
+    pub(crate) fn listed_image(&self, id: &ImageId) -> Option<Arc<Image>> {
         let locked = self.index();
         match &locked.0.ready {
-            Some(ready) => ready.binary_search_by(|image| image.id.cmp(id)).ok().map(|at| ready[at].clone()),
+            Some(ready) => ready.binary_search_by(|image| image.id.cmp(id)).ok().map(|at| Arc::clone(&ready[at])),
             // One is quicker found than all are made.
-            None => locked.images.get(id).map(|record| locked.image(id, record, &locked.names_of(id))),
+            None => locked.images.get(id).map(|record| Arc::new(locked.image(id, record, &locked.names_of(id)))),
         }
     }
 
@@ -90,13 +90,16 @@ impl Store {
 }
 
 impl Index {
-    fn listed(&self) -> Vec<Image> {
+    fn listed(&self) -> Vec<Arc<Image>> {
         let mut names: HashMap<&ImageId, Vec<&str>> = HashMap::with_capacity(self.images.len());
         for (name, id) in &self.names {
             names.entry(id).or_default().push(name);
         }
         let images = self.images.iter();
-        images.map(|(id, record)| self.image(id, record, &names.remove(id).unwrap_or_default())).collect()
+        let image = |(id, record): (&ImageId, &ImageRecord)| {
+            Arc::new(self.image(id, record, &names.remove(id).unwrap_or_default()))
+        };
+        images.map(image).collect()
     }
 
     fn image<N: AsRef<str>>(&self, id: &ImageId, record: &ImageRecord, names: &[N]) -> Image {

@@ -1,5 +1,7 @@
 //! What the engine lists, while it changes.
 
+use std::sync::Arc;
+
 use imagelet_core::{
     image::{Image, ImageSpec},
     runtime::ImageService as _,
@@ -12,11 +14,11 @@ use super::{
 };
 
 /// The list, which status and a second list have to agree with.
-async fn list(engine: &Engine) -> Vec<Image> {
+async fn list(engine: &Engine) -> Vec<Arc<Image>> {
     let whole = engine.list(None).await.expect("a list");
     for image in &whole {
         let found = engine.status(&ImageSpec::new(image.id.as_str())).await.expect("a status");
-        assert_eq!(found.as_ref(), Some(image));
+        assert_eq!(found.as_ref(), Some(&**image));
         let listed = engine.list(Some(&ImageSpec::new(image.tags[0].as_str()))).await.expect("a list");
         assert_eq!(listed, std::slice::from_ref(image));
     }
@@ -38,7 +40,7 @@ async fn a_list_and_a_status_say_what_is_there_after_each_change() {
     let a = pull(&engine, &registry.name("a:v1")).await.expect("pulled");
     // A status before any list is made of what came.
     let found = engine.status(&ImageSpec::new(a.as_str())).await.expect("a status").expect("it is there");
-    assert_eq!(list(&engine).await, [found]);
+    assert_eq!(list(&engine).await, [Arc::new(found)]);
 
     let b = pull(&engine, &registry.name("b:v1")).await.expect("pulled");
     let both = list(&engine).await;
@@ -46,7 +48,7 @@ async fn a_list_and_a_status_say_what_is_there_after_each_change() {
     assert!(both.is_sorted_by(|one, other| one.id < other.id));
 
     assert_eq!(pull(&engine, &registry.name("a:v2")).await.expect("pulled"), a, "the same image by another name");
-    let tags = |images: &[Image]| images.iter().find(|image| image.id == a).map_or(0, |image| image.tags.len());
+    let tags = |images: &[Arc<Image>]| images.iter().find(|image| image.id == a).map_or(0, |image| image.tags.len());
     assert_eq!(tags(&list(&engine).await), 2);
     engine.untag(&registry.name("a:v1")).await.expect("taken away");
     assert_eq!(tags(&list(&engine).await), 1);

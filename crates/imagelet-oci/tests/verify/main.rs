@@ -96,7 +96,7 @@ impl Site {
     /// The tags that are listed, without the registry.
     async fn tags(&self) -> Vec<String> {
         let images = self.engine().list(None).await.expect("a list");
-        let tags = images.into_iter().flat_map(|image| image.tags);
+        let tags = images.iter().flat_map(|image| image.tags.clone());
         let mut tags: Vec<String> = tags.map(|tag| tag.rsplit('/').next().expect("a part").to_owned()).collect();
         tags.sort();
         tags

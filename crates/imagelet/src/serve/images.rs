@@ -8,7 +8,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -139,10 +139,10 @@ fn pod(sandbox: SandboxConfig) -> PodIdentity {
 
 #[async_trait]
 impl ImageService for ServedImages {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         let node = self.started.node().await?;
         let mut images = node.parts().runtime.list(filter).await?;
-        node.parts().inventory.mark_pinned(&mut images);
+        node.parts().inventory.mark_all_pinned(&mut images);
         Ok(images)
     }
 
@@ -152,7 +152,9 @@ impl ImageService for ServedImages {
         // Whoever is told that it is here may start a container from it.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
         let mut image = parts.inventory.leased("", SystemTime::now(), || parts.runtime.status(spec), key).await?;
-        node.parts().inventory.mark_pinned(&mut image);
+        if let Some(image) = &mut image {
+            parts.inventory.mark_pinned(image);
+        }
         Ok(image)
     }
 
@@ -162,7 +164,9 @@ impl ImageService for ServedImages {
         // Told at length, it may be started from as well.
         let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
         let mut details = parts.inventory.leased("", SystemTime::now(), || parts.runtime.details(spec), key).await?;
-        node.parts().inventory.mark_pinned(details.as_mut().map(|details| &mut details.image));
+        if let Some(details) = &mut details {
+            parts.inventory.mark_pinned(&mut details.image);
+        }
         Ok(details)
     }
 

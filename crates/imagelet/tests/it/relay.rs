@@ -336,11 +336,11 @@ fn every_call_is_answered_over_both_backends() {
             assert_eq!(streaming.list(None).await.unwrap(), listed);
             for text in [image.id(), &image.id()["sha256:".len()..][..12], &name, &again, &digest] {
                 let found = images.status(&ImageSpec::new(text)).await.unwrap();
-                assert_eq!(found.as_ref(), Some(&listed[0]), "{text}");
+                assert_eq!(found.as_ref(), Some(&*listed[0]), "{text}");
                 assert_eq!(images.list(Some(&ImageSpec::new(text))).await.unwrap(), listed, "{text}");
             }
             let details = images.details(&ImageSpec::new(&name)).await.unwrap().expect("it is here");
-            assert_eq!(details.image, listed[0]);
+            assert_eq!(details.image, *listed[0]);
             assert_eq!(images.status(&ImageSpec::new("absent:v1")).await.unwrap(), None);
             let places = images.filesystem().await.unwrap();
             assert!(places.images[0].mountpoint.is_dir() && !places.containers.is_empty(), "{places:?}");

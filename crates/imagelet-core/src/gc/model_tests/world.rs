@@ -235,12 +235,12 @@ impl State {
 
 #[async_trait]
 impl ImageService for World {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
-        let listed: Vec<Image> = {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+        let listed: Vec<Arc<Image>> = {
             let mut world = self.lock();
             let present = world.present.clone();
             world.see(&("list", &present));
-            (0..present.len()).filter(|image| present[*image]).map(State::image).collect()
+            (0..present.len()).filter(|image| present[*image]).map(|image| Arc::new(State::image(image))).collect()
         };
         self.step_if_fine().await;
         Ok(listed)

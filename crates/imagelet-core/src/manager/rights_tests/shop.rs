@@ -187,8 +187,8 @@ fn login_of(credential: Option<&Credential>) -> Option<Login> {
 
 #[async_trait]
 impl ImageService for Shop {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
-        Ok(self.lock().list())
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+        Ok(self.lock().list().into_iter().map(Arc::new).collect())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

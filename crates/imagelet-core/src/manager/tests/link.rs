@@ -72,7 +72,7 @@ fn size_of(image: &str) -> ByteSize {
 
 #[async_trait]
 impl ImageService for Link {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         Ok(Vec::new())
     }
 

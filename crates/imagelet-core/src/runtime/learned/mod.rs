@@ -173,7 +173,7 @@ async fn available(place: PathBuf) -> Option<u64> {
 
 #[async_trait]
 impl ImageService for LearnedImages {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Image>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
         self.inner.list(filter).await
     }
 
