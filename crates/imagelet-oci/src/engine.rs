@@ -132,6 +132,7 @@ impl Engine {
         });
         if !store.is_read_only() {
             engine.settle_soon();
+            engine.copy_records_soon();
             // The trash can be large; nobody has to wait for it.
             tokio::task::spawn_blocking(move || {
                 if let Err(error) = store.empty_trash() {
@@ -310,6 +311,7 @@ impl Engine {
         })
         .await;
         self.settle_soon();
+        self.copy_records_soon();
         committed
     }
 

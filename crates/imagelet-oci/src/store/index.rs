@@ -21,6 +21,7 @@ use rustix::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
+    copies::{Copies, Kind},
     damage::{DamagedImage, MARK, mark_on},
     record::{ImageRecord, LayerRecord},
     seal,
@@ -84,9 +85,13 @@ impl Index {
     /// is missing or damaged keeps its name but is not shown, and named in the log, so that a start always succeeds.
     ///
     /// What carries the mark of another boot is dropped: nobody knows what of it the disk has.
-    pub(super) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
+    ///
+    /// Answers as well in how many records the file of copies differs from the store.
+    pub(super) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<(Self, usize), RuntimeError> {
         let mut index = Self { blobs: super::blobs::load(root), ..Self::default() };
-        for (folder, read) in each_read(folders(&root.join("layers"))?, |folder| read_layer(root, folder)) {
+        let copies = Copies::load(root);
+        let layers = Place::open(root.join("layers"), Kind::Layer, &copies);
+        for (folder, read) in each_read(folders(&layers.path)?, |folder| read_layer(&layers, folder)) {
             match read {
                 Ok((_, record)) if record.unsettled.is_some() && record.unsettled.as_deref() != boot => {
                     tracing::warn!(
@@ -106,9 +111,8 @@ impl Index {
         }
         let mut records = BTreeMap::new();
         let mut spoiled = BTreeMap::new();
-        let images = Place::open(root.join("images"));
-        for (folder, (record, wrong)) in each_read(folders(&root.join("images"))?, |folder| read_image(&images, folder))
-        {
+        let images = Place::open(root.join("images"), Kind::Image, &copies);
+        for (folder, (record, wrong)) in each_read(folders(&images.path)?, |folder| read_image(&images, folder)) {
             records.extend(record.map(|record| (record.image_id(), record)));
             spoiled
                 .extend(wrong.zip(digest_named(&folder)).map(|(findings, id)| (ImageId::new(id.as_str()), findings)));
@@ -135,7 +139,7 @@ impl Index {
             super::disk::replace_file(&root.join("names.json"), &index.names_file())
                 .map_err(|error| super::storage_error("could not write the store's names", error))?;
         }
-        Ok(index)
+        Ok((index, copies.differences()))
     }
 
     /// `names.json` as it shall be.
@@ -356,6 +360,10 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
 }
 
 fn json_of<T: DeserializeOwned>(file: File) -> io::Result<T> {
+    seal::open(&bytes_of(file)?)
+}
+
+fn bytes_of(file: File) -> io::Result<Vec<u8>> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file"));
@@ -364,33 +372,28 @@ fn json_of<T: DeserializeOwned>(file: File) -> io::Result<T> {
     let length = metadata.len().min(FILE_SIZE_MAX) + 1;
     let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     file.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
-    seal::open(&bytes)
-}
-
-/// A layer's record, or what is wrong with it.
-fn read_layer(root: &Path, folder: &str) -> Result<(Digest, LayerRecord), Findings> {
-    let path = root.join("layers").join(folder);
-    if let Some(findings) = mark_on(&path) {
-        return Err(findings);
-    }
-    let record = read_json::<LayerRecord>(&path.join("layer.json"))
-        .map_err(|error| Findings::of("layer.json", "content", error.to_string()))?;
-    match record.diff_id.parse::<Digest>() {
-        Ok(diff_id) if diff_id.hex() == folder && path.join("fs").is_dir() => Ok((diff_id, record)),
-        _ => Err(Findings::of("layer.json", "content", "the record does not belong to the layer")),
-    }
+    Ok(bytes)
 }
 
 /// A folder of folders. The way to it is walked once, not for each file below it.
-struct Place {
+struct Place<'a> {
     path: PathBuf,
     /// `None`: it does not open, which whoever reads below it learns.
     folder: Option<File>,
+    kind: Kind,
+    copies: &'a Copies,
 }
 
-impl Place {
-    fn open(path: PathBuf) -> Self {
-        Self { folder: File::open(&path).ok(), path }
+impl<'a> Place<'a> {
+    fn open(path: PathBuf, kind: Kind, copies: &'a Copies) -> Self {
+        Self { folder: File::open(&path).ok(), path, kind, copies }
+    }
+
+    /// The record of a folder that carries no mark, if a copy of it holds.
+    fn copied<T: DeserializeOwned>(&self, folder: &str) -> Option<T> {
+        let bytes = self.copies.of(self.kind, self.folder.as_ref(), folder)?;
+        // Whatever its own seal says: the copies have one of their own, and the record was whole when it was copied.
+        serde_json::from_slice(bytes).inspect_err(|_| self.copies.regret()).ok()
     }
 
     /// The mark of a folder in it.
@@ -404,23 +407,71 @@ impl Place {
         mark_on(&self.path.join(folder))
     }
 
-    fn read_json<T: DeserializeOwned>(&self, folder: &str, name: &str) -> io::Result<T> {
-        let Some(place) = &self.folder else { return read_json(&self.path.join(folder).join(name)) };
+    fn bytes(&self, folder: &str) -> io::Result<Vec<u8>> {
+        let name = self.kind.file();
+        let Some(place) = &self.folder else {
+            let path = self.path.join(folder).join(name);
+            return bytes_of(fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?);
+        };
         let flags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
-        json_of(File::from(rustix::fs::openat(place, format!("{folder}/{name}"), flags, Mode::empty())?))
+        bytes_of(File::from(rustix::fs::openat(place, format!("{folder}/{name}"), flags, Mode::empty())?))
     }
+
+    /// The record of a folder, read from its own file.
+    fn record<T: DeserializeOwned>(&self, folder: &str) -> io::Result<T> {
+        seal::open(&self.bytes(folder)?)
+    }
+}
+
+/// A layer's record, or what is wrong with it.
+fn read_layer(layers: &Place<'_>, folder: &str) -> Result<(Digest, LayerRecord), Findings> {
+    // What stands in the folder has not changed since it was copied, so its tree is there.
+    if let Some(record) = layers.copied::<LayerRecord>(folder)
+        && let Some(diff_id) = diff_id_of(&record, folder)
+    {
+        return Ok((diff_id, record));
+    }
+    if let Some(findings) = layers.mark_on(folder) {
+        return Err(findings);
+    }
+    let record = layers
+        .record::<LayerRecord>(folder)
+        .map_err(|error| Findings::of("layer.json", "content", error.to_string()))?;
+    match diff_id_of(&record, folder) {
+        Some(diff_id) if layers.path.join(folder).join("fs").is_dir() => Ok((diff_id, record)),
+        _ => Err(Findings::of("layer.json", "content", "the record does not belong to the layer")),
+    }
+}
+
+/// The key of a layer, if its record belongs to the folder.
+fn diff_id_of(record: &LayerRecord, folder: &str) -> Option<Digest> {
+    record.diff_id.parse::<Digest>().ok().filter(|diff_id| diff_id.hex() == folder)
 }
 
 /// An image's record, and what is wrong with the image: one that carries a mark may have a sound record, which names its
 /// layers.
-fn read_image(images: &Place, folder: &str) -> (Option<ImageRecord>, Option<Findings>) {
+fn read_image(images: &Place<'_>, folder: &str) -> (Option<ImageRecord>, Option<Findings>) {
+    if let Some(record) = images.copied::<ImageRecord>(folder).filter(|record| record.is_sound(folder)) {
+        return (Some(record), None);
+    }
     let marked = images.mark_on(folder);
-    let why = match images.read_json::<ImageRecord>(folder, "image.json") {
+    let why = match images.record::<ImageRecord>(folder) {
         Ok(record) if record.is_sound(folder) => return (Some(record), marked),
         Ok(_) => "it does not belong to the image".to_owned(),
         Err(error) => error.to_string(),
     };
     (None, Some(marked.unwrap_or_else(|| Findings::of("image.json", "content", why))))
+}
+
+/// The bytes of a record that nothing is wrong with.
+pub(super) fn record_to_copy(path: &Path, kind: Kind, folder: &str) -> Option<Vec<u8>> {
+    let nothing = Copies::default();
+    let place = Place::open(path.to_owned(), kind, &nothing);
+    let is_sound = match kind {
+        Kind::Layer => read_layer(&place, folder).is_ok(),
+        Kind::Image => matches!(read_image(&place, folder), (Some(_), None)),
+    };
+    if is_sound { place.bytes(folder).ok() } else { None }
 }
 
 /// Reads what lies in each folder, in the order of the folders. A node has ten thousand of them, and waits for its socket.
@@ -441,7 +492,7 @@ fn each_read<T: Send>(folders: Vec<String>, read: impl Fn(&str) -> T + Sync) -> 
 }
 
 /// The names of the digest-named folders in a folder.
-fn folders(path: &Path) -> Result<Vec<String>, RuntimeError> {
+pub(super) fn folders(path: &Path) -> Result<Vec<String>, RuntimeError> {
     let refused = |error| super::storage_error(format!("could not read `{}`", path.display()), error);
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,

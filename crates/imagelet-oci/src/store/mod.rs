@@ -6,6 +6,7 @@
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `settle`)
 //!   names.new, names.unsettled.new   the next of these in the making; removed at start
+//!   records.cache, records.new            copies of all records (see `copies`); may vanish at any time
 //!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; a directory here is complete and durable,
 //!                            and one that has a file `damaged` counts as absent
@@ -22,6 +23,7 @@
 mod allocated;
 mod blobs;
 mod commit;
+mod copies;
 mod damage;
 mod disk;
 mod graph;
@@ -51,7 +53,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -94,6 +96,10 @@ pub(crate) struct Store {
     measured: Mutex<graph::Measured>,
     /// Two that settle at once would do the same work.
     settling: Mutex<()>,
+    /// In how many records the file of copies may differ from the store.
+    uncopied: AtomicUsize,
+    /// Two that write that file at once would write one over the other.
+    copying: Mutex<()>,
     /// An image is not removed while it is being mounted, nor mounted while it is being removed.
     mounting: Mutex<()>,
     /// A pull shows its image before the disk has it.
@@ -129,7 +135,7 @@ impl Store {
         let view = SyncView::open(&root)
             .map_err(|error| storage_error(format!("could not open the store `{}`", root.display()), error))?;
         let boot = boot_id();
-        let index = Index::load(&root, !read_only, boot.as_deref())?;
+        let (index, uncopied) = Index::load(&root, !read_only, boot.as_deref())?;
         Step::OpenLoaded.reach();
         let store = Self {
             root,
@@ -139,6 +145,8 @@ impl Store {
             views: Mutex::new(vec![Arc::new(view)]),
             measured: Mutex::default(),
             settling: Mutex::new(()),
+            uncopied: AtomicUsize::new(uncopied),
+            copying: Mutex::new(()),
             mounting: Mutex::new(()),
             in_background: durability == Durability::Background && boot.is_some(),
             boot,

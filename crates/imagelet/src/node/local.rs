@@ -120,6 +120,9 @@ impl LocalNode {
         {
             tracing::error!(error = error.chain(), "pulled images are not durable");
         }
+        if let Some(engine) = &self.parts.engine {
+            engine.copy_records().await;
+        }
         // A store of our own answers at once; a runtime is not asked again, as nobody waits for its answer.
         if self.parts.engine.is_some()
             && let Err(failure) = self.refresh().await
