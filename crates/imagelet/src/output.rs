@@ -1,7 +1,10 @@
 //! How results look: aligned tables for people, JSON and YAML for programs.
 
 use std::{
-    io::{self, Write},
+    fmt::{self, Write as _},
+    fs::File,
+    io,
+    os::fd::AsFd as _,
     time::SystemTime,
 };
 
@@ -10,19 +13,28 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::cli::Format;
 
+/// Long answers are written in few pieces.
+const OUT_BUFFER: usize = 256 << 10;
 /// Blanks between columns.
 const GAP: usize = 3;
 
 /// A table whose columns are as wide as their widest cell.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    rows: Vec<Vec<String>>,
+    /// All cells, one after the other: very long tables are made of few pieces.
+    text: String,
+    /// Where each cell ends.
+    cells: Vec<usize>,
+    /// At which cell each row ends.
+    rows: Vec<usize>,
 }
 
 impl Table {
     /// A table with a header.
     pub(crate) fn new<const N: usize>(header: [&str; N]) -> Self {
-        Self { rows: vec![header.iter().map(|&cell| cell.to_owned()).collect()] }
+        let mut table = Self::default();
+        table.row(header);
+        table
     }
 
     /// A table of names and values, without a header.
@@ -31,33 +43,72 @@ impl Table {
     }
 
     /// Adds a row. Control characters, which names from outside may bring, are shown as `?`.
-    pub(crate) fn row<I: IntoIterator<Item = S>, S: Into<String>>(&mut self, cells: I) {
-        self.rows.push(cells.into_iter().map(|cell| printable_cell(cell.into())).collect());
+    pub(crate) fn row<I: IntoIterator<Item = S>, S: AsRef<str>>(&mut self, cells: I) {
+        for cell in cells {
+            self.cell(cell.as_ref());
+        }
+        self.end_row();
+    }
+
+    /// Adds a cell to the row that is being made.
+    pub(crate) fn cell(&mut self, cell: &str) {
+        if is_plain(cell) {
+            self.text.push_str(cell);
+        } else {
+            self.text.extend(printable_chars(cell));
+        }
+        self.cells.push(self.text.len());
+    }
+
+    /// The same with something that prints plain characters alone.
+    pub(crate) fn show(&mut self, cell: impl fmt::Display) {
+        // A string takes everything.
+        let _ = write!(self.text, "{cell}");
+        self.cells.push(self.text.len());
+    }
+
+    /// Ends the row.
+    pub(crate) fn end_row(&mut self) {
+        self.rows.push(self.cells.len());
     }
 
     /// Prints it; nothing trails a row.
-    pub(crate) fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..columns)
-            .map(|column| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| width(cell)).max().unwrap_or(0))
-            .collect();
+    pub(crate) fn write(&self, out: &mut impl io::Write) -> io::Result<()> {
+        let mut widths: Vec<usize> = Vec::new();
+        for row in self.cells_by_row() {
+            for (column, cell) in row.enumerate() {
+                if column == widths.len() {
+                    widths.push(0);
+                }
+                widths[column] = widths[column].max(width(cell));
+            }
+        }
         let mut line = String::new();
-        for row in &self.rows {
+        for row in self.cells_by_row() {
             line.clear();
-            for (cell, widest) in row.iter().zip(&widths) {
+            for (cell, widest) in row.zip(&widths) {
                 line.push_str(cell);
                 line.extend(std::iter::repeat_n(' ', widest - width(cell) + GAP));
             }
-            writeln!(out, "{}", line.trim_end())?;
+            line.truncate(line.trim_end().len());
+            line.push('\n');
+            out.write_all(line.as_bytes())?;
         }
         Ok(())
+    }
+
+    fn cells_by_row(&self) -> impl Iterator<Item = impl Iterator<Item = &str>> {
+        let before = |ends: &[usize], at: usize| if at == 0 { 0 } else { ends[at - 1] };
+        (0..self.rows.len()).map(move |row| {
+            let cells = before(&self.rows, row)..self.rows[row];
+            cells.map(move |cell| &self.text[before(&self.cells, cell)..self.cells[cell]])
+        })
     }
 }
 
 /// Nearly every cell is as it shall be shown.
-fn printable_cell(cell: String) -> String {
-    let is_plain = cell.bytes().all(|byte| (b' '..=b'~').contains(&byte));
-    if is_plain { cell } else { printable(&cell) }
+fn is_plain(cell: &str) -> bool {
+    cell.bytes().all(|byte| (b' '..=b'~').contains(&byte))
 }
 
 /// The columns a terminal needs for a cell that is safe on it.
@@ -67,7 +118,11 @@ fn width(cell: &str) -> usize {
 
 /// Text from outside, safe on a terminal.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    printable_chars(text).collect()
+}
+
+fn printable_chars(text: &str) -> impl Iterator<Item = char> {
+    text.chars().map(|c| if c.is_control() { '?' } else { c })
 }
 
 /// Prints a result to stdout, as a document or as whatever `human` makes of it.
@@ -76,19 +131,21 @@ pub(crate) fn printable(text: &str) -> String {
 pub(crate) fn print<T: Serialize>(
     format: Format,
     result: &T,
-    human: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    human: impl FnOnce(&mut dyn io::Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let stdout = io::stdout().lock();
+    // Past the library's own buffer, which looks for the end of each line.
+    let mut out = io::BufWriter::with_capacity(OUT_BUFFER, File::from(stdout.as_fd().try_clone_to_owned()?));
     let written = match format {
         Format::Table | Format::Wide => human(&mut out),
-        Format::Json => {
-            serde_json::to_writer_pretty(&mut out, result).map_err(io::Error::from).and_then(|()| writeln!(out))
-        }
-        Format::Yaml => {
-            serde_saphyr::to_string(result).map_err(io::Error::other).and_then(|text| out.write_all(text.as_bytes()))
-        }
+        Format::Json => serde_json::to_writer_pretty(&mut out, result)
+            .map_err(io::Error::from)
+            .and_then(|()| io::Write::write_all(&mut out, b"\n")),
+        Format::Yaml => serde_saphyr::to_string(result)
+            .map_err(io::Error::other)
+            .and_then(|text| io::Write::write_all(&mut out, text.as_bytes())),
     };
-    match written.and_then(|()| out.flush()) {
+    match written.and_then(|()| io::Write::flush(&mut out)) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other,
     }
@@ -96,13 +153,22 @@ pub(crate) fn print<T: Serialize>(
 
 /// How long ago something was, to two digits or so: `42s`, `7m`, `3h`, `12d`; `-` when it never was.
 pub(crate) fn age(since: Option<SystemTime>, now: SystemTime) -> String {
-    let Some(since) = since else { return "-".into() };
-    let seconds = now.duration_since(since).map_or(0, |age| age.as_secs());
-    match seconds {
-        0..=119 => format!("{seconds}s"),
-        120..=7199 => format!("{}m", seconds / 60),
-        7200..=172_799 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86400),
+    since.map_or_else(|| "-".into(), |since| Age(now.duration_since(since).map_or(0, |age| age.as_secs())).to_string())
+}
+
+/// So many seconds, as [`age`] prints them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Age(pub(crate) u64);
+
+impl fmt::Display for Age {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0;
+        match seconds {
+            0..=119 => write!(f, "{seconds}s"),
+            120..=7199 => write!(f, "{}m", seconds / 60),
+            7200..=172_799 => write!(f, "{}h", seconds / 3600),
+            _ => write!(f, "{}d", seconds / 86400),
+        }
     }
 }
 

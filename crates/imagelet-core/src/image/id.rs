@@ -23,7 +23,12 @@ impl ImageId {
 
     /// The id without algorithm, cut to 13 characters, as crictl shows it.
     pub fn short(&self) -> &str {
-        let bare = self.0.strip_prefix("sha256:").unwrap_or(&self.0);
+        Self::shorten(&self.0)
+    }
+
+    /// The same of an id that is still a text.
+    pub fn shorten(id: &str) -> &str {
+        let bare = id.strip_prefix("sha256:").unwrap_or(id);
         bare.get(..13).unwrap_or(bare)
     }
 }

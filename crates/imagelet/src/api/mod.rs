@@ -5,7 +5,11 @@
 #[rustfmt::skip]
 mod v1;
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use futures_util::Stream;
@@ -171,16 +175,28 @@ fn reply(reply: Reply) -> CallReply {
     CallReply { reply: Some(reply) }
 }
 
-/// A daemon on a unix socket. Each call has a connection of its own.
+/// A daemon on a unix socket. Each call has a connection of its own, but for the first after a probe.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     socket: std::path::PathBuf,
+    /// Where a probe was answered, until the next call.
+    probed: Arc<Mutex<Option<Channel>>>,
 }
 
 impl Client {
     /// The daemon at this path, asked with the first call.
     pub(crate) fn new(socket: impl Into<std::path::PathBuf>) -> Self {
-        Self { socket: socket.into() }
+        Self { socket: socket.into(), probed: Arc::default() }
+    }
+
+    /// Asks for nothing: only those that speak this interface say so in its words. Never answers a document.
+    pub(crate) async fn probe(&self) -> Result<(), CallError> {
+        let channel = self.connect().await?;
+        let answer = Self::call_on(channel.clone(), "", Vec::new(), &|_| {}).await;
+        if !matches!(answer, Err(CallError::NotOurs)) {
+            *self.probed.lock().unwrap_or_else(PoisonError::into_inner) = Some(channel);
+        }
+        answer.map(drop)
     }
 
     /// Runs a command there.
@@ -190,8 +206,22 @@ impl Client {
         body: Vec<u8>,
         progress: &(dyn Fn(&[u8]) + Send + Sync),
     ) -> Result<Vec<u8>, CallError> {
+        let probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let channel = match probed {
+            Some(channel) => channel,
+            None => self.connect().await?,
+        };
+        Self::call_on(channel, command, body, progress).await
+    }
+
+    async fn call_on(
+        channel: Channel,
+        command: &str,
+        body: Vec<u8>,
+        progress: &(dyn Fn(&[u8]) + Send + Sync),
+    ) -> Result<Vec<u8>, CallError> {
         let request = CallRequest { command: command.to_owned(), body };
-        let mut client = NodeClient::new(self.connect().await?)
+        let mut client = NodeClient::new(channel)
             .max_decoding_message_size(REPLY_BYTES_MAX)
             .max_encoding_message_size(REQUEST_BYTES_MAX);
         let mut replies = client.call(request).await.map_err(|status| refused(&status))?.into_inner();
@@ -213,7 +243,7 @@ impl Client {
             Ok(connected) => connected.map_err(CallError::Absent)?,
             Err(_) => return Err(CallError::Absent(timed_out())),
         };
-        let stream = std::sync::Mutex::new(Some(stream));
+        let stream = Mutex::new(Some(stream));
         let connector = tower::service_fn(move |_: Uri| {
             let stream = stream.lock().ok().and_then(|mut stream| stream.take());
             async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::other("the connection is gone")) }
@@ -237,8 +267,6 @@ fn refused(status: &Status) -> CallError {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
 
     struct Echo;
@@ -282,12 +310,17 @@ mod tests {
         client.call("recite", Vec::new(), &note).await.expect("a result");
         let heard = steps.lock().expect("no panic").split_off(2);
         assert_eq!(heard, (0..2000_u32).map(|line| line.to_string().into_bytes()).collect::<Vec<_>>());
+        assert!(matches!(client.probe().await, Err(CallError::Broken(_))), "it is there");
+        assert_eq!(client.call("echo", b"y".to_vec(), &note).await.expect("on the probe's connection"), b"y");
+        assert_eq!(client.call("echo", b"z".to_vec(), &note).await.expect("on another one"), b"z");
         let failed = client.call("fail", Vec::new(), &|_| {}).await;
         assert!(matches!(failed, Err(CallError::Failed(why)) if why == b"why"));
         let unknown = client.call("frob", Vec::new(), &|_| {}).await;
         assert!(matches!(unknown, Err(CallError::Broken(why)) if why.contains("frob")));
         served.abort();
         let absent = Client::new(folder.path().join("none.sock")).call("echo", Vec::new(), &|_| {}).await;
+        assert!(matches!(absent, Err(CallError::Absent(_))));
+        let absent = Client::new(folder.path().join("none.sock")).probe().await;
         assert!(matches!(absent, Err(CallError::Absent(_))));
     }
 }

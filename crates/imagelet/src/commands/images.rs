@@ -7,13 +7,15 @@ use imagelet_core::image::{ByteSize, ImageId, shown_name};
 use crate::{
     cli::{DfArgs, Format, InspectArgs, LsArgs},
     failure::Failure,
-    node::{ImageRow, InspectRequest, ListRequest, Node, Usage, UsageRequest, no_steps},
-    output::{Table, age, names, print},
+    node::{ImageRow, InspectRequest, Node, Row, Usage, UsageRequest, no_steps},
+    output::{Age, Table, age, names, print},
 };
 
 pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
-    let brief = arguments.quiet || format == Format::Table;
-    let mut listed = node.ask(ListRequest { brief: brief && !arguments.digests }, no_steps()).await?;
+    let brief = (arguments.quiet || format == Format::Table) && !arguments.digests;
+    let packed = node.list(brief).await?;
+    let mut listed =
+        packed.rows().ok_or_else(|| Failure::new("Failed", "could not read the list of images: it is not whole"))?;
     if !arguments.all {
         listed.images.retain(|image| !image.names.is_empty() || !image.digests.is_empty() && arguments.digests);
     }
@@ -26,7 +28,7 @@ pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Res
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
+fn table(images: &[Row<'_>], format: Format, digests: bool) -> Table {
     let wide = format == Format::Wide;
     let mut header = vec!["NAME", "ID", "SIZE", "AGE", "LAST USED", "USE"];
     if digests {
@@ -39,37 +41,42 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
     let mut table = Table::plain();
     table.row(header);
     for image in images {
-        let id = ImageId::new(&image.id);
-        let mut row = vec![
-            if wide && image.names.len() > 1 { image.names.join(",") } else { names(&image.names) },
-            if wide { image.id.clone() } else { id.short().to_owned() },
-            ByteSize(image.size).to_string(),
-            age(time(image.first_seen.as_deref()), now),
-            age(time(image.last_used.as_deref()), now),
-            use_word(image),
-        ];
+        match image.names.iter().next() {
+            None => table.cell("<none>"),
+            Some(name) if image.names.len() == 1 => table.cell(name),
+            Some(_) if wide => table.cell(&image.names.joined()),
+            Some(first) => table.cell(&format!("{first} (+{})", image.names.len() - 1)),
+        }
         if digests {
-            row.insert(1, image.digests.first().map_or("-", |name| name.rsplit('@').next().unwrap_or(name)).to_owned());
+            table.cell(image.digests.iter().next().map_or("-", |name| name.rsplit('@').next().unwrap_or(name)));
         }
+        table.cell(if wide { image.id } else { ImageId::shorten(image.id) });
+        table.show(ByteSize(image.size));
+        for moment in [image.first_seen, image.last_used] {
+            match moment {
+                Some(moment) => table.show(Age(moment.seconds_until(now))),
+                None => table.cell("-"),
+            }
+        }
+        table.cell(match (image.in_use_by.is_empty(), image.pinned_by.is_empty()) {
+            (false, false) => "in use, pinned",
+            (false, true) => "in use",
+            (true, false) => "pinned",
+            (true, true) => "-",
+        });
         if wide {
-            let size = |size: Option<u64>| size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string());
-            let list = |list: &[String]| if list.is_empty() { "-".into() } else { list.join(",") };
-            row.extend([size(image.unique), size(image.shared), list(&image.pinned_by), list(&image.in_use_by)]);
+            for size in [image.unique, image.shared] {
+                match size {
+                    Some(size) => table.show(ByteSize(size)),
+                    None => table.cell("-"),
+                }
+            }
+            table.cell(&image.pinned_by.joined());
+            table.cell(&image.in_use_by.joined());
         }
-        table.row(row);
+        table.end_row();
     }
     table
-}
-
-/// What keeps an image, in one word.
-fn use_word(image: &ImageRow) -> String {
-    match (image.in_use_by.is_empty(), image.pinned_by.is_empty()) {
-        (false, false) => "in use, pinned",
-        (false, true) => "in use",
-        (true, false) => "pinned",
-        (true, true) => "-",
-    }
-    .into()
 }
 
 fn time(text: Option<&str>) -> Option<SystemTime> {

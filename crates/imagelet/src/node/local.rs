@@ -26,9 +26,9 @@ use super::reasons::{Collections, declare};
 use super::rows::{Shares, row, row_without_uses};
 use super::{
     Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, LayerSize, ListRequest, MountRequest,
-    Mounted, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest,
-    Removed, Status, StatusRequest, Step, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage, UsageRequest,
-    pods::secrets, pressure::pressure,
+    Mounted, PackedList, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullBoard, PullRequest, PullRow, Pulled,
+    RemoveRequest, Removed, Status, StatusRequest, Step, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage,
+    UsageRequest, pods::secrets, pressure::pressure,
 };
 use crate::{
     config::{CollectionMode, Settings},
@@ -147,6 +147,29 @@ impl LocalNode {
         Ok(self.parts.inventory.refresh(SystemTime::now()).await?)
     }
 
+    /// The list as it is packed, straight from what a pass saw.
+    pub(super) async fn packed(&self, brief: bool) -> Result<PackedList, Failure> {
+        let refreshed = self.refresh().await;
+        let usage = if brief { None } else { self.usage().await? };
+        let shares = Shares::of(usage.as_ref());
+        match refreshed {
+            Ok(snapshot) => Ok(PackedList::of_entries(snapshot.entries.iter().map(|entry| &**entry), &shares, brief)),
+            Err(failure) => {
+                let images = self.without_uses(failure).await?;
+                Ok(PackedList::of_images(images.iter(), &shares, brief))
+            }
+        }
+    }
+
+    /// The store can be looked at although the runtime that runs from it is away.
+    async fn without_uses(&self, failure: Failure) -> Result<Vec<Image>, Failure> {
+        if self.parts.engine.is_none() {
+            return Err(failure);
+        }
+        tracing::warn!(error = failure.to_string(), "nobody can tell which images are in use");
+        Ok(self.parts.runtime.list(None).await?)
+    }
+
     async fn usage(&self) -> Result<Option<StoreUsage>, Failure> {
         match &self.parts.engine {
             Some(engine) => Ok(Some(engine.disk_usage().await?)),
@@ -165,13 +188,10 @@ impl LocalNode {
         let shares = Shares::of(usage.as_ref());
         let mut rows: Vec<ImageRow> = match refreshed {
             Ok(snapshot) => snapshot.entries.iter().map(|entry| row(entry, &shares)).collect(),
-            // The store can be looked at although the runtime that runs from it is away.
-            Err(failure) if self.parts.engine.is_some() => {
-                tracing::warn!(error = failure.to_string(), "nobody can tell which images are in use");
-                let images = self.parts.runtime.list(None).await?;
+            Err(failure) => {
+                let images = self.without_uses(failure).await?;
                 images.iter().map(|image| row_without_uses(image, &shares)).collect()
             }
-            Err(failure) => return Err(failure),
         };
         if brief {
             for row in &mut rows {

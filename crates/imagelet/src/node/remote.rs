@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{Command, EventsRequest, Step, Steps, Told};
+use super::{Command, EventsRequest, ListRequest, PackedList, Step, Steps, Told};
 use crate::{
     api::{BODY_BYTES_MAX, CallError, Client},
     failure::Failure,
@@ -26,7 +26,7 @@ impl RemoteNode {
     /// Whether somebody is there who speaks our interface: `None` when nobody listens.
     pub(crate) async fn probe(&self) -> Option<Spoken> {
         // No daemon knows this command; only those that speak our interface say so in its words.
-        match self.client.call("", Vec::new(), &|_| {}).await {
+        match self.client.probe().await {
             Err(CallError::Absent(error)) => {
                 tracing::debug!(socket = %self.socket.display(), %error, "nobody listens");
                 None
@@ -43,6 +43,12 @@ impl RemoteNode {
             }
         };
         self.call(C::NAME, &command, &progress).await
+    }
+
+    pub(super) async fn list(&self, brief: bool) -> Result<PackedList, Failure> {
+        let asked = ListRequest { brief, packed: true };
+        let answer = self.document(ListRequest::NAME, &asked, &|_| {}).await?;
+        PackedList::of_answer(answer).map_err(|why| self.unreadable(why))
     }
 
     pub(super) async fn follow(
@@ -66,6 +72,24 @@ impl RemoteNode {
         arguments: &(impl Serialize + Sync),
         progress: &(dyn Fn(&[u8]) + Send + Sync),
     ) -> Result<A, Failure> {
+        let document = self.document(name, arguments, progress).await?;
+        serde_json::from_slice(&document).map_err(|error| self.unreadable(error.to_string()))
+    }
+
+    fn unreadable(&self, why: String) -> Failure {
+        let socket = self.socket.display();
+        Failure {
+            causes: vec![why],
+            ..Failure::new("Failed", format!("could not read the answer of the daemon at `{socket}`"))
+        }
+    }
+
+    async fn document(
+        &self,
+        name: &str,
+        arguments: &(impl Serialize + Sync),
+        progress: &(dyn Fn(&[u8]) + Send + Sync),
+    ) -> Result<Vec<u8>, Failure> {
         let socket = self.socket.display();
         let body = serde_json::to_vec(arguments)
             .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{name}`")))?;
@@ -77,31 +101,23 @@ impl RemoteNode {
             return Err(Failure::new("InvalidArgument", message)
                 .or_hint("shorten annotations and secrets, or work without the daemon: `--store DIR`"));
         }
-        let document = match self.client.call(name, body, progress).await {
-            Ok(document) => document,
-            Err(CallError::Failed(document)) => {
-                return Err(serde_json::from_slice(&document).unwrap_or_else(|_| {
-                    Failure::new("Failed", format!("the daemon at `{socket}` failed without a reason"))
-                }));
-            }
+        match self.client.call(name, body, progress).await {
+            Ok(document) => Ok(document),
+            Err(CallError::Failed(document)) => Err(serde_json::from_slice(&document).unwrap_or_else(|_| {
+                Failure::new("Failed", format!("the daemon at `{socket}` failed without a reason"))
+            })),
             Err(CallError::Absent(error)) => {
-                return Err(Failure::because(format!("could not reach the daemon at `{socket}`"), &error)
-                    .or_hint("start it with `imagelet serve`, or work without one: `--store DIR`"));
+                Err(Failure::because(format!("could not reach the daemon at `{socket}`"), &error)
+                    .or_hint("start it with `imagelet serve`, or work without one: `--store DIR`"))
             }
             Err(CallError::NotOurs) => {
-                return Err(Failure::new("Unsupported", format!("whoever listens at `{socket}` is no imagelet")));
+                Err(Failure::new("Unsupported", format!("whoever listens at `{socket}` is no imagelet")))
             }
-            Err(CallError::Broken(why)) => {
-                return Err(Failure {
-                    causes: vec![why],
-                    ..Failure::new("Unavailable", format!("the daemon at `{socket}` gave the command up"))
-                });
-            }
-        };
-        serde_json::from_slice(&document).map_err(|error| Failure {
-            causes: vec![error.to_string()],
-            ..Failure::new("Failed", format!("could not read the answer of the daemon at `{socket}`"))
-        })
+            Err(CallError::Broken(why)) => Err(Failure {
+                causes: vec![why],
+                ..Failure::new("Unavailable", format!("the daemon at `{socket}` gave the command up"))
+            }),
+        }
     }
 }
 

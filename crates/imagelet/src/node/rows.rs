@@ -11,7 +11,7 @@ use imagelet_oci::{ImageUsage, StoreUsage};
 use super::{ImageRow, local::moment};
 
 /// Who uses an image, where whoever runs containers from it does not answer.
-const USES_UNKNOWN: &str = "nobody knows: the runtime does not answer";
+pub(super) const USES_UNKNOWN: &str = "nobody knows: the runtime does not answer";
 
 /// What each image takes alone and shares, by its id, as there may be ten thousand of them.
 pub(super) struct Shares<'a>(HashMap<&'a ImageId, &'a ImageUsage>);
@@ -19,6 +19,11 @@ pub(super) struct Shares<'a>(HashMap<&'a ImageId, &'a ImageUsage>);
 impl<'a> Shares<'a> {
     pub(super) fn of(usage: Option<&'a StoreUsage>) -> Self {
         Self(usage.into_iter().flat_map(|usage| &usage.images).map(|image| (&image.id, image)).collect())
+    }
+
+    /// Bytes that are the image's alone, and bytes that it shares.
+    pub(super) fn of_image(&self, id: &ImageId) -> Option<(u64, u64)> {
+        self.0.get(id).map(|used| (used.unique.0, used.shared.0))
     }
 }
 
@@ -35,7 +40,7 @@ pub(super) fn row(entry: &Entry, shares: &Shares<'_>) -> ImageRow {
 
 /// What the store tells of an image. It counts as used, as long as nobody can tell.
 pub(super) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
-    let used = shares.0.get(&image.id);
+    let (unique, shared) = shares.of_image(&image.id).unzip();
     let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());
     names.sort();
     digests.sort();
@@ -45,8 +50,8 @@ pub(super) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
         names,
         digests,
         size: image.size.0,
-        unique: used.map(|used| used.unique.0),
-        shared: used.map(|used| used.shared.0),
+        unique,
+        shared,
         in_use_by: vec![USES_UNKNOWN.to_owned()],
         ..ImageRow::default()
     }

@@ -105,6 +105,8 @@ documents! {
     ListRequest {
         /// Leaves out what takes long with very many images and few look at: digests, and sizes alone and shared.
         brief: bool,
+        /// Understands the packed form; who does not know the field answers in JSON.
+        packed: bool,
     }
     /// All images.
     ImageList {
