@@ -156,13 +156,13 @@ impl LocalNode {
             Ok(snapshot) => Ok(PackedList::of_entries(snapshot.entries.iter().map(|entry| &**entry), &shares, brief)),
             Err(failure) => {
                 let images = self.without_uses(failure).await?;
-                Ok(PackedList::of_images(images.iter(), &shares, brief))
+                Ok(PackedList::of_images(images.iter().map(|image| &**image), &shares, brief))
             }
         }
     }
 
     /// The store can be looked at although the runtime that runs from it is away.
-    async fn without_uses(&self, failure: Failure) -> Result<Vec<Image>, Failure> {
+    async fn without_uses(&self, failure: Failure) -> Result<Vec<Arc<Image>>, Failure> {
         if self.parts.engine.is_none() {
             return Err(failure);
         }
