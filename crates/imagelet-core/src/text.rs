@@ -32,6 +32,13 @@ pub fn quoted(text: &str) -> String {
     quoted
 }
 
+/// A refusal over gRPC as clients print it, taken apart: the name of its code, and what the peer said. A text that is
+/// printed otherwise was said as it stands.
+pub fn told_with_code(text: &str) -> (Option<&str>, &str) {
+    let told = text.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = "));
+    told.map_or((None, text), |(code, said)| (Some(code), said))
+}
+
 fn is_printable(character: char) -> bool {
     if character.is_ascii() {
         return character == ' ' || character.is_ascii_graphic();

@@ -54,7 +54,7 @@ pub use self::{
     facts::{ImageFacts, Images},
     input::PlanInput,
     journal::{Asked, digest, replay},
-    ordered::OrderError,
+    ordered::{OrderError, UsedImages},
     plan::{Plan, Step, plan},
     policy::{AgeCounts, GcOrder, GcPolicy, GcPolicyError, GcWay, InodeMarks},
     reason::{Idle, Reason},

@@ -69,6 +69,11 @@ pub enum Reason {
         /// Why.
         why: String,
     },
+    /// Stays: the runtime refused to remove it, as something holds it that only the runtime knows of.
+    Refused {
+        /// What it said.
+        error: String,
+    },
     /// Stays: the runtime did not remove it.
     Failed {
         /// What it said.
@@ -176,6 +181,7 @@ impl Reason {
             Self::InVain => "in_vain",
             Self::Gone => "gone",
             Self::Aborted { .. } => "aborted",
+            Self::Refused { .. } => "refused",
             Self::Failed { .. } => "failed",
             Self::Old { .. } => "old",
             Self::Room { .. } => "room",
@@ -231,6 +237,7 @@ impl fmt::Display for Reason {
             Self::InVain => f.write_str("would be removed in vain: all that may go is not enough"),
             Self::Gone => f.write_str("gone already"),
             Self::Aborted { why } => write!(f, "the collection ended early: {why}"),
+            Self::Refused { error } => write!(f, "the runtime refused to remove it: {error}"),
             Self::Failed { error } => write!(f, "could not be removed: {error}"),
             Self::Old { idle, age_max } => write!(f, "unused for more than {}: {idle}", duration_text(*age_max)),
             Self::Room { idle, .. } => write!(f, "room is wanted: {idle}"),
@@ -253,6 +260,7 @@ mod tests {
             (Reason::Pinned { by: vec!["runtime".to_owned(), "x*".to_owned()] }, "pinned by the runtime, `x*`"),
             (Reason::Young { age_min: Duration::from_mins(2) }, "younger than 2m0s"),
             (Reason::NotNeeded, "not needed"),
+            (Reason::Refused { error: "held".to_owned() }, "the runtime refused to remove it: held"),
             (Reason::Rule { rule: "namespace: kube-*".to_owned() }, "kept by the rule `namespace: kube-*`"),
             (Reason::NotOwned, "neither pulled nor adopted by imagelet"),
             (

@@ -13,6 +13,7 @@ use crate::{
     inventory::{Clearance, Entry, Snapshot, Standing},
     runtime::RuntimeErrorKind,
     runtime::{Certainty, Freed},
+    text::told_with_code,
 };
 
 /// How the try to remove an image ended.
@@ -121,9 +122,9 @@ impl<'a> Round<'a> {
                 self.claimed = self.claimed + size;
                 (GcOutcome::Removed { claimed: size }, Attempt::Removed)
             }
-            // It came into use between the question and the removal, and the store saw it: another one goes instead.
+            // Something holds it that only the store knows of, or it came into use since the question: another one goes.
             Err(error) if error.kind() == RuntimeErrorKind::InUse && self.policy.way() == GcWay::Imagelet => {
-                return self.spare(entry, Reason::InUse { by: vec![error.chain()] });
+                return self.spare(entry, Reason::Refused { error: told_with_code(&error.chain()).1.to_owned() });
             }
             Err(error) => {
                 let error = error.chain();

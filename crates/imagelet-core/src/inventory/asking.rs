@@ -53,7 +53,7 @@ pub struct Removal<'a> {
 }
 
 /// No removal begins while it lives.
-struct Pause<'a>(&'a Inventory);
+pub(super) struct Pause<'a>(&'a Inventory);
 
 /// Where the leases are kept, and how far they are.
 #[derive(Debug, Default)]
@@ -175,15 +175,22 @@ impl Inventory {
         state.leases.until(id, steady).map(|until| moved(until, shift))
     }
 
-    /// Begins a removal that a person ordered: leases and pins do not stand against it, work at hand does.
+    /// Begins a removal that somebody ordered: leases and pins do not stand against it, work at hand does. Who removes the
+    /// image already, or keeps all removals waiting for a moment, is waited for.
     ///
     /// # Errors
-    /// What does.
-    pub fn order_removal(&self, id: &ImageId) -> Result<Removal<'_>, Vec<&'static str>> {
-        match self.lock().leases.begin_ordered_removal(id) {
-            Ok(()) => Ok(Removal { inventory: self, id: id.clone() }),
-            Err(Obstacle::Held(works)) => Err(works),
-            Err(Obstacle::Leased(_) | Obstacle::Busy) => Err(vec!["another removal"]),
+    /// What works with it.
+    pub async fn order_removal(&self, id: &ImageId) -> Result<Removal<'_>, Vec<&'static str>> {
+        loop {
+            let mut ended = std::pin::pin!(self.removals.notified());
+            // From before the look, so that no end is missed.
+            ended.as_mut().enable();
+            match self.lock().leases.begin_ordered_removal(id) {
+                Ok(()) => return Ok(Removal { inventory: self, id: id.clone() }),
+                Err(Obstacle::Held(works)) => return Err(works),
+                Err(Obstacle::Leased(_) | Obstacle::Busy) => {}
+            }
+            ended.await;
         }
     }
 
@@ -232,7 +239,7 @@ impl Inventory {
     }
 
     /// Lets no removal begin, and waits for those under way.
-    async fn pause_removals(&self) -> Pause<'_> {
+    pub(super) async fn pause_removals(&self) -> Pause<'_> {
         self.lock().leases.pause();
         let pause = Pause(self);
         self.removals_done(|state| !state.leases.is_removing_any()).await;
@@ -423,6 +430,8 @@ impl Drop for Removal<'_> {
 impl Drop for Pause<'_> {
     fn drop(&mut self) {
         self.0.lock().leases.resume();
+        // Orders wait for it, too.
+        self.0.removals.notify_waiters();
     }
 }
 

@@ -10,7 +10,10 @@ use super::{
     flaws::Flaw,
     watch::VANISHED_DOUBT,
 };
-use crate::image::{Image, ImageSpec};
+use crate::{
+    image::{Image, ImageSpec},
+    runtime::RuntimeErrorKind,
+};
 
 /// What stands between an image and its removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,14 +57,27 @@ pub(crate) enum Ordered<'a> {
 }
 
 impl Inventory {
-    /// Asks the runtime afresh who uses an image that a person wants removed; pins and leases do not count.
-    pub(crate) async fn clear_ordered(&self, image: &Image, now: SystemTime) -> Result<Ordered<'_>, InventoryError> {
+    /// Asks the runtime afresh who uses an image that somebody wants removed; pins and leases do not count, and where
+    /// `takes_used` is set only who works with it in this process does.
+    pub(crate) async fn clear_ordered(
+        &self,
+        image: &Image,
+        takes_used: bool,
+        now: SystemTime,
+    ) -> Result<Ordered<'_>, InventoryError> {
         // From before the question: who asks for the image from here on waits until it is gone.
-        let removal = match self.order_removal(&image.id) {
+        let removal = match self.order_removal(&image.id).await {
             Ok(removal) => removal,
             Err(works) => return Ok(Ordered::InUse(works.into_iter().map(str::to_owned).collect())),
         };
-        let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
+        if takes_used {
+            return Ok(Ordered::Free(removal));
+        }
+        let pods = match self.runtime.pods().await {
+            // Who keeps images and runs no containers has none that use them.
+            Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Vec::new(),
+            pods => pods.map_err(InventoryError::List)?,
+        };
         let mounts = self.mounts(&pods).await?;
         let survey = Survey { images: vec![Arc::new(image.clone())], pods, mounts, missing_are_gone: false };
         let seen =

@@ -398,9 +398,20 @@ async fn who_asks_during_a_removal_waits_for_it_and_learns_that_the_image_is_gon
     fake.preload("app:v1", "app", 1);
     let snapshot = inventory.refresh(seconds(2)).await.unwrap();
     assert_eq!(entry(&snapshot, &id).in_use_by, ["export"]);
-    assert!(inventory.order_removal(&id).is_err());
+    assert!(inventory.order_removal(&id).await.is_err());
     drop(hold);
-    assert!(inventory.order_removal(&id).is_ok());
+    let removal = inventory.order_removal(&id).await.unwrap();
+    // Another order waits for it in place of failing.
+    let mut again = Box::pin(inventory.order_removal(&id));
+    assert!(futures_util::poll!(again.as_mut()).is_pending());
+    drop(removal);
+    drop(again.await.unwrap());
+    // So does one that comes while an asker keeps removals waiting.
+    let pause = inventory.pause_removals().await;
+    let mut paused = Box::pin(inventory.order_removal(&id));
+    assert!(futures_util::poll!(paused.as_mut()).is_pending());
+    drop(pause);
+    assert!(paused.await.is_ok());
 }
 
 #[tokio::test]

@@ -36,6 +36,8 @@ pub(super) struct FlightKey {
     image: ImageSpec,
     platform: Option<Platform>,
     credentials: Vec<String>,
+    /// Set where the runtime is told all of the pod: it may let one namespace have what it refuses another.
+    namespace: Option<Arc<str>>,
     /// Set where each asker has its own pull, as with the kubelet.
     alone: Option<u64>,
 }
@@ -97,10 +99,12 @@ impl Flights {
 
     /// Under which key a pull goes.
     pub(super) fn key(&self, work: &Work, compatibility: Compatibility) -> FlightKey {
+        let is_told = work.sandbox.as_ref().is_some_and(|sandbox| sandbox.encoded.is_some());
         FlightKey {
             image: work.image.clone(),
             platform: work.platform.clone(),
             credentials: work.credentials.iter().map(|tracked| tracked.hash.clone()).collect(),
+            namespace: is_told.then(|| Arc::clone(&work.tenant)),
             alone: (compatibility.is_kubelet() && !work.caller.is_client()).then(|| self.lock().number()),
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     inventory::HandedOut,
     metrics::Metrics,
     records::PullRecords,
-    runtime::{RuntimeManager, SandboxConfig},
+    runtime::{EncodedPod, RuntimeManager, SandboxConfig},
 };
 
 /// Told of each image handed out, for whom and at what cost, so that an inventory knows it as used.
@@ -252,6 +252,8 @@ pub struct EnsureRequest {
     pub policy: PullPolicy,
     /// Who asks.
     pub pod: PodIdentity,
+    /// What else the asker's interface says of the pod, for a runtime that speaks the same.
+    pub encoded_pod: Option<EncodedPod>,
     /// Who decides.
     pub caller: Caller,
     /// The name of the pod's service account; `None` where it has none.
@@ -285,6 +287,7 @@ impl EnsureRequest {
             image: image.into(),
             policy,
             pod: PodIdentity::default(),
+            encoded_pod: None,
             caller: Caller::default(),
             service_account: None,
             container: Arc::default(),
@@ -318,10 +321,12 @@ impl EnsureRequest {
     }
 
     pub(crate) fn sandbox(&self) -> Option<SandboxConfig> {
-        (self.pod != PodIdentity::default()).then(|| SandboxConfig {
+        let is_known = self.pod != PodIdentity::default() || self.encoded_pod.is_some();
+        is_known.then(|| SandboxConfig {
             name: self.pod.name.to_string(),
             namespace: self.pod.namespace.to_string(),
             uid: self.pod.uid.to_string(),
+            encoded: self.encoded_pod.clone(),
         })
     }
 }

@@ -94,6 +94,30 @@ pub struct SandboxConfig {
     pub namespace: String,
     /// Its uid.
     pub uid: String,
+    /// All that the asker's interface said of it, for a runtime that speaks the same. `None`: the asker spoke another.
+    pub encoded: Option<EncodedPod>,
+}
+
+/// A pod's configuration as an interface encodes it: carried on, and read by nobody here. Prints its length alone.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct EncodedPod(Arc<[u8]>);
+
+impl EncodedPod {
+    /// Takes it as it is.
+    pub fn new(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+
+    /// As it was taken.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for EncodedPod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{} bytes]", self.0.len())
+    }
 }
 
 /// Where a pull reports how far it is.

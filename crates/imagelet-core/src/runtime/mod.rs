@@ -23,8 +23,8 @@ pub use error::{RuntimeError, RuntimeErrorKind};
 pub use estimate::PullEstimate;
 pub use fault::{ErrorClass, Fault, Hop};
 pub use image_service::{
-    FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest, SandboxConfig,
-    no_progress,
+    EncodedPod, FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest,
+    SandboxConfig, no_progress,
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph};
 pub use learned::LearnedImages;

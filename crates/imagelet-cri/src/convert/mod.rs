@@ -14,9 +14,11 @@ pub(crate) use checks::{check_container_status, check_sandbox_status, check_stat
 use imagelet_core::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     runtime::{
-        Container, ContainerState, FilesystemUsage, ImageFilesystems, PullRequest, RuntimeError, Sandbox, SandboxConfig,
+        Container, ContainerState, EncodedPod, FilesystemUsage, ImageFilesystems, PullRequest, RuntimeError, Sandbox,
+        SandboxConfig,
     },
 };
+use prost::Message as _;
 pub(crate) use status::{Call, code_name, error_from_status, status_from_error};
 
 use crate::v1;
@@ -86,16 +88,22 @@ pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
     v1::PullImageRequest {
         image: Some(spec_to_wire(&request.image)),
         auth: request.credential.as_ref().map(|credential| auth_to_wire(credential, &request.image.image)),
-        sandbox_config: request.sandbox.as_ref().map(|sandbox| v1::PodSandboxConfig {
-            metadata: Some(v1::PodSandboxMetadata {
-                name: sandbox.name.clone(),
-                uid: sandbox.uid.clone(),
-                namespace: sandbox.namespace.clone(),
-                attempt: 0,
-            }),
-            ..v1::PodSandboxConfig::default()
-        }),
+        sandbox_config: request.sandbox.as_ref().map(sandbox_config_to_wire),
     }
+}
+
+/// As the asker said it where that was in our interface, else what is known.
+fn sandbox_config_to_wire(sandbox: &SandboxConfig) -> v1::PodSandboxConfig {
+    let said = sandbox.encoded.as_ref().and_then(|encoded| v1::PodSandboxConfig::decode(encoded.bytes()).ok());
+    said.unwrap_or_else(|| v1::PodSandboxConfig {
+        metadata: Some(v1::PodSandboxMetadata {
+            name: sandbox.name.clone(),
+            uid: sandbox.uid.clone(),
+            namespace: sandbox.namespace.clone(),
+            attempt: 0,
+        }),
+        ..v1::PodSandboxConfig::default()
+    })
 }
 
 /// # Errors
@@ -106,10 +114,10 @@ pub(crate) fn pull_from_wire(request: v1::PullImageRequest) -> Result<PullReques
         Some(auth) => credential_from_wire(&auth, &image.image)?,
         None => None,
     };
-    let sandbox = request.sandbox_config.and_then(|config| config.metadata).map(|metadata| SandboxConfig {
-        name: metadata.name,
-        namespace: metadata.namespace,
-        uid: metadata.uid,
+    let sandbox = request.sandbox_config.map(|config| {
+        let encoded = Some(EncodedPod::new(&config.encode_to_vec()));
+        let v1::PodSandboxMetadata { name, namespace, uid, .. } = config.metadata.unwrap_or_default();
+        SandboxConfig { name, namespace, uid, encoded }
     });
     Ok(PullRequest { image, credential, sandbox, platform: None })
 }

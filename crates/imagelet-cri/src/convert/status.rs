@@ -2,7 +2,10 @@
 
 use std::error::Error;
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    runtime::{RuntimeError, RuntimeErrorKind},
+    text::told_with_code,
+};
 use tonic::{Code, Status};
 
 /// How a message begins when the registry cannot be reached; gRPC has no code for it.
@@ -198,10 +201,9 @@ pub(crate) fn code_name(code: Code) -> &'static str {
 /// The text without what a client before us put in front, and the code that stood there: our own server is passed on
 /// without piling up. Success is no code of a refusal.
 fn undecorated(text: &str) -> (Option<Code>, &str) {
-    let told = text.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = "));
-    let Some((name, rest)) = told else { return (None, text) };
-    let code = NAMES.iter().find(|(code, known)| *known == name && *code != Code::Ok).map(|(code, _)| *code);
-    (code, rest)
+    let (name, said) = told_with_code(text);
+    let code = NAMES.iter().find(|(code, known)| Some(*known) == name && *code != Code::Ok).map(|(code, _)| *code);
+    (code, said)
 }
 
 fn prefixed(prefix: &str, text: &str) -> String {

@@ -12,7 +12,7 @@ use imagelet_core::{
     decisions::{ActCode, DecisionLog},
     disks::Fullness,
     events::LogEvents,
-    gc::{GcRuns, ImageGc, OrderError, RunTold},
+    gc::{GcRuns, ImageGc, OrderError, RunTold, UsedImages},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, shown_name},
     inventory::{Inventory, Snapshot, node_images},
     manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
@@ -408,7 +408,8 @@ impl Command for RemoveRequest {
         let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
         // Who orders it knows better than who only asked: it goes, and that is told.
         let held_until = node.parts.inventory.leased_until(&image.id, SystemTime::now()).and_then(moment);
-        node.parts.gc.remove_ordered(&spec, SystemTime::now()).await.map_err(|error| match error {
+        let ordered = node.parts.gc.remove_ordered(&spec, UsedImages::Stay, SystemTime::now()).await;
+        ordered.map_err(|error| match error {
             OrderError::InUse { by, .. } => {
                 let user = by.first().map_or("somebody", String::as_str);
                 Failure::new("InUse", format!("image `{}` is in use by {user}", self.image))

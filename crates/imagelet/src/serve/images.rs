@@ -16,8 +16,8 @@ use async_trait::async_trait;
 use imagelet_core::{
     decisions::ActCode,
     events::{Event, EventKind, EventSink as _, EventSubject},
+    gc::{OrderError, UsedImages},
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
-    inventory::InventoryError,
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
     runtime::{
         FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate, PullRequest,
@@ -64,9 +64,12 @@ impl ServedImages {
             Some(reference) if is_embedded => reference.canonical().to_string(),
             _ => asked.image.image.clone(),
         };
+        // A runtime is told all that the caller says of its pod; a store of our own reads none of it.
+        let encoded_pod = asked.sandbox.as_ref().and_then(|sandbox| sandbox.encoded.clone()).filter(|_| !is_embedded);
         let pod = asked.sandbox.clone().map_or_else(PodIdentity::default, pod);
         EnsureRequest {
             pod,
+            encoded_pod,
             caller: Caller::Client { own_credentials: is_embedded, is_limited: callers.limits_pulls },
             runtime_handler: asked.image.runtime_handler.clone(),
             annotations: asked.image.annotations.clone(),
@@ -76,22 +79,32 @@ impl ServedImages {
         }
     }
 
-    /// Who stands against the removal of an image, for all that can be told.
-    async fn user_of(node: &LocalNode, image: &Image) -> Result<Option<String>, RuntimeError> {
-        if node.settings().callers.remove_in_use {
-            return Ok(None);
-        }
-        let snapshot = match node.parts().inventory.refresh(SystemTime::now()).await {
-            Ok(snapshot) => snapshot,
-            // Who keeps images and starts no containers has none in use.
-            Err(InventoryError::List(error)) if error.kind() == RuntimeErrorKind::Unsupported => return Ok(None),
-            Err(error) => {
-                let message = format!("could not find out who uses `{}`", image.id);
-                return Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(error));
+    /// Why an ordered removal was refused, as callers over CRI know it.
+    fn refused(name: &str, error: OrderError) -> RuntimeError {
+        match error {
+            OrderError::InUse { by, .. } => {
+                let user = by.first().map_or("somebody", String::as_str);
+                RuntimeError::new(RuntimeErrorKind::InUse, format!("the image is in use by {user}"))
             }
+            OrderError::Runtime(error) => error,
+            unknown => {
+                let message = format!("could not find out who uses `{}`", shown_name(name));
+                RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(unknown)
+            }
+        }
+    }
+
+    /// Removes what cannot be listed and may lie there all the same, damaged. Absent is success.
+    async fn remove_unlisted(node: &LocalNode, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        let damaged = match &node.parts().engine {
+            // By its id, since an image of this name may come at any moment.
+            Some(engine) => engine.damaged(&spec.image).map(|id| ImageSpec::new(id.as_str())),
+            None => Some(spec.clone()),
         };
-        let entry = snapshot.entries.iter().find(|entry| entry.key() == image.key());
-        Ok(entry.and_then(|entry| entry.in_use_by.first().cloned()))
+        match damaged {
+            Some(spec) => node.parts().runtime.remove(&spec).await,
+            None => Ok(()),
+        }
     }
 
     fn tell(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
@@ -193,16 +206,13 @@ impl ImageService for ServedImages {
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let node = self.started.node().await?;
         let parts = node.parts();
-        let Some(image) = parts.runtime.status(spec).await? else {
-            // What cannot be listed may still lie there, damaged.
-            return parts.runtime.remove(spec).await;
+        let used = if node.settings().callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
+        // Whoever asks for the image from here on waits until it is gone, or stays.
+        let removed = parts.gc.remove_ordered(spec, used, SystemTime::now()).await;
+        let Some(image) = removed.map_err(|error| Self::refused(&spec.image, error))? else {
+            return Self::remove_unlisted(&node, spec).await;
         };
-        if let Some(user) = Self::user_of(&node, &image).await? {
-            let message = format!("the image is in use by {user}");
-            return Err(RuntimeError::new(RuntimeErrorKind::InUse, message));
-        }
         let pins = parts.inventory.pins_of(&image);
-        parts.runtime.remove(spec).await?;
         node.removed_on_request(ActCode::RemovedOnRequest, &image, &image.tags, "CRI", None);
         self.measured().spoil();
         let name = shown_name(&spec.image);

@@ -106,7 +106,9 @@ fn an_image_that_the_runtime_refuses_to_remove_is_told_and_the_next_one_goes() {
         let rows = done["images"].as_array().unwrap();
         rows.iter().find(|row| row["names"][0] == name).cloned().unwrap_or_else(|| panic!("{done:#}"))
     };
-    assert_eq!((&row(FIRST)["verdict"], &row(FIRST)["code"]), (&"keep".into(), &"in_use".into()), "{done:#}");
+    assert_eq!((&row(FIRST)["verdict"], &row(FIRST)["code"]), (&"keep".into(), &"refused".into()), "{done:#}");
+    assert_eq!(row(FIRST)["reason"], "the runtime refused to remove it: the image is in use by a container");
+    assert_eq!(row(FIRST)["inputs"]["error"], "the image is in use by a container");
     assert_eq!((&row(SECOND)["verdict"], &done["claimed"]), (&"removed".into(), &2000.into()), "{done:#}");
     let left = scene.listed();
     assert_eq!((left.len(), &left[0]["names"][0]), (1, &FIRST.into()), "{left:#?}");

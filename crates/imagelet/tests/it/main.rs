@@ -35,6 +35,7 @@ mod reasons;
 mod reclaim;
 mod refusals;
 mod relay;
+mod removal;
 mod scripted;
 mod shadow;
 mod socket;

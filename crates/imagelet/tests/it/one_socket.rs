@@ -179,3 +179,61 @@ fn who_is_told_of_an_image_at_length_is_leased_it_as_who_is_told_briefly() {
     };
     assert_eq!(names.each_ref().map(code), [Some("awaited".into()), Some("awaited".into()), Some("unused".into())]);
 }
+
+#[test]
+fn a_runtime_is_told_all_that_a_caller_says_of_its_pod_and_of_the_image() {
+    let folder = scratch();
+    let name = "reg.test/app:v1";
+    let offered = [(name.to_owned(), scripted::image(name, 1000))].into();
+    let runtime = Runtime::start(folder.path(), Script { offered, ..Script::default() });
+    let daemon = before(folder.path(), &runtime.endpoint(), "", "gc: {enabled: false}\n");
+    let texts = |key: &str, value: &str| [(key.to_owned(), value.to_owned())].into();
+    let pod = |namespace: &str| v1::PodSandboxConfig {
+        metadata: Some(v1::PodSandboxMetadata {
+            name: "web".into(),
+            uid: "u-1".into(),
+            namespace: namespace.into(),
+            attempt: 3,
+        }),
+        labels: texts("app", "shop"),
+        annotations: texts("example.com/note", "annotated"),
+        linux: Some(v1::LinuxPodSandboxConfig { cgroup_parent: "kubepods-pod1.slice".into(), ..Default::default() }),
+        ..v1::PodSandboxConfig::default()
+    };
+    let login = v1::AuthConfig { username: "alice".into(), password: "zebra-lantern-42".into(), ..Default::default() };
+    let image =
+        v1::ImageSpec { image: name.into(), annotations: texts("org.example/hint", "fast"), ..Default::default() };
+    let asks = ["shop", "bank"].map(|namespace| v1::PullImageRequest {
+        image: Some(image.clone()),
+        auth: Some(login.clone()),
+        sandbox_config: Some(pod(namespace)),
+    });
+    in_runtime(async {
+        let client = raw_client(&daemon).await;
+        // At once: what one namespace may have, another may be refused, so neither shares the other's pull.
+        let pulls = asks.iter().map(|ask| {
+            let (mut client, ask) = (client.clone(), ask.clone());
+            async move { client.pull_image(ask).await.unwrap().into_inner().image_ref }
+        });
+        assert_eq!(futures_util::future::join_all(pulls).await, [scripted::id_of(name), scripted::id_of(name)]);
+    });
+    let mut told = runtime.with(|script| script.asked.clone());
+    told.sort_by_key(|told| {
+        let metadata = told.sandbox_config.as_ref().and_then(|config| config.metadata.as_ref());
+        std::cmp::Reverse(metadata.map(|metadata| metadata.namespace.clone()))
+    });
+    assert_eq!(told.len(), asks.len());
+    for (told, ask) in told.iter().zip(&asks) {
+        assert_eq!((&told.image, &told.sandbox_config), (&ask.image, &ask.sandbox_config));
+        let auth = told.auth.as_ref().unwrap();
+        assert_eq!((&auth.username, &auth.password), (&login.username, &login.password));
+    }
+    let log = daemon.part.log();
+    for secret in ["zebra-lantern-42", "annotated", "kubepods-pod1"] {
+        assert!(!log.contains(secret), "`{secret}` is in the log:\n{log}");
+    }
+    // A pull for nobody in particular is told as that.
+    in_runtime(async { pull(&connect(&daemon).await, &request(name)).await.unwrap() });
+    let last = runtime.with(|script| script.asked.last().cloned()).unwrap();
+    assert_eq!((last.sandbox_config, last.auth), (None, None));
+}

@@ -70,7 +70,7 @@ async fn pull_by_many(daemon: &Daemon, name: &str) -> Vec<String> {
         let (images, name) = (connect(daemon).await, Arc::clone(&name));
         callers.spawn(async move {
             let (pod, uid) = (format!("web-{number}"), format!("uid-{number}"));
-            let sandbox = Some(SandboxConfig { name: pod, namespace: "default".into(), uid });
+            let sandbox = Some(SandboxConfig { name: pod, namespace: "default".into(), uid, encoded: None });
             pull(&images, &PullRequest { sandbox, ..request(&name) }).await.unwrap()
         });
     }

@@ -25,12 +25,18 @@ pub(crate) struct Script {
     pub(crate) containers: Vec<v1::Container>,
     /// Containers that somebody starts right after the next list of containers.
     pub(crate) soon: Vec<v1::Container>,
+    /// Images mounted into a container, by its id.
+    pub(crate) volumes: BTreeMap<String, Vec<String>>,
+    /// It takes its time over removals until this is false again.
+    pub(crate) holds_removals: bool,
     /// Ids that it does not remove.
     pub(crate) refused: BTreeSet<String>,
     /// It lists nothing, as one that has just been started anew.
     pub(crate) is_blank: bool,
     /// What it is asked to pull comes to be, by name; anything else hangs.
     pub(crate) offered: BTreeMap<String, v1::Image>,
+    /// Every pull as it was asked for.
+    pub(crate) asked: Vec<v1::PullImageRequest>,
     /// Every call that changes something, in order.
     pub(crate) calls: Vec<String>,
     /// Handlers it says it has.
@@ -159,8 +165,10 @@ impl ImageService for Acting {
         &self,
         request: Request<v1::PullImageRequest>,
     ) -> Result<Response<v1::PullImageResponse>, Status> {
-        let spec = request.into_inner().image.unwrap_or_default();
+        let request = request.into_inner();
+        let spec = request.image.clone().unwrap_or_default();
         let pulled = self.act(|script| {
+            script.asked.push(request);
             script.calls.push(format!("pull {} for {:?}", spec.image, spec.runtime_handler));
             let pulled = script.offered.get(&spec.image).cloned();
             let is_here = |image: &v1::Image| script.images.iter().any(|other| other.id == image.id);
@@ -178,8 +186,11 @@ impl ImageService for Acting {
         request: Request<v1::RemoveImageRequest>,
     ) -> Result<Response<v1::RemoveImageResponse>, Status> {
         let spec = request.into_inner().image.unwrap_or_default();
+        self.act(|script| script.calls.push(format!("remove {}", spec.image)))?;
+        while self.act(|script| script.holds_removals)?.into_inner() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
         let refused = self.act(|script| {
-            script.calls.push(format!("remove {}", spec.image));
             let refused = script.refused.contains(&spec.image);
             script.images.retain(|image| refused || !is_meant(image, &spec.image));
             refused
@@ -260,9 +271,19 @@ macro_rules! unanswered {
                 let id = request.into_inner().container_id;
                 let found = self.act(|script| {
                     let found = script.containers.iter().find(|container| container.id == id && !script.is_blank);
-                    found.cloned()
+                    let volumes = script.volumes.get(&id).cloned().unwrap_or_default();
+                    found.map(|found| (found.clone(), volumes))
                 })?;
-                let Some(found) = found.into_inner() else { return Err(Status::not_found("no such container")) };
+                let Some((found, volumes)) = found.into_inner() else {
+                    return Err(Status::not_found("no such container"));
+                };
+                // As a kubelet mounts it and containerd 2.1 tells it: asked for by what a pull answered.
+                let mounts = volumes.into_iter().map(|image| v1::Mount {
+                    container_path: "/volume".into(),
+                    readonly: true,
+                    image: Some(v1::ImageSpec { image: image.clone(), image_ref: image, ..v1::ImageSpec::default() }),
+                    ..v1::Mount::default()
+                });
                 let status = v1::ContainerStatus {
                     id: found.id,
                     metadata: found.metadata,
@@ -271,6 +292,7 @@ macro_rules! unanswered {
                     image: found.image,
                     image_ref: found.image_ref,
                     image_id: found.image_id,
+                    mounts: mounts.collect(),
                     ..v1::ContainerStatus::default()
                 };
                 Ok(Response::new(v1::ContainerStatusResponse { status: Some(status), ..Default::default() }))

@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 
 use super::world::{ACTORS, BESIDE, COLLECTOR, OBSERVER, REMOVER, State, WORKER, World, id, name, uid};
 use crate::{
-    gc::{GcGoal, GcPolicy, GcRequest, ImageGc},
+    gc::{GcGoal, GcPolicy, GcRequest, ImageGc, UsedImages},
     image::{Image, ImageSpec},
     inventory::{Flaw, Hold, Inventory, Kept},
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeManager, no_progress},
@@ -419,7 +419,8 @@ impl Node {
             self.left.orders -= 1;
             self.world.lock().seen[REMOVER] = 0;
             let (gc, now) = (Arc::clone(&self.gc), self.world.now());
-            Box::pin(async move { drop(gc.remove_ordered(&ImageSpec::new(id(0).as_str()), now).await) })
+            let spec = ImageSpec::new(id(0).as_str());
+            Box::pin(async move { drop(gc.remove_ordered(&spec, UsedImages::Stay, now).await) })
         });
         if self.poll(REMOVER, &mut removing).is_none() {
             self.removing = Some(removing);
