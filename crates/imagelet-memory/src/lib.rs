@@ -19,12 +19,19 @@ const MAPPED_MIN: libc::c_int = 1 << 20;
 #[cfg(target_env = "gnu")]
 const KEPT_MAX: libc::c_int = 2 << 20;
 
+/// A heap grows by this much: each time costs a call, and what is not used takes no memory.
+#[cfg(target_env = "gnu")]
+const GROWTH: libc::c_int = 1 << 20;
+
 /// Bounds what the heap keeps for later; to be called before the first thread starts.
 pub fn bound_heap() {
     #[cfg(target_env = "gnu")]
-    for (parameter, value) in
-        [(libc::M_ARENA_MAX, HEAPS_MAX), (libc::M_MMAP_THRESHOLD, MAPPED_MIN), (libc::M_TRIM_THRESHOLD, KEPT_MAX)]
-    {
+    for (parameter, value) in [
+        (libc::M_ARENA_MAX, HEAPS_MAX),
+        (libc::M_MMAP_THRESHOLD, MAPPED_MIN),
+        (libc::M_TRIM_THRESHOLD, KEPT_MAX),
+        (libc::M_TOP_PAD, GROWTH),
+    ] {
         // SAFETY: `mallopt` takes two numbers and locks the heap itself; an unknown parameter is refused with 0.
         unsafe {
             libc::mallopt(parameter, value);

@@ -130,6 +130,11 @@ impl Engine {
             room: OnceLock::new(),
             resolutions: Resolutions::default(),
         });
+        // The first caller wants the list: it is made while the rest of the start goes on.
+        tokio::task::spawn_blocking({
+            let store = Arc::clone(&store);
+            move || drop(store.listed())
+        });
         if !store.is_read_only() {
             engine.settle_soon();
             engine.copy_records_soon();

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fmt,
     fs::{self, File},
     io::{self, Read as _},
     num::NonZeroUsize,
@@ -18,12 +19,15 @@ use rustix::{
     fs::{Access, AtFlags, Mode, OFlags},
     io::Errno,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{DeserializeOwned, MapAccess, Visitor},
+};
 
 use super::{
     copies::{Copies, Kind},
     damage::{DamagedImage, MARK, mark_on},
-    record::{ImageRecord, LayerRecord},
+    record::{ImageRecord, LayerEntry, LayerRecord},
     seal,
     verify::Findings,
 };
@@ -65,7 +69,50 @@ struct NamesFile {
     generation: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     boot: Option<String>,
-    names: BTreeMap<String, String>,
+    names: NameList,
+}
+
+/// Names and the ids they mean, sorted by name. Reads and prints as a map: tens of thousands are not sorted in one by one.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct NameList(Vec<(String, String)>);
+
+impl FromIterator<(String, String)> for NameList {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(names: I) -> Self {
+        let names: Vec<(String, String)> = names.into_iter().collect();
+        if names.is_sorted_by(|one, other| one.0 < other.0) {
+            return Self(names);
+        }
+        // Of a name that is there twice the last one holds.
+        Self(names.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect())
+    }
+}
+
+impl Serialize for NameList {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, id)| (name, id)))
+    }
+}
+
+impl<'de> Deserialize<'de> for NameList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Map;
+        impl<'de> Visitor<'de> for Map {
+            type Value = NameList;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of names")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<NameList, A::Error> {
+                let mut names = Vec::new();
+                while let Some(name) = map.next_entry()? {
+                    names.push(name);
+                }
+                Ok(names.into_iter().collect())
+            }
+        }
+        deserializer.deserialize_map(Map)
+    }
 }
 
 /// Names that hold for one boot.
@@ -109,11 +156,11 @@ impl Index {
                 }
             }
         }
-        let mut records = BTreeMap::new();
+        let mut records = Vec::new();
         let mut spoiled = BTreeMap::new();
         let images = Place::open(root.join("images"), Kind::Image, &copies);
         for (folder, (record, wrong)) in each_read(folders(&images.path)?, |folder| read_image(&images, folder)) {
-            records.extend(record.map(|record| (record.image_id(), record)));
+            records.extend(record);
             spoiled
                 .extend(wrong.zip(digest_named(&folder)).map(|(findings, id)| (ImageId::new(id.as_str()), findings)));
         }
@@ -124,22 +171,51 @@ impl Index {
             index.names_unsettled = true;
             names = newer;
         }
-        for (name, id) in names.names {
-            let id = ImageId::new(id);
+        let mut records = index.admit_whole(records, &spoiled, &names.names);
+        let known: HashMap<&str, ImageId> = index.images.keys().map(|id| (id.as_str(), id.clone())).collect();
+        let (mut named, mut others) = (Vec::with_capacity(names.names.0.len()), Vec::new());
+        for (name, id) in names.names.0 {
+            // All names of an image share one text.
+            match known.get(id.as_str()) {
+                Some(id) => named.push((name, id.clone())),
+                None => others.push((name, ImageId::new(id))),
+            }
+        }
+        for (name, id) in others {
             if id.as_str().parse::<Digest>().is_err() {
                 tracing::error!(name, image = %id, "a name has no image behind it; it is dropped");
                 continue;
             }
-            if !index.images.contains_key(&id) && !index.damaged.contains_key(&id) {
+            if !index.damaged.contains_key(&id) {
                 index.admit(root, &id, records.remove(&id), spoiled.remove(&id));
             }
-            index.names.insert(name, id);
+            named.push((name, id));
         }
+        index.names = named.into_iter().collect();
         if rebuilt && writable {
             super::disk::replace_file(&root.join("names.json"), &index.names_file())
                 .map_err(|error| super::storage_error("could not write the store's names", error))?;
         }
         Ok((index, copies.differences()))
+    }
+
+    /// Takes in all images that have a name and lack nothing; answers the records of the others.
+    fn admit_whole(
+        &mut self,
+        records: Vec<ImageRecord>,
+        spoiled: &BTreeMap<ImageId, Findings>,
+        names: &NameList,
+    ) -> BTreeMap<ImageId, ImageRecord> {
+        let named: HashSet<&str> = names.0.iter().map(|(_, id)| id.as_str()).collect();
+        let here: HashSet<&str> = self.layers.keys().map(Digest::as_str).collect();
+        let records = records.into_iter().map(|record| (record.image_id(), record));
+        let (whole, rest): (Vec<_>, Vec<_>) = records.partition(|(id, record)| {
+            let is_here = |layer: &LayerEntry| here.contains(layer.diff_id.as_str());
+            named.contains(id.as_str()) && !spoiled.contains_key(id) && record.layers.iter().all(is_here)
+        });
+        // Sorted first, and then built in one go.
+        self.images = whole.into_iter().collect();
+        rest.into_iter().collect()
     }
 
     /// `names.json` as it shall be.
@@ -239,22 +315,34 @@ impl Index {
         let mut unneeded: Vec<Digest> = self
             .layers
             .keys()
-            .filter(|layer| !needed.contains(*layer) && !self.leases.contains_key(*layer))
+            .filter(|layer| !needed.contains(layer.as_str()) && !self.leases.contains_key(*layer))
             .cloned()
             .collect();
         unneeded.sort();
         unneeded
     }
 
+    /// The layers that are marked and that no image needs.
+    pub(super) fn unneeded_marked(&self) -> Vec<Digest> {
+        if self.marked.is_empty() {
+            return Vec::new();
+        }
+        let needed = self.needed_layers();
+        self.marked.keys().filter(|layer| !needed.contains(layer.as_str())).cloned().collect()
+    }
+
     /// The layers of all images, damaged ones included: what is whole of those need not be fetched again.
-    pub(super) fn needed_layers(&self) -> BTreeSet<Digest> {
-        let damaged = self.damaged.values().flat_map(|image| image.layers.iter().cloned());
-        self.images.values().flat_map(ImageRecord::diff_ids).chain(damaged).collect()
+    fn needed_layers(&self) -> HashSet<&str> {
+        let damaged = self.damaged.values().flat_map(|image| image.layers.iter().map(Digest::as_str));
+        let layers = self.images.values().flat_map(|image| &image.layers);
+        layers.map(|layer| layer.diff_id.as_str()).chain(damaged).collect()
     }
 
     /// The names of the folders that images have.
-    pub(super) fn image_folders(&self) -> BTreeSet<String> {
-        self.images.keys().chain(self.damaged.keys()).map(super::record::hex).collect()
+    pub(super) fn image_folders(&self) -> HashSet<&str> {
+        // An id is a digest: what is before the colon is no part of the folder's name.
+        let ids = self.images.keys().chain(self.damaged.keys());
+        ids.filter_map(|id| id.as_str().split_once(':')).map(|(_, digits)| digits).collect()
     }
 
     /// Whether a names file, however it is written, has the names that this process has.
@@ -263,9 +351,9 @@ impl Index {
         if self.is_unsettled() {
             return true;
         }
-        let said = seal::open::<NamesFile>(bytes).map(|file| file.names).unwrap_or_default();
+        let said = seal::open::<NamesFile>(bytes).map(|file| file.names.0).unwrap_or_default();
         said.len() == self.names.len()
-            && said.iter().zip(&self.names).all(|(a, b)| (a.0, a.1.as_str()) == (b.0, b.1.as_str()))
+            && said.iter().zip(&self.names).all(|(a, b)| (&a.0, a.1.as_str()) == (b.0, b.1.as_str()))
     }
 
     /// Drops images that no name reaches any more.
@@ -319,7 +407,7 @@ pub(super) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
 /// The names, and whether they had to be rebuilt from the records.
 fn load_names(
     root: &Path,
-    records: &BTreeMap<ImageId, ImageRecord>,
+    records: &[ImageRecord],
     writable: bool,
 ) -> Result<(NamesFile, bool), RuntimeError> {
     let path = root.join("names.json");
@@ -344,7 +432,7 @@ fn load_names(
             .map_err(|error| super::storage_error(format!("could not set `{}` aside", path.display()), error))?;
         crate::failpoint::Step::OpenSetAside.reach();
     }
-    let rebuilt = records.values().flat_map(|record| record.names.iter().map(|name| (name.clone(), record.id.clone())));
+    let rebuilt = records.iter().flat_map(|record| record.names.iter().map(|name| (name.clone(), record.id.clone())));
     Ok((NamesFile { names: rebuilt.collect(), ..NamesFile::default() }, true))
 }
 
@@ -451,7 +539,8 @@ fn diff_id_of(record: &LayerRecord, folder: &str) -> Option<Digest> {
 /// An image's record, and what is wrong with the image: one that carries a mark may have a sound record, which names its
 /// layers.
 fn read_image(images: &Place<'_>, folder: &str) -> (Option<ImageRecord>, Option<Findings>) {
-    if let Some(record) = images.copied::<ImageRecord>(folder).filter(|record| record.is_sound(folder)) {
+    // It was sound when it was copied.
+    if let Some(record) = images.copied::<ImageRecord>(folder).filter(|record| record.is_of(folder)) {
         return (Some(record), None);
     }
     let marked = images.mark_on(folder);

@@ -40,9 +40,7 @@ impl Store {
                 report.layers += 1;
                 report.bytes += index.layers.remove(&layer).map_or(0, |record| record.disk_bytes);
             }
-            let needed = index.needed_layers();
-            let unneeded: Vec<Digest> = index.marked.keys().filter(|layer| !needed.contains(*layer)).cloned().collect();
-            for layer in unneeded {
+            for layer in index.unneeded_marked() {
                 self.move_to_trash(&self.layer_folder(&layer))?;
                 index.marked.remove(&layer);
                 report.layers += 1;
@@ -77,8 +75,9 @@ impl Store {
         for layer in &unneeded {
             index.layers.remove(layer);
         }
-        let needed = index.needed_layers();
-        index.marked.retain(|layer, _| needed.contains(layer));
+        for layer in index.unneeded_marked() {
+            index.marked.remove(&layer);
+        }
         let layers: HashSet<&str> = index.layers.keys().chain(index.marked.keys()).map(Digest::hex).collect();
         for folder in self.unknown_folders("layers", |name| layers.contains(name))? {
             self.move_to_trash(&folder)?;
