@@ -13,11 +13,12 @@ LISTS = 20
 STATUSES = 500
 # File systems are told again for a second: each of these is asked for after that.
 FILESYSTEMS, FILESYSTEM_PAUSE = 5, 1.2
-COMMANDS = 10
+COMMANDS = 21
+BARE_STARTS = 3
 
 
 def full(bench):
-    """A node with 10,000 images (`--full N`): start, memory, list, status, file systems, and `imagelet ls`."""
+    """A node with 10,000 images (`--full N`): start with and without copied records, memory, calls, and `imagelet ls`."""
     layer, diff_id = bench.source.tiny_layer()
     pattern = bench.source.publish("tiny", "v0", [layer], [diff_id])
     with bench.started("daemon") as daemon:
@@ -27,9 +28,11 @@ def full(bench):
         daemon.settle()
         found = {"count": len(names), **measure(bench, daemon, names)}
     bench.keep("full", "daemon", found)
-    milliseconds = ("start", "list", "list_cpu", "status", "status_p99", "crowd_p99", "filesystem", "command")
+    milliseconds = ("start", "start_bare", "list", "list_cpu", "status", "status_p99", "crowd_p99", "filesystem")
+    milliseconds += ("command", "command_json")
     row = [*(f"{found[key] * 1e3:.2f}" for key in milliseconds), *(megabytes(found[key]) for key in ("rss", "list_bytes"))]
-    head = ["start ms", "list ms", "its CPU", "status ms", "p99", f"p99 of {crowd.CALLERS}", "filesystem ms", "ls ms"]
+    head = ["start ms", "bare", "list ms", "its CPU", "status ms", "p99", f"p99 of {crowd.CALLERS}", "filesystem ms"]
+    head += ["ls ms", "as JSON"]
     table(f"full: {len(names)} images; medians of calls", [*head, "idle MB", "list MB"], [row])
 
 
@@ -76,7 +79,7 @@ def unsealed(text):
 
 
 def measure(bench, daemon, names):
-    found = {"start": median(node.restarts(daemon))}
+    found = {"start_bare": median([bare(daemon) for _ in range(BARE_STARTS)]), "start": median(node.restarts(daemon))}
     time.sleep(node.IDLE_SECONDS)
     found["rss"] = daemon.process.memory()
     there = daemon.ask(lambda connection: connection.list())
@@ -94,11 +97,20 @@ def measure(bench, daemon, names):
             filesystems += node.timed(1, lambda _: connection.filesystem())
     seconds = sorted(crowd.crowd(daemon, names))
     log = bench.place / "ls"
-    commands = [launch(log, daemon.program, "--endpoint", daemon.socket, "ls")[0] for _ in range(COMMANDS)]
+    command = (daemon.program, "--endpoint", daemon.socket, "ls")
+    plain, json_ = (median([launch(log, *command, *how)[0] for _ in range(COMMANDS)]) for how in ((), ("-o", "json")))
     return found | {
         "status": median(statuses),
         "status_p99": sorted(statuses)[int(STATUSES * 0.99)],
         "crowd_p99": seconds[int(len(seconds) * 0.99)],
         "filesystem": median(filesystems),
-        "command": median(commands),
+        "command": plain,
+        "command_json": json_,
     }
+
+
+def bare(daemon):
+    """Seconds of a start that finds no copies of the records, as the first one of an older store does."""
+    daemon.stop()
+    (daemon.store / "records.cache").unlink(missing_ok=True)
+    return daemon.start()

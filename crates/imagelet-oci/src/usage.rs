@@ -1,14 +1,14 @@
 //! What images take on the disk, alone and shared, and what is known of one.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use imagelet_core::{
-    image::{ByteSize, Digest, ImageId},
+    image::{ByteSize, ImageId},
     runtime::RuntimeError,
 };
 use serde::Serialize;
 
-use crate::store::{ImageRecord, LayerEntry, Store, storage_error};
+use crate::store::{Held, ImageRecord, LayerEntry, Store, storage_error};
 
 /// What a store holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,16 +52,20 @@ pub struct StoredImage {
 }
 
 pub(crate) fn usage(store: &Store) -> StoreUsage {
-    let layers: HashMap<Digest, u64> =
-        store.layers().into_iter().filter_map(|layer| Some((layer.diff_id.parse().ok()?, layer.disk_bytes))).collect();
-    let blobs: HashMap<Digest, u64> = store.blobs().into_iter().collect();
-    let images: Vec<_> = store.images().into_iter().map(|(record, _)| (content(&record), record)).collect();
-    let mut users: HashMap<&Content, usize> = HashMap::new();
-    for content in images.iter().flat_map(|(content, _)| content) {
-        *users.entry(content).or_default() += 1;
+    let (images, layers) = store.look(|held| (shares(held), held.layers.len()));
+    StoreUsage { total: occupied(store), layers, images }
+}
+
+fn shares(held: Held<'_>) -> Vec<ImageUsage> {
+    let layers: HashMap<&str, u64> = held.layers.iter().map(|(id, layer)| (id.as_str(), layer.disk_bytes)).collect();
+    let blobs: HashMap<&str, u64> = held.blobs.iter().map(|(blob, size)| (blob.as_str(), *size)).collect();
+    let contents: Vec<Vec<Content<'_>>> =
+        held.images.values().map(|record| content(record, !blobs.is_empty())).collect();
+    let mut users: HashMap<Content<'_>, u32> = HashMap::with_capacity(contents.len());
+    for part in contents.iter().flatten() {
+        *users.entry(*part).or_default() += 1;
     }
-    let mut report = Vec::new();
-    for (content, record) in &images {
+    let image = |((id, record), content): ((&ImageId, &ImageRecord), &Vec<Content<'_>>)| {
         let (mut unique, mut shared) = (record.metadata_size, 0);
         for part in content {
             let size = match part {
@@ -71,14 +75,10 @@ pub(crate) fn usage(store: &Store) -> StoreUsage {
             let size = size.copied().unwrap_or_default();
             if users.get(part).copied().unwrap_or_default() > 1 { shared += size } else { unique += size }
         }
-        report.push(ImageUsage {
-            id: record.image_id(),
-            size: ByteSize(unique + shared),
-            unique: ByteSize(unique),
-            shared: ByteSize(shared),
-        });
-    }
-    StoreUsage { total: occupied(store), layers: layers.len(), images: report }
+        let (size, unique, shared) = (ByteSize(unique + shared), ByteSize(unique), ByteSize(shared));
+        ImageUsage { id: id.clone(), size, unique, shared }
+    };
+    held.images.iter().zip(&contents).map(image).collect()
 }
 
 /// What everything takes.
@@ -87,17 +87,20 @@ pub(crate) fn occupied(store: &Store) -> ByteSize {
 }
 
 /// What images may share.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Content {
-    Layer(Digest),
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Content<'a> {
+    Layer(&'a str),
     /// Where it is kept.
-    Blob(Digest),
+    Blob(&'a str),
 }
 
 /// What an image has, each once.
-fn content(record: &ImageRecord) -> BTreeSet<Content> {
-    let blobs = record.layers.iter().filter_map(|layer| layer.blob.parse().ok());
-    record.diff_ids().into_iter().map(Content::Layer).chain(blobs.map(Content::Blob)).collect()
+fn content(record: &ImageRecord, blobs_are_kept: bool) -> Vec<Content<'_>> {
+    let blobs = record.layers.iter().filter(|_| blobs_are_kept).map(|layer| Content::Blob(&layer.blob));
+    let mut content: Vec<_> = record.layers.iter().map(|layer| Content::Layer(&layer.diff_id)).chain(blobs).collect();
+    content.sort_unstable();
+    content.dedup();
+    content
 }
 
 pub(crate) fn stored(store: &Store, id: &ImageId) -> Result<Option<StoredImage>, RuntimeError> {

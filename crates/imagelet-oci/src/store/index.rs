@@ -405,11 +405,7 @@ pub(super) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
 }
 
 /// The names, and whether they had to be rebuilt from the records.
-fn load_names(
-    root: &Path,
-    records: &[ImageRecord],
-    writable: bool,
-) -> Result<(NamesFile, bool), RuntimeError> {
+fn load_names(root: &Path, records: &[ImageRecord], writable: bool) -> Result<(NamesFile, bool), RuntimeError> {
     let path = root.join("names.json");
     let error = match read_json::<NamesFile>(&path) {
         Ok(file) => return Ok((file, false)),

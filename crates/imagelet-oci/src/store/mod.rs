@@ -48,7 +48,7 @@ pub(crate) use verify::Watch;
 pub use verify::{Finding, Findings, LayerCheck, Verdict};
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashMap, HashSet},
     io,
     path::{Path, PathBuf},
     sync::{
@@ -215,9 +215,10 @@ impl Store {
         self.index().layers.get(diff_id).cloned()
     }
 
-    /// All layers that are here.
-    pub(crate) fn layers(&self) -> Vec<LayerRecord> {
-        self.index().layers.values().cloned().collect()
+    /// Looks at what is here without copying it; nobody else does meanwhile.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(Held<'_>) -> T) -> T {
+        let index = self.index();
+        look(Held { images: &index.images, layers: &index.layers, blobs: &index.blobs })
     }
 
     /// Those of some blobs whose layers are here, as the records of the images tell.
@@ -299,6 +300,15 @@ impl Store {
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
         self.root.join(folder).join(format!("{}-{number}", std::process::id()))
     }
+}
+
+/// What is in a store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held<'a> {
+    pub(crate) images: &'a BTreeMap<ImageId, ImageRecord>,
+    pub(crate) layers: &'a HashMap<Digest, LayerRecord>,
+    /// Compressed blobs that are kept, and their sizes.
+    pub(crate) blobs: &'a BTreeMap<Digest, u64>,
 }
 
 /// A layer as it was fetched and as it is kept.
