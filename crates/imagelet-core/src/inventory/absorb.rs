@@ -51,6 +51,10 @@ impl State {
         // Where old versions were not looked for, nobody has noted what was renamed.
         let is_regrouped = self.memory.absorb(&mut self.records, &uses, &survey.images, now);
         self.loose = Loose { all: !is_regrouped, ..Loose::default() };
+        // A pull that nobody told of is none the safer for an image's age.
+        for key in self.memory.take_dated() {
+            self.touches.insert(key, wall);
+        }
         self.settle(&survey, used_before, &uses.by_image, now, wall);
         let snapshot = Arc::new(self.draw(survey.images, &uses.by_image, now));
         self.mounts = survey.mounts;

@@ -153,7 +153,7 @@ fn a_pass_over_what_changed_leaves_what_a_pass_over_everything_leaves() {
                 3 if dice.next(4) == 0 => {
                     let id = ImageId::new(id(dice.next(14)));
                     for inventory in both {
-                        inventory.adopt(&id, now - Duration::from_hours(5));
+                        inventory.adopt(&id, Some(now - Duration::from_hours(5)));
                     }
                 }
                 _ => {}

@@ -3,6 +3,7 @@
 //! All times in here are steady ones.
 
 mod changes;
+mod returned;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -30,8 +31,8 @@ const PENDING_MAX: usize = 1024;
 const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 /// How often the table of reuse is written at most.
 const REUSE_EVERY: Duration = Duration::from_mins(10);
-/// Most images that a former manager's records tell of.
-const ADOPTED_MAX: usize = 50_000;
+/// Most images that are remembered while a runtime lists none at all.
+const UNLISTED_MAX: usize = 100_000;
 /// Longest name of a user: a namespace, a slash and a pod.
 const USER_LENGTH_MAX: usize = 512;
 
@@ -77,8 +78,14 @@ pub(super) struct Memory {
     reuse: Arc<ReuseTable>,
     /// Told of before a pass saw them.
     pending: BTreeMap<ImageKey, Pending>,
-    /// Images that a former manager of the node has on record, and since when.
-    adopted: HashMap<ImageId, SystemTime>,
+    /// Images that another manager of the node has on record, and since when they are there, where that is known.
+    adopted: HashMap<ImageId, Option<SystemTime>>,
+    /// When a list without any image made all of them gone; until one comes that has some.
+    unlisted: Option<SystemTime>,
+    /// Those that are gone since then were there all the time, as the pass under way finds.
+    returning: Option<SystemTime>,
+    /// Images that are told to be older than the passes have seen them.
+    dated: Vec<ImageKey>,
     /// An image that comes back is new in all that is shown, as the kubelet has it.
     pub(super) is_forgetful: bool,
     changed: BTreeSet<ImageKey>,
@@ -107,6 +114,7 @@ impl Memory {
                 remembered.counted = span(since, last_pass);
             }
         }
+        self.resume_unlisted();
     }
 
     /// Takes in what another process wrote meanwhile: the later, and the more, holds.
@@ -176,13 +184,6 @@ impl Memory {
         self.images.is_empty()
     }
 
-    /// A former manager of this node had the image at that time.
-    pub(super) fn adopt(&mut self, id: &ImageId, at: SystemTime) {
-        if self.adopted.len() < ADOPTED_MAX {
-            self.adopted.insert(id.clone(), at);
-        }
-    }
-
     /// The reuse of all images so far.
     pub(super) fn reuse(&self) -> Arc<ReuseTable> {
         Arc::clone(&self.reuse)
@@ -201,6 +202,7 @@ impl Memory {
         images: &[Arc<Image>],
         now: SystemTime,
     ) -> bool {
+        self.begin_pass(records, now);
         let reuse = Arc::make_mut(&mut self.reuse);
         let mut regroup = false;
         let mut arrived = Vec::new();
@@ -215,6 +217,9 @@ impl Memory {
                 if remembered.gone.is_some() {
                     arrived.push(key.clone());
                     continue;
+                }
+                if self.adopted.contains_key(key.id()) && remembered.adopt() {
+                    self.changed.insert(key.clone());
                 }
                 while used.next_if(|other| *other < key).is_some() {}
                 let in_use = used.next_if(|other| *other == key).is_some();
@@ -250,19 +255,13 @@ impl Memory {
 
     /// An image is there that was not.
     fn arrive(&mut self, key: ImageKey, record: &mut super::detect::Record, uses: &Uses, now: SystemTime) {
-        let reuse = Arc::make_mut(&mut self.reuse);
         let mut remembered = self.images.remove(&key).unwrap_or_default();
-        if remembered.gone.take().is_some() {
-            remembered.history.comebacks += 1;
-            if !self.is_forgetful {
-                record.last_used = record.last_used.max(remembered.last_used);
-            }
-        } else if let Some(adopted) = self.adopted.get(key.id()).filter(|at| **at <= now) {
-            remembered.origin = Origin::Adopted;
-            if !self.is_forgetful {
-                record.first_seen = record.first_seen.map(|seen| seen.min(*adopted));
-            }
+        let gone = remembered.gone.take();
+        if let Some(gone) = gone {
+            self.come_back(&key, &mut remembered, record, gone);
         }
+        self.take_over(&key, &mut remembered, record, gone.is_none(), now);
+        let reuse = Arc::make_mut(&mut self.reuse);
         // Who is asked for an image may know its id alone.
         let by_id = ImageKey::new(key.id().clone(), String::new());
         if let Some(pending) = self.pending.remove(&key).or_else(|| self.pending.remove(&by_id)) {
@@ -311,7 +310,7 @@ impl Memory {
             return;
         }
         ghosts.sort_unstable();
-        let too_many = ghosts.len().saturating_sub(GHOSTS_MAX);
+        let too_many = ghosts.len().saturating_sub(if self.unlisted.is_some() { UNLISTED_MAX } else { GHOSTS_MAX });
         for (index, (gone, key)) in ghosts.into_iter().enumerate() {
             if index < too_many || now.duration_since(gone).unwrap_or_default() > GHOST_AGE_MAX {
                 self.images.remove(&key);
@@ -343,6 +342,13 @@ impl Memory {
         }
         for pending in self.pending.values_mut() {
             pending.at = map(pending.at);
+        }
+    }
+
+    /// The next flush writes of it.
+    pub(super) fn change(&mut self, key: &ImageKey) {
+        if self.images.contains_key(key) {
+            self.changed.insert(key.clone());
         }
     }
 

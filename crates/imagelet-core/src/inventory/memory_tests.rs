@@ -215,7 +215,7 @@ fn the_use_goes_on_until_the_last_pass_though_it_is_not_written_each_time() {
 fn taking_over_a_node_learns_from_its_containers_and_records() {
     let mut node = Node::default();
     node.memory.restore(Content::default());
-    node.memory.adopt(key("old:1").id(), at(100));
+    node.memory.adopt(key("old:1").id(), Some(at(100)));
     node.has(&["job:1", "old:1", "app:1"]);
     // Three exited containers of a job, a day apart, and one that says nothing of when.
     let day = 24 * 60;
@@ -225,6 +225,74 @@ fn taking_over_a_node_learns_from_its_containers_and_records() {
     assert_eq!((node.of("old:1").origin, node.of("old:1").first_seen), (Origin::Adopted, Some(at(100))));
     assert_eq!(node.records[&key("old:1")].first_seen, Some(at(100)));
     assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (Origin::Found, Some(at(3 * day))));
+}
+
+#[test]
+fn what_another_manager_has_on_record_later_is_adopted_and_no_older_for_that() {
+    let mut node = Node::default();
+    node.has(&["app:1", "web:1"]);
+    node.pass(&[], at(0));
+    node.memory.batch(PassLine::default(), true, at(0));
+    node.memory.adopt(key("app:1").id(), None);
+    node.pass(&[], at(5));
+    assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (Origin::Adopted, Some(at(0))));
+    assert_eq!(node.of("web:1").origin, Origin::Found);
+    assert!(node.memory.is_changed(), "a restart has to know it");
+    // Somebody removes it, and somebody else brings it.
+    node.has(&["web:1"]);
+    node.pass(&[], at(10));
+    node.has(&["app:1", "web:1"]);
+    node.pass(&[], at(15));
+    assert_eq!(node.of("app:1").origin, Origin::Found, "the one that was adopted is gone");
+}
+
+#[test]
+fn images_that_a_runtime_forgot_to_list_are_as_old_as_before() {
+    let names: Vec<String> = (0..20).map(|number| format!("app:{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let forgotten = |is_forgetful: bool, restarts: bool, back: &[&str], until: u64| {
+        let mut node = Node::default();
+        node.memory.is_forgetful = is_forgetful;
+        node.has(&names);
+        node.pass(&[("app:0", true, 0)], at(0));
+        node.pass(&[], at(60));
+        node.has(&[]);
+        node.pass(&[], at(120));
+        if restarts {
+            node.restart(at(120));
+        }
+        node.pass(&[], at(125));
+        node.has(back);
+        node.pass(&[], at(until));
+        let dated = node.memory.take_dated().len();
+        (node.of("app:0").first_seen, node.of("app:0").history.comebacks, node.records[&key("app:0")].last_used, dated)
+    };
+    for restarts in [false, true] {
+        assert_eq!(forgotten(false, restarts, &names, 130), (Some(at(0)), 0, Some(at(0)), 20), "{restarts}");
+        // As many as that are not pulled between two passes; one or two may be missing for good.
+        assert_eq!(forgotten(false, restarts, &names[..18], 130), (Some(at(0)), 0, Some(at(0)), 18), "{restarts}");
+        assert_eq!(forgotten(false, restarts, &names[..17], 130), (Some(at(130)), 1, Some(at(0)), 0), "{restarts}");
+        assert_eq!(forgotten(false, restarts, &names[..1], 130), (Some(at(130)), 1, Some(at(0)), 0), "{restarts}");
+        assert_eq!(forgotten(false, restarts, &names, 190), (Some(at(190)), 1, Some(at(0)), 0), "{restarts}");
+        // For the kubelet an image that comes back is new.
+        assert_eq!(forgotten(true, restarts, &names, 130).0, Some(at(130)), "{restarts}");
+    }
+}
+
+#[test]
+fn no_image_is_forgotten_because_a_runtime_lists_none() {
+    let mut node = Node::default();
+    let names: Vec<String> = (0..GHOSTS_MAX + 50).map(|number| format!("app:{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    node.has(&names);
+    node.pass(&[], at(0));
+    node.has(&[]);
+    node.pass(&[], at(5));
+    node.pass(&[], at(10));
+    node.has(&names);
+    node.pass(&[], at(15));
+    assert_eq!(node.memory.present().count(), GHOSTS_MAX + 50);
+    assert!(node.records.values().all(|record| record.first_seen == Some(at(0))));
 }
 
 #[test]
@@ -263,12 +331,12 @@ fn what_is_remembered_has_bounds() {
     node.pass(&[], at(20));
     node.memory.batch(PassLine::default(), true, at(20));
     assert!(node.memory.pending.is_empty(), "waited for long enough");
-    node.has(&[]);
+    node.has(&["ci:none"]);
     node.pass(&[], at(40));
-    assert_eq!(node.memory.images.len(), GHOSTS_MAX);
+    assert_eq!(node.memory.images.len(), GHOSTS_MAX + 1);
     assert_eq!(node.memory.batch(PassLine::default(), false, at(40)).forgotten.len(), 50);
     node.pass(&[], at(40) + GHOST_AGE_MAX + HOUR);
-    assert!(node.memory.images.is_empty());
+    assert_eq!(node.memory.images.len(), 1);
     let told = Told { user: Some("x".repeat(USER_LENGTH_MAX + 1)), pulled: None };
     node.memory.used(&key("a:1"), told, at(0));
     assert_eq!(node.memory.pending[&key("a:1")].told.user, None);

@@ -217,6 +217,11 @@ impl PullRecords {
         listed.iter().filter_map(|record| Some((ImageId::new(&record.image_ref), record.updated?))).collect()
     }
 
+    /// Whether a manager with this data root has an image on record, whatever the record says.
+    pub fn are_of(root: &Path, id: &ImageId) -> bool {
+        root.join("image_manager").join("pulled").join(file::file_name(id.as_str())).is_file()
+    }
+
     /// Puts on record that an image is about to be pulled. Durable on return.
     pub fn intend(self: &Arc<Self>, image: &str) -> Result<Intent, RecordsError> {
         let mut intent = Intent { records: Arc::clone(self), image: image.to_owned(), held: false };

@@ -1,6 +1,6 @@
 //! The section `gc` of the configuration: its keys, their defaults, and its rules.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
 use imagelet_core::{
     gc::{GcRules, KEEP_RULES_MAX, KeepRule, KeepRuleText},
@@ -22,6 +22,8 @@ const DECISIONS_MOST: u64 = 16 << 30;
 /// A kubelet that was told that an image is here creates the container within seconds, or asks again: its longest
 /// back-off is five minutes.
 const LEASE_DEFAULT: GoDuration = GoDuration::minutes(10);
+/// Where a kubelet keeps its data unless it is told otherwise.
+const KUBELET_ROOT: &str = "/var/lib/kubelet";
 /// An image is not held for longer than this without anybody using it.
 const LEASE_MAX: GoDuration = GoDuration::minutes(7 * 24 * 60);
 
@@ -53,9 +55,12 @@ pub(super) struct GcFile {
     /// Images that stay although nobody uses them: a list of rules, see [keep rules](keep.md). Each has exactly one of `repository` (with `lastTags`), `label`, `namespace` and `image`, and may have `for`.
     #[serde(rename = "keep", skip_serializing_if = "Option::is_none")]
     pub(super) keep: Option<Vec<KeepFile>>,
-    /// Collect only images that imagelet pulled, or that had a pull record when it first saw them: what something else brought to the node stays. Beside a runtime whose kubelet pulls on its own that is most images.
+    /// Collect only images that imagelet pulled or adopted (`gc.adoptFrom`): what something else brought to the node stays.
     #[serde(rename = "onlyOwned", skip_serializing_if = "Option::is_none")]
     pub(super) only_owned: Option<bool>,
+    /// The data root of a kubelet on this node: images of a runtime that are in its pull records count as adopted, and are at least as old as its record when imagelet takes the node over. Empty: nobody is asked.
+    #[serde(rename = "adoptFrom", skip_serializing_if = "Option::is_none")]
+    pub(super) adopt_from: Option<String>,
     /// How long no collection takes an image that a pod or a caller over CRI was told is here, counted from the last telling; it ends earlier once the pod shows its containers. 0 is off, and the only value where `compatibility` is `kubelet`; else no shorter than `detection.period` and `imageMinimumGCAge`, and at most 168h. Defaults to the longest of these two and 10m.
     #[serde(rename = "leaseFor", skip_serializing_if = "Option::is_none")]
     pub(super) lease_for: Option<GoDuration>,
@@ -114,6 +119,8 @@ pub(crate) struct Collection {
     pub(crate) keep: Vec<KeepRule>,
     /// Only what imagelet brought or adopted goes.
     pub(crate) only_owned: bool,
+    /// Whose records tell of images that are adopted.
+    pub(crate) adopt_from: Option<PathBuf>,
     /// How long an image is held that was handed out.
     pub(crate) lease_for: Duration,
     /// The most that the log of decisions takes; `None`: there is none.
@@ -196,6 +203,7 @@ impl GcFile {
             inodes_low: Some(90),
             keep: Some(Vec::new()),
             only_owned: Some(false),
+            adopt_from: Some(KUBELET_ROOT.into()),
             lease_for: Some(if like_kubelet { GoDuration(0) } else { LEASE_DEFAULT.max(ages.lease_least()) }),
             decisions: Some(DecisionsFile { bytes_max: Some("16Mi".into()) }),
         }
@@ -219,6 +227,7 @@ pub(super) fn check(
         inodes: inodes(file, complaints),
         keep: keep(file.keep.as_deref().unwrap_or_default(), complaints),
         only_owned: file.only_owned.unwrap_or_default(),
+        adopt_from: adopt_from(file.adopt_from.as_deref().unwrap_or_default(), complaints),
         lease_for: lease_for.to_std(),
         decisions_max: decisions(file.decisions.as_ref(), complaints),
     }
@@ -243,6 +252,18 @@ fn lease(lease_for: GoDuration, compatibility: Compatibility, ages: Ages, compla
         );
     }
     lease_for
+}
+
+fn adopt_from(text: &str, complaints: &mut Complaints) -> Option<PathBuf> {
+    const KEY: &str = "gc.adoptFrom";
+    if text.is_empty() {
+        return None;
+    }
+    let path = PathBuf::from(text);
+    if !path.is_absolute() {
+        complaints.add(KEY, format!("{KEY} `{text}` must be an absolute path, or empty"));
+    }
+    Some(path)
 }
 
 fn mode(text: Option<&str>, complaints: &mut Complaints) -> CollectionMode {

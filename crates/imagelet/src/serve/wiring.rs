@@ -63,8 +63,9 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
     let opened = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
         let stale_max = settings.stale_max;
+        let kubelet = settings.collection.adopt_from.clone().filter(|_| store.engine.is_none());
         let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
-        move || open_state(&runtime, &state, kept, stale_max, memory)
+        move || open_state(&runtime, &state, kept, stale_max, memory, kubelet.as_deref())
     });
     let decisions = Arc::new(decision_log(&store.state, &settings));
     let (inventory, records, stale) = opened.await.map_err(|error| Failure::of(&error))??;
@@ -232,6 +233,7 @@ fn open_state(
     kept: Option<RecordsSettings>,
     stale_max: Option<Duration>,
     memory: MemoryRules,
+    kubelet: Option<&Path>,
 ) -> Result<OpenState, Failure> {
     let stale = stale_max.map(|age_max| StaleUse::new(age_max, Some(directory.join("verified-names.json"))));
     if is_read_only(directory) {
@@ -240,13 +242,31 @@ fn open_state(
         return Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?), stale));
     }
     let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?.with_memory(memory);
+    if inventory.remembers_nothing()
+        && let (Some(root), Some(kept)) = (kubelet, &kept)
+    {
+        adopt_from(&inventory, root, kept.clone());
+    }
     let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open(directory, kept));
     let records = records.map_err(|error| Failure::of(&error))?;
     if inventory.remembers_nothing() {
         // A kubelet, or a former run, may have left more than the images.
-        records.updates().into_iter().for_each(|(id, at)| inventory.adopt(&id, at));
+        records.updates().into_iter().for_each(|(id, at)| inventory.adopt(&id, Some(at)));
     }
     Ok((Arc::new(inventory), Arc::new(records), stale))
+}
+
+/// Takes up since when a kubelet has had the images of this node.
+fn adopt_from(inventory: &Inventory, root: &Path, kept: RecordsSettings) {
+    match PullRecords::open_read_only(root, kept) {
+        Ok(records) => records.updates().into_iter().for_each(|(id, at)| inventory.adopt(&id, Some(at))),
+        Err(error) => {
+            tracing::warn!(
+                error = Failure::of(&error).to_string(),
+                "could not read the kubelet's pull records; its images are new"
+            );
+        }
+    }
 }
 
 /// Where decisions are kept. A log that is switched off or cannot be written can still be read.

@@ -36,7 +36,7 @@ impl Remembered {
 impl Memory {
     /// Whether the next pass has to look at all images.
     pub(in crate::inventory) fn wants_all(&self) -> bool {
-        self.is_resumed || !self.adopted.is_empty()
+        self.is_resumed || !self.adopted.is_empty() || self.unlisted.is_some()
     }
 
     /// When the time an image has lain idle comes into its next span.
@@ -95,6 +95,9 @@ impl Memory {
                 met.changed.push(key.clone());
                 self.arrive(key, record, uses, now);
             }
+        }
+        if left && records.is_empty() {
+            self.unlisted = Some(now);
         }
         met.regroup = !met.changed.is_empty();
         self.pending.retain(|_, pending| now.duration_since(pending.at).unwrap_or_default() < PENDING_AGE_MAX);
