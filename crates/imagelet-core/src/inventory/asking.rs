@@ -355,7 +355,12 @@ impl State {
     pub(super) fn note_released(&mut self, used_before: BTreeSet<ImageKey>, users: &Users, now: SystemTime) {
         let lasts = self.settling();
         self.released.retain(|key, released_at| {
-            !users.contains_key(key) && now.duration_since(*released_at).unwrap_or_default() < lasts
+            let is_settled = now.duration_since(*released_at).unwrap_or_default() >= lasts;
+            if is_settled {
+                // The ledger has it in use until now: see [`State::batch`].
+                self.memory.change(key);
+            }
+            !is_settled && !users.contains_key(key)
         });
         let is_flawed = self.flaws.have(Flaw::HalfListBelieved) || self.flaws.have(Flaw::EmptyListBelieved);
         let released = used_before.into_iter().filter(|key| !users.contains_key(key) && !is_flawed);

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use super::{
     FLUSH_EVERY, Inventory, InventoryError, State,
-    ledger::Writer,
+    ledger::{Batch, Writer},
     memory::pass_line,
-    steady::{BootClock, Linux, SteadyClock},
+    steady::{Anchor, BootClock, Linux, SteadyClock},
 };
 use crate::image::ImageId;
 
@@ -49,11 +49,11 @@ impl Inventory {
         self.lock().memory.is_empty()
     }
 
-    /// Notes that an image was on this node at that time, before this inventory knew it: from the records of a former
-    /// manager. It counts with the next pass, and only where nothing else is known.
-    pub fn adopt(&self, id: &ImageId, since: SystemTime) {
+    /// Notes that another manager of this node has an image on record, and since when it was there, where this inventory
+    /// did not know it yet. It counts with the next pass, and only where nothing better is known.
+    pub fn adopt(&self, id: &ImageId, since: Option<SystemTime>) {
         let mut state = self.lock();
-        let since = super::moved(since, -state.shift);
+        let since = since.map(|since| super::moved(since, -state.shift));
         state.memory.adopt(id, since);
     }
 
@@ -106,14 +106,29 @@ fn flush(ledger: &Mutex<Writer>, state: &Mutex<State>) -> io::Result<()> {
         let wall = SystemTime::now();
         let anchor = state.clock.anchor(wall).or_else(|| state.anchor.clone());
         let now = state.clock.now(wall);
-        let line = pass_line(state.watch, anchor);
-        state.memory.batch(line, turn.wants_whole, now)
+        state.batch(anchor, turn.wants_whole, now)
     };
     turn.write(&batch).inspect_err(|_| {
         let mut state = held(state);
         state.memory.keep();
         state.dirty = true;
     })
+}
+
+impl State {
+    /// What the ledger has to be told. What is doubted is not told: a process that begins in the middle of a doubt doubts
+    /// from the beginning.
+    pub(super) fn batch(&mut self, anchor: Option<Anchor>, is_whole: bool, now: SystemTime) -> Batch {
+        let mut line = pass_line(self.watch, anchor);
+        if self.watch.vanished_at.is_some() {
+            line.containers = line.containers.max(1);
+        }
+        let mut batch = self.memory.batch(line, is_whole, now);
+        for (key, remembered) in &mut batch.images {
+            remembered.in_use |= self.released.contains_key(key) && remembered.gone.is_none();
+        }
+        batch
+    }
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -14,7 +14,7 @@ use super::{
     FLUSH_EVERY, Inventory, State,
     flaws::{Flaw, Flaws},
     ledger::Content,
-    memory::{Remembered, pass_line},
+    memory::Remembered,
 };
 use crate::{
     image::{ImageId, ImageKey},
@@ -55,10 +55,7 @@ impl Inventory {
         let mut kept = memory.ledger.lock().unwrap();
         if kept.0.is_none_or(|last| now.duration_since(last).unwrap_or_default() >= FLUSH_EVERY) {
             let mut state = self.lock();
-            let batch = {
-                let line = pass_line(state.watch, None);
-                state.memory.batch(line, true, now)
-            };
+            let batch = state.batch(None, true, now);
             let content =
                 Content { pass: batch.pass, images: batch.images.into_iter().collect(), ..Content::default() };
             *kept = (Some(now), content);

@@ -5,7 +5,8 @@ use std::{collections::HashSet, rc::Rc};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{
-    node::{Act, Node, Size, told},
+    node::Node,
+    story::{Act, Size, told},
     world::ACTORS,
 };
 

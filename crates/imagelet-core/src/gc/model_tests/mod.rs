@@ -1,6 +1,5 @@
 //! Never the wrong one: all orders in which small stories can happen, and many random steps of long ones, over the real
-//! inventory and the real collector; and mistakes put in on purpose, all of which the first must find, and the second those
-//! that show often.
+//! inventory and the real collector; and mistakes put in on purpose, all of which the first must find, and all but one the second.
 //!
 //! `IMAGELET_MODEL=wide` takes a million random steps; larger stories, as three pods with three images, are ignored tests. Let
 //! the compiler work for those: `cargo test --config 'profile.test.package.imagelet-core.opt-level=3'`.
@@ -8,12 +7,13 @@
 
 mod explore;
 mod node;
+mod story;
 mod walk;
 mod world;
 
 use self::{
     explore::explore,
-    node::{Act, Before, Size},
+    story::{Act, Before, Size},
     walk::{Walk, walk},
 };
 use crate::inventory::Flaw;
@@ -23,10 +23,13 @@ const STEPS_WIDE: u64 = 1_000_000;
 /// The same, beside all other tests.
 const STEPS: u64 = 100_000;
 /// Steps within which a mistake has to show.
-const STEPS_TO_FIND: u64 = 300_000;
+const STEPS_TO_FIND: u64 = 400_000;
+/// A mistake that a walk of that length need not come upon: three actors have to take turns in one order.
+const SELDOM: [Flaw; 1] = [Flaw::NewestPassIgnored];
 
-/// Mistakes that a random walk comes upon within seconds; the others are looked for where somebody wants to know.
-const OFTEN: [Flaw; 3] = [Flaw::NoLease, Flaw::OldAnswerBelieved, Flaw::RemovalNotMarked];
+/// Pods that run, and that a pass has seen.
+const WATCHED: &[Before] = &[Before::Runs(0), Before::Passed, Before::Did(Act::Tick)];
+const BOTH_WATCHED: &[Before] = &[Before::Runs(0), Before::Runs(1), Before::Passed, Before::Did(Act::Tick)];
 
 fn is_wide() -> bool {
     std::env::var_os("IMAGELET_MODEL").is_some_and(|wanted| wanted == "wide")
@@ -49,6 +52,7 @@ fn sizes() -> Vec<(&'static str, Size)> {
         ("a pin", Size { pins: 1, ..one }),
         ("an order", Size { orders: 1, ..one }),
         ("work at hand", Size { works: 1, ..one }),
+        ("a crash amid a doubt", Size { collections: 2, crashes: 1, restarts: 1, before: WATCHED, ..one }),
         ("two pods that were told", Size { pods: 2, images: 2, before: &[Before::Told(0), Before::Told(1)], ..one }),
     ];
     // The places of the mistakes, without them.
@@ -69,6 +73,7 @@ fn wide_sizes() -> Vec<(&'static str, Size)> {
         ("two pods with two images, an order and a crash", Size { orders: 1, crashes: 1, ..two }),
         ("a pass beside two pods", Size { pods: 2, passes: 1, ..one }),
         ("half a list", Size { passes: 1, restarts: 1, ..two }),
+        ("a crash amid half a list", Size { collections: 2, crashes: 1, restarts: 1, before: BOTH_WATCHED, ..two }),
         ("two crashes", Size { collections: 2, crashes: 2, ..one }),
         ("a crash beside a restart", Size { crashes: 1, restarts: 1, passes: 1, ..one }),
         ("all at once", Size { crashes: 1, orders: 1, works: 1, pins: 1, ..one }),
@@ -80,8 +85,6 @@ fn wide_sizes() -> Vec<(&'static str, Size)> {
 /// Each mistake with a small story that shows it.
 fn mistakes() -> Vec<(Flaw, &'static str, Size)> {
     use Before::{Did, Passed, Runs, Told};
-    const WATCHED: &[Before] = &[Runs(0), Passed, Did(Act::Tick)];
-    const BOTH_WATCHED: &[Before] = &[Runs(0), Runs(1), Passed, Did(Act::Tick)];
     // The collection has asked for the containers once more, and not yet for the image.
     const ASKING_AGAIN: &[Before] = &[Did(Act::Collect), Did(Act::Collect), Did(Act::Collect)];
     let one = one();
@@ -129,12 +132,28 @@ fn no_wider_story_ends_with_the_wrong_image_removed() {
 }
 
 #[test]
-fn each_mistake_put_in_on_purpose_is_found_by_telling_all_small_stories() {
+fn each_mistake_put_in_on_purpose_is_found_by_telling_all_small_stories_and_by_a_random_walk() {
+    let mut missed = Vec::new();
+    let mut table = format!("{:<20} {:>18} {:>14}", "mistake", "of all stories", "of a walk");
     for (flaw, name, size) in mistakes() {
         let explored = explore(Size { flaw: Some(flaw), ..size });
-        println!("{flaw:?}: {} states, {}", explored.states, explored.violation.as_deref().unwrap_or("not found"));
-        assert!(explored.violation.is_some(), "{flaw:?} is not found in {} states of {name}", explored.states);
+        let walked = walk(Walk { seed: walk::seed(), steps: STEPS_TO_FIND, flaw: Some(flaw) });
+        let is_found = [&explored.violation, &walked.violation].map(Option::is_some);
+        let after = |is_found: bool, count: u64, unit: &str| {
+            if is_found { format!("{count} {unit}") } else { "not found".to_owned() }
+        };
+        let states = after(is_found[0], explored.states as u64, "states");
+        let steps = after(is_found[1], walked.steps, "steps");
+        let row = format!("\n{:<20} {states:>18} {steps:>14}  {name}", format!("{flaw:?}"));
+        table.push_str(&row);
+        let is_enough = is_found[0] && (is_found[1] || SELDOM.contains(&flaw));
+        missed.extend((!is_enough).then_some(flaw));
+        for violation in [explored.violation, walked.violation].into_iter().flatten() {
+            println!("{flaw:?}: {violation}");
+        }
     }
+    println!("{table}");
+    assert_eq!(missed, [], "not found: {table}");
 }
 
 #[test]
@@ -144,15 +163,4 @@ fn many_random_steps_remove_no_image_in_use() {
     println!("{walked:?}");
     assert_eq!(walked.violation, None);
     assert!(walked.removals > 100 && walked.containers > 1_000, "{walked:?}");
-}
-
-#[test]
-fn mistakes_put_in_on_purpose_are_found_by_a_random_walk() {
-    let mut missed = Vec::new();
-    for (flaw, ..) in mistakes().into_iter().filter(|(flaw, ..)| is_wide() || OFTEN.contains(flaw)) {
-        let walked = walk(Walk { seed: walk::seed(), steps: STEPS_TO_FIND, flaw: Some(flaw) });
-        println!("{flaw:?}: after {} steps, {}", walked.steps, walked.violation.as_deref().unwrap_or("not found"));
-        missed.extend(walked.violation.is_none().then_some(flaw));
-    }
-    assert_eq!(missed, [], "not found");
 }

@@ -1,7 +1,6 @@
 //! One imagelet with its pods in that world, driven by hand: each act is one step of one actor.
 
 use std::{
-    fmt,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     pin::Pin,
     rc::Rc,
@@ -15,7 +14,10 @@ use std::{
 
 use tokio::runtime::Runtime;
 
-use super::world::{ACTORS, BESIDE, COLLECTOR, OBSERVER, REMOVER, State, WORKER, World, id, name, uid};
+use super::{
+    story::{Act, Before, Size},
+    world::{ACTORS, BESIDE, COLLECTOR, OBSERVER, REMOVER, State, WORKER, World, id, name, uid},
+};
 use crate::{
     gc::{GcGoal, GcPolicy, GcRequest, ImageGc, UsedImages},
     image::{Image, ImageSpec},
@@ -27,103 +29,6 @@ use crate::{
 pub(super) const LEASE: u64 = 100;
 /// How far the clock goes at once: less than a list is doubted for, and twice it is less than a lease.
 pub(super) const TICK: u64 = 45;
-
-/// What can happen next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Act {
-    /// A pod goes on: asks, hears the answer, starts its container, whose process exits, and which is deleted.
-    Pod(usize),
-    /// A collection of everything unused begins or goes on.
-    Collect,
-    /// A pass of the inventory begins or goes on.
-    Observe,
-    /// A person's removal begins or goes on.
-    Remove,
-    /// Somebody begins to read an image, goes on, or is done.
-    Work,
-    /// Imagelet ends the hard way, and starts again.
-    Crash,
-    /// The runtime restarts, and lists no container of before for now.
-    Restart,
-    /// The same, listing all but one.
-    RestartHalf,
-    /// It lists them all again.
-    Recover,
-    /// A pod starts a container from the first image past imagelet, or ends it.
-    Beside,
-    /// A person pins the first image.
-    Pin,
-    /// And takes that back.
-    Unpin,
-    /// Time passes.
-    Tick,
-}
-
-/// What has happened before a story begins, as one thing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Before {
-    /// A pod asked and was told.
-    Told(usize),
-    /// A pod asked, was told, and has its container.
-    Runs(usize),
-    /// A pass of the inventory, from its beginning to its end.
-    Passed,
-    /// One act.
-    Did(Act),
-}
-
-/// How large a story may become.
-#[derive(Clone, Copy, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "switches of a test")]
-pub(super) struct Size {
-    pub(super) pods: usize,
-    pub(super) images: usize,
-    pub(super) collections: usize,
-    pub(super) passes: usize,
-    pub(super) orders: usize,
-    pub(super) works: usize,
-    pub(super) crashes: usize,
-    pub(super) restarts: usize,
-    pub(super) pins: usize,
-    pub(super) besides: usize,
-    pub(super) ticks: usize,
-    /// Pods ask once more when they are done.
-    pub(super) is_endless: bool,
-    /// The images are there from the start.
-    pub(super) is_stocked: bool,
-    /// Each answer of the runtime takes a step of its own.
-    pub(super) is_fine: bool,
-    /// Processes exit before their containers are deleted.
-    pub(super) exits: bool,
-    /// Where the story begins.
-    pub(super) before: &'static [Before],
-    pub(super) flaw: Option<Flaw>,
-}
-
-impl Size {
-    /// Pods and images, and nothing else happens.
-    pub(super) fn of(pods: usize, images: usize) -> Self {
-        Self {
-            pods,
-            images,
-            collections: 0,
-            passes: 0,
-            orders: 0,
-            works: 0,
-            crashes: 0,
-            restarts: 0,
-            pins: 0,
-            besides: 0,
-            ticks: 0,
-            is_endless: false,
-            is_stocked: false,
-            is_fine: false,
-            exits: false,
-            before: &[],
-            flaw: None,
-        }
-    }
-}
 
 type Work<T> = Pin<Box<dyn Future<Output = T>>>;
 
@@ -151,6 +56,8 @@ pub(super) struct Node {
     bells: [Arc<Bell>; ACTORS],
     clock: Rc<Runtime>,
     pub(super) world: World,
+    /// What the next collection is told.
+    pub(super) request: GcRequest,
     pub(super) left: Size,
     inventory: Arc<Inventory>,
     gc: Arc<ImageGc>,
@@ -163,6 +70,12 @@ pub(super) struct Node {
     hold: Option<Hold>,
     /// When the last pass ended.
     passed: u64,
+    /// Restarts of the runtime so far, and up to which of them a pass has begun and ended while it was whole.
+    restarts: usize,
+    seen_whole: usize,
+    /// Those at the beginning of a pass or collection under way, where the runtime was whole then.
+    collecting_since: Option<usize>,
+    observing_since: Option<usize>,
     /// The removals that had begun when each pod asked.
     marks: Vec<u64>,
     /// What has been seen is known already: the beginning of a story is told again.
@@ -174,6 +87,7 @@ impl Node {
         let clock = Rc::clone(clock);
         let world = World::new(size.pods, size.images, size.is_stocked);
         world.lock().is_fine = size.is_fine;
+        let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
         let memory = Arc::new(Kept::default());
         let (inventory, gc) = start(&world, &memory, size.flaw);
         let pods = (0..size.pods).map(|_| Pod::Idle).collect();
@@ -183,6 +97,7 @@ impl Node {
             bells: std::array::from_fn(|_| Arc::default()),
             clock,
             world,
+            request: GcRequest { policy, goal: GcGoal::AllUnused, dry_run: false },
             left: size,
             inventory,
             gc,
@@ -194,6 +109,10 @@ impl Node {
             working,
             hold,
             passed,
+            restarts: 0,
+            seen_whole: 0,
+            collecting_since: None,
+            observing_since: None,
             marks: vec![u64::MAX; size.pods],
             is_known: true,
         };
@@ -252,7 +171,9 @@ impl Node {
         may(Act::Remove, can(self.removing.is_some(), REMOVER, self.left.orders));
         may(Act::Work, self.hold.is_some() || can(self.working.is_some(), WORKER, self.left.works));
         may(Act::Crash, self.left.crashes > 0);
-        let can_restart = self.left.restarts > 0 && world.short_since.is_none() && !world.containers.is_empty();
+        // Of a runtime that restarts again before anybody has seen it whole nobody can tell.
+        let is_whole = world.short_since.is_none() && self.seen_whole == self.restarts;
+        let can_restart = self.left.restarts > 0 && is_whole && !world.containers.is_empty();
         may(Act::Restart, can_restart);
         may(Act::RestartHalf, can_restart && world.containers.len() > 1);
         may(Act::Recover, world.short_since.is_some());
@@ -287,7 +208,7 @@ impl Node {
             Act::Work => self.work(),
             Act::Crash => self.crash(),
             Act::Restart | Act::RestartHalf => {
-                self.left.restarts -= 1;
+                (self.left.restarts, self.restarts) = (self.left.restarts - 1, self.restarts + 1);
                 let mut world = self.world.lock();
                 world.short_since = Some(world.seconds);
                 let hidden = if act == Act::Restart { world.containers.len() } else { 1 };
@@ -374,24 +295,26 @@ impl Node {
     fn collect(&mut self) {
         let mut collecting = self.collecting.take().unwrap_or_else(|| {
             self.left.collections -= 1;
+            self.collecting_since = self.whole_since();
             self.world.lock().seen[COLLECTOR] = 0;
-            let (gc, now) = (Arc::clone(&self.gc), self.world.now());
+            let (gc, now, request) = (Arc::clone(&self.gc), self.world.now(), self.request);
             Box::pin(async move {
-                let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
-                let request = GcRequest { policy, goal: GcGoal::AllUnused, dry_run: false };
-                gc.collect(&request, now).await.unwrap();
+                let collected = gc.collect(&request, now).await;
+                // There is no disk, which is found out when what is too old has gone.
+                assert!(collected.is_ok() || request.goal == GcGoal::Threshold, "{collected:?}");
             })
         });
         if self.poll(COLLECTOR, &mut collecting).is_none() {
             self.collecting = Some(collecting);
         } else {
-            self.passed();
+            self.passed(self.collecting_since);
         }
     }
 
     fn observe(&mut self) {
         let mut observing = self.observing.take().unwrap_or_else(|| {
             self.left.passes -= 1;
+            self.observing_since = self.whole_since();
             let mut world = self.world.lock();
             world.seen[OBSERVER] = 0;
             world.pass_saw.clear();
@@ -405,11 +328,19 @@ impl Node {
             let mut world = self.world.lock();
             world.noticed = std::mem::take(&mut world.pass_saw);
             drop(world);
-            self.passed();
+            self.passed(self.observing_since);
         }
     }
 
-    fn passed(&mut self) {
+    /// The restarts so far, where the runtime is whole.
+    fn whole_since(&self) -> Option<usize> {
+        self.world.lock().short_since.is_none().then_some(self.restarts)
+    }
+
+    fn passed(&mut self, whole_since: Option<usize>) {
+        if whole_since == self.whole_since() {
+            self.seen_whole = whole_since.unwrap_or(self.seen_whole);
+        }
         self.passed = self.world.lock().seconds;
         self.inventory.remember(&self.memory, self.world.now());
     }
@@ -520,6 +451,7 @@ impl Node {
         self.bells.each_ref().map(|bell| bell.0.load(Ordering::Relaxed)).hash(&mut hasher);
         let Size { collections, passes, orders, works, crashes, restarts, pins, besides, ticks, .. } = self.left;
         [collections, passes, orders, works, crashes, restarts, pins, besides, ticks].hash(&mut hasher);
+        (self.restarts, self.seen_whole, self.collecting_since, self.observing_since).hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -574,15 +506,4 @@ fn blank() -> Image {
         spec: ImageSpec::default(),
         pinned: false,
     }
-}
-
-impl fmt::Display for Act {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
-
-/// A story, for who reads of it.
-pub(super) fn told(story: &[Act]) -> String {
-    story.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

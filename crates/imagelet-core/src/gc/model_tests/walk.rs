@@ -1,15 +1,42 @@
 //! One long story at random: pods come and go for ever, and everything else happens now and then.
+//!
+//! Were all things always as likely, most rare stories would never be met: containers would be gone before a list lies. So
+//! a walk goes through weathers, in each of which each thing has a likelihood of its own.
+
+use std::time::Duration;
 
 use super::{
     explore::clock,
-    node::{Act, Node, Size, told},
+    node::{Node, TICK},
+    story::{Act, Size, told},
 };
-use crate::inventory::Flaw;
+use crate::{
+    gc::{GcGoal, GcOrder, GcPolicy, GcRequest, GcWay},
+    image::ByteSize,
+    inventory::Flaw,
+};
 
 /// Acts that are told of where something went wrong.
 const TOLD_MAX: usize = 60;
 /// A node is new after so many steps, so that nothing grows without end.
 const STEPS_PER_NODE: u64 = 2_000;
+/// Most pods of a node, and images.
+const PODS_MAX: usize = 4;
+const IMAGES_MAX: usize = 3;
+/// How many steps a weather lasts at least, and at most so many more.
+const WEATHER_LASTS: (usize, usize) = (20, 100);
+/// One in how many chances a pod goes on, in some weather,
+const OF_PODS: [usize; 5] = [1, 1, 4, 16, 64];
+/// and so much more seldom one that has nothing to do;
+const RESTS: usize = 4;
+/// a collection or a pass does, or time,
+const OF_WHEELS: [usize; 5] = [1, 1, 1, 4, 16];
+/// a trouble ends or a pin is taken back,
+const OF_ENDS: [usize; 2] = [2, 8];
+/// a hand pins an image, works with it or starts a container,
+const OF_HANDS: [usize; 4] = [1, 4, 16, 64];
+/// and something breaks, or is taken away.
+const OF_EVENTS: [usize; 5] = [4, 16, 64, 256, 1024];
 
 /// A walk to be taken.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +69,7 @@ pub(super) fn walk(walk: Walk) -> Walked {
     let mut walked = Walked::default();
     while walked.steps < walk.steps && walked.violation.is_none() {
         let endless = usize::MAX;
+        let pods = 1 + random.below(PODS_MAX);
         let size = Size {
             collections: endless,
             passes: endless,
@@ -53,18 +81,25 @@ pub(super) fn walk(walk: Walk) -> Walked {
             besides: endless,
             ticks: endless,
             is_endless: true,
-            exits: true,
+            exits: random.below(2) == 0,
             is_stocked: true,
             is_fine: random.below(2) == 0,
             flaw: walk.flaw,
-            ..Size::of(1 + random.below(3), 1 + random.below(3))
+            // Each image has a pod that brings it back.
+            ..Size::of(pods, 1 + random.below(pods.min(IMAGES_MAX)))
         };
         let mut node = Node::new(size, &clock);
         node.is_known = true;
         let mut acts_told: Vec<Act> = Vec::new();
+        let (mut weather, mut lasts) = (Weather::default(), 0);
         for _ in 0..STEPS_PER_NODE {
-            let acts = node.acts();
-            let act = random.choose(&node, &acts);
+            if lasts == 0 {
+                lasts = WEATHER_LASTS.0 + random.below(WEATHER_LASTS.1);
+                weather = Weather::drawn(&mut random);
+                node.request = random.request();
+            }
+            lasts -= 1;
+            let act = random.choose(&node, &weather);
             if acts_told.len() == TOLD_MAX {
                 acts_told.remove(0);
             }
@@ -84,6 +119,46 @@ pub(super) fn walk(walk: Walk) -> Walked {
     walked
 }
 
+/// How likely what is: one in so many chances.
+#[derive(Clone, Copy, Debug, Default)]
+struct Weather {
+    pods: [usize; PODS_MAX],
+    wheels: [usize; 3],
+    ends: [usize; 2],
+    hands: [usize; 3],
+    events: [usize; 4],
+}
+
+impl Weather {
+    fn drawn(random: &mut Random) -> Self {
+        Self {
+            pods: std::array::from_fn(|_| random.one_of(&OF_PODS)),
+            wheels: std::array::from_fn(|_| random.one_of(&OF_WHEELS)),
+            ends: std::array::from_fn(|_| random.one_of(&OF_ENDS)),
+            hands: std::array::from_fn(|_| random.one_of(&OF_HANDS)),
+            events: std::array::from_fn(|_| random.one_of(&OF_EVENTS)),
+        }
+    }
+
+    fn rarity(&self, act: Act) -> usize {
+        match act {
+            Act::Pod(pod) => self.pods[pod],
+            Act::Collect => self.wheels[0],
+            Act::Observe => self.wheels[1],
+            Act::Tick => self.wheels[2],
+            Act::Recover => self.ends[0],
+            Act::Unpin => self.ends[1],
+            Act::Work => self.hands[0],
+            Act::Beside => self.hands[1],
+            Act::Pin => self.hands[2],
+            Act::Remove => self.events[0],
+            Act::Crash => self.events[1],
+            Act::Restart => self.events[2],
+            Act::RestartHalf => self.events[3],
+        }
+    }
+}
+
 /// Xorshift: the same walk from the same seed everywhere.
 struct Random(u64);
 
@@ -99,25 +174,28 @@ impl Random {
         usize::try_from(self.next() % bound as u64).expect("it is below a length")
     }
 
-    /// What is rare in life is rare here: for most steps somebody goes on with what was begun.
-    fn choose(&mut self, node: &Node, acts: &[Act]) -> Act {
+    fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    fn choose(&mut self, node: &Node, weather: &Weather) -> Act {
+        let acts = node.acts();
         loop {
-            let act = acts[self.below(acts.len())];
-            let one_in = match act {
-                Act::Pod(pod) if node.is_idle(pod) => 12,
-                Act::Pod(_) | Act::Collect | Act::Observe => 1,
-                Act::Tick => 3,
-                Act::Recover | Act::Beside => 12,
-                Act::Work => 12,
-                Act::Remove => 24,
-                Act::RestartHalf => 8,
-                Act::Crash | Act::Restart => 24,
-                Act::Pin => 48,
-                Act::Unpin => 8,
-            };
-            if self.below(one_in) == 0 {
+            let act = self.one_of(&acts);
+            let rests = matches!(act, Act::Pod(pod) if node.is_idle(pod));
+            if self.below(weather.rarity(act) * if rests { RESTS } else { 1 }) == 0 {
                 return act;
             }
         }
+    }
+
+    /// A collection as operators may order it, in both ways and orders; none leaves an image out for its youth.
+    fn request(&mut self) -> GcRequest {
+        let age_max = Some(Duration::from_secs(TICK));
+        let goal = self.one_of(&[GcGoal::AllUnused, GcGoal::AllUnused, GcGoal::Free(ByteSize(100)), GcGoal::Threshold]);
+        let policy = GcPolicy::new(90, 80, Duration::ZERO, age_max).expect("low is below high");
+        let order = self.one_of(&[GcOrder::Lru, GcOrder::Cost]);
+        let way = self.one_of(&[GcWay::Imagelet, GcWay::Imagelet, GcWay::Kubelet]);
+        GcRequest { policy: policy.in_order(order).in_way(way), goal, dry_run: false }
     }
 }
