@@ -6,17 +6,18 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use imagelet_core::{
     image::{ImageId, ImageSpec},
     runtime::{ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
-    testing::{FakeRuntime, vectors},
+    testing::{FakeRuntime, conformance, vectors},
 };
 use imagelet_cri::{
-    Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, lenient, listen, routes,
+    Calls, ConnectionLimits, Connections, Endpoint, Handlers, RemoteContainerService, RemoteImageService,
+    RuntimeServer, lenient, listen,
     v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 use prost::Message as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
 };
 use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
 use tokio_util::sync::CancellationToken;
@@ -36,13 +37,26 @@ impl Socket {
     async fn open(images: Arc<dyn ImageService>, handlers: Handlers, runtime: RuntimeServer) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("imagelet.sock");
-        let incoming = UnixListenerStream::new(listen(&path).await.unwrap()).map(|stream| stream.map(lenient));
-        let routes = routes(images, handlers, runtime);
+        let listener = listen(&path).await.unwrap();
+        let limits = ConnectionLimits { streams_max: 256, silent_max: PATIENCE, headers_bytes_max: 16 << 10 };
+        let (calls, connections) = (Calls::new(images, handlers, runtime), Connections::new(limits));
         let stop = CancellationToken::new();
-        let stopped = stop.clone().cancelled_owned();
+        let stopped = stop.clone();
         let task = tokio::spawn(async move {
-            let server = tonic::transport::Server::builder().add_routes(routes);
-            server.serve_with_incoming_shutdown(incoming, stopped).await.unwrap();
+            let mut open = JoinSet::new();
+            while let Some(accepted) = stopped.run_until_cancelled(listener.accept()).await {
+                let (stream, calls, connections) = (accepted.unwrap().0, calls.clone(), connections.clone());
+                let stopped = stopped.clone();
+                open.spawn(async move {
+                    let answer = |request| {
+                        let calls = calls.clone();
+                        async move { calls.answer(request).await }
+                    };
+                    connections.serve(lenient(stream), answer, stopped.cancelled()).await;
+                });
+            }
+            drop(listener);
+            open.join_all().await;
         });
         Self { path, task, stop, _folder: folder }
     }
@@ -146,6 +160,62 @@ async fn a_client_that_sends_the_path_of_the_socket_as_authority_is_answered() {
         // Headers, data, trailers.
         assert_eq!(call_with_authority(&socket, authority).await, [1, 0, 1], "{authority}");
     }
+}
+
+#[tokio::test]
+async fn a_store_behind_the_whole_socket_keeps_every_promise() {
+    let fake = FakeRuntime::new();
+    fake.offer("registry.test/a:v1", "a", 1024);
+    fake.offer("registry.test/a:v2", "a", 1024);
+    fake.offer("registry.test/b:v1", "b", 2048);
+    let socket = Socket::of(&fake).await;
+    let promised = conformance::Images {
+        first: "registry.test/a:v1".into(),
+        first_again: "registry.test/a:v2".into(),
+        second: "registry.test/b:v1".into(),
+        absent: "registry.test/none:v1".into(),
+        reports_progress: false,
+        untags: false,
+        tells_layers: false,
+    };
+    let client = RemoteImageService::connect(&socket.endpoint(), PATIENCE).await.unwrap();
+    conformance::run(&client, &promised).await;
+}
+
+#[tokio::test]
+async fn a_list_is_made_once_after_each_change_and_never_sent_after_the_next() {
+    let fake = fake();
+    let socket = Socket::of(&fake).await;
+    let mut client = socket.images().await;
+    let asked = |fake: &FakeRuntime| fake.take_calls().iter().filter(|call| call.starts_with("list")).count();
+    let tags = |listed: v1::ListImagesResponse| -> Vec<String> {
+        let mut tags: Vec<String> = listed.images.into_iter().flat_map(|image| image.repo_tags).collect();
+        tags.sort();
+        tags
+    };
+    let by_name = v1::ImageFilter { image: Some(spec("registry.test/b:v1")) };
+    for (change, wanted) in [
+        ("", &["registry.test/a:v1"][..]),
+        ("b", &["registry.test/a:v1", "registry.test/b:v1"]),
+        ("pin", &["registry.test/a:v1", "registry.test/b:v1"]),
+    ] {
+        match change {
+            "b" => drop(client.pull_image(pull("registry.test/b:v1")).await.unwrap()),
+            "pin" => fake.set_pinned(&fake.offer("registry.test/b:v1", "b", 2048), true),
+            _ => {}
+        }
+        for filter in [None, None, Some(v1::ImageFilter { image: None }), None] {
+            let listed = client.list_images(v1::ListImagesRequest { filter }).await.unwrap().into_inner();
+            assert_eq!(listed.images.iter().any(|image| image.pinned), change == "pin");
+            assert_eq!(tags(listed), wanted, "after {change:?}");
+        }
+        assert_eq!(asked(&fake), 1, "after {change:?}");
+    }
+    let filter = Some(by_name);
+    let one = client.list_images(v1::ListImagesRequest { filter }).await.unwrap().into_inner();
+    assert_eq!(tags(one), ["registry.test/b:v1"], "who asks for one is not sent all");
+    let all = client.list_images(v1::ListImagesRequest::default()).await.unwrap().into_inner();
+    assert_eq!(all.images.len(), 2, "and does not change what all are");
 }
 
 #[tokio::test]

@@ -366,6 +366,10 @@ impl ImageService for Engine {
         }
     }
 
+    fn edition(&self) -> Option<u64> {
+        Some(self.store.edition())
+    }
+
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         Ok(self.listed_by(spec)?.map(Arc::unwrap_or_clone))
     }

@@ -5,19 +5,18 @@ mod doorman;
 mod images;
 mod manager;
 mod peers;
+mod socket;
 mod started;
 mod stop;
 mod wiring;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
-use futures_util::TryStreamExt as _;
-use imagelet_cri::{Endpoint, EndpointError, Handlers, RuntimeServer};
+use imagelet_cri::{Calls, Endpoint, EndpointError, Handlers, RuntimeServer};
 use tokio::{
     net::{TcpListener, UnixListener},
     signal::unix::{SignalKind, signal},
 };
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use wiring::{Role, open_node};
@@ -31,10 +30,8 @@ use crate::{
     jobs::Jobs,
     node::LocalNode,
 };
-use doorman::Doorman;
 use images::ServedImages;
 use manager::ServiceManager;
-use peers::Peers;
 use started::Started;
 use stop::{SocketGuard, Stoppable};
 
@@ -42,13 +39,6 @@ use stop::{SocketGuard, Stoppable};
 const GRACE: Duration = Duration::from_secs(3);
 /// What was given up has this long to clean up behind itself.
 const CLEANUP_MAX: Duration = Duration::from_secs(10);
-/// Calls under way on one connection.
-const STREAMS_MAX: u32 = 256;
-/// How long a peer may say nothing before it is asked whether it is still there.
-const PEER_SILENT_MAX: Duration = Duration::from_secs(30);
-/// Longest headers of a call; tokens and traces fit.
-const HEADERS_BYTES_MAX: u32 = 16 << 10;
-
 /// Lays the files and flags of `serve` over one another.
 pub(crate) fn layers(
     arguments: &ServeArgs,
@@ -117,19 +107,8 @@ pub(crate) async fn serve(
     let images = Arc::new(ServedImages::new(started.clone(), state_place(&settings), working.clone()));
     let handler = Arc::new(Stoppable::new(started, working.clone(), accepting.clone()));
     let (handlers, runtime) = runtime_behind(&settings)?;
-    let server = |listener: UnixListener| {
-        let mut peers = Peers::default();
-        let met = UnixListenerStream::new(listener).inspect_ok(move |stream| peers.met(stream));
-        let met = doorman::admitted(met).map_ok(imagelet_cri::lenient);
-        tonic::transport::Server::builder()
-            .max_concurrent_streams(STREAMS_MAX)
-            .http2_keepalive_interval(Some(PEER_SILENT_MAX))
-            .http2_max_header_list_size(HEADERS_BYTES_MAX)
-            .layer(Doorman::new())
-            .add_routes(imagelet_cri::routes(images, handlers, runtime))
-            .add_service(api::service(handler))
-            .serve_with_incoming_shutdown(met, accepting.clone().cancelled_owned())
-    };
+    let calls = Calls::new(images, handlers, runtime).with_routes(|routes| routes.add_service(api::service(handler)));
+    let server = |listener: UnixListener| socket::serve(listener, calls, accepting.clone());
     let (node, mut server, _socket) = if let Some(listener) = activation::taken_over(&environment)? {
         // Callers may be there already: they are answered, or told to wait.
         let server = tokio::spawn(server(listener));

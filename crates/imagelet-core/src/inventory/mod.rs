@@ -122,6 +122,8 @@ struct State {
     pins: Vec<PinPattern>,
     /// Those of the configuration, which no command takes back.
     configured_pins: Vec<PinPattern>,
+    /// How often either has changed.
+    pins_edition: u64,
     /// Mounts are fixed when a container is created, so each container is asked once.
     mounts: BTreeMap<String, Vec<String>>,
     watch: Watch,

@@ -24,6 +24,7 @@ impl Inventory {
         let mut state = self.lock();
         if state.configured_pins != pins {
             state.configured_pins = pins;
+            state.pins_edition += 1;
             state.repin();
         }
     }
@@ -47,6 +48,11 @@ impl Inventory {
         for image in images.iter_mut().filter(|image| !image.pinned && state.is_pinned(image)) {
             Arc::make_mut(image).pinned = true;
         }
+    }
+
+    /// A number that grows with each change of what [`Self::mark_pinned`] marks.
+    pub fn pins_edition(&self) -> u64 {
+        self.lock().pins_edition
     }
 
     /// Pins what the pattern names: a reference, 12 or more digits of an id or digest, or a glob with `*`.
@@ -80,6 +86,7 @@ impl Inventory {
         let Some(directory) = &self.directory else {
             let mut state = self.lock();
             let changed = change(&mut state.pins);
+            state.pins_edition += 1;
             state.repin();
             return Ok(changed);
         };
@@ -94,6 +101,7 @@ impl Inventory {
         }
         let mut state = self.lock();
         state.pins = pins;
+        state.pins_edition += 1;
         state.repin();
         Ok(changed)
     }
@@ -109,6 +117,7 @@ impl Inventory {
                 let mut state = self.lock();
                 if state.pins != pins {
                     state.pins = pins;
+                    state.pins_edition += 1;
                     state.trace = None;
                 }
             }

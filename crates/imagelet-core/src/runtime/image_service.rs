@@ -20,6 +20,12 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     /// Lists images, each once. With a filter: the image that `status` would find for it, or none.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError>;
 
+    /// A number that grows before what `list` answers changes: as long as it is the same, so is the whole list. `None`:
+    /// this store cannot tell.
+    fn edition(&self) -> Option<u64> {
+        None
+    }
+
     /// Finds one image by reference, id, or unique prefix of its id. `None`: absent.
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError>;
 

@@ -95,6 +95,11 @@ impl RuntimeManager {
         Ok(images)
     }
 
+    /// Tells whether a list would be what it was; see [`ImageService::edition`].
+    pub fn edition(&self) -> Option<u64> {
+        self.images.edition()
+    }
+
     /// Finds one image; see [`ImageService::status`].
     pub async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let mut image = self.counted(Operation::Status, self.images.status(spec)).await?;

@@ -39,6 +39,7 @@ pub async fn run(service: &dyn ImageService, images: &Images) {
     two_names_are_one_image(service, images, &first).await;
     layers_are_told_of_each_image(service, images, &first).await;
     what_is_pulled_by_digest_has_no_tag(service, images).await;
+    each_list_has_an_edition_of_its_own(service, images).await;
     a_failed_pull_leaves_no_image(service, images).await;
     an_empty_name_is_refused(service).await;
     the_filesystems_of_images_and_containers_are_told(service).await;
@@ -59,6 +60,22 @@ async fn status(service: &dyn ImageService, name: &str) -> Option<Image> {
 
 async fn list(service: &dyn ImageService) -> Vec<Arc<Image>> {
     service.list(None).await.unwrap_or_else(|error| panic!("list: {}", error.chain()))
+}
+
+/// While the first image is here, under both its names.
+async fn each_list_has_an_edition_of_its_own(service: &dyn ImageService, images: &Images) {
+    let Some(mut before) = service.edition() else { return };
+    let mut listed = list(service).await;
+    assert_eq!(service.edition(), Some(before), "a list changes nothing");
+    for step in ["pull", "remove"] {
+        match step {
+            "pull" => drop(pull(service, &images.second).await),
+            _ => service.remove(&ImageSpec::new(&images.second)).await.expect("remove"),
+        }
+        let (now, list) = (service.edition().expect("who told once does so again"), list(service).await);
+        assert!(list != listed && now > before, "a {step} changes the list, and its edition from {before} to {now}");
+        (before, listed) = (now, list);
+    }
 }
 
 async fn nothing_is_found_before(service: &dyn ImageService, images: &Images) {

@@ -28,6 +28,8 @@ pub struct FakeRuntime {
 struct State {
     registry: BTreeMap<String, Offer>,
     images: BTreeMap<ImageId, Arc<Image>>,
+    /// The images at the last question for their edition, and what that was.
+    edition: (BTreeMap<ImageId, Arc<Image>>, u64),
     containers: Vec<Container>,
     sandboxes: Vec<Sandbox>,
     volumes: HashMap<String, Vec<String>>,
@@ -377,6 +379,14 @@ impl ImageService for FakeRuntime {
             Some(spec) => Ok(fake.find(&spec.image)?.cloned().into_iter().collect()),
             None => Ok(fake.images.values().cloned().collect()),
         }
+    }
+
+    fn edition(&self) -> Option<u64> {
+        let mut fake = self.lock();
+        if fake.edition.0 != fake.images {
+            fake.edition = (fake.images.clone(), fake.edition.1 + 1);
+        }
+        Some(fake.edition.1)
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tonic::{Status, metadata::MetadataMap};
+use tonic::{Status, codegen::http::HeaderMap, metadata::MetadataMap};
 
 /// The stack has a timer of its own, which ends a call at the very moment and calls that a cancel; ours comes first.
 const AHEAD: Duration = Duration::from_millis(2);
@@ -12,13 +12,21 @@ pub(super) async fn within<T>(
     metadata: &MetadataMap,
     call: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Status> {
-    let Some(limit) = metadata.get("grpc-timeout").and_then(|text| duration(text.as_bytes())) else {
-        return call.await;
-    };
+    let Some(limit) = of(metadata.as_ref()) else { return call.await };
     match tokio::time::timeout(limit.saturating_sub(AHEAD), call).await {
         Ok(result) => result,
-        Err(_) => Err(Status::deadline_exceeded("context deadline exceeded")),
+        Err(_) => Err(passed()),
     }
+}
+
+/// How long a caller waits; `None`: for ever, or nobody knows what it says.
+pub(super) fn of(headers: &HeaderMap) -> Option<Duration> {
+    headers.get("grpc-timeout").and_then(|text| duration(text.as_bytes()))
+}
+
+/// What a caller is told whose deadline has passed.
+pub(super) fn passed() -> Status {
+    Status::deadline_exceeded("context deadline exceeded")
 }
 
 /// At most eight digits and a unit.

@@ -1,14 +1,19 @@
 //! A store of images, served as a CRI image service: to kubelets, crictl and critest (`spec/cri.md §5`).
 
 mod authority;
+mod calls;
+mod connection;
 mod deadline;
 mod handler;
+mod kept;
 mod listen;
 mod runtime;
 
 use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
 pub use authority::{Lenient, lenient};
+pub use calls::{Answer, Calls};
+pub use connection::{ConnectionLimits, Connections};
 use futures_util::{FutureExt as _, Stream, stream};
 pub use handler::Handlers;
 use imagelet_core::{
@@ -46,7 +51,7 @@ const BATCH_IMAGES_MAX: usize = 1000;
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
 /// All that a CRI socket answers: images, the runtime service, and a refusal by name of every other service, those of
-/// older versions of the interface among them.
+/// older versions of the interface among them. For a tonic server; [`Calls`] answers the same with less ado.
 ///
 /// ```no_run
 /// # async fn serve(images: std::sync::Arc<dyn imagelet_core::runtime::ImageService>) -> Result<(), Box<dyn std::error::Error>> {
@@ -65,8 +70,11 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// # }
 /// ```
 pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: RuntimeServer) -> Routes {
-    let images = limited(ImageServiceServer::new(ImageServer { images, handlers }));
-    let mut routes = Routes::new(images).add_service(runtime);
+    routes_of(ImageServer::new(images, handlers), runtime)
+}
+
+fn routes_of(images: ImageServer, runtime: RuntimeServer) -> Routes {
+    let mut routes = Routes::new(limited(ImageServiceServer::new(images))).add_service(runtime);
     let router = std::mem::take(routes.axum_router_mut());
     let router = router.fallback(|uri: Uri| async move { refused(&uri).into_http::<tonic::body::Body>() });
     *routes.axum_router_mut() = router.layer(MapResponseLayer::new(as_go_says));
@@ -100,7 +108,7 @@ fn refused(uri: &Uri) -> Status {
 
 /// The image service of a store alone, for a tonic router, with the interface's message limits.
 pub fn image_service(images: Arc<dyn ImageService>) -> ImageServiceServer<ImageServer> {
-    limited(ImageServiceServer::new(ImageServer { images, handlers: Handlers::default() }))
+    limited(ImageServiceServer::new(ImageServer::new(images, Handlers::default())))
 }
 
 fn limited(server: ImageServiceServer<ImageServer>) -> ImageServiceServer<ImageServer> {
@@ -117,21 +125,68 @@ pub struct ImageServer {
 }
 
 impl ImageServer {
+    fn new(images: Arc<dyn ImageService>, handlers: Handlers) -> Self {
+        Self { images, handlers }
+    }
+
     /// Runs a call within its caller's deadline and as part of its trace.
     async fn answer<T>(
         &self,
         rpc: &'static str,
         metadata: &MetadataMap,
         call: impl Future<Output = Result<T, Status>>,
-    ) -> Result<Response<T>, Status> {
+    ) -> Result<T, Status> {
         let trace = TraceContext::of(metadata);
         let span = tracing::debug_span!("cri", rpc, trace = trace.id());
         // What must not happen ends one call, and its caller is told so.
         let call = AssertUnwindSafe(deadline::within(metadata, call).instrument(span)).catch_unwind();
         match trace.scope(call).await {
-            Ok(answer) => answer.map(Response::new),
+            Ok(answer) => answer,
             Err(_) => Err(status(rpc, "", &RuntimeError::defect("imagelet failed inside; its log says where"))),
         }
+    }
+
+    async fn listed(
+        &self,
+        metadata: &MetadataMap,
+        request: v1::ListImagesRequest,
+    ) -> Result<v1::ListImagesResponse, Status> {
+        let list = async { Ok(fitting(v1::ListImagesResponse { images: self.list(request.filter).await? })) };
+        self.answer("ListImages", metadata, list).await
+    }
+
+    async fn status(
+        &self,
+        metadata: &MetadataMap,
+        request: v1::ImageStatusRequest,
+    ) -> Result<v1::ImageStatusResponse, Status> {
+        let spec = named(request.image)?;
+        let look = async {
+            let found = if request.verbose {
+                let details = self.images.details(&spec).await;
+                details.map(|details| details.map(|details| (details.to_info(), details.image)))
+            } else {
+                self.images.status(&spec).await.map(|image| image.map(|image| (BTreeMap::new(), image)))
+            };
+            match found {
+                Ok(Some((info, image))) => {
+                    Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info })
+                }
+                // An absent image is an answer.
+                Ok(None) => Ok(v1::ImageStatusResponse::default()),
+                Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
+                Err(error) => Err(status("ImageStatus", &spec.image, &error)),
+            }
+        };
+        self.answer("ImageStatus", metadata, look).await
+    }
+
+    async fn filesystems(&self, metadata: &MetadataMap) -> Result<v1::ImageFsInfoResponse, Status> {
+        let measure = async {
+            let filesystems = self.images.filesystem().await.map_err(|error| status("ImageFsInfo", "", &error))?;
+            Ok(convert::filesystems_to_wire(&filesystems))
+        };
+        self.answer("ImageFsInfo", metadata, measure).await
     }
 
     /// Sorted by id, so that equal stores give equal lists.
@@ -154,8 +209,7 @@ impl ImageServiceRpc for ImageServer {
         request: Request<v1::ListImagesRequest>,
     ) -> Result<Response<v1::ListImagesResponse>, Status> {
         let (metadata, _, request) = request.into_parts();
-        let list = async { Ok(fitting(v1::ListImagesResponse { images: self.list(request.filter).await? })) };
-        self.answer("ListImages", &metadata, list).await
+        self.listed(&metadata, request).await.map(Response::new)
     }
 
     async fn stream_images(
@@ -163,7 +217,7 @@ impl ImageServiceRpc for ImageServer {
         request: Request<v1::StreamImagesRequest>,
     ) -> Result<Response<Self::StreamImagesStream>, Status> {
         let (metadata, _, request) = request.into_parts();
-        let images = self.answer("StreamImages", &metadata, self.list(request.filter)).await?.into_inner();
+        let images = self.answer("StreamImages", &metadata, self.list(request.filter)).await?;
         // A batch is made when the one before was taken: who goes away gets no more of them.
         let batches = stream::unfold(images.into_iter().peekable(), |mut images| async move {
             let images_of_batch = next_batch(&mut images);
@@ -177,25 +231,7 @@ impl ImageServiceRpc for ImageServer {
         request: Request<v1::ImageStatusRequest>,
     ) -> Result<Response<v1::ImageStatusResponse>, Status> {
         let (metadata, _, request) = request.into_parts();
-        let spec = named(request.image)?;
-        let look = async {
-            let found = if request.verbose {
-                let details = self.images.details(&spec).await;
-                details.map(|details| details.map(|details| (details.to_info(), details.image)))
-            } else {
-                self.images.status(&spec).await.map(|image| image.map(|image| (BTreeMap::new(), image)))
-            };
-            match found {
-                Ok(Some((info, image))) => {
-                    Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info })
-                }
-                // An absent image is an answer.
-                Ok(None) => Ok(v1::ImageStatusResponse::default()),
-                Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
-                Err(error) => Err(status("ImageStatus", &spec.image, &error)),
-            }
-        };
-        self.answer("ImageStatus", &metadata, look).await
+        self.status(&metadata, request).await.map(Response::new)
     }
 
     async fn pull_image(
@@ -217,7 +253,7 @@ impl ImageServiceRpc for ImageServer {
             let id = pulled.map_err(|error| status("PullImage", &request.image.image, &error))?;
             Ok(v1::PullImageResponse { image_ref: id.as_str().to_owned() })
         };
-        self.answer("PullImage", &metadata, pull).await
+        self.answer("PullImage", &metadata, pull).await.map(Response::new)
     }
 
     async fn remove_image(
@@ -234,18 +270,14 @@ impl ImageServiceRpc for ImageServer {
                 _ => Ok(v1::RemoveImageResponse {}),
             }
         };
-        self.answer("RemoveImage", &metadata, remove).await
+        self.answer("RemoveImage", &metadata, remove).await.map(Response::new)
     }
 
     async fn image_fs_info(
         &self,
         request: Request<v1::ImageFsInfoRequest>,
     ) -> Result<Response<v1::ImageFsInfoResponse>, Status> {
-        let measure = async {
-            let filesystems = self.images.filesystem().await.map_err(|error| status("ImageFsInfo", "", &error))?;
-            Ok(convert::filesystems_to_wire(&filesystems))
-        };
-        self.answer("ImageFsInfo", request.metadata(), measure).await
+        self.filesystems(request.metadata()).await.map(Response::new)
     }
 }
 

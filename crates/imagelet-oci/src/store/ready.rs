@@ -19,6 +19,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Kept {
     index: Index,
+    /// How often it may have been changed.
+    edition: u64,
     /// By id, as the index has them. `None`: something may have changed.
     ready: Option<Arc<[Arc<Image>]>>,
     /// What all of it takes; `None` likewise.
@@ -30,7 +32,7 @@ pub(super) struct Locked<'a>(MutexGuard<'a, Kept>);
 
 impl Kept {
     pub(super) fn new(index: Index) -> Self {
-        Self { index, ready: None, takes: None }
+        Self { index, edition: 0, ready: None, takes: None }
     }
 }
 
@@ -51,6 +53,7 @@ impl Deref for Locked<'_> {
 impl DerefMut for Locked<'_> {
     fn deref_mut(&mut self) -> &mut Index {
         (self.0.ready, self.0.takes) = (None, None);
+        self.0.edition += 1;
         &mut self.0.index
     }
 }
@@ -65,6 +68,11 @@ impl Store {
         let ready: Arc<[Arc<Image>]> = locked.listed().into();
         locked.0.ready = Some(Arc::clone(&ready));
         ready
+    }
+
+    /// The same as before as long as nothing can have changed of what a list says.
+    pub(crate) fn edition(&self) -> u64 {
+        self.index().0.edition
     }
 
     /// One image as a list says it.

@@ -6,28 +6,23 @@
 
 use std::{
     collections::HashMap,
-    convert::Infallible,
+    error::Error,
     io,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use futures_util::{Stream, StreamExt as _, future::BoxFuture, stream};
 use http::{Request, Response};
-use http_body_util::{BodyExt as _, BodyStream, StreamBody};
+use hyper::body::{Body, Bytes, Frame, SizeHint};
+use imagelet_cri::{Answer, Calls};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::UnixStream,
-    time::{Instant, Sleep},
+    time::Sleep,
 };
-use tonic::{
-    Status,
-    body::Body,
-    transport::server::{Connected, UdsConnectInfo},
-};
-use tower::{Layer, Service};
+use tonic::Status;
 
 /// How long a peer may take to begin to speak. A client connects when it has something to say.
 const FIRST_WORD_WITHIN: Duration = Duration::from_secs(10);
@@ -35,8 +30,8 @@ const FIRST_WORD_WITHIN: Duration = Duration::from_secs(10);
 const OPENING_BYTES: usize = 24;
 /// How long a call may take to bring its request, which is one message.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
-/// Connections of one process; clients need one or two.
-const CONNECTIONS_PER_PEER_MAX: usize = 128;
+/// Connections of one process; clients need one or two, and one for each of 110 pods is no harm.
+const CONNECTIONS_PER_PEER_MAX: usize = 256;
 /// Connections of all processes; below the usual limit of open files.
 const CONNECTIONS_MAX: usize = 512;
 /// Calls of one process at once; a kubelet of 110 pods stays well below.
@@ -91,15 +86,28 @@ impl Drop for Share {
     }
 }
 
-/// Of those who connect, who keeps within its share; who comes over it is cut off at once.
-pub(super) fn admitted(
-    accepted: impl Stream<Item = io::Result<UnixStream>>,
-) -> impl Stream<Item = io::Result<Visitor>> {
-    let shares = Shares::new(CONNECTIONS_PER_PEER_MAX, CONNECTIONS_MAX);
-    accepted.filter_map(move |accepted| {
-        let admitted = accepted.map(|stream| Visitor::admit(stream, &shares)).transpose();
-        std::future::ready(admitted)
-    })
+/// Admits connections, and the calls on them.
+#[derive(Debug)]
+pub(super) struct Doorman {
+    connections: Arc<Shares>,
+    calls: Arc<Shares>,
+}
+
+impl Doorman {
+    /// For one socket.
+    pub(super) fn new() -> Self {
+        Self {
+            connections: Shares::new(CONNECTIONS_PER_PEER_MAX, CONNECTIONS_MAX),
+            calls: Shares::new(CALLS_PER_PEER_MAX, CALLS_MAX),
+        }
+    }
+
+    /// Lets a connection in, with who looks after its calls; `None`: its process has too many, and it is cut off.
+    pub(super) fn admit(&self, stream: UnixStream) -> Option<(Visitor, Guard)> {
+        let visitor = Visitor::admit(stream, &self.connections)?;
+        let guard = Guard { peer: visitor.share.peer, shares: Arc::clone(&self.calls) };
+        Some((visitor, guard))
+    }
 }
 
 /// A connection that is let in.
@@ -109,7 +117,7 @@ pub(super) struct Visitor {
     /// Until it has said the opening of the protocol; from then on the protocol itself asks who is silent.
     patience: Option<Pin<Box<Sleep>>>,
     heard: usize,
-    _share: Share,
+    share: Share,
 }
 
 impl Visitor {
@@ -120,7 +128,7 @@ impl Visitor {
             return None;
         };
         let patience = Box::pin(tokio::time::sleep(FIRST_WORD_WITHIN));
-        Some(Self { stream, patience: Some(patience), heard: 0, _share: share })
+        Some(Self { stream, patience: Some(patience), heard: 0, share })
     }
 }
 
@@ -165,87 +173,101 @@ impl AsyncWrite for Visitor {
     }
 }
 
-impl Connected for Visitor {
-    type ConnectInfo = UdsConnectInfo;
-    fn connect_info(&self) -> UdsConnectInfo {
-        self.stream.connect_info()
-    }
-}
-
 /// Gives each process its share of calls, and each call its time to bring its request.
-#[derive(Clone, Debug)]
-pub(super) struct Doorman(Arc<Shares>);
-
-impl Doorman {
-    /// For one server.
-    pub(super) fn new() -> Self {
-        Self(Shares::new(CALLS_PER_PEER_MAX, CALLS_MAX))
-    }
-}
-
-impl<S> Layer<S> for Doorman {
-    type Service = Guarded<S>;
-    fn layer(&self, inner: S) -> Guarded<S> {
-        Guarded { inner, shares: Arc::clone(&self.0) }
-    }
-}
-
-/// What is behind the doorman.
-#[derive(Clone, Debug)]
-pub(super) struct Guarded<S> {
-    inner: S,
+#[derive(Debug)]
+pub(super) struct Guard {
+    peer: Peer,
     shares: Arc<Shares>,
 }
 
-impl<S> Service<Request<Body>> for Guarded<S>
-where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
-    S::Future: Send + 'static,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let peer = request.extensions().get::<UdsConnectInfo>().and_then(|info| info.peer_cred);
-        let peer = peer.map_or((None, u32::MAX), |peer| (peer.pid(), peer.uid()));
-        let Some(share) = self.shares.take(peer) else {
-            let refusal = Status::resource_exhausted("this process has too many calls under way");
-            return Box::pin(std::future::ready(Ok(refusal.into_http())));
-        };
-        let answering = self.inner.call(request.map(in_time));
-        Box::pin(async move {
-            let answer = answering.await?;
+impl Guard {
+    /// Has a call answered, unless its process has too many under way.
+    pub(super) fn answer<B>(
+        &self,
+        request: Request<B>,
+        calls: Arc<Calls>,
+    ) -> impl Future<Output = Response<Held<Answer>>> + use<B>
+    where
+        B: Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>> + Send,
+    {
+        let share = self.shares.take(self.peer);
+        async move {
+            if share.is_none() {
+                let refusal = Status::resource_exhausted("this process has too many calls under way");
+                return refusal.into_http::<Answer>().map(|body| Held { body, _share: share });
+            }
+            let answer = calls.answer(request.map(InTime::new)).await;
             // The call lasts until its answer is read.
-            Ok(answer.map(|body| {
-                Body::new(body.map_frame(move |frame| {
-                    let _ = &share;
-                    frame
-                }))
-            }))
-        })
+            answer.map(|body| Held { body, _share: share })
+        }
+    }
+}
+
+/// The body of an answer, and the share of the call that it ends.
+#[derive(Debug)]
+pub(super) struct Held<B> {
+    body: B,
+    _share: Option<Share>,
+}
+
+impl<B: Body + Unpin> Body for Held<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
 /// The same body, which fails where it does not come in time.
-fn in_time(body: Body) -> Body {
-    let until = Instant::now() + REQUEST_WITHIN;
-    let frames = stream::unfold(Some(BodyStream::new(body)), move |frames| async move {
-        let mut frames = frames?;
-        match tokio::time::timeout_at(until, frames.next()).await {
-            Ok(frame) => Some((frame?, Some(frames))),
-            Err(_) => Some((Err(Status::deadline_exceeded("the request did not come in time")), None)),
+struct InTime<B> {
+    body: B,
+    /// From when it was first waited for: most are there at once.
+    patience: Option<Pin<Box<Sleep>>>,
+}
+
+impl<B> InTime<B> {
+    fn new(body: B) -> Self {
+        Self { body, patience: None }
+    }
+}
+
+impl<B> Body for InTime<B>
+where
+    B: Body + Unpin,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    type Data = B::Data;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, Status>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            return Poll::Ready(frame.map(|frame| frame.map_err(|error| Status::from_error(error.into()))));
         }
-    });
-    Body::new(StreamBody::new(frames))
+        let patience = self.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(REQUEST_WITHIN)));
+        ready!(patience.as_mut().poll(cx));
+        Poll::Ready(Some(Err(Status::deadline_exceeded("the request did not come in time"))))
+    }
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::stream;
+    use http_body_util::{BodyExt as _, StreamBody};
+
     use super::*;
 
     #[test]
@@ -265,10 +287,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_that_does_not_come_fails_and_one_that_comes_passes() {
-        let silent = in_time(Body::new(StreamBody::new(stream::pending::<Result<_, Status>>())));
+        let silent = InTime::new(StreamBody::new(stream::pending::<Result<Frame<Bytes>, Status>>()));
         let failure = silent.collect().await.map(|_| ()).unwrap_err();
         assert_eq!(failure.code(), tonic::Code::DeadlineExceeded);
-        let prompt = in_time(Body::new("request".to_owned().map_err(|never| match never {})));
+        let prompt = InTime::new("request".to_owned());
         assert_eq!(prompt.collect().await.unwrap().to_bytes(), "request");
     }
 

@@ -159,6 +159,12 @@ impl ImageService for ServedImages {
         Ok(images)
     }
 
+    fn edition(&self) -> Option<u64> {
+        let node = self.started.now()?;
+        // Neither gets smaller: their sum stays the same as long as both do.
+        Some(node.parts().runtime.edition()? + node.parts().inventory.pins_edition())
+    }
+
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let node = self.started.node().await?;
         let parts = node.parts();

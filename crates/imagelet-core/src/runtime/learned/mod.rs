@@ -177,6 +177,10 @@ impl ImageService for LearnedImages {
         self.inner.list(filter).await
     }
 
+    fn edition(&self) -> Option<u64> {
+        self.inner.edition()
+    }
+
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         self.inner.status(spec).await
     }
