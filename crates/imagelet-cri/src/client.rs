@@ -16,12 +16,13 @@ use tonic::transport::Channel;
 
 use crate::{
     Endpoint, MESSAGE_BYTES_MAX,
+    bounded::{self, LIST, ONE},
     channel::Peer,
     convert::{self, Call},
     stall::{self, Look, StallWatch},
     streaming::Streaming,
     trace::Tracing,
-    v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
+    v1::{self, image_service_client::ImageServiceClient},
 };
 
 /// The version of the interface every runtime must answer.
@@ -116,10 +117,13 @@ impl RemoteImageService {
     }
 
     async fn list_all(&self, deadline: Instant) -> Result<Vec<v1::Image>, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::ListImagesRequest::default();
         let call = Call::Other("ListImages");
-        let send = |request| async move { client.list_images(request).await };
+        let send = |request| async move {
+            bounded::unary::<_, v1::ListImagesResponse>(channel, "/runtime.v1.ImageService/ListImages", request, LIST)
+                .await
+        };
         Ok(self.peer.call_until(deadline, call, request, send).await?.images)
     }
 
@@ -130,11 +134,19 @@ impl RemoteImageService {
         verbose: bool,
     ) -> Result<Option<(Image, BTreeMap<String, String>)>, RuntimeError> {
         require_name(spec)?;
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::ImageStatusRequest { image: Some(convert::spec_to_wire(spec)), verbose };
         let response = self
             .peer
-            .call(Call::Other("ImageStatus"), request, |request| async move { client.image_status(request).await })
+            .call(Call::Other("ImageStatus"), request, |request| async move {
+                bounded::unary::<_, v1::ImageStatusResponse>(
+                    channel,
+                    "/runtime.v1.ImageService/ImageStatus",
+                    request,
+                    ONE,
+                )
+                .await
+            })
             .await;
         let (image, info) = match response {
             Ok(response) => (response.image, response.info),
@@ -151,10 +163,16 @@ impl RemoteImageService {
     }
 
     async fn stream_all(&self, deadline: Instant) -> Result<Vec<v1::Image>, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::StreamImagesRequest::default();
         let read = |request| async move {
-            let mut stream = client.stream_images(request).await?.into_inner();
+            let mut stream = bounded::stream::<_, v1::StreamImagesResponse>(
+                channel,
+                "/runtime.v1.ImageService/StreamImages",
+                request,
+                LIST,
+            )
+            .await?;
             let mut images = Vec::new();
             while let Some(message) = stream.message().await? {
                 images.extend(message.images);
@@ -220,11 +238,19 @@ impl ImageService for RemoteImageService {
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::ImageFsInfoRequest {};
         let response = self
             .peer
-            .call(Call::Other("ImageFsInfo"), request, |request| async move { client.image_fs_info(request).await })
+            .call(Call::Other("ImageFsInfo"), request, |request| async move {
+                bounded::unary::<_, v1::ImageFsInfoResponse>(
+                    channel,
+                    "/runtime.v1.ImageService/ImageFsInfo",
+                    request,
+                    ONE,
+                )
+                .await
+            })
             .await?;
         Ok(convert::filesystems_from_wire(response))
     }
@@ -240,7 +266,6 @@ impl fmt::Debug for RemoteImageService {
 #[derive(Clone)]
 pub struct RemoteContainerService {
     peer: Peer,
-    client: RuntimeServiceClient<Channel>,
     streaming: Streaming,
 }
 
@@ -285,8 +310,7 @@ impl RemoteContainerService {
     /// Where the timeout is zero.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let peer = Peer::new(endpoint, timeout)?;
-        let client = RuntimeServiceClient::new(peer.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        Ok(Self { peer, client, streaming: Streaming::default() })
+        Ok(Self { peer, streaming: Streaming::default() })
     }
 
     /// Asks for lists in a stream, so that none is too long for one message. Falls back where the runtime has none.
@@ -328,11 +352,14 @@ impl RemoteContainerService {
     /// # Errors
     /// Where it cannot be asked, or does not say both.
     pub async fn ready(&self) -> Result<RuntimeReady, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::StatusRequest { verbose: false };
         let response = self
             .peer
-            .call(Call::Other("Status"), request, |request| async move { client.status(request).await })
+            .call(Call::Other("Status"), request, |request| async move {
+                bounded::unary::<_, v1::StatusResponse>(channel, "/runtime.v1.RuntimeService/Status", request, ONE)
+                    .await
+            })
             .await?;
         convert::check_status(&response)?;
         let conditions = response.status.unwrap_or_default().conditions;
@@ -346,12 +373,18 @@ impl RemoteContainerService {
     /// # Errors
     /// Where the runtime cannot be asked, or leaves out whose it is.
     pub async fn sandbox(&self, id: &str) -> Result<Option<Sandbox>, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
         let response = self
             .peer
             .call(Call::Other("PodSandboxStatus"), request, |request| async move {
-                client.pod_sandbox_status(request).await
+                bounded::unary::<_, v1::PodSandboxStatusResponse>(
+                    channel,
+                    "/runtime.v1.RuntimeService/PodSandboxStatus",
+                    request,
+                    ONE,
+                )
+                .await
             })
             .await;
         let status = match response {
@@ -372,18 +405,32 @@ impl RemoteContainerService {
     }
 
     async fn list_containers(&self, deadline: Instant) -> Result<Vec<v1::Container>, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::ListContainersRequest::default();
         let call = Call::Other("ListContainers");
-        let send = |request| async move { client.list_containers(request).await };
+        let send = |request| async move {
+            bounded::unary::<_, v1::ListContainersResponse>(
+                channel,
+                "/runtime.v1.RuntimeService/ListContainers",
+                request,
+                LIST,
+            )
+            .await
+        };
         Ok(self.peer.call_until(deadline, call, request, send).await?.containers)
     }
 
     async fn stream_containers(&self, deadline: Instant) -> Result<Vec<v1::Container>, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::StreamContainersRequest::default();
         let read = |request| async move {
-            let mut stream = client.stream_containers(request).await?.into_inner();
+            let mut stream = bounded::stream::<_, v1::StreamContainersResponse>(
+                channel,
+                "/runtime.v1.RuntimeService/StreamContainers",
+                request,
+                LIST,
+            )
+            .await?;
             let mut containers = Vec::new();
             while let Some(message) = stream.message().await? {
                 containers.extend(message.containers);
@@ -394,18 +441,32 @@ impl RemoteContainerService {
     }
 
     async fn list_sandboxes(&self, deadline: Instant) -> Result<Vec<v1::PodSandbox>, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::ListPodSandboxRequest::default();
         let call = Call::Other("ListPodSandbox");
-        let send = |request| async move { client.list_pod_sandbox(request).await };
+        let send = |request| async move {
+            bounded::unary::<_, v1::ListPodSandboxResponse>(
+                channel,
+                "/runtime.v1.RuntimeService/ListPodSandbox",
+                request,
+                LIST,
+            )
+            .await
+        };
         Ok(self.peer.call_until(deadline, call, request, send).await?.items)
     }
 
     async fn stream_sandboxes(&self, deadline: Instant) -> Result<Vec<v1::PodSandbox>, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::StreamPodSandboxesRequest::default();
         let read = |request| async move {
-            let mut stream = client.stream_pod_sandboxes(request).await?.into_inner();
+            let mut stream = bounded::stream::<_, v1::StreamPodSandboxesResponse>(
+                channel,
+                "/runtime.v1.RuntimeService/StreamPodSandboxes",
+                request,
+                LIST,
+            )
+            .await?;
             let mut sandboxes = Vec::new();
             while let Some(message) = stream.message().await? {
                 sandboxes.extend(message.pod_sandboxes);
@@ -417,9 +478,14 @@ impl RemoteContainerService {
 
     /// The answer as it came, whatever it leaves out.
     async fn ask_version(&self, version: &str) -> Result<v1::VersionResponse, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::VersionRequest { version: version.to_owned() };
-        self.peer.call(Call::Other("Version"), request, |request| async move { client.version(request).await }).await
+        self.peer
+            .call(Call::Other("Version"), request, |request| async move {
+                bounded::unary::<_, v1::VersionResponse>(channel, "/runtime.v1.RuntimeService/Version", request, ONE)
+                    .await
+            })
+            .await
     }
 }
 
@@ -444,14 +510,20 @@ impl ContainerService for RemoteContainerService {
     }
 
     async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
-        let response =
-            self.peer
-                .call(Call::Other("ContainerStatus"), request, |request| async move {
-                    client.container_status(request).await
-                })
-                .await;
+        let response = self
+            .peer
+            .call(Call::Other("ContainerStatus"), request, |request| async move {
+                bounded::unary::<_, v1::ContainerStatusResponse>(
+                    channel,
+                    "/runtime.v1.RuntimeService/ContainerStatus",
+                    request,
+                    ONE,
+                )
+                .await
+            })
+            .await;
         let status = match response {
             Ok(response) => response.status.unwrap_or_default(),
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(Vec::new()),
@@ -462,14 +534,20 @@ impl ContainerService for RemoteContainerService {
     }
 
     async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
-        let mut client = self.client.clone();
+        let channel = self.peer.channel.clone();
         let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
-        let response =
-            self.peer
-                .call(Call::Other("ContainerStatus"), request, |request| async move {
-                    client.container_status(request).await
-                })
-                .await;
+        let response = self
+            .peer
+            .call(Call::Other("ContainerStatus"), request, |request| async move {
+                bounded::unary::<_, v1::ContainerStatusResponse>(
+                    channel,
+                    "/runtime.v1.RuntimeService/ContainerStatus",
+                    request,
+                    ONE,
+                )
+                .await
+            })
+            .await;
         match response {
             Ok(_) => Ok(false),
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(true),

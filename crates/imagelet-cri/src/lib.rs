@@ -4,6 +4,7 @@
 
 mod address;
 mod backoff;
+mod bounded;
 mod channel;
 mod client;
 mod convert;

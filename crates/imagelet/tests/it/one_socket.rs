@@ -11,6 +11,7 @@ use crate::{
     between::before,
     cases::{raw, raw_client},
     images::Image,
+    peers::{HELD_MAX, resident},
     pod_life::{all_runtime_calls, runtime_client},
     program::Daemon,
     relay::{connect, embedded, in_runtime, pull, request},
@@ -236,4 +237,48 @@ fn a_runtime_is_told_all_that_a_caller_says_of_its_pod_and_of_the_image() {
     in_runtime(async { pull(&connect(&daemon).await, &request(name)).await.unwrap() });
     let last = runtime.with(|script| script.asked.last().cloned()).unwrap();
     assert_eq!((last.sandbox_config, last.auth), (None, None));
+}
+
+#[test]
+fn a_runtime_that_tells_of_millions_of_things_or_without_end_fills_no_memory() {
+    let folder = scratch();
+    let sane = vec![scripted::image("reg.test/app:v1", 1000)];
+    let script = Script { images: sane.clone(), images_streamed: 100, ..Script::default() };
+    let runtime = Runtime::start(folder.path(), script);
+    // The first asks for streams, as long as the runtime has them, the second for whole lists.
+    let daemons = ["", "compatibility: kubelet\n"].map(|settings| {
+        let folder = scratch();
+        let settings = format!("gc: {{enabled: false}}\n{settings}");
+        (before(folder.path(), &runtime.endpoint(), "", &settings), folder)
+    });
+    for (daemon, _folder) in &daemons {
+        wait_until("the first list", || daemon.run(["ls"]).code == 0);
+    }
+    let memory = daemons.each_ref().map(|(daemon, _)| resident(daemon.part.id()));
+    // Two bytes each on the wire, and hundreds in memory.
+    let hollow = vec![v1::Image::default(); 300_000];
+    for (images, is_endless) in [(hollow, false), (vec![sane[0].clone(); 1000], true)] {
+        runtime.with(|script| {
+            script.images_streamed = usize::MAX;
+            script.images = images;
+            script.streams_without_end = is_endless;
+        });
+        for ((daemon, _), memory) in daemons.iter().zip(memory) {
+            let is_whole = daemon.endpoint() == daemons[1].0.endpoint();
+            if is_endless && is_whole {
+                continue;
+            }
+            daemon.run(["ls"]).refused(&["the answer holds more than any may"]);
+            let held = resident(daemon.part.id()).saturating_sub(memory);
+            assert!(held < HELD_MAX, "it made the daemon hold {held} bytes");
+            daemon.run(["status"]).ok();
+        }
+    }
+    runtime.with(|script| {
+        script.images = sane.clone();
+        script.streams_without_end = false;
+    });
+    for (daemon, _) in &daemons {
+        assert_eq!(daemon.run(["ls", "-q"]).ok().lines().count(), 1);
+    }
 }

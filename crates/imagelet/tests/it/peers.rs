@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// What any number of hostile peers may make a daemon hold, beyond what it holds anyway.
-const HELD_MAX: u64 = 96 << 20;
+pub(crate) const HELD_MAX: u64 = 96 << 20;
 /// Connections of one kind at once.
 const AT_ONCE: usize = 100;
 /// A write to a peer that does not read ends here.
@@ -34,7 +34,7 @@ const LIST: &str = "/runtime.v1.ImageService/ListImages";
 const PULL: &str = "/runtime.v1.ImageService/PullImage";
 
 /// Bytes that a process has in memory now.
-fn resident(id: u32) -> u64 {
+pub(crate) fn resident(id: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a running process has memory");
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024

@@ -43,6 +43,8 @@ pub(crate) struct Script {
     pub(crate) handlers: Vec<String>,
     /// Lists come in streams, too, so many images a message; zero: it has none.
     pub(crate) images_streamed: usize,
+    /// Its streams tell the same again and again.
+    pub(crate) streams_without_end: bool,
 }
 
 /// The runtime, until it is dropped.
@@ -146,6 +148,10 @@ impl ImageService for Acting {
         let (images, at_once) = self.act(|script| (script.images.clone(), script.images_streamed))?.into_inner();
         if at_once == 0 {
             return Err(Status::unimplemented("this runtime streams no lists"));
+        }
+        if self.act(|script| script.streams_without_end)?.into_inner() {
+            let again = v1::StreamImagesResponse { images };
+            return Ok(Response::new(Box::pin(futures_util::stream::repeat_with(move || Ok(again.clone())))));
         }
         let messages: Vec<_> =
             images.chunks(at_once).map(|images| Ok(v1::StreamImagesResponse { images: images.to_vec() })).collect();
