@@ -18,16 +18,16 @@ use imagelet_core::{
     manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
     records::PullRecords,
-    runtime::{LayerState, Progress, PullEvent, RuntimeManager},
+    runtime::{Progress, RuntimeManager},
 };
 use imagelet_oci::{Engine, StoreUsage};
 
 use super::reasons::{Collections, declare};
 use super::rows::{Shares, row, row_without_uses};
 use super::{
-    Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, LayerSize, ListRequest, MountRequest,
-    Mounted, PackedList, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullBoard, PullRequest, PullRow, Pulled,
-    RemoveRequest, Removed, Status, StatusRequest, Step, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage,
+    Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, ListRequest, MountRequest, Mounted,
+    PackedList, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullBoard, PullRequest, PullRow, Pulled,
+    RemoveRequest, Removed, Status, StatusRequest, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage,
     UsageRequest, pods::secrets, pressure::pressure,
 };
 use crate::{
@@ -254,7 +254,7 @@ impl Command for PullRequest {
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Pulled, Failure> {
         let request = ensure_request(&self)?;
-        let progress: Progress = Arc::new(move |event| steps(step(event)));
+        let progress: Progress = Arc::new(move |event| steps(super::step(event)));
         let ensured = node.parts.manager.ensure(&request, progress).await;
         let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
         let (present, took, size) = match ensured.origin {
@@ -294,27 +294,6 @@ fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
         platform,
         ..EnsureRequest::new(asked.image.clone(), policy)
     })
-}
-
-pub(super) fn step(event: PullEvent) -> Step {
-    match event {
-        PullEvent::Resolved { manifest, layers } => Step::Resolved {
-            manifest: manifest.to_string(),
-            layers: layers
-                .into_iter()
-                .map(|(digest, size)| LayerSize { digest: digest.to_string(), size: size.0 })
-                .collect(),
-        },
-        PullEvent::Layer { digest, state } => {
-            let digest = digest.to_string();
-            match state {
-                LayerState::Present => Step::Present { digest },
-                LayerState::Fetching { received: ByteSize(received) } => Step::Fetching { digest, received },
-                LayerState::Done => Step::Done { digest },
-            }
-        }
-        PullEvent::Committing => Step::Committing,
-    }
 }
 
 #[async_trait]

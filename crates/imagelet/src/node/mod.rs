@@ -18,6 +18,10 @@ mod words;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use imagelet_core::{
+    image::ByteSize,
+    runtime::{LayerState, PullEvent},
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 pub(crate) use board::PullBoard;
@@ -45,6 +49,28 @@ pub(crate) type Steps = Arc<dyn Fn(Step) + Send + Sync>;
 /// Hears nothing.
 pub(crate) fn no_steps() -> Steps {
     Arc::new(|_| {})
+}
+
+/// What a command tells of a step of a pull.
+fn step(event: PullEvent) -> Step {
+    match event {
+        PullEvent::Resolved { manifest, layers } => Step::Resolved {
+            manifest: manifest.to_string(),
+            layers: layers
+                .into_iter()
+                .map(|(digest, size)| LayerSize { digest: digest.to_string(), size: size.0 })
+                .collect(),
+        },
+        PullEvent::Layer { digest, state } => {
+            let digest = digest.to_string();
+            match state {
+                LayerState::Present => Step::Present { digest },
+                LayerState::Fetching { received: ByteSize(received) } => Step::Fetching { digest, received },
+                LayerState::Done => Step::Done { digest },
+            }
+        }
+        PullEvent::Committing => Step::Committing,
+    }
 }
 
 /// A node to ask.

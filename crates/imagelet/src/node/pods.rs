@@ -20,10 +20,7 @@ use imagelet_core::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
-use super::{
-    Command, LocalNode, PodName, PullSecretText, Step, Steps,
-    local::{moment, step},
-};
+use super::{Command, LocalNode, PodName, PullSecretText, Step, Steps, local::moment, step};
 use crate::failure::Failure;
 
 /// Most images of one pod; whoever names more means something else.

@@ -7,7 +7,7 @@ use imagelet_core::{image::Reference, runtime::Progress};
 use imagelet_oci::{Engine, Findings, ImageCheck, LayerCheck, LayerName, Verdict, VerifyReport};
 use serde::{Deserialize, Serialize};
 
-use super::{Command, LocalNode, Step, Steps, local::step};
+use super::{Command, LocalNode, Step, Steps, step};
 use crate::failure::Failure;
 
 /// Asks for a check.
