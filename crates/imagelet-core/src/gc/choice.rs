@@ -7,13 +7,21 @@ use serde::{Deserialize, Serialize};
 use super::{
     GcOrder, PlanInput,
     facts::Facts,
-    reclaim::{self, Answer, Candidate, Question},
+    reclaim::{self, Answer, Apart, Candidate, Question},
     worth,
 };
 use crate::{
     image::{ByteSize, ImageId},
     runtime::{Freed, LayerGraph},
 };
+
+/// An image that may go, by its place in the input.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct May {
+    pub(super) place: usize,
+    /// What the runtime lists it with.
+    pub(super) size: ByteSize,
+}
 
 /// How much must go for room.
 #[derive(Clone, Copy, Debug)]
@@ -58,8 +66,9 @@ pub struct Shortage {
 }
 
 /// Chooses from `may`, which comes in the order of last use; `gone` went for their age.
-pub(super) fn room(input: &PlanInput, gone: &[usize], may: &[usize], wanted: Option<Wanted>) -> Room {
+pub(super) fn room(input: &PlanInput, gone: &[usize], may: &[May], wanted: Option<Wanted>) -> Room {
     let Some(graph) = &input.layers else { return room_by_size(input, may, wanted) };
+    let may: &[usize] = &may.iter().map(|it| it.place).collect::<Vec<_>>();
     let graph = without(graph, input, gone);
     let (candidates, places) = candidates(input, may);
     let ask = |wanted| Question { graph: &graph, candidates: &candidates, wanted };
@@ -125,37 +134,34 @@ fn by_size(image: Facts<'_>) -> Freed {
     Freed { bytes: image.size(), inodes: 0 }
 }
 
-fn room_by_size(input: &PlanInput, may: &[usize], wanted: Option<Wanted>) -> Room {
-    let sized = || may.iter().map(|place| (*place, by_size(input.images.at(*place))));
-    let possible = sized().fold(Freed::default(), |sum, (_, frees)| sum.plus(frees));
+fn room_by_size(input: &PlanInput, may: &[May], wanted: Option<Wanted>) -> Room {
+    let freed = |bytes| Freed { bytes, inodes: 0 };
+    let sized = || may.iter().map(|it| (it.place, freed(it.size)));
+    let possible = freed(may.iter().map(|it| it.size).sum());
     let Some(wanted) = wanted else { return Room { goes: sized().collect(), possible, is_short: false } };
     // Nobody knows what inodes come free: only bytes can tell that nothing would be won.
-    let bytes = |freed: Freed| Freed { bytes: freed.bytes, inodes: 0 };
-    if !possible.meets(bytes(wanted.least)) {
+    if !possible.meets(freed(wanted.least.bytes)) {
         return Room { possible, is_short: true, ..Room::default() };
     }
     let is_short = !possible.meets(wanted.all);
     let goes = if is_short {
         sized().collect()
     } else if input.policy.order() == GcOrder::Lru {
-        let mut freed = Freed::default();
+        let mut sum = Freed::default();
         let mut goes = Vec::new();
         for (place, frees) in sized() {
-            if freed.meets(wanted.all) {
+            if sum.meets(wanted.all) {
                 break;
             }
-            freed = freed.plus(frees);
+            sum = sum.plus(frees);
             goes.push((place, frees));
         }
         goes
     } else {
-        let costs = worth::costs(input, may);
-        let candidate = |place: usize| Candidate {
-            image: input.images.at(place).id().clone(),
-            cost: costs.get(&place).copied().unwrap_or_default(),
-        };
-        let apart: Vec<(Candidate, Freed)> = sized().map(|(place, frees)| (candidate(place), frees)).collect();
-        reclaim::choose_apart(&apart, wanted.all).into_iter().map(|at| (may[at], apart[at].1)).collect()
+        let costs = worth::costs_by_place(input, may.iter().map(|it| it.place));
+        let apart: Vec<Apart> = may.iter().map(|it| Apart { cost: costs[it.place], frees: it.size }).collect();
+        let chosen = reclaim::choose_apart(&apart, wanted.all).into_iter();
+        chosen.map(|at| (may[at].place, freed(may[at].size))).collect()
     };
     Room { goes, possible, is_short }
 }
@@ -188,9 +194,10 @@ fn candidates<'a>(input: &'a PlanInput, may: &[usize]) -> (Vec<Candidate>, BTree
         }
         places.retain(|id, places| all.get(id) == Some(&places.len()));
     }
-    let costs = if input.policy.order() == GcOrder::Cost { worth::costs(input, may) } else { BTreeMap::new() };
+    let is_by_cost = input.policy.order() == GcOrder::Cost;
+    let costs = is_by_cost.then(|| worth::costs_by_place(input, may.iter().copied())).unwrap_or_default();
     let cost = |places: &Vec<usize>| {
-        places.iter().filter_map(|place| costs.get(place)).fold(0, |sum: u64, cost| sum.saturating_add(*cost))
+        places.iter().filter_map(|place| costs.get(*place)).fold(0, |sum: u64, cost| sum.saturating_add(*cost))
     };
     let candidates = places.iter().map(|(id, places)| Candidate { image: (*id).clone(), cost: cost(places) });
     (candidates.collect(), places)
@@ -219,9 +226,9 @@ fn leave_out(graph: &LayerGraph, input: &PlanInput, chosen: &mut Vec<usize>, wan
 }
 
 /// Splits what is used on the disk by who holds it. `may`: images that may go.
-pub(super) fn shortage(input: &PlanInput, may: &[usize], missing: Freed) -> Shortage {
+pub(super) fn shortage(input: &PlanInput, may: &[May], missing: Freed) -> Shortage {
     let mut shortage = Shortage { missing, ..Shortage::default() };
-    let may: BTreeSet<usize> = may.iter().copied().collect();
+    let may: BTreeSet<usize> = may.iter().map(|it| it.place).collect();
     let mut holds: BTreeMap<&ImageId, Hold> = BTreeMap::new();
     for (place, image) in input.images.iter().enumerate() {
         let hold = if !image.in_use_by().is_empty() {

@@ -6,10 +6,11 @@ use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 use tokio::time::Instant;
 
 use super::{
-    DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, GcRules, GcWay, ImageGc, Plan, PlanInput, Planned, Reason,
+    DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, GcRules, GcWay, ImageGc, PlanInput, Planned, Reason,
     Step, choice, disk, invalid_id_event, kubelet, plan,
     round::{Attempt, Round},
     text::aggregate,
+    verdicts::Why,
 };
 use crate::{
     image::{ByteSize, ImageKey},
@@ -71,12 +72,12 @@ async fn collect(gc: &ImageGc, request: &GcRequest, now: SystemTime) -> Result<G
             spared: progress.spared.clone(),
         };
         let plan = plan(&input);
-        keep_all(&mut round, &snapshot, &plan);
-        if round.planned.is_empty() {
-            report_nameless(&mut round, &plan);
-        }
         round.is_active |= plan.wanted.is_some() || !plan.steps.is_empty();
         let planned = Arc::new(Planned { input, plan });
+        round.keep_all(&snapshot, Why::Planned(Arc::clone(&planned)));
+        if round.planned.is_empty() {
+            report_nameless(&mut round, &planned);
+        }
         round.planned.push(Arc::clone(&planned));
         let before = progress.spared.len();
         let is_last = round.planned.len() >= PLANS_MAX;
@@ -126,20 +127,12 @@ async fn look(gc: &ImageGc, goal: GcGoal) -> Result<DiskUse, GcError> {
     }
 }
 
-/// Decides to keep what the plan keeps.
-fn keep_all(round: &mut Round<'_>, snapshot: &Snapshot, plan: &Plan) {
-    // Both are sorted by key.
-    let mut entries = snapshot.entries.iter();
-    let kept = plan.kept.iter().filter_map(|(key, reason)| {
-        let entry = entries.find(|entry| order(entry, key).is_eq())?;
-        Some((&**entry, reason.clone()))
-    });
-    round.keep_all(kept);
-}
-
-fn report_nameless(round: &mut Round<'_>, plan: &Plan) {
-    let nameless = plan.kept.iter().filter(|(_, reason)| *reason == Reason::NoId);
-    round.events.extend(nameless.map(|(key, _)| invalid_id_event(key)));
+fn report_nameless(round: &mut Round<'_>, planned: &Planned) {
+    let (images, kept) = (&planned.input.images, &planned.plan.kept);
+    if kept.any(|reason| *reason == Reason::NoId) {
+        let nameless = kept.iter().filter(|(_, reason)| **reason == Reason::NoId);
+        round.events.extend(nameless.map(|(place, _)| invalid_id_event(&images.at(place).key())));
+    }
 }
 
 /// Takes the steps of a plan, and counts what came free.

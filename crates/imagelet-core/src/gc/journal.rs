@@ -38,8 +38,7 @@ impl GcReport {
         };
         let mut tried: BTreeMap<&ImageKey, Option<&GcRemoval>> =
             self.removed.iter().map(|removal| (&removal.key, Some(removal))).collect();
-        let decided: BTreeMap<&ImageKey, &GcDecision> = self.decisions.iter().map(|it| (&it.key, it)).collect();
-        let mut runs: Vec<Run> = Vec::new();
+                let mut runs: Vec<Run> = Vec::new();
         for planned in &self.planned {
             let mut run = of_plan(planned);
             run.head.at = at;
@@ -50,7 +49,7 @@ impl GcReport {
                     // Tried once, and told with the plan that wanted it.
                     Some(removal) => removal.take().map(outcome),
                     None if asked.shadow => None,
-                    None => decided.get(&step.key).and_then(|decision| spared(decision)),
+                    None => self.decisions.of(&step.key).and_then(|decision| spared(&decision)),
                 });
             }
             runs.push(run);
@@ -74,7 +73,7 @@ impl GcReport {
         Run {
             head,
             input: RunInput { images: images.collect(), ..RunInput::default() },
-            decisions: self.decisions.iter().map(decision).collect(),
+            decisions: self.decisions.iter().map(|decided| decision(&decided)).collect(),
             outcomes: self.removed.iter().map(outcome).collect(),
         }
     }
@@ -114,7 +113,7 @@ fn decided_on(key: &ImageKey, goes: bool, reason: &Reason) -> Decision {
 /// A plan with all it was made from.
 fn of_plan(planned: &Planned) -> Run {
     let Planned { input, plan } = planned;
-    let kept = plan.kept.iter().map(|(key, reason)| decided_on(key, false, reason));
+    let kept = plan.kept.iter().map(|(place, reason)| decided_on(&input.images.at(place).key(), false, reason));
     let goes = plan.steps.iter().map(|step| decided_on(&step.key, true, &step.reason));
     Run {
         head: RunHead { digest: digest(plan), ..RunHead::default() },

@@ -11,6 +11,7 @@ mod facts;
 mod input;
 mod journal;
 mod keeping;
+mod kept;
 mod kubelet;
 mod labels;
 mod ordered;
@@ -26,6 +27,7 @@ mod shortage;
 mod tags;
 mod text;
 mod time;
+mod verdicts;
 pub mod worth;
 
 #[cfg(test)]
@@ -54,6 +56,7 @@ pub use self::{
     facts::{ImageFacts, Images},
     input::PlanInput,
     journal::{Asked, digest, replay},
+    kept::Kept,
     ordered::{OrderError, UsedImages},
     plan::{Plan, Step, plan},
     policy::{AgeCounts, GcOrder, GcPolicy, GcPolicyError, GcWay, InodeMarks},
@@ -61,6 +64,7 @@ pub use self::{
     rules::{GcRules, KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
     runs::{GcRuns, RunLevel, RunTold},
     shadow::{Shadow, ShadowCounts},
+    verdicts::{Decisions, GcDecision},
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey, SharedNames},
@@ -113,7 +117,7 @@ pub struct GcReport {
     /// How much was to be freed; `None` where no room was wanted, or everything unused was.
     pub goal_bytes: Option<ByteSize>,
     /// Every image by key, and what became of it.
-    pub decisions: Vec<GcDecision>,
+    pub decisions: Decisions,
     /// The removals tried, in order; none in a dry run.
     pub removed: Vec<GcRemoval>,
     /// The sizes of the removed images as the runtime lists them. Layers shared with others count although they stay.
@@ -161,21 +165,6 @@ pub struct Planned {
     pub input: PlanInput,
     /// What.
     pub plan: Plan,
-}
-
-/// What becomes of one image.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GcDecision {
-    /// Which.
-    pub key: ImageKey,
-    /// Its names.
-    pub tags: SharedNames,
-    /// What the runtime says it takes.
-    pub size: ByteSize,
-    /// Stay or go.
-    pub verdict: GcVerdict,
-    /// Why.
-    pub reason: Reason,
 }
 
 /// Stay or go.

@@ -3,13 +3,13 @@
 //! First what is too old goes, whatever the disk. Then, where room is wanted, as much as is wanted and no image more;
 //! where not even all that may go would be enough, none goes in vain.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AgeCounts, GcGoal, GcPhase, PlanInput, Reason, Shortage,
-    choice::{self, Wanted, frees},
+    AgeCounts, GcGoal, GcPhase, Kept, PlanInput, Reason, Shortage,
+    choice::{self, May, Wanted, frees},
     facts::Facts,
     keeping::held_by_rules,
     reason::Idle,
@@ -25,8 +25,8 @@ use crate::{
 pub struct Plan {
     /// The removals, in order.
     pub steps: Vec<Step>,
-    /// Everything else, in the order of the input.
-    pub kept: Vec<(ImageKey, Reason)>,
+    /// Everything else, by its place in the input.
+    pub kept: Kept,
     /// How much is to be freed; `None` where no room is wanted, or everything unused is.
     pub wanted: Option<ByteSize>,
     /// How many inodes are to be freed.
@@ -62,37 +62,53 @@ pub struct Step {
     pub inodes: u64,
 }
 
+/// An image that nothing holds, with what its turn depends on.
+#[derive(Clone, Copy, Debug)]
+struct Free {
+    last_used: Option<SystemTime>,
+    first_seen: Option<SystemTime>,
+    size: ByteSize,
+    place: usize,
+    is_fresh: bool,
+}
+
 /// Decides.
 pub fn plan(input: &PlanInput) -> Plan {
-    let mut stays: Vec<Option<Reason>> = input.images.iter().map(|image| holds(image, input)).collect();
-    if !input.rules.is_empty() {
-        let ruled = held_by_rules(&input.images, &input.rules, input.now);
-        stays = stays.into_iter().zip(ruled).map(|(holds, ruled)| holds.or(ruled)).collect();
-    }
-    let mut order: Vec<usize> = (0..input.images.len()).filter(|index| stays[*index].is_none()).collect();
+    let mut kept = Kept::all(input.images.len(), Reason::NotNeeded);
+    let mut free = free(input, &mut kept);
     let are_sorted = input.images.are_sorted();
-    order.sort_by(|one, other| {
-        let (one, other) = (input.images.at(*one), input.images.at(*other));
-        let by = |image: Facts<'_>| (image.last_used(), image.first_seen());
+    free.sort_by(|one, other| {
+        let by = |it: &Free| (it.last_used, it.first_seen);
+        let key = |it: &Free| input.images.at(it.place).key();
         // A sort keeps the order of equals, so where keys come in theirs they need not be read.
-        let by_key = || if are_sorted { Ordering::Equal } else { one.key().cmp(&other.key()) };
+        let by_key = || if are_sorted { Ordering::Equal } else { key(one).cmp(&key(other)) };
         by(one).cmp(&by(other)).then_with(by_key)
     });
 
-    let (old, rest): (Vec<usize>, Vec<usize>) =
-        order.into_iter().partition(|index| is_old(input.images.at(*index), input));
-    let age_max = input.policy.age_max().unwrap_or_default();
     let mut steps: Vec<(usize, Step)> = Vec::new();
-    for (index, frees) in frees(input, &old) {
-        let image = input.images.at(index);
+    let mut old: Vec<usize> = Vec::new();
+    if input.policy.age_max().is_some() {
+        old.extend(free.iter().filter(|it| is_old(it, input)).map(|it| it.place));
+        free.retain(|it| !is_old(it, input));
+    }
+    let age_max = input.policy.age_max().unwrap_or_default();
+    for (place, frees) in frees(input, &old) {
+        let image = input.images.at(place);
         let reason = Reason::Old { idle: idle(image, input), age_max };
-        steps.push((index, Step::new(image, GcPhase::Age, reason, frees)));
+        steps.push((place, Step::new(image, GcPhase::Age, reason, frees)));
     }
     let aged = steps.iter().fold(Freed::default(), |sum, (_, step)| sum.plus(step.freed()));
 
-    let may: Vec<usize> =
-        rest.into_iter().filter(|index| too_fresh(input.images.at(*index), input).is_none()).collect();
     let wanted = wanted(input, aged);
+    let is_room_wanted = wanted.is_some() || input.goal == GcGoal::AllUnused;
+    let (mut may, mut fresh): (Vec<May>, Vec<usize>) = (Vec::with_capacity(free.len()), Vec::new());
+    for it in &free {
+        if it.is_fresh {
+            fresh.push(it.place);
+        } else {
+            may.push(May { place: it.place, size: it.size });
+        }
+    }
     let room = match (input.goal, wanted) {
         (GcGoal::AllUnused, _) => choice::room(input, &old, &may, None),
         (_, None) => choice::Room::default(),
@@ -101,29 +117,25 @@ pub fn plan(input: &PlanInput) -> Plan {
     let is_in_vain = room.is_short && room.goes.is_empty();
     let shortage = wanted.filter(|_| room.is_short).map(|wanted| choice::shortage(input, &may, wanted.least));
     let phase = if input.goal == GcGoal::AllUnused { GcPhase::All } else { GcPhase::Space };
-    for (index, frees) in room.goes {
-        let image = input.images.at(index);
+    for (place, frees) in room.goes {
+        let image = input.images.at(place);
         let idle = idle(image, input);
         let reason = match phase {
             GcPhase::All => Reason::Unused { idle },
             GcPhase::Age | GcPhase::Space => Reason::Room { idle, frees: frees.bytes },
         };
-        steps.push((index, Step::new(image, phase, reason, frees)));
+        steps.push((place, Step::new(image, phase, reason, frees)));
     }
 
-    let mut goes = vec![false; input.images.len()];
-    for (index, _) in &steps {
-        goes[*index] = true;
+    if is_in_vain {
+        may.iter().for_each(|it| kept.keep(it.place, Reason::InVain));
     }
-    let is_room_wanted = wanted.is_some() || input.goal == GcGoal::AllUnused;
-    let kept = input.images.iter().zip(stays).enumerate().filter(|(index, _)| !goes[*index]);
-    let kept = kept.map(|(_, (image, stays))| {
-        let fresh = || too_fresh(image, input).filter(|_| is_room_wanted);
-        let otherwise = if is_in_vain { Reason::InVain } else { Reason::NotNeeded };
-        (image.key(), stays.or_else(fresh).unwrap_or(otherwise))
-    });
+    for place in fresh.into_iter().filter(|_| is_room_wanted) {
+        kept.keep(place, too_fresh(input.images.at(place), input).unwrap_or(Reason::NotNeeded));
+    }
+    steps.iter().for_each(|(place, _)| kept.goes(*place));
     Plan {
-        kept: kept.collect(),
+        kept,
         wanted: wanted.map(|wanted| wanted.all.bytes),
         wanted_inodes: wanted.map_or(0, |wanted| wanted.all.inodes),
         frees: steps.iter().map(|(_, step)| step.frees).sum(),
@@ -133,6 +145,28 @@ pub fn plan(input: &PlanInput) -> Plan {
         shortage,
         steps: steps.into_iter().map(|(_, step)| step).collect(),
     }
+}
+
+/// Those that nothing holds; of all others it is noted what does.
+fn free(input: &PlanInput, kept: &mut Kept) -> Vec<Free> {
+    let ruled = (!input.rules.is_empty()).then(|| held_by_rules(&input.images, &input.rules, input.now));
+    let mut ruled = ruled.unwrap_or_default().into_iter();
+    let mut free = Vec::with_capacity(input.images.len());
+    for (place, image) in input.images.iter().enumerate() {
+        let ruled = ruled.next().flatten();
+        if let Some(reason) = holds(image, input).or(ruled) {
+            kept.keep(place, reason);
+            continue;
+        }
+        free.push(Free {
+            last_used: image.last_used(),
+            first_seen: image.first_seen(),
+            size: image.size(),
+            place,
+            is_fresh: too_fresh(image, input).is_some(),
+        });
+    }
+    free
 }
 
 /// Why it stays whatever is wanted.
@@ -170,16 +204,16 @@ fn too_fresh(image: Facts<'_>, input: &PlanInput) -> Option<Reason> {
     is_leased.then_some(Reason::Leased { lease: age_min })
 }
 
-fn is_old(image: Facts<'_>, input: &PlanInput) -> bool {
+fn is_old(image: &Free, input: &PlanInput) -> bool {
     let Some(age_max) = input.policy.age_max().filter(|_| input.goal == GcGoal::Threshold) else { return false };
     if !is_older(Some(input.watched_since), age_max, input.now) {
         return false;
     }
     let since = match input.policy.age_counts() {
-        AgeCounts::FromUseOrSight => image.last_used().max(image.first_seen()),
-        AgeCounts::FromUse => image.last_used(),
+        AgeCounts::FromUseOrSight => image.last_used.max(image.first_seen),
+        AgeCounts::FromUse => image.last_used,
     };
-    is_older(since, age_max, input.now) && too_fresh(image, input).is_none()
+    is_older(since, age_max, input.now) && !image.is_fresh
 }
 
 /// How much must go for room, after what goes for its age.

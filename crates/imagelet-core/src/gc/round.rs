@@ -1,15 +1,16 @@
 //! One collection under way: what was decided, tried and told so far. Both ways of collecting act through it.
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{sync::Arc, time::SystemTime};
 
 use tokio::time::Instant;
 
 use super::{
-    DiskUse, GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcRemoval, GcReport, GcRequest, GcVerdict, GcWay,
+    Decisions, DiskUse, GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcRemoval, GcReport, GcRequest, GcVerdict, GcWay,
     ImageGc, Planned, Reason, disk,
+    verdicts::Why,
 };
 use crate::{
-    image::{ByteSize, ImageId, ImageKey, ImageSpec, SharedNames},
+    image::{ByteSize, ImageId, ImageSpec},
     inventory::{Clearance, Entry, Snapshot, Standing},
     runtime::RuntimeErrorKind,
     runtime::{Certainty, Freed},
@@ -149,13 +150,13 @@ impl<'a> Round<'a> {
         self.decide(entry, GcVerdict::Keep, reason);
     }
 
-    /// Keeps these, which come in the order of their keys: at once, as there may be very many.
-    pub(super) fn keep_all<'e>(&mut self, kept: impl Iterator<Item = (&'e Entry, Reason)>) {
-        self.decisions.take_all(kept.map(|(entry, reason)| decision(entry, GcVerdict::Keep, reason)));
+    /// Decides about all images of a snapshot: at once, as there may be very many.
+    pub(super) fn keep_all(&mut self, snapshot: &Arc<Snapshot>, why: Why) {
+        self.decisions.take_all(snapshot, why);
     }
 
     fn decide(&mut self, entry: &Entry, verdict: GcVerdict, reason: Reason) {
-        self.decisions.take(decision(entry, verdict, reason));
+        self.decisions.take(GcDecision::of(entry, verdict, reason));
     }
 
     fn abort(&mut self, error: GcError) -> Reason {
@@ -229,7 +230,7 @@ impl<'a> Round<'a> {
             disk_before,
             disk_after,
             goal_bytes,
-            decisions: self.decisions.into_vec(),
+            decisions: self.decisions,
             removed: self.removed,
             claimed: self.claimed,
             freed: self.freed,
@@ -243,68 +244,6 @@ impl<'a> Round<'a> {
             hook: None,
         }
     }
-}
-
-/// What was decided, one for each image.
-#[derive(Default)]
-struct Decisions {
-    /// The first ones, in the order of their keys, as they came.
-    first: Vec<GcDecision>,
-    /// Those that were made later, in place of the first ones or beside them.
-    later: BTreeMap<ImageKey, GcDecision>,
-}
-
-impl Decisions {
-    fn take(&mut self, decision: GcDecision) {
-        self.later.insert(decision.key.clone(), decision);
-    }
-
-    /// Takes many, which come in the order of their keys.
-    fn take_all(&mut self, decisions: impl Iterator<Item = GcDecision>) {
-        if self.first.is_empty() && self.later.is_empty() {
-            self.first = decisions.collect();
-        } else {
-            self.later.extend(decisions.map(|decision| (decision.key.clone(), decision)));
-        }
-    }
-
-    /// In the order of the keys.
-    fn iter(&self) -> impl Iterator<Item = &GcDecision> {
-        let first = self.first.iter().filter(|decision| !self.later.contains_key(&decision.key));
-        merged(first, self.later.values(), |one, other| one.key < other.key)
-    }
-
-    fn into_vec(self) -> Vec<GcDecision> {
-        let Self { mut first, later } = self;
-        if later.is_empty() {
-            return first;
-        }
-        let mut redecided = later.keys().peekable();
-        first.retain(|decision| {
-            while redecided.next_if(|key| **key < decision.key).is_some() {}
-            redecided.peek().is_none_or(|key| **key != decision.key)
-        });
-        merged(first.into_iter(), later.into_values(), |one, other| one.key < other.key).collect()
-    }
-}
-
-/// Two sorted rows as one.
-fn merged<T>(
-    one: impl Iterator<Item = T>,
-    other: impl Iterator<Item = T>,
-    is_before: impl Fn(&T, &T) -> bool,
-) -> impl Iterator<Item = T> {
-    let (mut one, mut other) = (one.peekable(), other.peekable());
-    std::iter::from_fn(move || match (one.peek(), other.peek()) {
-        (Some(next), Some(than)) if is_before(next, than) => one.next(),
-        (Some(_), None) => one.next(),
-        _ => other.next(),
-    })
-}
-
-fn decision(entry: &Entry, verdict: GcVerdict, reason: Reason) -> GcDecision {
-    let image = &entry.image;
-    GcDecision { key: entry.key(), tags: SharedNames::tags_of(image), size: image.size, verdict, reason }
 }
 
 fn ids(snapshot: &Snapshot) -> Vec<ImageId> {

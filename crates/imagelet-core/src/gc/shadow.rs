@@ -47,7 +47,7 @@ impl Shadow {
         let now: BTreeMap<ImageKey, (ByteSize, bool)> = report
             .decisions
             .iter()
-            .map(|it| (it.key.clone(), (it.size, matches!(it.verdict, GcVerdict::Remove { .. }))))
+            .map(|it| (it.key, (it.size, matches!(it.verdict, GcVerdict::Remove { .. }))))
             .collect();
         let counts = &mut self.counts;
         for (key, size) in std::mem::take(&mut self.gone) {

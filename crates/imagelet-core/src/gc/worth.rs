@@ -134,22 +134,26 @@ fn best_rate(at: usize, idle: f64, hazard: impl Fn(usize) -> f64) -> f64 {
     best
 }
 
-/// What it is expected to cost per day that these images are gone, in bytes of a link of usual speed: one for each place.
+/// What it is expected to cost per day that these images are gone, in bytes of a link of usual speed: by place, nothing
+/// for all others.
 ///
 /// A layer that an image shares with others costs each of them a part, and one that stays anyway costs nothing.
-pub(super) fn costs(input: &PlanInput, may: &[usize]) -> BTreeMap<usize, u64> {
-    let (fetched, experience) = (fetched(input, may), Experience::of(&input.reuse));
-    let cost = |place: usize| {
-        let image = input.images.at(place);
-        let bytes = fetched.get(image.id()).copied().unwrap_or(image.size().0 as f64);
+pub(super) fn costs_by_place(input: &PlanInput, may: impl Iterator<Item = usize>) -> Vec<u64> {
+    let mut costs = vec![0; input.images.len()];
+    may.for_each(|place| costs[place] = 1);
+    let fetched = fetched(input, &costs);
+    let experience = Experience::of(&input.reuse);
+    for (image, cost) in input.images.iter().zip(&mut costs).filter(|(_, cost)| **cost > 0) {
+        let whole = image.size().0 as f64;
+        let bytes = fetched.as_ref().map_or(whole, |fetched| fetched.get(image.id()).copied().unwrap_or(whole));
         let uses = experience.uses_per_day(image.history(), idle(image, input.now));
-        let cost = uses * bytes * slowness(image.pulled());
+        let expected = uses * bytes * slowness(image.pulled());
         // No more precise than a byte a day, and never free.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds")]
-        let cost = cost.clamp(0.0, 1e18) as u64;
-        cost.max(1)
-    };
-    may.iter().map(|place| (*place, cost(*place))).collect()
+        let expected = expected.clamp(0.0, 1e18) as u64;
+        *cost = expected.max(1);
+    }
+    costs
 }
 
 /// How long nobody used it.
@@ -165,9 +169,11 @@ fn slowness(pulled: Option<PullCost>) -> f64 {
 }
 
 /// What each of these would have to fetch again, were it gone: layers that stay cost nothing, others are shared out.
-fn fetched<'a>(input: &'a PlanInput, may: &[usize]) -> BTreeMap<&'a ImageId, f64> {
-    let Some(graph) = &input.layers else { return BTreeMap::new() };
-    let goes: std::collections::BTreeSet<&ImageId> = may.iter().map(|place| input.images.at(*place).id()).collect();
+/// `may`, by place: not zero. `None`: nobody knows of layers.
+fn fetched<'a>(input: &'a PlanInput, may: &[u64]) -> Option<BTreeMap<&'a ImageId, f64>> {
+    let graph = input.layers.as_ref()?;
+    let goes = input.images.iter().zip(may).filter(|(_, may)| **may > 0).map(|(image, _)| image.id());
+    let goes: std::collections::BTreeSet<&ImageId> = goes.collect();
     let mut users = vec![0_u32; graph.layers.len()];
     let mut stays: Vec<bool> = graph.layers.iter().map(|layer| layer.held).collect();
     let index = |part: &u32| usize::try_from(*part).ok().filter(|part| *part < graph.layers.len());
@@ -180,7 +186,7 @@ fn fetched<'a>(input: &'a PlanInput, may: &[usize]) -> BTreeMap<&'a ImageId, f64
     let share =
         |part: usize| if stays[part] { 0.0 } else { graph.layers[part].bytes.0 as f64 / f64::from(users[part]) };
     let of = |image: &'a ImageId| Some((image, graph.images.get(image)?.iter().filter_map(index).map(share).sum()));
-    goes.into_iter().filter_map(of).collect()
+    Some(goes.into_iter().filter_map(of).collect())
 }
 
 fn seconds(span: usize) -> f64 {
@@ -210,6 +216,9 @@ struct Own {
 
 impl Own {
     fn of(gaps: &Gaps, weight: f64) -> Option<Self> {
+        if gaps.is_empty() {
+            return None;
+        }
         let (mut sum, mut moment, mut square) = (0_u64, 0_u64, 0_u64);
         for (span, weight) in (0_u64..).zip((0..SPANS).map(|span| u64::from(gaps.weight(span)))) {
             sum += weight;

@@ -234,7 +234,7 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
     let mut decisions: Vec<_> = report.decisions.iter().collect();
     decisions.sort_by_key(|it| {
         let place = places.get(&it.key).filter(|_| matches!(it.verdict, GcVerdict::Remove { .. }));
-        (place.copied().unwrap_or(usize::MAX), it.verdict == GcVerdict::Keep, it.reason.code(), &*it.tags)
+        (place.copied().unwrap_or(usize::MAX), it.verdict == GcVerdict::Keep, it.reason.code(), it.tags.clone())
     });
     let images = decisions.into_iter().map(|decision| {
         let (verdict, reason) = match (decision.verdict, outcomes.get(&decision.key)) {

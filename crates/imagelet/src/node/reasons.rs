@@ -168,7 +168,7 @@ impl LocalNode {
         metrics.set(&CANDIDATE_BYTES, &[], report.could_free.0 as f64);
         let mut decided: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         let mut candidates = 0_u64;
-        for decision in &report.decisions {
+        for decision in report.decisions.iter() {
             let goes = matches!(decision.verdict, GcVerdict::Remove { .. });
             let code = decision.reason.code();
             candidates += u64::from(goes || matches!(code, "not_needed" | "in_vain"));
@@ -185,11 +185,10 @@ impl LocalNode {
         }
         metrics.add(&FREED, &["claimed"], report.claimed.0 as f64);
         metrics.add(&FREED, &["measured"], report.measured.unwrap_or_default().0 as f64);
-        let codes: BTreeMap<&ImageKey, &str> =
-            report.decisions.iter().map(|decision| (&decision.key, decision.reason.code())).collect();
         for removal in &report.removed {
             let GcOutcome::Removed { claimed } = removal.outcome else { continue };
-            let code = codes.get(&removal.key).copied().unwrap_or("other");
+            let decided = report.decisions.of(&removal.key);
+            let code = decided.as_ref().map_or("other", |decision| decision.reason.code());
             metrics.increment(&REMOVED, &[code]);
             metrics.add(&REMOVED_BYTES, &[code], claimed.0 as f64);
         }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 use async_trait::async_trait;
 use imagelet_core::{
     decisions::{Happening, HappeningKind, History, ImageHistory},
-    gc::{GcDecision, GcGoal, GcRequest, GcVerdict},
+    gc::{Decisions, GcGoal, GcRequest, GcVerdict},
     image::{ImageKey, shown_name},
 };
 use serde::{Deserialize, Serialize};
@@ -191,7 +191,7 @@ fn is_of(row: &ImageRow, key: &str) -> bool {
 /// What the next collection would do with all images.
 #[derive(Debug, Default)]
 struct Foretold {
-    decisions: Vec<GcDecision>,
+    decisions: Decisions,
     /// The keys of those that would go, in order.
     order: Vec<ImageKey>,
     frame: WhyNext,
@@ -233,10 +233,9 @@ pub(super) async fn foretell_all(node: &LocalNode, rows: &mut [ImageRow]) {
     for problem in problems {
         tracing::warn!(problem, "could not tell what the next collection would do");
     }
-    let decided: std::collections::BTreeMap<(&str, &str), &GcDecision> =
-        foretold.decisions.iter().map(|it| ((it.key.id().as_str(), it.key.handler()), it)).collect();
     for row in rows {
-        let Some(decision) = decided.get(&(row.id.as_str(), row.runtime_handler.as_str())) else { continue };
+        let key = ImageKey::new(ImageId::new(&row.id), row.runtime_handler.clone());
+        let Some(decision) = foretold.decisions.of(&key) else { continue };
         let goes = matches!(decision.verdict, GcVerdict::Remove { .. });
         row.next_code = Some(decision.reason.code().to_owned());
         row.next_reason = Some(format!("{}: {}", if goes { "goes" } else { "stays" }, decision.reason));
@@ -246,7 +245,7 @@ pub(super) async fn foretell_all(node: &LocalNode, rows: &mut [ImageRow]) {
 fn told(image: ImageHistory, rows: &[ImageRow], foretold: &Foretold) -> WhyImage {
     let key = ImageKey::parse(&image.key);
     let now = rows.iter().find(|row| is_of(row, &image.key)).cloned();
-    let decision = foretold.decisions.iter().find(|decision| decision.key == key);
+    let decision = foretold.decisions.of(&key);
     let next = decision.map(|decision| WhyNext {
         verdict: if matches!(decision.verdict, GcVerdict::Remove { .. }) { "remove" } else { "keep" }.into(),
         code: decision.reason.code().into(),

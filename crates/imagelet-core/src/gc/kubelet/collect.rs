@@ -4,17 +4,18 @@
 //! Its steps, its order, its early ends and its errors are the kubelet's, known weaknesses too. What is ours is only what
 //! protects: an image is asked after once more before it goes, and no list that lost all containers at once is believed.
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use tokio::time::Instant;
 
 use super::{
     super::{
-        DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, ImageGc, Reason, disk, invalid_id_event,
+        DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, ImageGc, Kept, Reason, disk, invalid_id_event,
         keeping::held_by_rules,
         reason::Idle,
         round::{Attempt, Round},
         text::duration_text,
+        verdicts::Why,
     },
     phases::{AgePhase, Candidate, SpacePhase, eviction_order},
 };
@@ -197,17 +198,18 @@ impl Run<'_> {
 /// Decides to keep everything for now, and lines up what may go.
 ///
 /// The kubelet knows no rules: those that an operator made hold as pins do.
-fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Snapshot, ruled: &[Option<Reason>]) -> Vec<Turn<'s>> {
-    round.keep_all(snapshot.entries.iter().zip(ruled).map(|(entry, ruled)| {
-        let kept = if !entry.in_use_by.is_empty() {
-            Reason::InUse { by: entry.in_use_by.clone() }
+fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Arc<Snapshot>, ruled: &[Option<Reason>]) -> Vec<Turn<'s>> {
+    let mut kept = Kept::all(snapshot.entries.len(), Reason::NotNeeded);
+    for (place, (entry, ruled)) in snapshot.entries.iter().zip(ruled).enumerate() {
+        if !entry.in_use_by.is_empty() {
+            kept.keep(place, Reason::InUse { by: entry.in_use_by.clone() });
         } else if !entry.pinned_by.is_empty() {
-            Reason::Pinned { by: entry.pinned_by.clone() }
-        } else {
-            ruled.clone().unwrap_or(Reason::NotNeeded)
-        };
-        (&**entry, kept)
-    }));
+            kept.keep(place, Reason::Pinned { by: entry.pinned_by.clone() });
+        } else if let Some(ruled) = ruled {
+            kept.keep(place, ruled.clone());
+        }
+    }
+    round.keep_all(snapshot, Why::Kept(kept));
     let find = |key: &ImageKey| {
         let place = snapshot.entries.binary_search_by(|entry| entry.image.cmp_key(key));
         place.ok().map(|place| &*snapshot.entries[place])

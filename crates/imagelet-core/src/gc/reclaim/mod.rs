@@ -2,8 +2,10 @@
 //!
 //! A layer comes free with the last image that has it, so the worth of a removal depends on the others that go. Layers
 //! of the same users are one *group*; a *move* takes all that still stands of a group's users. Few candidates are
-//! solved exactly (`exact.rs`), many by the best moves first and then by exchanges (`greedy.rs`).
+//! solved exactly (`exact.rs`), many by the best moves first and then by exchanges (`greedy.rs`). Where nobody knows what
+//! images share, each stands for itself (`apart.rs`).
 
+mod apart;
 mod exact;
 mod greedy;
 mod problem;
@@ -13,6 +15,7 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
+pub(super) use self::apart::{Apart, choose_apart};
 use self::{
     greedy::Moves,
     problem::{Problem, State, Weight},
@@ -80,23 +83,6 @@ pub struct Chosen {
 /// Chooses. The same question has the same answer, in whatever order candidates come.
 pub fn choose(question: &Question<'_>) -> Answer {
     choose_within(question, exact::NODES_MAX)
-}
-
-/// Chooses among images that share nothing, by what each frees. Answers their places, in order; all of them where all
-/// are not enough.
-pub(super) fn choose_apart(candidates: &[(Candidate, Freed)], wanted: Freed) -> Vec<usize> {
-    let problem = Problem::apart(candidates);
-    let target = Weight::of(wanted);
-    if target == Weight::default() {
-        return Vec::new();
-    }
-    if !problem.all().meets(target) {
-        return (0..candidates.len()).collect();
-    }
-    let moves = Moves::new(&problem);
-    let mut best = greedy::choose(&moves, target);
-    exact::improve(&problem, target, &mut best, exact::NODES_MAX);
-    greedy::order(&moves, &best).into_iter().map(problem::place).collect()
 }
 
 /// What all candidates together would give.

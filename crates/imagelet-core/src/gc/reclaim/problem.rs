@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::{Candidate, Question};
-use crate::{image::ImageId, runtime::Freed};
+use super::{Apart, Question};
+use crate::image::ImageId;
 
 /// What a disk has again, wide enough for any sum (`spec/gc.md W21`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,15 +90,15 @@ impl Problem {
         problem
     }
 
-    /// Candidates that share nothing.
-    pub(super) fn apart(candidates: &[(Candidate, Freed)]) -> Self {
-        let group = |(user, (_, freed)): (usize, &(Candidate, Freed))| Group {
+    /// Candidates that share nothing, and are known by their places alone.
+    pub(super) fn apart(candidates: &[Apart]) -> Self {
+        let group = |(user, apart): (usize, &Apart)| Group {
             users: vec![number(user)],
-            weight: Weight { bytes: freed.bytes.0.into(), inodes: freed.inodes.into() },
+            weight: Weight { bytes: apart.frees.0.into(), inodes: 0 },
         };
         Self {
-            images: candidates.iter().map(|(candidate, _)| candidate.image.clone()).collect(),
-            costs: candidates.iter().map(|(candidate, _)| candidate.cost).collect(),
+            images: Vec::new(),
+            costs: candidates.iter().map(|apart| apart.cost).collect(),
             groups: candidates.iter().enumerate().map(group).collect(),
             groups_of: (0..candidates.len()).map(|group| vec![number(group)]).collect(),
         }

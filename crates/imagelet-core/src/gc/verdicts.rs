@@ -1,0 +1,130 @@
+//! What became of each image, as it is told: drawn up when somebody reads it, as most collections tell thousands of
+//! images that nothing was to be done with.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use super::{GcVerdict, Kept, Planned, Reason};
+use crate::{
+    image::{ByteSize, ImageKey, SharedNames},
+    inventory::{Entry, Snapshot},
+};
+
+/// What becomes of one image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GcDecision {
+    /// Which.
+    pub key: ImageKey,
+    /// Its names.
+    pub tags: SharedNames,
+    /// What the runtime says it takes.
+    pub size: ByteSize,
+    /// Stay or go.
+    pub verdict: GcVerdict,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl GcDecision {
+    pub(super) fn of(entry: &Entry, verdict: GcVerdict, reason: Reason) -> Self {
+        let image = &entry.image;
+        Self { key: entry.key(), tags: SharedNames::tags_of(image), size: image.size, verdict, reason }
+    }
+}
+
+/// What becomes of all images, one for each.
+#[derive(Clone, Default)]
+pub struct Decisions {
+    /// What was decided about all of them at first.
+    first: Option<(Arc<Snapshot>, Why)>,
+    /// What was decided later, in place of the first or beside it.
+    later: BTreeMap<ImageKey, GcDecision>,
+}
+
+/// Why images of a snapshot stay, by their places.
+#[derive(Clone)]
+pub(super) enum Why {
+    Planned(Arc<Planned>),
+    Kept(Kept),
+}
+
+impl Why {
+    fn kept(&self) -> &Kept {
+        match self {
+            Self::Planned(planned) => &planned.plan.kept,
+            Self::Kept(kept) => kept,
+        }
+    }
+}
+
+impl Decisions {
+    pub(super) fn take(&mut self, decision: GcDecision) {
+        self.later.insert(decision.key.clone(), decision);
+    }
+
+    /// Takes what was decided about all images of a snapshot, in place of what was decided before.
+    pub(super) fn take_all(&mut self, snapshot: &Arc<Snapshot>, why: Why) {
+        let first = Some((Arc::clone(snapshot), why));
+        if self.is_empty() {
+            self.first = first;
+            return;
+        }
+        let anew = Self { first, later: BTreeMap::new() };
+        self.later.extend(anew.iter().map(|decision| (decision.key.clone(), decision)));
+    }
+
+    /// Each, in the order of the keys.
+    pub fn iter(&self) -> impl Iterator<Item = GcDecision> {
+        let keep = |(entry, reason): (&Entry, &Reason)| GcDecision::of(entry, GcVerdict::Keep, reason.clone());
+        let mut first = self.first().peekable();
+        let mut later = self.later.values().peekable();
+        std::iter::from_fn(move || {
+            let Some(next) = later.peek() else { return first.next().map(keep) };
+            if let Some(before) = first.next_if(|(entry, _)| entry.image.cmp_key(&next.key).is_lt()) {
+                return Some(keep(before));
+            }
+            // What was decided later holds.
+            first.next_if(|(entry, _)| entry.image.cmp_key(&next.key).is_eq());
+            later.next().cloned()
+        })
+    }
+
+    fn first(&self) -> impl Iterator<Item = (&Entry, &Reason)> {
+        self.first.iter().flat_map(|(snapshot, why)| {
+            why.kept().iter().filter_map(|(place, reason)| Some((&**snapshot.entries.get(place)?, reason)))
+        })
+    }
+
+    /// How many images were decided about.
+    pub fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// None at all.
+    pub fn is_empty(&self) -> bool {
+        self.later.is_empty() && self.first().next().is_none()
+    }
+
+    /// What was decided about this one.
+    pub fn of(&self, key: &ImageKey) -> Option<GcDecision> {
+        if let Some(decision) = self.later.get(key) {
+            return Some(decision.clone());
+        }
+        let (snapshot, why) = self.first.as_ref()?;
+        let place = snapshot.entries.binary_search_by(|entry| entry.image.cmp_key(key)).ok()?;
+        let reason = why.kept().at(place)?;
+        Some(GcDecision::of(&snapshot.entries[place], GcVerdict::Keep, reason.clone()))
+    }
+}
+
+impl FromIterator<GcDecision> for Decisions {
+    fn from_iter<I: IntoIterator<Item = GcDecision>>(decisions: I) -> Self {
+        let later = decisions.into_iter().map(|decision| (decision.key.clone(), decision)).collect();
+        Self { first: None, later }
+    }
+}
+
+impl fmt::Debug for Decisions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
