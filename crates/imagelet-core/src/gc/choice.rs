@@ -195,7 +195,7 @@ fn candidates<'a>(input: &'a PlanInput, may: &[usize]) -> (Vec<Candidate>, BTree
         places.retain(|id, places| all.get(id) == Some(&places.len()));
     }
     let is_by_cost = input.policy.order() == GcOrder::Cost;
-    let costs = is_by_cost.then(|| worth::costs_by_place(input, may.iter().copied())).unwrap_or_default();
+    let costs = if is_by_cost { worth::costs_by_place(input, may.iter().copied()) } else { Vec::new() };
     let cost = |places: &Vec<usize>| {
         places.iter().filter_map(|place| costs.get(*place)).fold(0, |sum: u64, cost| sum.saturating_add(*cost))
     };

@@ -6,8 +6,8 @@ use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 use tokio::time::Instant;
 
 use super::{
-    DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, GcRules, GcWay, ImageGc, PlanInput, Planned, Reason,
-    Step, choice, disk, invalid_id_event, kubelet, plan,
+    DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, GcRules, GcWay, ImageGc, PlanInput, Planned, Reason, Step,
+    choice, disk, invalid_id_event, kubelet, plan,
     round::{Attempt, Round},
     text::aggregate,
     verdicts::Why,

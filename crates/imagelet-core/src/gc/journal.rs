@@ -38,7 +38,7 @@ impl GcReport {
         };
         let mut tried: BTreeMap<&ImageKey, Option<&GcRemoval>> =
             self.removed.iter().map(|removal| (&removal.key, Some(removal))).collect();
-                let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<Run> = Vec::new();
         for planned in &self.planned {
             let mut run = of_plan(planned);
             run.head.at = at;

@@ -24,7 +24,8 @@ impl Kept {
     /// The one at this place stays for this reason.
     pub(super) fn keep(&mut self, place: usize, reason: Reason) {
         // Equal ones mostly follow one another, or are the first.
-        let known = [self.reasons.len().saturating_sub(1), 0].into_iter().find(|at| self.reasons.get(*at) == Some(&reason));
+        let known =
+            [self.reasons.len().saturating_sub(1), 0].into_iter().find(|at| self.reasons.get(*at) == Some(&reason));
         let number = known.unwrap_or_else(|| {
             self.reasons.push(reason);
             self.reasons.len() - 1

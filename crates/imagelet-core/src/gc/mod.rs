@@ -67,7 +67,7 @@ pub use self::{
     verdicts::{Decisions, GcDecision},
 };
 use crate::{
-    image::{ByteSize, ImageId, ImageKey, SharedNames},
+    image::{ByteSize, ImageId, ImageKey},
     inventory::{Inventory, InventoryError},
     runtime::{Certainty, Freed, RuntimeError, RuntimeManager},
 };

@@ -128,12 +128,16 @@ pub fn plan(input: &PlanInput) -> Plan {
     }
 
     if is_in_vain {
-        may.iter().for_each(|it| kept.keep(it.place, Reason::InVain));
+        for it in &may {
+            kept.keep(it.place, Reason::InVain);
+        }
     }
     for place in fresh.into_iter().filter(|_| is_room_wanted) {
         kept.keep(place, too_fresh(input.images.at(place), input).unwrap_or(Reason::NotNeeded));
     }
-    steps.iter().for_each(|(place, _)| kept.goes(*place));
+    for (place, _) in &steps {
+        kept.goes(*place);
+    }
     Plan {
         kept,
         wanted: wanted.map(|wanted| wanted.all.bytes),

@@ -5,9 +5,8 @@ use std::{sync::Arc, time::SystemTime};
 use tokio::time::Instant;
 
 use super::{
-    Decisions, DiskUse, GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcRemoval, GcReport, GcRequest, GcVerdict, GcWay,
-    ImageGc, Planned, Reason, disk,
-    verdicts::Why,
+    Decisions, DiskUse, GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcRemoval, GcReport, GcRequest, GcVerdict,
+    GcWay, ImageGc, Planned, Reason, disk, verdicts::Why,
 };
 use crate::{
     image::{ByteSize, ImageId, ImageSpec},

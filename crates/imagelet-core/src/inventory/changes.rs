@@ -13,11 +13,14 @@ use twox_hash::XxHash3_128;
 
 use super::{
     Entry, Snapshot, State,
-    detect::{DetectTimes, Record, Survey, is_mount},
-    memory::Memory,
+    detect::{DetectTimes, Record, Survey, Users, Uses, is_mount},
+    memory::{Memory, Remembered},
     names::{Among, Marks},
 };
-use crate::image::{Image, ImageId, ImageKey, ImageSpec, ImageUser};
+use crate::{
+    image::{Image, ImageId, ImageKey, ImageSpec, ImageUser},
+    runtime::Pod,
+};
 
 /// After so many images in a row that do not follow one another as before, an order is not looked for any more.
 const MISSES_MAX: usize = 16;
@@ -37,10 +40,20 @@ pub(super) struct Trace {
     /// By place: what was listed, summed up. A sum of 128 bits tells any two listings of an image apart.
     sums: Vec<u128>,
     seed: u64,
-    /// Images that are used, asked for, or were a moment ago: what is told of them passes.
-    passing: Vec<ImageId>,
+    /// The places of images that are used, asked for, or were a moment ago: what is told of them passes.
+    passing: Vec<u32>,
+    used: Option<Used>,
     /// The place of each sum, and the first of each id; made where the order of the listing does not help.
     places: Option<(HashMap<u128, u32>, HashMap<ImageId, u32>)>,
+}
+
+/// Who used what, and by which pods: the same pods use the same images of the same list.
+#[derive(Debug)]
+struct Used {
+    pods: Vec<Pod>,
+    users: Users,
+    /// Where the images that are used are.
+    places: Vec<u32>,
 }
 
 /// Repositories of which a newer image may be in use since old versions were last looked for.
@@ -81,7 +94,8 @@ impl Trace {
             turns: (0..count).collect(),
             due: entries.iter().map(|entry| memory.due(&entry.key())).collect(),
             marks: Marks::of(entries.iter().map(|entry| &*entry.image)),
-            passing: entries.iter().filter(|entry| is_passing(entry)).map(|entry| entry.image.id.clone()).collect(),
+            passing: (0..).zip(entries).filter(|(_, entry)| is_passing(entry)).map(|(place, _)| place).collect(),
+            used: None,
             places: None,
         }
     }
@@ -217,6 +231,8 @@ impl Trace {
         }
         self.marks = marks;
         self.places = None;
+        self.passing.iter_mut().for_each(|place| *place = places[usize_of(*place)]);
+        self.passing.retain(|place| *place != u32::MAX);
         self.reorder(compared, Some(&places));
         gone
     }
@@ -272,16 +288,20 @@ impl State {
         // Without anybody else who holds it, it is the one that is brought up to date.
         let mut entries = Arc::unwrap_or_clone(before).entries;
         let is_used = |entry: &&Arc<Entry>| entry.in_use_by.iter().any(|user| !is_mount(user));
-        let passing = trace.passing.iter().flat_map(|id| of_id(&entries, id));
+        let passing = trace.passing.iter().map(|place| &entries[usize_of(*place)]);
         let used_before: BTreeSet<ImageKey> = passing.filter(is_used).map(|entry| entry.key()).collect();
 
-        let mut keys: BTreeSet<ImageKey> = BTreeSet::new();
+        let is_same =
+            compared.changed.is_empty() && compared.arrived.is_empty() && !compared.is_listed.contains(&false);
+        // Images to look at: those that are gone by key, all others by place.
+        let (mut gone, mut places): (Vec<ImageKey>, Vec<u32>) = (Vec::new(), Vec::new());
+        let mut renamed: Vec<ImageKey> = Vec::new();
         for (place, image) in &mut compared.changed {
             let entry = Arc::make_mut(&mut entries[*place]);
             Memory::note_repositories(&entry.image, &mut self.loose.some);
             Memory::note_repositories(image, &mut self.loose.some);
             self.loose.images.insert(image.key());
-            keys.insert(image.key());
+            renamed.push(image.key());
             if let Some(record) = self.records.get_mut(&image.key()) {
                 (record.size, record.pinned) = (image.size, image.pinned);
             }
@@ -299,10 +319,19 @@ impl State {
         for entry in trace.follow(&mut entries, &mut compared, now) {
             Memory::note_repositories(&entry.image, &mut self.loose.some);
             self.records.remove(&entry.key());
-            keys.insert(entry.key());
+            gone.push(entry.key());
         }
 
-        let uses = self.uses(&survey, Among::Known(&entries, &trace.marks));
+        let told = trace.used.take();
+        let told = told.filter(|it| is_same && it.pods == survey.pods && self.mounts == survey.mounts);
+        let (uses, used) = if let Some(told) = told {
+            // Then no container is new, either.
+            (Uses { by_image: told.users, ..Uses::default() }, told.places)
+        } else {
+            let uses = self.uses(&survey, Among::Known(&entries, &trace.marks));
+            let used = uses.by_image.keys().flat_map(|key| of_id(&entries, key.id())).collect();
+            (uses, used)
+        };
         self.watch.advance(survey.runtime_containers(), now);
         for key in &arrived {
             let Some(entry) = at_key(&entries, key).map(|place| &entries[place]) else { continue };
@@ -317,27 +346,24 @@ impl State {
                 },
             );
         }
-        for key in uses.by_image.keys() {
-            if let Some(record) = self.records.get_mut(key) {
-                record.last_used = record.last_used.max(Some(now));
-            }
-        }
-        keys.extend(arrived);
 
         let stirred = std::mem::take(&mut self.stirred);
         for id in &stirred {
-            of_id(&entries, id).for_each(|entry| Memory::note_repositories(&entry.image, &mut self.loose.some));
+            let images = of_id(&entries, id).map(|place| &entries[usize_of(place)].image);
+            images.for_each(|image| Memory::note_repositories(image, &mut self.loose.some));
         }
-        let mut ids: BTreeSet<ImageId> = stirred;
-        ids.extend(std::mem::take(&mut trace.passing));
-        ids.extend(
-            uses.by_image.keys().chain(self.touches.keys()).chain(self.released.keys()).map(|key| key.id().clone()),
-        );
-        ids.extend(self.leases.concerned().cloned());
-        keys.extend(ids.iter().flat_map(|id| of_id(&entries, id)).map(|entry| entry.key()));
-        let due = trace.due.iter().zip(&entries).filter(|(due, _)| due.is_some_and(|due| due <= now));
-        keys.extend(due.map(|(_, entry)| entry.key()));
-        keys.extend(self.memory.ghosts_due(now).cloned());
+        let asked = self.touches.keys().chain(self.released.keys()).map(ImageKey::id);
+        let ids = stirred.iter().chain(asked).chain(self.leases.concerned());
+        places.extend(ids.flat_map(|id| of_id(&entries, id)));
+        places.extend(arrived.iter().chain(&renamed).filter_map(|key| at_key(&entries, key)).map(u32_of));
+        places.extend(trace.passing.drain(..).chain(used.iter().copied()));
+        places
+            .extend((0..).zip(&trace.due).filter(|(_, due)| due.is_some_and(|due| due <= now)).map(|(place, _)| place));
+        places.sort_unstable();
+        places.dedup();
+        gone.extend(self.memory.ghosts_due(now).cloned());
+        let here = places.iter().map(|place| entries[usize_of(*place)].key());
+        let keys: Vec<ImageKey> = here.chain(gone).collect();
 
         let met = self.memory.absorb_some(&mut self.records, &uses, &keys, now);
         for place in met.changed.iter().filter_map(|key| at_key(&entries, key)) {
@@ -347,21 +373,24 @@ impl State {
         if met.regroup {
             let loose = std::mem::take(&mut self.loose);
             let of = Some((&loose.some, &loose.images)).filter(|_| !loose.all);
-            keys.extend(self.memory.regroup_some(entries.iter().map(|entry| &*entry.image), of));
+            let regrouped = self.memory.regroup_some(entries.iter().map(|entry| &*entry.image), of);
+            places.extend(regrouped.iter().filter_map(|key| at_key(&entries, key)).map(u32_of));
         }
         self.settle(&survey, used_before, &uses.by_image, now, wall);
         // What was released just now is told, too.
-        let released = self.released.keys().filter(|key| !keys.contains(*key)).cloned().collect::<Vec<_>>();
-        keys.extend(released);
+        places.extend(self.released.keys().filter_map(|key| at_key(&entries, key)).map(u32_of));
+        places.sort_unstable();
+        places.dedup();
 
-        for key in &keys {
-            let Some(place) = at_key(&entries, key) else { continue };
-            let (record, remembered) = (self.records.get(key), self.memory.of(key));
-            trace.due[place] = self.memory.due(key);
+        for number in places {
+            let place = usize_of(number);
             let image = Arc::clone(&entries[place].image);
-            let entry = self.entry(image, key, record, remembered, uses.by_image.get(key), now);
+            let key = image.key();
+            let (record, remembered) = (self.records.get(&key), self.memory.of(&key));
+            trace.due[place] = remembered.and_then(Remembered::due);
+            let entry = self.entry(image, &key, record, remembered, uses.by_image.get(&key), now);
             if is_passing(&entry) {
-                trace.passing.push(entry.image.id.clone());
+                trace.passing.push(number);
             }
             match Arc::get_mut(&mut entries[place]) {
                 Some(known) => *known = entry,
@@ -370,6 +399,7 @@ impl State {
         }
         let snapshot = Arc::new(self.snapshot_of(entries, now));
         self.mounts = survey.mounts;
+        trace.used = Some(Used { pods: survey.pods, users: uses.by_image, places: used });
         self.snapshot = Some(Arc::clone(&snapshot));
         self.trace = Some(trace);
         Ok(snapshot)
@@ -405,11 +435,11 @@ fn is_passing(entry: &Entry) -> bool {
         || entry.released_at.is_some()
 }
 
-/// All entries of an image, whatever their handlers.
-fn of_id<'a>(entries: &'a [Arc<Entry>], id: &ImageId) -> impl Iterator<Item = &'a Arc<Entry>> + use<'a> {
+/// The places of all entries of an image, whatever their handlers.
+fn of_id(entries: &[Arc<Entry>], id: &ImageId) -> std::ops::Range<u32> {
     let begin = entries.partition_point(|entry| entry.image.id < *id);
-    let end = entries[begin..].iter().take_while(|entry| entry.image.id == *id).count();
-    entries[begin..begin + end].iter()
+    let count = entries[begin..].iter().take_while(|entry| entry.image.id == *id).count();
+    u32_of(begin)..u32_of(begin + count)
 }
 
 fn at_key(entries: &[Arc<Entry>], key: &ImageKey) -> Option<usize> {

@@ -231,10 +231,11 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
         .zip(0..)
         .collect();
     // What goes first stands first; what stays, behind it by reason.
-    let mut decisions: Vec<_> = report.decisions.iter().collect();
+    let decided: Vec<_> = report.decisions.iter().collect();
+    let mut decisions: Vec<_> = decided.iter().collect();
     decisions.sort_by_key(|it| {
         let place = places.get(&it.key).filter(|_| matches!(it.verdict, GcVerdict::Remove { .. }));
-        (place.copied().unwrap_or(usize::MAX), it.verdict == GcVerdict::Keep, it.reason.code(), it.tags.clone())
+        (place.copied().unwrap_or(usize::MAX), it.verdict == GcVerdict::Keep, it.reason.code(), &*it.tags)
     });
     let images = decisions.into_iter().map(|decision| {
         let (verdict, reason) = match (decision.verdict, outcomes.get(&decision.key)) {

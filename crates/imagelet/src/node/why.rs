@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use imagelet_core::{
     decisions::{Happening, HappeningKind, History, ImageHistory},
     gc::{Decisions, GcGoal, GcRequest, GcVerdict},
-    image::{ImageKey, shown_name},
+    image::{ImageId, ImageKey, shown_name},
 };
 use serde::{Deserialize, Serialize};
 

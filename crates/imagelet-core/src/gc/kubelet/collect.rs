@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     disks::Fullness,
-    image::{ByteSize, ImageId, ImageKey},
+    image::{ByteSize, ImageId},
     inventory::{Entry, Snapshot},
 };
 
@@ -165,7 +165,7 @@ impl Run<'_> {
             if phase.is_done() {
                 break;
             }
-            let id = turn.candidate.key.id().clone();
+            let id = turn.entry.image.id.clone();
             if let Some(kept) = phase.keeps(&turn.candidate) {
                 self.round.keep(turn.entry, kept);
                 remaining.push(id);
@@ -210,18 +210,12 @@ fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Arc<Snapshot>, ruled: &[Opti
         }
     }
     round.keep_all(snapshot, Why::Kept(kept));
-    let find = |key: &ImageKey| {
-        let place = snapshot.entries.binary_search_by(|entry| entry.image.cmp_key(key));
-        place.ok().map(|place| &*snapshot.entries[place])
-    };
-    let free = snapshot.entries.iter().zip(ruled).filter(|(_, ruled)| ruled.is_none());
-    let (order, nameless) = eviction_order(free.map(|(entry, _)| Candidate::of(entry)).collect());
-    for key in &nameless {
-        if let Some(entry) = find(key) {
-            round.keep(entry, Reason::NoId);
-        }
-        round.events.push(invalid_id_event(key));
+    // Entries are in the order of their keys, and so are their places.
+    let free = snapshot.entries.iter().enumerate().zip(ruled).filter(|(_, ruled)| ruled.is_none());
+    let (order, nameless) = eviction_order(free.map(|((place, entry), _)| (place, Candidate::of(entry))).collect());
+    for entry in nameless.into_iter().map(|place| &snapshot.entries[place]) {
+        round.keep(entry, Reason::NoId);
+        round.events.push(invalid_id_event(&entry.key()));
     }
-    let turn = |candidate: Candidate| find(&candidate.key).map(|entry| Turn { entry, candidate });
-    order.into_iter().filter_map(turn).collect()
+    order.into_iter().map(|(place, candidate)| Turn { entry: &snapshot.entries[place], candidate }).collect()
 }

@@ -8,15 +8,13 @@ use super::super::{
     text::aggregate,
     time::{is_older, is_younger},
 };
-use crate::{
-    image::{ByteSize, ImageKey},
-    inventory::Entry,
-};
+use crate::{image::ByteSize, inventory::Entry};
 
 /// What a decision needs to know of an image; a copy, so later passes do not change it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
-    pub(crate) key: ImageKey,
+    /// Listed without an id.
+    pub(crate) nameless: bool,
     pub(crate) size: ByteSize,
     /// `None` is earlier than all times.
     pub(crate) first_seen: Option<SystemTime>,
@@ -29,7 +27,7 @@ pub(crate) struct Candidate {
 impl Candidate {
     pub(crate) fn of(entry: &Entry) -> Self {
         Self {
-            key: entry.key(),
+            nameless: entry.image.id.as_str().is_empty(),
             size: entry.image.size,
             first_seen: Some(entry.first_seen),
             last_used: entry.last_used,
@@ -40,14 +38,25 @@ impl Candidate {
     }
 }
 
-/// Who may go, the least recently used first; never used goes before used, full ties by key.
+/// Who may go, the least recently used first; never used goes before used, full ties by key: by keys, or by whatever
+/// stands for them in the same order.
 ///
-/// Second: keys without an id, which nobody could remove.
-pub(crate) fn eviction_order(candidates: Vec<Candidate>) -> (Vec<Candidate>, Vec<ImageKey>) {
-    let free = candidates.into_iter().filter(|candidate| !candidate.in_use && !candidate.pinned);
-    let (mut order, nameless): (Vec<_>, Vec<_>) = free.partition(|candidate| !candidate.key.id().as_str().is_empty());
-    order.sort_by(|a, b| (a.last_used, a.first_seen, &a.key).cmp(&(b.last_used, b.first_seen, &b.key)));
-    (order, nameless.into_iter().map(|candidate| candidate.key).collect())
+/// Second: those without an id, which nobody could remove.
+pub(crate) fn eviction_order<K: Ord>(candidates: Vec<(K, Candidate)>) -> (Vec<(K, Candidate)>, Vec<K>) {
+    let (mut order, mut nameless) = (Vec::with_capacity(candidates.len()), Vec::new());
+    for (key, candidate) in candidates.into_iter().filter(|(_, candidate)| !candidate.in_use && !candidate.pinned) {
+        if candidate.nameless {
+            nameless.push(key);
+        } else {
+            order.push((key, candidate));
+        }
+    }
+    let by = |one: &(K, Candidate), other: &(K, Candidate)| {
+        let times = |(_, it): &(K, Candidate)| (it.last_used, it.first_seen);
+        times(one).cmp(&times(other)).then_with(|| one.0.cmp(&other.0))
+    };
+    order.sort_unstable_by(by);
+    (order, nameless)
 }
 
 /// Removes what was unused for too long, whatever the disk.
@@ -143,7 +152,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::vectors;
+    use crate::{image::ImageKey, testing::vectors};
 
     /// Nanoseconds on the vectors' clock; null is no time.
     fn time(value: &Value) -> Option<SystemTime> {
@@ -157,10 +166,13 @@ mod tests {
         Duration::from_nanos(value.as_u64().unwrap())
     }
 
+    fn key(value: &Value) -> ImageKey {
+        ImageKey::parse(value["key"].as_str().or(value["id"].as_str()).unwrap())
+    }
+
     fn candidate(value: &Value) -> Candidate {
-        let text = value["key"].as_str().or(value["id"].as_str()).unwrap();
         Candidate {
-            key: ImageKey::parse(text),
+            nameless: key(value).id().as_str().is_empty(),
             size: ByteSize(value["size"].as_u64().unwrap()),
             first_seen: time(&value["first_detected"]),
             last_used: time(&value["last_used"]),
@@ -170,9 +182,9 @@ mod tests {
         }
     }
 
-    fn candidates(value: &Value) -> Vec<(Candidate, Option<String>)> {
+    fn candidates(value: &Value) -> Vec<(ImageKey, Candidate, Option<String>)> {
         let error = |it: &Value| it["delete_error"].as_str().map(str::to_owned);
-        value.as_array().unwrap().iter().map(|it| (candidate(it), error(it))).collect()
+        value.as_array().unwrap().iter().map(|it| (key(it), candidate(it), error(it))).collect()
     }
 
     fn texts(value: &Value) -> Vec<String> {
@@ -185,12 +197,12 @@ mod tests {
         assert_eq!(cases.len(), 13);
         for case in cases {
             let in_use = texts(&case["input"]["in_use"]);
-            let all = candidates(&case["input"]["records"]).into_iter().map(|(candidate, _)| {
-                let in_use = in_use.contains(&candidate.key.to_string());
-                Candidate { in_use, ..candidate }
+            let all = candidates(&case["input"]["records"]).into_iter().map(|(key, candidate, _)| {
+                let in_use = in_use.contains(&key.to_string());
+                (key, Candidate { in_use, ..candidate })
             });
             let (order, nameless) = eviction_order(all.collect());
-            let ids: Vec<_> = order.iter().map(|it| it.key.id().to_string()).collect();
+            let ids: Vec<_> = order.iter().map(|(key, _)| key.id().to_string()).collect();
             // The one case without an order upstream is in ours, by id.
             assert_eq!(ids, texts(&case["expected"]["order"]), "{}", case["name"]);
             let events: Vec<_> = nameless
@@ -213,11 +225,11 @@ mod tests {
             let wanted = input["bytes_to_free"].as_i64().unwrap();
             let mut phase = SpacePhase::new(wanted, duration(&input["min_age"]), time(&input["free_time"]).unwrap());
             let (mut deleted, mut remaining) = (Vec::new(), Vec::new());
-            for (candidate, error) in candidates(&input["candidates"]) {
+            for (key, candidate, error) in candidates(&input["candidates"]) {
                 if phase.is_done() {
                     break;
                 }
-                let id = candidate.key.id().to_string();
+                let id = key.id().to_string();
                 match (phase.keeps(&candidate), error) {
                     (Some(_), _) => remaining.push(id),
                     (None, Some(error)) => phase.failed(error),
@@ -255,8 +267,8 @@ mod tests {
             // A policy turns an age of zero into none, so that the phase does not exist.
             let opens = !phase.age_max.is_zero() && phase.opens();
             let (mut deleted, mut remaining) = (Vec::new(), Vec::new());
-            for (candidate, error) in candidates(&input["candidates"]) {
-                let id = candidate.key.id().to_string();
+            for (key, candidate, error) in candidates(&input["candidates"]) {
+                let id = key.id().to_string();
                 match error {
                     _ if !opens || !phase.takes(&candidate) => remaining.push(id),
                     Some(error) => {

@@ -11,10 +11,10 @@ use crate::{image::ByteSize, runtime::Freed};
 /// With more candidates than these the best walk through them is all: what an exchange would win is nothing in the
 /// whole, and takes milliseconds.
 const CANDIDATES_FEW: usize = 1_000;
-/// How many of the first are put in order at first; four times as many where they are not enough.
+/// How many of the best are put in order at first; four times as many where they are not enough.
 const FIRST: usize = 128;
 /// From so many of the last ones on it is tried whether one other image ends it more cheaply.
-const ENDS: usize = 16;
+const ENDS: usize = 8;
 
 /// An image that shares nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,51 +50,60 @@ pub(in crate::gc) fn choose_apart(candidates: &[Apart], wanted: Freed) -> Vec<us
 ///
 /// It costs at most one image more than the best set: without its last image it is the cheapest way to what it frees.
 fn walk(candidates: &[Apart], target: u128) -> Vec<usize> {
-    let ratio = |place: &usize| candidates[*place].frees.0 as f64 / candidates[*place].cost.max(1) as f64;
-    let by_ratio = |one: &usize, other: &usize| ratio(other).total_cmp(&ratio(one)).then_with(|| one.cmp(other));
-    let mut row: Vec<usize> = (0..candidates.len()).filter(|place| candidates[*place].frees > ByteSize::ZERO).collect();
-    let gains = |row: &[usize]| row.iter().map(|place| u128::from(candidates[*place].frees.0)).sum::<u128>();
-    let mut first = FIRST.min(row.len());
-    while first < row.len() {
-        row.select_nth_unstable_by(first, by_ratio);
-        if gains(&row[..first]) >= target {
-            break;
-        }
-        first = (4 * first).min(row.len());
-    }
-    row[..first].sort_unstable_by(by_ratio);
-    let (mut gone, mut count) = (0, 0);
-    while gone < target && count < first {
-        gone += u128::from(candidates[row[count]].frees.0);
-        count += 1;
-    }
-
+    let ranked = |(place, it): (usize, &Apart)| Ranked { ratio: it.frees.0 as f64 / it.cost.max(1) as f64, place };
+    let by_ratio = |one: &Ranked, other: &Ranked| other.ratio.total_cmp(&one.ratio).then(one.place.cmp(&other.place));
+    let mut row: Vec<Ranked> = candidates.iter().enumerate().map(ranked).filter(|it| it.ratio > 0.0).collect();
     let gain = |place: usize| u128::from(candidates[place].frees.0);
     let cost = |place: usize| u128::from(candidates[place].cost);
+    // As many in order as are needed, and no more.
+    let (mut first, mut gone) = (0, 0_u128);
+    let mut count = 0;
+    while gone < target && first < row.len() {
+        let more = (4 * first).max(FIRST).min(row.len());
+        if more < row.len() {
+            row[first..].select_nth_unstable_by(more - first, by_ratio);
+        }
+        row[first..more].sort_unstable_by(by_ratio);
+        first = more;
+        while gone < target && count < first {
+            gone += gain(row[count].place);
+            count += 1;
+        }
+    }
+
     // What the last ones cost, and what is missing without them.
-    let (mut missing, mut spared) = ((target + gain(row[count - 1])).saturating_sub(gone), cost(row[count - 1]));
+    let last = row[count - 1].place;
+    let (mut missing, mut spared) = ((target + gain(last)).saturating_sub(gone), cost(last));
     let mut best: Option<(u128, usize, usize)> = None;
     for begin in (count.saturating_sub(ENDS)..count).rev() {
-        let enough = row[begin..].iter().copied().filter(|place| gain(*place) >= missing);
-        let cheapest = enough.min_by(|one, other| end_order(candidates, *one, *other));
-        if let Some(place) = cheapest.filter(|place| cost(*place) < spared) {
+        // Few are cheaper than what they would stand for.
+        let cheaper = row[begin..].iter().map(|it| it.place).filter(|place| cost(*place) < spared);
+        let enough = cheaper.filter(|place| gain(*place) >= missing);
+        if let Some(place) = enough.min_by(|one, other| end_order(candidates, *one, *other)) {
             let saved = spared - cost(place);
             if best.is_none_or(|(most, ..)| saved > most) {
                 best = Some((saved, begin, place));
             }
         }
         if begin > 0 {
-            missing += gain(row[begin - 1]);
-            spared += cost(row[begin - 1]);
+            missing += gain(row[begin - 1].place);
+            spared += cost(row[begin - 1].place);
         }
     }
-    let mut chosen: Vec<usize> = row[..count].to_vec();
+    let mut chosen: Vec<usize> = row[..count].iter().map(|it| it.place).collect();
     if let Some((_, begin, place)) = best {
         chosen.truncate(begin);
         chosen.push(place);
     }
     leave_out(candidates, target, &mut chosen);
     chosen
+}
+
+/// A candidate with what it frees for its cost.
+#[derive(Clone, Copy, Debug)]
+struct Ranked {
+    ratio: f64,
+    place: usize,
 }
 
 /// The cheaper first; of equals the one that frees less, then the one that comes first.
@@ -138,7 +147,8 @@ mod tests {
                 1 => (20 + dice.below(900)) << 20,
                 _ => (1 + dice.below(64)) << 26,
             };
-            let cost = 1 + dice.below(1 << (4 + dice.below(24)));
+            let magnitude = 4 + dice.below(24);
+            let cost = 1 + dice.below(1 << magnitude);
             Apart { cost, frees: ByteSize(bytes) }
         };
         (0..images).map(|_| image(dice)).collect()

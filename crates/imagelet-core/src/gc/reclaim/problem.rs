@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Apart, Question};
-use crate::image::ImageId;
+use crate::{image::ImageId, runtime::Freed};
 
 /// What a disk has again, wide enough for any sum (`spec/gc.md W21`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

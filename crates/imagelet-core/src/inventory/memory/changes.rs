@@ -1,7 +1,7 @@
 //! A pass after which only some images have to be looked at: those that changed, are used, or grew older by a span.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -26,7 +26,7 @@ pub(in crate::inventory) struct Met {
 
 impl Remembered {
     /// When the time it has lain idle comes into a span that is not counted yet.
-    pub(super) fn due(&self) -> Option<SystemTime> {
+    pub(in crate::inventory) fn due(&self) -> Option<SystemTime> {
         let next = usize::from(self.counted) + 1;
         let since = self.idle_since().filter(|_| !self.in_use && next < SPANS)?;
         since.checked_add(Duration::from_secs(Span::start_seconds(next)))
@@ -54,12 +54,12 @@ impl Memory {
         self.ghosts.iter().filter(move |(_, (_, due))| due.is_some_and(|due| due <= now)).map(|(key, _)| key)
     }
 
-    /// Takes in what a pass found of these images; all others are as they were.
+    /// Takes in what a pass found of these images, who uses them among it; all others are as they were.
     pub(in crate::inventory) fn absorb_some(
         &mut self,
         records: &mut Records,
         uses: &Uses,
-        keys: &BTreeSet<ImageKey>,
+        keys: &[ImageKey],
         now: SystemTime,
     ) -> Met {
         let mut met = Met::default();
@@ -67,11 +67,14 @@ impl Memory {
         let mut left = false;
         let reuse = Arc::make_mut(&mut self.reuse);
         for key in keys {
-            let record = records.get_mut(key);
+            let mut record = records.get_mut(key);
             let known = self.images.get_mut(key);
+            let in_use = uses.by_image.contains_key(key);
+            if let Some(record) = record.as_mut().filter(|_| in_use) {
+                record.last_used = record.last_used.max(Some(now));
+            }
             match (record, known) {
                 (Some(record), Some(remembered)) if remembered.gone.is_none() => {
-                    let in_use = uses.by_image.contains_key(key);
                     let fresh = uses.fresh.get(key).map(Vec::as_slice).unwrap_or_default();
                     if remembered.meet(record, in_use, fresh, false, now, reuse) {
                         self.changed.insert(key.clone());
