@@ -72,10 +72,11 @@ impl Span {
 
 /// How long an image lay idle between its uses, the latest weighing most: a weight for each [`Span`].
 ///
-/// A nightly job has all its weight in one span, a service that is rescheduled now and then spreads it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A nightly job has all its weight in one span, a service that is rescheduled now and then spreads it. Most images have
+/// none, and take no room for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<(u8, u16)>", into = "Vec<(u8, u16)>")]
-pub struct Gaps([u16; SPANS]);
+pub struct Gaps(Option<Box<[u16; SPANS]>>);
 
 impl Gaps {
     /// The weight of one gap when it is new. Each later one takes an eighth of it away.
@@ -83,45 +84,40 @@ impl Gaps {
 
     /// The weight of the gaps in one span.
     pub fn weight(&self, span: usize) -> u16 {
-        self.0.get(span).copied().unwrap_or_default()
+        self.0.as_ref().and_then(|weights| weights.get(span)).copied().unwrap_or_default()
     }
 
     /// No gap is known.
     pub fn is_empty(&self) -> bool {
-        self.0.iter().all(|weight| *weight == 0)
+        self.0.is_none()
     }
 
     /// Adds a gap.
     pub(super) fn add(&mut self, span: Span) {
-        for weight in &mut self.0 {
+        let weights = self.0.get_or_insert_with(|| Box::new([0; SPANS]));
+        for weight in weights.iter_mut() {
             *weight -= weight.div_ceil(8);
         }
-        self.0[span.index()] += Self::WEIGHT_NEW;
-    }
-}
-
-impl Default for Gaps {
-    fn default() -> Self {
-        Self([0; SPANS])
+        weights[span.index()] += Self::WEIGHT_NEW;
     }
 }
 
 impl From<Vec<(u8, u16)>> for Gaps {
     /// What a file says; more than there can be is cut.
     fn from(weights: Vec<(u8, u16)>) -> Self {
-        let mut gaps = Self::default();
+        let mut gaps = [0; SPANS];
         for (span, weight) in weights {
-            if let Some(slot) = gaps.0.get_mut(usize::from(span)) {
+            if let Some(slot) = gaps.get_mut(usize::from(span)) {
                 *slot = weight.min(8 * Self::WEIGHT_NEW);
             }
         }
-        gaps
+        Self((gaps != [0; SPANS]).then(|| Box::new(gaps)))
     }
 }
 
 impl From<Gaps> for Vec<(u8, u16)> {
     fn from(gaps: Gaps) -> Self {
-        (0_u8..).zip(gaps.0).filter(|(_, weight)| *weight > 0).collect()
+        (0_u8..).zip(gaps.0.into_iter().flat_map(|weights| *weights)).filter(|(_, weight)| *weight > 0).collect()
     }
 }
 
