@@ -27,7 +27,7 @@ use std::{
 use rustix::fs::{AtFlags, OFlags, StatxFlags, statx};
 use twox_hash::xxhash3_128::Hasher;
 
-use super::{Store, index};
+use super::{Store, reading};
 
 /// The file's name.
 pub(super) const COPIES: &str = "records.cache";
@@ -298,14 +298,14 @@ fn copied(root: &Path, moment: Duration, now_is: (i64, i64)) -> io::Result<(Vec<
     for kind in [Kind::Layer, Kind::Image] {
         let path = root.join(kind.folder());
         let place = File::open(&path)?;
-        for folder in index::folders(&path).map_err(io::Error::other)? {
+        for folder in reading::folders(&path).map_err(io::Error::other)? {
             let Some((around, own)) = now(&place, kind, &folder) else { continue };
             if !around.is_older_than(moment, now_is) || !own.is_older_than(moment, now_is) {
                 continue;
             }
             let known = before.find(kind, &folder).filter(|copy| (copy.around, copy.own) == (around, own));
             let known = known.map(|copy| copy.record);
-            let read = if known.is_some() { None } else { index::record_to_copy(&path, kind, &folder) };
+            let read = if known.is_some() { None } else { reading::record_to_copy(&path, kind, &folder) };
             let Some(record) = known.or(read.as_deref()) else { continue };
             // It was the same before and after it was read.
             if known.is_some() || now(&place, kind, &folder) == Some((around, own)) {

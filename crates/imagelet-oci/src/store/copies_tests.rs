@@ -1,3 +1,5 @@
+//! Copies of records: what is believed of them, and every way in which they are not.
+
 use std::{os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc, thread};
 
 use imagelet_core::image::Digest;

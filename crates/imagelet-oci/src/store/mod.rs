@@ -32,6 +32,7 @@ mod list;
 mod listed;
 mod lock;
 mod names;
+mod reading;
 mod ready;
 mod record;
 mod seal;

@@ -176,9 +176,9 @@ fn is_ours(folder: &str, name: &str) -> bool {
         // KEY, its note KEY.json, and that in the making
         "mounts" => {
             let key = name.strip_suffix(".json").or_else(|| name.strip_suffix(".new")).unwrap_or(name);
-            super::index::is_hex_of_digest(key)
+            super::reading::is_hex_of_digest(key)
         }
-        "layers" | "images" => super::index::is_hex_of_digest(name),
+        "layers" | "images" => super::reading::is_hex_of_digest(name),
         _ => true,
     }
 }

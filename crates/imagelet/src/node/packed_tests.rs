@@ -1,3 +1,5 @@
+//! Rows in their packed form, there and back, and what is refused.
+
 use std::time::Duration;
 
 use imagelet_core::image::{ByteSize, ImageId, ImageSpec, ImageUser};
