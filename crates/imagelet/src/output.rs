@@ -2,9 +2,7 @@
 
 use std::{
     fmt::{self, Write as _},
-    fs::File,
-    io,
-    os::fd::AsFd as _,
+    io::{self, StdoutLock},
     time::SystemTime,
 };
 
@@ -106,6 +104,19 @@ impl Table {
     }
 }
 
+/// The standard output past the library's own buffer, which looks for the end of each line.
+struct Stdout(StdoutLock<'static>);
+
+impl io::Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(&self.0, bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Nearly every cell is as it shall be shown.
 fn is_plain(cell: &str) -> bool {
     cell.bytes().all(|byte| (b' '..=b'~').contains(&byte))
@@ -133,9 +144,7 @@ pub(crate) fn print<T: Serialize>(
     result: &T,
     human: impl FnOnce(&mut dyn io::Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    let stdout = io::stdout().lock();
-    // Past the library's own buffer, which looks for the end of each line.
-    let mut out = io::BufWriter::with_capacity(OUT_BUFFER, File::from(stdout.as_fd().try_clone_to_owned()?));
+    let mut out = io::BufWriter::with_capacity(OUT_BUFFER, Stdout(io::stdout().lock()));
     let written = match format {
         Format::Table | Format::Wide => human(&mut out),
         Format::Json => serde_json::to_writer_pretty(&mut out, result)

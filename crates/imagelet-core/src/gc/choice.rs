@@ -21,6 +21,9 @@ pub(super) struct May {
     pub(super) place: usize,
     /// What the runtime lists it with.
     pub(super) size: ByteSize,
+    /// What it is expected to cost that it went, were all of it its own; where room is made by cost and nobody knows of
+    /// layers.
+    pub(super) cost: u64,
 }
 
 /// How much must go for room.
@@ -158,8 +161,7 @@ fn room_by_size(input: &PlanInput, may: &[May], wanted: Option<Wanted>) -> Room 
         }
         goes
     } else {
-        let costs = worth::costs_by_place(input, may.iter().map(|it| it.place));
-        let apart: Vec<Apart> = may.iter().map(|it| Apart { cost: costs[it.place], frees: it.size }).collect();
+        let apart: Vec<Apart> = may.iter().map(|it| Apart { cost: it.cost, frees: it.size }).collect();
         let chosen = reclaim::choose_apart(&apart, wanted.all).into_iter();
         chosen.map(|at| (may[at].place, freed(may[at].size))).collect()
     };
@@ -195,7 +197,7 @@ fn candidates<'a>(input: &'a PlanInput, may: &[usize]) -> (Vec<Candidate>, BTree
         places.retain(|id, places| all.get(id) == Some(&places.len()));
     }
     let is_by_cost = input.policy.order() == GcOrder::Cost;
-    let costs = if is_by_cost { worth::costs_by_place(input, may.iter().copied()) } else { Vec::new() };
+    let costs = if is_by_cost { worth::costs_by_place(input, may) } else { Vec::new() };
     let cost = |places: &Vec<usize>| {
         places.iter().filter_map(|place| costs.get(*place)).fold(0, |sum: u64, cost| sum.saturating_add(*cost))
     };

@@ -8,12 +8,13 @@ use std::{cmp::Ordering, time::SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AgeCounts, GcGoal, GcPhase, Kept, PlanInput, Reason, Shortage,
+    AgeCounts, GcGoal, GcOrder, GcPhase, Kept, PlanInput, Reason, Shortage,
     choice::{self, May, Wanted, frees},
     facts::Facts,
     keeping::held_by_rules,
     reason::Idle,
     time::{is_older, is_younger},
+    worth::Worth,
 };
 use crate::{
     image::{ByteSize, ImageKey},
@@ -69,6 +70,8 @@ struct Free {
     first_seen: Option<SystemTime>,
     size: ByteSize,
     place: usize,
+    /// See [`May::cost`].
+    cost: u64,
     is_fresh: bool,
 }
 
@@ -106,7 +109,7 @@ pub fn plan(input: &PlanInput) -> Plan {
         if it.is_fresh {
             fresh.push(it.place);
         } else {
-            may.push(May { place: it.place, size: it.size });
+            may.push(May { place: it.place, size: it.size, cost: it.cost });
         }
     }
     let room = match (input.goal, wanted) {
@@ -155,6 +158,9 @@ pub fn plan(input: &PlanInput) -> Plan {
 fn free(input: &PlanInput, kept: &mut Kept) -> Vec<Free> {
     let ruled = (!input.rules.is_empty()).then(|| held_by_rules(&input.images, &input.rules, input.now));
     let mut ruled = ruled.unwrap_or_default().into_iter();
+    // At the same look, as a node has more images than a processor keeps at hand.
+    let is_cost_asked = input.policy.order() == GcOrder::Cost && input.layers.is_none();
+    let worth = (is_cost_asked && wanted(input, Freed::default()).is_some()).then(|| Worth::of(input));
     let mut free = Vec::with_capacity(input.images.len());
     for (place, image) in input.images.iter().enumerate() {
         let ruled = ruled.next().flatten();
@@ -167,6 +173,7 @@ fn free(input: &PlanInput, kept: &mut Kept) -> Vec<Free> {
             first_seen: image.first_seen(),
             size: image.size(),
             place,
+            cost: worth.as_ref().map_or(0, |worth| worth.cost(image, image.size().0 as f64)),
             is_fresh: too_fresh(image, input).is_some(),
         });
     }

@@ -134,24 +134,38 @@ fn best_rate(at: usize, idle: f64, hazard: impl Fn(usize) -> f64) -> f64 {
     best
 }
 
-/// What it is expected to cost per day that these images are gone, in bytes of a link of usual speed: by place, nothing
-/// for all others.
-///
-/// A layer that an image shares with others costs each of them a part, and one that stays anyway costs nothing.
-pub(super) fn costs_by_place(input: &PlanInput, may: impl Iterator<Item = usize>) -> Vec<u64> {
-    let mut costs = vec![0; input.images.len()];
-    may.for_each(|place| costs[place] = 1);
-    let fetched = fetched(input, &costs);
-    let experience = Experience::of(&input.reuse);
-    for (image, cost) in input.images.iter().zip(&mut costs).filter(|(_, cost)| **cost > 0) {
-        let whole = image.size().0 as f64;
-        let bytes = fetched.as_ref().map_or(whole, |fetched| fetched.get(image.id()).copied().unwrap_or(whole));
-        let uses = experience.uses_per_day(image.history(), idle(image, input.now));
+/// What it is expected to cost per day that an image is gone, in bytes of a link of usual speed.
+#[derive(Clone, Debug)]
+pub(super) struct Worth {
+    experience: Experience,
+    now: SystemTime,
+}
+
+impl Worth {
+    pub(super) fn of(input: &PlanInput) -> Self {
+        Self { experience: Experience::of(&input.reuse), now: input.now }
+    }
+
+    /// Of an image that would have so many bytes to fetch again. No more precise than a byte a day, and never free.
+    pub(super) fn cost(&self, image: Facts<'_>, bytes: f64) -> u64 {
+        let uses = self.experience.uses_per_day(image.history(), idle(image, self.now));
         let expected = uses * bytes * slowness(image.pulled());
-        // No more precise than a byte a day, and never free.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds")]
         let expected = expected.clamp(0.0, 1e18) as u64;
-        *cost = expected.max(1);
+        expected.max(1)
+    }
+}
+
+/// The same of all these images: by place, nothing for all others.
+///
+/// A layer that an image shares with others costs each of them a part, and one that stays anyway costs nothing.
+pub(super) fn costs_by_place(input: &PlanInput, may: &[usize]) -> Vec<u64> {
+    let (fetched, worth) = (fetched(input, may), Worth::of(input));
+    let mut costs = vec![0; input.images.len()];
+    for place in may {
+        let image = input.images.at(*place);
+        let bytes = fetched.get(image.id()).copied().unwrap_or(image.size().0 as f64);
+        costs[*place] = worth.cost(image, bytes);
     }
     costs
 }
@@ -169,11 +183,9 @@ fn slowness(pulled: Option<PullCost>) -> f64 {
 }
 
 /// What each of these would have to fetch again, were it gone: layers that stay cost nothing, others are shared out.
-/// `may`, by place: not zero. `None`: nobody knows of layers.
-fn fetched<'a>(input: &'a PlanInput, may: &[u64]) -> Option<BTreeMap<&'a ImageId, f64>> {
-    let graph = input.layers.as_ref()?;
-    let goes = input.images.iter().zip(may).filter(|(_, may)| **may > 0).map(|(image, _)| image.id());
-    let goes: std::collections::BTreeSet<&ImageId> = goes.collect();
+fn fetched<'a>(input: &'a PlanInput, may: &[usize]) -> BTreeMap<&'a ImageId, f64> {
+    let Some(graph) = &input.layers else { return BTreeMap::new() };
+    let goes: std::collections::BTreeSet<&ImageId> = may.iter().map(|place| input.images.at(*place).id()).collect();
     let mut users = vec![0_u32; graph.layers.len()];
     let mut stays: Vec<bool> = graph.layers.iter().map(|layer| layer.held).collect();
     let index = |part: &u32| usize::try_from(*part).ok().filter(|part| *part < graph.layers.len());
@@ -186,7 +198,7 @@ fn fetched<'a>(input: &'a PlanInput, may: &[u64]) -> Option<BTreeMap<&'a ImageId
     let share =
         |part: usize| if stays[part] { 0.0 } else { graph.layers[part].bytes.0 as f64 / f64::from(users[part]) };
     let of = |image: &'a ImageId| Some((image, graph.images.get(image)?.iter().filter_map(index).map(share).sum()));
-    Some(goes.into_iter().filter_map(of).collect())
+    goes.into_iter().filter_map(of).collect()
 }
 
 fn seconds(span: usize) -> f64 {
