@@ -71,23 +71,30 @@ fn walk(candidates: &[Apart], target: u128) -> Vec<usize> {
         }
     }
 
-    // What the last ones cost, and what is missing without them.
-    let last = row[count - 1].place;
-    let (mut missing, mut spared) = ((target + gain(last)).saturating_sub(gone), cost(last));
+    // From each of the last ones on: what is missing without them, and what they cost.
+    let begins = count.saturating_sub(ENDS)..count;
+    let (mut missing, mut spared) = (0, 0);
+    let mut ends: Vec<(usize, u128, u128)> = Vec::with_capacity(ENDS);
+    for begin in begins.rev() {
+        let place = row[begin].place;
+        missing = if ends.is_empty() { (target + gain(place)).saturating_sub(gone) } else { missing + gain(place) };
+        spared += cost(place);
+        ends.push((begin, missing, spared));
+    }
+    // One that frees less than the least that is missing, or costs more than all of them, ends nothing.
+    let (least, most) = (ends[0].1, spared);
+    let may_end = |it: &Ranked| gain(it.place) >= least && cost(it.place) < most;
+    let first_begin = ends[ends.len() - 1].0;
+    let able: Vec<(usize, usize)> =
+        (first_begin..).zip(&row[first_begin..]).filter(|(_, it)| may_end(it)).map(|(at, it)| (at, it.place)).collect();
     let mut best: Option<(u128, usize, usize)> = None;
-    for begin in (count.saturating_sub(ENDS)..count).rev() {
-        // Few are cheaper than what they would stand for.
-        let cheaper = row[begin..].iter().map(|it| it.place).filter(|place| cost(*place) < spared);
-        let enough = cheaper.filter(|place| gain(*place) >= missing);
-        if let Some(place) = enough.min_by(|one, other| end_order(candidates, *one, *other)) {
+    for (begin, missing, spared) in ends {
+        let enough = able.iter().filter(|(at, place)| *at >= begin && gain(*place) >= missing && cost(*place) < spared);
+        if let Some(place) = enough.map(|(_, place)| *place).min_by(|one, other| end_order(candidates, *one, *other)) {
             let saved = spared - cost(place);
             if best.is_none_or(|(most, ..)| saved > most) {
                 best = Some((saved, begin, place));
             }
-        }
-        if begin > 0 {
-            missing += gain(row[begin - 1].place);
-            spared += cost(row[begin - 1].place);
         }
     }
     let mut chosen: Vec<usize> = row[..count].iter().map(|it| it.place).collect();
