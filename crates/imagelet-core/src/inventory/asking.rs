@@ -1,16 +1,20 @@
 //! Asking for an image so that it is still there when the container comes.
 //!
 //! ```text
-//! STATE_DIR/leases.json   who was last told of which image when; not synced: after a power cut all containers are
-//!                         started anew, and ask anew; damaged: each image counts as asked for
+//! STATE_DIR/leases.log   lines: when an image was last asked for; the last one of an image holds. Not synced: after a
+//!                        power cut all containers are started anew, and ask anew. A last line without its end is none;
+//!                        otherwise damaged: each image counts as asked for
 //! ```
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
-    fmt, fs, io,
-    path::PathBuf,
+    fmt, fs,
+    io::{self, Write as _},
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -31,7 +35,10 @@ use super::{
 };
 use crate::image::{Image, ImageId, ImageKey};
 
-const LEASES: &str = "leases.json";
+const LEASES: &str = "leases.log";
+/// A file longer than this, and than so much for each lease, is written anew, without what is over.
+const LEASES_BYTES_MAX: u64 = 256 << 10;
+const LEASE_BYTES_MAX: u64 = 512;
 /// How much longer than it runs a lease counts after a restart, so that it is not written at each asking.
 const KEPT_AHEAD: Duration = Duration::from_secs(15);
 /// Looks that removals may overtake before they have to wait.
@@ -62,16 +69,19 @@ pub(super) struct LeaseFile {
     /// Held while the file is written.
     turn: tokio::sync::Mutex<()>,
     written: AtomicU64,
+    /// What this process has written, so that a line is written for what is new alone.
+    told: Mutex<BTreeMap<ImageId, SystemTime>>,
     #[cfg(test)]
     pub(super) memory: Option<Arc<super::recall::Kept>>,
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-struct LeasesOnDisk {
-    version: u32,
-    /// By image, in nanoseconds since 1970.
-    asked: BTreeMap<String, u64>,
+/// One line.
+#[derive(Debug, Serialize, Deserialize)]
+struct LeaseLine<'a> {
+    #[serde(borrow)]
+    image: Cow<'a, str>,
+    /// In nanoseconds since 1970.
+    asked: u64,
 }
 
 impl Inventory {
@@ -280,9 +290,19 @@ impl Inventory {
         };
         let lasts = self.lock().leases.lasts;
         let Some(directory) = directory else { return };
-        let written = tokio::task::spawn_blocking(move || write(&directory, leases, lasts)).await;
+        let bytes_max = LEASES_BYTES_MAX.max(LEASE_BYTES_MAX * leases.len() as u64);
+        let (is_first, fresh): (bool, BTreeMap<ImageId, SystemTime>) = {
+            let mut told = self.lease_file.told.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = std::mem::replace(&mut *told, leases.clone());
+            let fresh = leases.into_iter().filter(|(id, asked_at)| before.get(id) != Some(asked_at));
+            (before.is_empty(), fresh.collect())
+        };
+        // What may be wrong with the file is mended by the first write.
+        let bytes_max = if is_first { 0 } else { bytes_max };
+        let written = tokio::task::spawn_blocking(move || write(&directory, &fresh, lasts, bytes_max)).await;
         if let Err(error) = written.unwrap_or_else(|error| Err(io::Error::other(error))) {
             tracing::warn!(%error, "could not keep the leases; a crash now may forget who asked for an image");
+            self.lease_file.told.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
         self.lease_file.written.fetch_max(version, Ordering::AcqRel);
     }
@@ -395,28 +415,61 @@ impl LeaseFile {
     }
 }
 
-fn read(path: &std::path::Path) -> io::Result<BTreeMap<ImageId, SystemTime>> {
-    let text = match fs::read(path) {
+fn read(path: &Path) -> io::Result<BTreeMap<ImageId, SystemTime>> {
+    let text = match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         text => text?,
     };
-    let found: LeasesOnDisk = serde_json::from_slice(&text).map_err(io::Error::other)?;
-    Ok(found.asked.into_iter().map(|(id, asked_at)| (ImageId::new(id), files::time(asked_at))).collect())
+    // Whoever writes a line waits for its end before it answers.
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let line = |line: &str| {
+        let LeaseLine { image, asked } = serde_json::from_str(line).map_err(io::Error::other)?;
+        Ok((ImageId::new(image), files::time(asked)))
+    };
+    whole.lines().map(line).collect()
 }
 
-/// Writes these leases beside those that other processes have there and that still run.
-fn write(directory: &StateDir, leases: BTreeMap<ImageId, SystemTime>, lasts: Duration) -> io::Result<()> {
+/// Writes these leases behind those that are there, of other processes, too; a longer file anew.
+fn write(
+    directory: &StateDir,
+    fresh: &BTreeMap<ImageId, SystemTime>,
+    lasts: Duration,
+    bytes_max: u64,
+) -> io::Result<()> {
     let path = directory.path().join(LEASES);
     let _lock = directory.lock()?;
-    let now = leases.values().max().copied().unwrap_or(SystemTime::UNIX_EPOCH);
-    let mut asked = read(&path).unwrap_or_default();
-    asked.retain(|_, asked_at| *asked_at + lasts > now);
-    asked.extend(leases);
-    let asked = asked.iter().map(|(id, asked_at)| (id.to_string(), files::nanos(*asked_at))).collect();
-    let text = serde_json::to_vec(&LeasesOnDisk { version: 1, asked }).map_err(io::Error::other)?;
-    let beside = directory.path().join(".leases.json.new");
-    fs::write(&beside, text)?;
-    fs::rename(&beside, &path)
+    let mut file = fs::OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&path)?;
+    let length = file.metadata()?.len();
+    if length > bytes_max || !ends_with_a_line(&file, length)? {
+        let now = fresh.values().max().copied().unwrap_or(SystemTime::UNIX_EPOCH);
+        let mut asked = read(&path).unwrap_or_default();
+        asked.retain(|_, asked_at| *asked_at + lasts > now);
+        asked.extend(fresh.iter().map(|(id, asked_at)| (id.clone(), *asked_at)));
+        let beside = directory.path().join(".leases.log.new");
+        fs::write(&beside, lines(&asked)?)?;
+        return fs::rename(&beside, &path);
+    }
+    // In one call: what a crash leaves of it is whole lines, but for the last.
+    file.write_all(&lines(fresh)?)
+}
+
+/// Whether nothing was cut off at the end.
+fn ends_with_a_line(file: &fs::File, length: u64) -> io::Result<bool> {
+    let mut last = [0];
+    match length.checked_sub(1) {
+        Some(at) => Ok(file.read_at(&mut last, at)? == 1 && last == *b"\n"),
+        None => Ok(true),
+    }
+}
+
+fn lines(leases: &BTreeMap<ImageId, SystemTime>) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    for (id, asked_at) in leases {
+        let line = LeaseLine { image: id.as_str().into(), asked: files::nanos(*asked_at) };
+        serde_json::to_writer(&mut text, &line).map_err(io::Error::other)?;
+        text.push(b'\n');
+    }
+    Ok(text)
 }
 
 impl Drop for Hold {

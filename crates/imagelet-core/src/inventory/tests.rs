@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::Write as _,
     sync::{Arc, Mutex},
 };
 
@@ -367,11 +368,41 @@ async fn a_lease_survives_a_crash_at_once() {
 }
 
 #[tokio::test]
+async fn a_lease_is_a_line_behind_those_of_before_and_half_a_line_is_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let (fake, inventory) = node(Some(directory.path()));
+    let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
+    let [first, second, third] = ["a:v1", "b:v1", "c:v1"].map(|name| fake.preload(name, name, 1));
+    let file = directory.path().join("leases.log");
+    let lines = || fs::read_to_string(&file).unwrap().lines().count();
+    let ask = async |name: &str, at: u64| {
+        let spec = ImageSpec::new(name);
+        let found = inventory.leased("", seconds(at), || fake.status(&spec), |it| Some(it.as_ref()?.key())).await;
+        assert!(found.unwrap().is_some());
+    };
+    ask("a:v1", 1).await;
+    ask("b:v1", 2).await;
+    ask("a:v1", 3).await;
+    assert_eq!(lines(), 2, "who asks again within seconds is on the disk already");
+    ask("a:v1", 40).await;
+    assert_eq!(lines(), 3, "what is new alone is written");
+    // Somebody was cut off while writing.
+    fs::OpenOptions::new().append(true).open(&file).unwrap().write_all(b"{\"image\":\"sha25").unwrap();
+    ask("c:v1", 41).await;
+    assert_eq!(lines(), 3, "it is written anew, each image once");
+    let restarted = over(&fake, Some(directory.path())).leasing(Duration::from_mins(10), seconds(50));
+    let snapshot = restarted.refresh(seconds(50)).await.unwrap();
+    for (id, until) in [(&first, 640), (&second, 602), (&third, 641)] {
+        assert!(entry(&snapshot, id).leased_until >= Some(seconds(until)), "{id}");
+    }
+}
+
+#[tokio::test]
 async fn leases_that_cannot_be_read_lease_every_image() {
     let directory = tempfile::tempdir().unwrap();
     let (fake, inventory) = node(Some(directory.path()));
     let id = fake.preload("app:v1", "app", 1);
-    fs::write(directory.path().join("leases.json"), "{ torn").unwrap();
+    fs::write(directory.path().join("leases.log"), "{ torn\n").unwrap();
     let inventory = inventory.leasing(Duration::from_mins(10), seconds(0));
     assert_eq!(entry(&inventory.refresh(seconds(1)).await.unwrap(), &id).leased_until, Some(seconds(600)));
     let later = inventory.refresh(seconds(601)).await.unwrap();
