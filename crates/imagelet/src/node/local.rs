@@ -22,6 +22,7 @@ use imagelet_core::{
 };
 use imagelet_oci::{Engine, StoreUsage};
 
+use super::brief::BriefList;
 use super::reasons::{Collections, declare};
 use super::rows::{Shares, row, row_without_uses};
 use super::{
@@ -79,6 +80,7 @@ pub(crate) struct LocalNode {
     pub(super) followers: AtomicUsize,
     /// How the periodic collections went.
     gc_runs: Mutex<GcRuns>,
+    brief: BriefList,
 }
 
 impl LocalNode {
@@ -93,6 +95,7 @@ impl LocalNode {
             started_at: SystemTime::now(),
             followers: AtomicUsize::new(0),
             gc_runs: Mutex::default(),
+            brief: BriefList::default(),
         }
     }
 
@@ -153,6 +156,7 @@ impl LocalNode {
         let usage = if brief { None } else { self.usage().await? };
         let shares = Shares::of(usage.as_ref());
         match refreshed {
+            Ok(snapshot) if brief => Ok(self.brief.of(&snapshot.entries)),
             Ok(snapshot) => Ok(PackedList::of_entries(snapshot.entries.iter().map(|entry| &**entry), &shares, brief)),
             Err(failure) => {
                 let images = self.without_uses(failure).await?;

@@ -1,6 +1,7 @@
 //! One way to ask a node, whether its store is in this process or behind a daemon's socket.
 
 mod board;
+mod brief;
 mod collect;
 mod events;
 mod local;

@@ -20,7 +20,7 @@ use super::{
 };
 
 /// No JSON begins so.
-const MAGIC: &[u8] = b"imagelet list 1\n";
+pub(super) const MAGIC: &[u8] = b"imagelet list 1\n";
 /// The last second of the year 9999, in the time zone where that ends first; what is later is nonsense.
 const SECONDS_MAX: u64 = 253_402_207_200;
 const DAY: u64 = 86_400;
@@ -68,7 +68,7 @@ pub(crate) struct Texts<'a> {
 pub(crate) struct Moment(u64);
 
 /// What is packed of an image.
-struct Unpacked<'a> {
+pub(super) struct Unpacked<'a> {
     id: &'a str,
     runtime_handler: &'a str,
     names: Cow<'a, [String]>,
@@ -85,14 +85,7 @@ struct Unpacked<'a> {
 impl PackedList {
     /// What a pass has seen; a brief list has neither digests nor what images share.
     pub(super) fn of_entries<'a>(entries: impl Iterator<Item = &'a Entry>, shares: &Shares<'_>, brief: bool) -> Self {
-        let row = |entry: &'a Entry| Unpacked {
-            first_seen: seconds(entry.first_seen),
-            last_used: entry.last_used.and_then(seconds),
-            in_use_by: Cow::Borrowed(&entry.in_use_by),
-            pinned_by: Cow::Borrowed(&entry.pinned_by),
-            ..Unpacked::of_image(&entry.image, shares, brief)
-        };
-        Self::of(&entries.map(row).collect::<Vec<_>>())
+        Self::of(&entries.map(|entry| Unpacked::of_entry(entry, shares, brief)).collect::<Vec<_>>())
     }
 
     /// What a store tells; each image counts as used, as long as nobody can tell.
@@ -117,13 +110,14 @@ impl PackedList {
         const ROW_USUAL: usize = 256;
         let mut bytes = Vec::with_capacity(MAGIC.len() + rows.len() * ROW_USUAL);
         bytes.extend_from_slice(MAGIC);
-        let mut row = Vec::with_capacity(ROW_USUAL);
         for at in sorted(rows) {
-            row.clear();
-            rows[at].write(&mut row);
-            number(&mut bytes, row.len() as u64);
-            bytes.extend_from_slice(&row);
+            whole_row(&rows[at], &mut bytes);
         }
+        Self(bytes)
+    }
+
+    /// What was packed before.
+    pub(super) fn of_bytes(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }
 
@@ -145,6 +139,16 @@ impl PackedList {
 }
 
 impl<'a> Unpacked<'a> {
+    pub(super) fn of_entry(entry: &'a Entry, shares: &Shares<'_>, brief: bool) -> Self {
+        Self {
+            first_seen: seconds(entry.first_seen),
+            last_used: entry.last_used.and_then(seconds),
+            in_use_by: Cow::Borrowed(&entry.in_use_by),
+            pinned_by: Cow::Borrowed(&entry.pinned_by),
+            ..Self::of_image(&entry.image, shares, brief)
+        }
+    }
+
     fn of_image(image: &'a Image, shares: &Shares<'_>, brief: bool) -> Self {
         let (unique, shared) = shares.of_image(&image.id).unzip();
         Self {
@@ -318,7 +322,7 @@ fn in_order(names: &[String]) -> Cow<'_, [String]> {
 }
 
 /// The places of the rows by names, then by id. Most names begin alike, and what comes behind that tells most apart.
-fn sorted(rows: &[Unpacked<'_>]) -> Vec<usize> {
+pub(super) fn sorted(rows: &[Unpacked<'_>]) -> Vec<usize> {
     let names = || rows.iter().filter_map(|row| row.names.first()).map(String::as_bytes);
     let shared = names().next().map_or(0, |one| {
         names().fold(one.len(), |shared, other| {
@@ -336,6 +340,16 @@ fn sorted(rows: &[Unpacked<'_>]) -> Vec<usize> {
     let whole = |at: usize| (&rows[at].names, rows[at].id);
     places.sort_unstable_by(|one, other| one.0.cmp(&other.0).then_with(|| whole(one.1).cmp(&whole(other.1))));
     places.into_iter().map(|(_, place)| place).collect()
+}
+
+/// A row with its length before it.
+pub(super) fn whole_row(row: &Unpacked<'_>, out: &mut Vec<u8>) {
+    let begin = out.len();
+    row.write(out);
+    // The length is known now, and most rows' takes two bytes.
+    let mut length = Vec::with_capacity(2);
+    number(&mut length, (out.len() - begin) as u64);
+    out.splice(begin..begin, length);
 }
 
 fn number(out: &mut Vec<u8>, mut number: u64) {
