@@ -6,8 +6,8 @@ use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 use tokio::time::Instant;
 
 use super::{
-    DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, GcRules, GcWay, ImageGc, PlanInput, Planned, Reason, Step,
-    choice, disk, invalid_id_event, kubelet, plan,
+    DiskUse, GcError, GcGoal, GcPhase, GcReport, GcRequest, GcRules, GcWay, ImageGc, PlanInput, Planned, Reason,
+    ShortOutcome, Step, choice, disk, invalid_id_event, kubelet, plan,
     round::{Attempt, Round},
     text::aggregate,
     verdicts::Why,
@@ -215,7 +215,11 @@ fn finish(round: &mut Round<'_>, request: &GcRequest, progress: &Progress) {
     let error = GcError::OutOfReach {
         used_percent: disk.used_percent(),
         capacity: disk.capacity,
-        freed: progress.freed,
+        outcome: if request.dry_run {
+            ShortOutcome::WouldFree(progress.freed)
+        } else {
+            ShortOutcome::Freed(progress.freed)
+        },
         shortage,
         certainty: planned.plan.certainty,
     };

@@ -17,6 +17,7 @@ mod labels;
 mod ordered;
 mod plan;
 mod policy;
+mod possible;
 mod reason;
 pub mod reclaim;
 mod round;
@@ -64,6 +65,7 @@ pub use self::{
     rules::{GcRules, KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
     runs::{GcRuns, RunLevel, RunTold},
     shadow::{Shadow, ShadowCounts},
+    shortage::ShortOutcome,
     verdicts::{Decisions, GcDecision},
 };
 use crate::{
@@ -304,14 +306,14 @@ pub enum GcError {
         freed: u64,
     },
     /// All that may go together is not enough, which was seen before anything went.
-    #[error("{}", shortage::message(*used_percent, *capacity, *freed, shortage, *certainty))]
+    #[error("{}", shortage::message(*used_percent, *capacity, *outcome, shortage, *certainty))]
     OutOfReach {
         /// How full the disk was before.
         used_percent: u8,
         /// How large it is.
         capacity: ByteSize,
         /// What went all the same, because it brings the disk below the high threshold.
-        freed: Freed,
+        outcome: ShortOutcome,
         /// What holds the rest.
         shortage: Shortage,
         /// How sure that is.

@@ -39,16 +39,29 @@ fn is_alike(one: &Shortage, other: &Shortage, disk: &DiskUse) -> bool {
     bytes && inodes <= disk.inodes.unwrap_or_default() / 100
 }
 
+/// What came of a collection whose goal is out of reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShortOutcome {
+    /// What went freed this.
+    Freed(Freed),
+    /// It was only asked for: what would go would free this.
+    WouldFree(Freed),
+}
+
 /// The text of the event. It begins as the kubelet's does, for who looks for that.
 pub(super) fn message(
     used_percent: u8,
     capacity: ByteSize,
-    freed: Freed,
+    outcome: ShortOutcome,
     shortage: &Shortage,
     certainty: Certainty,
 ) -> String {
     let size = |bytes: ByteSize| size_text(bytes.0);
     let Shortage { in_use, pinned, kept, shared, free, others, missing } = *shortage;
+    let (freed, verb) = match outcome {
+        ShortOutcome::Freed(freed) => (freed, "was"),
+        ShortOutcome::WouldFree(freed) => (freed, "would be"),
+    };
     let mut wanted = Vec::new();
     if missing.bytes > ByteSize::ZERO {
         wanted.push(size(missing.bytes));
@@ -56,15 +69,17 @@ pub(super) fn message(
     if missing.inodes > 0 {
         wanted.push(format!("{} inodes", missing.inodes));
     }
-    let goal = if wanted.is_empty() {
-        "the low threshold is out of reach".to_owned()
+    // What must go at least goes: only the low threshold is out of reach.
+    let is_eased = !freed.is_none() && missing.bytes <= free && missing.inodes <= freed.inodes;
+    let goal = if is_eased || wanted.is_empty() {
+        "The low threshold is out of reach".to_owned()
     } else {
         format!("{} must go", wanted.join(" and "))
     };
     let done = if freed.is_none() {
-        "so none was deleted".to_owned()
+        format!("so none {verb} deleted")
     } else {
-        format!("and {} was freed by them", size(freed.bytes))
+        format!("and {} {verb} freed by them", size(freed.bytes))
     };
     let sure = match certainty {
         Certainty::Exact => String::new(),

@@ -21,7 +21,7 @@ pub enum PinError {
     #[error(transparent)]
     Glob(#[from] crate::image::GlobError),
     /// Neither a glob nor an id nor a reference.
-    #[error("neither a reference nor an id of 12 digits or more nor a glob: {0}")]
+    #[error("neither a reference nor an id of 12 digits or more nor a glob")]
     NoName(#[from] crate::image::ReferenceError),
 }
 

@@ -1,6 +1,7 @@
 //! What each command of the line asks of a node, and how its answer is printed.
 
 mod choose;
+mod collect;
 mod configuration;
 mod ensure;
 mod events;
@@ -97,7 +98,7 @@ async fn ask(node: &Node, command: Command, asked: Asked, format: Format) -> Res
         Command::Df(arguments) => images::usage(node, &arguments, format).await,
         Command::Rm(arguments) => upkeep::remove(node, &arguments, format).await,
         Command::Untag(arguments) => upkeep::untag(node, arguments, format).await,
-        Command::Gc(arguments) => upkeep::collect(node, &arguments, format).await,
+        Command::Gc(arguments) => collect::collect(node, &arguments, format).await,
         Command::Pin(arguments) => upkeep::pin(node, arguments, format).await,
         Command::Unpin(arguments) => upkeep::unpin(node, arguments, format).await,
         Command::Pins => upkeep::pins(node, format).await,

@@ -1,19 +1,19 @@
-//! `rm`, `untag`, `gc`, pins, mounts and `status`.
+//! `rm`, `untag`, pins, mounts and `status`.
 
 use std::{io::Write as _, process::ExitCode, time::Duration};
 
-use imagelet_core::image::{ByteSize, ImageId, Percent};
+use imagelet_core::image::ByteSize;
 use serde_json::json;
 
 use crate::{
-    cli::{Format, GcArgs, MountArgs, PatternArgs, RmArgs, UnmountArgs, UntagArgs},
+    cli::{Format, MountArgs, PatternArgs, RmArgs, UnmountArgs, UntagArgs},
     config::GoDuration,
     failure::Failure,
     node::{
-        CollectRequest, Collected, CollectedRow, LastCollection, MountRequest, Node, PinRequest, PinsRequest,
-        RemoveRequest, ShadowRow, Status, StatusRequest, UnmountRequest, UnpinRequest, UntagRequest, no_steps,
+        LastCollection, MountRequest, Node, PinRequest, PinsRequest, RemoveRequest, ShadowRow, Status, StatusRequest,
+        UnmountRequest, UnpinRequest, UntagRequest, no_steps,
     },
-    output::{Table, names, print, printable},
+    output::{Table, print, printable},
 };
 
 pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -26,6 +26,10 @@ pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> R
                         "warning: `{}` was held until {until} for a container that may still come",
                         printable(image)
                     ));
+                }
+                if !one.pinned_by.is_empty() {
+                    let (image, pins) = (printable(image), one.pinned_by.join(", "));
+                    note(&format!("warning: `{image}` was pinned by {}", printable(&pins)));
                 }
                 removed.push(one);
             }
@@ -52,86 +56,20 @@ pub(super) async fn untag(node: &Node, arguments: UntagArgs, format: Format) -> 
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> Result<ExitCode, Failure> {
-    let request = CollectRequest {
-        dry_run: arguments.dry_run,
-        high: arguments.high.map(Percent::get),
-        low: arguments.low.map(Percent::get),
-        free: arguments.free.map(|size| size.0),
-        all_unused: arguments.all_unused,
-        enforce: arguments.enforce,
-    };
-    let done = node.ask(request, no_steps()).await?;
-    print(format, &done, |mut out| {
-        plan(&done, format).write(&mut out)?;
-        writeln!(out, "{}", summary(&done))
-    })?;
-    if let Some(shortfall) = &done.shortfall {
-        note(&format!("warning: {}", printable(shortfall)));
-    }
-    for failure in &done.failures {
-        complain(&Failure::new("Failed", failure.clone()));
-    }
-    let failed = !done.dry_run && !done.failures.is_empty();
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-fn plan(done: &Collected, format: Format) -> Table {
-    let wide = format == Format::Wide;
-    let mut header = vec!["NAME", "ID", "SIZE", "VERDICT", "REASON"];
-    if wide {
-        header.push("CODE");
-    }
-    let mut table = Table::plain();
-    table.row(header);
-    for row in &done.images {
-        let id = ImageId::new(&row.id);
-        let id = if wide { row.id.as_str() } else { id.short() };
-        let size = ByteSize(row.size).to_string();
-        let mut cells = vec![names(&row.names), id.to_owned(), size, row.verdict.clone(), row.reason.clone()];
-        if wide {
-            cells.push(super::why::coded(&row.code, &row.inputs));
-        }
-        table.row(cells);
-    }
-    table
-}
-
-fn summary(done: &Collected) -> String {
-    let count = |verdict: &str| done.images.iter().filter(|row: &&CollectedRow| row.verdict == verdict).count();
-    let total = |verdict: &str| -> ByteSize {
-        done.images.iter().filter(|row| row.verdict == verdict).map(|row| ByteSize(row.size)).sum()
-    };
-    let wanted = done.wanted.map_or_else(String::new, |bytes| format!(", {} wanted", ByteSize(bytes)));
-    if done.dry_run {
-        return format!(
-            "would remove {} of {} images ({} as listed, frees {}{wanted})",
-            count("remove"),
-            done.images.len(),
-            total("remove"),
-            frees(done),
-        );
-    }
-    let measured = done.measured.map_or_else(String::new, |bytes| format!(", the disk gained {}", ByteSize(bytes)));
-    let claimed = ByteSize(done.claimed);
-    let frees = frees(done);
-    format!(
-        "removed {} of {} images ({claimed} as listed, frees {frees}{measured}{wanted})",
-        count("removed"),
-        done.images.len()
-    )
-}
-
-/// What the removals free, and how sure that is where it is not exact.
-fn frees(done: &Collected) -> String {
-    let bytes = ByteSize(done.frees);
-    if done.certainty == "exact" { bytes.to_string() } else { format!("about {bytes}") }
-}
-
 pub(super) async fn pin(node: &Node, arguments: PatternArgs, format: Format) -> Result<ExitCode, Failure> {
     let changed = node.ask(PinRequest { pattern: arguments.pattern }, no_steps()).await?;
     if !changed.changed {
         note(&format!("{} was pinned before", changed.pattern));
+    }
+    // A pin that is misspelt holds nothing, and looks like any other.
+    if changed.images.as_ref().is_some_and(Vec::is_empty) {
+        note(&format!("note: `{}` holds no image that is here; one that comes is held", printable(&changed.pattern)));
+        if changed.pattern.starts_with("sha256:")
+            && changed.pattern.len() < "sha256:".len() + 12
+            && !changed.pattern.contains('*')
+        {
+            note("hint: fewer than 12 digits behind `sha256:` are a tag of a repository of that name, and no digest");
+        }
     }
     print(format, &changed, |out| writeln!(out, "{}", changed.pattern))?;
     Ok(ExitCode::SUCCESS)
@@ -147,7 +85,8 @@ pub(super) async fn unpin(node: &Node, arguments: PatternArgs, format: Format) -
     Ok(ExitCode::SUCCESS)
 }
 
-fn note(text: &str) {
+/// Something worth knowing that is no failure.
+pub(super) fn note(text: &str) {
     drop(writeln!(std::io::stderr(), "{text}"));
 }
 

@@ -168,8 +168,33 @@ fn explained(happening: &WhyHappening) -> String {
     parts.join("; ")
 }
 
+/// The code and what it rests on, `room frees=8429568 idle.used=1m9s`; `-o json` has it as a document.
 pub(super) fn coded(code: &str, inputs: &serde_json::Value) -> String {
-    if inputs.is_null() { code.to_owned() } else { format!("{code} {inputs}") }
+    let mut text = code.to_owned();
+    spell("", inputs, &mut text);
+    text
+}
+
+fn spell(name: &str, value: &serde_json::Value, out: &mut String) {
+    use serde_json::Value;
+    let plain = match value {
+        Value::Null => return,
+        Value::Object(fields) => {
+            if let (2, Some(seconds), Some(nanos)) = (fields.len(), fields.get("secs"), fields.get("nanos")) {
+                let seconds = Duration::from_secs(seconds.as_u64().unwrap_or(0));
+                let nanos = Duration::from_nanos(nanos.as_u64().unwrap_or(0));
+                GoDuration::from_std(seconds.saturating_add(nanos)).to_string()
+            } else {
+                for (field, value) in fields {
+                    let dot = if name.is_empty() { "" } else { "." };
+                    spell(&format!("{name}{dot}{field}"), value, out);
+                }
+                return;
+            }
+        }
+        other => other.to_string(),
+    };
+    out.extend([" ", name, "=", &plain]);
 }
 
 /// RFC 3339 as people read it; all times are UTC.

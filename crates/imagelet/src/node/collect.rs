@@ -18,7 +18,7 @@ use imagelet_core::{
     metrics::{Family, MetricKind},
 };
 
-use tracing::Instrument as _;
+use tracing::{Instrument as _, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
 use super::{CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps, events};
 use crate::{
@@ -124,7 +124,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
             engine.discard_partial_blobs().await?;
         }
     }
-    Ok(collected(&report, request.dry_run))
+    Ok(collected(&report, request))
 }
 
 /// Looks for what pulls have brought that were cut off: it asks for credentials from now on.
@@ -220,7 +220,16 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
     Ok(GcRequest { policy: in_way(policy, settings), goal, dry_run: asked.dry_run })
 }
 
-fn collected(report: &GcReport, dry_run: bool) -> Collected {
+/// What everything frees that may go, whatever the thresholds say; for who only asks.
+pub(super) async fn reclaimable(node: &LocalNode) -> Result<u64, Failure> {
+    let all = CollectRequest { dry_run: true, all_unused: true, ..CollectRequest::default() };
+    let request = gc_request(&all, &node.settings())?;
+    let report = node.parts.gc.collect(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
+    report.map(|report| collected(&report, &request).frees).map_err(|error| Failure::of(&error))
+}
+
+fn collected(report: &GcReport, request: &GcRequest) -> Collected {
+    let dry_run = request.dry_run;
     let outcomes: BTreeMap<&ImageKey, &GcOutcome> =
         report.removed.iter().map(|removal| (&removal.key, &removal.outcome)).collect();
     let places: BTreeMap<&ImageKey, usize> = report
@@ -230,6 +239,9 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
         .chain(report.removed.iter().map(|removal| &removal.key))
         .zip(0..)
         .collect();
+    // Of a removal that was planned more than once the last word counts.
+    let steps = report.planned.iter().flat_map(|planned| &planned.plan.steps);
+    let frees: BTreeMap<&ImageKey, u64> = steps.map(|step| (&step.key, step.frees.0)).collect();
     // What goes first stands first; what stays, behind it by reason.
     let decided: Vec<_> = report.decisions.iter().collect();
     let mut decisions: Vec<_> = decided.iter().collect();
@@ -248,6 +260,7 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
             id: decision.key.id().to_string(),
             names: decision.tags.to_vec(),
             size: decision.size.0,
+            frees: frees.get(&decision.key).copied().filter(|_| verdict.starts_with("remove")),
             verdict: verdict.into(),
             code: if verdict == "failed" { "failed" } else { decision.reason.code() }.into(),
             inputs: decision.reason.inputs(),
@@ -259,11 +272,13 @@ fn collected(report: &GcReport, dry_run: bool) -> Collected {
         dry_run,
         used_percent_before: report.disk_before.used_percent(),
         used_percent_after: report.disk_after.as_ref().map(imagelet_core::gc::DiskUse::used_percent),
+        high_percent: request.policy.high().get(),
+        low_percent: request.policy.low().get(),
         wanted: report.goal_bytes.map(|bytes| bytes.0),
         claimed: report.claimed.0,
         frees: if report.planned.is_empty() { report.claimed.0 } else { report.freed.bytes.0 },
         certainty: report.certainty.name().into(),
-        could_free: report.planned.first().map(|planned| planned.plan.could_free.0),
+        could_free: report.planned.first().map(|planned| planned.could_free().0),
         measured: report.measured.map(|bytes| bytes.0),
         images: images.collect(),
         shortfall: report.failures.iter().find(|error| is_shortfall(error)).map(ToString::to_string),

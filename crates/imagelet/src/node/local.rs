@@ -346,7 +346,13 @@ impl Command for UsageRequest {
             inodes_used: None,
         });
         let disk = disk_of(&place.mountpoint);
-        let free = |row: &&ImageRow| row.in_use_by.is_empty() && row.pinned_by.is_empty();
+        let reclaimable = match super::collect::reclaimable(node).await {
+            Ok(bytes) => bytes,
+            Err(failure) => {
+                tracing::warn!(error = failure.to_string(), "could not reckon what may go");
+                0
+            }
+        };
         let store = node.usage().await?;
         let store_size = store.as_ref().map(|usage| usage.total.0);
         let store = store.map(|usage| serde_json::json!({ "total": usage.total.0, "layers": usage.layers }));
@@ -357,7 +363,7 @@ impl Command for UsageRequest {
             used_percent: disk.as_ref().map_or(0, imagelet_core::gc::DiskUse::used_percent),
             images_size: store_size.unwrap_or(place.used.0),
             images_count: images.len() as u64,
-            reclaimable: images.iter().filter(free).map(|row| row.unique.unwrap_or(row.size)).sum(),
+            reclaimable,
             images,
             store,
         })
@@ -391,6 +397,7 @@ impl Command for RemoveRequest {
         let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
         // Who orders it knows better than who only asked: it goes, and that is told.
         let held_until = node.parts.inventory.leased_until(&image.id, SystemTime::now()).and_then(moment);
+        let pinned_by = node.parts.inventory.pins_of(&image);
         let ordered = node.parts.gc.remove_ordered(&spec, UsedImages::Stay, SystemTime::now()).await;
         ordered.map_err(|error| match error {
             OrderError::InUse { by, .. } => {
@@ -407,7 +414,10 @@ impl Command for RemoveRequest {
         if let Some(until) = &held_until {
             tracing::warn!(image = %image.id, until, "the removed image was held for a container that may still come");
         }
-        Ok(Removed { id: image.id.to_string(), names: image.tags, freed, held_until })
+        if !pinned_by.is_empty() {
+            tracing::warn!(image = %image.id, ?pinned_by, "the removed image was pinned");
+        }
+        Ok(Removed { id: image.id.to_string(), names: image.tags, freed, held_until, pinned_by })
     }
 }
 
@@ -445,10 +455,11 @@ impl Command for PinRequest {
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
         let inventory = Arc::clone(&node.parts.inventory);
         let changed = change_pin(self.pattern, move |pattern| inventory.pin(pattern)).await?;
+        let held = node.held_by(&changed.pattern).await;
         if changed.changed {
-            node.pin_changed(ActCode::Pinned, &changed.pattern, &node.held_by(&changed.pattern).await);
+            node.pin_changed(ActCode::Pinned, &changed.pattern, held.as_deref().unwrap_or_default());
         }
-        Ok(changed)
+        Ok(PinChanged { images: held.map(|held| ids(&held)), ..changed })
     }
 }
 
@@ -466,17 +477,23 @@ impl Command for UnpinRequest {
             return Err(Failure::new("InvalidArgument", message).or_hint("take it out of `gc.keep` and reload"));
         }
         if changed.changed {
-            node.pin_changed(ActCode::Unpinned, &changed.pattern, &held);
+            node.pin_changed(ActCode::Unpinned, &changed.pattern, held.as_deref().unwrap_or_default());
         }
-        Ok(changed)
+        Ok(PinChanged { images: held.map(|held| ids(&held)), ..changed })
     }
+}
+
+fn ids(keys: &[ImageKey]) -> Vec<String> {
+    keys.iter().map(|key| key.id().to_string()).collect()
 }
 
 async fn change_pin(
     pattern: String,
     change: impl FnOnce(&str) -> Result<bool, imagelet_core::inventory::InventoryError> + Send + 'static,
 ) -> Result<PinChanged, Failure> {
-    let task = tokio::task::spawn_blocking(move || change(&pattern).map(|changed| PinChanged { pattern, changed }));
+    let task = tokio::task::spawn_blocking(move || {
+        change(&pattern).map(|changed| PinChanged { pattern, changed, images: None })
+    });
     Ok(task.await.map_err(|error| Failure::of(&error))??)
 }
 

@@ -165,7 +165,8 @@ impl LocalNode {
             metrics.set(&LAST_SUCCESS, &[], now);
         }
         metrics.observe(&DURATION, &[], took.as_secs_f64());
-        metrics.set(&CANDIDATE_BYTES, &[], report.could_free.0 as f64);
+        let could_free = report.planned.first().map_or(report.could_free, |planned| planned.could_free());
+        metrics.set(&CANDIDATE_BYTES, &[], could_free.0 as f64);
         let mut decided: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         let mut candidates = 0_u64;
         for decision in report.decisions.iter() {
@@ -263,16 +264,15 @@ impl LocalNode {
         });
     }
 
-    /// The images that a pattern of the operator holds.
-    pub(super) async fn held_by(&self, pattern: &str) -> Vec<ImageKey> {
-        // Pins can change although nobody can say what is there; then it is not on record for whom.
+    /// The images that a pattern of the operator holds. `None`: nobody can say what is there. Pins can change all the
+    /// same, and then it is not on record for whom.
+    pub(super) async fn held_by(&self, pattern: &str) -> Option<Vec<ImageKey>> {
         let snapshot = self.refresh().await.inspect_err(|failure| {
             tracing::debug!(error = failure.to_string(), "could not find what a pattern holds");
         });
-        let snapshot = snapshot.ok();
-        let entries = snapshot.iter().flat_map(|snapshot| &snapshot.entries);
-        let held = entries.filter(|entry| entry.pinned_by.iter().any(|by| by == pattern));
-        held.map(|entry| entry.key()).collect()
+        let snapshot = snapshot.ok()?;
+        let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.iter().any(|by| by == pattern.trim()));
+        Some(held.map(|entry| entry.key()).collect())
     }
 
     /// Waits until all that was put on record is on disk, or lost.
@@ -288,7 +288,7 @@ fn outcome(report: &GcReport, shadow: bool) -> &'static str {
     if shadow {
         return "shadow";
     }
-    let is_short = |error: &GcError| matches!(error, GcError::NotEnough { .. });
+    let is_short = |error: &GcError| matches!(error, GcError::NotEnough { .. } | GcError::OutOfReach { .. });
     match (report.failures.iter().all(is_short), report.failures.is_empty(), report.claimed > ByteSize::ZERO) {
         (false, _, _) => "failed",
         (true, false, _) => "short",

@@ -9,6 +9,7 @@ use imagelet_core::{
     image::{ImageId, ImageKey, shown_name},
 };
 use serde::{Deserialize, Serialize};
+use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
 use super::{Command, ImageRow, LocalNode, Steps, local::moment, policy};
 use crate::failure::Failure;
@@ -207,7 +208,9 @@ async fn foretell(node: &LocalNode, problems: &mut Vec<String>) -> Foretold {
         }
     };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
-    match node.parts.gc.collect(&request, SystemTime::now()).await {
+    // The log is for what collections do, not for who asks what one would.
+    let planned = node.parts.gc.collect(&request, SystemTime::now()).with_subscriber(NoSubscriber::new());
+    match planned.await {
         Ok(report) => Foretold {
             order: report.planned.iter().flat_map(|it| it.plan.steps.iter().map(|step| step.key.clone())).collect(),
             frame: WhyNext {

@@ -170,7 +170,7 @@ documents! {
         images_size: u64,
         /// How many images.
         images_count: u64,
-        /// Bytes of images that nobody uses or pinned; layers shared with others stay.
+        /// Bytes that come free when everything goes that may: what `gc --all-unused` frees, as well as that is known.
         reclaimable: u64,
         /// Image by image.
         images: Vec<ImageRow>,
@@ -192,6 +192,8 @@ documents! {
         freed: Option<u64>,
         /// Until when it was held for somebody who had asked for it and showed no container yet.
         held_until: Option<String>,
+        /// Patterns that pinned it.
+        pinned_by: Vec<String>,
     }
     /// Asks for one name to go.
     UntagRequest {
@@ -221,6 +223,10 @@ documents! {
         used_percent_before: u8,
         /// And after, where something was removed.
         used_percent_after: Option<u8>,
+        /// Collecting begins here, in percent.
+        high_percent: u8,
+        /// And ends here.
+        low_percent: u8,
         /// Bytes wanted; absent when no room was wanted.
         wanted: Option<u64>,
         /// Bytes the removed images were listed with.
@@ -248,6 +254,8 @@ documents! {
         names: Vec<String>,
         /// What it is listed with.
         size: u64,
+        /// What its removal frees after those before it; absent where it stays, and in the kubelet's way.
+        frees: Option<u64>,
         /// `keep`, `remove`, `removed` or `failed`.
         verdict: String,
         /// The machine's word for why; stable.
@@ -273,6 +281,8 @@ documents! {
         pattern: String,
         /// False: it was so before.
         changed: bool,
+        /// Ids of the images that it holds, or held; absent where nobody can tell.
+        images: Option<Vec<String>>,
     }
     /// Asks for all pins.
     PinsRequest {}

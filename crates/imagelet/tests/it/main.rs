@@ -22,6 +22,7 @@ mod leases;
 mod lifecycle;
 mod lifetime;
 mod one_socket;
+mod operator;
 mod order;
 mod peers;
 mod planted;

@@ -95,6 +95,14 @@ impl Node {
         self.daemon.run([&["gc", "-o", "json"], arguments].concat()).json()
     }
 
+    /// A collection that does not reach its goal: it fails, and says all the same what it did.
+    fn gc_in_vain(&self, arguments: &[&str]) -> Value {
+        let done = self.daemon.run([&["gc", "-o", "json"], arguments].concat());
+        assert_eq!(done.code, 1, "{}", done.stderr);
+        assert!(done.stderr.starts_with("warning: Insufficient free disk space"), "{}", done.stderr);
+        serde_json::from_str(&done.stdout).unwrap()
+    }
+
     fn count(&self) -> usize {
         self.daemon.run(["ls", "-q", "--all"]).ok().lines().count()
     }
@@ -139,11 +147,17 @@ fn the_disk_has_again_what_was_planned_to_the_hundredth() {
     }
 
     // More than all of them: nothing goes in vain.
-    let done = node.gc(&["--free", "1Gi"]);
+    let asked = node.gc(&["--dry-run", "--free", "1Gi"]);
+    assert!(asked["shortfall"].as_str().unwrap().contains("so none would be deleted"), "{asked:#}");
+    let done = node.gc_in_vain(&["--free", "1Gi"]);
     assert_eq!((verdicts(&done, "removed"), done["frees"].as_u64(), node.count()), (0, Some(0), images.len()));
     let most = done["couldFree"].as_u64().unwrap();
     let told = done["shortfall"].as_str().unwrap();
     assert!(told.contains("so none was deleted") && told.contains("by unused images"), "{told}");
+    // No threshold is reached, and all that is asked says the same of what could go.
+    let idle = node.gc(&["--dry-run"]);
+    let usage = node.daemon.run(["df", "-o", "json"]).json();
+    assert_eq!((idle["couldFree"].as_u64(), usage["reclaimable"].as_u64()), (Some(most), Some(most)), "{usage:#}");
     let before = node.available();
     node.gc(&["--all-unused"]);
     let measured = node.available() - before;
@@ -162,11 +176,13 @@ fn a_threshold_out_of_reach_is_one_event_and_no_removal() {
     let other = File::create(node.disk.path().join("other")).unwrap();
     rustix::fs::fallocate(&other, rustix::fs::FallocateFlags::empty(), 0, 400 << 20).unwrap();
     for _ in 0..3 {
-        let done = node.gc(&[]);
+        let done = node.gc_in_vain(&[]);
         assert_eq!((verdicts(&done, "removed"), done["failures"].as_array().unwrap().len()), (0, 0), "{done:#}");
         assert!(done["shortfall"].as_str().unwrap().starts_with("Insufficient free disk space"), "{done:#}");
     }
     assert_eq!(node.count(), 3);
+    let status = node.daemon.run(["status"]).ok();
+    assert!(status.contains("by command: removed nothing, which was not enough"), "{status}");
     let log = node.daemon.part.log();
     let events: Vec<&str> = log.lines().filter(|line| line.contains("FreeDiskSpaceFailed")).collect();
     assert_eq!(events.len(), 1, "{events:#?}");

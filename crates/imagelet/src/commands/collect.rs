@@ -1,0 +1,140 @@
+//! `gc`: the plan or what became of it, a reason a row, and what it came to.
+
+use std::process::ExitCode;
+
+use imagelet_core::image::{ByteSize, ImageId, Percent};
+
+use super::upkeep::{complain, note};
+use crate::{
+    cli::{Format, GcArgs},
+    failure::Failure,
+    node::{CollectRequest, Collected, CollectedRow, Node, no_steps},
+    output::{Table, names, print, printable},
+};
+
+pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> Result<ExitCode, Failure> {
+    let request = CollectRequest {
+        dry_run: arguments.dry_run,
+        high: arguments.high.map(Percent::get),
+        low: arguments.low.map(Percent::get),
+        free: arguments.free.map(|size| size.0),
+        all_unused: arguments.all_unused,
+        enforce: arguments.enforce,
+    };
+    let is_by_threshold = request.free.is_none() && !request.all_unused;
+    let done = node.ask(request, no_steps()).await?;
+    print(format, &done, |mut out| {
+        plan(&done, format).write(&mut out)?;
+        writeln!(out, "{}", summary(&done, is_by_threshold))
+    })?;
+    if let Some(shortfall) = &done.shortfall {
+        note(&format!("warning: {}", printable(shortfall)));
+    }
+    for failure in &done.failures {
+        complain(&Failure::new("Failed", failure.clone()));
+    }
+    // Who only asks has the answer. Who wants room and does not get it has to be told, a script by the exit code.
+    let failed = !done.dry_run && (!done.failures.is_empty() || done.shortfall.is_some());
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn plan(done: &Collected, format: Format) -> Table {
+    let wide = format == Format::Wide;
+    let mut header = vec!["NAME", "ID", "SIZE", "FREES", "VERDICT", "REASON"];
+    if wide {
+        header.push("CODE");
+    }
+    let mut table = Table::plain();
+    table.row(header);
+    for row in &done.images {
+        let id = ImageId::new(&row.id);
+        let id = if wide { row.id.as_str() } else { id.short() };
+        let size = ByteSize(row.size).to_string();
+        let frees = row.frees.map_or_else(|| "-".into(), |bytes| ByteSize(bytes).to_string());
+        let mut cells = vec![names(&row.names), id.to_owned(), size, frees, row.verdict.clone(), row.reason.clone()];
+        if wide {
+            cells.push(super::why::coded(&row.code, &row.inputs));
+        }
+        table.row(cells);
+    }
+    table
+}
+
+/// What it came to, and how full the disk is, so that nobody has to ask why nothing went.
+fn summary(done: &Collected, is_by_threshold: bool) -> String {
+    let of = |verdict: &str| {
+        let rows: Vec<&CollectedRow> = done.images.iter().filter(|row| row.verdict == verdict).collect();
+        (rows.len(), rows.iter().map(|row| ByteSize(row.size)).sum::<ByteSize>())
+    };
+    let all = done.images.len();
+    let wanted = done.wanted.map_or_else(String::new, |bytes| format!(", {} wanted", ByteSize(bytes)));
+    let frees = frees(done);
+    let did = if done.dry_run {
+        let (count, size) = of("remove");
+        format!("would remove {count} of {all} images ({size} as listed, frees {frees}{wanted})")
+    } else {
+        let count = of("removed").0;
+        let measured = done.measured.map_or_else(String::new, |bytes| format!(", the disk gained {}", ByteSize(bytes)));
+        let size = ByteSize(done.claimed);
+        format!("removed {count} of {all} images ({size} as listed, frees {frees}{measured}{wanted})")
+    };
+    format!("{did}\n{}", disk(done, is_by_threshold))
+}
+
+fn disk(done: &Collected, is_by_threshold: bool) -> String {
+    let before = done.used_percent_before;
+    let full = match done.used_percent_after {
+        Some(after) => format!("the disk is {after}% full, before it was {before}%"),
+        None => format!("the disk is {before}% full"),
+    };
+    if !is_by_threshold {
+        return full;
+    }
+    let thresholds = format!("collecting begins at {}% and ends at {}%", done.high_percent, done.low_percent);
+    let need = if done.wanted.is_none() { ": no room is wanted" } else { "" };
+    format!("{full}, {thresholds}{need}")
+}
+
+/// What the removals free, and how sure that is where it is not exact.
+fn frees(done: &Collected) -> String {
+    let bytes = ByteSize(done.frees);
+    if done.certainty == "exact" { bytes.to_string() } else { format!("about {bytes}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_says_how_full_the_disk_is_and_why_nothing_goes() {
+        let idle = Collected {
+            dry_run: true,
+            used_percent_before: 26,
+            high_percent: 85,
+            low_percent: 80,
+            certainty: "exact".into(),
+            ..Collected::default()
+        };
+        assert_eq!(
+            summary(&idle, true),
+            "would remove 0 of 0 images (0B as listed, frees 0B)\n\
+             the disk is 26% full, collecting begins at 85% and ends at 80%: no room is wanted"
+        );
+        let row = CollectedRow { verdict: "removed".into(), size: 64_000_000, ..CollectedRow::default() };
+        let done = Collected {
+            dry_run: false,
+            used_percent_after: Some(20),
+            claimed: 64_000_000,
+            frees: 22_000_000,
+            measured: Some(22_000_000),
+            wanted: Some(20_000_000),
+            images: vec![row, CollectedRow::default()],
+            ..idle
+        };
+        assert_eq!(
+            summary(&done, false),
+            "removed 1 of 2 images (64MB as listed, frees 22MB, the disk gained 22MB, 20MB wanted)\n\
+             the disk is 20% full, before it was 26%"
+        );
+    }
+}
