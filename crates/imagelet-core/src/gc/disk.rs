@@ -40,7 +40,7 @@ impl DiskUse {
     /// A disk of this capacity with this much available; more than the capacity is cut to it.
     pub fn of(capacity: ByteSize, available: ByteSize) -> Self {
         if available > capacity {
-            tracing::info!(%available, %capacity, "Availability is larger than capacity");
+            tracing::info!(available = available.0, capacity = capacity.0, "Availability is larger than capacity");
         }
         let available = available.min(capacity);
         Self { capacity, available, used: capacity.saturating_sub(available), ..Self::default() }

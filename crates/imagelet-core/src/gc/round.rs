@@ -116,7 +116,11 @@ impl<'a> Round<'a> {
         let runtime_handler = entry.image.spec.runtime_handler.as_str();
         // The kubelet's line, with its names of the fields.
         tracing::info!(imageID = %id, size = size.0, runtimeHandler = runtime_handler, %phase, "Removing image to free bytes");
-        let spec = ImageSpec { image: id, ..entry.image.spec.clone() };
+        let spec = match self.policy.way() {
+            GcWay::Imagelet => ImageSpec { image: id, ..entry.image.spec.clone() },
+            // The kubelet's names the id alone; a use under any handler kept the image from coming this far.
+            GcWay::Kubelet => ImageSpec::new(id),
+        };
         let (outcome, attempt) = match self.gc.runtime.remove(&spec).await {
             Ok(()) => {
                 self.claimed = self.claimed + size;

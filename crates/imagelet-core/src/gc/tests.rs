@@ -302,7 +302,7 @@ async fn only_as_much_goes_as_was_asked_for() {
 struct Scripted {
     input: Value,
     images: Mutex<Vec<Value>>,
-    removals: Mutex<Vec<String>>,
+    removals: Mutex<Vec<ImageSpec>>,
 }
 
 fn text(value: &Value) -> String {
@@ -320,7 +320,7 @@ fn image(value: &Value) -> Image {
         digests: Vec::new(),
         size: ByteSize(value["size"].as_u64().unwrap()),
         user: ImageUser::Unset,
-        spec: ImageSpec::default(),
+        spec: ImageSpec { runtime_handler: text(&value["runtime_handler"]), ..ImageSpec::default() },
         pinned: value["pinned"].as_bool().unwrap_or(false),
     }
 }
@@ -346,7 +346,7 @@ impl ImageService for Scripted {
             return Err(RuntimeError::other(error));
         }
         images.retain(|it| it["id"] != *spec.image);
-        self.removals.lock().unwrap().push(spec.image.clone());
+        self.removals.lock().unwrap().push(spec.clone());
         Ok(())
     }
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
@@ -438,9 +438,30 @@ async fn whole_collections_match_the_kubelets_vectors() {
         assert_eq!(events, texts(&expected["events"]), "{name}");
         let runs_hooks = collected.as_ref().is_ok_and(|report| report.hook.is_some());
         assert_eq!(expected["hooks_run"], runs_hooks, "{name}");
-        let mut removals = scripted.removals.lock().unwrap().clone();
+        let removals = scripted.removals.lock().unwrap();
+        let mut removals: Vec<String> = removals.iter().map(|spec| spec.image.clone()).collect();
         removals.sort();
         let wanted = ["deleted", "remove_calls", "deleted_unordered"].into_iter().find(|it| !expected[it].is_null());
         assert_eq!(removals, texts(&expected[wanted.unwrap()]), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_removal_names_the_handler_of_its_image_and_the_kubelets_the_id_alone() {
+    for (way, handler) in [(GcWay::Imagelet, "kata"), (GcWay::Kubelet, "")] {
+        let image = serde_json::json!({"id": "sha256:a", "size": 1, "runtime_handler": "kata"});
+        let scripted = Arc::new(Scripted {
+            images: Mutex::new(vec![image]),
+            removals: Mutex::default(),
+            input: serde_json::json!({"pods": []}),
+        });
+        let runtime = RuntimeManager::new(scripted.clone(), scripted.clone());
+        let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
+        let policy = GcPolicy::new(85, 80, Duration::ZERO, None).unwrap().in_way(way);
+        let request = GcRequest { policy, goal: GcGoal::AllUnused, dry_run: false };
+        let report = ImageGc::new(runtime, inventory).collect(&request, at(10_000)).await.unwrap();
+        assert_eq!(report.removed[0].key.to_string(), "sha256:a,kata", "{way:?}: the record is of both");
+        let named = ImageSpec { runtime_handler: handler.to_owned(), ..ImageSpec::new("sha256:a") };
+        assert_eq!(*scripted.removals.lock().unwrap(), [named], "{way:?}");
     }
 }

@@ -75,7 +75,7 @@ pub(crate) struct DetectRules {
 }
 
 impl DetectRules {
-    /// What the inventory goes by. A removal names the id alone, so a use under any handler protects them all.
+    /// What the inventory goes by. A runtime may remove all that has one id, so a use under any handler protects them all.
     pub(crate) const INVENTORY: Self = Self { handler_keys: true, image_volumes: true, any_spelling: true };
 
     /// The key of a listed image.

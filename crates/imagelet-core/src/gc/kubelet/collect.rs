@@ -6,6 +6,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::{
@@ -14,10 +15,9 @@ use super::{
         keeping::held_by_rules,
         reason::Idle,
         round::{Attempt, Round},
-        text::duration_text,
         verdicts::Why,
     },
-    phases::{AgePhase, Candidate, SpacePhase, eviction_order},
+    phases::{AgePhase, Candidate, Carries, SpacePhase, eviction_order},
 };
 use crate::{
     disks::Fullness,
@@ -67,11 +67,8 @@ pub(in crate::gc) async fn collect(gc: &ImageGc, request: &GcRequest, now: Syste
     Ok(GcReport { hook, ..report })
 }
 
-/// One image on its way through a run.
-struct Turn<'a> {
-    entry: &'a Entry,
-    candidate: Candidate,
-}
+/// An image on its way through a run, with what is decided by.
+type Turn<'a> = (&'a Entry, Candidate);
 
 /// A run under way.
 struct Run<'a> {
@@ -124,30 +121,10 @@ impl Run<'_> {
         watched_since: SystemTime,
         now: SystemTime,
     ) -> Result<Vec<Turn<'e>>, GcError> {
-        let Some(age_max) = self.round.policy.age_max() else { return Ok(candidates) };
-        let counts = self.round.policy.age_counts();
-        let mut phase = AgePhase { age_max, watched_since, now, counts, failures: Vec::new() };
-        if !phase.opens() {
-            tracing::debug!(age_max = %duration_text(age_max), "images were not watched long enough to call one old");
-            return Ok(candidates);
-        }
+        let Some(mut phase) = AgePhase::opens(&self.round.policy, watched_since, now) else { return Ok(candidates) };
         self.round.is_active = true;
-        let mut remaining = Vec::new();
-        for turn in candidates {
-            if !phase.takes(&turn.candidate) {
-                remaining.push(turn);
-                continue;
-            }
-            match self.remove(&turn, GcPhase::Age).await {
-                Attempt::Removed => {}
-                Attempt::Failed(error) => {
-                    phase.failures.push(error);
-                    remaining.push(turn);
-                }
-                Attempt::Spared(_) => remaining.push(turn),
-            }
-        }
-        phase.error().map_or(Ok(remaining), Err)
+        let left = phase.run(candidates, &mut Acting { round: &mut self.round, phase: GcPhase::Age }).await;
+        phase.error().map_or(Ok(left), Err)
     }
 
     /// The space phase. What comes behind the last image that was needed is neither looked at nor told to the hooks.
@@ -160,38 +137,36 @@ impl Run<'_> {
     ) -> Result<ByteSize, GcError> {
         self.round.is_active = true;
         let mut phase = SpacePhase::new(wanted, self.round.policy.age_min(), now);
-        let mut remaining = Vec::new();
-        for turn in candidates {
-            if phase.is_done() {
-                break;
-            }
-            let id = turn.entry.image.id.clone();
-            if let Some(kept) = phase.keeps(&turn.candidate) {
-                self.round.keep(turn.entry, kept);
-                remaining.push(id);
-                continue;
-            }
-            match self.remove(&turn, kind).await {
-                Attempt::Removed => phase.removed(turn.candidate.size),
-                Attempt::Failed(error) => phase.failed(error),
-                Attempt::Spared(_) => remaining.push(id),
-            }
-        }
+        let left = phase.run(candidates, &mut Acting { round: &mut self.round, phase: kind }).await;
         if let Some(error) = phase.error() {
             return Err(error);
         }
-        self.hook = self.round.aborted.is_none().then_some(remaining);
-        Ok(phase.freed)
+        let ids = || left.iter().map(|entry| entry.image.id.clone()).collect();
+        self.hook = self.round.aborted.is_none().then(ids);
+        Ok(phase.freed())
+    }
+}
+
+/// A phase of a run.
+struct Acting<'a, 'r> {
+    round: &'a mut Round<'r>,
+    phase: GcPhase,
+}
+
+#[async_trait]
+impl<'e> Carries<&'e Entry> for Acting<'_, '_> {
+    fn keep(&mut self, entry: &&'e Entry, reason: Reason) {
+        self.round.keep(entry, reason);
     }
 
-    async fn remove(&mut self, turn: &Turn<'_>, phase: GcPhase) -> Attempt {
-        let idle = Idle::of(turn.entry.last_used, Some(turn.entry.first_seen), self.round.now);
-        let reason = match (phase, self.round.policy.age_max()) {
+    async fn remove(&mut self, entry: &&'e Entry) -> Attempt {
+        let idle = Idle::of(entry.last_used, Some(entry.first_seen), self.round.now);
+        let reason = match (self.phase, self.round.policy.age_max()) {
             (GcPhase::Age, Some(age_max)) => Reason::Old { idle, age_max },
-            (GcPhase::Space, _) => Reason::Room { idle, frees: turn.entry.image.size },
+            (GcPhase::Space, _) => Reason::Room { idle, frees: entry.image.size },
             _ => Reason::Unused { idle },
         };
-        self.round.remove(turn.entry, phase, reason).await
+        self.round.remove(entry, self.phase, reason).await
     }
 }
 
@@ -217,5 +192,5 @@ fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Arc<Snapshot>, ruled: &[Opti
         round.keep(entry, Reason::NoId);
         round.events.push(invalid_id_event(&entry.key()));
     }
-    order.into_iter().map(|(place, candidate)| Turn { entry: &snapshot.entries[place], candidate }).collect()
+    order.into_iter().map(|(place, candidate)| (&*snapshot.entries[place], candidate)).collect()
 }

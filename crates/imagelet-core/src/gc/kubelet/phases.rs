@@ -2,10 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
+use async_trait::async_trait;
+
 use super::super::{
-    GcError, Reason,
+    GcError, GcPolicy, Reason,
     policy::AgeCounts,
-    text::aggregate,
+    round::Attempt,
+    text::{aggregate, duration_text},
     time::{is_older, is_younger},
 };
 use crate::{image::ByteSize, inventory::Entry};
@@ -59,30 +62,54 @@ pub(crate) fn eviction_order<K: Ord>(candidates: Vec<(K, Candidate)>) -> (Vec<(K
     (order, nameless)
 }
 
+/// Who carries out what a phase decides.
+#[async_trait]
+pub(crate) trait Carries<T> {
+    /// It stays although more is wanted.
+    fn keep(&mut self, image: &T, reason: Reason);
+
+    /// It goes, unless something has come between.
+    async fn remove(&mut self, image: &T) -> Attempt;
+}
+
 /// Removes what was unused for too long, whatever the disk.
 #[derive(Clone, Debug)]
 pub(crate) struct AgePhase {
-    pub(crate) age_max: Duration,
-    /// Since when uses are known: nothing is old before it was watched for that long.
-    pub(crate) watched_since: SystemTime,
-    pub(crate) now: SystemTime,
-    pub(crate) counts: AgeCounts,
-    pub(crate) failures: Vec<String>,
+    age_max: Duration,
+    counts: AgeCounts,
+    now: SystemTime,
+    failures: Vec<String>,
 }
 
 impl AgePhase {
-    /// Whether it removes anything at all.
-    pub(crate) fn opens(&self) -> bool {
-        is_older(Some(self.watched_since), self.age_max, self.now)
+    /// `None`: age alone removes nothing, or uses are not known for that long yet.
+    pub(crate) fn opens(policy: &GcPolicy, watched_since: SystemTime, now: SystemTime) -> Option<Self> {
+        let age_max = policy.age_max()?;
+        if !is_older(Some(watched_since), age_max, now) {
+            tracing::debug!(age_max = %duration_text(age_max), "images were not watched long enough to call one old");
+            return None;
+        }
+        Some(Self { age_max, counts: policy.age_counts(), now, failures: Vec::new() })
     }
 
-    /// Whether this one goes.
-    pub(crate) fn takes(&self, candidate: &Candidate) -> bool {
-        let since = match self.counts {
-            AgeCounts::FromUseOrSight => candidate.last_used.max(candidate.first_seen),
-            AgeCounts::FromUse => candidate.last_used,
-        };
-        is_older(since, self.age_max, self.now)
+    /// Has the old ones removed, in order, and gives back what is left.
+    pub(crate) async fn run<T>(
+        &mut self,
+        candidates: Vec<(T, Candidate)>,
+        by: &mut impl Carries<T>,
+    ) -> Vec<(T, Candidate)> {
+        let mut left = Vec::new();
+        for (image, candidate) in candidates {
+            if self.takes(&candidate) {
+                match by.remove(&image).await {
+                    Attempt::Removed => continue,
+                    Attempt::Failed(error) => self.failures.push(error),
+                    Attempt::Spared(_) => {}
+                }
+            }
+            left.push((image, candidate));
+        }
+        left
     }
 
     /// The error of the phase, if any removal failed.
@@ -90,51 +117,61 @@ impl AgePhase {
         (!self.failures.is_empty())
             .then(|| GcError::AgeRemovals { age_max: self.age_max, errors: aggregate(&self.failures) })
     }
+
+    fn takes(&self, candidate: &Candidate) -> bool {
+        let since = match self.counts {
+            AgeCounts::FromUseOrSight => candidate.last_used.max(candidate.first_seen),
+            AgeCounts::FromUse => candidate.last_used,
+        };
+        is_older(since, self.age_max, self.now)
+    }
 }
 
 /// Removes in order until enough is gone.
 #[derive(Clone, Debug)]
 pub(crate) struct SpacePhase {
     /// Bytes to free. Nothing or less still takes one image, as the kubelet does; who wants none does not begin.
-    pub(crate) wanted: i64,
-    pub(crate) age_min: Duration,
-    pub(crate) now: SystemTime,
-    pub(crate) freed: ByteSize,
-    pub(crate) failures: Vec<String>,
-    is_done: bool,
+    wanted: i64,
+    age_min: Duration,
+    now: SystemTime,
+    freed: ByteSize,
+    failures: Vec<String>,
 }
 
 impl SpacePhase {
     pub(crate) fn new(wanted: i64, age_min: Duration, now: SystemTime) -> Self {
-        Self { wanted, age_min, now, freed: ByteSize::ZERO, failures: Vec::new(), is_done: false }
+        Self { wanted, age_min, now, freed: ByteSize::ZERO, failures: Vec::new() }
     }
 
-    /// Enough is gone; who comes now is not looked at any more.
-    pub(crate) fn is_done(&self) -> bool {
-        self.is_done
-    }
-
-    /// Why this one stays although more is wanted; `None`: it goes.
-    pub(crate) fn keeps(&self, candidate: &Candidate) -> Option<Reason> {
-        if candidate.last_used >= Some(self.now) {
-            return Some(Reason::JustUsed);
+    /// Has them kept or removed, in order, until enough is gone. Gives back what it looked at and is left: nothing that
+    /// comes behind the last that was needed.
+    pub(crate) async fn run<T>(&mut self, candidates: Vec<(T, Candidate)>, by: &mut impl Carries<T>) -> Vec<T> {
+        let mut left = Vec::new();
+        for (image, candidate) in candidates {
+            if let Some(reason) = self.keeps(&candidate) {
+                by.keep(&image, reason);
+                left.push(image);
+                continue;
+            }
+            match by.remove(&image).await {
+                Attempt::Removed => {
+                    self.freed = self.freed + candidate.size;
+                    if i128::from(self.freed.0) >= i128::from(self.wanted) {
+                        break;
+                    }
+                    continue;
+                }
+                Attempt::Failed(error) => self.failures.push(error),
+                Attempt::Spared(_) => {}
+            }
+            left.push(image);
         }
-        if is_younger(candidate.first_seen, self.age_min, self.now) {
-            return Some(Reason::Young { age_min: self.age_min });
-        }
-        let is_leased = candidate.leased_at.is_some() && is_younger(candidate.leased_at, self.age_min, self.now);
-        is_leased.then_some(Reason::Leased { lease: self.age_min })
+        left
     }
 
-    /// Counts a removal.
-    pub(crate) fn removed(&mut self, size: ByteSize) {
-        self.freed = self.freed + size;
-        self.is_done = i128::from(self.freed.0) >= i128::from(self.wanted);
-    }
-
-    /// Counts a failure; the walk goes on.
-    pub(crate) fn failed(&mut self, error: String) {
-        self.failures.push(error);
+    /// What went, by the sizes of the images.
+    pub(crate) fn freed(&self) -> ByteSize {
+        self.freed
     }
 
     /// The error of the phase, if any removal failed, even when enough was freed.
@@ -144,6 +181,18 @@ impl SpacePhase {
             freed: self.freed.0,
             errors: aggregate(&self.failures),
         })
+    }
+
+    /// Why this one stays although more is wanted; `None`: it goes.
+    fn keeps(&self, candidate: &Candidate) -> Option<Reason> {
+        if candidate.last_used >= Some(self.now) {
+            return Some(Reason::JustUsed);
+        }
+        if is_younger(candidate.first_seen, self.age_min, self.now) {
+            return Some(Reason::Young { age_min: self.age_min });
+        }
+        let is_leased = candidate.leased_at.is_some() && is_younger(candidate.leased_at, self.age_min, self.now);
+        is_leased.then_some(Reason::Leased { lease: self.age_min })
     }
 }
 
@@ -216,103 +265,103 @@ mod tests {
         }
     }
 
-    #[test]
-    fn space_is_freed_as_the_kubelet_frees_it() {
+    /// Images with whether their removal fails, as the phases take them.
+    type Listed = Vec<((ImageKey, Option<String>), Candidate)>;
+
+    fn listed(value: &Value) -> Listed {
+        candidates(value).into_iter().map(|(key, candidate, error)| ((key, error), candidate)).collect()
+    }
+
+    fn ids<'a>(images: impl IntoIterator<Item = &'a (ImageKey, Option<String>)>) -> Vec<String> {
+        images.into_iter().map(|(key, _)| key.id().to_string()).collect()
+    }
+
+    /// Whom it was told to remove and did.
+    #[derive(Default)]
+    struct Deleted(Vec<String>);
+
+    #[async_trait]
+    impl Carries<(ImageKey, Option<String>)> for Deleted {
+        fn keep(&mut self, _image: &(ImageKey, Option<String>), _reason: Reason) {}
+
+        async fn remove(&mut self, (key, error): &(ImageKey, Option<String>)) -> Attempt {
+            if let Some(error) = error {
+                return Attempt::Failed(error.clone());
+            }
+            self.0.push(key.id().to_string());
+            Attempt::Removed
+        }
+    }
+
+    #[tokio::test]
+    async fn space_is_freed_as_the_kubelet_frees_it() {
         let cases = vectors("gc-free-space.json");
         assert_eq!(cases.len(), 25);
         for case in cases {
-            let input = &case["input"];
+            let (input, expected) = (&case["input"], &case["expected"]);
             let wanted = input["bytes_to_free"].as_i64().unwrap();
             let mut phase = SpacePhase::new(wanted, duration(&input["min_age"]), time(&input["free_time"]).unwrap());
-            let (mut deleted, mut remaining) = (Vec::new(), Vec::new());
-            for (key, candidate, error) in candidates(&input["candidates"]) {
-                if phase.is_done() {
-                    break;
-                }
-                let id = key.id().to_string();
-                match (phase.keeps(&candidate), error) {
-                    (Some(_), _) => remaining.push(id),
-                    (None, Some(error)) => phase.failed(error),
-                    (None, None) => {
-                        phase.removed(candidate.size);
-                        deleted.push(id);
-                    }
-                }
-            }
-            let expected = &case["expected"];
+            let mut deleted = Deleted::default();
+            let left = phase.run(listed(&input["candidates"]), &mut deleted).await;
             let error = phase.error().map(|error| error.to_string());
             assert_eq!(error.as_deref(), expected["error"].as_str(), "{}", case["name"]);
-            assert_eq!(deleted, texts(&expected["deleted"]), "{}", case["name"]);
-            assert_eq!(phase.freed.0, expected["freed"].as_u64().unwrap(), "{}", case["name"]);
+            assert_eq!(deleted.0, texts(&expected["deleted"]), "{}", case["name"]);
+            assert_eq!(phase.freed().0, expected["freed"].as_u64().unwrap(), "{}", case["name"]);
             assert_eq!(error.is_some(), expected["remaining"].is_null(), "{}", case["name"]);
             if error.is_none() {
-                assert_eq!(remaining, texts(&expected["remaining"]), "{}", case["name"]);
+                assert_eq!(ids(&left), texts(&expected["remaining"]), "{}", case["name"]);
             }
         }
     }
 
-    #[test]
-    fn old_images_go_as_the_kubelet_lets_them_go() {
+    #[tokio::test]
+    async fn old_images_go_as_the_kubelet_lets_them_go() {
         let cases = vectors("gc-max-age.json");
         assert_eq!(cases.len(), 10);
         for case in cases {
-            let input = &case["input"];
-            let mut phase = AgePhase {
-                age_max: duration(&input["max_age"]),
-                watched_since: time(&input["began_gc"]).unwrap(),
-                now: time(&input["free_time"]).unwrap(),
-                counts: AgeCounts::FromUse,
-                failures: Vec::new(),
-            };
-            // A policy turns an age of zero into none, so that the phase does not exist.
-            let opens = !phase.age_max.is_zero() && phase.opens();
-            let (mut deleted, mut remaining) = (Vec::new(), Vec::new());
-            for (key, candidate, error) in candidates(&input["candidates"]) {
-                let id = key.id().to_string();
-                match error {
-                    _ if !opens || !phase.takes(&candidate) => remaining.push(id),
-                    Some(error) => {
-                        phase.failures.push(error);
-                        remaining.push(id);
-                    }
-                    None => deleted.push(id),
-                }
+            let (input, expected) = (&case["input"], &case["expected"]);
+            let policy = GcPolicy::new(85, 80, Duration::ZERO, Some(duration(&input["max_age"]))).unwrap();
+            let policy = policy.counting(AgeCounts::FromUse);
+            let [began, now] = ["began_gc", "free_time"].map(|field| time(&input[field]).unwrap());
+            let (mut left, mut deleted, mut error) = (listed(&input["candidates"]), Deleted::default(), None);
+            if let Some(mut phase) = AgePhase::opens(&policy, began, now) {
+                left = phase.run(left, &mut deleted).await;
+                error = phase.error().map(|error| error.to_string());
             }
-            let expected = &case["expected"];
-            let error = phase.error().map(|error| error.to_string());
             assert_eq!(error.as_deref(), expected["error"].as_str(), "{}", case["name"]);
-            assert_eq!(deleted, texts(&expected["deleted"]), "{}", case["name"]);
-            assert_eq!(remaining, texts(&expected["remaining"]), "{}", case["name"]);
+            assert_eq!(deleted.0, texts(&expected["deleted"]), "{}", case["name"]);
+            assert_eq!(ids(left.iter().map(|(image, _)| image)), texts(&expected["remaining"]), "{}", case["name"]);
         }
     }
 
     #[test]
-    fn a_just_pulled_image_is_not_old() {
+    fn a_just_pulled_image_is_not_old_unless_the_kubelet_says_so() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_hours(100);
-        let phase = AgePhase {
-            age_max: Duration::from_hours(1),
-            watched_since: SystemTime::UNIX_EPOCH,
-            now,
-            counts: AgeCounts::FromUseOrSight,
-            failures: Vec::new(),
+        let policy = GcPolicy::new(85, 80, Duration::ZERO, Some(Duration::from_hours(1))).unwrap();
+        let takes = |counts, minutes| {
+            let phase = AgePhase::opens(&policy.counting(counts), SystemTime::UNIX_EPOCH, now).unwrap();
+            let first_seen = Some(now - Duration::from_mins(minutes));
+            phase.takes(&Candidate { first_seen, ..candidate(&serde_json::json!({"id": "a", "size": 1})) })
         };
-        let mut image = candidate(&serde_json::json!({"id": "a", "size": 1}));
-        image.first_seen = Some(now - Duration::from_mins(59));
-        assert!(phase.opens() && !phase.takes(&image));
-        image.first_seen = Some(now - Duration::from_mins(61));
-        assert!(phase.takes(&image));
+        assert!(!takes(AgeCounts::FromUseOrSight, 59) && takes(AgeCounts::FromUseOrSight, 61));
+        assert!(takes(AgeCounts::FromUse, 0));
+        assert!(AgePhase::opens(&policy, now - Duration::from_hours(1), now).is_none(), "not watched for long enough");
     }
 
     #[test]
     fn keys_read_and_print_as_the_kubelets() {
-        for case in vectors("gc-image-tuple.json") {
+        let (cases, mut written) = (vectors("gc-image-tuple.json"), 0);
+        assert_eq!(cases.len(), 6);
+        for case in cases {
             let (input, expected) = (&case["input"], &case["expected"]);
             if let (Some(id), Some(handler)) = (input["image_id"].as_str(), input["runtime_handler"].as_str()) {
                 let key = ImageKey::new(crate::image::ImageId::new(id), handler.to_owned());
                 assert_eq!(key.to_string(), expected["key"].as_str().unwrap(), "{}", case["name"]);
+                written += 1;
             }
             let text = input["key"].as_str().or(expected["key"].as_str()).unwrap();
             assert_eq!(ImageKey::parse(text).id().as_str(), expected["id_from_key"].as_str().unwrap());
         }
+        assert!(written > 0);
     }
 }
