@@ -162,12 +162,12 @@ impl RuntimeManager {
 
     /// Images mounted into a container as volumes; see [`ContainerService::mounted_images`].
     pub async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
-        self.containers.mounted_images(container_id).await
+        self.counted(Operation::Container, self.containers.mounted_images(container_id)).await
     }
 
     /// Whether a container is gone for certain; see [`ContainerService::is_gone`].
     pub async fn is_container_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
-        self.containers.is_gone(container_id).await
+        self.counted(Operation::Container, self.containers.is_gone(container_id)).await
     }
 
     async fn counted<T>(
@@ -183,8 +183,8 @@ impl RuntimeManager {
 
     /// All pods with all their containers and sandboxes, whatever their state, newest pod first.
     pub async fn pods(&self) -> Result<Vec<Pod>, RuntimeError> {
-        let sandboxes = self.containers.sandboxes().await?;
-        let containers = self.containers.containers().await?;
+        let sandboxes = self.counted(Operation::Sandboxes, self.containers.sandboxes()).await?;
+        let containers = self.counted(Operation::Containers, self.containers.containers()).await?;
         Ok(assemble(sandboxes, containers))
     }
 }
@@ -274,6 +274,19 @@ mod tests {
             state: ContainerState::Exited,
             created_at: at(1),
             labels: BTreeMap::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_asked_of_containers_is_counted_as_the_kubelet_counts_it() {
+        let (fake, metrics) = (crate::testing::FakeRuntime::new(), Arc::new(Metrics::new()));
+        let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake)).measured(Arc::clone(&metrics));
+        runtime.pods().await.unwrap();
+        runtime.mounted_images("c").await.unwrap();
+        runtime.is_container_gone("c").await.unwrap();
+        for (operation, count) in [("list_podsandbox", 1), ("list_containers", 1), ("container_status", 2)] {
+            let line = format!("kubelet_runtime_operations_total{{operation_type=\"{operation}\"}} {count}");
+            assert!(metrics.render().lines().any(|found| found == line), "{line}");
         }
     }
 

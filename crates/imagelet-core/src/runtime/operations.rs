@@ -44,7 +44,7 @@ static SECONDS: Family = Family {
     labels: &["operation_type"],
 };
 
-/// What is counted of the image service.
+/// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Pull,
@@ -52,6 +52,9 @@ pub(super) enum Operation {
     List,
     Remove,
     Filesystem,
+    Sandboxes,
+    Containers,
+    Container,
 }
 
 impl Operation {
@@ -62,6 +65,9 @@ impl Operation {
             Self::List => "list_images",
             Self::Remove => "remove_image",
             Self::Filesystem => "image_fs_info",
+            Self::Sandboxes => "list_podsandbox",
+            Self::Containers => "list_containers",
+            Self::Container => "container_status",
         }
     }
 }
@@ -70,7 +76,7 @@ impl Operation {
 #[derive(Debug)]
 pub(super) struct Operations {
     metrics: Arc<Metrics>,
-    series: [Series; 5],
+    series: [Series; 8],
 }
 
 #[derive(Debug, Default)]
