@@ -37,11 +37,11 @@ pub(crate) const API_VERSION: &str = "imagelet.dev/v1alpha1";
 /// What `kind` must say.
 pub(crate) const KIND: &str = "ImageletConfiguration";
 /// What `kind` says in a kubelet's file.
+const KUBELET_KIND: &str = "KubeletConfiguration";
 /// The kubelet's.
 const AGE_MIN_DEFAULT: GoDuration = GoDuration::minutes(2);
 /// The kubelet's, which it does not let anybody change.
 const DETECTION_DEFAULT: GoDuration = GoDuration::minutes(5);
-const KUBELET_KIND: &str = "KubeletConfiguration";
 /// A configuration file longer than this is none.
 const FILE_LENGTH_MAX: u64 = 1 << 20;
 
@@ -99,7 +99,7 @@ pub(crate) struct File {
     /// This many pulls may start at once before the rate holds them. An explicit 0 becomes the default.
     #[serde(rename = "registryBurst", skip_serializing_if = "Option::is_none")]
     pulls_burst: Option<i32>,
-    /// How long a runtime may take for any call but a pull.
+    /// How long a runtime may take for any call but a pull. An explicit 0 becomes the default.
     #[serde(rename = "runtimeRequestTimeout", skip_serializing_if = "Option::is_none")]
     runtime_request_timeout: Option<GoDuration>,
     /// When a present image needs a pull to prove that its asker may use it: `NeverVerify`,
@@ -460,7 +460,7 @@ impl File {
         Ages { age_min: self.gc_age_min.unwrap_or(AGE_MIN_DEFAULT), detection: detection.unwrap_or(DETECTION_DEFAULT) }
     }
 
-    /// The kubelet's defaulting turns an explicit 0 of these keys into their default.
+    /// The kubelet's defaulting turns an explicit 0, or an empty text, of these keys into their default.
     fn drop_zeros(&mut self) {
         self.gc_age_min = self.gc_age_min.filter(|age| age.0 != 0);
         self.pulls_burst = self.pulls_burst.filter(|burst| *burst != 0);
@@ -468,6 +468,8 @@ impl File {
         for span in [&mut self.status_update, &mut self.status_report, &mut self.pressure_transition] {
             *span = span.filter(|span| span.0 != 0);
         }
+        self.runtime_request_timeout = self.runtime_request_timeout.filter(|span| span.0 != 0);
+        self.verification_policy = self.verification_policy.take().filter(|policy| !policy.is_empty());
         self.runtime_endpoint = self.runtime_endpoint.take().filter(|endpoint| !endpoint.is_empty());
     }
 }

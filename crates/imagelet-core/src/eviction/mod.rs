@@ -194,6 +194,9 @@ pub enum ThresholdError {
     /// No number before the percent sign.
     #[error("strconv.ParseFloat: parsing {}: invalid syntax", crate::text::quoted(.0))]
     Percentage(String),
+    /// A number that no float holds.
+    #[error("strconv.ParseFloat: parsing {}: value out of range", crate::text::quoted(.0))]
+    PercentageRange(String),
     /// No duration.
     #[error("{0}")]
     Duration(String),

@@ -127,11 +127,16 @@ fn percentage(text: &str) -> Result<f32, ThresholdError> {
     /// What is repeated of a text that is no number.
     const SHOWN_MAX: usize = 64;
     let number = text.trim_end_matches('%');
-    let refused = || ThresholdError::Percentage(number.chars().take(SHOWN_MAX).collect());
-    // Rust reads more than Go does where it comes to names, and neither `inf` nor `nan` is a share of anything.
-    let is_number = number.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
-    let number: f32 = if is_number { number.parse().map_err(|_| refused())? } else { return Err(refused()) };
-    Ok(number / 100.0)
+    let shown = || number.chars().take(SHOWN_MAX).collect();
+    let refused = || ThresholdError::Percentage(shown());
+    // Go reads names too, and what is infinite is then more or less than any share; `nan` is a share of nothing.
+    let is_digits = number.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
+    let read: f32 = number.parse().map_err(|_| refused())?;
+    match read {
+        read if read.is_nan() => Err(refused()),
+        read if read.is_infinite() && is_digits => Err(ThresholdError::PercentageRange(shown())),
+        read => Ok(read / 100.0),
+    }
 }
 
 #[cfg(test)]
@@ -213,7 +218,14 @@ mod tests {
             ),
             ("eviction_hard", "imagefs.available", "0", "eviction threshold imagefs.available must be positive: 0"),
             ("eviction_hard", "imagefs.available", "10..5%", "strconv.ParseFloat: parsing \"10..5\": invalid syntax"),
-            ("eviction_hard", "imagefs.available", "inf%", "strconv.ParseFloat: parsing \"inf\": invalid syntax"),
+            (
+                "eviction_hard",
+                "imagefs.available",
+                "inf%",
+                "eviction percentage threshold imagefs.available must be <= 100%: inf%",
+            ),
+            ("eviction_hard", "imagefs.available", "nan%", "strconv.ParseFloat: parsing \"nan\": invalid syntax"),
+            ("eviction_hard", "imagefs.available", "1e99%", "strconv.ParseFloat: parsing \"1e99\": value out of range"),
             (
                 "eviction_hard",
                 "imagefs.available",

@@ -2,13 +2,19 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use imagelet_core::eviction::{self, SignalTexts, Threshold, ThresholdError, ThresholdTexts};
+use imagelet_core::{
+    eviction::{self, SignalTexts, Threshold, ThresholdError, ThresholdTexts},
+    text::quoted,
+};
 
 use super::{File, GoDuration, validate::Complaints};
 
 /// Keys whose value is a map of texts: their own keys have dots in them and are no levels of the file.
 pub(super) const MAPS: [&str; 4] =
     ["evictionHard", "evictionSoft", "evictionSoftGracePeriod", "evictionMinimumReclaim"];
+
+/// The runtime behind a socket so called is the one whose stores the kubelet looks at itself.
+const CRIO_SOCKET: &str = "run/crio/crio.sock";
 
 /// What a kubelet on this node does with images.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +31,8 @@ pub(crate) struct NodeSettings {
     pub(crate) pressure_transition: Duration,
     /// Where the kubelet asks for images: this daemon, where it stands between the two.
     pub(crate) image_endpoint: String,
+    /// The kubelet knows of two disks, one of images and one of writable layers; by the socket, it asks CRI-O alone.
+    pub(crate) splits_disks: bool,
 }
 
 // Thresholds hold shares, and no share is unlike itself: what is no number was refused.
@@ -56,6 +64,7 @@ pub(super) fn check(file: &File, complaints: &mut Complaints) -> NodeSettings {
         complaints.add(key, error);
         Vec::new()
     });
+    let asks_crio = endpoint.ends_with(CRIO_SOCKET);
     let image_endpoint = file.image_endpoint.clone().filter(|endpoint| !endpoint.is_empty()).unwrap_or(endpoint);
     let span = |duration: Option<GoDuration>| duration.unwrap_or_default().to_std();
     NodeSettings {
@@ -65,6 +74,7 @@ pub(super) fn check(file: &File, complaints: &mut Complaints) -> NodeSettings {
         thresholds,
         pressure_transition: span(file.pressure_transition),
         image_endpoint,
+        splits_disks: asks_crio,
     }
 }
 
@@ -118,7 +128,7 @@ struct Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.target, self.why)
+        write!(f, "{}: {}", quoted(&self.target), self.why)
     }
 }
 
@@ -126,7 +136,7 @@ impl fmt::Display for Refused {
 fn check_target(endpoint: &str) -> Result<(), Refused> {
     let target = if endpoint.contains("//") { endpoint.to_owned() } else { format!("dns://{endpoint}") };
     let refuse = |why: String| Err(Refused { target: target.clone(), why });
-    let unparsed = |why: &str| refuse(format!("parse {target:?}: {why}"));
+    let unparsed = |why: &str| refuse(format!("parse {}: {why}", quoted(&target)));
     if target.bytes().any(|byte| byte < 0x20 || byte == 0x7f) {
         return unparsed("net/url: invalid control character in URL");
     }
@@ -146,11 +156,11 @@ fn check_target(endpoint: &str) -> Result<(), Refused> {
     let authority = rest.strip_prefix("//").map(|rest| rest.split('/').next().unwrap_or_default()).unwrap_or_default();
     let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|_| !authority.ends_with(']'));
     if let Some(port) = port.filter(|port| !port.bytes().all(|byte| byte.is_ascii_digit())) {
-        return unparsed(&format!("invalid port {:?} after host", format!(":{port}")));
+        return unparsed(&format!("invalid port {} after host", quoted(&format!(":{port}"))));
     }
     if let Some(at) = rest.match_indices('%').map(|(at, _)| at).find(|at| !is_escape(&rest[*at..])) {
         let escape: String = rest[at..].chars().take(3).collect();
-        return unparsed(&format!("invalid URL escape {escape:?}"));
+        return unparsed(&format!("invalid URL escape {}", quoted(&escape)));
     }
     if matches!(scheme.as_str(), "dns" | "unix" | "unix-abstract") { Ok(()) } else { unsupported(&target, &scheme) }
 }

@@ -340,6 +340,9 @@ mod tests {
         }
         let file: File = serde_json::from_value(whole).expect("it is a file");
         let told = validate::check(&file).map_or_else(|told| told, |_| Vec::new());
+        for text in told.iter().map(|complaint| &complaint.message) {
+            assert!(text.starts_with("invalid configuration: ") != text.starts_with("tracing."), "{text}");
+        }
         told.into_iter().map(|complaint| complaint.message + "\n").collect()
     }
 
@@ -356,6 +359,32 @@ mod tests {
                 assert!(errors.contains(text), "{}: {errors} lacks {text}", case["name"]);
             }
         }
+    }
+
+    /// As `kubeadm` writes it: what nobody set is nought or empty, and stands for the default.
+    #[test]
+    fn a_file_full_of_noughts_leaves_all_defaults_in_force() {
+        let (_kept, path) = in_file(
+            "kubelet.yaml",
+            "apiVersion: kubelet.config.k8s.io/v1beta1\ncontainerRuntimeEndpoint: \"\"\nkind: KubeletConfiguration\n\
+             evictionPressureTransitionPeriod: 0s\nimageMaximumGCAge: 0s\nimageMinimumGCAge: 0s\neventBurst: 0\n\
+             imagePullCredentialsVerificationPolicy: \"\"\nlogging: {flushFrequency: 0}\nmemorySwap: {}\n\
+             nodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\nregistryBurst: 0\n\
+             runtimeRequestTimeout: 0s\nsyncFrequency: 0s\n",
+        );
+        let plain = Layers::new(Environment { root: true, ..Environment::default() });
+        let mut layers = plain.clone();
+        layers.add_kubelet_file(&path).expect("it is read");
+        assert_eq!(layers.settings().expect("it holds"), plain.settings().expect("it holds"));
+    }
+
+    #[test]
+    fn a_kubelet_knows_two_disks_where_it_asks_crio_alone() {
+        let splits = |endpoint: &str| {
+            given(&format!("containerRuntimeEndpoint: {endpoint}\n")).settings().expect("it holds").node.splits_disks
+        };
+        assert!(splits("unix:///var/run/crio/crio.sock") && splits("/run/crio/crio.sock"));
+        assert!(!splits("unix:///run/containerd/containerd.sock"));
     }
 
     #[test]

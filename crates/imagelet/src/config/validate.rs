@@ -10,6 +10,7 @@ use imagelet_core::{
     image::{ByteSize, Percent, PinnedNames},
     manager::Compatibility,
     records::Allowlist,
+    text::quoted,
 };
 use imagelet_cri::Endpoint;
 use imagelet_oci::{Admission, Durability, LayerLimits};
@@ -263,8 +264,9 @@ fn verification(file: &File, complaints: &mut Complaints) -> Verification {
             complaints.add(
                 POLICY,
                 format!(
-                    "option {other:?} specified for {POLICY}. Valid options are \"NeverVerify\", \
-                     \"NeverVerifyPreloadedImages\", \"NeverVerifyAllowlistedImages\" or \"AlwaysVerify\""
+                    "option {} specified for {POLICY}. Valid options are \"NeverVerify\", \
+                     \"NeverVerifyPreloadedImages\", \"NeverVerifyAllowlistedImages\" or \"AlwaysVerify\"",
+                    quoted(other)
                 ),
             );
             return Verification::Always;

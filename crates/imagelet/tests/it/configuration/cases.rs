@@ -191,7 +191,7 @@ fn out_of_range() -> Vec<Case> {
         own(Range, "a negative floor", "store:\n  limits:\n    freeInodesFloor: -1\n", 3, &["between 0 and"]),
         own(Range, "a negative age", "imageMinimumGCAge: -1s\n", 1, &["must not be negative"]),
         own(Range, "a negative maximum age", "imageMaximumGCAge: -1s\n", 1, &["must not be negative"]),
-        own(Range, "no time for a runtime", "runtimeRequestTimeout: 0s\n", 1, &["must be positive"]),
+        own(Range, "no time for a runtime", "runtimeRequestTimeout: -1s\n", 1, &["must be positive"]),
         own(Range, "a loop that never rests", "gc:\n  period: 999ms\n", 2, &["gc.period", "at least 1s"]),
         own(
             Range,
