@@ -8,7 +8,7 @@ use imagelet_core::{
     inventory::{Origin, Snapshot},
     records::PullRecords,
 };
-use tokio::{sync::Notify, task::JoinSet, time::Instant};
+use tokio::{sync::Notify, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -38,19 +38,21 @@ impl Jobs {
     pub(crate) fn start(node: &Arc<LocalNode>, stop: &CancellationToken) -> Self {
         let wake = Arc::new(Notify::new());
         let mut tasks = JoinSet::new();
-        let clock = |period| Clock { period, wake: Arc::clone(&wake), stop: stop.clone() };
-        tasks.spawn(run(Arc::clone(node), clock(|node| node.settings().detection_period), |node| {
-            Box::pin(async move { detect(&node).await })
-        }));
-        tasks.spawn(run(
-            Arc::clone(node),
-            clock(|node| node.settings().collection.period.unwrap_or(IDLE_PERIOD)),
+        let clock = |period: fn(&LocalNode) -> Duration| {
+            let node = Arc::clone(node);
+            Clock { period: Box::new(move || period(&node)), wake: Arc::clone(&wake), stop: stop.clone() }
+        };
+        let mut start = |period, job: fn(Arc<LocalNode>) -> Pass| {
+            let node = Arc::clone(node);
+            tasks.spawn(run(clock(period), move || job(Arc::clone(&node))));
+        };
+        start(|node| node.settings().detection_period, |node| Box::pin(async move { detect(&node).await }));
+        start(
+            |node| node.settings().collection.period.unwrap_or(IDLE_PERIOD),
             |node| Box::pin(async move { collect_if_needed(&node).await }),
-        ));
+        );
         // Uses come in without a pass, too; written each 45 s at most.
-        tasks.spawn(run(Arc::clone(node), clock(|_| FLUSH_PERIOD), |node| {
-            Box::pin(async move { node.parts().inventory.flush_if_due().await })
-        }));
+        start(|_| FLUSH_PERIOD, |node| Box::pin(async move { node.parts().inventory.flush_if_due().await }));
         tasks.spawn(rest::give_memory_back(stop.clone()));
         Self { tasks, wake, stop: stop.clone() }
     }
@@ -73,23 +75,23 @@ impl Jobs {
 
 struct Clock {
     /// Asked each time, so that a reload changes it.
-    period: fn(&LocalNode) -> Duration,
+    period: Box<dyn Fn() -> Duration + Send + Sync>,
     wake: Arc<Notify>,
     stop: CancellationToken,
 }
 
 type Pass = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Runs a job at once and then by its clock, never twice at a time. A stop drops the pass that runs.
-async fn run(node: Arc<LocalNode>, clock: Clock, job: fn(Arc<LocalNode>) -> Pass) {
+/// Runs a job at once and then, as the kubelet's loops do, a period after each end of it; never twice at a time. A stop
+/// drops the pass that runs.
+async fn run(clock: Clock, job: impl Fn() -> Pass + Send) {
     loop {
-        let began = Instant::now();
         tokio::select! {
-            () = job(Arc::clone(&node)) => {}
+            () = job() => {}
             () = clock.stop.cancelled() => return,
         }
         tokio::select! {
-            () = tokio::time::sleep_until(began + (clock.period)(&node)) => {}
+            () = tokio::time::sleep((clock.period)()) => {}
             () = clock.wake.notified() => {}
             () = clock.stop.cancelled() => return,
         }
@@ -164,10 +166,32 @@ async fn collect_if_needed(node: &LocalNode) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use imagelet_core::testing::vectors;
 
     use super::*;
     use crate::config::{Environment, GoDuration, Layers};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_job_runs_at_once_and_then_a_period_after_each_end() {
+        let begun: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let (noted, origin) = (Arc::clone(&begun), tokio::time::Instant::now());
+        let stop = CancellationToken::new();
+        let clock = Clock { period: Box::new(|| Duration::from_secs(5)), wake: Arc::default(), stop: stop.clone() };
+        let job = run(clock, move || {
+            let noted = Arc::clone(&noted);
+            Box::pin(async move {
+                noted.lock().expect("nobody panicked").push(origin.elapsed().as_secs());
+                tokio::time::sleep(Duration::from_secs(3)).await;
+            })
+        });
+        let job = tokio::spawn(job);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        stop.cancel();
+        job.await.expect("it ends");
+        assert_eq!(*begun.lock().expect("nobody panicked"), [0, 8, 16]);
+    }
 
     #[test]
     fn the_vectors_of_the_loop_say_which_jobs_there_are() {

@@ -26,8 +26,8 @@ pub(super) struct Pressure {
 /// Looks at the disks now. What cannot be seen is told among the problems.
 pub(super) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pressure {
     let settings = node.settings();
-    // The kubelet takes what speaks CRI to have one file system.
-    let splits = !settings.compatibility.is_kubelet();
+    // The kubelet takes what speaks CRI to have one file system, but for a runtime that it knows by its socket.
+    let splits = !settings.compatibility.is_kubelet() || settings.node.splits_disks;
     let stats = match look(&node.parts.runtime, Arc::new(OsLookup), splits).await {
         Ok(stats) => stats,
         Err(error) => {
@@ -47,8 +47,10 @@ pub(super) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pr
 fn judge(stats: &DiskStats, told: &FsInfo, thresholds: Vec<Threshold>) -> Pressure {
     let kubelet_root = if Path::new(KUBELET_ROOT).exists() { KUBELET_ROOT } else { "/" };
     let root = OsLookup.look(Path::new(kubelet_root)).ok();
-    let device = image_device(told, &OsLookup).unwrap_or_default();
-    let is_dedicated = root.as_ref().is_some_and(|root| has_dedicated_images(&root.device, &device, stats));
+    // Where the images' place cannot be seen, nobody can say that it is another.
+    let device = image_device(told, &OsLookup).ok();
+    let is_dedicated =
+        root.as_ref().zip(device).is_some_and(|(root, device)| has_dedicated_images(&root.device, &device, stats));
     let layout = Layout::of(is_dedicated, stats.images != stats.containers);
     let mut observed = Observations::new();
     let mut observe = |signal, capacity: Option<u64>, available: Option<u64>| {
