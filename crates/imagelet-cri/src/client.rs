@@ -489,6 +489,15 @@ impl RemoteContainerService {
     }
 }
 
+impl RemoteContainerService {
+    async fn container_status(&self, container_id: &str) -> Result<v1::ContainerStatusResponse, RuntimeError> {
+        let channel = self.peer.channel.clone();
+        let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
+        let ask = |request| bounded::unary(channel, "/runtime.v1.RuntimeService/ContainerStatus", request, ONE);
+        self.peer.call(Call::Other("ContainerStatus"), request, ask).await
+    }
+}
+
 #[async_trait]
 impl ContainerService for RemoteContainerService {
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
@@ -510,21 +519,7 @@ impl ContainerService for RemoteContainerService {
     }
 
     async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
-        let response = self
-            .peer
-            .call(Call::Other("ContainerStatus"), request, |request| async move {
-                bounded::unary::<_, v1::ContainerStatusResponse>(
-                    channel,
-                    "/runtime.v1.RuntimeService/ContainerStatus",
-                    request,
-                    ONE,
-                )
-                .await
-            })
-            .await;
-        let status = match response {
+        let status = match self.container_status(container_id).await {
             Ok(response) => response.status.unwrap_or_default(),
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(error),
@@ -534,21 +529,7 @@ impl ContainerService for RemoteContainerService {
     }
 
     async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
-        let response = self
-            .peer
-            .call(Call::Other("ContainerStatus"), request, |request| async move {
-                bounded::unary::<_, v1::ContainerStatusResponse>(
-                    channel,
-                    "/runtime.v1.RuntimeService/ContainerStatus",
-                    request,
-                    ONE,
-                )
-                .await
-            })
-            .await;
-        match response {
+        match self.container_status(container_id).await {
             Ok(_) => Ok(false),
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(true),
             Err(error) => Err(error),
