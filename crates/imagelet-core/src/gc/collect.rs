@@ -74,11 +74,16 @@ async fn collect(gc: &ImageGc, request: &GcRequest, now: SystemTime) -> Result<G
         let plan = plan(&input);
         round.is_active |= plan.wanted.is_some() || !plan.steps.is_empty();
         let planned = Arc::new(Planned { input, plan });
-        round.keep_all(&snapshot, Why::Planned(Arc::clone(&planned)));
         if round.planned.is_empty() {
             report_nameless(&mut round, &planned);
         }
         round.planned.push(Arc::clone(&planned));
+        if round.may_foresee() {
+            progress.foresee(&planned);
+            round.foresee(&snapshot, planned);
+            break;
+        }
+        round.decide_all(&snapshot, Why::Kept(Arc::clone(&planned)));
         let before = progress.spared.len();
         let is_last = round.planned.len() >= PLANS_MAX;
         act(&mut round, &snapshot, &planned, is_last, &mut progress).await;
@@ -113,6 +118,16 @@ struct Progress {
     room_failures: Vec<String>,
 }
 
+impl Progress {
+    /// All that is planned goes.
+    fn foresee(&mut self, planned: &Planned) {
+        for step in &planned.plan.steps {
+            let sum = if step.phase == GcPhase::Age { &mut self.aged } else { &mut self.freed };
+            *sum = sum.plus(step.freed());
+        }
+    }
+}
+
 /// The disk, which a goal in bytes can do without.
 async fn look(gc: &ImageGc, goal: GcGoal) -> Result<DiskUse, GcError> {
     let looked = disk::look(&gc.runtime, &gc.probe).await;
@@ -143,8 +158,8 @@ async fn act(round: &mut Round<'_>, snapshot: &Snapshot, planned: &Planned, is_l
     let (mut aged, mut gone) = (Vec::new(), Vec::new());
     let mut is_whole = true;
     for step in &planned.plan.steps {
-        let found = snapshot.entries.binary_search_by(|entry| order(entry, &step.key));
-        let Some(entry) = found.ok().and_then(|index| snapshot.entries.get(index)) else { continue };
+        let entry = snapshot.entries.get(step.place).filter(|entry| order(entry, &step.key).is_eq());
+        let Some(entry) = entry else { continue };
         match round.remove(entry, step.phase, step.reason.clone()).await {
             Attempt::Removed if step.phase == GcPhase::Age => aged.push(step),
             Attempt::Removed => gone.push(step),
@@ -176,9 +191,7 @@ async fn act(round: &mut Round<'_>, snapshot: &Snapshot, planned: &Planned, is_l
 
 /// What came free, when these went and no others.
 fn freed(input: &PlanInput, aged: &[&Step], gone: &[&Step]) -> (Freed, Freed) {
-    let places: BTreeMap<ImageKey, usize> =
-        input.images.iter().enumerate().map(|(place, image)| (image.key(), place)).collect();
-    let order: Vec<usize> = aged.iter().chain(gone).filter_map(|step| places.get(&step.key).copied()).collect();
+    let order: Vec<usize> = aged.iter().chain(gone).map(|step| step.place).collect();
     let mut sums = (Freed::default(), Freed::default());
     for (at, (_, frees)) in choice::frees(input, &order).into_iter().enumerate() {
         let sum = if at < aged.len() { &mut sums.0 } else { &mut sums.1 };

@@ -52,6 +52,9 @@ pub struct Plan {
 pub struct Step {
     /// Which image.
     pub key: ImageKey,
+    /// Its place in the input.
+    #[serde(default)]
+    pub place: usize,
     /// What for.
     pub phase: GcPhase,
     /// Why.
@@ -88,7 +91,7 @@ pub fn plan(input: &PlanInput) -> Plan {
         by(one).cmp(&by(other)).then_with(by_key)
     });
 
-    let mut steps: Vec<(usize, Step)> = Vec::new();
+    let mut steps: Vec<Step> = Vec::new();
     let mut old: Vec<usize> = Vec::new();
     if input.policy.age_max().is_some() {
         old.extend(free.iter().filter(|it| is_old(it, input)).map(|it| it.place));
@@ -98,9 +101,9 @@ pub fn plan(input: &PlanInput) -> Plan {
     for (place, frees) in frees(input, &old) {
         let image = input.images.at(place);
         let reason = Reason::Old { idle: idle(image, input), age_max };
-        steps.push((place, Step::new(image, GcPhase::Age, reason, frees)));
+        steps.push(Step::new(image, place, GcPhase::Age, reason, frees));
     }
-    let aged = steps.iter().fold(Freed::default(), |sum, (_, step)| sum.plus(step.freed()));
+    let aged = steps.iter().fold(Freed::default(), |sum, step| sum.plus(step.freed()));
 
     let wanted = wanted(input, aged);
     let is_room_wanted = wanted.is_some() || input.goal == GcGoal::AllUnused;
@@ -127,7 +130,7 @@ pub fn plan(input: &PlanInput) -> Plan {
             GcPhase::All => Reason::Unused { idle },
             GcPhase::Age | GcPhase::Space => Reason::Room { idle, frees: frees.bytes },
         };
-        steps.push((place, Step::new(image, phase, reason, frees)));
+        steps.push(Step::new(image, place, phase, reason, frees));
     }
 
     if is_in_vain {
@@ -138,19 +141,19 @@ pub fn plan(input: &PlanInput) -> Plan {
     for place in fresh.into_iter().filter(|_| is_room_wanted) {
         kept.keep(place, too_fresh(input.images.at(place), input).unwrap_or(Reason::NotNeeded));
     }
-    for (place, _) in &steps {
-        kept.goes(*place);
+    for step in &steps {
+        kept.goes(step.place);
     }
     Plan {
         kept,
         wanted: wanted.map(|wanted| wanted.all.bytes),
         wanted_inodes: wanted.map_or(0, |wanted| wanted.all.inodes),
-        frees: steps.iter().map(|(_, step)| step.frees).sum(),
-        frees_inodes: steps.iter().map(|(_, step)| step.inodes).fold(0, u64::saturating_add),
+        frees: steps.iter().map(|step| step.frees).sum(),
+        frees_inodes: steps.iter().map(|step| step.inodes).fold(0, u64::saturating_add),
         could_free: aged.plus(room.possible).bytes,
         certainty: input.layers.as_ref().map_or(Certainty::Claimed, |graph| graph.certainty),
         shortage,
-        steps: steps.into_iter().map(|(_, step)| step).collect(),
+        steps,
     }
 }
 
@@ -186,6 +189,9 @@ fn holds(image: Facts<'_>, input: &PlanInput) -> Option<Reason> {
         && let Some(reason) = input.spared.get(&image.key())
     {
         return Some(reason.clone());
+    }
+    if image.is_free() {
+        return None;
     }
     if !image.in_use_by().is_empty() {
         return Some(Reason::InUse { by: image.in_use_by().to_vec() });
@@ -265,8 +271,8 @@ fn wanted(input: &PlanInput, aged: Freed) -> Option<Wanted> {
 }
 
 impl Step {
-    fn new(image: Facts<'_>, phase: GcPhase, reason: Reason, frees: Freed) -> Self {
-        Self { key: image.key(), phase, reason, frees: frees.bytes, inodes: frees.inodes }
+    fn new(image: Facts<'_>, place: usize, phase: GcPhase, reason: Reason, frees: Freed) -> Self {
+        Self { key: image.key(), place, phase, reason, frees: frees.bytes, inodes: frees.inodes }
     }
 
     /// What it frees after the steps before it.

@@ -154,8 +154,21 @@ impl<'a> Round<'a> {
     }
 
     /// Decides about all images of a snapshot: at once, as there may be very many.
-    pub(super) fn keep_all(&mut self, snapshot: &Arc<Snapshot>, why: Why) {
+    pub(super) fn decide_all(&mut self, snapshot: &Arc<Snapshot>, why: Why) {
         self.decisions.take_all(snapshot, why);
+    }
+
+    /// Whether nothing can come between a plan and what is told of it.
+    pub(super) fn may_foresee(&self) -> bool {
+        self.dry_run && self.aborted.is_none() && !self.containers_vanished
+    }
+
+    /// Decides as it is planned, and removes nothing.
+    pub(super) fn foresee(&mut self, snapshot: &Arc<Snapshot>, planned: Arc<Planned>) {
+        let sizes = snapshot.entries.glances();
+        let claimed = planned.plan.steps.iter().filter_map(|step| sizes.get(step.place)).map(|glance| glance.size);
+        self.claimed = self.claimed + claimed.sum();
+        self.decide_all(snapshot, Why::foreseen(planned));
     }
 
     fn decide(&mut self, entry: &Entry, verdict: GcVerdict, reason: Reason) {

@@ -40,19 +40,40 @@ pub struct Decisions {
     later: BTreeMap<ImageKey, GcDecision>,
 }
 
-/// Why images of a snapshot stay, by their places.
+/// What becomes of the images of a snapshot, by their places, and why.
 #[derive(Clone)]
 pub(super) enum Why {
-    Planned(Arc<Planned>),
-    Kept(Kept),
+    /// Those that a plan keeps stay; about the others it is decided one by one.
+    Kept(Arc<Planned>),
+    /// All is as planned: those that go by place, each with the number of its step.
+    Foreseen(Arc<Planned>, Vec<(usize, usize)>),
+    /// The same without a plan.
+    Own(Kept),
 }
 
 impl Why {
+    pub(super) fn foreseen(planned: Arc<Planned>) -> Self {
+        let mut goes: Vec<(usize, usize)> =
+            planned.plan.steps.iter().enumerate().map(|(number, step)| (step.place, number)).collect();
+        goes.sort_unstable();
+        Self::Foreseen(planned, goes)
+    }
+
     fn kept(&self) -> &Kept {
         match self {
-            Self::Planned(planned) => &planned.plan.kept,
-            Self::Kept(kept) => kept,
+            Self::Kept(planned) | Self::Foreseen(planned, _) => &planned.plan.kept,
+            Self::Own(kept) => kept,
         }
+    }
+
+    fn at(&self, place: usize) -> Option<(GcVerdict, &Reason)> {
+        if let Some(reason) = self.kept().at(place) {
+            return Some((GcVerdict::Keep, reason));
+        }
+        let Self::Foreseen(planned, goes) = self else { return None };
+        let number = goes.binary_search_by_key(&place, |(place, _)| *place).ok()?;
+        let step = planned.plan.steps.get(goes[number].1)?;
+        Some((GcVerdict::Remove { phase: step.phase }, &step.reason))
     }
 }
 
@@ -74,23 +95,24 @@ impl Decisions {
 
     /// Each, in the order of the keys.
     pub fn iter(&self) -> impl Iterator<Item = GcDecision> {
-        let keep = |(entry, reason): (&Entry, &Reason)| GcDecision::of(entry, GcVerdict::Keep, reason.clone());
+        let told = |(entry, verdict, reason): (&Entry, GcVerdict, &Reason)| GcDecision::of(entry, verdict, reason.clone());
         let mut first = self.first().peekable();
         let mut later = self.later.values().peekable();
         std::iter::from_fn(move || {
-            let Some(next) = later.peek() else { return first.next().map(keep) };
-            if let Some(before) = first.next_if(|(entry, _)| entry.image.cmp_key(&next.key).is_lt()) {
-                return Some(keep(before));
+            let Some(next) = later.peek() else { return first.next().map(told) };
+            if let Some(before) = first.next_if(|(entry, ..)| entry.image.cmp_key(&next.key).is_lt()) {
+                return Some(told(before));
             }
             // What was decided later holds.
-            first.next_if(|(entry, _)| entry.image.cmp_key(&next.key).is_eq());
+            first.next_if(|(entry, ..)| entry.image.cmp_key(&next.key).is_eq());
             later.next().cloned()
         })
     }
 
-    fn first(&self) -> impl Iterator<Item = (&Entry, &Reason)> {
+    fn first(&self) -> impl Iterator<Item = (&Entry, GcVerdict, &Reason)> {
         self.first.iter().flat_map(|(snapshot, why)| {
-            why.kept().iter().filter_map(|(place, reason)| Some((&**snapshot.entries.get(place)?, reason)))
+            let decided = |(place, entry)| why.at(place).map(|(verdict, reason)| (entry, verdict, reason));
+            snapshot.entries.iter().map(|entry| &**entry).enumerate().filter_map(decided)
         })
     }
 
@@ -111,8 +133,8 @@ impl Decisions {
         }
         let (snapshot, why) = self.first.as_ref()?;
         let place = snapshot.entries.binary_search_by(|entry| entry.image.cmp_key(key)).ok()?;
-        let reason = why.kept().at(place)?;
-        Some(GcDecision::of(&snapshot.entries[place], GcVerdict::Keep, reason.clone()))
+        let (verdict, reason) = why.at(place)?;
+        Some(GcDecision::of(&snapshot.entries[place], verdict, reason.clone()))
     }
 }
 

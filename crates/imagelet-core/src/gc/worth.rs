@@ -17,8 +17,8 @@ use std::{
 
 use super::{PlanInput, facts::Facts};
 use crate::{
-    image::ImageId,
-    inventory::{Gaps, KINDS, Kind, PullCost, ReuseTable, SPANS, Span, UseHistory},
+    image::{ByteSize, ImageId},
+    inventory::{Gaps, KINDS, Kind, ReuseTable, SPANS, Span, UseHistory},
 };
 
 /// A first guess: so many of the images that lay idle until a span are used within it. With spans that grow with age
@@ -87,8 +87,14 @@ impl Experience {
 
     /// Uses expected per day, if the image is kept for as long as that is most.
     pub fn uses_per_day(&self, history: &UseHistory, idle: Duration) -> f64 {
-        let (kind, at, idle) = (Kind::of(history).index(), Span::of(idle).index(), idle.as_secs_f64());
-        let rate = if let Some(own) = self.own(history, at) {
+        self.uses_of(Kind::of(history), Some(&history.gaps), idle)
+    }
+
+    fn uses_of(&self, kind: Kind, gaps: Option<&Gaps>, idle: Duration) -> f64 {
+        let (at, idle) = (Span::of(idle).index(), idle.as_secs_f64());
+        let own = gaps.and_then(|gaps| self.own(kind, gaps, at));
+        let kind = kind.index();
+        let rate = if let Some(own) = own {
             best_rate(at, idle, |span| own.hazard(span, self.hazards[kind][span]))
         } else {
             let [begin, end] = [at, at + 1].map(|span| self.blank[kind][span]);
@@ -100,8 +106,9 @@ impl Experience {
 
     /// The chance that the image is used again within this time.
     pub fn chance(&self, history: &UseHistory, idle: Duration, within: Duration) -> f64 {
-        let (kind, at) = (Kind::of(history).index(), Span::of(idle).index());
-        let own = self.own(history, at);
+        let (kind, at) = (Kind::of(history), Span::of(idle).index());
+        let own = self.own(kind, &history.gaps, at);
+        let kind = kind.index();
         let (from, until) = (idle.as_secs_f64(), idle.saturating_add(within).as_secs_f64());
         let mut left = 1.0;
         for span in at..SPANS {
@@ -116,10 +123,9 @@ impl Experience {
     }
 
     /// What an image's own gaps say, where there are any.
-    fn own(&self, history: &UseHistory, at: usize) -> Option<Own> {
-        let kind = Kind::of(history);
+    fn own(&self, kind: Kind, gaps: &Gaps, at: usize) -> Option<Own> {
         let weight = if kind.is_superseded() { self.ever[kind.index()][at] } else { 1.0 };
-        Own::of(&history.gaps, weight)
+        Own::of(gaps, weight)
     }
 }
 
@@ -154,7 +160,7 @@ impl Worth {
 
     /// Of an image that would have so many bytes to fetch again. No more precise than a byte a day, and never free.
     pub(super) fn cost(&self, image: Facts<'_>, bytes: f64) -> u64 {
-        let uses = self.experience.uses_per_day(image.history(), idle(image, self.now));
+        let uses = self.experience.uses_of(image.kind(), image.gaps(), idle(image, self.now));
         let expected = uses * bytes * slowness(image.pulled());
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between the two bounds")]
         let expected = expected.clamp(0.0, 1e18) as u64;
@@ -183,9 +189,9 @@ fn idle(image: Facts<'_>, now: SystemTime) -> Duration {
 }
 
 /// How much dearer a byte of this image is than one over a link of usual speed.
-fn slowness(pulled: Option<PullCost>) -> f64 {
-    let Some(cost) = pulled.filter(|cost| cost.bytes.0 >= PULL_MIN) else { return 1.0 };
-    (cost.duration.as_secs_f64() * LINK_BYTES / cost.bytes.0 as f64).clamp(SLOWNESS.0, SLOWNESS.1)
+fn slowness(pulled: Option<(ByteSize, Duration)>) -> f64 {
+    let Some((bytes, duration)) = pulled.filter(|(bytes, _)| bytes.0 >= PULL_MIN) else { return 1.0 };
+    (duration.as_secs_f64() * LINK_BYTES / bytes.0 as f64).clamp(SLOWNESS.0, SLOWNESS.1)
 }
 
 /// What each of these would have to fetch again, were it gone: layers that stay cost nothing, others are shared out.
@@ -396,11 +402,7 @@ mod tests {
 
     #[test]
     fn a_slow_registry_makes_its_images_dearer() {
-        let cost = |bytes: u64, seconds| PullCost {
-            bytes: crate::image::ByteSize(bytes),
-            duration: Duration::from_secs(seconds),
-            at: SystemTime::UNIX_EPOCH,
-        };
+        let cost = |bytes: u64, seconds| (ByteSize(bytes), Duration::from_secs(seconds));
         assert!(slowness(Some(cost(20_000_000, 3))) > slowness(Some(cost(20_000_000, 1))));
         for unknown in [None, Some(cost(0, 900)), Some(cost(5_000, 900))] {
             assert!((slowness(unknown) - 1.0).abs() < f64::EPSILON);

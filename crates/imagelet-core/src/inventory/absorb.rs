@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, iter::Peekable, sync::Arc, time::SystemTime};
 
 use super::{
-    Entry, Flaw, LEASE_UNSEEN_MAX, PullCost, Snapshot, State,
+    Entries, Entry, Flaw, LEASE_UNSEEN_MAX, PullCost, Snapshot, State,
     changes::{Loose, Trace},
     detect::{DetectRules, DetectTimes, Record, Survey, Users, Uses, detect, uses_among},
     memory::Remembered,
@@ -166,7 +166,7 @@ impl State {
         self.snapshot_of(entries, now)
     }
 
-    pub(super) fn snapshot_of(&self, entries: Vec<Arc<Entry>>, now: SystemTime) -> Snapshot {
+    pub(super) fn snapshot_of(&self, entries: Entries, now: SystemTime) -> Snapshot {
         let told = |time: SystemTime| moved(time, self.shift);
         Snapshot {
             taken_at: told(now),

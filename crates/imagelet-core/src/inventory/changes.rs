@@ -12,7 +12,7 @@ use std::{
 use twox_hash::XxHash3_128;
 
 use super::{
-    Entry, Snapshot, State,
+    Entries, Entry, Snapshot, State,
     detect::{DetectTimes, Record, Survey, Users, Uses, is_mount},
     memory::{Memory, Remembered},
     names::{Among, Marks},
@@ -177,7 +177,7 @@ impl Trace {
     }
 
     /// Takes up what a listing says of its images, and answers who is gone.
-    fn follow(&mut self, entries: &mut Vec<Arc<Entry>>, compared: &mut Compared, now: SystemTime) -> Vec<Arc<Entry>> {
+    fn follow(&mut self, entries: &mut Entries, compared: &mut Compared, now: SystemTime) -> Vec<Arc<Entry>> {
         let count = entries.len();
         let is_moved = !compared.arrived.is_empty() || compared.is_listed.contains(&false);
         if !is_moved && compared.changed.is_empty() {
@@ -192,7 +192,7 @@ impl Trace {
         let changed: HashSet<usize> = compared.changed.iter().map(|(place, _)| *place).collect();
         let (mut gone, mut marks) = (Vec::new(), Marks::default());
         let mut places = vec![u32::MAX; count + arrived.len()];
-        let before = std::mem::replace(entries, Vec::with_capacity(places.len()));
+        let before = std::mem::replace(entries, Entries::with_capacity(places.len()));
         let due = std::mem::replace(&mut self.due, Vec::with_capacity(places.len()));
         let sums = std::mem::replace(&mut self.sums, Vec::with_capacity(places.len()));
         self.listed = Vec::with_capacity(places.len());
@@ -297,20 +297,19 @@ impl State {
         let (mut gone, mut places): (Vec<ImageKey>, Vec<u32>) = (Vec::new(), Vec::new());
         let mut renamed: Vec<ImageKey> = Vec::new();
         for (place, image) in &mut compared.changed {
-            let entry = Arc::make_mut(&mut entries[*place]);
-            Memory::note_repositories(&entry.image, &mut self.loose.some);
+            Memory::note_repositories(&entries[*place].image, &mut self.loose.some);
             Memory::note_repositories(image, &mut self.loose.some);
             self.loose.images.insert(image.key());
             renamed.push(image.key());
             if let Some(record) = self.records.get_mut(&image.key()) {
                 (record.size, record.pinned) = (image.size, image.pinned);
             }
-            entry.image = Arc::clone(image);
+            entries.change(*place, |entry| entry.image = Arc::clone(image));
             trace.listed[*place] = Arc::clone(image);
         }
         // Who keeps its list hands the same ones out the next time.
         for (place, image) in std::mem::take(&mut compared.renewed) {
-            if let Some(entry) = Arc::get_mut(&mut entries[place]) {
+            if let Some(entry) = entries.own(place) {
                 entry.image = Arc::clone(&image);
             }
             trace.listed[place] = image;
@@ -392,10 +391,7 @@ impl State {
             if is_passing(&entry) {
                 trace.passing.push(number);
             }
-            match Arc::get_mut(&mut entries[place]) {
-                Some(known) => *known = entry,
-                None => entries[place] = Arc::new(entry),
-            }
+            entries.set(place, entry);
         }
         let snapshot = Arc::new(self.snapshot_of(entries, now));
         self.mounts = survey.mounts;

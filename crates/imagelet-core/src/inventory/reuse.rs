@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::history::{SPANS, Span, UseHistory};
 
 /// Kinds of images that are counted apart: by returns so far, and whether a newer version is in use.
-pub const KINDS: usize = 12;
+pub const KINDS: usize = KINDS_U8 as usize;
+const KINDS_U8: u8 = 12;
 /// When one kind has seen so many, the past is worth half: a node's workload changes.
 const SEEN_MAX: u32 = 4096;
 
@@ -25,7 +26,7 @@ struct Seen {
 
 /// Which kind of image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind(usize);
+pub struct Kind(u8);
 
 impl Kind {
     /// Never used; used once; returned once, 2 or 3, 4 to 7 times, or more: each of the newest version or an older one.
@@ -38,17 +39,17 @@ impl Kind {
             (_, 4..=7) => 4,
             _ => 5,
         };
-        Self(2 * experience + usize::from(history.superseded))
+        Self(2 * experience + u8::from(history.superseded))
     }
 
     /// All there are, in the order of their numbers.
     pub fn all() -> impl Iterator<Item = Self> {
-        (0..KINDS).map(Self)
+        (0..KINDS_U8).map(Self)
     }
 
     /// Its number, below [`KINDS`].
     pub fn index(self) -> usize {
-        self.0
+        usize::from(self.0)
     }
 
     /// Images of which a newer version is in use.
@@ -60,13 +61,13 @@ impl Kind {
 impl ReuseTable {
     /// How many images of a kind lay idle until a span, and how many of them were used within it.
     pub fn seen(&self, kind: Kind, span: usize) -> (u32, u32) {
-        let seen = self.0[kind.0].get(span).copied().unwrap_or_default();
+        let seen = self.0[kind.index()].get(span).copied().unwrap_or_default();
         (seen.idle, seen.used)
     }
 
     /// An image lay idle from one span into a later one.
     pub(super) fn idled(&mut self, kind: Kind, from: usize, until: usize) {
-        for seen in &mut self.0[kind.0][from.min(SPANS)..until.min(SPANS)] {
+        for seen in &mut self.0[kind.index()][from.min(SPANS)..until.min(SPANS)] {
             seen.idle += 1;
         }
         self.age(kind);
@@ -74,14 +75,14 @@ impl ReuseTable {
 
     /// An image was used after it had lain idle for so long. The spans before were counted already.
     pub(super) fn used(&mut self, kind: Kind, gap: Duration) {
-        let seen = &mut self.0[kind.0][Span::of(gap).index()];
+        let seen = &mut self.0[kind.index()][Span::of(gap).index()];
         seen.idle += 1;
         seen.used += 1;
         self.age(kind);
     }
 
     fn age(&mut self, kind: Kind) {
-        let kind = &mut self.0[kind.0];
+        let kind = &mut self.0[kind.index()];
         if kind.iter().any(|seen| seen.idle > SEEN_MAX) {
             for seen in kind {
                 *seen = Seen { idle: seen.idle / 2, used: seen.used / 2 };

@@ -175,7 +175,11 @@ impl<'e> Carries<&'e Entry> for Acting<'_, '_> {
 /// The kubelet knows no rules: those that an operator made hold as pins do.
 fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Arc<Snapshot>, ruled: &[Option<Reason>]) -> Vec<Turn<'s>> {
     let mut kept = Kept::all(snapshot.entries.len(), Reason::NotNeeded);
-    for (place, (entry, ruled)) in snapshot.entries.iter().zip(ruled).enumerate() {
+    let glances = snapshot.entries.glances();
+    for (place, ((entry, glance), ruled)) in snapshot.entries.iter().zip(glances).zip(ruled).enumerate() {
+        if glance.is_free && ruled.is_none() {
+            continue;
+        }
         if !entry.in_use_by.is_empty() {
             kept.keep(place, Reason::InUse { by: entry.in_use_by.clone() });
         } else if !entry.pinned_by.is_empty() {
@@ -184,10 +188,11 @@ fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Arc<Snapshot>, ruled: &[Opti
             kept.keep(place, ruled.clone());
         }
     }
-    round.keep_all(snapshot, Why::Kept(kept));
+    round.decide_all(snapshot, Why::Own(kept));
     // Entries are in the order of their keys, and so are their places.
-    let free = snapshot.entries.iter().enumerate().zip(ruled).filter(|(_, ruled)| ruled.is_none());
-    let (order, nameless) = eviction_order(free.map(|((place, entry), _)| (place, Candidate::of(entry))).collect());
+    let free = snapshot.entries.iter().zip(glances).zip(ruled).enumerate().filter(|(_, (_, ruled))| ruled.is_none());
+    let candidates = free.map(|(place, ((entry, glance), _))| (place, Candidate::of(entry, glance)));
+    let (order, nameless) = eviction_order(candidates.collect());
     for entry in nameless.into_iter().map(|place| &snapshot.entries[place]) {
         round.keep(entry, Reason::NoId);
         round.events.push(invalid_id_event(&entry.key()));
