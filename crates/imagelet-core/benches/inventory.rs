@@ -29,7 +29,8 @@ use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser},
     inventory::{Inventory, MemoryRules},
     runtime::{
-        ContainerState, ImageFilesystems, ImageService, LayerGraph, Progress, PullRequest, RuntimeError, RuntimeManager,
+        ContainerState, ImageFilesystems, ImageService, LayerGraph, Listing, Progress, PullRequest, RuntimeError,
+        RuntimeManager,
     },
     testing::FakeRuntime,
 };
@@ -84,7 +85,7 @@ impl Way {
 #[derive(Clone, Debug)]
 struct Prepared {
     fake: FakeRuntime,
-    next: Arc<Mutex<Option<Vec<Arc<Image>>>>>,
+    next: Arc<Mutex<Option<Listing>>>,
     filesystems: ImageFilesystems,
 }
 
@@ -94,11 +95,9 @@ impl Prepared {
         if way != Way::Wire {
             return;
         }
-        let mut images = self.fake.list(None).await.expect("the fake answers");
-        for image in &mut images {
-            *image = Arc::new(Image { id: ImageId::new(image.id.as_str()), ..Image::clone(image) });
-        }
-        *self.next.lock().expect("nobody panics with it") = Some(images);
+        let images = self.fake.list(None).await.expect("the fake answers");
+        let anew = |image: &Arc<Image>| Image { id: ImageId::new(image.id.as_str()), ..Image::clone(image) };
+        *self.next.lock().expect("nobody panics with it") = Some(images.iter().map(anew).collect());
     }
 
     /// Of a hundred images one goes and another comes.
@@ -117,7 +116,7 @@ impl Prepared {
 
 #[async_trait]
 impl ImageService for Prepared {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let prepared = self.next.lock().expect("nobody panics with it").take();
         match prepared {
             Some(images) if filter.is_none() => Ok(images),

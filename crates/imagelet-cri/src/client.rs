@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use imagelet_core::{
     image::{Image, ImageId, ImageSpec},
     runtime::{
-        Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError,
-        RuntimeErrorKind, Sandbox,
+        Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
+        RuntimeError, RuntimeErrorKind, Sandbox,
     },
     text::quoted,
 };
@@ -186,14 +186,14 @@ impl RemoteImageService {
 #[async_trait]
 impl ImageService for RemoteImageService {
     /// A filter is answered by `status`: containerd would ignore it and list everything.
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
-            return Ok(self.status(spec).await?.into_iter().map(Arc::new).collect());
+            return Ok(self.status(spec).await?.into_iter().collect());
         }
         let deadline = self.peer.deadline();
         let images =
             self.streaming.list(Box::pin(self.stream_all(deadline)), Box::pin(self.list_all(deadline))).await?;
-        Ok(images.into_iter().map(|image| Arc::new(convert::image_from_wire(image))).collect())
+        Ok(images.into_iter().map(convert::image_from_wire).collect())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

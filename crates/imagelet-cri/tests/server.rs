@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use imagelet_core::{
     image::{ImageId, ImageSpec},
-    runtime::{ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
+    runtime::{ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
     testing::{FakeRuntime, conformance, vectors},
 };
 use imagelet_cri::{
@@ -418,7 +418,7 @@ impl Failing {
 
 #[async_trait::async_trait]
 impl ImageService for Failing {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<imagelet_core::image::Image>>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         self.error()
     }
     async fn status(&self, _spec: &ImageSpec) -> Result<Option<imagelet_core::image::Image>, RuntimeError> {
@@ -441,7 +441,7 @@ struct Defective(FakeRuntime);
 
 #[async_trait::async_trait]
 impl ImageService for Defective {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<imagelet_core::image::Image>>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         self.0.list(filter).await
     }
     async fn status(&self, _spec: &ImageSpec) -> Result<Option<imagelet_core::image::Image>, RuntimeError> {

@@ -22,7 +22,8 @@ use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Platform, Reference},
     runtime::{
         ContainerService, FilesystemUsage, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerState,
-        MakeRoom, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, StoreMeasure,
+        Listing, MakeRoom, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
+        StoreMeasure,
     },
 };
 use tokio::time::Instant;
@@ -359,10 +360,10 @@ impl Engine {
 
 #[async_trait]
 impl ImageService for Engine {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         match filter.filter(|spec| !spec.image.is_empty()) {
             Some(spec) => Ok(self.listed_by(spec)?.into_iter().collect()),
-            None => Ok(self.store.listed().to_vec()),
+            None => Ok(self.store.listed()),
         }
     }
 

@@ -15,7 +15,7 @@ use imagelet_core::{
     inventory::{HandedOut, Inventory},
     runtime::{
         Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService,
-        LayerFacts, LayerGraph, Progress, PullRequest, RuntimeError, RuntimeManager, Sandbox,
+        LayerFacts, LayerGraph, Listing, Progress, PullRequest, RuntimeError, RuntimeManager, Sandbox,
     },
 };
 
@@ -206,7 +206,7 @@ impl World {
 
 #[async_trait]
 impl ImageService for World {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let present: Vec<usize> = self.lock().present.iter().copied().collect();
         Ok(present.into_iter().map(|image| Arc::new(self.image(image))).collect())
     }

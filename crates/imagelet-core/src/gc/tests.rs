@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     image::{Image, ImageSpec, ImageUser},
     runtime::{
-        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Progress, PullRequest,
+        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
         RuntimeErrorKind, Sandbox,
     },
     testing::{FakeRuntime, vectors},
@@ -327,7 +327,7 @@ fn image(value: &Value) -> Image {
 
 #[async_trait]
 impl ImageService for Scripted {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         if let Some(error) = self.input["list_images_error"].as_str() {
             return Err(RuntimeError::other(error));
         }

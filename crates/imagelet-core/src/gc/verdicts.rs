@@ -95,7 +95,8 @@ impl Decisions {
 
     /// Each, in the order of the keys.
     pub fn iter(&self) -> impl Iterator<Item = GcDecision> {
-        let told = |(entry, verdict, reason): (&Entry, GcVerdict, &Reason)| GcDecision::of(entry, verdict, reason.clone());
+        let told =
+            |(entry, verdict, reason): (&Entry, GcVerdict, &Reason)| GcDecision::of(entry, verdict, reason.clone());
         let mut first = self.first().peekable();
         let mut later = self.later.values().peekable();
         std::iter::from_fn(move || {

@@ -42,7 +42,9 @@ impl State {
     fn absorb_all(&mut self, mut survey: Survey, times: DetectTimes, wall: SystemTime) -> Arc<Snapshot> {
         let now = times.now;
         // Once for all walks; an image listed twice stays in the order of the listing.
-        survey.images.sort_by(|one, other| in_order_of_keys(one, other));
+        let mut images = std::mem::take(&mut survey.images).into_images();
+        images.sort_by(|one, other| in_order_of_keys(one, other));
+        survey.images = images.into();
         let used_before = self.used_before();
         let uses = self.uses(&survey, Among::Listed(&survey.images));
         self.watch.advance(survey.runtime_containers(), now);
@@ -56,7 +58,7 @@ impl State {
             self.touches.insert(key, wall);
         }
         self.settle(&survey, used_before, &uses.by_image, now, wall);
-        let snapshot = Arc::new(self.draw(survey.images, &uses.by_image, now));
+        let snapshot = Arc::new(self.draw(survey.images.into_images(), &uses.by_image, now));
         self.mounts = survey.mounts;
         self.snapshot = Some(Arc::clone(&snapshot));
         snapshot

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     image::{Image, ImageId, ImageKey, ImageSpec, ImageUser},
-    runtime::Pod,
+    runtime::{Listing, Pod},
 };
 
 /// After so many images in a row that do not follow one another as before, an order is not looked for any more.
@@ -35,6 +35,8 @@ pub(super) struct Trace {
     /// By place: when its idle time comes into the next span.
     due: Vec<Option<SystemTime>>,
     marks: Marks,
+    /// The last listing, where whoever made it keeps it: what was found in it holds for the very same one.
+    whole: Option<Listing>,
     /// By place: as it was listed. Of the very same one nothing has to be read to see that nothing changed.
     listed: Vec<Arc<Image>>,
     /// By place: what was listed, summed up. A sum of 128 bits tells any two listings of an image apart.
@@ -97,58 +99,58 @@ impl Trace {
             passing: (0..).zip(entries).filter(|(_, entry)| is_passing(entry)).map(|(place, _)| place).collect(),
             used: None,
             places: None,
+            whole: None,
         }
     }
 
-    /// Holds a listing against the entries, dropping what says nothing new. Gives it back where an image is in it twice.
-    fn compare(&mut self, entries: &[Arc<Entry>], images: Vec<Arc<Image>>) -> Result<Compared, Vec<Arc<Image>>> {
+    /// Holds a listing against the entries. `None` where an image is in it twice.
+    fn compare(&mut self, entries: &[Arc<Entry>], images: &Listing) -> Option<Compared> {
+        if self.whole.as_ref().is_some_and(|whole| whole.is(images)) {
+            return Some(Compared { is_in_order: true, is_listed: vec![true; entries.len()], ..Compared::default() });
+        }
         let mut found = Compared { is_in_order: true, is_listed: vec![false; entries.len()], ..Compared::default() };
         found.order.reserve(images.len());
+        let is_held = images.is_held();
         let (mut next, mut misses) = (0, 0);
-        let mut images = images.into_iter();
-        while let Some(image) = images.next() {
+        for image in images {
             let guess = self.order.get(next).map(|place| usize_of(*place)).filter(|_| misses < MISSES_MAX);
             if let Some(place) =
-                guess.filter(|place| Arc::ptr_eq(&self.listed[*place], &image) && !found.is_listed[*place])
+                guess.filter(|place| Arc::ptr_eq(&self.listed[*place], image) && !found.is_listed[*place])
             {
                 found.is_listed[place] = true;
                 found.order.push(u32_of(place));
                 (next, misses) = (next + 1, 0);
                 continue;
             }
-            let sum = sum(self.seed, &image);
+            let sum = sum(self.seed, image);
             let place = if let Some(place) = guess.filter(|place| self.sums[*place] == sum) {
                 misses = 0;
                 Some(place)
             } else {
                 (found.is_in_order, misses) = (false, misses + 1);
-                self.find(entries, &image, sum)
+                self.find(entries, image, sum)
             };
             let Some(place) = place else {
                 found.order.push(u32_of(entries.len() + found.arrived.len()));
-                found.arrived.push(image);
+                found.arrived.push(Arc::clone(image));
                 found.sums.push(sum);
                 continue;
             };
             if std::mem::replace(&mut found.is_listed[place], true) {
-                let rest = std::iter::once(image).chain(images);
-                return Err(found.into_listing(entries).into_iter().chain(rest).collect());
+                return None;
             }
             found.order.push(u32_of(place));
             next = usize_of(self.turns[place]) + 1;
             if std::mem::replace(&mut self.sums[place], sum) != sum {
-                found.changed.push((place, image));
-            } else if Arc::strong_count(&image) > 1 {
-                found.renewed.push((place, image));
+                found.changed.push((place, Arc::clone(image)));
+            } else if is_held {
+                found.renewed.push((place, Arc::clone(image)));
             }
         }
         found.is_in_order &= found.order.len() == entries.len();
         let mut ids: Vec<ImageKey> = found.arrived.iter().map(|image| image.key()).collect();
         ids.sort_unstable();
-        if ids.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(found.into_listing(entries));
-        }
-        Ok(found)
+        ids.windows(2).all(|pair| pair[0] != pair[1]).then_some(found)
     }
 
     /// The place of an image, wherever it was listed.
@@ -252,39 +254,22 @@ impl Trace {
     }
 }
 
-impl Compared {
-    /// The listing as far as it was read.
-    fn into_listing(self, entries: &[Arc<Entry>]) -> Vec<Arc<Image>> {
-        let mut arrived = self.arrived.into_iter();
-        let mut changed: HashMap<usize, Arc<Image>> = self.changed.into_iter().collect();
-        let known = |place: usize, changed: &mut HashMap<usize, Arc<Image>>| {
-            changed.remove(&place).unwrap_or_else(|| Arc::clone(&entries[place].image))
-        };
-        let order = self.order.into_iter().map(usize_of);
-        order
-            .filter_map(|place| if place < entries.len() { Some(known(place, &mut changed)) } else { arrived.next() })
-            .collect()
-    }
-}
-
 impl State {
     /// Looks at what changed alone. Gives the survey back where that is not enough.
     pub(super) fn absorb_changes(
         &mut self,
         mut trace: Trace,
-        mut survey: Survey,
+        survey: Survey,
         times: DetectTimes,
         wall: SystemTime,
     ) -> Result<Arc<Snapshot>, Survey> {
         let now = times.now;
         let Some(before) = self.snapshot.take() else { return Err(survey) };
-        let mut compared = match trace.compare(&before.entries, std::mem::take(&mut survey.images)) {
-            Ok(compared) => compared,
-            Err(images) => {
-                self.snapshot = Some(before);
-                return Err(Survey { images, ..survey });
-            }
+        let Some(mut compared) = trace.compare(&before.entries, &survey.images) else {
+            self.snapshot = Some(before);
+            return Err(survey);
         };
+        trace.whole = survey.images.is_held().then(|| survey.images.clone());
         // Without anybody else who holds it, it is the one that is brought up to date.
         let mut entries = Arc::unwrap_or_clone(before).entries;
         let is_used = |entry: &&Arc<Entry>| entry.in_use_by.iter().any(|user| !is_mount(user));

@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     image::{ByteSize, ImageSpec, ImageUser},
     inventory::{HandedOut, Inventory, PinPattern},
-    runtime::{Container, ContainerState, Pod, RuntimeManager},
+    runtime::{Container, ContainerState, Listing, Pod, RuntimeManager},
     testing::FakeRuntime,
 };
 
@@ -105,7 +105,8 @@ fn inventory() -> Inventory {
 fn told(inventory: &Inventory) -> Vec<String> {
     let state = inventory.lock();
     let State { records, touches, released, watch, memory, leases, mounts, snapshot, dirty, .. } = &*state;
-    let entries = snapshot.iter().flat_map(|snapshot| &snapshot.entries).map(|entry| format!("{entry:?}"));
+    let entries = snapshot.iter().flat_map(|snapshot| snapshot.entries.iter().zip(snapshot.entries.glances()));
+    let entries = entries.map(|(entry, glance)| format!("{entry:?} {glance:?}"));
     let snapshot = snapshot.as_ref().map(|it| (it.taken_at, it.watched_since, it.containers, it.containers_vanished));
     let rest = [
         format!("{snapshot:?}{touches:?}{released:?}{watch:?}{mounts:?}{dirty} {:?}", leases.digest(0)),
@@ -117,12 +118,14 @@ fn told(inventory: &Inventory) -> Vec<String> {
 
 #[test]
 fn a_pass_over_what_changed_leaves_what_a_pass_over_everything_leaves() {
-    let (mut quick, mut whole) = (0, 0);
+    let (mut quick, mut whole, mut same) = (0, 0, 0);
     for seed in 0..60 {
         let mut dice = Dice(seed);
         let (ours, theirs) = (inventory(), inventory());
         let both = [&ours, &theirs];
         let (mut images, mut pods) = (Vec::new(), Vec::new());
+        // The list of a store that keeps it until something changes.
+        let mut kept: Option<(Vec<Image>, Listing)> = None;
         let mut now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         for step in 0..40 {
             now += Duration::from_secs(*dice.one(&[0, 1, 30, 90, 600, 4_000, 90_000, 3_000_000]));
@@ -163,12 +166,17 @@ fn a_pass_over_what_changed_leaves_what_a_pass_over_everything_leaves() {
                 let mounted = container.id.ends_with('7').then(|| id(3)).into_iter().collect();
                 mounts.insert(container.id.clone(), mounted);
             }
-            let survey = Survey {
-                images: images.iter().cloned().map(Arc::new).collect(),
-                pods: pods.clone(),
-                mounts,
-                missing_are_gone: seed % 2 == 0,
+            let survey =
+                |images| Survey { images, pods: pods.clone(), mounts: mounts.clone(), missing_are_gone: seed % 2 == 0 };
+            let listed = || images.iter().cloned().collect::<Listing>();
+            let listing = match kept.take_if(|(before, _)| *before == images) {
+                Some((_, listing)) if dice.next(4) > 0 => {
+                    same += 1;
+                    listing
+                }
+                _ => listed(),
             };
+            kept = (dice.next(3) > 0).then(|| (images.clone(), listing.clone()));
             // Somebody may still look at what the pass before found.
             let _held = (dice.next(3) == 0).then(|| ours.snapshot());
             theirs.lock().trace = None;
@@ -177,8 +185,8 @@ fn a_pass_over_what_changed_leaves_what_a_pass_over_everything_leaves() {
             } else {
                 whole += 1;
             }
-            ours.lock().absorb(survey.clone(), now, now);
-            theirs.lock().absorb(survey, now, now);
+            ours.lock().absorb(survey(listing), now, now);
+            theirs.lock().absorb(survey(listed()), now, now);
             let (ours, theirs) = (told(&ours), told(&theirs));
             assert_eq!(ours.len(), theirs.len(), "seed {seed}, step {step}");
             for (ours, theirs) in ours.into_iter().zip(theirs) {
@@ -186,5 +194,5 @@ fn a_pass_over_what_changed_leaves_what_a_pass_over_everything_leaves() {
             }
         }
     }
-    assert!(quick > 10 * whole, "{quick} {whole}");
+    assert!(quick > 10 * whole && same > 100, "{quick} {whole} {same}");
 }

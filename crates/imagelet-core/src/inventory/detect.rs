@@ -5,7 +5,7 @@ use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 use super::names::{Among, Names};
 use crate::{
     image::{ByteSize, Image, ImageId, ImageKey},
-    runtime::{Container, Pod},
+    runtime::{Container, Listing, Pod},
 };
 
 /// What is remembered of an image between passes.
@@ -47,7 +47,7 @@ pub(crate) struct Fresh {
 /// What one pass got from the runtime.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
-    pub(crate) images: Vec<Arc<Image>>,
+    pub(crate) images: Listing,
     pub(crate) pods: Vec<Pod>,
     /// Images mounted as volumes, by container id.
     pub(crate) mounts: BTreeMap<String, Vec<String>>,

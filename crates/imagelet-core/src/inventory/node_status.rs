@@ -66,7 +66,7 @@ impl Inventory {
     pub async fn image_list(&self) -> Arc<[Arc<Image>]> {
         if !self.cache.is_fresh() {
             match self.runtime.list(None).await {
-                Ok(images) => self.cache.set(images),
+                Ok(images) => self.cache.set(images.into_images()),
                 Err(error) => tracing::info!(err = error.chain(), "Failed to update image list"),
             }
         }

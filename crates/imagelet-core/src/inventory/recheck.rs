@@ -79,7 +79,7 @@ impl Inventory {
             pods => pods.map_err(InventoryError::List)?,
         };
         let mounts = self.mounts(&pods).await?;
-        let survey = Survey { images: vec![Arc::new(image.clone())], pods, mounts, missing_are_gone: false };
+        let survey = Survey { images: [image.clone()].into_iter().collect(), pods, mounts, missing_are_gone: false };
         let seen =
             self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_DOUBT);
         if seen.is_some_and(|seen| seen.containers > 0) && survey.runtime_containers() == 0 {
@@ -122,7 +122,9 @@ impl Inventory {
         };
         // Tags may have moved since: both what it was called and what it is called now count.
         let image = merged(&entry.image, found);
-        let mut survey = Survey { images: vec![Arc::new(image)], pods, mounts, missing_are_gone: false };
+        let image = Arc::new(image);
+        let images = [Arc::clone(&image)].into_iter().collect();
+        let survey = Survey { images, pods, mounts, missing_are_gone: false };
         if containers > 0 && survey.runtime_containers() == 0 && !self.has(Flaw::EmptyListBelieved) {
             return Ok(Err(Standing::Doubtful));
         }
@@ -130,7 +132,8 @@ impl Inventory {
             return Ok(Err(Standing::InUse(users)));
         }
         self.reload_pins().await;
-        Ok(Ok(Arc::unwrap_or_clone(survey.images.swap_remove(0))))
+        drop(survey);
+        Ok(Ok(Arc::unwrap_or_clone(image)))
     }
 }
 

@@ -17,7 +17,8 @@ use super::{
 use crate::{
     image::{ByteSize, ImageId, ImageSpec, ImageUser},
     runtime::{
-        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Progress, PullRequest, Sandbox,
+        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
+        Sandbox,
     },
     testing::{FakeRuntime, vectors},
 };
@@ -42,7 +43,7 @@ fn text(value: &Value) -> String {
 
 #[async_trait]
 impl ImageService for Scripted {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         self.refusal("list_images_error")?;
         let image = |it: &Value| Image {
             id: ImageId::new(text(&it["id"])),

@@ -25,7 +25,9 @@ use crate::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser, default_tag},
     metrics::Metrics,
     records::{ImageAccess, RecordedSecret, VerificationPolicy},
-    runtime::{ImageFilesystems, ImageService, NoContainers, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
+    runtime::{
+        ImageFilesystems, ImageService, Listing, NoContainers, PullRequest, RuntimeError, RuntimeErrorKind, no_progress,
+    },
     testing::{FakeRuntime, vectors},
 };
 
@@ -143,8 +145,8 @@ impl Scripted {
 
 #[async_trait]
 impl ImageService for Scripted {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
-        Ok(Vec::new())
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
+        Ok(Listing::default())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::{Freed, ImageDetails, LayerGraph, PullEstimate, RuntimeError};
+use super::{Freed, ImageDetails, LayerGraph, Listing, PullEstimate, RuntimeError};
 use crate::{
     credentials::Credential,
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Platform},
@@ -18,7 +18,9 @@ use crate::{
 #[async_trait]
 pub trait ImageService: Send + Sync + fmt::Debug {
     /// Lists images, each once. With a filter: the image that `status` would find for it, or none.
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError>;
+    ///
+    /// A list that somebody else holds stays as it is: a store that keeps one makes another when something changes.
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError>;
 
     /// A number that grows before what `list` answers changes: as long as it is the same, so is the whole list. `None`:
     /// this store cannot tell.

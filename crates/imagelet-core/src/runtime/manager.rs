@@ -3,12 +3,12 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::SystemTime,
 };
 
 use super::{
-    Container, ContainerService, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress,
+    Container, ContainerService, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing, Progress,
     PullEstimate, PullRequest, RuntimeError, Sandbox,
     operations::{Operation, Operations},
     pull_watch::{Looking, PullWatch},
@@ -31,6 +31,8 @@ pub struct RuntimeManager {
     operations: Option<Arc<Operations>>,
     /// Names whose images are pinned, beside those the store itself pins.
     pinned: Arc<PinnedNames>,
+    /// The last list that the store keeps, as it is and as it is told.
+    marked: Arc<Mutex<Option<(Listing, Listing)>>>,
     /// `None`: nobody looks on.
     watch: Option<Arc<dyn PullWatch>>,
 }
@@ -55,7 +57,7 @@ pub struct Pod {
 impl RuntimeManager {
     /// Joins the two ports.
     pub fn new(images: Arc<dyn ImageService>, containers: Arc<dyn ContainerService>) -> Self {
-        Self { images, containers, operations: None, pinned: Arc::default(), watch: None }
+        Self { images, containers, operations: None, pinned: Arc::default(), marked: Arc::default(), watch: None }
     }
 
     /// The same, counted.
@@ -67,7 +69,7 @@ impl RuntimeManager {
     /// The same, where images with one of these names are pinned.
     #[must_use]
     pub fn pinning(self, pinned: PinnedNames) -> Self {
-        Self { pinned: Arc::new(pinned), ..self }
+        Self { pinned: Arc::new(pinned), marked: Arc::default(), ..self }
     }
 
     /// The same, with somebody who looks on while it pulls.
@@ -87,12 +89,27 @@ impl RuntimeManager {
     }
 
     /// Lists images; see [`ImageService::list`].
-    pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
-        let mut images = self.counted(Operation::List, self.images.list(filter)).await?;
+    pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
+        let listed = self.counted(Operation::List, self.images.list(filter)).await?;
+        Ok(if self.pinned.is_empty() { listed } else { self.marked(listed) })
+    }
+
+    /// The same list with the pinned ones marked: made once of each that a store keeps.
+    fn marked(&self, listed: Listing) -> Listing {
+        let mut last = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, marked)) = last.as_ref().filter(|(before, _)| before.is(&listed)) {
+            return marked.clone();
+        }
+        let before = listed.is_held().then(|| listed.clone());
+        let mut images = listed.into_images();
         for image in images.iter_mut().filter(|image| self.pinned.marks(image)) {
             Arc::make_mut(image).pinned = true;
         }
-        Ok(images)
+        let marked = Listing::from(images);
+        if let Some(before) = before {
+            *last = Some((before, marked.clone()));
+        }
+        marked
     }
 
     /// Tells whether a list would be what it was; see [`ImageService::edition`].

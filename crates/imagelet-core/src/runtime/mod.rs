@@ -10,6 +10,7 @@ mod fault_text;
 mod image_service;
 mod layers;
 mod learned;
+mod listing;
 mod make_room;
 mod manager;
 mod operations;
@@ -28,6 +29,7 @@ pub use image_service::{
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph};
 pub use learned::LearnedImages;
+pub use listing::Listing;
 pub use make_room::{MakeRoom, RoomMade, RoomWanted};
 pub use manager::{Pod, RuntimeManager};
 pub use pull_watch::{PullEnd, PullSeen, PullWatch};

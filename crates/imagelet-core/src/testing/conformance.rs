@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::{
     image::{Digest, Image, ImageId, ImageSpec},
-    runtime::{ImageDetails, ImageService, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
+    runtime::{ImageDetails, ImageService, Listing, Progress, PullEvent, PullRequest, RuntimeErrorKind, no_progress},
 };
 
 /// The images a service under test can pull: two that differ, and a second name of the first.
@@ -58,7 +58,7 @@ async fn status(service: &dyn ImageService, name: &str) -> Option<Image> {
     service.status(&ImageSpec::new(name)).await.unwrap_or_else(|error| panic!("status of {name}: {}", error.chain()))
 }
 
-async fn list(service: &dyn ImageService) -> Vec<Arc<Image>> {
+async fn list(service: &dyn ImageService) -> Listing {
     service.list(None).await.unwrap_or_else(|error| panic!("list: {}", error.chain()))
 }
 
@@ -148,7 +148,7 @@ async fn every_name_of_an_image_finds_it(service: &dyn ImageService, images: &Im
         assert_eq!(status(service, &name).await.as_ref(), Some(&image), "found by {name}");
     }
     let filtered = service.list(Some(&ImageSpec::new(&images.first))).await.expect("a filtered list");
-    assert_eq!(filtered, [Arc::new(image)], "a filter keeps what it names, and nothing else");
+    assert_eq!(*filtered, [Arc::new(image)], "a filter keeps what it names, and nothing else");
     let none = service.list(Some(&ImageSpec::new(&images.absent))).await.expect("a filtered list");
     assert!(none.is_empty(), "a filter that names nothing here keeps nothing");
 }

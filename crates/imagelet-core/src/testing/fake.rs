@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    ops::{Deref, DerefMut},
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard},
     time::{Duration, SystemTime},
@@ -13,8 +14,8 @@ use crate::{
     image::{ByteSize, Digest, Image, ImageId, ImageNames, ImageSpec, ImageUser, Reference, default_tag, look_up},
     runtime::{
         Certainty, Container, ContainerService, ContainerState, FilesystemUsage, Freed, ImageDetails, ImageFilesystems,
-        ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Progress, PullEstimate, PullEvent, PullRequest,
-        RuntimeError, RuntimeErrorKind, Sandbox,
+        ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Listing, Progress, PullEstimate, PullEvent,
+        PullRequest, RuntimeError, RuntimeErrorKind, Sandbox,
     },
 };
 
@@ -24,12 +25,41 @@ pub struct FakeRuntime {
     state: Arc<Mutex<State>>,
 }
 
+/// The images, and the list of them until one changes.
+#[derive(Debug, Default)]
+struct Shelf {
+    images: BTreeMap<ImageId, Arc<Image>>,
+    listing: Option<Listing>,
+    edition: u64,
+}
+
+impl Shelf {
+    fn listing(&mut self) -> Listing {
+        self.listing.get_or_insert_with(|| self.images.values().cloned().collect()).clone()
+    }
+}
+
+impl Deref for Shelf {
+    type Target = BTreeMap<ImageId, Arc<Image>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.images
+    }
+}
+
+/// Whoever may change the images spoils the list.
+impl DerefMut for Shelf {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.listing = None;
+        self.edition += 1;
+        &mut self.images
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     registry: BTreeMap<String, Offer>,
-    images: BTreeMap<ImageId, Arc<Image>>,
-    /// The images at the last question for their edition, and what that was.
-    edition: (BTreeMap<ImageId, Arc<Image>>, u64),
+    images: Shelf,
     containers: Vec<Container>,
     sandboxes: Vec<Sandbox>,
     volumes: HashMap<String, Vec<String>>,
@@ -373,20 +403,16 @@ impl Drop for Running<'_> {
 
 #[async_trait]
 impl ImageService for FakeRuntime {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
-        let fake = self.enter("list", "")?;
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
+        let mut fake = self.enter("list", "")?;
         match filter.filter(|spec| !spec.image.is_empty()) {
             Some(spec) => Ok(fake.find(&spec.image)?.cloned().into_iter().collect()),
-            None => Ok(fake.images.values().cloned().collect()),
+            None => Ok(fake.images.listing()),
         }
     }
 
     fn edition(&self) -> Option<u64> {
-        let mut fake = self.lock();
-        if fake.edition.0 != fake.images {
-            fake.edition = (fake.images.clone(), fake.edition.1 + 1);
-        }
-        Some(fake.edition.1)
+        Some(self.lock().images.edition)
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

@@ -116,7 +116,7 @@ async fn the_client_builds_checks_traces_and_ends_as_the_vectors_say() {
             "ListImages" => {
                 let listed = client.list(None).await;
                 assert_eq!(
-                    listed.as_ref().ok().map(Vec::len).map(Value::from).as_ref(),
+                    listed.as_ref().ok().map(|images| images.len()).map(Value::from).as_ref(),
                     expected.get("count"),
                     "{name}"
                 );
@@ -222,8 +222,7 @@ where
 
 #[tokio::test]
 async fn a_stream_is_taken_whole_or_not_at_all() {
-    let ids =
-        |images: Vec<Arc<Image>>| images.into_iter().map(|image| image.id.to_string()).collect::<Vec<_>>().join(" ");
+    let ids = |images: &[Arc<Image>]| images.iter().map(|image| image.id.to_string()).collect::<Vec<_>>().join(" ");
     let script = |batches: Vec<Vec<&'static str>>, stream_end| Scripted {
         batches: batches.into_iter().map(|ids| ids.into_iter().map(str::to_owned).collect()).collect(),
         stream_end,
@@ -231,7 +230,7 @@ async fn a_stream_is_taken_whole_or_not_at_all() {
     };
 
     let (_served, client) = scripted(script(vec![vec!["a", "b"], vec!["c"]], None)).await;
-    assert_eq!(ids(client.with_streaming_lists().list(None).await.unwrap()), "a b c");
+    assert_eq!(ids(&client.with_streaming_lists().list(None).await.unwrap()), "a b c");
 
     let (_served, client) = scripted(script(vec![vec!["x"]], Some(Status::internal("boom")))).await;
     let error = client.with_streaming_lists().list(None).await.unwrap_err();
@@ -241,8 +240,8 @@ async fn a_stream_is_taken_whole_or_not_at_all() {
     let lists = Arc::clone(&unimplemented.lists);
     let (_served, client) = scripted(unimplemented).await;
     let client = client.with_streaming_lists();
-    assert_eq!(ids(client.list(None).await.unwrap()), "a");
-    assert_eq!(ids(client.list(None).await.unwrap()), "a", "streaming stays off");
+    assert_eq!(ids(&client.list(None).await.unwrap()), "a");
+    assert_eq!(ids(&client.list(None).await.unwrap()), "a", "streaming stays off");
     assert_eq!(lists.load(Ordering::SeqCst), 2);
 }
 

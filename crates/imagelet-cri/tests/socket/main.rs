@@ -9,7 +9,9 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use imagelet_core::{
     credentials::{Credential, Secret},
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
-    runtime::{ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
+    runtime::{
+        ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind, no_progress,
+    },
     testing::{FakeRuntime, conformance},
 };
 use imagelet_cri::{
@@ -229,9 +231,9 @@ struct Wordy(usize);
 
 #[async_trait::async_trait]
 impl ImageService for Wordy {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let annotations = vec![("note".to_owned(), "x".repeat(self.0))];
-        Ok(vec![Arc::new(Image {
+        Ok([Image {
             id: ImageId::new("a"),
             tags: Vec::new(),
             digests: Vec::new(),
@@ -239,7 +241,9 @@ impl ImageService for Wordy {
             user: ImageUser::Unset,
             spec: ImageSpec { annotations, ..ImageSpec::default() },
             pinned: false,
-        })])
+        }]
+        .into_iter()
+        .collect())
     }
     async fn status(&self, _spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         Ok(None)

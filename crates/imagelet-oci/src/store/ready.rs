@@ -6,7 +6,10 @@ use std::{
     sync::{Arc, MutexGuard},
 };
 
-use imagelet_core::image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, split_names};
+use imagelet_core::{
+    image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, split_names},
+    runtime::Listing,
+};
 
 use super::{
     Store,
@@ -22,7 +25,7 @@ pub(super) struct Kept {
     /// How often it may have been changed.
     edition: u64,
     /// By id, as the index has them. `None`: something may have changed.
-    ready: Option<Arc<[Arc<Image>]>>,
+    ready: Option<Listing>,
     /// What all of it takes; `None` likewise.
     takes: Option<Allocated>,
 }
@@ -60,13 +63,13 @@ impl DerefMut for Locked<'_> {
 
 impl Store {
     /// All images as a list says them, sorted by id.
-    pub(crate) fn listed(&self) -> Arc<[Arc<Image>]> {
+    pub(crate) fn listed(&self) -> Listing {
         let mut locked = self.index();
         if let Some(ready) = &locked.0.ready {
-            return Arc::clone(ready);
+            return ready.clone();
         }
-        let ready: Arc<[Arc<Image>]> = locked.listed().into();
-        locked.0.ready = Some(Arc::clone(&ready));
+        let ready = Listing::from(locked.listed());
+        locked.0.ready = Some(ready.clone());
         ready
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use imagelet_core::{
     image::{Image, ImageSpec},
-    runtime::ImageService as _,
+    runtime::{ImageService as _, Listing},
 };
 use imagelet_oci::Engine;
 
@@ -14,13 +14,13 @@ use super::{
 };
 
 /// The list, which status and a second list have to agree with.
-async fn list(engine: &Engine) -> Vec<Arc<Image>> {
+async fn list(engine: &Engine) -> Listing {
     let whole = engine.list(None).await.expect("a list");
     for image in &whole {
         let found = engine.status(&ImageSpec::new(image.id.as_str())).await.expect("a status");
         assert_eq!(found.as_ref(), Some(&**image));
         let listed = engine.list(Some(&ImageSpec::new(image.tags[0].as_str()))).await.expect("a list");
-        assert_eq!(listed, std::slice::from_ref(image));
+        assert_eq!(&*listed, std::slice::from_ref(image));
     }
     assert_eq!(engine.list(None).await.expect("a list"), whole);
     whole
@@ -40,7 +40,7 @@ async fn a_list_and_a_status_say_what_is_there_after_each_change() {
     let a = pull(&engine, &registry.name("a:v1")).await.expect("pulled");
     // A status before any list is made of what came.
     let found = engine.status(&ImageSpec::new(a.as_str())).await.expect("a status").expect("it is there");
-    assert_eq!(list(&engine).await, [Arc::new(found)]);
+    assert_eq!(*list(&engine).await, [Arc::new(found)]);
 
     let b = pull(&engine, &registry.name("b:v1")).await.expect("pulled");
     let both = list(&engine).await;

@@ -171,7 +171,7 @@ impl LocalNode {
             return Err(failure);
         }
         tracing::warn!(error = failure.to_string(), "nobody can tell which images are in use");
-        Ok(self.parts.runtime.list(None).await?)
+        Ok(self.parts.runtime.list(None).await?.into_images())
     }
 
     async fn usage(&self) -> Result<Option<StoreUsage>, Failure> {

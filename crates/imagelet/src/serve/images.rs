@@ -8,7 +8,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -20,8 +20,8 @@ use imagelet_core::{
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
     runtime::{
-        FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate, PullRequest,
-        RuntimeError, RuntimeErrorKind, SandboxConfig,
+        FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing, Progress, PullEstimate,
+        PullRequest, RuntimeError, RuntimeErrorKind, SandboxConfig,
     },
 };
 use tokio::time::Instant;
@@ -152,11 +152,11 @@ fn pod(sandbox: SandboxConfig) -> PodIdentity {
 
 #[async_trait]
 impl ImageService for ServedImages {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let node = self.started.node().await?;
-        let mut images = node.parts().runtime.list(filter).await?;
+        let mut images = node.parts().runtime.list(filter).await?.into_images();
         node.parts().inventory.mark_all_pinned(&mut images);
-        Ok(images)
+        Ok(images.into())
     }
 
     fn edition(&self) -> Option<u64> {

@@ -13,7 +13,7 @@ use crate::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     inventory::step,
     runtime::{
-        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Progress, PullRequest,
+        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
         RuntimeError, Sandbox,
     },
 };
@@ -235,7 +235,7 @@ impl State {
 
 #[async_trait]
 impl ImageService for World {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let listed: Vec<Arc<Image>> = {
             let mut world = self.lock();
             let present = world.present.clone();
@@ -243,7 +243,7 @@ impl ImageService for World {
             (0..present.len()).filter(|image| present[*image]).map(|image| Arc::new(State::image(image))).collect()
         };
         self.step_if_fine().await;
-        Ok(listed)
+        Ok(listed.into())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

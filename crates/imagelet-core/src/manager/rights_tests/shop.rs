@@ -12,7 +12,7 @@ use crate::{
     credentials::{Credential, CredentialKind},
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Reference},
     records::faults::Faults,
-    runtime::{ImageFilesystems, ImageService, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
+    runtime::{ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 
 /// User and password.
@@ -187,7 +187,7 @@ fn login_of(credential: Option<&Credential>) -> Option<Login> {
 
 #[async_trait]
 impl ImageService for Shop {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         Ok(self.lock().list().into_iter().map(Arc::new).collect())
     }
 

@@ -211,7 +211,7 @@ async fn what_a_pod_of_a_handler_uses_is_known_under_the_handler_that_the_runtim
     for policy in [PullPolicy::Always, PullPolicy::IfNotPresent] {
         let asked = EnsureRequest { runtime_handler: "kata".into(), ..EnsureRequest::new("reg.test/app:v1", policy) };
         let ensured = node.ensure(&asked).await.unwrap();
-        let listed = runtime.list(None).await.unwrap().remove(0);
+        let listed = runtime.list(None).await.unwrap().into_images().remove(0);
         assert_eq!((&ensured.id, &ensured.handler), (&listed.id, &listed.spec.runtime_handler));
         assert_eq!(keys.lock().unwrap().pop(), Some(listed.key()), "{policy:?}");
     }

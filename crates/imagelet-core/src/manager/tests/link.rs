@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::*;
 use crate::{
     image::Digest,
-    runtime::{PullEstimate, PullEvent},
+    runtime::{Listing, PullEstimate, PullEvent},
 };
 
 const MEGABYTE: u64 = 1_000_000;
@@ -72,8 +72,8 @@ fn size_of(image: &str) -> ByteSize {
 
 #[async_trait]
 impl ImageService for Link {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
-        Ok(Vec::new())
+    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
+        Ok(Listing::default())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

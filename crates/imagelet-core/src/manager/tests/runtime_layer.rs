@@ -250,7 +250,7 @@ async fn an_image_is_pinned_while_one_of_its_names_is_as_the_vectors_say() {
             assert!(names.pins(&normal(name)));
             runtime.untag(name).await.unwrap();
         }
-        let image = runtime.list(None).await.unwrap().remove(0);
+        let image = runtime.list(None).await.unwrap().into_images().remove(0);
         assert_eq!(Value::Bool(image.pinned), wanted["image_pinned"], "{step}");
         let by_name: serde_json::Map<String, Value> = ["ref-1", "ref-2"]
             .into_iter()

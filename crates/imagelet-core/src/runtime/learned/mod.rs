@@ -16,8 +16,8 @@ use futures_util::{StreamExt as _, stream};
 
 use self::sizes::{LayerSizes, Stack, claims};
 use super::{
-    Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Progress, PullEstimate, PullRequest, RuntimeError,
-    details::chain_id,
+    Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing, Progress, PullEstimate, PullRequest,
+    RuntimeError, details::chain_id,
 };
 use crate::image::{Digest, Image, ImageId, ImageSpec};
 
@@ -173,7 +173,7 @@ async fn available(place: PathBuf) -> Option<u64> {
 
 #[async_trait]
 impl ImageService for LearnedImages {
-    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Vec<Arc<Image>>, RuntimeError> {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         self.inner.list(filter).await
     }
 

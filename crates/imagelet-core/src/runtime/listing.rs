@@ -1,0 +1,75 @@
+//! The images of a store as it lists them: handed out as they are, as most lists are the last one over again.
+
+use std::{ops::Deref, sync::Arc};
+
+use crate::image::Image;
+
+/// All images that a store lists. Cheap to clone.
+///
+/// A store that keeps its list hands the very same one out until something changes, so that who has read it once sees at
+/// one look that there is nothing to read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing(
+    #[expect(clippy::rc_buffer, reason = "whoever holds it alone takes the images out")] Arc<Vec<Arc<Image>>>,
+);
+
+impl Listing {
+    /// Whether both are the very same list. False: they may still say the same.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether somebody else holds it, too: a store that keeps it, for one.
+    pub fn is_held(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// The images to change and to reorder. Copies no image, and nothing at all where nobody else holds the list.
+    pub fn into_images(self) -> Vec<Arc<Image>> {
+        Arc::unwrap_or_clone(self.0)
+    }
+}
+
+impl Deref for Listing {
+    type Target = [Arc<Image>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl From<Vec<Arc<Image>>> for Listing {
+    fn from(images: Vec<Arc<Image>>) -> Self {
+        Self(Arc::new(images))
+    }
+}
+
+impl FromIterator<Arc<Image>> for Listing {
+    fn from_iter<I: IntoIterator<Item = Arc<Image>>>(images: I) -> Self {
+        Self(Arc::new(images.into_iter().collect()))
+    }
+}
+
+impl FromIterator<Image> for Listing {
+    fn from_iter<I: IntoIterator<Item = Image>>(images: I) -> Self {
+        images.into_iter().map(Arc::new).collect()
+    }
+}
+
+impl IntoIterator for Listing {
+    type Item = Arc<Image>;
+    type IntoIter = std::vec::IntoIter<Arc<Image>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.into_images().into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Listing {
+    type Item = &'a Arc<Image>;
+    type IntoIter = std::slice::Iter<'a, Arc<Image>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
