@@ -2,12 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use imagelet_core::{
-    gc::{GcGoal, GcPolicy, GcRequest, RunLevel},
-    image::ImageId,
-    inventory::{Origin, Snapshot},
-    records::PullRecords,
-};
+use imagelet_core::gc::{GcGoal, GcPolicy, GcRequest, RunLevel};
 use tokio::{sync::Notify, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -103,27 +98,9 @@ async fn detect(node: &LocalNode) {
     match node.parts().inventory.refresh(std::time::SystemTime::now()).await {
         Ok(snapshot) => {
             tracing::debug!(images = snapshot.entries.len(), containers = snapshot.containers, "took stock");
-            adopt(node, &snapshot).await;
+            node.adopt(&snapshot).await;
         }
         Err(error) => tracing::info!(err = Failure::of(&error).to_string(), "Failed to monitor images"),
-    }
-}
-
-/// Adopts images that a kubelet brought to this node; the next pass knows them as such.
-async fn adopt(node: &LocalNode, snapshot: &Snapshot) {
-    // Nobody else brings images to a store of our own.
-    let Some(root) = node.settings().collection.adopt_from.clone().filter(|_| node.parts().engine.is_none()) else {
-        return;
-    };
-    let found = snapshot.entries.iter().filter(|entry| entry.origin == Origin::Found);
-    let found: Vec<ImageId> = found.map(|entry| entry.image.id.clone()).collect();
-    if found.is_empty() {
-        return;
-    }
-    let on_record = move || found.into_iter().filter(|id| PullRecords::are_of(&root, id)).collect::<Vec<_>>();
-    match tokio::task::spawn_blocking(on_record).await {
-        Ok(adopted) => adopted.iter().for_each(|id| node.parts().inventory.adopt(id, None)),
-        Err(error) => tracing::error!(%error, "could not look for the kubelet's pull records"),
     }
 }
 

@@ -210,7 +210,7 @@ impl ImageHistory {
 
     fn act(&mut self, act: &Act) {
         match act.code {
-            ActCode::Pulled => self.is_present = true,
+            ActCode::Pulled | ActCode::Adopted => self.is_present = true,
             ActCode::RemovedOnRequest => self.is_present = false,
             ActCode::UntaggedOnRequest | ActCode::Pinned | ActCode::Unpinned => {}
         }

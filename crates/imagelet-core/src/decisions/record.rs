@@ -46,12 +46,14 @@ pub enum ActCode {
     Pinned,
     /// A pattern was unpinned.
     Unpinned,
+    /// Another manager of the node pulled it, and its records say so.
+    Adopted,
 }
 
 impl ActCode {
     /// All there are.
-    pub const ALL: [Self; 5] =
-        [Self::Pulled, Self::RemovedOnRequest, Self::UntaggedOnRequest, Self::Pinned, Self::Unpinned];
+    pub const ALL: [Self; 6] =
+        [Self::Pulled, Self::RemovedOnRequest, Self::UntaggedOnRequest, Self::Pinned, Self::Unpinned, Self::Adopted];
 
     /// The stable word.
     pub fn code(self) -> &'static str {
@@ -61,6 +63,7 @@ impl ActCode {
             Self::UntaggedOnRequest => "untagged_on_request",
             Self::Pinned => "pinned_on_request",
             Self::Unpinned => "unpinned_on_request",
+            Self::Adopted => "adopted",
         }
     }
 }

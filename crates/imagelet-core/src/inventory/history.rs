@@ -30,6 +30,17 @@ pub enum Origin {
     Found,
 }
 
+impl Origin {
+    /// The stable word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pulled => "pulled",
+            Self::Adopted => "adopted",
+            Self::Found => "found",
+        }
+    }
+}
+
 /// How many spans idle times are sorted into.
 pub const SPANS: usize = 40;
 /// A pause shorter than this belongs to the use before it: no collection takes an image that fast.

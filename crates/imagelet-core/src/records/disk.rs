@@ -12,9 +12,9 @@ use std::{
 use crate::failpoint::Step;
 
 /// Longest file that is read. A full record has some hundred entries of some hundred bytes.
-const FILE_LENGTH_MAX: u64 = 4 * 1024 * 1024;
-const PREFIX: &str = "sha256-";
-const UNFINISHED: &str = ".tmp";
+pub(super) const FILE_LENGTH_MAX: u64 = 4 * 1024 * 1024;
+pub(super) const PREFIX: &str = "sha256-";
+pub(super) const UNFINISHED: &str = ".tmp";
 /// A write takes milliseconds; what has lain unfinished for this long was left by a crash, not by another process.
 const UNFINISHED_AGE: Duration = Duration::from_mins(1);
 

@@ -19,6 +19,7 @@ mod gauges;
 mod locks;
 mod memory;
 mod merge;
+mod others;
 mod settings;
 mod shelf;
 mod upkeep;
@@ -39,6 +40,7 @@ pub(crate) use disk::create_folder;
 use file::Begun;
 pub use file::{DecodeError, ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
 use gauges::Gauges;
+pub use others::{OthersRecords, OthersTold, OthersWord};
 pub use settings::{Guard, RecordsSettings};
 use shelf::Shelf;
 pub use upkeep::{PruneMark, Recovered};
@@ -209,17 +211,6 @@ impl PullRecords {
     pub fn record(&self, id: &ImageId) -> Option<Arc<PulledRecord>> {
         let _turn = self.records.lock(id.as_str());
         self.records.find(id.as_str()).ok().flatten()
-    }
-
-    /// When the record of each image last changed: the image was there then. Records that cannot be read are left out.
-    pub fn updates(&self) -> Vec<(ImageId, SystemTime)> {
-        let listed = self.records.list().whole;
-        listed.iter().filter_map(|record| Some((ImageId::new(&record.image_ref), record.updated?))).collect()
-    }
-
-    /// Whether a manager with this data root has an image on record, whatever the record says.
-    pub fn are_of(root: &Path, id: &ImageId) -> bool {
-        root.join("image_manager").join("pulled").join(file::file_name(id.as_str())).is_file()
     }
 
     /// Puts on record that an image is about to be pulled. Durable on return.

@@ -365,14 +365,3 @@ fn folders_and_files_are_their_owners_alone() {
     }
     assert_eq!(mode(&format!("image_manager/pulled/{}", file_name("id"))), 0o600);
 }
-
-#[test]
-fn another_managers_records_tell_which_images_are_its() {
-    let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("image_manager/pulled");
-    assert!(!PullRecords::are_of(root.path(), &ImageId::new("sha256:1")));
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join(file_name("sha256:1")), "what a later version writes").unwrap();
-    assert!(PullRecords::are_of(root.path(), &ImageId::new("sha256:1")));
-    assert!(!PullRecords::are_of(root.path(), &ImageId::new("sha256:2")));
-}

@@ -35,7 +35,7 @@ fn table(images: &[Row<'_>], format: Format, digests: bool) -> Table {
         header.insert(1, "DIGEST");
     }
     if wide {
-        header.extend(["UNIQUE", "SHARED", "PINNED BY", "IN USE BY"]);
+        header.extend(["UNIQUE", "SHARED", "ORIGIN", "PINNED BY", "IN USE BY"]);
     }
     let now = SystemTime::now();
     let mut table = Table::plain();
@@ -71,6 +71,7 @@ fn table(images: &[Row<'_>], format: Format, digests: bool) -> Table {
                     None => table.cell("-"),
                 }
             }
+            table.cell(image.origin.unwrap_or("-"));
             table.cell(&image.pinned_by.joined());
             table.cell(&image.in_use_by.joined());
         }
@@ -112,6 +113,7 @@ pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format
         rows("Digests:", list(&image.digests));
         rows("Size:", format!("{}{shared}", ByteSize(image.size)));
         rows("First seen:", format!("{} ago", age(time(image.first_seen.as_deref()), now)));
+        rows("Origin:", image.origin.clone().unwrap_or_else(|| "-".into()));
         rows("Last used:", age(time(image.last_used.as_deref()), now));
         rows("In use by:", list(&image.in_use_by));
         rows("Pinned by:", list(&image.pinned_by));

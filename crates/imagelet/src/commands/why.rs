@@ -38,6 +38,12 @@ fn one(image: &WhyImage, format: Format, out: &mut impl Write) -> io::Result<()>
     head.row(["Image:", &shown]);
     head.row(["Id:", if wide { image.id.as_str() } else { id.short() }]);
     head.row(["Now:", &standing(image)]);
+    if let Some(now) = &image.now {
+        head.row(["Origin:", &origin(image, now)]);
+        if image.uses > 0 {
+            head.row(["Uses:", &uses(image)]);
+        }
+    }
     if let Some(next) = &image.next {
         head.row(["Next collection:", &foretold(next, wide)]);
         head.row(["Thresholds:", &thresholds(next)]);
@@ -65,6 +71,29 @@ fn standing(image: &WhyImage) -> String {
         );
     };
     format!("present, {}, {}", size(now), held(now))
+}
+
+/// How it came here, and since when.
+fn origin(image: &WhyImage, now: &ImageRow) -> String {
+    let since = now.first_seen.as_deref().map_or_else(String::new, |seen| format!(", here since {}", clock(seen)));
+    let of = match now.origin.as_deref() {
+        Some("pulled") => {
+            let last = image.pulled_at.as_deref().map_or_else(String::new, |at| format!(", last {}", clock(at)));
+            format!("pulled by imagelet{last}")
+        }
+        Some("adopted") => {
+            let by = image.history.iter().rev().find(|it| it.what == "adopted");
+            format!("adopted, pulled by {}", by.map_or("another manager of the node", |it| &it.by))
+        }
+        Some("found") => "found, neither pulled nor adopted by imagelet".to_owned(),
+        _ => "unknown".to_owned(),
+    };
+    of + &since
+}
+
+fn uses(image: &WhyImage) -> String {
+    let last = image.last_user.as_deref().map_or_else(String::new, |user| format!(", last by {user}"));
+    format!("{}{last}", image.uses)
 }
 
 fn size(now: &ImageRow) -> String {
@@ -143,6 +172,7 @@ fn explained(happening: &WhyHappening) -> String {
             parts.extend(happening.names.first().map(|name| format!("as {name}")));
         }
         "found" => parts.push("something else brought it, or it came before the record began".into()),
+        "adopted" => parts.push(format!("{} has it on record as pulled", happening.by)),
         "gone" => parts.push("something else removed it".into()),
         "untagged" | "pinned" | "unpinned" => {
             parts.push(happening.names.join(", "));
@@ -156,7 +186,7 @@ fn explained(happening: &WhyHappening) -> String {
             parts.push(happening.reason.clone());
             parts.extend(bytes.map(|bytes| format!("{bytes} as listed")));
             if !matches!(happening.by.as_str(), "" | "timer") {
-                parts.push(format!("asked for by {}", happening.by));
+                parts.push(format!("collected by {}", happening.by));
             }
             if happening.count > 1 {
                 let until = happening.until.as_deref().map_or_else(String::new, clock);
@@ -207,6 +237,9 @@ fn hint(image: &WhyImage) -> Option<String> {
     match (&image.now, &image.next) {
         (Some(_), Some(next)) if next.verdict == "remove" => {
             Some(format!("`imagelet pin {}` keeps it out of every collection", printable(name)))
+        }
+        (Some(_), Some(next)) if next.code == "not_owned" => {
+            Some(format!("`imagelet pull --policy Always {}` makes it imagelet's own", printable(name)))
         }
         (None, _) if image.history.iter().any(|it| it.what == "gone") => {
             Some("imagelet did not remove it: ask whoever else manages images on this node, such as the kubelet".into())

@@ -45,6 +45,12 @@ impl Command for CollectRequest {
             return Err(Failure::new("Unsupported", message));
         }
         let request = gc_request(&self, &node.settings())?;
+        // A daemon does so at each pass of its own.
+        if !node.parts.is_daemon
+            && let Ok(snapshot) = node.refresh().await
+        {
+            node.adopt(&snapshot).await;
+        }
         match node.settings().collection.mode {
             CollectionMode::Shadow if self.enforce && !self.dry_run => {
                 collect_as(node, &request, "command", false).await

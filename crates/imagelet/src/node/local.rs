@@ -22,14 +22,14 @@ use imagelet_core::{
 };
 use imagelet_oci::{Engine, StoreUsage};
 
+use super::adopt::Adoption;
 use super::brief::BriefList;
 use super::reasons::{Collections, declare};
 use super::rows::{Shares, row, row_without_uses};
 use super::{
     Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, ListRequest, MountRequest, Mounted,
-    PackedList, PinChanged, PinRequest, PinRow, Pins, PinsRequest, PullBoard, PullRequest, PullRow, Pulled,
-    RemoveRequest, Removed, Status, StatusRequest, Steps, UnmountRequest, UnpinRequest, UntagRequest, Usage,
-    UsageRequest, pods::secrets, pressure::pressure,
+    PackedList, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps,
+    UnmountRequest, UntagRequest, Usage, UsageRequest, pods::secrets, pressure::pressure,
 };
 use crate::{
     config::{CollectionMode, Settings},
@@ -68,6 +68,8 @@ pub(crate) struct NodeParts {
     pub(crate) is_daemon: bool,
     /// False where nobody can say what is in use: then nothing may be collected.
     pub(crate) uses_known: bool,
+    /// Nothing was remembered of this node's images.
+    pub(crate) takes_over: bool,
 }
 
 /// A node in this process.
@@ -81,6 +83,7 @@ pub(crate) struct LocalNode {
     /// How the periodic collections went.
     gc_runs: Mutex<GcRuns>,
     brief: BriefList,
+    pub(super) adoption: Adoption,
 }
 
 impl LocalNode {
@@ -89,6 +92,7 @@ impl LocalNode {
         parts.gc.set_rules(settings.collection.rules());
         declare(&parts.metrics);
         Self {
+            adoption: Adoption::new(parts.takes_over),
             parts,
             settings: RwLock::new(Arc::new(settings)),
             collections: Collections::default(),
@@ -444,78 +448,6 @@ impl Command for UntagRequest {
         let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);
         node.removed_on_request(ActCode::UntaggedOnRequest, &image, std::slice::from_ref(&name), "command", freed);
         Ok(Removed { id: image.id.to_string(), names: vec![name], freed, ..Removed::default() })
-    }
-}
-
-#[async_trait]
-impl Command for PinRequest {
-    const NAME: &'static str = "pin";
-    type Answer = PinChanged;
-
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
-        let inventory = Arc::clone(&node.parts.inventory);
-        let changed = change_pin(self.pattern, move |pattern| inventory.pin(pattern)).await?;
-        let held = node.held_by(&changed.pattern).await;
-        if changed.changed {
-            node.pin_changed(ActCode::Pinned, &changed.pattern, held.as_deref().unwrap_or_default());
-        }
-        Ok(PinChanged { images: held.map(|held| ids(&held)), ..changed })
-    }
-}
-
-#[async_trait]
-impl Command for UnpinRequest {
-    const NAME: &'static str = "unpin";
-    type Answer = PinChanged;
-
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
-        let inventory = Arc::clone(&node.parts.inventory);
-        let held = node.held_by(&self.pattern).await;
-        let changed = change_pin(self.pattern, move |pattern| inventory.unpin(pattern)).await?;
-        if !changed.changed && node.parts.inventory.configured_pins().iter().any(|pin| pin == changed.pattern.trim()) {
-            let message = format!("`{}` is pinned by the configuration", changed.pattern);
-            return Err(Failure::new("InvalidArgument", message).or_hint("take it out of `gc.keep` and reload"));
-        }
-        if changed.changed {
-            node.pin_changed(ActCode::Unpinned, &changed.pattern, held.as_deref().unwrap_or_default());
-        }
-        Ok(PinChanged { images: held.map(|held| ids(&held)), ..changed })
-    }
-}
-
-fn ids(keys: &[ImageKey]) -> Vec<String> {
-    keys.iter().map(|key| key.id().to_string()).collect()
-}
-
-async fn change_pin(
-    pattern: String,
-    change: impl FnOnce(&str) -> Result<bool, imagelet_core::inventory::InventoryError> + Send + 'static,
-) -> Result<PinChanged, Failure> {
-    let task = tokio::task::spawn_blocking(move || {
-        change(&pattern).map(|changed| PinChanged { pattern, changed, images: None })
-    });
-    Ok(task.await.map_err(|error| Failure::of(&error))??)
-}
-
-#[async_trait]
-impl Command for PinsRequest {
-    const NAME: &'static str = "pins";
-    type Answer = Pins;
-
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Pins, Failure> {
-        let snapshot = node.refresh().await?;
-        let holds = |pattern: &String| {
-            let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.contains(pattern));
-            held.map(|entry| entry.image.id.to_string()).collect()
-        };
-        let inventory = &node.parts.inventory;
-        let rows = |pins: Vec<String>, owner: &str| {
-            let row = |pattern: String| PinRow { images: holds(&pattern), owner: owner.to_owned(), pattern };
-            pins.into_iter().map(row).collect::<Vec<_>>()
-        };
-        let mut pins = rows(inventory.pins(), "operator");
-        pins.extend(rows(inventory.configured_pins(), "configuration"));
-        Ok(Pins { pins })
     }
 }
 

@@ -1,11 +1,13 @@
 //! One way to ask a node, whether its store is in this process or behind a daemon's socket.
 
+mod adopt;
 mod board;
 mod brief;
 mod collect;
 mod events;
 mod local;
 mod packed;
+mod pins;
 mod pods;
 mod pressure;
 mod reasons;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! "imagelet list 1\n", then rows, sorted by name; a row is the length of the rest, then
-//!   id, handler, names, digests, size, unique, shared, first seen, last used, users, pins
+//!   id, handler, names, digests, size, unique, shared, first seen, last used, users, pins, origin
 //! ```
 //!
 //! Numbers are LEB128. A text is its length and its bytes, a list its count and its texts. A number that may be absent is
@@ -11,12 +11,15 @@
 
 use std::{borrow::Cow, fmt, time::SystemTime};
 
-use imagelet_core::{image::Image, inventory::Entry};
+use imagelet_core::{
+    image::Image,
+    inventory::{Entry, Origin},
+};
 use serde::{Serialize, Serializer};
 
 use super::{
     ImageList, ImageRow,
-    rows::{Shares, USES_UNKNOWN},
+    rows::{Shares, USES_UNKNOWN, here_since},
 };
 
 /// No JSON begins so.
@@ -24,6 +27,8 @@ pub(super) const MAGIC: &[u8] = b"imagelet list 1\n";
 /// The last second of the year 9999, in the time zone where that ends first; what is later is nonsense.
 const SECONDS_MAX: u64 = 253_402_207_200;
 const DAY: u64 = 86_400;
+/// By the number that stands for each, from 1; zero is unknown.
+const ORIGINS: [Origin; 3] = [Origin::Pulled, Origin::Adopted, Origin::Found];
 
 /// All images, packed.
 #[derive(Debug)]
@@ -51,6 +56,7 @@ pub(crate) struct Row<'a> {
     pub(crate) last_used: Option<Moment>,
     pub(crate) in_use_by: Texts<'a>,
     pub(crate) pinned_by: Texts<'a>,
+    pub(crate) origin: Option<&'static str>,
     /// A list foretells nothing.
     next_code: (),
     next_reason: (),
@@ -80,6 +86,7 @@ pub(super) struct Unpacked<'a> {
     last_used: Option<u64>,
     in_use_by: Cow<'a, [String]>,
     pinned_by: Cow<'a, [String]>,
+    origin: Option<Origin>,
 }
 
 impl PackedList {
@@ -141,10 +148,11 @@ impl PackedList {
 impl<'a> Unpacked<'a> {
     pub(super) fn of_entry(entry: &'a Entry, shares: &Shares<'_>, brief: bool) -> Self {
         Self {
-            first_seen: seconds(entry.first_seen),
+            first_seen: seconds(here_since(entry)),
             last_used: entry.last_used.and_then(seconds),
             in_use_by: Cow::Borrowed(&entry.in_use_by),
             pinned_by: Cow::Borrowed(&entry.pinned_by),
+            origin: Some(entry.origin),
             ..Self::of_image(&entry.image, shares, brief)
         }
     }
@@ -163,6 +171,7 @@ impl<'a> Unpacked<'a> {
             last_used: None,
             in_use_by: Cow::Borrowed(&[]),
             pinned_by: Cow::Borrowed(&[]),
+            origin: None,
         }
     }
 
@@ -183,6 +192,7 @@ impl<'a> Unpacked<'a> {
             last_used: seconds(&row.last_used),
             in_use_by: Cow::Borrowed(&row.in_use_by),
             pinned_by: Cow::Borrowed(&row.pinned_by),
+            origin: ORIGINS.into_iter().find(|origin| row.origin.as_deref() == Some(origin.name())),
         }
     }
 
@@ -197,6 +207,8 @@ impl<'a> Unpacked<'a> {
         }
         texts(out, &self.in_use_by);
         texts(out, &self.pinned_by);
+        let origin = ORIGINS.into_iter().zip(1..).find(|(origin, _)| Some(*origin) == self.origin);
+        number(out, origin.map_or(0, |(_, number)| number));
     }
 }
 
@@ -209,6 +221,10 @@ impl<'a> Row<'a> {
         let mut absent = || Some(take_number(from)?.checked_sub(1));
         let (unique, shared) = (absent()?, absent()?);
         let (first_seen, last_used) = (absent()?.map(Moment), absent()?.map(Moment));
+        let (in_use_by, pinned_by) = (Texts::read(from)?, Texts::read(from)?);
+        // An older version told none, and a later one may know more of them.
+        let origin = if from.is_empty() { 0 } else { take_number(from)? };
+        let origin = usize::try_from(origin).ok().and_then(|number| ORIGINS.get(number.checked_sub(1)?));
         Some(Self {
             id,
             runtime_handler,
@@ -219,8 +235,9 @@ impl<'a> Row<'a> {
             shared,
             first_seen,
             last_used,
-            in_use_by: Texts::read(from)?,
-            pinned_by: Texts::read(from)?,
+            in_use_by,
+            pinned_by,
+            origin: origin.map(|origin| origin.name()),
             next_code: (),
             next_reason: (),
         })

@@ -23,6 +23,7 @@ fn full() -> ImageRow {
         last_used: Some("2026-02-28T23:59:59Z".into()),
         in_use_by: vec!["ns/pod/app".into(), String::new()],
         pinned_by: vec!["*".into()],
+        origin: Some("adopted".into()),
         next_code: None,
         next_reason: None,
     }
@@ -153,4 +154,23 @@ fn a_later_version_may_say_more_of_an_image() {
     bytes.extend_from_slice(&later);
     let packed = PackedList(bytes);
     assert_eq!(packed.rows().unwrap().images[0].pinned_by.joined(), "*");
+}
+
+#[test]
+fn an_earlier_version_tells_no_origin_and_a_later_one_may_know_others() {
+    let image = full();
+    let mut row = Vec::new();
+    Unpacked::of_row(&image).write(&mut row);
+    let known = row.pop().unwrap();
+    let origin = |row: &[u8]| {
+        let mut bytes = MAGIC.to_vec();
+        number(&mut bytes, row.len() as u64);
+        bytes.extend_from_slice(row);
+        let packed = PackedList(bytes);
+        packed.rows().map(|rows| rows.images[0].origin)
+    };
+    assert_eq!(origin(&row), Some(None));
+    for (number, name) in [(known, Some("adopted")), (0, None), (9, None)] {
+        assert_eq!(origin(&[&row[..], &[number]].concat()), Some(name), "{number}");
+    }
 }

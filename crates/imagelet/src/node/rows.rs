@@ -1,10 +1,10 @@
 //! What is told of one image.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::SystemTime};
 
 use imagelet_core::{
     image::{Image, ImageId},
-    inventory::Entry,
+    inventory::{Entry, Origin},
 };
 use imagelet_oci::{ImageUsage, StoreUsage};
 
@@ -30,12 +30,19 @@ impl<'a> Shares<'a> {
 /// What is told of an image that a pass has seen.
 pub(super) fn row(entry: &Entry, shares: &Shares<'_>) -> ImageRow {
     ImageRow {
-        first_seen: moment(entry.first_seen),
+        first_seen: moment(here_since(entry)),
         last_used: entry.last_used.and_then(moment),
         in_use_by: entry.in_use_by.clone(),
         pinned_by: entry.pinned_by.clone(),
+        origin: Some(entry.origin.name().to_owned()),
         ..row_without_uses(&entry.image, shares)
     }
+}
+
+/// Since when it is here: a pull ends before a pass first sees what it brought.
+pub(super) fn here_since(entry: &Entry) -> SystemTime {
+    let pulled = entry.pulled.filter(|_| entry.origin == Origin::Pulled);
+    pulled.map_or(entry.first_seen, |pulled| pulled.at.min(entry.first_seen))
 }
 
 /// What the store tells of an image. It counts as used, as long as nobody can tell.

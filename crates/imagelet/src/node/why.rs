@@ -7,6 +7,7 @@ use imagelet_core::{
     decisions::{Happening, HappeningKind, History, ImageHistory},
     gc::{Decisions, GcGoal, GcRequest, GcVerdict},
     image::{ImageId, ImageKey, shown_name},
+    inventory::{Entry, Snapshot},
 };
 use serde::{Deserialize, Serialize};
 use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
@@ -53,6 +54,16 @@ pub(crate) struct WhyImage {
     pub(crate) size: u64,
     /// How it is now; absent where it is not there.
     pub(crate) now: Option<ImageRow>,
+    /// How often it was used, as far back as is remembered.
+    pub(crate) uses: u64,
+    /// The pod that used it last, as `NAMESPACE/POD`.
+    pub(crate) last_user: Option<String>,
+    /// When imagelet pulled it last.
+    pub(crate) pulled_at: Option<String>,
+    /// What came over the network then, in bytes.
+    pub(crate) pulled_bytes: Option<u64>,
+    /// How long it took, in milliseconds.
+    pub(crate) pulled_in_ms: Option<u64>,
     /// What the next collection would do with it.
     pub(crate) next: Option<WhyNext>,
     /// What happened, oldest first.
@@ -93,7 +104,7 @@ pub(crate) struct WhyHappening {
     pub(crate) until: Option<String>,
     /// How often in a row.
     pub(crate) count: u64,
-    /// `pulled`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`, `pinned`, `unpinned`.
+    /// `pulled`, `adopted`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`, `pinned`, `unpinned`.
     pub(crate) what: String,
     /// The machine's word for why; stable.
     pub(crate) code: String,
@@ -172,6 +183,9 @@ impl Command for WhyRequest {
         let is_listed = history.images.iter().any(|image| rows.iter().any(|row| is_of(row, &image.key)));
         let foretold = if is_listed { foretell(node, &mut problems).await } else { Foretold::default() };
         let mut images: Vec<WhyImage> = history.images.into_iter().map(|image| told(image, &rows, &foretold)).collect();
+        if let Some(snapshot) = node.parts.inventory.snapshot() {
+            images.iter_mut().filter(|image| image.now.is_some()).for_each(|image| image.remember(&snapshot));
+        }
         images.sort_by_key(|image| image.now.is_none());
         problems.dedup();
         Ok(Why {
@@ -181,6 +195,22 @@ impl Command for WhyRequest {
             damaged: history.damage.lines,
             problems,
         })
+    }
+}
+
+impl WhyImage {
+    /// Adds what the ledger has of it.
+    fn remember(&mut self, snapshot: &Snapshot) {
+        let handler = self.now.as_ref().map_or("", |row| &row.runtime_handler);
+        let is_it =
+            |entry: &&Arc<Entry>| entry.image.id.as_str() == self.id && entry.image.spec.runtime_handler == handler;
+        let Some(entry) = snapshot.entries.iter().find(is_it) else { return };
+        (self.uses, self.last_user) = (entry.use_count, entry.last_user.clone());
+        if let Some(pulled) = entry.pulled {
+            self.pulled_at = moment(pulled.at);
+            self.pulled_bytes = Some(pulled.bytes.0);
+            self.pulled_in_ms = Some(u64::try_from(pulled.duration.as_millis()).unwrap_or(u64::MAX));
+        }
     }
 }
 
@@ -265,6 +295,11 @@ fn told(image: ImageHistory, rows: &[ImageRow], foretold: &Foretold) -> WhyImage
         size: now.as_ref().map_or(image.size, |row| row.size),
         next: next.filter(|_| now.is_some()),
         now,
+        uses: 0,
+        last_user: None,
+        pulled_at: None,
+        pulled_bytes: None,
+        pulled_in_ms: None,
         history: image.happenings.into_iter().map(happening).collect(),
     }
 }
@@ -277,6 +312,7 @@ fn happening(happening: Happening) -> WhyHappening {
             imagelet_core::decisions::ActCode::UntaggedOnRequest => "untagged",
             imagelet_core::decisions::ActCode::Pinned => "pinned",
             imagelet_core::decisions::ActCode::Unpinned => "unpinned",
+            imagelet_core::decisions::ActCode::Adopted => "adopted",
         },
         HappeningKind::Found => "found",
         HappeningKind::Kept => "kept",

@@ -129,7 +129,7 @@ documents! {
         unique: Option<u64>,
         /// What it shares with other images, where the store knows.
         shared: Option<u64>,
-        /// When it was first seen.
+        /// Since when it is here, as far as is known: when it was pulled or first seen.
         first_seen: Option<String>,
         /// When it was last in use or asked for.
         last_used: Option<String>,
@@ -137,6 +137,8 @@ documents! {
         in_use_by: Vec<String>,
         /// Patterns that pin it, or `runtime`.
         pinned_by: Vec<String>,
+        /// How it came here: `pulled` by imagelet, `adopted` from another manager that pulled it, or `found`.
+        origin: Option<String>,
         /// What the next collection would do with it and why, as a stable word; in answers to `df` alone.
         next_code: Option<String>,
         /// The same for people.

@@ -18,7 +18,7 @@ use imagelet_core::{
     inventory::{HandedOut, Inventory, MemoryRules},
     manager::{Concurrency, ImageManager, ManagerParts, PullRate, PullSettings, StaleUse},
     metrics::Metrics,
-    records::{Allowlist, Guard, PullRecords, RecordsSettings, VerificationPolicy},
+    records::{Allowlist, Guard, OthersRecords, PullRecords, RecordsSettings, VerificationPolicy},
     runtime::{
         ContainerService, ContainersBeside, ImageService, LearnedImages, NoContainers, RuntimeErrorKind, RuntimeManager,
     },
@@ -68,7 +68,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         move || open_state(&runtime, &state, kept, stale_max, memory, kubelet.as_deref())
     });
     let decisions = Arc::new(decision_log(&store.state, &settings));
-    let (inventory, records, stale) = opened.await.map_err(|error| Failure::of(&error))??;
+    let (inventory, records, stale, takes_over) = opened.await.map_err(|error| Failure::of(&error))??;
     inventory.start_leases(settings.collection.lease_for, SystemTime::now());
     // Nobody else pulls into a store of our own, and no pull of another process goes on in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
@@ -114,6 +114,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         backend: store.name,
         is_daemon: role == Role::Daemon,
         uses_known: store.uses_known,
+        takes_over,
     };
     let node = Arc::new(LocalNode::new(parts, settings));
     if let Some(engine) = &node.parts().engine {
@@ -224,7 +225,8 @@ fn address(endpoint: &str) -> Result<Endpoint, Failure> {
         .map_err(|error: imagelet_cri::EndpointError| Failure::because(format!("`{endpoint}` is no endpoint"), &error))
 }
 
-type OpenState = (Arc<Inventory>, Arc<PullRecords>, Option<StaleUse>);
+/// The last says that nothing was remembered: this is the first start on the node.
+type OpenState = (Arc<Inventory>, Arc<PullRecords>, Option<StaleUse>, bool);
 
 /// Opens what is remembered. On a read-only disk what is there holds, and what comes ends with the process.
 fn open_state(
@@ -239,32 +241,33 @@ fn open_state(
     if is_read_only(directory) {
         let inventory = Inventory::open_read_only(runtime.clone(), &directory.join("inventory"))?.with_memory(memory);
         let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open_read_only(directory, kept));
-        return Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?), stale));
+        return Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?), stale, false));
     }
     let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?.with_memory(memory);
-    if inventory.remembers_nothing()
-        && let (Some(root), Some(kept)) = (kubelet, &kept)
-    {
-        adopt_from(&inventory, root, kept.clone());
+    let takes_over = inventory.remembers_nothing();
+    if takes_over {
+        // A kubelet, or a former run, may have left more than the images.
+        for root in kubelet.into_iter().chain([directory]) {
+            take_over(&inventory, root);
+        }
     }
     let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open(directory, kept));
     let records = records.map_err(|error| Failure::of(&error))?;
-    if inventory.remembers_nothing() {
-        // A kubelet, or a former run, may have left more than the images.
-        records.updates().into_iter().for_each(|(id, at)| inventory.adopt(&id, Some(at)));
-    }
-    Ok((Arc::new(inventory), Arc::new(records), stale))
+    Ok((Arc::new(inventory), Arc::new(records), stale, takes_over))
 }
 
-/// Takes up since when a kubelet has had the images of this node.
-fn adopt_from(inventory: &Inventory, root: &Path, kept: RecordsSettings) {
-    match PullRecords::open_read_only(root, kept) {
-        Ok(records) => records.updates().into_iter().for_each(|(id, at)| inventory.adopt(&id, Some(at))),
+/// Takes up since when another manager has had the images of this node.
+fn take_over(inventory: &Inventory, root: &Path) {
+    match OthersRecords::below(root).all() {
+        Ok(told) => {
+            if let Some((file, error)) = told.passed_over.first() {
+                let (root, records) = (root.display(), told.passed_over.len());
+                tracing::warn!(%root, records, file, %error, "took over the node without pull records that cannot be read");
+            }
+            told.dated.into_iter().for_each(|(id, at)| inventory.adopt(&id, Some(at)));
+        }
         Err(error) => {
-            tracing::warn!(
-                error = Failure::of(&error).to_string(),
-                "could not read the kubelet's pull records; its images are new"
-            );
+            tracing::warn!(root = %root.display(), %error, "could not read pull records; their images are new");
         }
     }
 }

@@ -43,6 +43,7 @@ mod socket;
 mod soundness;
 mod source;
 mod stale;
+mod takeover;
 mod testbed;
 mod trace;
 mod tree;

@@ -1,0 +1,114 @@
+//! Images that another manager of the node pulled become imagelet's own; what is told of that.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool, atomic::Ordering},
+    time::SystemTime,
+};
+
+use imagelet_core::{
+    decisions::{Act, ActCode},
+    image::ImageId,
+    inventory::{Entry, Origin, Snapshot},
+    records::{OthersRecords, OthersWord},
+};
+
+use super::LocalNode;
+
+/// Images whose record cannot be read count as told of once, so many of them.
+const UNREADABLE_TOLD_MAX: usize = 1000;
+
+/// What was told of adopted images.
+#[derive(Debug, Default)]
+pub(super) struct Adoption {
+    /// The next pass is the first on this node: what it finds adopted was taken over.
+    takes_over: AtomicBool,
+    unreadable: Mutex<BTreeSet<ImageId>>,
+}
+
+impl Adoption {
+    pub(super) fn new(takes_over: bool) -> Self {
+        Self { takes_over: AtomicBool::new(takes_over), ..Self::default() }
+    }
+}
+
+impl LocalNode {
+    /// The root of a kubelet whose images count as adopted. Nobody else brings images to a store of our own.
+    fn adopts_from(&self) -> Option<PathBuf> {
+        self.settings().collection.adopt_from.clone().filter(|_| self.parts.engine.is_none())
+    }
+
+    /// Adopts what the node's kubelet brought; the next pass knows it as such.
+    pub(crate) async fn adopt(&self, snapshot: &Arc<Snapshot>) {
+        let takes_over = self.adoption.takes_over.swap(false, Ordering::Relaxed);
+        let is_asked = |entry: &Entry| match entry.origin {
+            Origin::Found => true,
+            Origin::Adopted => takes_over,
+            Origin::Pulled => false,
+        };
+        let asked: Vec<Arc<Entry>> = snapshot.entries.iter().filter(|entry| is_asked(entry)).cloned().collect();
+        if asked.is_empty() {
+            return;
+        }
+        let root = self.adopts_from();
+        let words = tokio::task::spawn_blocking({
+            let ids: Vec<ImageId> = asked.iter().map(|entry| entry.image.id.clone()).collect();
+            let records = root.as_deref().map(OthersRecords::below);
+            move || {
+                ids.iter().map(|id| records.as_ref().map_or(OthersWord::Nothing, |it| it.of(id))).collect::<Vec<_>>()
+            }
+        });
+        let words = match words.await {
+            Ok(words) => words,
+            Err(error) => {
+                tracing::error!(%error, "could not look for the kubelet's pull records");
+                return;
+            }
+        };
+        let kubelet = root.map_or_else(String::new, |root| format!("the kubelet in {}", root.display()));
+        let (mut adopted, mut unreadable): (BTreeMap<&str, Vec<&Entry>>, Vec<_>) = (BTreeMap::new(), Vec::new());
+        for (entry, word) in asked.iter().zip(words) {
+            let by = match (&word, entry.origin) {
+                (OthersWord::Nothing, Origin::Found) => continue,
+                (OthersWord::Nothing, _) => "a former imagelet",
+                _ => &kubelet,
+            };
+            if let OthersWord::Unreadable(error) = word
+                && self.is_unreadable_news(&entry.image.id)
+            {
+                unreadable.push((&entry.image.id, error));
+            }
+            if entry.origin == Origin::Found {
+                self.parts.inventory.adopt(&entry.image.id, None);
+            }
+            adopted.entry(by).or_default().push(entry);
+        }
+        if let Some((image, error)) = unreadable.first() {
+            tracing::warn!(images = unreadable.len(), %image, %error, "adopted images whose pull record cannot be read");
+        }
+        for (by, entries) in adopted {
+            tracing::info!(images = entries.len(), by, "adopted images that another manager pulled");
+            for entry in entries {
+                self.adopted(entry, by);
+            }
+        }
+    }
+
+    fn adopted(&self, entry: &Entry, by: &str) {
+        self.parts.decisions.act(Act {
+            at: SystemTime::now(),
+            code: ActCode::Adopted,
+            keys: vec![entry.key().to_string()],
+            names: entry.image.tags.clone(),
+            by: by.to_owned(),
+            bytes: None,
+            took_ms: None,
+        });
+    }
+
+    fn is_unreadable_news(&self, id: &ImageId) -> bool {
+        let mut told = self.adoption.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+        told.len() < UNREADABLE_TOLD_MAX && told.insert(id.clone())
+    }
+}

@@ -1,0 +1,81 @@
+//! Pins as an operator sets and takes them back, and what they hold.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use imagelet_core::{decisions::ActCode, image::ImageKey};
+
+use super::{Command, LocalNode, PinChanged, PinRequest, PinRow, Pins, PinsRequest, Steps, UnpinRequest};
+use crate::failure::Failure;
+
+#[async_trait]
+impl Command for PinRequest {
+    const NAME: &'static str = "pin";
+    type Answer = PinChanged;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
+        let inventory = Arc::clone(&node.parts.inventory);
+        let changed = change_pin(self.pattern, move |pattern| inventory.pin(pattern)).await?;
+        let held = node.held_by(&changed.pattern).await;
+        if changed.changed {
+            node.pin_changed(ActCode::Pinned, &changed.pattern, held.as_deref().unwrap_or_default());
+        }
+        Ok(PinChanged { images: held.map(|held| ids(&held)), ..changed })
+    }
+}
+
+#[async_trait]
+impl Command for UnpinRequest {
+    const NAME: &'static str = "unpin";
+    type Answer = PinChanged;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<PinChanged, Failure> {
+        let inventory = Arc::clone(&node.parts.inventory);
+        let held = node.held_by(&self.pattern).await;
+        let changed = change_pin(self.pattern, move |pattern| inventory.unpin(pattern)).await?;
+        if !changed.changed && node.parts.inventory.configured_pins().iter().any(|pin| pin == changed.pattern.trim()) {
+            let message = format!("`{}` is pinned by the configuration", changed.pattern);
+            return Err(Failure::new("InvalidArgument", message).or_hint("take it out of `gc.keep` and reload"));
+        }
+        if changed.changed {
+            node.pin_changed(ActCode::Unpinned, &changed.pattern, held.as_deref().unwrap_or_default());
+        }
+        Ok(PinChanged { images: held.map(|held| ids(&held)), ..changed })
+    }
+}
+
+fn ids(keys: &[ImageKey]) -> Vec<String> {
+    keys.iter().map(|key| key.id().to_string()).collect()
+}
+
+async fn change_pin(
+    pattern: String,
+    change: impl FnOnce(&str) -> Result<bool, imagelet_core::inventory::InventoryError> + Send + 'static,
+) -> Result<PinChanged, Failure> {
+    let task = tokio::task::spawn_blocking(move || {
+        change(&pattern).map(|changed| PinChanged { pattern, changed, images: None })
+    });
+    Ok(task.await.map_err(|error| Failure::of(&error))??)
+}
+
+#[async_trait]
+impl Command for PinsRequest {
+    const NAME: &'static str = "pins";
+    type Answer = Pins;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Pins, Failure> {
+        let snapshot = node.refresh().await?;
+        let holds = |pattern: &String| {
+            let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.contains(pattern));
+            held.map(|entry| entry.image.id.to_string()).collect()
+        };
+        let inventory = &node.parts.inventory;
+        let rows = |pins: Vec<String>, owner: &str| {
+            let row = |pattern: String| PinRow { images: holds(&pattern), owner: owner.to_owned(), pattern };
+            pins.into_iter().map(row).collect::<Vec<_>>()
+        };
+        let mut pins = rows(inventory.pins(), "operator");
+        pins.extend(rows(inventory.configured_pins(), "configuration"));
+        Ok(Pins { pins })
+    }
+}
