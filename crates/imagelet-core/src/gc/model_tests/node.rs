@@ -194,6 +194,11 @@ impl Node {
         matches!(self.pods[pod], Pod::Idle)
     }
 
+    /// Whether a pass has begun and not ended.
+    pub(super) fn is_passing(&self) -> bool {
+        self.observing.is_some()
+    }
+
     /// Makes one of them happen.
     pub(super) fn act(&mut self, act: Act) {
         if self.left.is_endless {

@@ -18,8 +18,11 @@ use crate::{
 
 /// Acts that are told of where something went wrong.
 const TOLD_MAX: usize = 60;
-/// A node is new after so many steps, so that nothing grows without end.
-const STEPS_PER_NODE: u64 = 2_000;
+/// A node is new after so many steps, so that nothing grows without end, or most often after a few: in its first steps its
+/// images lie idle, and later seldom.
+const STEPS_PER_NODE: (u64, u64) = (2_000, 60);
+/// Of so many nodes one is there for long.
+const NODES_PER_LONG: usize = 8;
 /// Most pods of a node, and images.
 const PODS_MAX: usize = 4;
 const IMAGES_MAX: usize = 3;
@@ -37,6 +40,9 @@ const OF_ENDS: [usize; 2] = [2, 8];
 const OF_HANDS: [usize; 4] = [1, 4, 16, 64];
 /// and something breaks, or is taken away.
 const OF_EVENTS: [usize; 5] = [4, 16, 64, 256, 1024];
+/// In some weather a pass that has begun goes on before anything else but one in so many times: else hardly ever would one
+/// begin and end while a collection waits for one answer. 1: never.
+const OF_HASTE: [usize; 3] = [1, 1, 16];
 
 /// A walk to be taken.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +64,7 @@ pub(super) struct Walked {
 /// Where walks begin; printed with whatever they find.
 #[expect(clippy::disallowed_methods, reason = "a test is told so")]
 pub(super) fn seed() -> u64 {
-    std::env::var("IMAGELET_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(20_261_121)
+    std::env::var("IMAGELET_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(77)
 }
 
 /// Walks until something goes wrong or the steps are done.
@@ -69,7 +75,9 @@ pub(super) fn walk(walk: Walk) -> Walked {
     let mut walked = Walked::default();
     while walked.steps < walk.steps && walked.violation.is_none() {
         let endless = usize::MAX;
-        let pods = 1 + random.below(PODS_MAX);
+        let is_long = random.below(NODES_PER_LONG) == 0;
+        // On one without pods only hands start containers, and all images lie idle.
+        let pods = if is_long { 1 + random.below(PODS_MAX) } else { random.below(PODS_MAX) };
         let size = Size {
             collections: endless,
             passes: endless,
@@ -85,21 +93,21 @@ pub(super) fn walk(walk: Walk) -> Walked {
             is_stocked: true,
             is_fine: random.below(2) == 0,
             flaw: walk.flaw,
-            // Each image has a pod that brings it back.
-            ..Size::of(pods, 1 + random.below(pods.min(IMAGES_MAX)))
+            // Each image has a pod that brings it back, where there are any.
+            ..Size::of(pods, 1 + random.below(pods.clamp(1, IMAGES_MAX)))
         };
         let mut node = Node::new(size, &clock);
         node.is_known = true;
         let mut acts_told: Vec<Act> = Vec::new();
         let (mut weather, mut lasts) = (Weather::default(), 0);
-        for _ in 0..STEPS_PER_NODE {
+        for _ in 0..if is_long { STEPS_PER_NODE.0 } else { STEPS_PER_NODE.1 } {
             if lasts == 0 {
                 lasts = WEATHER_LASTS.0 + random.below(WEATHER_LASTS.1);
                 weather = Weather::drawn(&mut random);
                 node.request = random.request();
             }
             lasts -= 1;
-            let act = random.choose(&node, &weather);
+            let act = random.choose(&node, &weather, acts_told.last().copied());
             if acts_told.len() == TOLD_MAX {
                 acts_told.remove(0);
             }
@@ -127,6 +135,7 @@ struct Weather {
     ends: [usize; 2],
     hands: [usize; 3],
     events: [usize; 4],
+    haste: usize,
 }
 
 impl Weather {
@@ -137,6 +146,7 @@ impl Weather {
             ends: std::array::from_fn(|_| random.one_of(&OF_ENDS)),
             hands: std::array::from_fn(|_| random.one_of(&OF_HANDS)),
             events: std::array::from_fn(|_| random.one_of(&OF_EVENTS)),
+            haste: random.one_of(&OF_HASTE),
         }
     }
 
@@ -178,8 +188,12 @@ impl Random {
         choices[self.below(choices.len())]
     }
 
-    fn choose(&mut self, node: &Node, weather: &Weather) -> Act {
+    fn choose(&mut self, node: &Node, weather: &Weather, last: Option<Act>) -> Act {
         let acts = node.acts();
+        let is_amid = last == Some(Act::Observe) && node.is_passing();
+        if is_amid && acts.contains(&Act::Observe) && self.below(weather.haste) > 0 {
+            return Act::Observe;
+        }
         loop {
             let act = self.one_of(&acts);
             let rests = matches!(act, Act::Pod(pod) if node.is_idle(pod));
