@@ -209,15 +209,25 @@ impl ImageHistory {
     }
 
     fn act(&mut self, act: &Act) {
+        if matches!(act.code, ActCode::Pulled | ActCode::Adopted) {
+            self.end_removal();
+        }
         match act.code {
             ActCode::Pulled | ActCode::Adopted => self.is_present = true,
             ActCode::RemovedOnRequest => self.is_present = false,
+            ActCode::Removing => {
+                if !self.is_present {
+                    self.happenings.push(Happening::new(HappeningKind::Found, "found", act.at, ""));
+                }
+                self.is_present = true;
+            }
             ActCode::UntaggedOnRequest | ActCode::Pinned | ActCode::Unpinned => {}
         }
         self.happenings.push(Happening {
             names: act.names.clone(),
             bytes: act.bytes,
             took_ms: act.took_ms,
+            text: act.why.clone(),
             ..Happening::new(HappeningKind::Act(act.code), act.code.code(), act.at, &act.by)
         });
     }
@@ -226,6 +236,9 @@ impl ImageHistory {
         if let Some(is_listed) = run.lists(&self.key) {
             if is_listed && !self.is_present {
                 self.happenings.push(Happening::new(HappeningKind::Found, "found", run.first, ""));
+            }
+            if !is_listed && self.end_removal() {
+                self.is_present = false;
             }
             if !is_listed && self.is_present {
                 self.happenings.push(Happening::new(HappeningKind::Gone, "gone_elsewhere", run.first, ""));
@@ -237,6 +250,8 @@ impl ImageHistory {
         let changed = run.changed.iter().find(|decision| decision.key == self.key);
         let decision = run.decision(&self.key).or(changed);
         if let Some(outcome) = run.outcomes.iter().find(|outcome| outcome.key == self.key) {
+            // The collection lived to tell what came of it.
+            self.happenings.pop_if(|last| last.is_removing());
             let tried = self.tried(&outcome.result, Happening::decided(HappeningKind::Removed, decision, run));
             self.happenings.push(tried);
             return;
@@ -256,6 +271,14 @@ impl ImageHistory {
 }
 
 impl ImageHistory {
+    /// A collection was about to remove it and never told what came of that, and it is gone: the removal was the last
+    /// that was done. True: so it is.
+    fn end_removal(&mut self) -> bool {
+        let Some(last) = self.happenings.last_mut().filter(|last| last.is_removing()) else { return false };
+        last.kind = HappeningKind::Removed;
+        true
+    }
+
     fn tried(&mut self, result: &OutcomeResult, happening: Happening) -> Happening {
         match result {
             OutcomeResult::Removed(bytes) => {
@@ -302,6 +325,10 @@ impl Happening {
             shadow: run.head.shadow,
             ..Self::new(kind, code, run.first, &run.head.by)
         }
+    }
+
+    fn is_removing(&self) -> bool {
+        self.kind == HappeningKind::Act(ActCode::Removing)
     }
 
     fn is_same(&self, other: &Self) -> bool {

@@ -30,6 +30,9 @@ pub struct Act {
     /// How long it took, in milliseconds, where that is worth knowing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
+    /// Why, for people, where the code does not say it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
 }
 
 /// What somebody did.
@@ -48,12 +51,21 @@ pub enum ActCode {
     Unpinned,
     /// Another manager of the node pulled it, and its records say so.
     Adopted,
+    /// A collection is about to remove it: what came of that is in the collection's own lines, if it lived to write them.
+    Removing,
 }
 
 impl ActCode {
     /// All there are.
-    pub const ALL: [Self; 6] =
-        [Self::Pulled, Self::RemovedOnRequest, Self::UntaggedOnRequest, Self::Pinned, Self::Unpinned, Self::Adopted];
+    pub const ALL: [Self; 7] = [
+        Self::Pulled,
+        Self::RemovedOnRequest,
+        Self::UntaggedOnRequest,
+        Self::Pinned,
+        Self::Unpinned,
+        Self::Adopted,
+        Self::Removing,
+    ];
 
     /// The stable word.
     pub fn code(self) -> &'static str {
@@ -64,6 +76,7 @@ impl ActCode {
             Self::Pinned => "pinned_on_request",
             Self::Unpinned => "unpinned_on_request",
             Self::Adopted => "adopted",
+            Self::Removing => "removing",
         }
     }
 }

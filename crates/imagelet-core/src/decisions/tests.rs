@@ -61,6 +61,7 @@ fn act(seconds: u64, code: ActCode, number: u64) -> Act {
         by: "command".into(),
         bytes: Some(number),
         took_ms: Some(1),
+        why: String::new(),
     }
 }
 
@@ -530,4 +531,28 @@ fn the_history_of_an_image_tells_all_that_happened_to_it_also_when_it_is_gone() 
     assert_eq!(kinds.last(), Some(&HappeningKind::Gone));
     assert!(log.history("app-9:v1").unwrap().images.is_empty());
     assert_eq!(log.history("x").unwrap().since, Some(at(1)));
+}
+
+#[test]
+fn a_removal_whose_collection_was_cut_off_is_told_as_one_where_the_image_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = DecisionLog::new(folder.path(), 1 << 20);
+    for number in [1, 2, 3] {
+        log.act(act(number, ActCode::Pulled, number));
+    }
+    for number in [1, 2, 3] {
+        log.act(Act { why: "room is wanted".into(), ..act(10, ActCode::Removing, number) });
+    }
+    // The process ended here. The first went and came back, the second went, the third is there.
+    log.act(act(20, ActCode::Pulled, 1));
+    log.run(quiet(300, vec![image(1, at(0)), image(3, at(0))]));
+    let told = |number| {
+        let history = log.history(&id(number)).unwrap();
+        let happenings = history.images[0].happenings.clone();
+        (happenings.iter().map(|it| it.kind).collect::<Vec<_>>(), happenings[1].text.clone())
+    };
+    let pulled = HappeningKind::Act(ActCode::Pulled);
+    assert_eq!(told(1), (vec![pulled, Removed, pulled, Kept], "room is wanted".to_owned()));
+    assert_eq!(told(2).0, [pulled, Removed], "nobody else removed it");
+    assert_eq!(told(3).0, [pulled, HappeningKind::Act(ActCode::Removing), Kept]);
 }

@@ -5,11 +5,13 @@ use std::{collections::BTreeMap, time::SystemTime};
 use serde_json::{Value, json};
 
 use super::{
-    GcDecision, GcOutcome, GcRemoval, GcReport, GcVerdict, Plan, PlanInput, Planned, Reason, facts::Facts, plan,
+    GcDecision, GcOutcome, GcRemoval, GcReport, GcVerdict, ImageGc, Plan, PlanInput, Planned, Reason, facts::Facts,
+    plan,
 };
 use crate::{
-    decisions::{Decision, ImageInput, LayersInput, Outcome, OutcomeResult, Run, RunHead, RunInput},
+    decisions::{Act, ActCode, Decision, ImageInput, LayersInput, Outcome, OutcomeResult, Run, RunHead, RunInput},
     image::{Digest, ImageKey},
+    inventory::Entry,
 };
 
 /// Digits of a digest that tell two plans apart.
@@ -22,6 +24,23 @@ pub struct Asked {
     pub by: String,
     /// It was only to tell what it would do.
     pub shadow: bool,
+}
+
+impl ImageGc {
+    /// Puts on record that an image is about to be removed, in case nobody lives to tell what came of it.
+    pub(super) fn put_on_record(&self, entry: &Entry, reason: &Reason, at: SystemTime) {
+        let Some(log) = &self.decisions else { return };
+        log.act(Act {
+            at,
+            code: ActCode::Removing,
+            keys: vec![entry.key().to_string()],
+            names: entry.image.tags.clone(),
+            by: String::new(),
+            bytes: Some(entry.image.size.0),
+            took_ms: None,
+            why: reason.to_string(),
+        });
+    }
 }
 
 impl GcReport {

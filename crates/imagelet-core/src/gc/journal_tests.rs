@@ -206,3 +206,30 @@ async fn in_shadow_mode_every_port_is_only_read() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_removal_is_on_record_before_it_is_done_and_told_once() {
+    use super::super::tests::{Node, at};
+    let folder = tempfile::tempdir().unwrap();
+    let log = Arc::new(DecisionLog::new(folder.path(), 1 << 20));
+    let mut node = Node::new(500);
+    node.idle("a:1", 200, 10).await;
+    node.idle("b:1", 250, 20).await;
+    node.gc = node.gc.with_decisions(Arc::clone(&log));
+    let report = node.collect(GcGoal::Free(ByteSize(100))).await;
+    assert_eq!(report.removed.len(), 1);
+    let id = report.removed[0].key.id().clone();
+    let kinds = || {
+        log.flush();
+        let history = log.history(id.as_str()).unwrap();
+        history.images.iter().flat_map(|image| image.happenings.iter().map(|it| it.kind)).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        kinds(),
+        [HappeningKind::Found, HappeningKind::Act(ActCode::Removing)],
+        "its collection has told nothing yet"
+    );
+    let asked = Asked { by: "timer".to_owned(), shadow: false };
+    report.on_record(&asked, at(10_000)).into_iter().for_each(|run| log.run(run));
+    assert_eq!(kinds(), [HappeningKind::Found, HappeningKind::Removed]);
+}

@@ -69,6 +69,7 @@ pub use self::{
     verdicts::{Decisions, GcDecision},
 };
 use crate::{
+    decisions::DecisionLog,
     image::{ByteSize, ImageId, ImageKey},
     inventory::{Inventory, InventoryError},
     runtime::{Certainty, Freed, RuntimeError, RuntimeManager},
@@ -84,6 +85,7 @@ pub struct ImageGc {
     shortages: shortage::Shortages,
     rules: Mutex<Arc<GcRules>>,
     labels: Labels,
+    decisions: Option<Arc<DecisionLog>>,
 }
 
 /// What to collect.
@@ -354,7 +356,15 @@ impl ImageGc {
             shortages: shortage::Shortages::default(),
             rules: Mutex::default(),
             labels: Labels::default(),
+            decisions: None,
         }
+    }
+
+    /// The same, putting on record that an image is about to be removed: a process that ends before its collection does
+    /// must not leave an image gone and nobody who did it.
+    #[must_use]
+    pub fn with_decisions(self, decisions: Arc<DecisionLog>) -> Self {
+        Self { decisions: Some(decisions), ..self }
     }
 
     /// The same, looking at disks otherwise than through the operating system.

@@ -111,6 +111,7 @@ impl<'a> Round<'a> {
             Ok(removal) => removal,
             Err(reason) => return self.spare(entry, reason),
         };
+        self.gc.put_on_record(entry, &reason, self.clock());
         self.decide(entry, GcVerdict::Remove { phase }, reason);
         let id = entry.image.id.to_string();
         let runtime_handler = entry.image.spec.runtime_handler.as_str();

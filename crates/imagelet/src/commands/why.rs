@@ -64,10 +64,13 @@ fn one(image: &WhyImage, format: Format, out: &mut impl Write) -> io::Result<()>
 /// How it is now, in one line.
 fn standing(image: &WhyImage) -> String {
     let Some(now) = &image.now else {
-        let last = image.history.iter().rev().find(|it| matches!(it.what.as_str(), "removed" | "gone"));
+        let last = image.history.iter().rev().find(|it| matches!(it.what.as_str(), "removed" | "removing" | "gone"));
         return last.map_or_else(
             || "not present".to_owned(),
-            |last| format!("not present: {} {}", last.what, last.at.as_deref().map_or_else(String::new, clock)),
+            |last| {
+                let what = if last.what == "gone" { "gone" } else { "removed" };
+                format!("not present: {what} {}", last.at.as_deref().map_or_else(String::new, clock))
+            },
         );
     };
     format!("present, {}, {}", size(now), held(now))
@@ -188,6 +191,9 @@ fn explained(happening: &WhyHappening) -> String {
             if !matches!(happening.by.as_str(), "" | "timer") {
                 parts.push(format!("collected by {}", happening.by));
             }
+            if happening.code == "removing" {
+                parts.push("the collection was cut off before it could tell more".to_owned());
+            }
             if happening.count > 1 {
                 let until = happening.until.as_deref().map_or_else(String::new, clock);
                 parts.push(format!("{} times, last {until}", happening.count));
@@ -234,6 +240,7 @@ fn clock(text: &str) -> String {
 
 fn hint(image: &WhyImage) -> Option<String> {
     let name = image.names.first().map_or(image.id.as_str(), String::as_str);
+    let went = image.history.iter().rev().find(|it| matches!(it.what.as_str(), "removed" | "removing" | "gone"));
     match (&image.now, &image.next) {
         (Some(_), Some(next)) if next.verdict == "remove" => {
             Some(format!("`imagelet pin {}` keeps it out of every collection", printable(name)))
@@ -241,10 +248,10 @@ fn hint(image: &WhyImage) -> Option<String> {
         (Some(_), Some(next)) if next.code == "not_owned" => {
             Some(format!("`imagelet pull --policy Always {}` makes it imagelet's own", printable(name)))
         }
-        (None, _) if image.history.iter().any(|it| it.what == "gone") => {
+        (None, _) if went.is_some_and(|it| it.what == "gone") => {
             Some("imagelet did not remove it: ask whoever else manages images on this node, such as the kubelet".into())
         }
-        (None, _) if image.history.iter().any(|it| it.what == "removed" && !it.reason.is_empty()) => {
+        (None, _) if went.is_some_and(|it| !it.reason.is_empty()) => {
             Some(format!("`imagelet pull {0}` brings it back, `imagelet pin {0}` keeps it then", printable(name)))
         }
         _ => None,

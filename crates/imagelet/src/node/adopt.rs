@@ -104,6 +104,7 @@ impl LocalNode {
             by: by.to_owned(),
             bytes: None,
             took_ms: None,
+            why: String::new(),
         });
     }
 

@@ -248,6 +248,7 @@ impl LocalNode {
             by: by.to_owned(),
             bytes: freed,
             took_ms: None,
+            why: String::new(),
         });
     }
 
@@ -261,6 +262,7 @@ impl LocalNode {
             by: "command".into(),
             bytes: None,
             took_ms: None,
+            why: String::new(),
         });
     }
 

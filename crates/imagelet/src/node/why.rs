@@ -104,7 +104,7 @@ pub(crate) struct WhyHappening {
     pub(crate) until: Option<String>,
     /// How often in a row.
     pub(crate) count: u64,
-    /// `pulled`, `adopted`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`, `pinned`, `unpinned`.
+    /// `pulled`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`, `pinned`, `unpinned`.
     pub(crate) what: String,
     /// The machine's word for why; stable.
     pub(crate) code: String,
@@ -313,6 +313,7 @@ fn happening(happening: Happening) -> WhyHappening {
             imagelet_core::decisions::ActCode::Pinned => "pinned",
             imagelet_core::decisions::ActCode::Unpinned => "unpinned",
             imagelet_core::decisions::ActCode::Adopted => "adopted",
+            imagelet_core::decisions::ActCode::Removing => "removing",
         },
         HappeningKind::Found => "found",
         HappeningKind::Kept => "kept",

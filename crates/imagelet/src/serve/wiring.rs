@@ -99,7 +99,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
     .with_decisions(Arc::clone(&decisions))
     .leasing_in(Arc::clone(&inventory));
     let parts = NodeParts {
-        gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory)),
+        gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory)).with_decisions(Arc::clone(&decisions)),
         runtime,
         inventory,
         manager,
