@@ -21,6 +21,7 @@ use std::{
     process::ExitCode,
 };
 
+use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command};
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
     let environment = Environment::of_process();
     guard::hide_login(&arguments, &cli, &environment);
     start_log(&environment, matches!(cli.command, Command::Serve(_)));
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match runtime(&cli.command) {
         Ok(runtime) => runtime,
         Err(error) => return told(&failure::Failure::of(&error)),
     };
@@ -52,6 +53,15 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => told(&failure),
     }
+}
+
+/// One thread for a command that asks one question: to hand the answer from thread to thread takes longer than to read it.
+fn runtime(command: &Command) -> std::io::Result<Runtime> {
+    let mut builder = match command {
+        Command::Ls(_) => Builder::new_current_thread(),
+        _ => Builder::new_multi_thread(),
+    };
+    builder.enable_all().build()
 }
 
 /// The daemon tells its decisions; a command only what would otherwise be lost, as its errors end on stderr anyway.

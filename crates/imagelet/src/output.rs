@@ -22,9 +22,9 @@ pub(crate) struct Table {
     /// All cells, one after the other: very long tables are made of few pieces.
     text: String,
     /// Where each cell ends.
-    cells: Vec<usize>,
+    cells: Vec<u32>,
     /// At which cell each row ends.
-    rows: Vec<usize>,
+    rows: Vec<u32>,
 }
 
 impl Table {
@@ -55,19 +55,19 @@ impl Table {
         } else {
             self.text.extend(printable_chars(cell));
         }
-        self.cells.push(self.text.len());
+        self.cells.push(place(self.text.len()));
     }
 
     /// The same with something that prints plain characters alone.
     pub(crate) fn show(&mut self, cell: impl fmt::Display) {
         // A string takes everything.
         let _ = write!(self.text, "{cell}");
-        self.cells.push(self.text.len());
+        self.cells.push(place(self.text.len()));
     }
 
     /// Ends the row.
     pub(crate) fn end_row(&mut self) {
-        self.rows.push(self.cells.len());
+        self.rows.push(place(self.cells.len()));
     }
 
     /// Prints it; nothing trails a row.
@@ -96,12 +96,18 @@ impl Table {
     }
 
     fn cells_by_row(&self) -> impl Iterator<Item = impl Iterator<Item = &str>> {
-        let before = |ends: &[usize], at: usize| if at == 0 { 0 } else { ends[at - 1] };
+        let end = |ends: &[u32], at: usize| ends[at] as usize;
+        let begin = move |ends: &[u32], at: usize| if at == 0 { 0 } else { end(ends, at - 1) };
         (0..self.rows.len()).map(move |row| {
-            let cells = before(&self.rows, row)..self.rows[row];
-            cells.map(move |cell| &self.text[before(&self.cells, cell)..self.cells[cell]])
+            let cells = begin(&self.rows, row)..end(&self.rows, row);
+            cells.map(move |cell| &self.text[begin(&self.cells, cell)..end(&self.cells, cell)])
         })
     }
+}
+
+/// Where something is in a table. One of four gigabytes is nothing that anybody prints.
+fn place(at: usize) -> u32 {
+    u32::try_from(at).expect("a table is smaller than four gigabytes")
 }
 
 /// The standard output past the library's own buffer, which looks for the end of each line.

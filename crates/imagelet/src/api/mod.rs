@@ -12,6 +12,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::Stream;
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, sync::mpsc};
@@ -29,6 +30,8 @@ const REQUEST_BYTES_MAX: usize = BODY_BYTES_MAX + 4096;
 const REPLY_BYTES_MAX: usize = 64 << 20;
 /// As much of an answer as comes without being asked for more: a long list in one go.
 const WINDOW_BYTES: u32 = 16 << 20;
+/// A frame of an answer: ten thousand images come in two of them, and not in a hundred.
+const FRAME_BYTES_MAX: u32 = 1 << 20;
 /// Progress that a slow reader has not taken yet; what comes on top is dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
 /// A daemon on the same machine answers within this, or is none.
@@ -61,7 +64,7 @@ impl Replies {
 #[async_trait]
 pub(crate) trait Handler: Send + Sync + 'static {
     /// Runs one. Dropping the future gives the command up.
-    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Vec<u8>, Refusal>;
+    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal>;
 }
 
 /// Why there is no result.
@@ -205,7 +208,7 @@ impl Client {
         command: &str,
         body: Vec<u8>,
         progress: &(dyn Fn(&[u8]) + Send + Sync),
-    ) -> Result<Vec<u8>, CallError> {
+    ) -> Result<Bytes, CallError> {
         let probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner).take();
         let channel = match probed {
             Some(channel) => channel,
@@ -219,7 +222,7 @@ impl Client {
         command: &str,
         body: Vec<u8>,
         progress: &(dyn Fn(&[u8]) + Send + Sync),
-    ) -> Result<Vec<u8>, CallError> {
+    ) -> Result<Bytes, CallError> {
         let request = CallRequest { command: command.to_owned(), body };
         let mut client = NodeClient::new(channel)
             .max_decoding_message_size(REPLY_BYTES_MAX)
@@ -251,6 +254,7 @@ impl Client {
         tonic::transport::Endpoint::from_static("http://localhost")
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
+            .max_frame_size(FRAME_BYTES_MAX)
             .connect_with_connector(connector)
             .await
             .map_err(|error| CallError::Broken(error.to_string()))
@@ -273,19 +277,19 @@ mod tests {
 
     #[async_trait]
     impl Handler for Echo {
-        async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Vec<u8>, Refusal> {
+        async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
             for step in [b"1".to_vec(), b"2".to_vec()] {
                 replies.tell(step);
                 tokio::task::yield_now().await;
             }
             match command {
-                "echo" => Ok(body.to_vec()),
+                "echo" => Ok(Bytes::copy_from_slice(body)),
                 "recite" => {
                     // More than the reader is ahead of, and nothing of it may be lost.
                     for line in 0..2000_u32 {
                         assert!(replies.deliver(line.to_string().into_bytes()).await);
                     }
-                    Ok(Vec::new())
+                    Ok(Bytes::new())
                 }
                 "fail" => Err(Refusal::Failed(b"why".to_vec())),
                 other => Err(Refusal::Unknown(format!("no command `{other}`"))),
@@ -304,15 +308,15 @@ mod tests {
         let client = Client::new(&path);
         let steps = Mutex::new(Vec::new());
         let note = |step: &[u8]| steps.lock().expect("no panic").push(step.to_vec());
-        assert_eq!(client.call("echo", b"x".to_vec(), &note).await.expect("a result"), b"x");
+        assert_eq!(client.call("echo", b"x".to_vec(), &note).await.expect("a result"), "x");
         assert_eq!(*steps.lock().expect("no panic"), [b"1".to_vec(), b"2".to_vec()]);
         steps.lock().expect("no panic").clear();
         client.call("recite", Vec::new(), &note).await.expect("a result");
         let heard = steps.lock().expect("no panic").split_off(2);
         assert_eq!(heard, (0..2000_u32).map(|line| line.to_string().into_bytes()).collect::<Vec<_>>());
         assert!(matches!(client.probe().await, Err(CallError::Broken(_))), "it is there");
-        assert_eq!(client.call("echo", b"y".to_vec(), &note).await.expect("on the probe's connection"), b"y");
-        assert_eq!(client.call("echo", b"z".to_vec(), &note).await.expect("on another one"), b"z");
+        assert_eq!(client.call("echo", b"y".to_vec(), &note).await.expect("on the probe's connection"), "y");
+        assert_eq!(client.call("echo", b"z".to_vec(), &note).await.expect("on another one"), "z");
         let failed = client.call("fail", Vec::new(), &|_| {}).await;
         assert!(matches!(failed, Err(CallError::Failed(why)) if why == b"why"));
         let unknown = client.call("frob", Vec::new(), &|_| {}).await;

@@ -35,7 +35,7 @@ pub mod call_reply {
         Progress(::prost::alloc::vec::Vec<u8>),
         /// A JSON document: what `-o json` prints. The last message.
         #[prost(bytes, tag = "2")]
-        Result(::prost::alloc::vec::Vec<u8>),
+        Result(::prost::bytes::Bytes),
         /// A JSON document: why the command failed, with the machine's word for it. The last message.
         #[prost(bytes, tag = "3")]
         Failure(::prost::alloc::vec::Vec<u8>),

@@ -7,28 +7,30 @@ use imagelet_core::image::{ByteSize, ImageId, shown_name};
 use crate::{
     cli::{DfArgs, Format, InspectArgs, LsArgs},
     failure::Failure,
-    node::{ImageRow, InspectRequest, Node, Row, Usage, UsageRequest, no_steps},
+    node::{ImageRow, InspectRequest, Node, Rows, Usage, UsageRequest, no_steps},
     output::{Age, Table, age, names, print},
 };
 
 pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
     let brief = (arguments.quiet || format == Format::Table) && !arguments.digests;
     let packed = node.list(brief).await?;
-    let mut listed =
+    let listed =
         packed.rows().ok_or_else(|| Failure::new("Failed", "could not read the list of images: it is not whole"))?;
-    if !arguments.all {
-        listed.images.retain(|image| !image.names.is_empty() || !image.digests.is_empty() && arguments.digests);
-    }
+    let listed = match (arguments.all, arguments.digests) {
+        (true, _) => listed,
+        (false, true) => listed.only(|image| !image.names.is_empty() || !image.digests.is_empty()),
+        (false, false) => listed.only(|image| !image.names.is_empty()),
+    };
     if arguments.quiet {
-        let ids = |out: &mut dyn Write| listed.images.iter().try_for_each(|image| writeln!(out, "{}", image.id));
+        let ids = |out: &mut dyn Write| listed.iter().try_for_each(|image| writeln!(out, "{}", image.id));
         print(Format::Table, &(), ids)?;
         return Ok(ExitCode::SUCCESS);
     }
-    print(format, &listed, |mut out| table(&listed.images, format, arguments.digests).write(&mut out))?;
+    print(format, &listed, |mut out| table(listed, format, arguments.digests).write(&mut out))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(images: &[Row<'_>], format: Format, digests: bool) -> Table {
+fn table(images: Rows<'_>, format: Format, digests: bool) -> Table {
     let wide = format == Format::Wide;
     let mut header = vec!["NAME", "ID", "SIZE", "AGE", "LAST USED", "USE"];
     if digests {
@@ -40,7 +42,7 @@ fn table(images: &[Row<'_>], format: Format, digests: bool) -> Table {
     let now = SystemTime::now();
     let mut table = Table::plain();
     table.row(header);
-    for image in images {
+    for image in images.iter() {
         match image.names.iter().next() {
             None => table.cell("<none>"),
             Some(name) if image.names.len() == 1 => table.cell(name),

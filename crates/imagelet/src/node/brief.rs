@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use bytes::Bytes;
 use imagelet_core::inventory::Entry;
 
 use super::{
@@ -25,7 +26,7 @@ struct Kept {
     order: Vec<usize>,
     /// Where the row of each is, by its place.
     rows: Vec<Range<usize>>,
-    bytes: Vec<u8>,
+    bytes: Bytes,
 }
 
 impl BriefList {
@@ -71,7 +72,7 @@ impl Kept {
             }
             rows[*place] = begin..bytes.len();
         }
-        Self { entries: entries.to_vec(), order, rows, bytes }
+        Self { entries: entries.to_vec(), order, rows, bytes: bytes.into() }
     }
 
     fn is_of_the_images_of(&self, entries: &[Arc<Entry>]) -> bool {
@@ -94,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    fn whole(entries: &[Arc<Entry>]) -> Vec<u8> {
+    fn whole(entries: &[Arc<Entry>]) -> Bytes {
         PackedList::of_entries(entries.iter().map(|entry| &**entry), &Shares::of(None), true).into_bytes()
     }
 

@@ -21,6 +21,7 @@ mod words;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use imagelet_core::{
     image::ByteSize,
     runtime::{LayerState, PullEvent},
@@ -31,7 +32,7 @@ pub(crate) use board::PullBoard;
 pub(crate) use collect::{collect, policy};
 pub(crate) use events::{EventsRequest, Told};
 pub(crate) use local::{LocalNode, NodeParts};
-pub(crate) use packed::{PackedList, Row};
+pub(crate) use packed::{PackedList, Rows};
 pub(crate) use pods::{PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use remote::{RemoteNode, Spoken};
 pub(crate) use room::RoomByCollection;
@@ -133,7 +134,7 @@ impl Node {
 
 #[async_trait]
 impl Handler for LocalNode {
-    async fn handle(&self, command: &str, body: &[u8], progress: Replies) -> Result<Vec<u8>, Refusal> {
+    async fn handle(&self, command: &str, body: &[u8], progress: Replies) -> Result<Bytes, Refusal> {
         match command {
             EventsRequest::NAME => follow(self, body, &progress).await,
             PodRequest::NAME => answer::<PodRequest>(self, body, progress).await,
@@ -157,7 +158,7 @@ impl Handler for LocalNode {
     }
 }
 
-async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: Replies) -> Result<Vec<u8>, Refusal> {
+async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: Replies) -> Result<Bytes, Refusal> {
     let command: C = read(C::NAME, body)?;
     let steps: Steps = Arc::new(move |step| {
         if let Ok(document) = serde_json::to_vec(&step) {
@@ -166,13 +167,13 @@ async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: Replies) ->
     });
     let document = |value: Result<Vec<u8>, serde_json::Error>| value.unwrap_or_default();
     match command.run(node, steps).await {
-        Ok(result) => Ok(document(serde_json::to_vec(&result))),
+        Ok(result) => Ok(document(serde_json::to_vec(&result)).into()),
         Err(failure) => Err(Refusal::Failed(document(serde_json::to_vec(&failure)))),
     }
 }
 
 /// The one command whose answer need not be JSON.
-async fn list(node: &LocalNode, body: &[u8], replies: Replies) -> Result<Vec<u8>, Refusal> {
+async fn list(node: &LocalNode, body: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
     let asked: ListRequest = read(ListRequest::NAME, body)?;
     if !asked.packed {
         return answer::<ListRequest>(node, body, replies).await;
@@ -190,10 +191,10 @@ fn read<T: DeserializeOwned>(name: &str, body: &[u8]) -> Result<T, Refusal> {
 }
 
 /// The one command whose answer is all on the way: it ends with an empty one.
-async fn follow(node: &LocalNode, body: &[u8], replies: &Replies) -> Result<Vec<u8>, Refusal> {
+async fn follow(node: &LocalNode, body: &[u8], replies: &Replies) -> Result<Bytes, Refusal> {
     let asked: EventsRequest = read(EventsRequest::NAME, body)?;
     match events::stream(node, &asked, replies).await {
-        Ok(()) => Ok(b"{}".to_vec()),
+        Ok(()) => Ok(Bytes::from_static(b"{}")),
         Err(failure) => Err(Refusal::Failed(serde_json::to_vec(&failure).unwrap_or_default())),
     }
 }

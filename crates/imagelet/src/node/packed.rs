@@ -11,11 +11,12 @@
 
 use std::{borrow::Cow, fmt, time::SystemTime};
 
+use bytes::Bytes;
 use imagelet_core::{
     image::Image,
     inventory::{Entry, Origin},
 };
-use serde::{Serialize, Serializer};
+use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
 use super::{
     ImageList, ImageRow,
@@ -32,13 +33,13 @@ const ORIGINS: [Origin; 3] = [Origin::Pulled, Origin::Adopted, Origin::Found];
 
 /// All images, packed.
 #[derive(Debug)]
-pub(crate) struct PackedList(Vec<u8>);
+pub(crate) struct PackedList(Bytes);
 
-/// What it says.
-#[derive(Debug, Serialize)]
+/// What it says, as [`ImageList`] has it. Each row is read when it is looked at: to keep ten thousand takes longer.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a> {
-    /// As [`ImageList`] has them.
-    pub(crate) images: Vec<Row<'a>>,
+    bytes: &'a [u8],
+    is_wanted: fn(&Row<'_>) -> bool,
 }
 
 /// An image; prints as the [`ImageRow`] that it was, or would have been.
@@ -105,7 +106,7 @@ impl PackedList {
     }
 
     /// What a daemon has answered, of this version or of one that knows JSON alone. An error is for people.
-    pub(super) fn of_answer(answer: Vec<u8>) -> Result<Self, String> {
+    pub(super) fn of_answer(answer: Bytes) -> Result<Self, String> {
         if answer.starts_with(MAGIC) {
             return Ok(Self(answer));
         }
@@ -120,28 +121,56 @@ impl PackedList {
         for at in sorted(rows) {
             whole_row(&rows[at], &mut bytes);
         }
-        Self(bytes)
+        Self(bytes.into())
     }
 
     /// What was packed before.
-    pub(super) fn of_bytes(bytes: Vec<u8>) -> Self {
+    pub(super) fn of_bytes(bytes: Bytes) -> Self {
         Self(bytes)
     }
 
     /// As it crosses the socket.
-    pub(super) fn into_bytes(self) -> Vec<u8> {
+    pub(super) fn into_bytes(self) -> Bytes {
         self.0
     }
 
     /// What it says. `None`: it is none, or not whole.
     pub(crate) fn rows(&self) -> Option<Rows<'_>> {
-        let mut rest = self.0.strip_prefix(MAGIC)?;
-        let mut images = Vec::with_capacity(rest.len() / 128);
+        let bytes = self.0.strip_prefix(MAGIC)?;
+        let mut rest = bytes;
         while !rest.is_empty() {
-            let mut row = take_text(&mut rest)?;
-            images.push(Row::read(&mut row)?);
+            Row::take(&mut rest)?;
         }
-        Some(Rows { images })
+        Some(Rows { bytes, is_wanted: |_| true })
+    }
+}
+
+impl<'a> Rows<'a> {
+    /// Those of which this is true.
+    pub(crate) fn only(self, is_wanted: fn(&Row<'_>) -> bool) -> Self {
+        Self { is_wanted, ..self }
+    }
+
+    /// One after the other.
+    pub(crate) fn iter(self) -> impl Iterator<Item = Row<'a>> {
+        let mut rest = self.bytes;
+        std::iter::from_fn(move || Row::take(&mut rest)).filter(self.is_wanted)
+    }
+}
+
+impl Serialize for Rows<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Images<'a>(Rows<'a>);
+
+        impl Serialize for Images<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_seq(self.0.iter())
+            }
+        }
+
+        let mut document = serializer.serialize_struct("ImageList", 1)?;
+        document.serialize_field("images", &Images(*self))?;
+        document.end()
     }
 }
 
@@ -213,6 +242,12 @@ impl<'a> Unpacked<'a> {
 }
 
 impl<'a> Row<'a> {
+    /// The next of several.
+    fn take(rest: &mut &'a [u8]) -> Option<Self> {
+        let mut row = take_text(rest)?;
+        Self::read(&mut row)
+    }
+
     fn read(from: &mut &'a [u8]) -> Option<Self> {
         let id = std::str::from_utf8(take_text(from)?).ok()?;
         let runtime_handler = std::str::from_utf8(take_text(from)?).ok()?;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{Command, EventsRequest, ListRequest, PackedList, Step, Steps, Told};
@@ -89,7 +90,7 @@ impl RemoteNode {
         name: &str,
         arguments: &(impl Serialize + Sync),
         progress: &(dyn Fn(&[u8]) + Send + Sync),
-    ) -> Result<Vec<u8>, Failure> {
+    ) -> Result<Bytes, Failure> {
         let socket = self.socket.display();
         let body = serde_json::to_vec(arguments)
             .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{name}`")))?;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use super::started::Started;
@@ -59,7 +60,7 @@ impl Stoppable {
 
 #[async_trait]
 impl Handler for Stoppable {
-    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Vec<u8>, Refusal> {
+    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
         let refused = |failure: &Failure| Refusal::Failed(serde_json::to_vec(failure).unwrap_or_default());
         let node = self.node.node().await.map_err(|error| refused(&error.into()))?;
         let stopped = if command == EventsRequest::NAME { &self.accepting } else { &self.working };
