@@ -158,9 +158,10 @@ fn overview(status: &Status) -> Table {
     let since = status.started_at.as_deref().unwrap_or("-");
     let process = format!("{} (pid {}, since {since})", status.process, status.pid);
     table.row(["Process:", &process]);
-    table.row(["Images:", &format!("{} ({} in use)", status.images, status.in_use)]);
-    let used = status.used_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent}%"));
-    let disk = format!("{used} used, collecting at {}% down to {}%", status.gc_high_percent, status.gc_low_percent);
+    let images = format!("{} ({} in use)", status.images, status.in_use);
+    table.row(["Images:", if status.images_unknown { "unknown" } else { &images }]);
+    let used = status.used_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent}% used"));
+    let disk = format!("{used}, collecting at {}% down to {}%", status.gc_high_percent, status.gc_low_percent);
     table.row(["Disk:", &disk]);
     for short in status.eviction.iter().filter(|threshold| threshold.met) {
         let line = format!("{} is less than {}: the kubelet reclaims, then evicts", short.signal, short.less_than);

@@ -23,21 +23,22 @@ pub(super) async fn why(node: &Node, arguments: WhyArgs, format: Format) -> Resu
             if number > 0 {
                 writeln!(out)?;
             }
-            one(image, format, &mut out)?;
+            one(image, why.presence_unknown, format, &mut out)?;
         }
         notes(&why, &mut out)
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn one(image: &WhyImage, format: Format, out: &mut impl Write) -> io::Result<()> {
+fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut impl Write) -> io::Result<()> {
     let wide = format == Format::Wide;
     let id = ImageId::new(&image.id);
     let mut head = Table::plain();
     let shown = if wide && !image.names.is_empty() { image.names.join(", ") } else { names(&image.names) };
     head.row(["Image:", &shown]);
     head.row(["Id:", if wide { image.id.as_str() } else { id.short() }]);
-    head.row(["Now:", &standing(image)]);
+    let now = if is_unknown { "unknown, the runtime does not answer".to_owned() } else { standing(image) };
+    head.row(["Now:", &now]);
     if let Some(now) = &image.now {
         head.row(["Origin:", &origin(image, now)]);
         if image.uses > 0 {
@@ -55,7 +56,7 @@ fn one(image: &WhyImage, format: Format, out: &mut impl Write) -> io::Result<()>
     } else {
         history(&image.history, wide).write(out)
     }?;
-    match hint(image) {
+    match hint(image).filter(|_| !is_unknown) {
         Some(hint) => writeln!(out, "hint: {hint}"),
         None => Ok(()),
     }

@@ -498,6 +498,7 @@ impl Command for StatusRequest {
         let now = tokio::time::Instant::now();
         let milliseconds = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
+        problems.dedup();
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             backend: node.parts.backend.clone(),
@@ -505,6 +506,7 @@ impl Command for StatusRequest {
             pid: std::process::id(),
             started_at: moment(node.started_at),
             images: entries.len() as u64,
+            images_unknown: snapshot.is_none(),
             in_use: entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count() as u64,
             used_percent: full.map(|full| full.used_percent()),
             disk_layout: pressure.layout.map(|layout| layout.name().into()),

@@ -40,6 +40,8 @@ pub(crate) struct Why {
     pub(crate) damaged: u64,
     /// What could not be found out; the rest is good.
     pub(crate) problems: Vec<String>,
+    /// Nobody can tell which images are present: the runtime does not answer.
+    pub(crate) presence_unknown: bool,
 }
 
 /// What became of one image.
@@ -162,7 +164,13 @@ impl Command for WhyRequest {
             history.images.push(ImageHistory { key: image.key().to_string(), ..ImageHistory::default() });
         }
         if history.images.is_empty() {
-            let message = format!("nothing is on record of `{}`, and it is not present", shown_name(&self.image));
+            let image = shown_name(&self.image);
+            if let Some(problem) = problems.first() {
+                let message =
+                    format!("nothing is on record of `{image}`, and nobody can tell whether it is present: {problem}");
+                return Err(Failure::new("Unavailable", message));
+            }
+            let message = format!("nothing is on record of `{image}`, and it is not present");
             let since = history.since.and_then(moment).map_or_else(
                 || "nothing is on record at all; see docs/why.md".to_owned(),
                 |since| format!("the record goes back to {since}; `imagelet ls --all` lists what is present"),
@@ -173,11 +181,11 @@ impl Command for WhyRequest {
             let message = format!("`{}` means {} images", shown_name(&self.image), history.images.len());
             return Err(Failure::new("InvalidArgument", message).or_hint("write more of its id or name"));
         }
-        let rows = match node.rows().await {
-            Ok(rows) => rows,
+        let (rows, presence_unknown) = match node.rows().await {
+            Ok(rows) => (rows, false),
             Err(failure) => {
                 problems.push(failure.to_string());
-                Vec::new()
+                (Vec::new(), true)
             }
         };
         let is_listed = history.images.iter().any(|image| rows.iter().any(|row| is_of(row, &image.key)));
@@ -194,6 +202,7 @@ impl Command for WhyRequest {
             lost: history.lost,
             damaged: history.damage.lines,
             problems,
+            presence_unknown,
         })
     }
 }

@@ -341,6 +341,8 @@ documents! {
         started_at: Option<String>,
         /// How many images.
         images: u64,
+        /// Nobody can tell how many, and the number above is none: the runtime does not answer.
+        images_unknown: bool,
         /// How many of them in use.
         in_use: u64,
         /// Share of the disk in use, in percent; absent where it cannot be seen from here.

@@ -86,7 +86,7 @@ fn history(why: &Value) -> Vec<(&str, &str)> {
 #[test]
 fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
     let (disk, registry, folder) = (Disk::new(512), Registry::start(), scratch());
-    let containerd = Containerd::start(disk.path(), &registry);
+    let mut containerd = Containerd::start(disk.path(), &registry);
     let kubelet = Kubelet::new(folder.path().join("kubelet"));
     let names = ["good:v1", "broken:v1", "later:v1", "linked:v1", "other:v1", "begun:v1", "loaded:v1"];
     let images: BTreeMap<&str, String> =
@@ -94,9 +94,9 @@ fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
 
     // Somebody else fills the runtime: here a command with a state of its own, which adopts nothing.
     let filling = write_config(&folder.path().join("filling.yaml"), &folder.path().join("filling"), "");
+    let endpoint = containerd.endpoint();
     let fill = |arguments: &[&str]| {
-        let endpoint = containerd.endpoint();
-        run(program().env("IMAGELET_CONFIG", &filling).arg("--endpoint").arg(endpoint).args(arguments))
+        run(program().env("IMAGELET_CONFIG", &filling).arg("--endpoint").arg(&endpoint).args(arguments))
     };
     let id = |name: &str| fill(&["pull", "-q", &images[name]]).ok().trim().to_owned();
     let ids: BTreeMap<&str, String> = names.iter().map(|name| (*name, id(name))).collect();
@@ -117,7 +117,7 @@ fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
 
     let config =
         write_config(&folder.path().join("config.yaml"), &folder.path().join("state"), kubelet.root.to_str().unwrap());
-    let arguments = ["--runtime-endpoint", &containerd.endpoint(), "--config", &config];
+    let arguments = ["--runtime-endpoint", &endpoint, "--config", &config];
     let mut daemon = Daemon::start(folder.path(), arguments);
     let origins = |daemon: &Daemon| {
         let listed = daemon.run(["ls", "-o", "json"]).json();
@@ -186,4 +186,13 @@ fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
     daemon.run(["gc", "--all-unused"]).ok();
     let left: Vec<String> = origins(&daemon).into_iter().map(|(name, _)| name).collect();
     assert_eq!(left, ["begun:v1", "linked:v1", "other:v1"]);
+
+    // While the runtime is away nobody says that an image is not there, nor that there are none.
+    containerd.kill();
+    let text = daemon.run(["why", &images["loaded:v1"]]).ok();
+    assert!(text.contains("unknown, the runtime does not answer") && !text.contains("not present"), "{text}");
+    daemon.run(["why", "registry.example/never:v1"]).refused(&["nobody can tell whether it is present"]);
+    let status = daemon.run(["status"]).ok();
+    let images = status.lines().find(|line| line.starts_with("Images:")).unwrap();
+    assert!(images.ends_with("unknown") && status.contains("Problem:"), "{status}");
 }
