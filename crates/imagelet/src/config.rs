@@ -354,7 +354,7 @@ struct CredentialsFile {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct DetectionFile {
-    /// How often the node looks which images are there and in use.
+    /// How often the node looks which images are there and in use. With `imageMaximumGCAge` this or `gc.period` has to be shorter than 1h: for a use that nobody would have seen, no image is called old.
     #[serde(rename = "period", skip_serializing_if = "Option::is_none")]
     period: Option<GoDuration>,
 }

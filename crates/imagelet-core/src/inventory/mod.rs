@@ -67,6 +67,7 @@ pub use self::{
     node_status::{ImageCache, NodeImage, node_images, node_status},
     pins::{PinError, PinPattern},
     reuse::{KINDS, Kind, ReuseTable},
+    watch::WATCH_GAP_MAX,
 };
 use crate::{
     image::{ByteSize, Image, ImageId, ImageKey},

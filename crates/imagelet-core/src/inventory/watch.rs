@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 /// How long nobody may have looked before uses could have been missed: a few of the five-minute passes.
-pub(super) const WATCH_GAP_MAX: Duration = Duration::from_hours(1);
+pub const WATCH_GAP_MAX: Duration = Duration::from_hours(1);
 /// How long an empty list of containers is doubted after a list with some: longer than a runtime takes to restart.
 pub(super) const VANISHED_DOUBT: Duration = Duration::from_mins(1);
 

@@ -29,6 +29,8 @@ const LAYERS_IN_FLIGHT_MAX: i32 = 64;
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 /// A runtime that does nothing for less than this has not stopped.
 const STALL_MIN: GoDuration = GoDuration::seconds(1);
+/// Uses in a gap as long as this may have been missed, and no image is called old for not having been used in it.
+const WATCH_GAP_MAX: Duration = imagelet_core::inventory::WATCH_GAP_MAX;
 /// An outage that is over sooner is waited out.
 const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
@@ -72,6 +74,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     let detection = file.detection.clone().unwrap_or_default();
     let detection_period = period("detection.period", detection.period, &mut complaints);
     let collection = gc::check(&file.gc.clone().unwrap_or_default(), compatibility, file.ages(), &mut complaints);
+    watched(gc.as_ref(), detection_period, collection.period, &mut complaints);
     let stale = file.stale.clone().unwrap_or_default();
     let stale_max = stale.age_max.unwrap_or_default();
     if stale_max < STALE_MIN {
@@ -112,6 +115,17 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             stale_max: stale.enabled.unwrap_or_default().then(|| stale_max.to_std()),
         }),
         _ => Err(complaints.0),
+    }
+}
+
+/// Images do not become old while nobody looks often enough to see their uses; a collection looks, too.
+fn watched(gc: Option<&GcSettings>, detection: Duration, collection: Option<Duration>, complaints: &mut Complaints) {
+    let by_age = gc.is_some_and(|gc| gc.age_max.is_some());
+    if by_age && collection.unwrap_or(Duration::MAX).min(detection) >= WATCH_GAP_MAX {
+        complaints.add_of(
+            &["detection.period", "gc.period", "imageMaximumGCAge"],
+            "imageMaximumGCAge needs detection.period or gc.period to be shorter than 1h",
+        );
     }
 }
 

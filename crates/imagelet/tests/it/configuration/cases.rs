@@ -200,6 +200,13 @@ fn out_of_range() -> Vec<Case> {
             2,
             &["detection.period"],
         ),
+        own(
+            Range,
+            "an age that nobody watches for",
+            "imageMaximumGCAge: 24h\ngc: {enabled: false}\ndetection: {period: 1h}\n",
+            3,
+            &["imageMaximumGCAge needs detection.period", "shorter than 1h"],
+        ),
         own(Range, "a mode nobody knows", "gc:\n  mode: dry\n", 2, &["`dry`", "shadow"]),
         own(Range, "an order nobody knows", "gc:\n  policy: fifo\n", 2, &["`fifo`", "lru"]),
         own(Range, "no inodes at all", "gc:\n  inodesHighPercent: 0\n", 2, &["between 1 and 100"]),
@@ -234,7 +241,7 @@ fn out_of_range() -> Vec<Case> {
         own(Range, "a rule for less than no time", "gc: {keep: [{image: a, for: -1s}]}\n", 1, &["not be negative"]),
         own(Range, "a rule for no time", "gc:\n  keep:\n  - image: a\n    for: 0s\n", 3, &["no time"]),
         own(Range, "a pin of everything", "gc:\n  keep:\n  - image: '*'\n", 3, &["gc.keep[0]", "every image"]),
-        own(Range, "a pin of no name", "gc:\n  keep:\n  - image: a\n\n  - image: A\n", 5, &["gc.keep[1]", "lowercase"]),
+        own(Range, "a pin of no name", "gc:\n  keep:\n  - image: a\n\n  - image: A\n", 5, &["gc.keep[1]", "neither a reference"]),
         own(Range, "a glob with blanks", "gc:\n  keep:\n  - namespace: a b\n", 3, &["namespace `a b`", "blanks"]),
         own(Range, "a label without a name", "gc:\n  keep:\n  - label: =x\n", 3, &["`=x`", "no name"]),
         own(
