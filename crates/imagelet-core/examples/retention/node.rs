@@ -19,7 +19,10 @@ use imagelet_core::{
     },
 };
 
-use super::histories::{DAY, History, taken};
+use super::{
+    foresight::Foresight,
+    histories::{DAY, History, taken},
+};
 
 /// How often a node looks after its images.
 const PASS_EVERY: u64 = 600;
@@ -46,6 +49,8 @@ pub(crate) enum Way {
     Lru,
     /// By what it is worth to keep.
     Cost,
+    /// By what will be.
+    Ahead,
 }
 
 /// What the network brought.
@@ -57,6 +62,10 @@ pub(crate) struct Fetched {
     pub(crate) again: u64,
     /// Images that were removed.
     pub(crate) removed: u64,
+    /// Collections,
+    pub(crate) collections: u64,
+    /// and how full they left the disk, in percent, together.
+    pub(crate) left: u64,
 }
 
 /// Lives through a history.
@@ -76,9 +85,10 @@ pub(crate) async fn live(
     let policy = match way {
         Way::Kubelet => policy.in_way(GcWay::Kubelet).counting(AgeCounts::FromUse),
         Way::Lru => policy.in_order(GcOrder::Lru),
-        Way::Cost => policy.in_order(GcOrder::Cost),
+        Way::Cost | Way::Ahead => policy.in_order(GcOrder::Cost),
     };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
+    let ahead = Foresight::of(&history.starts);
     let mut starts = history.starts.iter().peekable();
     let mut fetched = Fetched::default();
     let mut seen = BTreeSet::new();
@@ -110,7 +120,12 @@ pub(crate) async fn live(
             continue;
         }
         if world.used() * 100 >= history.disk * u64::try_from(HIGH)? {
-            fetched.removed += gc.collect(&request, at(end)).await?.removed.len() as u64;
+            fetched.removed += match way {
+                Way::Ahead => world.collect_ahead(&ahead, end),
+                _ => gc.collect(&request, at(end)).await?.removed.len() as u64,
+            };
+            fetched.collections += 1;
+            fetched.left += world.used() * 100 / history.disk;
         } else {
             inventory.refresh(at(end)).await?;
         }
@@ -178,6 +193,18 @@ impl World {
     /// No container ends until then.
     fn ends_after(&self, time: u64) -> bool {
         self.lock().containers.values().all(|(_, until)| *until > time)
+    }
+
+    /// Frees down to the low threshold, knowing what comes.
+    fn collect_ahead(&self, ahead: &Foresight, now: u64) -> u64 {
+        let wanted = self.used().saturating_sub(self.history.disk * LOW.unsigned_abs() / 100);
+        let mut state = self.lock();
+        let used = state.containers.values().map(|(image, _)| *image).collect();
+        let gone = ahead.choose(&self.history, &state.present, &used, wanted, now);
+        for image in &gone {
+            state.present.remove(image);
+        }
+        gone.len() as u64
     }
 
     fn used(&self) -> u64 {

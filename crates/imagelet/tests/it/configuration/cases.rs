@@ -241,7 +241,13 @@ fn out_of_range() -> Vec<Case> {
         own(Range, "a rule for less than no time", "gc: {keep: [{image: a, for: -1s}]}\n", 1, &["not be negative"]),
         own(Range, "a rule for no time", "gc:\n  keep:\n  - image: a\n    for: 0s\n", 3, &["no time"]),
         own(Range, "a pin of everything", "gc:\n  keep:\n  - image: '*'\n", 3, &["gc.keep[0]", "every image"]),
-        own(Range, "a pin of no name", "gc:\n  keep:\n  - image: a\n\n  - image: A\n", 5, &["gc.keep[1]", "neither a reference"]),
+        own(
+            Range,
+            "a pin of no name",
+            "gc:\n  keep:\n  - image: a\n\n  - image: A\n",
+            5,
+            &["gc.keep[1]", "neither a reference"],
+        ),
         own(Range, "a glob with blanks", "gc:\n  keep:\n  - namespace: a b\n", 3, &["namespace `a b`", "blanks"]),
         own(Range, "a label without a name", "gc:\n  keep:\n  - label: =x\n", 3, &["`=x`", "no name"]),
         own(
