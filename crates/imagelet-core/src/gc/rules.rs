@@ -114,7 +114,7 @@ pub enum KeepRuleError {
     #[error("label `{0}` has no name, or one with blanks")]
     Label(String),
     /// No pattern of an image.
-    #[error("image `{text}`: {source}")]
+    #[error("image `{text}`: {}", with_cause(source))]
     Image {
         /// As written.
         text: String,
@@ -124,6 +124,11 @@ pub enum KeepRuleError {
     /// Kept for no time.
     #[error("a rule that keeps for no time keeps nothing")]
     NoTime,
+}
+
+/// An error and what it came of, in one line as a configuration's mistakes are told.
+fn with_cause(error: &PinError) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
 impl KeepRule {
