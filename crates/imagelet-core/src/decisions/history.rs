@@ -251,9 +251,15 @@ impl ImageHistory {
         let decision = run.decision(&self.key).or(changed);
         if let Some(outcome) = run.outcomes.iter().find(|outcome| outcome.key == self.key) {
             // The collection lived to tell what came of it.
-            self.happenings.pop_if(|last| last.is_removing());
+            let began = self.happenings.pop_if(|last| last.is_removing());
             let tried = self.tried(&outcome.result, Happening::decided(HappeningKind::Removed, decision, run));
-            self.happenings.push(tried);
+            // What was decided is told once, and what it rests on moves on: the line before the removal has it as it was.
+            self.happenings.push(match began {
+                Some(began) if tried.kind == HappeningKind::Removed && !began.text.is_empty() => {
+                    Happening { text: began.text, ..tried }
+                }
+                _ => tried,
+            });
             return;
         }
         if let Some(decision) = decision {

@@ -534,6 +534,21 @@ fn the_history_of_an_image_tells_all_that_happened_to_it_also_when_it_is_gone() 
 }
 
 #[test]
+fn a_removal_is_told_with_the_reason_as_it_was_then() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = DecisionLog::new(folder.path(), 1 << 20);
+    log.act(act(1, ActCode::Pulled, 7));
+    log.act(Act { why: "unused: last used 20s ago".into(), ..act(10, ActCode::Removing, 7) });
+    let mut run = quiet(11, vec![image(7, at(0))]);
+    run.decisions = vec![Decision { goes: true, text: "unused: last used 15s ago".into(), ..kept(&id(7), "unused") }];
+    run.outcomes = vec![Outcome { key: id(7), names: Vec::new(), result: OutcomeResult::Removed(5) }];
+    log.run(run);
+    let history = log.history(&id(7)).unwrap();
+    let last = history.images[0].happenings.last().unwrap();
+    assert_eq!((last.kind, last.code.as_str(), last.text.as_str()), (Removed, "unused", "unused: last used 20s ago"));
+}
+
+#[test]
 fn a_removal_whose_collection_was_cut_off_is_told_as_one_where_the_image_is_gone() {
     let folder = tempfile::tempdir().unwrap();
     let log = DecisionLog::new(folder.path(), 1 << 20);
