@@ -40,6 +40,17 @@ impl Table {
         Self::default()
     }
 
+    /// A table of names and values of which there will be so many, and so much text: what grows step by step is written
+    /// more than once.
+    pub(crate) fn sized(rows: usize, columns: usize, text: usize) -> Self {
+        let rows = rows + 1;
+        Self {
+            text: String::with_capacity(text),
+            cells: Vec::with_capacity(rows * columns),
+            rows: Vec::with_capacity(rows),
+        }
+    }
+
     /// Adds a row. Control characters, which names from outside may bring, are shown as `?`.
     pub(crate) fn row<I: IntoIterator<Item = S>, S: AsRef<str>>(&mut self, cells: I) {
         for cell in cells {

@@ -1,6 +1,9 @@
 //! Bytes and percents that cannot be mixed up.
 
-use std::{fmt, ops::Add};
+use std::{
+    fmt::{self, Write as _},
+    ops::Add,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -50,9 +53,41 @@ impl fmt::Display for ByteSize {
         } else {
             2
         };
-        let number = format!("{value:.places$}");
-        let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
-        f.pad(&format!("{number}{}", UNITS[unit]))
+        let mut text = Short::default();
+        write!(text, "{value:.places$}")?;
+        if places > 0 {
+            text.trim();
+        }
+        text.write_str(UNITS[unit])?;
+        f.pad(text.as_str())
+    }
+}
+
+/// A few plain characters: lists print very many sizes.
+#[derive(Default)]
+struct Short {
+    bytes: [u8; 16],
+    length: usize,
+}
+
+impl Short {
+    /// Leaves out zeros at the end of a fraction, and its point.
+    fn trim(&mut self) {
+        let text = self.as_str();
+        self.length = text.trim_end_matches('0').trim_end_matches('.').len();
+    }
+
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.length]).unwrap_or_default()
+    }
+}
+
+impl fmt::Write for Short {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = self.length + text.len();
+        self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
+        self.length = end;
+        Ok(())
     }
 }
 

@@ -40,7 +40,7 @@ fn table(images: Rows<'_>, format: Format, digests: bool) -> Table {
         header.extend(["UNIQUE", "SHARED", "ORIGIN", "PINNED BY", "IN USE BY"]);
     }
     let now = SystemTime::now();
-    let mut table = Table::plain();
+    let mut table = Table::sized(images.len(), header.len(), images.bytes());
     table.row(header);
     for image in images.iter() {
         match image.names.iter().next() {

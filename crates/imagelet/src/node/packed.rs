@@ -39,6 +39,7 @@ pub(crate) struct PackedList(Bytes);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows<'a> {
     bytes: &'a [u8],
+    count: usize,
     is_wanted: fn(&Row<'_>) -> bool,
 }
 
@@ -137,11 +138,12 @@ impl PackedList {
     /// What it says. `None`: it is none, or not whole.
     pub(crate) fn rows(&self) -> Option<Rows<'_>> {
         let bytes = self.0.strip_prefix(MAGIC)?;
-        let mut rest = bytes;
+        let (mut rest, mut count) = (bytes, 0);
         while !rest.is_empty() {
             Row::take(&mut rest)?;
+            count += 1;
         }
-        Some(Rows { bytes, is_wanted: |_| true })
+        Some(Rows { bytes, count, is_wanted: |_| true })
     }
 }
 
@@ -149,6 +151,16 @@ impl<'a> Rows<'a> {
     /// Those of which this is true.
     pub(crate) fn only(self, is_wanted: fn(&Row<'_>) -> bool) -> Self {
         Self { is_wanted, ..self }
+    }
+
+    /// How many there are, wanted or not.
+    pub(crate) fn len(self) -> usize {
+        self.count
+    }
+
+    /// How long they are as they are packed.
+    pub(crate) fn bytes(self) -> usize {
+        self.bytes.len()
     }
 
     /// One after the other.
