@@ -66,7 +66,8 @@ struct Circuit {
     /// Since when a probe is under way.
     probe: Option<Instant>,
     touched: Instant,
-    failure: String,
+    /// What went wrong last.
+    class: ErrorClass,
 }
 
 /// Why a pull was not begun.
@@ -76,8 +77,8 @@ pub(crate) struct Refusal {
     pub(crate) failures: u32,
     /// How long it is left alone still; zero while a probe is under way.
     pub(crate) remaining: Duration,
-    /// What it failed with last.
-    pub(crate) failure: String,
+    /// What went wrong last. The text of a failure may name another tenant's image, so no circuit keeps it.
+    pub(crate) class: ErrorClass,
 }
 
 /// All circuits of a node.
@@ -111,16 +112,6 @@ impl Trouble {
         match self {
             Self::Unreachable | Self::Broken | Self::Limited => RuntimeErrorKind::RegistryUnavailable,
             Self::Denied => RuntimeErrorKind::Denied,
-        }
-    }
-
-    /// For messages.
-    pub(crate) fn told(self) -> &'static str {
-        match self {
-            Self::Unreachable => "could not be reached",
-            Self::Broken => "failed",
-            Self::Limited => "limits how often it is asked",
-            Self::Denied => "refused these credentials",
         }
     }
 
@@ -174,7 +165,7 @@ impl Circuits {
     }
 
     /// A pull failed.
-    pub(crate) fn failed(&mut self, route: &Route, fault: &Fault, failure: &str, now: Instant) {
+    pub(crate) fn failed(&mut self, route: &Route, fault: &Fault, now: Instant) {
         let Some(met) = Trouble::of(fault.class) else {
             if proves_an_answer(fault.class) {
                 self.answered(route);
@@ -191,10 +182,10 @@ impl Circuits {
             self.make_room(now);
         }
         let first = self.window_first;
-        let circuit = self.circuits.entry(key).or_insert_with(|| Circuit::closed(now));
+        let circuit = self.circuits.entry(key).or_insert_with(|| Circuit::closed(fault.class, now));
         circuit.failures = circuit.failures.saturating_add(1);
         circuit.touched = now;
-        failure.clone_into(&mut circuit.failure);
+        circuit.class = fault.class;
         let is_late = circuit.until.is_some_and(|until| now < until) && circuit.probe.is_none();
         if is_late {
             // It was under way before the circuit opened, and says nothing new.
@@ -233,8 +224,8 @@ impl Circuits {
 }
 
 impl Circuit {
-    fn closed(now: Instant) -> Self {
-        Self { failures: 0, window: Duration::ZERO, until: None, probe: None, touched: now, failure: String::new() }
+    fn closed(class: ErrorClass, now: Instant) -> Self {
+        Self { failures: 0, window: Duration::ZERO, until: None, probe: None, touched: now, class }
     }
 
     fn refusal(&self, trouble: Trouble, now: Instant) -> Option<Refusal> {
@@ -244,7 +235,7 @@ impl Circuit {
             return None;
         }
         let remaining = until.saturating_duration_since(now);
-        Some(Refusal { trouble, failures: self.failures, remaining, failure: self.failure.clone() })
+        Some(Refusal { trouble, failures: self.failures, remaining, class: self.class })
     }
 }
 
@@ -282,7 +273,7 @@ mod tests {
     fn after(failures: u32, class: ErrorClass, route: &Route, now: Instant) -> Circuits {
         let mut circuits = Circuits::new(FIRST);
         for _ in 0..failures {
-            circuits.failed(route, &fault(class), "it failed", now);
+            circuits.failed(route, &fault(class), now);
         }
         circuits
     }
@@ -328,9 +319,9 @@ mod tests {
         assert_eq!(circuits.admit(&other, then + PROBE_MAX), Ok(()), "it hangs: another");
 
         let mut failed = circuits.clone_for_test();
-        failed.failed(&own, &fault(ErrorClass::Unreachable), "again", then);
+        failed.failed(&own, &fault(ErrorClass::HostNotFound), then);
         let refusal = failed.admit(&other, then).expect_err("left alone for longer");
-        assert_eq!((refusal.remaining, refusal.failure.as_str()), (FIRST * 2, "again"));
+        assert_eq!((refusal.remaining, refusal.class), (FIRST * 2, ErrorClass::HostNotFound));
         circuits.answered(&own);
         assert_eq!((circuits.admit(&other, then), circuits.open()), (Ok(()), 0));
     }
@@ -342,7 +333,7 @@ mod tests {
         for (asked, held) in [(30, 30), (1, 10), (86_400, 900)] {
             let mut circuits = Circuits::new(FIRST);
             let limited = Fault { retry_after: Some(Duration::from_secs(asked)), ..fault(ErrorClass::RateLimited) };
-            circuits.failed(&own, &limited, "429", now);
+            circuits.failed(&own, &limited, now);
             let refusal = circuits.admit(&own, now).expect_err("at once");
             assert_eq!((refusal.remaining.as_secs(), refusal.trouble), (held, Trouble::Limited), "{asked} s");
         }
@@ -364,7 +355,7 @@ mod tests {
             (ErrorClass::Unreachable, ErrorClass::DiskFull, false),
         ] {
             let mut circuits = after(3, before, &own, now);
-            circuits.failed(&own, &fault(then), "then", now);
+            circuits.failed(&own, &fault(then), now);
             assert_eq!(circuits.admit(&own, now).is_ok(), ended, "{before}, then {then}");
         }
     }
@@ -383,7 +374,7 @@ mod tests {
         let mut circuits = Circuits::new(FIRST);
         for index in 0..CIRCUITS_MAX as u64 + 100 {
             let own = route(&format!("r{index}.io"), "", "");
-            circuits.failed(&own, &fault(ErrorClass::Unreachable), "", now + Duration::from_nanos(index));
+            circuits.failed(&own, &fault(ErrorClass::Unreachable), now + Duration::from_nanos(index));
         }
         assert_eq!(circuits.circuits.len(), CIRCUITS_MAX);
         assert!(!circuits.circuits.contains_key(&Trouble::Unreachable.key(&route("r0.io", "", ""))));
@@ -409,7 +400,7 @@ mod tests {
                 now += Duration::from_secs(seconds);
                 if circuits.admit(&own, now).is_ok() {
                     let met = Fault { retry_after: asked.map(Duration::from_secs), ..fault(classes[class]) };
-                    circuits.failed(&own, &met, "it failed", now);
+                    circuits.failed(&own, &met, now);
                 }
                 prop_assert_eq!(circuits.admit(&other, now), Ok(()));
                 if let Err(refusal) = circuits.admit(&own, now) {

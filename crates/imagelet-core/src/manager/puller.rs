@@ -120,14 +120,14 @@ impl Puller {
         }
         let mut circuits = circuits.lock().unwrap_or_else(PoisonError::into_inner);
         circuits.admit(&route, Instant::now()).map_err(|refusal| {
-            let Refusal { trouble, failures, remaining, failure } = refusal;
+            let Refusal { trouble, failures, remaining, class } = refusal;
             let (registry, seconds) = (&route.registry, remaining.as_secs() + 1);
-            let wait = if remaining.is_zero() {
-                "another pull is trying it now".to_owned()
+            let next = if remaining.is_zero() {
+                "a probe is under way".to_owned()
             } else {
-                format!("it is left alone for {seconds} s")
+                format!("next attempt in {seconds} s")
             };
-            let message = format!("registry `{registry}` {} ({failures} failures); {wait}: {failure}", trouble.told());
+            let message = format!("circuit open for registry `{registry}` after {failures} failures ({class}); {next}");
             LeftAlone { message, kind: trouble.kind() }
         })
     }
@@ -138,7 +138,7 @@ impl Puller {
         let mut circuits = circuits.lock().unwrap_or_else(PoisonError::into_inner);
         match met {
             Ok(()) => circuits.answered(&route),
-            Err(error) => circuits.failed(&route, &error.fault(), &error.chain(), Instant::now()),
+            Err(error) => circuits.failed(&route, &error.fault(), Instant::now()),
         }
     }
 

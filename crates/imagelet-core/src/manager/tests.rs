@@ -26,7 +26,8 @@ use crate::{
     metrics::Metrics,
     records::{ImageAccess, RecordedSecret, VerificationPolicy},
     runtime::{
-        ImageFilesystems, ImageService, Listing, NoContainers, PullRequest, RuntimeError, RuntimeErrorKind, no_progress,
+        EncodedPod, ImageFilesystems, ImageService, Listing, NoContainers, PullRequest, RuntimeError, RuntimeErrorKind,
+        no_progress,
     },
     testing::{FakeRuntime, vectors},
 };

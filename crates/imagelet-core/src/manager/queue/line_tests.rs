@@ -108,6 +108,29 @@ fn one_start_in_four_goes_to_who_has_waited_longest() {
 }
 
 #[test]
+fn namespaces_that_come_later_do_not_take_the_turns_of_who_waits_longest() {
+    let now = Instant::now();
+    let mut line = Line::new(Manner::Fair, Some(1));
+    let low = |line: &mut Line, tenant: &str| line.arrive(newcomer(tenant, -10, None), now);
+    let old: Vec<Ticket> = ["a", "b", "a", "b"].map(|tenant| low(&mut line, tenant)).into();
+    let later = now + AGED;
+    for _ in 0..40 {
+        line.arrive(newcomer("high", 100, Some(1)), later);
+    }
+    let (mut aged, mut new) = (Vec::new(), Vec::new());
+    for start in 1..=20 {
+        let ticket = line.start(later).expect("all wait");
+        line.leave(ticket);
+        if start % 4 == 0 {
+            aged.push(ticket);
+            // A namespace that was never seen before, and that has waited for long.
+            new.push(low(&mut line, &format!("new-{start}")));
+        }
+    }
+    assert_eq!(aged, [old[0], old[1], old[2], new[0], old[3]]);
+}
+
+#[test]
 fn small_pulls_begin_beside_slow_ones_and_only_then() {
     let now = Instant::now();
     for (what, slot, waited, next, may) in [

@@ -318,7 +318,7 @@ async fn a_dead_registry_is_asked_now_and_then_and_not_by_each_of_a_thousand_pod
         let error = node.ensure(&pod(index)).await.unwrap_err();
         let wanted = if index < 3 { "RegistryUnavailable" } else { "ImagePullBackOff" };
         assert_eq!(error.reason(), wanted, "pod {index}: {}", error.message());
-        let told = "registry `dead.io` could not be reached (3 failures); it is left alone for ";
+        let told = "circuit open for registry `dead.io` after 3 failures (unreachable); next attempt in ";
         assert!(index < 3 || error.message().contains(told), "{}", error.message());
     }
     assert_eq!(fake.take_calls().len(), 3, "one for each of the first pods");
@@ -345,4 +345,64 @@ async fn a_changed_secret_is_tried_at_once() {
     assert_eq!(node.ensure(&with("old")).await.unwrap_err().reason(), "ErrImagePull");
     assert_eq!(node.ensure(&with("old")).await.unwrap_err().reason(), "ImagePullBackOff");
     node.ensure(&with("smash")).await.expect("the new one opens it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_open_circuit_shows_no_tenant_what_another_tenant_pulls() {
+    for class in ["no such host", "503 Service Unavailable", "429 Too Many Requests: slow down"] {
+        let fake = FakeRuntime::new();
+        let secret_text = format!("could not pull `reg.io/team-a/secret-project:v7` of `kim`: {class}");
+        fake.fail("pull", RuntimeErrorKind::RegistryUnavailable, &secret_text);
+        let node = node(fake.clone(), Wanted::default().settings);
+        for index in 0..3 {
+            let mut own = request("reg.io/team-a/secret-project:v7");
+            own.pod = PodIdentity { namespace: "team-a".into(), name: "a".into(), uid: format!("a-{index}").into() };
+            let error = node.ensure(&own).await.unwrap_err();
+            assert!(error.message().contains("secret-project"), "its own failure: {}", error.message());
+        }
+        let began = node.told().len();
+        fake.take_calls();
+        let mut other = request("reg.io/team-b/app:v1");
+        other.pod = PodIdentity { namespace: "team-b".into(), name: "b".into(), uid: "b".into() };
+        let held = node.ensure(&other).await.unwrap_err();
+        let client = EnsureRequest {
+            caller: Caller::Client { own_credentials: false, is_limited: false },
+            ..EnsureRequest::new("reg.io/team-b/app:v1", PullPolicy::Always)
+        };
+        let refused = node.ensure(&client).await.unwrap_err().into_runtime_error();
+        assert!(fake.take_calls().iter().all(|call| !call.starts_with("pull")), "the circuit is open");
+        let word = held.message();
+        assert!(word.contains("circuit open for registry `reg.io` after 3 failures ("), "{word}");
+        assert!(word.contains("next attempt in 10 s") || word.contains("next attempt in 11 s"), "{word}");
+        let events = node.told().split_off(began).into_iter().map(|(_, _, message)| message);
+        for text in events.chain([word, format!("{held:?}"), refused.chain(), format!("{refused:?}")]) {
+            for private in ["secret-project", "team-a", "kim", class] {
+                assert!(!text.contains(private), "`{private}` of another tenant in: {text}");
+            }
+        }
+    }
+}
+
+/// Where the runtime is given the pod, it may decide by namespace: the answer to one proves nothing for another.
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_the_runtime_refuses_gets_no_image_through_the_pull_of_another() {
+    for (is_given_the_pod, pulls) in [(true, 2), (false, 1)] {
+        let fake = FakeRuntime::new();
+        fake.offer("reg.io/app:v1", "app", 1000);
+        fake.set_pull_takes(Duration::from_secs(5));
+        let node = node(fake.clone(), Wanted::default().settings);
+        let mut tasks = Vec::new();
+        for namespace in ["team-a", "team-a", "team-b"] {
+            let mut asked = request("reg.io/app:v1");
+            asked.pod = PodIdentity { namespace: namespace.into(), name: "p".into(), uid: namespace.into() };
+            asked.encoded_pod = is_given_the_pod.then(|| EncodedPod::new(&[1]));
+            tasks.push(node.begin(&asked).await);
+        }
+        advance(Duration::from_secs(6)).await;
+        for task in tasks {
+            task.await.unwrap().unwrap();
+        }
+        let asked = fake.pull_requests();
+        assert_eq!(asked.len(), pulls, "the runtime is given the pod: {is_given_the_pod}");
+    }
 }
