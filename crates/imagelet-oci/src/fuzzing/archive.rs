@@ -175,7 +175,7 @@ fn assert_no_foreign_overlay(nodes: &Nodes) {
                 "trusted.overlay.opaque" => value == b"y" && node.kind == FileType::Directory,
                 "user.overlay.opaque" => matches!(&value[..], b"x" | b"y") && node.kind == FileType::Directory,
                 "user.overlay.whiteout" => node.kind == FileType::RegularFile && node.stat.size == 0,
-                name => !name.starts_with("trusted.overlay.") && !name.starts_with("user.overlay."),
+                name => !name.starts_with("trusted.") && !name.starts_with("user.overlay."),
             };
             assert!(is_ours, "{path:?} has {name} = {value:?}");
         }

@@ -70,11 +70,16 @@ impl<'a> Writer<'a> {
             rustix::fs::fchmod(root, mode).map_err(Fault::io("prepare the root for"))?;
         }
         Ok(Writer {
+        let process = (rustix::process::geteuid(), rustix::process::getegid());
+        if stat.st_gid != process.1.as_raw() {
+            // So was the root itself, when it was made in a folder like that.
+            rustix::fs::fchown(root, None, Some(process.1)).map_err(Fault::io("prepare the root for"))?;
+        }
             gauge: Gauge::new(options.limits, root, options.cancelled.clone()),
             tree,
             ownership: options.ownership,
             overlay: options.overlay,
-            process: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+            process: (process.0.as_raw(), process.1.as_raw()),
             devices_left_out: false,
             report: UnpackReport::default(),
             lister: Lister::new(listing, root)?,
@@ -389,14 +394,11 @@ impl<'a> Writer<'a> {
             rustix::fs::chmodat(parent, name, Mode::from_raw_mode(entry.mode), AtFlags::empty())
                 .map_err(Fault::io("set the mode of"))?;
         }
-        let left_out = match entry.xattrs.as_slice() {
-            [] => Vec::new(),
-            xattrs => xattr::set_special(parent, name, xattrs, self.strictness())?,
-        };
+        // None of the attributes that layers may have is for a link, a device or a pipe.
         rustix::fs::utimensat(parent, name, &times(entry), AtFlags::SYMLINK_NOFOLLOW)
             .map_err(Fault::io("set the times of"))?;
-        self.lister.special(|| place.path(), (parent.as_fd(), name), &entry.link, !entry.xattrs.is_empty())?;
-        self.record(|| place.path(), entry, &left_out)
+        self.lister.special(|| place.path(), (parent.as_fd(), name), &entry.link, false)?;
+        self.record(|| place.path(), entry, &[])
     }
 
     /// Hides a name of lower layers, unless this layer has its own.

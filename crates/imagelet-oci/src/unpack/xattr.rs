@@ -1,27 +1,16 @@
 //! Extended attributes: which ones a layer may set, and how they are set.
 
-use rustix::{
-    fd::{AsFd, AsRawFd},
-    fs::XattrFlags,
-    io::Errno,
-};
+use rustix::{fd::AsFd, fs::XattrFlags, io::Errno};
 
 use super::error::{Fault, shown};
 
-/// Whether an attribute of the archive is kept. Overlayfs' own are not: they would speak for us.
+/// Whether an attribute of the archive is kept. Overlayfs' own are not: they would speak for us. `trusted.*` is what
+/// programs of the host say to each other, which no image has a part in.
 pub(super) fn allowed(name: &[u8]) -> bool {
-    if name.contains(&0) || name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.") {
+    if name.contains(&0) || name.starts_with(b"user.overlay.") {
         return false;
     }
-    name.starts_with(b"user.")
-        || name.starts_with(b"trusted.")
-        || name == b"security.capability"
-        || name.starts_with(b"system.posix_acl_")
-}
-
-/// Whether the kernel knows the attribute on links, devices and pipes; users' and ACLs are for files and directories.
-pub(super) fn allowed_on_special(name: &[u8]) -> bool {
-    name.starts_with(b"trusted.")
+    name.starts_with(b"user.") || name == b"security.capability" || name.starts_with(b"system.posix_acl_")
 }
 
 /// How a failing attribute is taken.
@@ -43,25 +32,6 @@ pub(super) fn set(
     for (name, value) in xattrs.iter().filter(|(name, _)| allowed(name)) {
         let result = rustix::fs::fsetxattr(&file, name.as_slice(), value, XattrFlags::empty());
         judge(result, &file, (name, value), strictness, &mut left_out)?;
-    }
-    Ok(left_out)
-}
-
-/// Sets attributes on what cannot be opened: a link, device or pipe called `name` in `parent`.
-pub(super) fn set_special(
-    parent: impl AsFd,
-    file_name: &[u8],
-    xattrs: &[(Vec<u8>, Vec<u8>)],
-    strictness: Strictness,
-) -> Result<Vec<Vec<u8>>, Fault> {
-    let mut left_out = Vec::new();
-    for (name, value) in xattrs.iter().filter(|(name, _)| allowed(name) && allowed_on_special(name)) {
-        // There is no call that takes a directory and a name. The first part leads to the directory we hold, the
-        // last is not followed.
-        let mut path = format!("/proc/self/fd/{}/", parent.as_fd().as_raw_fd()).into_bytes();
-        path.extend_from_slice(file_name);
-        let result = rustix::fs::lsetxattr(path, name.as_slice(), value, XattrFlags::empty());
-        judge(result, &parent, (name, value), strictness, &mut left_out)?;
     }
     Ok(left_out)
 }

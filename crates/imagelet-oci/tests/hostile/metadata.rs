@@ -198,8 +198,7 @@ fn times() -> Vec<Case> {
 }
 
 fn attributes() -> Vec<Case> {
-    let own =
-        ["trusted.overlay.opaque", "trusted.overlay.redirect", "trusted.overlay.metacopy", "user.overlay.whiteout"];
+    let own = ["trusted.overlay.opaque", "trusted.overlay.redirect", "trusted.verdict", "user.overlay.whiteout"];
     let mut cases = Vec::new();
     for name in own {
         for spelling in ["SCHILY.xattr", "LIBARCHIVE.xattr"] {

@@ -95,6 +95,39 @@ fn a_directory_its_owner_may_not_enter_is_filled_all_the_same() {
 }
 
 #[test]
+fn below_a_set_gid_store_folder_files_have_the_group_that_the_archive_gives() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new();
+    // What a folder gets that is made in a set-gid folder of group 1234.
+    std::os::unix::fs::chown(site.layer(), None, Some(1234)).unwrap();
+    fs::set_permissions(site.layer(), std::os::unix::fs::PermissionsExt::from_mode(0o2755)).unwrap();
+    let archive = Archive::new().dir("./").dir("d").file("d/f", "1").file("f", "1").file("implied/f", "1");
+    site.unpack(&archive.symlink("l", "f").header(&Header::new(b'6', "p", 0)).end()).unwrap();
+    for path in ["", "d", "d/f", "f", "implied", "implied/f", "l", "p"] {
+        let found = metadata(&site, path);
+        assert_eq!((found.gid(), found.mode() & 0o2000), (0, 0), "`{path}`");
+    }
+}
+
+#[test]
+fn attributes_that_programs_of_the_host_trust_are_not_taken_from_an_archive() {
+    for site in [Site::new(), Site::rootless()] {
+        let records = [("SCHILY.xattr.trusted.verdict", &b"clean"[..]), ("LIBARCHIVE.xattr.trusted.other", b"eQ")];
+        let archive =
+            Archive::new().pax(&records).dir("d").pax(&records).file("f", "1").pax(&records).symlink("l", "f");
+        let report = site.unpack(&archive.pax(&records).header(&Header::new(b'6', "p", 0)).end()).unwrap();
+        for path in ["d", "f", "l", "p"] {
+            for name in ["trusted.verdict", "trusted.other"] {
+                assert_eq!(xattr(&site.layer().join(path), name), None, "`{path}` has {name}");
+            }
+        }
+        assert!(report.ownership.iter().all(|record| record.xattrs.is_empty()), "{:?}", report.ownership);
+    }
+}
+
+#[test]
 fn directories_that_no_entry_names_are_reported() {
     let site = Site::new();
     let archive = Archive::new().file("a/b/x", "").file("c/x", "").dir("c");
