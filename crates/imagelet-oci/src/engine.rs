@@ -39,7 +39,9 @@ use crate::{
     mount::{self, MountUses, MountedImage},
     pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
     registry::{Registry, RegistryConfig, Resolved, about},
+    scarce,
     store::{Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
+    unpack::UnpackBudget,
     usage::{StoreUsage, StoredImage, occupied, stored, usage},
 };
 
@@ -99,6 +101,7 @@ pub struct Engine {
     fetching: Mutex<HashMap<Digest, Arc<LayerSlot>>>,
     /// For the layers of all pulls.
     streams: Streams,
+    budget: Arc<UnpackBudget>,
     large_window: Arc<LargeWindow>,
     /// One pull's early syncs serve all.
     writing_back: Arc<tokio::sync::Mutex<()>>,
@@ -125,6 +128,7 @@ impl Engine {
             config,
             fetching: Mutex::default(),
             streams: Streams::default(),
+            budget: Arc::default(),
             large_window: Arc::default(),
             writing_back: Arc::default(),
             ledger: Arc::default(),
@@ -224,6 +228,20 @@ impl Engine {
         Arc::new(MountUses(Arc::clone(&self.store)))
     }
 
+    async fn pull_once(&self, request: &PullRequest, progress: &Progress) -> Result<ImageId, RuntimeError> {
+        let asked = Asked::by(request)?;
+        self.store.check_writable()?;
+        let resolved = match self.resolutions.take(&asked, Instant::now()) {
+            Some(resolved) => resolved,
+            None => self.resolve(&asked).await?,
+        };
+        let Asked { reference, platform, .. } = asked;
+        self.fetch(&reference, &platform, resolved, progress)
+            .await
+            // The registry said what the name means: whatever fails now, the image that was here is not the one.
+            .map_err(|error| about(error, &format!("could not fetch and unpack `{reference}`")).not_an_outage())
+    }
+
     /// Fetches what is missing of a resolved image and commits it.
     async fn fetch(
         &self,
@@ -284,6 +302,7 @@ impl Engine {
             keep_blobs: self.config.keep_blobs,
             limits: self.config.limits,
             allowance: Arc::clone(&allowance),
+            budget: Arc::clone(&self.budget),
             large_window: Arc::clone(&self.large_window),
             view: Arc::clone(&view),
             landing: reservation.landing(diff_id),
@@ -382,17 +401,7 @@ impl ImageService for Engine {
     }
 
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
-        let asked = Asked::by(request)?;
-        self.store.check_writable()?;
-        let resolved = match self.resolutions.take(&asked, Instant::now()) {
-            Some(resolved) => resolved,
-            None => self.resolve(&asked).await?,
-        };
-        let Asked { reference, platform, .. } = asked;
-        self.fetch(&reference, &platform, resolved, &progress)
-            .await
-            // The registry said what the name means: whatever fails now, the image that was here is not the one.
-            .map_err(|error| about(error, &format!("could not fetch and unpack `{reference}`")).not_an_outage())
+        scarce::retried(|| self.pull_once(request, &progress)).await
     }
 
     async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {

@@ -14,6 +14,7 @@ pub mod manifest;
 mod mount;
 mod pipeline;
 pub mod registry;
+mod scarce;
 mod store;
 pub mod unpack;
 mod usage;

@@ -39,6 +39,7 @@ use crate::{
     manifest::Descriptor,
     registry::{BlobSource, PullSession, Registry, Starved},
     store::{BlobWriter, KeptBytes, StagedLayer, Store, SyncView},
+    unpack::UnpackBudget,
 };
 
 /// Frames between socket and inflater; a frame is at most as large as the transport's read buffer.
@@ -81,6 +82,8 @@ pub(crate) struct LayerJob {
     pub(crate) limits: LayerLimits,
     /// One for each pull.
     pub(crate) allowance: Arc<Allowance>,
+    /// One for the engine.
+    pub(crate) budget: Arc<UnpackBudget>,
     /// One for the engine.
     pub(crate) large_window: Arc<LargeWindow>,
     /// Learns whether all that the pull writes reaches the disk.

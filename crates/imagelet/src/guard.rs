@@ -1,4 +1,4 @@
-//! Keeps the secrets in this process out of core files and out of what the system shows of it.
+//! What the process does to itself at its start: no secret in core files or in what the system shows, as many open files as it may.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -13,7 +13,7 @@ use std::{
 use imagelet_core::credentials::Secret;
 use rustix::{
     io::{FdFlags, fcntl_setfd},
-    process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit},
+    process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit},
 };
 
 use crate::{
@@ -31,6 +31,18 @@ pub(crate) fn forbid_core_dumps() {
     let flagged = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     if let Err(error) = limited.and(flagged) {
         tracing::warn!(%error, "could not switch core dumps off");
+    }
+}
+
+/// As many open files as the system allows this process at most: a shell gives 1024, few for many pulls at once. Programs
+/// that it starts get the same limit; those that cannot deal with large descriptors have none in the first place.
+pub(crate) fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, "could not raise the limit of open files");
     }
 }
 

@@ -33,6 +33,7 @@ const EXIT_USAGE: u8 = 2;
 fn main() -> ExitCode {
     imagelet_memory::bound_heap();
     guard::forbid_core_dumps();
+    guard::raise_file_limit();
     let arguments: Vec<_> = std::env::args_os().collect();
     let cli = match Cli::read(arguments.iter().cloned()) {
         Ok(cli) => cli,

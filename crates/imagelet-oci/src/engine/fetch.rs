@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use imagelet_core::runtime::{LayerState, Progress, PullEvent, RuntimeError};
 
 use super::Engine;
-use crate::{admission::Reservation, pipeline::LayerJob, store::StagedLayer};
+use crate::{admission::Reservation, pipeline::LayerJob, scarce, store::StagedLayer};
 
 /// A layer in the making. The lock is held while it is fetched.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl Engine {
         }
         // Who waits for a place holds up those alone who wait for the same layer.
         let _place = self.streams.place(job.session.reference().domain()).await;
-        let staged = Arc::new(job.run(progress).await?);
+        let staged = Arc::new(scarce::retried(|| job.run(progress)).await?);
         *shared = Arc::downgrade(&staged);
         Ok(Some(staged))
     }

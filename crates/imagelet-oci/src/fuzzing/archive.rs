@@ -6,7 +6,7 @@ use std::{
     io::BufReader,
     os::fd::AsFd,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicBool},
+    sync::Arc,
 };
 
 use rustix::fs::FileType;
@@ -126,7 +126,7 @@ impl Site {
 }
 
 pub(super) fn options(ownership: Ownership, overlay: OverlayForm, limits: UnpackLimits) -> UnpackOptions {
-    UnpackOptions { ownership, overlay, limits, cancelled: Arc::new(AtomicBool::new(false)) }
+    UnpackOptions { ownership, overlay, limits, budget: Arc::default(), cancelled: Arc::default() }
 }
 
 /// The report's numbers are those of the disk.

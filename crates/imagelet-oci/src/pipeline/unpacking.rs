@@ -47,6 +47,7 @@ impl LayerJob {
                 free_inodes_floor: self.limits.free_inodes_floor,
                 ..UnpackLimits::default()
             },
+            budget: Arc::clone(&self.budget),
             cancelled,
         };
         let unlisted = |error| storage_error("could not write the layer's list of files", error);

@@ -70,7 +70,7 @@ pub(crate) use list::{LIST, ListWriter};
 use lock::Lock;
 pub(crate) use record::write_implicit;
 
-use crate::failpoint::Step;
+use crate::{failpoint::Step, scarce};
 
 /// When a pull may answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -369,6 +369,9 @@ pub(crate) fn storage_error(message: impl Into<String>, error: io::Error) -> Run
         io::ErrorKind::PermissionDenied => RuntimeError::new(RuntimeErrorKind::Unavailable, message)
             .caused_by(error)
             .with_hint("run as the store's owner, or name another place with --store DIR"),
+        _ if scarce::is_caused_by_scarcity(&error) => RuntimeError::new(RuntimeErrorKind::Unavailable, message)
+            .caused_by(error)
+            .with_hint("let the process open more files: `LimitNOFILE=` of its unit, `ulimit -Hn` of a shell"),
         _ => RuntimeError::other(message).caused_by(error),
     }
 }

@@ -8,6 +8,7 @@
 //! are made with mode 0755 and reported, because a layer below may know better. Nothing is synced: the directory is
 //! garbage until the caller has committed it.
 
+mod budget;
 mod error;
 mod header;
 mod ledger;
@@ -33,14 +34,15 @@ use std::{
 use rustix::fd::BorrowedFd;
 
 pub(crate) use self::listing::{xattrs_at, xattrs_of};
-use self::{error::Fault, tar::Reader, writer::Writer};
 pub use self::{
+    budget::UnpackBudget,
     error::UnpackError,
     ledger::{DeviceRecord, OwnershipRecord},
     limits::UnpackLimits,
     listing::{Listed, ListedKind, Listing, Sum},
     whiteout::OverlayForm,
 };
+use self::{error::Fault, tar::Reader, writer::Writer};
 
 /// What a directory takes on disk.
 const DIRECTORY_COST: u64 = 4096;
@@ -54,6 +56,8 @@ pub struct UnpackOptions {
     pub overlay: OverlayForm,
     /// What the layer may take.
     pub limits: UnpackLimits,
+    /// What it shares with all others.
+    pub budget: Arc<UnpackBudget>,
     /// Once true, unpacking ends soon with [`UnpackError::Cancelled`].
     pub cancelled: Arc<AtomicBool>,
 }

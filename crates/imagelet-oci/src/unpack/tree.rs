@@ -20,15 +20,17 @@ use rustix::{
 };
 
 use super::{
-    UnpackOptions,
+    UnpackBudget, UnpackOptions,
+    budget::DirectoryPermit,
     error::{Fault, shown},
     ledger::{Ledger, Note},
     name,
     whiteout::{Opacity, look},
 };
+use crate::scarce::patiently;
 
-/// Open directories kept at hand; each is a file descriptor.
-const OPEN_MAX: usize = 64;
+/// Open directories that one layer keeps; each is a file descriptor, and all layers together have a bound, too.
+const OPEN_MAX: usize = 32;
 /// Links followed for one name, as the kernel has it.
 const LINKS_MAX: u32 = 40;
 /// Components walked for one name because of links.
@@ -84,7 +86,8 @@ pub(super) struct Freed {
 pub(super) struct Tree {
     root: Rc<Directory>,
     /// By path as entries name it, links included. Dropped whole when a directory or link goes away.
-    open: HashMap<Vec<u8>, Rc<Directory>>,
+    open: HashMap<Vec<u8>, (Rc<Directory>, DirectoryPermit)>,
+    budget: Arc<UnpackBudget>,
     pub(super) ledger: Ledger,
     /// Bytes of disk that directories took which no entry names, until the writer takes them into account.
     pub(super) made_bytes: u64,
@@ -98,10 +101,11 @@ pub(super) struct Tree {
 impl Tree {
     pub(super) fn new(root: BorrowedFd<'_>, options: &UnpackOptions) -> Result<Self, Fault> {
         let limits = &options.limits;
-        let fd = rustix::fs::openat(root, c".", DIRECTORY, Mode::empty()).map_err(Fault::io("open the root for"))?;
+        let fd = open_directory(root, b".").map_err(Fault::io("open the root for"))?;
         Ok(Tree {
             root: Rc::new(Directory { fd, path: Vec::new() }),
             open: HashMap::new(),
+            budget: Arc::clone(&options.budget),
             ledger: Ledger::new(limits.memory_max),
             made_bytes: 0,
             umask: process_umask(),
@@ -155,7 +159,7 @@ impl Tree {
             if known.is_empty() {
                 break Rc::clone(&self.root);
             }
-            if let Some(directory) = self.open.get(known) {
+            if let Some((directory, _)) = self.open.get(known) {
                 break Rc::clone(directory);
             }
             known = name::split(known).0;
@@ -178,13 +182,19 @@ impl Tree {
         if self.open.len() >= OPEN_MAX {
             self.open.clear();
         }
-        self.open.insert(path.to_vec(), Rc::clone(directory));
+        let permit = self.budget.directory().or_else(|| {
+            self.open.clear();
+            self.budget.directory()
+        });
+        if let Some(permit) = permit {
+            self.open.insert(path.to_vec(), (Rc::clone(directory), permit));
+        }
     }
 
     /// Goes one component down, through a link if there is one.
     fn step(&mut self, here: &Rc<Directory>, name: &[u8], walk: &mut Walk) -> Result<Option<Rc<Directory>>, Fault> {
         walk.steps = walk.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;
-        let errno = match rustix::fs::openat(here, name, DIRECTORY, Mode::empty()) {
+        let errno = match open_directory(here.as_fd(), name) {
             Ok(fd) => return self.opened(here, name, fd).map(Some),
             Err(errno) => errno,
         };
@@ -213,7 +223,7 @@ impl Tree {
     fn make(&mut self, here: &Directory, name: &[u8], opacity: Opacity) -> Result<Rc<Directory>, Fault> {
         let action = "make the directory of";
         rustix::fs::mkdirat(here, name, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
-        let fd = rustix::fs::openat(here, name, DIRECTORY, Mode::empty()).map_err(Fault::io(action))?;
+        let fd = open_directory(here.as_fd(), name).map_err(Fault::io(action))?;
         if self.umask & IMPLICIT_MODE != 0 {
             rustix::fs::fchmod(&fd, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
         }
@@ -279,15 +289,17 @@ impl Tree {
     }
 }
 
+fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
+    patiently(|| rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()))
+}
+
 /// Removes a directory and all below it, with two descriptors whatever its depth.
 ///
 /// The directories found in one are remembered by the thousand: each look at a directory passes what was removed from
 /// it before, so that one look for each of a million would take days.
 fn remove_tree(parent: BorrowedFd<'_>, name: &[u8], cancelled: &AtomicBool, freed: &mut Freed) -> Result<(), Fault> {
     let action = "remove the directory replaced by";
-    let open = |at: BorrowedFd<'_>, name: &[u8]| {
-        rustix::fs::openat(at, name, DIRECTORY, Mode::empty()).map_err(Fault::io(action))
-    };
+    let open = |at: BorrowedFd<'_>, name: &[u8]| open_directory(at, name).map_err(Fault::io(action));
     let mut here = open(parent, name)?;
     // For each directory on the way here, those in it that are not removed yet; the last one is where we are.
     let mut below: Vec<Vec<Vec<u8>>> = Vec::new();
@@ -326,7 +338,7 @@ fn remove_tree(parent: BorrowedFd<'_>, name: &[u8], cancelled: &AtomicBool, free
 fn remove_files(directory: BorrowedFd<'_>, names_max: usize, freed: &mut Freed) -> Result<Vec<Vec<u8>>, Fault> {
     let action = "remove the directory replaced by";
     let mut found = Vec::new();
-    for entry in Dir::read_from(directory).map_err(Fault::io(action))? {
+    for entry in patiently(|| Dir::read_from(directory)).map_err(Fault::io(action))? {
         let entry = entry.map_err(Fault::io(action))?;
         let name = entry.file_name().to_bytes();
         if matches!(name, b"." | b"..") {

@@ -7,6 +7,7 @@ use rustix::{
 };
 
 use super::error::{Fault, shown};
+use crate::scarce::patiently;
 
 const PREFIX: &[u8] = b".wh.";
 const META_PREFIX: &[u8] = b".wh..wh.";
@@ -95,8 +96,8 @@ impl OverlayForm {
 
 fn hide_by_xattr(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Opacity, Fault> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
-    let file =
-        rustix::fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR).map_err(Fault::io("make the whiteout of"))?;
+    let file = patiently(|| rustix::fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR))
+        .map_err(Fault::io("make the whiteout of"))?;
     rustix::fs::fsetxattr(file.as_fd(), "user.overlay.whiteout", b"y", XattrFlags::empty())
         .map_err(Fault::io("make the whiteout of"))?;
     Ok(Opacity::Xattrs)

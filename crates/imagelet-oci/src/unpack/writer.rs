@@ -23,6 +23,7 @@ use super::{
     whiteout::{Mark, Opacity, OverlayForm, is_whiteout_device, look, mark},
     xattr::{self, Strictness},
 };
+use crate::scarce::patiently;
 
 /// Bits a directory needs while we write below it.
 const DIRECTORY_OPEN: u32 = 0o700;
@@ -69,12 +70,12 @@ impl<'a> Writer<'a> {
             let mode = Mode::from_raw_mode(stat.st_mode & 0o777);
             rustix::fs::fchmod(root, mode).map_err(Fault::io("prepare the root for"))?;
         }
-        Ok(Writer {
         let process = (rustix::process::geteuid(), rustix::process::getegid());
         if stat.st_gid != process.1.as_raw() {
             // So was the root itself, when it was made in a folder like that.
             rustix::fs::fchown(root, None, Some(process.1)).map_err(Fault::io("prepare the root for"))?;
         }
+        Ok(Writer {
             gauge: Gauge::new(options.limits, root, options.cancelled.clone()),
             tree,
             ownership: options.ownership,
@@ -158,7 +159,7 @@ impl<'a> Writer<'a> {
         let mode = Mode::from_raw_mode(entry.mode & 0o777);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
         let name = place.name.as_slice();
-        let create = || rustix::fs::openat(&place.parent, name, flags, mode);
+        let create = || patiently(|| rustix::fs::openat(&place.parent, name, flags, mode));
         let file = match create() {
             Err(Errno::EXIST) => {
                 self.replace(place)?;

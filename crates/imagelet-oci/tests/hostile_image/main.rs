@@ -15,6 +15,7 @@ mod image;
 mod manifests;
 mod media;
 mod registry;
+mod scarce;
 mod store;
 
 use std::collections::BTreeSet;

@@ -42,6 +42,16 @@ fn bad(registry: &FakeRegistry, number: usize) -> String {
 }
 
 #[test]
+fn a_daemon_opens_as_many_files_as_its_hard_limit_allows() {
+    let folder = scratch();
+    let store = folder.path().join("store");
+    let daemon = Daemon::start_with_files(folder.path(), (256, 3000), ["--store", store.to_str().unwrap()]);
+    let limits = fs::read_to_string(format!("/proc/{}/limits", daemon.part.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit of open files");
+    assert_eq!(line.split_whitespace().collect::<Vec<_>>()[3..5], ["3000", "3000"], "{line}");
+}
+
+#[test]
 fn a_hundred_failed_pulls_leave_a_daemon_as_it_was() {
     let (folder, registry) = (scratch(), FakeRegistry::start());
     let store = folder.path().join("store");

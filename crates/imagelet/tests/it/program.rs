@@ -173,6 +173,20 @@ impl Daemon {
         format!("unix://{}", self.socket.display())
     }
 
+    /// Starts it with at most so many open files: a soft limit and a hard one.
+    pub(crate) fn start_with_files<S: AsRef<OsStr>>(
+        folder: &Path,
+        (soft, hard): (u64, u64),
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Self {
+        let socket = folder.join("imagelet.sock");
+        let mut command = Command::new("prlimit");
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", "/nonexistent");
+        command.arg(format!("--nofile={soft}:{hard}")).arg(env!("CARGO_BIN_EXE_imagelet"));
+        command.arg("serve").arg("--socket").arg(&socket).args(arguments);
+        Self { part: Part::start(&mut command, "of util-linux", folder.join("imagelet.log")), socket }.answering()
+    }
+
     /// Asks it to stop and waits for its exit status.
     pub(crate) fn stop(mut self, signal: rustix::process::Signal) -> std::process::ExitStatus {
         self.part.signal(signal);

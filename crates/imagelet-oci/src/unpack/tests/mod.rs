@@ -17,7 +17,7 @@ use std::{
         unix::fs::{FileTypeExt, MetadataExt},
     },
     path::Path,
-    sync::{Arc, atomic::AtomicBool},
+    sync::Arc,
 };
 
 use super::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, unpack_layer};
@@ -38,7 +38,7 @@ impl Site {
         let (ownership, overlay) =
             if is_root() { (Ownership::Apply, OverlayForm::Trusted) } else { (Ownership::Record, OverlayForm::User) };
         let limits = UnpackLimits::default();
-        let options = UnpackOptions { ownership, overlay, limits, cancelled: Arc::new(AtomicBool::new(false)) };
+        let options = UnpackOptions { ownership, overlay, limits, budget: Arc::default(), cancelled: Arc::default() };
         Site { home, options }
     }
 
