@@ -25,12 +25,12 @@ use serde::{Deserialize, Serialize};
 
 use callers::CallersFile;
 pub(crate) use callers::CriCallers;
-pub(crate) use duration::GoDuration;
+pub(crate) use duration::{DurationError, GoDuration};
 pub(crate) use environment::{Environment, Surroundings};
 use gc::{Ages, Collection, GcFile};
 pub(crate) use gc::{CollectionMode, CollectionOrder};
 pub(crate) use kubelet::NodeSettings;
-pub(crate) use layers::{Layers, Sourced};
+pub(crate) use layers::{Layers, Source, Sourced};
 
 /// What `apiVersion` must say.
 pub(crate) const API_VERSION: &str = "imagelet.dev/v1alpha1";
@@ -122,7 +122,7 @@ pub(crate) struct File {
     /// How often the kubelet sends it although nothing changed. Defaults to `nodeStatusUpdateFrequency` where that is given.
     #[serde(rename = "nodeStatusReportFrequency", skip_serializing_if = "Option::is_none")]
     status_report: Option<GoDuration>,
-    /// Where the kubelet asks for containers. Checked and shown; imagelet's own runtime is `imageService.cri.endpoint`.
+    /// Where the kubelet asks for containers. Taken from a kubelet's file, checked and shown. In a file of ours it has to be `imageService.cri.endpoint` or `store.runtimeEndpoint` as well: it alone makes imagelet ask nothing.
     #[serde(rename = "containerRuntimeEndpoint", skip_serializing_if = "Option::is_none")]
     runtime_endpoint: Option<String>,
     /// Where the kubelet asks for images; empty is the endpoint above. Shown, and never asked by imagelet: it may be imagelet.
@@ -256,7 +256,7 @@ struct HttpFile {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct StoreFile {
-    /// Directory of the embedded store and of what the node remembers, owned by one process at a time.
+    /// Directory of the embedded store and of what the node remembers, changed by one process at a time.
     #[serde(rename = "directory", skip_serializing_if = "Option::is_none")]
     directory: Option<PathBuf>,
     /// At most this many layers of one image are fetched and unpacked at once, 1 to 64.

@@ -38,6 +38,27 @@ pub(crate) struct NodeSettings {
 // Thresholds hold shares, and no share is unlike itself: what is no number was refused.
 impl Eq for NodeSettings {}
 
+impl File {
+    /// What is wrong with a file of ours that names a runtime by the kubelet's key and lets imagelet ask another one, or none.
+    pub(super) fn unasked_runtime(&self) -> Option<String> {
+        let named = self.runtime_endpoint.as_ref().filter(|endpoint| !endpoint.is_empty())?;
+        let cri = self.image_service.as_ref().and_then(|service| service.cri.as_ref());
+        let mut asked = [
+            cri.and_then(|cri| cri.endpoint.as_ref()),
+            self.store.as_ref().and_then(|store| store.runtime_endpoint.as_ref()),
+        ]
+        .into_iter()
+        .flatten();
+        (!asked.any(|endpoint| endpoint == named)).then(|| {
+            format!(
+                "containerRuntimeEndpoint: this is where the kubelet asks, and imagelet does not ask `{named}` for it: \
+                 name it as imageService.cri.endpoint to manage the images in that runtime, or as store.runtimeEndpoint \
+                 if it runs containers from imagelet's own store"
+            )
+        })
+    }
+}
+
 /// Checks them, in the kubelet's order.
 pub(super) fn check(file: &File, complaints: &mut Complaints) -> NodeSettings {
     let images_max = file.status_images_max.unwrap_or(-1);

@@ -119,7 +119,11 @@ impl Layers {
     pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
         let text = read(path)?;
         let file: File = parse(path, &text)?;
-        self.add(path, &Lines::of(&text), file)
+        let lines = Lines::of(&text);
+        if let Some(message) = file.unasked_runtime() {
+            return Err(ConfigError::Parse { place: place(path, lines.line("containerRuntimeEndpoint")), message });
+        }
+        self.add(path, &lines, file)
     }
 
     /// Adds the image settings of a kubelet's file.
@@ -298,6 +302,28 @@ mod tests {
         let path = directory.path().join(name);
         std::fs::write(&path, text).expect("the test's file is written");
         (directory, path)
+    }
+
+    #[test]
+    fn a_runtime_that_only_the_kubelets_key_names_is_refused_in_a_file_of_ours() {
+        let endpoint = "unix:///run/containerd/containerd.sock";
+        let head = format!(
+            "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ncontainerRuntimeEndpoint: {endpoint}\n"
+        );
+        let read = |more: &str| {
+            let (_folder, path) = in_file("f.yaml", &format!("{head}{more}"));
+            Layers::new(Environment { root: true, ..Environment::default() }).add_file(&path)
+        };
+        for more in ["", "imageService: {cri: {endpoint: 'unix:///other.sock'}}\n"] {
+            let told = read(more).expect_err("it is refused").to_string();
+            for word in
+                ["f.yaml:3: containerRuntimeEndpoint", endpoint, "imageService.cri.endpoint", "store.runtimeEndpoint"]
+            {
+                assert!(told.contains(word), "{told}");
+            }
+        }
+        read(&format!("imageService: {{cri: {{endpoint: '{endpoint}'}}}}\n")).expect("it is asked for images");
+        read(&format!("store: {{runtimeEndpoint: '{endpoint}'}}\n")).expect("it is asked for containers");
     }
 
     #[test]
