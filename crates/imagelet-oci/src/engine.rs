@@ -4,6 +4,7 @@ mod admit;
 mod estimate;
 mod fetch;
 mod listed;
+mod open;
 mod repair;
 mod streams;
 mod sync;
@@ -40,7 +41,7 @@ use crate::{
     pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
     registry::{Registry, RegistryConfig, Resolved, about},
     scarce,
-    store::{Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
+    store::{Access, Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
     unpack::UnpackBudget,
     usage::{StoreUsage, StoredImage, occupied, stored, usage},
 };
@@ -53,6 +54,10 @@ pub use verify::{BlobsCheck, ImageCheck, LayerName, VerifyProgress, VerifyReport
 pub struct EngineConfig {
     /// Where the store is.
     pub root: PathBuf,
+    /// What for.
+    pub access: Access,
+    /// How long a process that changes the store is waited for.
+    pub lock_wait: Duration,
     /// How registries are asked.
     pub registry: RegistryConfig,
     /// Layers of one image that are fetched and unpacked side by side.
@@ -74,6 +79,9 @@ impl EngineConfig {
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
             root: root.into(),
+            access: Access::Write { or_create: true },
+            // A store that was just closed in this process may still be held by a thread that clears up after a pull.
+            lock_wait: Duration::from_secs(2),
             registry: RegistryConfig::default(),
             layers_in_flight: 4,
             durability: Durability::Commit,
@@ -114,14 +122,24 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens the store, which makes this process its owner, and clears what a crash left.
+    /// Opens the store. To change it makes this process its owner, and clears what a crash left.
     ///
     /// # Errors
-    /// When another process owns the store, or the disk or the registry settings refuse.
+    /// When another process changes the store for longer than is waited, or the disk or the registry settings refuse.
     pub async fn open(config: EngineConfig) -> Result<Arc<Self>, RuntimeError> {
+        Self::open_telling(config, &|_| {}).await
+    }
+
+    /// The same; says once what is waited for, where that is not over in a moment.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub async fn open_telling(
+        config: EngineConfig,
+        tell: &(dyn Fn(&str) + Send + Sync),
+    ) -> Result<Arc<Self>, RuntimeError> {
         let registry = Registry::new(config.registry.clone())?;
-        let (root, durability) = (config.root.clone(), config.durability);
-        let store = Arc::new(blocking(move || Store::open(&root, durability)).await?);
+        let store = Arc::new(open::open(&config, tell).await?);
         let engine = Arc::new(Self {
             registry,
             store: Arc::clone(&store),
@@ -209,7 +227,7 @@ impl Engine {
         blocking(move || mount::unmount_image(&store, &target)).await
     }
 
-    /// Refuses when the store is on a file system that takes no writes.
+    /// Refuses when the store was opened for reading, or is on a file system that takes no writes.
     ///
     /// # Errors
     /// Then, and it says so.
@@ -476,7 +494,7 @@ impl ImageService for Engine {
             inodes: self.store.takes().inodes,
             at: now,
         };
-        let roots = [(String::new(), self.store.root().to_owned())].into();
+        let roots = [(String::new(), self.store.disk_place().to_owned())].into();
         let images = FilesystemUsage::by_store("", &roots, &[all], now);
         Ok(ImageFilesystems { containers: images.clone(), images })
     }

@@ -24,5 +24,5 @@ pub use engine::{BlobsCheck, Credentials, Engine, EngineConfig, ImageCheck, Laye
 pub use mount::MountedImage;
 pub use pipeline::LayerLimits;
 pub use registry::RegistryConfig;
-pub use store::{Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};
+pub use store::{Access, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};
 pub use usage::{ImageUsage, StoreUsage, StoredImage};

@@ -1,11 +1,11 @@
 //! The command line: commands, flags, and how they are told apart from a mistake.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, parser::ValueSource};
 use imagelet_core::image::{ByteSize, Percent, Platform};
 
-use crate::size::parse_size;
+use crate::{config::GoDuration, size::parse_size};
 
 /// The node's image manager: pulls, lists and collects container images.
 #[derive(Debug, Parser)]
@@ -26,6 +26,10 @@ pub(crate) struct Global {
     /// Use the embedded store in this directory, in this process.
     #[arg(long, global = true, env = "IMAGELET_STORE", value_name = "DIR", help_heading = "Global options")]
     pub(crate) store: Option<PathBuf>,
+    /// How long to wait for another process that changes the store: `30s`, `2m`, 0 for not at all. Commands that change
+    /// the store wait for 30 s, `serve` for 10 s; those that only look need not wait.
+    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_wait, help_heading = "Global options")]
+    pub(crate) lock_timeout: Option<Duration>,
     /// How to print.
     #[arg(
         short,
@@ -99,6 +103,45 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Print the version.
     Version,
+}
+
+/// What a command does to a store of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// It looks, and changes nothing.
+    Looks,
+    /// It changes one that is there.
+    Changes,
+    /// The same, and makes one where there is none.
+    Makes,
+}
+
+impl Command {
+    /// What this command does to a store.
+    pub(crate) fn intent(&self) -> Intent {
+        match self {
+            Self::Serve(_) | Self::Pull(_) | Self::Ensure(_) | Self::Pin(_) => Intent::Makes,
+            Self::Gc(GcArgs { dry_run: false, .. })
+            | Self::Verify(VerifyArgs { repair: true, .. })
+            | Self::Rm(_)
+            | Self::Untag(_)
+            | Self::Unpin(_)
+            | Self::Mount(_)
+            | Self::Unmount(_) => Intent::Changes,
+            Self::Gc(_)
+            | Self::Verify(_)
+            | Self::Ls(_)
+            | Self::Inspect(_)
+            | Self::Df(_)
+            | Self::Pins
+            | Self::Events(_)
+            | Self::Why(_)
+            | Self::Status
+            | Self::Config(_)
+            | Self::Completions(_)
+            | Self::Version => Intent::Looks,
+        }
+    }
 }
 
 /// Which files and places the daemon uses.
@@ -377,6 +420,11 @@ fn parse_percent(text: &str) -> Result<Percent, String> {
     Percent::new(number).map_err(|error| error.to_string())
 }
 
+fn parse_wait(text: &str) -> Result<Duration, String> {
+    let wait: GoDuration = text.parse().map_err(|error: crate::config::DurationError| error.to_string())?;
+    if wait.0 < 0 { Err(format!("`{text}` is below zero")) } else { Ok(wait.to_std()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -416,10 +464,47 @@ mod tests {
             "pull x --platform linux",
             "-o xml ls",
             "completions tcsh",
+            "ls --lock-timeout soon",
+            "ls --lock-timeout=-1s",
         ] {
             let error = read(line).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");
         }
+    }
+
+    #[test]
+    fn only_what_changes_a_store_is_opened_to_change_it_and_only_what_fills_one_makes_it() {
+        for (line, expected) in [
+            ("ls", Intent::Looks),
+            ("inspect x", Intent::Looks),
+            ("df", Intent::Looks),
+            ("why x", Intent::Looks),
+            ("status", Intent::Looks),
+            ("pins", Intent::Looks),
+            ("gc --dry-run", Intent::Looks),
+            ("verify", Intent::Looks),
+            ("verify --repair", Intent::Changes),
+            ("gc", Intent::Changes),
+            ("rm x", Intent::Changes),
+            ("untag x", Intent::Changes),
+            ("unpin x", Intent::Changes),
+            ("mount x /m", Intent::Changes),
+            ("unmount /m", Intent::Changes),
+            ("pull x", Intent::Makes),
+            ("ensure -f x", Intent::Makes),
+            ("pin x", Intent::Makes),
+            ("serve", Intent::Makes),
+        ] {
+            assert_eq!(read(line).expect(line).command.intent(), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_wait_is_written_as_a_duration() {
+        let waits = |line: &str| read(line).expect(line).global.lock_timeout;
+        assert_eq!(waits("ls"), None);
+        assert_eq!(waits("rm x --lock-timeout 1m30s"), Some(Duration::from_secs(90)));
+        assert_eq!(waits("--lock-timeout 0 rm x"), Some(Duration::ZERO));
     }
 
     #[test]

@@ -13,17 +13,18 @@ mod wiring;
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use imagelet_cri::{Calls, Endpoint, EndpointError, Handlers, RuntimeServer};
+use imagelet_oci::Access;
 use tokio::{
     net::{TcpListener, UnixListener},
     signal::unix::{SignalKind, signal},
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use wiring::{Role, open_node};
+pub(crate) use wiring::{Role, StoreAccess, open_node};
 
 use crate::{
     api,
-    cli::ServeArgs,
+    cli::{Global, ServeArgs},
     config::{Backend, Environment, Layers, Settings},
     failure::Failure,
     http,
@@ -39,6 +40,9 @@ use stop::{SocketGuard, Stoppable};
 const GRACE: Duration = Duration::from_secs(3);
 /// What was given up has this long to clean up behind itself.
 const CLEANUP_MAX: Duration = Duration::from_secs(10);
+/// The process that had the store before may still be ending.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+
 /// Lays the files and flags of `serve` over one another.
 pub(crate) fn layers(
     arguments: &ServeArgs,
@@ -90,12 +94,11 @@ pub(crate) fn layers(
 }
 
 /// Runs the daemon until SIGTERM or SIGINT.
-pub(crate) async fn serve(
-    arguments: ServeArgs,
-    store: Option<PathBuf>,
-    environment: Environment,
-) -> Result<(), Failure> {
+pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Environment) -> Result<(), Failure> {
+    let store = global.store;
     let settings = layers(&arguments, store.as_ref(), &environment)?.settings().map_err(|error| Failure::of(&error))?;
+    let wanted =
+        StoreAccess { access: Access::Write { or_create: true }, lock_wait: global.lock_timeout.unwrap_or(LOCK_WAIT) };
     let failed = |error: std::io::Error| Failure::of(&error);
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
@@ -109,16 +112,24 @@ pub(crate) async fn serve(
     let (handlers, runtime) = runtime_behind(&settings)?;
     let calls = Calls::new(images, handlers, runtime).with_routes(|routes| routes.add_service(api::service(handler)));
     let server = |listener: UnixListener| socket::serve(listener, calls, accepting.clone());
+    // A stop does not wait for the store.
+    let mut opening = async || {
+        tokio::select! {
+            opened = open_node(settings.clone(), Role::Daemon, wanted) => opened.map(Some),
+            _ = terminate.recv() => Ok(None),
+            _ = interrupt.recv() => Ok(None),
+        }
+    };
     let (node, mut server, _socket) = if let Some(listener) = activation::taken_over(&environment)? {
         // Callers may be there already: they are answered, or told to wait.
         let server = tokio::spawn(server(listener));
-        let node = open_node(settings.clone(), Role::Daemon).await?;
+        let Some(node) = opening().await? else { return Ok(()) };
         opened.send_replace(Some(Arc::clone(&node)));
         (node, server, None)
     } else {
         // The store is owned before the socket appears: who reaches the socket need not race for the store. Nothing slow
         // comes before it; whatever asks a runtime runs behind it.
-        let node = open_node(settings.clone(), Role::Daemon).await?;
+        let Some(node) = opening().await? else { return Ok(()) };
         opened.send_replace(Some(Arc::clone(&node)));
         let listener = imagelet_cri::listen(&settings.socket).await.map_err(|error| Failure::of(&error))?;
         let guard = SocketGuard::new(&settings.socket);

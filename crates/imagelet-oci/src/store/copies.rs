@@ -27,7 +27,7 @@ use std::{
 use rustix::fs::{AtFlags, OFlags, StatxFlags, statx};
 use twox_hash::xxhash3_128::Hasher;
 
-use super::{Store, reading};
+use super::{Store, disk::create_anew, reading};
 
 /// The file's name.
 pub(super) const COPIES: &str = "records.cache";
@@ -269,8 +269,7 @@ impl Store {
 /// Copies what lies in a store; answers how many records that are.
 pub(super) fn write(root: &Path, moment: Duration) -> io::Result<usize> {
     let (path, beside) = (root.join(COPIES), root.join(COPIES_NEW));
-    let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    let mut file = create_anew(&beside)?;
     let written = (|| {
         // The time of this file system, whose clock may be another machine's.
         file.write_all(MAGIC)?;

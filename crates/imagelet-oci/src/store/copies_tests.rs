@@ -6,7 +6,7 @@ use imagelet_core::image::Digest;
 use tempfile::TempDir;
 
 use super::*;
-use crate::store::{Durability, ImageRecord, LayerEntry, LayerRecord, damage::MARK, seal, verify::Findings};
+use crate::store::{Access, Durability, ImageRecord, LayerEntry, LayerRecord, damage::MARK, seal, verify::Findings};
 
 /// A store of images of one layer each, as pulls leave it.
 struct Bed {
@@ -87,7 +87,7 @@ impl Bed {
     }
 
     fn open(&self) -> Arc<Store> {
-        Arc::new(Store::open(&self.root(), Durability::Commit).unwrap())
+        Arc::new(Store::open(&self.root(), Access::Write { or_create: true }, Durability::Commit).unwrap())
     }
 
     /// Writes the copies without waiting for the moment to pass.

@@ -1,75 +1,20 @@
-//! Folders made, files replaced and trees removed so that a crash at any point is harmless.
+//! Files replaced and trees removed so that a crash at any point is harmless.
 
 use std::{
-    fs::{self, DirBuilder, File},
+    fs::{self, File},
     io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
-
 use crate::failpoint::Step;
-
-const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
-
-/// Makes the root and its folders, for the owner alone.
-pub(super) fn create_folders(root: &Path) -> io::Result<()> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(root)?;
-    Step::OpenFolder.reach();
-    for folder in FOLDERS {
-        builder.create(root.join(folder))?;
-        Step::OpenFolder.reach();
-    }
-    // Existing folders pass `create` even where nothing can be written.
-    if rustix::fs::statvfs(root)?.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
-        return Err(io::ErrorKind::ReadOnlyFilesystem.into());
-    }
-    Ok(())
-}
-
-/// Refuses a store whose folders are elsewhere: a rename could not move a layer there, nor a sync make it durable.
-///
-/// The root itself may be a link; it is followed once, at the start.
-pub(super) fn refuse_odd_folders(root: &Path) -> Result<(), RuntimeError> {
-    let Ok(device) = fs::metadata(root).map(|metadata| metadata.dev()) else { return Ok(()) };
-    for path in FOLDERS.map(|folder| root.join(folder)) {
-        let what = match fs::symlink_metadata(&path) {
-            Ok(metadata) if metadata.is_symlink() => "is a link",
-            Ok(metadata) if !metadata.is_dir() => "is not a folder",
-            Ok(metadata) if metadata.dev() != device => "is on another file system",
-            // What is missing is made; what cannot be looked at is told when it is used.
-            Ok(_) | Err(_) => continue,
-        };
-        let message = format!("`{}` {what}, and a store is one tree on one file system", path.display());
-        return Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message)
-            .with_hint("move the whole store and name its new place with --store DIR, or make the root a link to it"));
-    }
-    Ok(())
-}
-
-/// Whoever may write to the store may put anything into a container.
-pub(super) fn refuse_if_others_write(root: &Path) -> Result<(), RuntimeError> {
-    let mode = fs::metadata(root)
-        .map_err(|error| super::storage_error(format!("could not open the store `{}`", root.display()), error))?
-        .mode();
-    if mode & 0o022 != 0 {
-        return Err(RuntimeError::new(
-            RuntimeErrorKind::Unavailable,
-            format!("the store `{}` can be written by others (mode {:o})", root.display(), mode & 0o7777),
-        )
-        .with_hint(format!("chmod go-w {}", root.display())));
-    }
-    Ok(())
-}
 
 /// Replaces a file as a whole: written beside, synced, renamed, folder synced.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let beside = path.with_extension("new");
-    let written = File::create(&beside).and_then(|mut file| {
+    let written = create_anew(&beside).and_then(|mut file| {
         Step::FileCreated.reach();
         file.write_all(bytes)?;
         Step::FileWritten.reach();
@@ -85,6 +30,15 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_folder(folder)?;
     Step::FileDurable.reach();
     Ok(())
+}
+
+/// Makes a file in the place of whatever has its name: a link there leads nowhere, and another name of a file is its own.
+pub(super) fn create_anew(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// Makes the names in a folder durable.

@@ -111,18 +111,83 @@ pub(super) struct Lost {
 
 const NAMES_VERSION: u32 = 1;
 
+/// How often a store is read again that another process changes meanwhile.
+const LOOKS_MAX: usize = 8;
+
+/// What was read in folders of these names.
+type ByFolder<T> = Vec<(String, T)>;
+
+/// What lies in a store, as it was read.
+#[derive(Debug, Default)]
+struct Found {
+    blobs: BTreeMap<Digest, u64>,
+    layers: ByFolder<Result<(Digest, LayerRecord), Findings>>,
+    images: ByFolder<(Option<ImageRecord>, Option<Findings>)>,
+    names: NamesFile,
+    names_unsettled: bool,
+    names_rebuilt: bool,
+}
+
+impl Found {
+    fn read(root: &Path, copies: &Copies, boot: Option<&str>, writable: bool) -> Result<Self, RuntimeError> {
+        // What was listed and has gone before it was read is no damage.
+        let is_there = |place: &Place<'_>, folder: &str| fs::symlink_metadata(place.path.join(folder)).is_ok();
+        let place = Place::open(root.join("layers"), Kind::Layer, copies);
+        let mut layers = each_read(folders(&place.path)?, |folder| read_layer(&place, folder));
+        layers.retain(|(folder, read)| read.is_ok() || is_there(&place, folder));
+        let place = Place::open(root.join("images"), Kind::Image, copies);
+        let mut images = each_read(folders(&place.path)?, |folder| read_image(&place, folder));
+        images.retain(|(folder, (_, wrong))| wrong.is_none() || is_there(&place, folder));
+        let records: Vec<&ImageRecord> = images.iter().filter_map(|(_, (record, _))| record.as_ref()).collect();
+        let (names, names_rebuilt) = load_names(root, &records, writable)?;
+        let unsettled = load_unsettled(root, boot, names.generation);
+        let names_unsettled = unsettled.is_some();
+        let names = unsettled.unwrap_or(names);
+        let blobs = super::blobs::load(root);
+        Ok(Self { blobs, layers, images, names, names_unsettled, names_rebuilt })
+    }
+
+    /// Reads a store that another process may change: until its names are the same after it as before. Where they never
+    /// are, the last look is taken, and it is said that it is of more than one moment.
+    fn read_beside<N: PartialEq>(
+        names: impl Fn() -> N,
+        read: impl Fn() -> Result<Self, RuntimeError>,
+    ) -> Result<(Self, bool), RuntimeError> {
+        let mut looks = 0;
+        loop {
+            let before = names();
+            let found = read()?;
+            looks += 1;
+            let is_torn = names() != before;
+            if !is_torn || looks == LOOKS_MAX {
+                return Ok((found, is_torn));
+            }
+        }
+    }
+}
+
+/// The names as they are written now. Each writing has a number of its own, so that two are never alike.
+fn names_bytes(root: &Path) -> [Option<Vec<u8>>; 2] {
+    ["names.json", NAMES_UNSETTLED].map(|name| fs::read(root.join(name)).ok())
+}
+
 impl Index {
     /// Reads the store. A damaged names file is set aside and rebuilt from the records; an image whose record or layer
     /// is missing or damaged keeps its name but is not shown, and named in the log, so that a start always succeeds.
     ///
-    /// What carries the mark of another boot is dropped: nobody knows what of it the disk has.
+    /// What carries the mark of another boot is dropped: nobody knows what of it the disk has. Not `writable`, nothing is
+    /// changed, and another process may change the store meanwhile: what passes by then is not taken for damage.
     ///
     /// Answers as well in how many records the file of copies differs from the store.
     pub(super) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<(Self, usize), RuntimeError> {
-        let mut index = Self { blobs: super::blobs::load(root), ..Self::default() };
         let copies = Copies::load(root);
-        let layers = Place::open(root.join("layers"), Kind::Layer, &copies);
-        for (folder, read) in each_read(folders(&layers.path)?, |folder| read_layer(&layers, folder)) {
+        let (found, is_torn) = if writable {
+            (Found::read(root, &copies, boot, true)?, false)
+        } else {
+            Found::read_beside(|| names_bytes(root), || Found::read(root, &copies, boot, false))?
+        };
+        let mut index = Self { blobs: found.blobs, ..Self::default() };
+        for (folder, read) in found.layers {
             match read {
                 Ok((_, record)) if record.unsettled.is_some() && record.unsettled.as_deref() != boot => {
                     tracing::warn!(
@@ -142,19 +207,14 @@ impl Index {
         }
         let mut records = Vec::new();
         let mut spoiled = BTreeMap::new();
-        let images = Place::open(root.join("images"), Kind::Image, &copies);
-        for (folder, (record, wrong)) in each_read(folders(&images.path)?, |folder| read_image(&images, folder)) {
+        for (folder, (record, wrong)) in found.images {
             records.extend(record);
             spoiled
                 .extend(wrong.zip(digest_named(&folder)).map(|(findings, id)| (ImageId::new(id.as_str()), findings)));
         }
-        let (mut names, rebuilt) = load_names(root, &records, writable)?;
+        let names = found.names;
         index.generation = names.generation;
-        if let Some(newer) = load_unsettled(root, boot, names.generation) {
-            index.generation = newer.generation;
-            index.names_unsettled = true;
-            names = newer;
-        }
+        index.names_unsettled = found.names_unsettled;
         let mut records = index.admit_whole(records, &spoiled, &names.names);
         let known: HashMap<&str, ImageId> = index.images.keys().map(|id| (id.as_str(), id.clone())).collect();
         let (mut named, mut others) = (Vec::with_capacity(names.names.0.len()), Vec::new());
@@ -162,6 +222,8 @@ impl Index {
             // All names of an image share one text.
             match known.get(id.as_str()) {
                 Some(id) => named.push((name, id.clone())),
+                // It comes or goes right now.
+                None if is_torn => {}
                 None => others.push((name, ImageId::new(id))),
             }
         }
@@ -176,7 +238,7 @@ impl Index {
             named.push((name, id));
         }
         index.names = named.into_iter().collect();
-        if rebuilt && writable {
+        if found.names_rebuilt && writable {
             super::disk::replace_file(&root.join("names.json"), &index.names_file())
                 .map_err(|error| super::storage_error("could not write the store's names", error))?;
         }
@@ -389,7 +451,7 @@ pub(super) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
 }
 
 /// The names, and whether they had to be rebuilt from the records.
-fn load_names(root: &Path, records: &[ImageRecord], writable: bool) -> Result<(NamesFile, bool), RuntimeError> {
+fn load_names(root: &Path, records: &[&ImageRecord], writable: bool) -> Result<(NamesFile, bool), RuntimeError> {
     let path = root.join("names.json");
     let error = match read_json::<NamesFile>(&path) {
         Ok(file) => return Ok((file, false)),
@@ -421,4 +483,28 @@ fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<Na
     let file = read_json::<NamesFile>(&root.join(NAMES_UNSETTLED)).ok()?;
     let holds = file.version == NAMES_VERSION && file.boot.is_some() && file.boot.as_deref() == boot;
     (holds && file.generation > generation).then_some(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_store_that_changes_while_it_is_read_is_read_again_and_not_without_end() {
+        for (changes, looks, torn) in [(0, 1, false), (3, 4, false), (1000, LOOKS_MAX, true)] {
+            let (left, seen, number) = (Cell::new(changes), Cell::new(0), Cell::new(0));
+            let read = || {
+                seen.set(seen.get() + 1);
+                if left.get() > 0 {
+                    left.set(left.get() - 1);
+                    number.set(number.get() + 1);
+                }
+                Ok(Found::default())
+            };
+            let (_, is_torn) = Found::read_beside(|| number.get(), read).unwrap();
+            assert_eq!((seen.get(), is_torn), (looks, torn), "{changes} changes");
+        }
+    }
 }

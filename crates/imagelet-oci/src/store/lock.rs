@@ -1,22 +1,19 @@
-//! One owner of a store at a time; a second is told who the first is.
+//! One process changes a store at a time; another one is told which that is, and may wait for it.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::{Read as _, Seek as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     time::Duration,
 };
 
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
-use rustix::fs::{FlockOperation, flock};
-use tokio::time::Instant;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
-/// A store that was just closed in this process may still be held by a thread that clears up after a pull; it is waited
-/// for this long.
-const ENDING_MAX: Duration = Duration::from_secs(2);
-/// How often to look meanwhile.
-const ENDING_LOOK: Duration = Duration::from_millis(5);
+use super::place::Place;
+
+/// Waiting shorter than this is not worth a word.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// An advisory lock on the whole store; the kernel gives it back when the process ends, however it ends.
 #[derive(Debug)]
@@ -25,31 +22,45 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    pub(super) fn take(root: &Path) -> Result<Self, RuntimeError> {
-        let path = root.join("lock");
-        let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(
-                |error| super::storage_error(format!("could not open the lock `{}`", path.display()), error),
-            )?;
-        let asked = Instant::now();
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => break,
-                Err(rustix::io::Errno::WOULDBLOCK) => {
-                    let holder = holder(&mut file);
-                    if asked.elapsed() >= ENDING_MAX || !is_this_process(&holder) {
-                        return Err(held_by_another(root, &holder));
-                    }
-                    std::thread::sleep(ENDING_LOOK);
-                }
-                Err(error) => {
-                    return Err(super::storage_error(format!("could not lock `{}`", path.display()), error.into()));
-                }
+    pub(super) fn take(place: &Place) -> Result<Self, RuntimeError> {
+        let path = place.path.join("lock");
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&place.folder, "lock", flags, Mode::RUSR | Mode::WUSR);
+        let mut file = opened.map(File::from).map_err(|error| {
+            super::storage_error(format!("could not open the lock `{}`", path.display()), error.into())
+        })?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(held_by_another(&place.path, &holder(&mut file))),
+            Err(error) => {
+                return Err(super::storage_error(format!("could not lock `{}`", path.display()), error.into()));
             }
         }
         // Only for the error message of others: without it the lock holds as well.
         let _ = file.set_len(0).and_then(|()| write!(file, "{} {}", std::process::id(), command_line()));
         Ok(Self { _file: file })
+    }
+}
+
+/// What to do about a store that another process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Try again in a moment.
+    Wait,
+    /// The same, and say who is waited for.
+    WaitAloud,
+    /// Fail.
+    GiveUp,
+}
+
+/// Decides after so long, of at most so long.
+pub(crate) fn patience(waited: Duration, wait_max: Duration, is_told: bool) -> Patience {
+    if waited >= wait_max {
+        Patience::GiveUp
+    } else if waited >= QUIET && !is_told {
+        Patience::WaitAloud
+    } else {
+        Patience::Wait
     }
 }
 
@@ -62,17 +73,13 @@ fn holder(file: &mut File) -> String {
     holder.chars().filter(|character| !character.is_control()).collect()
 }
 
-fn is_this_process(holder: &str) -> bool {
-    holder.split_once(' ').is_some_and(|(pid, _)| pid == std::process::id().to_string())
-}
-
 fn held_by_another(root: &Path, holder: &str) -> RuntimeError {
     let who = match holder.split_once(' ') {
         Some((pid, command)) => format!("`{command}` (pid {pid})"),
         None => "another process".to_owned(),
     };
     RuntimeError::new(RuntimeErrorKind::InUse, format!("the store `{}` is in use by {who}", root.display()))
-        .with_hint("talk to that process with --endpoint unix://SOCKET, wait for it to end, or name another place with --store DIR")
+        .with_hint("talk to that process with --endpoint unix://SOCKET, wait for longer with --lock-timeout, or name another place with --store DIR")
 }
 
 const COMMANDS: [&str; 15] = [
@@ -88,5 +95,52 @@ fn command_line() -> String {
     match arguments.find(|argument| COMMANDS.contains(&argument.as_str())) {
         Some(command) => format!("{program} {command}"),
         None => program,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_store_of_another_process_is_waited_for_quietly_then_aloud_then_no_more() {
+        let seconds = Duration::from_secs;
+        for (waited, wait_max, is_told, expected) in [
+            (0, 0, false, Patience::GiveUp),
+            (0, 30, false, Patience::Wait),
+            (1, 30, false, Patience::WaitAloud),
+            (2, 30, true, Patience::Wait),
+            (29, 30, false, Patience::WaitAloud),
+            (30, 30, true, Patience::GiveUp),
+            (1, 1, false, Patience::GiveUp),
+        ] {
+            assert_eq!(patience(seconds(waited), seconds(wait_max), is_told), expected, "{waited} of {wait_max}");
+        }
+    }
+
+    #[test]
+    fn a_lock_is_not_taken_through_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (victim, root) = (folder.path().join("victim"), folder.path().join("store"));
+        std::fs::write(&victim, "precious").unwrap();
+        let place = Place::find(&root, true).unwrap().unwrap();
+        symlink(&victim, root.join("lock")).unwrap();
+        let error = Lock::take(&place).unwrap_err().to_string();
+        assert!(error.contains("could not open the lock"), "{error}");
+        assert_eq!(std::fs::read_to_string(victim).unwrap(), "precious");
+    }
+
+    #[test]
+    fn the_second_learns_who_the_first_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::find(&folder.path().join("store"), true).unwrap().unwrap();
+        let first = Lock::take(&place).unwrap();
+        let error = Lock::take(&place).unwrap_err();
+        assert_eq!(error.kind(), RuntimeErrorKind::InUse);
+        assert!(error.to_string().contains(&format!("(pid {})", std::process::id())), "{error}");
+        drop(first);
+        Lock::take(&place).unwrap();
     }
 }

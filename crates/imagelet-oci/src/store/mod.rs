@@ -1,8 +1,8 @@
 //! What images are here: layers, image records and names on disk, and an index of them in memory.
 //!
 //! ```text
-//! ROOT/                      0700, one owner at a time
-//!   lock                     flocked; holds the owner's pid and command
+//! ROOT/                      0700, of one user; one process changes it at a time, and any number look at it
+//!   lock                     flocked by the process that changes the store; holds its pid and command
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `settle`)
 //!   names.new, names.unsettled.new   the next of these in the making; removed at start
@@ -32,6 +32,7 @@ mod list;
 mod listed;
 mod lock;
 mod names;
+mod place;
 mod reading;
 mod ready;
 mod record;
@@ -68,6 +69,8 @@ pub(crate) use disk::{SyncView, remove_tree, replace_file};
 use index::Index;
 pub(crate) use list::{LIST, ListWriter};
 use lock::Lock;
+pub(crate) use lock::{Patience, patience};
+use place::Place;
 pub(crate) use record::write_implicit;
 
 use crate::{failpoint::Step, scarce};
@@ -83,7 +86,7 @@ pub enum Durability {
     Background,
 }
 
-/// A store on disk, owned by this process until it is dropped. Its methods block on the disk.
+/// A store on disk; opened for writing, owned by this process until it is dropped. Its methods block on the disk.
 #[derive(Debug)]
 pub(crate) struct Store {
     root: PathBuf,
@@ -107,52 +110,87 @@ pub(crate) struct Store {
     in_background: bool,
     /// Which boot of the machine this is; `None` where the kernel does not tell.
     boot: Option<String>,
-    /// `None`: the file system is read-only, and so is the store.
-    lock: Option<Lock>,
+    holds: Holds,
+}
+
+/// What a store is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// To look at it. Nothing on the disk is changed and nothing is locked: others may look or write meanwhile.
+    Read {
+        /// Where there is no store, see one without images.
+        or_empty: bool,
+    },
+    /// To change it, which one process does at a time.
+    Write {
+        /// Where there is no store, make one.
+        or_create: bool,
+    },
+}
+
+/// What a process may do to its store.
+#[derive(Debug)]
+enum Holds {
+    /// Change it, while it has this.
+    All(#[expect(dead_code, reason = "it is held until it is dropped")] Lock),
+    /// The file system takes no writes.
+    ReadOnlyDisk,
+    /// It only wanted to look.
+    Nothing,
 }
 
 impl Store {
-    /// Opens a store, creating it if it is not there, and takes back what an interrupted pull or removal left.
+    /// Opens a store for what is wanted of it. Whoever may change it takes back what an interrupted pull or removal left.
     ///
     /// # Errors
-    /// When another process owns it (the error says which), when others may write to it, or when the disk refuses.
-    pub(crate) fn open(root: &Path, durability: Durability) -> Result<Self, RuntimeError> {
-        disk::refuse_odd_folders(root)?;
-        let created = disk::create_folders(root);
-        let read_only = matches!(&created, Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem);
-        match created {
-            Err(error) if !read_only => {
-                return Err(storage_error(format!("could not create the store `{}`", root.display()), error));
-            }
-            _ => {}
-        }
-        let root = root
-            .canonicalize()
-            .map_err(|error| storage_error(format!("could not open the store `{}`", root.display()), error))?;
-        disk::refuse_if_others_write(&root)?;
-        index::refuse_newer(&root)?;
-        let lock = if read_only { None } else { Some(Lock::take(&root)?) };
-        Step::OpenLocked.reach();
-        let view = SyncView::open(&root)
-            .map_err(|error| storage_error(format!("could not open the store `{}`", root.display()), error))?;
+    /// When there is none to look at, when another process changes it (the error says which), when others may write to
+    /// it, or when the disk refuses.
+    pub(crate) fn open(root: &Path, access: Access, durability: Durability) -> Result<Self, RuntimeError> {
+        let makes = matches!(access, Access::Write { or_create: true });
         let boot = boot_id();
-        let (index, uncopied) = Index::load(&root, !read_only, boot.as_deref())?;
-        Step::OpenLoaded.reach();
-        let store = Self {
+        let in_background = durability == Durability::Background && boot.is_some();
+        let store = |root: PathBuf, index: Index, holds| Self {
             root,
             index: Mutex::new(ready::Kept::new(index)),
             sequence: AtomicU64::new(first_number()),
             trash: Mutex::new(()),
-            views: Mutex::new(vec![Arc::new(view)]),
+            views: Mutex::default(),
             measured: Mutex::default(),
             settling: Mutex::new(()),
-            uncopied: AtomicUsize::new(uncopied),
+            uncopied: AtomicUsize::new(0),
             copying: Mutex::new(()),
             mounting: Mutex::new(()),
-            in_background: durability == Durability::Background && boot.is_some(),
-            boot,
-            lock,
+            in_background,
+            boot: boot.clone(),
+            holds,
         };
+        let place = match Place::find(root, makes)? {
+            Some(place) if makes || place.is_store() => place,
+            None if access == (Access::Read { or_empty: true }) => {
+                return Ok(store(root.to_owned(), Index::default(), Holds::Nothing));
+            }
+            _ => return Err(no_store(root)),
+        };
+        index::refuse_newer(&place.path)?;
+        let holds = match access {
+            Access::Read { .. } => Holds::Nothing,
+            Access::Write { .. } => match place.make_folders() {
+                // Existing folders pass even where nothing can be written.
+                Ok(()) if place.is_writable => Holds::All(Lock::take(&place)?),
+                Err(error) if place.is_writable => {
+                    return Err(storage_error(format!("could not create the store `{}`", root.display()), error));
+                }
+                _ => Holds::ReadOnlyDisk,
+            },
+        };
+        Step::OpenLocked.reach();
+        let view = SyncView::open(&place.path)
+            .map_err(|error| storage_error(format!("could not open the store `{}`", place.path.display()), error))?;
+        let (index, uncopied) = Index::load(&place.path, matches!(holds, Holds::All(_)), boot.as_deref())?;
+        Step::OpenLoaded.reach();
+        let store = store(place.path, index, holds);
+        store.views().push(Arc::new(view));
+        store.note_uncopied(uncopied);
         if !store.is_read_only() {
             // What cannot be taken away is in nobody's way: the images that are here can be used.
             if let Err(error) = store.discard_leftovers() {
@@ -167,9 +205,14 @@ impl Store {
         &self.root
     }
 
+    /// A folder on its disk: its own, or the one that it would be made in.
+    pub(crate) fn disk_place(&self) -> &Path {
+        self.root.ancestors().find(|place| place.is_dir()).unwrap_or(&self.root)
+    }
+
     /// Whether nothing can be written.
     pub(crate) fn is_read_only(&self) -> bool {
-        self.lock.is_none()
+        !matches!(self.holds, Holds::All(_))
     }
 
     /// A view for a pull that is about to write.
@@ -181,14 +224,16 @@ impl Store {
 
     /// Refuses when nothing can be written.
     pub(crate) fn check_writable(&self) -> Result<(), RuntimeError> {
-        if self.is_read_only() {
-            return Err(RuntimeError::new(
+        let root = self.root.display();
+        match self.holds {
+            Holds::All(_) => Ok(()),
+            Holds::ReadOnlyDisk => Err(RuntimeError::new(
                 RuntimeErrorKind::Unavailable,
-                format!("the store `{}` is on a read-only file system", self.root.display()),
+                format!("the store `{root}` is on a read-only file system"),
             )
-            .with_hint("mount it read-write, or name another place with --store DIR"));
+            .with_hint("mount it read-write, or name another place with --store DIR")),
+            Holds::Nothing => Err(RuntimeError::defect(format!("the store `{root}` was opened for reading alone"))),
         }
-        Ok(())
     }
 
     /// All images with their names.
@@ -319,6 +364,12 @@ pub(crate) struct LayerSizes {
     pub(crate) packed: u64,
     pub(crate) on_disk: u64,
     pub(crate) entries: u64,
+}
+
+fn no_store(root: &Path) -> RuntimeError {
+    let root = root.display();
+    RuntimeError::new(RuntimeErrorKind::NotFound, format!("`{root}` is no imagelet store"))
+        .with_hint(format!("correct the path, or have one made there: imagelet --store {root} pull REF"))
 }
 
 /// The kernel makes up a new one at each boot.

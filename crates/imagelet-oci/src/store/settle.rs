@@ -7,7 +7,8 @@
 //! the boot is another one, and what is marked is dropped as a whole.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write as _},
     sync::{Arc, MutexGuard},
 };
 
@@ -15,7 +16,7 @@ use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{
     Store,
-    disk::{SyncView, replace_file},
+    disk::{SyncView, create_anew, replace_file},
     index::{Index, NAMES_UNSETTLED},
     record::LayerRecord,
     storage_error,
@@ -110,7 +111,7 @@ impl Store {
         }
     }
 
-    fn views(&self) -> MutexGuard<'_, Vec<Arc<SyncView>>> {
+    pub(super) fn views(&self) -> MutexGuard<'_, Vec<Arc<SyncView>>> {
         self.views.lock().expect("nobody panics while holding it")
     }
 
@@ -129,7 +130,8 @@ impl Store {
         let path = self.root.join(NAMES_UNSETTLED);
         let beside = path.with_extension("new");
         let bytes = index.names_unsettled_file(self.boot.as_deref().unwrap_or_default());
-        let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, &path));
+        let written = create_anew(&beside).and_then(|mut file| file.write_all(&bytes));
+        let written = written.and_then(|()| fs::rename(&beside, &path));
         if written.is_err() {
             let _ = fs::remove_file(&beside);
         }

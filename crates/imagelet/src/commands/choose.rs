@@ -1,58 +1,107 @@
 //! Which node a command talks to: the one it names, the daemon if there is one, or the store in this process.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use imagelet_cri::Endpoint;
+use imagelet_oci::Access;
 
 use crate::{
-    cli::Global,
-    config::{Environment, Layers},
+    cli::{Global, Intent},
+    config::{Backend, Environment, Layers, Settings, Source},
     failure::Failure,
-    node::{Node, RemoteNode, Spoken},
-    serve::{Role, open_node},
+    node::{Node, Probed, RemoteNode},
+    serve::{Role, StoreAccess, open_node},
 };
 
+/// How long a command waits for another one that changes the store.
+const LOCK_WAIT: Duration = Duration::from_secs(30);
+
 /// Finds the node, and opens it where it is in this process.
-pub(super) async fn choose(global: &Global, environment: &Environment) -> Result<Node, Failure> {
+///
+/// # Errors
+/// Where a daemon is named, configured or has a socket, and does not answer: the store of this process may be another one.
+pub(super) async fn choose(global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
     if let Some(endpoint) = &global.endpoint {
-        return by_endpoint(endpoint, environment).await;
+        return by_endpoint(endpoint, global, environment, intent).await;
     }
+    let mut layers = layers(environment)?;
     if let Some(store) = &global.store {
-        return embedded(Some(store), environment).await;
-    }
-    for socket in environment.sockets_to_try() {
-        let node = RemoteNode::new(&socket);
-        if node.probe().await == Some(Spoken::Ours) {
-            return Ok(Node::Remote(node));
-        }
-    }
-    embedded(None, environment).await
-}
-
-/// A running imagelet, or any CRI runtime, which is then driven from this process.
-async fn by_endpoint(endpoint: &str, environment: &Environment) -> Result<Node, Failure> {
-    let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
-        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
-    })?;
-    let node = RemoteNode::new(address.path());
-    if node.probe().await != Some(Spoken::OtherCri) {
-        // Whether it is ours or nobody is there: the first command tells.
-        return Ok(Node::Remote(node));
-    }
-    let mut layers = layers(environment)?;
-    layers.add_flag("--endpoint", "imageService.cri.endpoint", endpoint);
-    open(&layers).await
-}
-
-async fn embedded(store: Option<&std::path::PathBuf>, environment: &Environment) -> Result<Node, Failure> {
-    let mut layers = layers(environment)?;
-    if let Some(store) = store {
         let absolute = std::path::absolute(store).map_err(|error| Failure::of(&error))?;
         layers.add_flag("--store", "store.directory", text(&absolute)?);
         // Whoever names a store on the command line wants that one, whatever the file says.
         layers.add_flag("--store", "imageService.cri.endpoint", "");
+        return open(&layers, global, environment, intent).await;
     }
-    open(&layers).await
+    let configured = configured_socket(&layers)?;
+    for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
+        let node = RemoteNode::new(&socket);
+        match choice(node.probe().await, configured.is_some()) {
+            Choice::Daemon => return Ok(Node::Remote(node)),
+            Choice::Next => {}
+            Choice::Refuse(why) => return Err(no_daemon(&socket, configured.is_some(), why)),
+        }
+    }
+    open(&layers, global, environment, intent).await
+}
+
+/// What a socket leads to.
+#[derive(Debug, PartialEq, Eq)]
+enum Choice {
+    /// To the daemon there.
+    Daemon,
+    /// To nothing: there is no daemon.
+    Next,
+    /// To an error, and why.
+    Refuse(String),
+}
+
+/// Decides by what is at a socket, and whether the configuration says that a daemon is there.
+fn choice(probed: Probed, is_configured: bool) -> Choice {
+    match probed {
+        Probed::Ours => Choice::Daemon,
+        Probed::Missing if !is_configured => Choice::Next,
+        Probed::Missing => Choice::Refuse("there is no such socket".into()),
+        Probed::OtherCri => Choice::Refuse("what listens there is no imagelet".into()),
+        Probed::Silent(error) => Choice::Refuse(error.to_string()),
+    }
+}
+
+fn no_daemon(socket: &Path, is_configured: bool, why: String) -> Failure {
+    let named = if is_configured { ", which the configuration names," } else { "" };
+    let message = format!("the daemon at `{}`{named} does not answer", socket.display());
+    Failure { causes: vec![why], ..Failure::new("Unavailable", message) }
+        .or_hint("see `systemctl status imagelet`, or use a store without the daemon: `--store DIR`")
+}
+
+/// The socket that a configuration file names.
+fn configured_socket(layers: &Layers) -> Result<Option<std::path::PathBuf>, Failure> {
+    let effective = layers.effective().map_err(|error| Failure::of(&error))?;
+    if !effective.iter().any(|one| one.key == "socket" && one.source != Source::Default) {
+        return Ok(None);
+    }
+    Ok(Some(layers.settings().map_err(|error| Failure::of(&error))?.socket))
+}
+
+/// A running imagelet, or any CRI runtime, which is then driven from this process.
+async fn by_endpoint(
+    endpoint: &str,
+    global: &Global,
+    environment: &Environment,
+    intent: Intent,
+) -> Result<Node, Failure> {
+    let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
+        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
+    })?;
+    let node = RemoteNode::new(address.path());
+    match node.probe().await {
+        Probed::OtherCri => {}
+        Probed::Silent(error) => return Err(node.unreachable(&error)),
+        // Whether it is ours or nothing is there: the first command says so.
+        Probed::Ours | Probed::Missing => return Ok(Node::Remote(node)),
+    }
+    let mut layers = layers(environment)?;
+    layers.add_flag("--endpoint", "imageService.cri.endpoint", endpoint);
+    open(&layers, global, environment, intent).await
 }
 
 /// Defaults, and the file that the environment names.
@@ -70,7 +119,61 @@ fn text(path: &Path) -> Result<String, Failure> {
     Ok(text.to_owned())
 }
 
-async fn open(layers: &Layers) -> Result<Node, Failure> {
+async fn open(layers: &Layers, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
     let settings = layers.settings().map_err(|error| Failure::of(&error))?;
-    Ok(Node::Local(open_node(settings, Role::Command).await?))
+    let is_named = global.store.is_some() || !is_at_default(&settings, environment);
+    let wanted = StoreAccess { access: access(intent, is_named), lock_wait: global.lock_timeout.unwrap_or(LOCK_WAIT) };
+    Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
+}
+
+fn is_at_default(settings: &Settings, environment: &Environment) -> bool {
+    match &settings.backend {
+        Backend::Embedded(store) => store.directory == environment.store_default(),
+        Backend::Cri { .. } => false,
+    }
+}
+
+/// A store that is named has to be there. The one at the default place is made by the first pull, and empty before.
+fn access(intent: Intent, is_named: bool) -> Access {
+    match intent {
+        Intent::Looks => Access::Read { or_empty: !is_named },
+        Intent::Changes => Access::Write { or_create: false },
+        Intent::Makes => Access::Write { or_create: true },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_leads_to_the_daemon_or_to_an_error_and_only_its_absence_to_the_store() {
+        let silent = |kind| Probed::Silent(Error::from(kind));
+        for is_configured in [false, true] {
+            assert_eq!(choice(Probed::Ours, is_configured), Choice::Daemon);
+            for probed in [
+                Probed::OtherCri,
+                silent(ErrorKind::ConnectionRefused),
+                silent(ErrorKind::PermissionDenied),
+                silent(ErrorKind::TimedOut),
+            ] {
+                let told = format!("{probed:?}");
+                assert!(matches!(choice(probed, is_configured), Choice::Refuse(_)), "{told}");
+            }
+        }
+        assert_eq!(choice(Probed::Missing, false), Choice::Next);
+        assert!(matches!(choice(Probed::Missing, true), Choice::Refuse(_)));
+    }
+
+    #[test]
+    fn only_the_default_place_may_be_without_a_store_and_only_what_fills_one_makes_it() {
+        assert_eq!(access(Intent::Looks, false), Access::Read { or_empty: true });
+        assert_eq!(access(Intent::Looks, true), Access::Read { or_empty: false });
+        for is_named in [false, true] {
+            assert_eq!(access(Intent::Changes, is_named), Access::Write { or_create: false });
+            assert_eq!(access(Intent::Makes, is_named), Access::Write { or_create: true });
+        }
+    }
 }

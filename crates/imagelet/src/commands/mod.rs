@@ -16,7 +16,7 @@ use std::{io::Write as _, process::ExitCode};
 use clap::CommandFactory as _;
 
 use crate::{
-    cli::{Cli, Command, Format},
+    cli::{Cli, Command, Format, Intent},
     config::Environment,
     failure::Failure,
     manifests::Manifests,
@@ -35,7 +35,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
     let format = cli.global.output;
     match cli.command {
         Command::Serve(arguments) => {
-            serve::serve(arguments, cli.global.store, environment).await?;
+            serve::serve(arguments, cli.global, environment).await?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Config(command) => configuration::run(command, cli.global.store.as_ref(), &environment, format),
@@ -50,9 +50,10 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             let asked = Asked::read(&command, &environment)?;
             // Whoever follows ends it so, and is told nothing new.
             let is_endless = matches!(&command, Command::Events(arguments) if arguments.follow);
-            let node = choose(&cli.global, &environment).await?;
+            let node = choose(&cli.global, &environment, command.intent()).await?;
+            let again = async |intent| choose(&cli.global, &environment, intent).await;
             let code = tokio::select! {
-                code = ask(&node, command, asked, format) => code,
+                code = ask(&node, again, command, asked, format) => code,
                 code = interrupted() => {
                     if !is_endless {
                         upkeep::complain(&Failure::new("Cancelled", "interrupted"));
@@ -86,7 +87,13 @@ impl Asked {
     }
 }
 
-async fn ask(node: &Node, command: Command, asked: Asked, format: Format) -> Result<ExitCode, Failure> {
+async fn ask(
+    node: &Node,
+    again: impl AsyncFn(Intent) -> Result<Node, Failure>,
+    command: Command,
+    asked: Asked,
+    format: Format,
+) -> Result<ExitCode, Failure> {
     match asked {
         Asked::Images(asked) => return pull::run(node, asked, format).await,
         Asked::Pods { manifests, quiet } => return ensure::run(node, manifests, quiet, format).await,
@@ -106,7 +113,7 @@ async fn ask(node: &Node, command: Command, asked: Asked, format: Format) -> Res
         Command::Unmount(arguments) => upkeep::unmount(node, arguments, format).await,
         Command::Events(arguments) => events::run(node, &arguments, format).await,
         Command::Why(arguments) => why::why(node, arguments, format).await,
-        Command::Verify(arguments) => verify::verify(node, arguments, format).await,
+        Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
         _ => upkeep::status(node, format).await,
     }
 }

@@ -9,21 +9,26 @@ use imagelet_core::image::{ByteSize, ImageId};
 
 use super::upkeep::complain;
 use crate::{
-    cli::{Format, VerifyArgs},
+    cli::{Format, Intent, VerifyArgs},
     failure::Failure,
     node::{Node, Verified, VerifiedImage, VerifiedPart, VerifyRequest},
     output::{Table, names, print, printable},
     progress::Screen,
 };
 
-pub(super) async fn verify(node: &Node, arguments: VerifyArgs, format: Format) -> Result<ExitCode, Failure> {
+pub(super) async fn verify(
+    node: &Node,
+    again: impl AsyncFn(Intent) -> Result<Node, Failure>,
+    arguments: VerifyArgs,
+    format: Format,
+) -> Result<ExitCode, Failure> {
     let repair = arguments.repair;
     let screen = Screen::of_stderr(arguments.quiet);
-    let shown = screen.show("verify");
     let request = VerifyRequest { images: arguments.images, repair };
-    let verified = node.ask(request, shown.steps.clone()).await;
-    drop(shown);
-    let verified = verified?;
+    let mut verified = check(node, &screen, request.clone()).await?;
+    if verified.damaged && !repair && matches!(node, Node::Local(_)) {
+        verified = confirm(again, &screen, request, verified).await?;
+    }
     print(format, &verified, |mut out| {
         table(&verified, format).write(&mut out)?;
         findings(&verified, out)
@@ -38,6 +43,52 @@ pub(super) async fn verify(node: &Node, arguments: VerifyArgs, format: Format) -
         ));
     }
     Ok(if verified.damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+async fn check(node: &Node, screen: &Screen, request: VerifyRequest) -> Result<Verified, Failure> {
+    let shown = screen.show("verify");
+    node.ask(request, shown.steps.clone()).await
+}
+
+/// Checks again what looked damaged, now as the store's owner: then nothing goes meanwhile, and damage is marked. Where
+/// another process has the store, what is gone by now was no damage, and what is left is not marked.
+async fn confirm(
+    again: impl AsyncFn(Intent) -> Result<Node, Failure>,
+    screen: &Screen,
+    request: VerifyRequest,
+    first: Verified,
+) -> Result<Verified, Failure> {
+    let node = match again(Intent::Changes).await {
+        Err(failure) => {
+            complain(&failure);
+            drop(writeln!(io::stderr(), "warning: what is damaged is shown here and not marked in the store"));
+            again(Intent::Looks).await?
+        }
+        owned => owned?,
+    };
+    let mut second = if first.store.result == "damaged" {
+        check(&node, screen, request).await?
+    } else {
+        let mut found = Verified { images: Vec::new(), damaged: false, ..first.clone() };
+        for image in first.images {
+            if image.result != "damaged" {
+                found.images.push(image);
+                continue;
+            }
+            match check(&node, screen, VerifyRequest { images: vec![image.id], ..VerifyRequest::default() }).await {
+                Ok(one) => found.images.extend(one.images),
+                // It was removed meanwhile.
+                Err(failure) if failure.reason == "NotFound" => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        found
+    };
+    second.damaged |= second.images.iter().any(|image| image.result == "damaged");
+    if let Node::Local(node) = &node {
+        node.close().await;
+    }
+    Ok(second)
 }
 
 fn table(verified: &Verified, format: Format) -> Table {

@@ -122,12 +122,13 @@ impl LocalNode {
 
     /// Puts on disk what a single command learned; a daemon does so by the clock.
     pub(crate) async fn close(&self) {
-        if let Some(engine) = &self.parts.engine
-            && let Err(error) = engine.settle().await
-        {
-            tracing::error!(error = error.chain(), "pulled images are not durable");
-        }
         if let Some(engine) = &self.parts.engine {
+            if engine.check_writable().is_err() {
+                return;
+            }
+            if let Err(error) = engine.settle().await {
+                tracing::error!(error = error.chain(), "pulled images are not durable");
+            }
             engine.copy_records().await;
         }
         // A store of our own answers at once; a runtime is not asked again, as nobody waits for its answer.

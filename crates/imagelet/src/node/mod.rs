@@ -34,7 +34,7 @@ pub(crate) use events::{EventsRequest, Told};
 pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use packed::{PackedList, Rows};
 pub(crate) use pods::{PodEnsured, PodImageRequest, PodImageRow, PodRequest};
-pub(crate) use remote::{RemoteNode, Spoken};
+pub(crate) use remote::{Probed, RemoteNode};
 pub(crate) use room::RoomByCollection;
 pub(crate) use verify::{Verified, VerifiedImage, VerifiedPart, VerifyRequest};
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! A node behind a daemon's socket.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -10,6 +13,9 @@ use crate::{
     api::{BODY_BYTES_MAX, CallError, Client},
     failure::Failure,
 };
+
+/// A daemon says within this time that it is there.
+const PROBE_MAX: Duration = Duration::from_secs(5);
 
 /// A daemon to ask.
 #[derive(Clone, Debug)]
@@ -24,17 +30,22 @@ impl RemoteNode {
         Self { socket: socket.to_owned(), client: Client::new(socket) }
     }
 
-    /// Whether somebody is there who speaks our interface: `None` when nobody listens.
-    pub(crate) async fn probe(&self) -> Option<Spoken> {
+    /// What is at the socket. Answers within a bound.
+    pub(crate) async fn probe(&self) -> Probed {
         // No daemon knows this command; only those that speak our interface say so in its words.
-        match self.client.probe().await {
-            Err(CallError::Absent(error)) => {
-                tracing::debug!(socket = %self.socket.display(), %error, "nobody listens");
-                None
-            }
-            Err(CallError::NotOurs) => Some(Spoken::OtherCri),
-            _ => Some(Spoken::Ours),
+        match tokio::time::timeout(PROBE_MAX, self.client.probe()).await {
+            Err(_) => Probed::Silent(std::io::ErrorKind::TimedOut.into()),
+            Ok(Err(CallError::Absent(error))) if error.kind() == std::io::ErrorKind::NotFound => Probed::Missing,
+            Ok(Err(CallError::Absent(error))) => Probed::Silent(error),
+            Ok(Err(CallError::NotOurs)) => Probed::OtherCri,
+            Ok(_) => Probed::Ours,
         }
+    }
+
+    /// Nothing answers at the socket.
+    pub(crate) fn unreachable(&self, error: &std::io::Error) -> Failure {
+        Failure::because(format!("could not reach the daemon at `{}`", self.socket.display()), error)
+            .or_hint("start it with `imagelet serve`, or work without one: `--store DIR`")
     }
 
     pub(super) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
@@ -107,10 +118,7 @@ impl RemoteNode {
             Err(CallError::Failed(document)) => Err(serde_json::from_slice(&document).unwrap_or_else(|_| {
                 Failure::new("Failed", format!("the daemon at `{socket}` failed without a reason"))
             })),
-            Err(CallError::Absent(error)) => {
-                Err(Failure::because(format!("could not reach the daemon at `{socket}`"), &error)
-                    .or_hint("start it with `imagelet serve`, or work without one: `--store DIR`"))
-            }
+            Err(CallError::Absent(error)) => Err(self.unreachable(&error)),
             Err(CallError::NotOurs) => {
                 Err(Failure::new("Unsupported", format!("whoever listens at `{socket}` is no imagelet")))
             }
@@ -122,11 +130,15 @@ impl RemoteNode {
     }
 }
 
-/// Who listens on a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Spoken {
-    /// Imagelet.
+/// What is at a socket.
+#[derive(Debug)]
+pub(crate) enum Probed {
+    /// An imagelet.
     Ours,
     /// Something else, a CRI runtime at best.
     OtherCri,
+    /// No socket.
+    Missing,
+    /// A socket on which nothing answers, or that this user may not use.
+    Silent(std::io::Error),
 }

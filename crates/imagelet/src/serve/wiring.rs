@@ -1,6 +1,7 @@
 //! Puts a node together from its configuration.
 
 use std::{
+    io::Write as _,
     num::{NonZeroU32, NonZeroUsize},
     path::{Path, PathBuf},
     sync::Arc,
@@ -24,12 +25,13 @@ use imagelet_core::{
     },
 };
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService, Tracing};
-use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
+use imagelet_oci::{Access, Engine, EngineConfig, RegistryConfig};
 
 use crate::{
     config::{Backend, Settings, StoreSettings, Surroundings, Verification},
     failure::Failure,
     node::{LocalNode, NodeParts, PullBoard, RoomByCollection},
+    output::printable,
 };
 
 /// The kubelet's own folder, where it looks for a docker configuration first.
@@ -50,9 +52,19 @@ pub(crate) enum Role {
     Command,
 }
 
-/// Opens stores and state, and joins them. Quick: nothing is listed from a runtime that is not there.
-pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<LocalNode>, Failure> {
-    let store = open_backend(&settings, role).await?;
+/// What is wanted of a store of our own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoreAccess {
+    /// What for.
+    pub(crate) access: Access,
+    /// How long another process that changes it is waited for.
+    pub(crate) lock_wait: Duration,
+}
+
+/// Opens stores and state, and joins them. Quick: nothing is listed from a runtime that is not there, and only a store that
+/// another process changes is waited for.
+pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
+    let store = open_backend(&settings, role, wanted).await?;
     let metrics = Arc::new(Metrics::new());
     let pulls = PullBoard::default();
     let runtime = RuntimeManager::new(store.images, store.containers)
@@ -60,19 +72,29 @@ pub(crate) async fn open_node(settings: Settings, role: Role) -> Result<Arc<Loca
         .measured(Arc::clone(&metrics))
         .watched(Arc::new(pulls.clone()));
     let (state, kept) = (store.state.clone(), records_settings(&settings)?);
+    // Who may not change the store changes nothing of what is remembered of it. Who may owns both from here on.
+    let is_read_only = match &store.engine {
+        Some(engine) => engine.check_writable().is_err(),
+        None => is_on_read_only_disk(&state),
+    };
     let opened = tokio::task::spawn_blocking({
         let runtime = runtime.clone();
         let stale_max = settings.stale_max;
         let kubelet = settings.collection.adopt_from.clone().filter(|_| store.engine.is_none());
         let memory = MemoryRules { is_steady: true, is_forgetful: settings.compatibility.is_kubelet() };
-        move || open_state(&runtime, &state, kept, stale_max, memory, kubelet.as_deref())
+        move || {
+            if is_read_only {
+                return see_state(&runtime, &state, kept, stale_max, memory);
+            }
+            open_state(&runtime, &state, kept, stale_max, memory, kubelet.as_deref())
+        }
     });
-    let decisions = Arc::new(decision_log(&store.state, &settings));
+    let decisions = Arc::new(decision_log(&store.state, &settings, is_read_only));
     let (inventory, records, stale, takes_over) = opened.await.map_err(|error| Failure::of(&error))??;
     inventory.start_leases(settings.collection.lease_for, SystemTime::now());
     // Nobody else pulls into a store of our own, and no pull of another process goes on in it.
     let is_alone = store.engine.is_some() && !settings.compatibility.is_kubelet();
-    if tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
+    if !is_read_only && tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await.is_err() {
         tracing::warn!("the runtime takes too long to list its images; cut-off pulls stay on record as begun");
     }
     let touched = {
@@ -133,11 +155,11 @@ struct OpenBackend {
     uses_known: bool,
 }
 
-async fn open_backend(settings: &Settings, role: Role) -> Result<OpenBackend, Failure> {
+async fn open_backend(settings: &Settings, role: Role, wanted: StoreAccess) -> Result<OpenBackend, Failure> {
     // The kubelet's gate for it is off.
     let streams = !settings.compatibility.is_kubelet();
     match &settings.backend {
-        Backend::Embedded(store) => open_store(store, &settings.hosts_dirs, streams).await,
+        Backend::Embedded(store) => open_store(store, &settings.hosts_dirs, streams, role, wanted).await,
         Backend::Cri { endpoint, state, stall_max } => {
             let manner = Manner { call_max: settings.runtime_request_timeout, stall_max: *stall_max, streams };
             open_runtime(endpoint, state, manner, role).await
@@ -145,8 +167,16 @@ async fn open_backend(settings: &Settings, role: Role) -> Result<OpenBackend, Fa
     }
 }
 
-async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf], streams: bool) -> Result<OpenBackend, Failure> {
+async fn open_store(
+    store: &StoreSettings,
+    hosts_dirs: &[PathBuf],
+    streams: bool,
+    role: Role,
+    wanted: StoreAccess,
+) -> Result<OpenBackend, Failure> {
     let config = EngineConfig {
+        access: wanted.access,
+        lock_wait: wanted.lock_wait,
         registry: RegistryConfig { hosts_dirs: hosts_dirs.to_vec(), ..RegistryConfig::default() },
         layers_in_flight: store.layers_in_flight,
         durability: store.durability,
@@ -155,7 +185,11 @@ async fn open_store(store: &StoreSettings, hosts_dirs: &[PathBuf], streams: bool
         admission: store.admission,
         ..EngineConfig::new(&store.directory)
     };
-    let engine = Engine::open(config).await?;
+    let tell = move |what: &str| match role {
+        Role::Daemon => tracing::warn!("{what}"),
+        Role::Command => drop(writeln!(std::io::stderr(), "{}", printable(what))),
+    };
+    let engine = Engine::open_telling(config, &tell).await?;
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
         // It may start later, and only who asks what is in use has to wait for it.
@@ -228,7 +262,25 @@ fn address(endpoint: &str) -> Result<Endpoint, Failure> {
 /// The last says that nothing was remembered: this is the first start on the node.
 type OpenState = (Arc<Inventory>, Arc<PullRecords>, Option<StaleUse>, bool);
 
-/// Opens what is remembered. On a read-only disk what is there holds, and what comes ends with the process.
+/// Looks at what is remembered: what is there holds, and what comes ends with the process.
+fn see_state(
+    runtime: &RuntimeManager,
+    directory: &Path,
+    kept: Option<RecordsSettings>,
+    stale_max: Option<Duration>,
+    memory: MemoryRules,
+) -> Result<OpenState, Failure> {
+    let inventory = Inventory::open_read_only(runtime.clone(), &directory.join("inventory"))?.with_memory(memory);
+    let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open_read_only(directory, kept));
+    let records = records.map_err(|error| Failure::of(&error))?;
+    Ok((Arc::new(inventory), Arc::new(records), stale_use(directory, stale_max), false))
+}
+
+fn stale_use(directory: &Path, stale_max: Option<Duration>) -> Option<StaleUse> {
+    stale_max.map(|age_max| StaleUse::new(age_max, Some(directory.join("verified-names.json"))))
+}
+
+/// Opens what is remembered, to go on with it.
 fn open_state(
     runtime: &RuntimeManager,
     directory: &Path,
@@ -237,12 +289,6 @@ fn open_state(
     memory: MemoryRules,
     kubelet: Option<&Path>,
 ) -> Result<OpenState, Failure> {
-    let stale = stale_max.map(|age_max| StaleUse::new(age_max, Some(directory.join("verified-names.json"))));
-    if is_read_only(directory) {
-        let inventory = Inventory::open_read_only(runtime.clone(), &directory.join("inventory"))?.with_memory(memory);
-        let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open_read_only(directory, kept));
-        return Ok((Arc::new(inventory), Arc::new(records.map_err(|error| Failure::of(&error))?), stale, false));
-    }
     let inventory = Inventory::open(runtime.clone(), Some(&directory.join("inventory")))?.with_memory(memory);
     let takes_over = inventory.remembers_nothing();
     if takes_over {
@@ -253,7 +299,7 @@ fn open_state(
     }
     let records = kept.map_or_else(|| Ok(PullRecords::off()), |kept| PullRecords::open(directory, kept));
     let records = records.map_err(|error| Failure::of(&error))?;
-    Ok((Arc::new(inventory), Arc::new(records), stale, takes_over))
+    Ok((Arc::new(inventory), Arc::new(records), stale_use(directory, stale_max), takes_over))
 }
 
 /// Takes up since when another manager has had the images of this node.
@@ -273,16 +319,16 @@ fn take_over(inventory: &Inventory, root: &Path) {
 }
 
 /// Where decisions are kept. A log that is switched off or cannot be written can still be read.
-fn decision_log(state: &Path, settings: &Settings) -> DecisionLog {
+fn decision_log(state: &Path, settings: &Settings, is_read_only: bool) -> DecisionLog {
     let directory = state.join("decisions");
     match settings.collection.decisions_max {
-        Some(bytes_max) if !is_read_only(state) => DecisionLog::new(&directory, bytes_max.get()),
+        Some(bytes_max) if !is_read_only => DecisionLog::new(&directory, bytes_max.get()),
         _ => DecisionLog::read_only(&directory),
     }
 }
 
 /// Whether the file system below a directory, or below the first parent that is there, takes no writes.
-fn is_read_only(directory: &Path) -> bool {
+fn is_on_read_only_disk(directory: &Path) -> bool {
     let found = directory.ancestors().find_map(|place| rustix::fs::statvfs(place).ok());
     found.is_some_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }

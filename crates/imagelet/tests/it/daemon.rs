@@ -18,9 +18,10 @@ fn a_second_user_of_a_store_is_told_who_holds_it() {
     let store = folder.path().join("store");
     let daemon = Daemon::start(folder.path(), ["--store", store.to_str().unwrap()]);
     let owner = daemon.part.id().to_string();
-    with_store(&store, ["pull", "127.0.0.1:1/app:v1"]).refused(&[store.to_str().unwrap(), &owner]);
+    with_store(&store, ["--lock-timeout", "0", "pull", "127.0.0.1:1/app:v1"])
+        .refused(&[store.to_str().unwrap(), &owner]);
     let second = scratch();
-    let mut other = Daemon::spawn(second.path(), ["--store", store.to_str().unwrap()]);
+    let mut other = Daemon::spawn(second.path(), ["--store", store.to_str().unwrap(), "--lock-timeout", "1s"]);
     wait_until("the second daemon to give up", || other.part.ended().is_some());
     assert_eq!(other.part.ended().and_then(|status| status.code()), Some(1));
     assert!(other.part.log().contains(&owner), "the owner is not told:\n{}", other.part.log());

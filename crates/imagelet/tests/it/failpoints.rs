@@ -199,8 +199,8 @@ const SCENARIOS: &[Scenario] = &[
         with_store(&run.store(), ["mount", "--rw", &run.bed.kept.name, run.target().to_str().unwrap()]).ok();
         fs::write(run.target().join("written"), [7; 100_000]).unwrap();
     }),
-    Scenario::new("a start after a crash", Begins::WithKept, |_| words(&["ls"])).after(cut_off_pull),
-    Scenario::new("a start with damaged names", Begins::WithKept, |_| words(&["ls"])).after(|run| {
+    Scenario::new("a start after a crash", Begins::WithKept, |_| words(&["pin", "nothing"])).after(cut_off_pull),
+    Scenario::new("a start with damaged names", Begins::WithKept, |_| words(&["pin", "nothing"])).after(|run| {
         fs::write(run.store().join("names.json"), "{\"version\":1,\"na").unwrap();
     }),
 ];
@@ -331,7 +331,7 @@ fn crash_with_strangers(bed: &Bed) {
         let what = format!("a pull that meets strangers, cut off at commit.stranger:{nth}");
         let folder = scratch();
         let run = Run { bed, folder };
-        with_store(&run.store(), ["ls"]).ok();
+        with_store(&run.store(), ["pin", "nothing"]).ok();
         fs::create_dir(run.target()).unwrap();
         let digest = &bed.fresh.image.layers[1].digest;
         let waited = bed.registry.hold("fresh", digest);

@@ -61,7 +61,7 @@ fn an_image_is_pulled_mounted_and_removed_without_a_trace() {
     let layers = layers();
     let image = Image::oci(&layers);
     let name = registry.push("app:v1", &image);
-    with_store(&store, ["ls"]).ok();
+    with_store(&store, ["pin", "nothing"]).ok();
     let before = tree::disk_usage(&store);
 
     assert_eq!(with_store(&store, ["pull", &name]).ok().trim(), image.id());

@@ -39,6 +39,7 @@ mod relay;
 mod removal;
 mod scripted;
 mod shadow;
+mod sharing;
 mod socket;
 mod soundness;
 mod source;

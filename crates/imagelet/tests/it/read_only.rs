@@ -19,9 +19,9 @@ use crate::{
 };
 
 /// Kind, size, times and number of everything below a folder.
-type Census = BTreeMap<PathBuf, (u32, u64, i64, i64, u64)>;
+pub(crate) type Census = BTreeMap<PathBuf, (u32, u64, i64, i64, u64)>;
 
-fn census(folder: &Path) -> Census {
+pub(crate) fn census(folder: &Path) -> Census {
     let mut found = Census::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {

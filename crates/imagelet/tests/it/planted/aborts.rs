@@ -30,8 +30,8 @@ fn a_crash_at_any_step_of_a_pull_leaves_no_secret_behind() {
         look_at(&mut seen, step, &outcome, &markers);
         seen.look_below(scene.folder.path(), &markers, &[]);
         // Whoever comes next mends what is left, and tells it.
-        let next = run(scene.command().args(["ls", "-o", "json"]));
-        look_at(&mut seen, &format!("ls behind {step}"), &next, &markers);
+        let next = run(scene.command().args(["pin", "nothing", "-o", "json"]));
+        look_at(&mut seen, &format!("pin behind {step}"), &next, &markers);
         seen.look_below(scene.folder.path(), &markers, &[]);
     }
     scene.assert_used(&password);
