@@ -1,5 +1,7 @@
 //! What the daemon tells over HTTP: metrics for Prometheus, health for whoever restarts it.
 
+mod listener;
+
 use std::{sync::Arc, time::Duration};
 
 use axum::{
@@ -13,7 +15,10 @@ use imagelet_core::metrics::{Family, MetricKind};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::node::LocalNode;
+use crate::{
+    connections::{http_limits, open_files_max},
+    node::LocalNode,
+};
 
 /// A store that does not answer within this is not ready.
 const READY_MAX: Duration = Duration::from_secs(5);
@@ -33,14 +38,14 @@ gauges! {
     SNAPSHOT_TIME = "imagelet_inventory_timestamp_seconds", "When the last pass over the images succeeded.";
 }
 
-/// Answers until it is told to stop.
-pub(crate) async fn serve(listener: TcpListener, node: Arc<LocalNode>, stop: CancellationToken) -> std::io::Result<()> {
+/// Answers until `stop` is cancelled.
+pub(crate) async fn serve(listener: TcpListener, node: Arc<LocalNode>, stop: CancellationToken) {
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .with_state(node);
-    axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await }).await
+    listener::serve(listener, router, http_limits(open_files_max()), stop).await;
 }
 
 async fn metrics(State(node): State<Arc<LocalNode>>) -> impl IntoResponse {

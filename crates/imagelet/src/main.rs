@@ -4,6 +4,7 @@ mod api;
 mod cli;
 mod commands;
 mod config;
+mod connections;
 mod failure;
 mod guard;
 mod http;

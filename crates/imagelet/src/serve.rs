@@ -224,9 +224,8 @@ async fn bind_http(address: &str) -> Result<TcpListener, Failure> {
 }
 
 async fn run_http(listener: Option<TcpListener>, node: Arc<LocalNode>, stop: CancellationToken) {
-    let Some(listener) = listener else { return };
-    if let Err(error) = http::serve(listener, node, stop).await {
-        tracing::error!(%error, "the HTTP server ended");
+    if let Some(listener) = listener {
+        http::serve(listener, node, stop).await;
     }
 }
 

@@ -24,16 +24,14 @@ use tokio::{
 };
 use tonic::Status;
 
+use crate::connections::{CallCounter, CallUnderWay, ConnectionLimits, ConnectionTable, OpenConnection};
+
 /// How long a peer may take to begin to speak. A client connects when it has something to say.
 const FIRST_WORD_WITHIN: Duration = Duration::from_secs(10);
 /// The opening of HTTP/2, the same for every client.
 const OPENING_BYTES: usize = 24;
 /// How long a call may take to bring its request, which is one message.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
-/// Connections of one process; clients need one or two, and one for each of 110 pods is no harm.
-const CONNECTIONS_PER_PEER_MAX: usize = 256;
-/// Connections of all processes; below the usual limit of open files.
-const CONNECTIONS_MAX: usize = 512;
 /// Calls of one process at once; a kubelet of 110 pods stays well below.
 const CALLS_PER_PEER_MAX: usize = 512;
 /// Calls of all processes at once.
@@ -89,24 +87,36 @@ impl Drop for Share {
 /// Admits connections, and the calls on them.
 #[derive(Debug)]
 pub(super) struct Doorman {
-    connections: Arc<Shares>,
+    connections: Arc<ConnectionTable<Peer>>,
     calls: Arc<Shares>,
 }
 
 impl Doorman {
     /// For one socket.
-    pub(super) fn new() -> Self {
-        Self {
-            connections: Shares::new(CONNECTIONS_PER_PEER_MAX, CONNECTIONS_MAX),
-            calls: Shares::new(CALLS_PER_PEER_MAX, CALLS_MAX),
-        }
+    pub(super) fn new(limits: ConnectionLimits) -> Self {
+        Self { connections: ConnectionTable::new(limits), calls: Shares::new(CALLS_PER_PEER_MAX, CALLS_MAX) }
     }
 
-    /// Lets a connection in, with who looks after its calls; `None`: its process has too many, and it is cut off.
-    pub(super) fn admit(&self, stream: UnixStream) -> Option<(Visitor, Guard)> {
-        let visitor = Visitor::admit(stream, &self.connections)?;
-        let guard = Guard { peer: visitor.share.peer, shares: Arc::clone(&self.calls) };
-        Some((visitor, guard))
+    /// Lets a connection in, with what bounds its calls; where there are too many, an idle one is closed for it. `None`:
+    /// all have calls under way, and this one is refused.
+    pub(super) async fn admit(&self, stream: UnixStream) -> Option<(Visitor, Guard, OpenConnection<Peer>)> {
+        let peer = stream.peer_cred().map_or((None, u32::MAX), |peer| (peer.pid(), peer.uid()));
+        let Some(connection) = self.connections.enter(peer).await else {
+            tracing::debug!(pid = peer.0, uid = peer.1, "too many connections are busy; this one is refused");
+            return None;
+        };
+        let guard = Guard { peer, shares: Arc::clone(&self.calls), calls: connection.calls() };
+        Some((Visitor::new(stream), guard, connection))
+    }
+
+    /// Closes all connections that have made no call yet, as no more calls are taken.
+    pub(super) fn close_every_silent(&self) {
+        self.connections.close_every_silent();
+    }
+
+    /// Closes a connection that has made no call yet, so that its descriptor is free. `false`: all have made one.
+    pub(super) async fn close_silent(&self) -> bool {
+        self.connections.close_silent().await
     }
 }
 
@@ -117,18 +127,11 @@ pub(super) struct Visitor {
     /// Until it has said the opening of the protocol; from then on the protocol itself asks who is silent.
     patience: Option<Pin<Box<Sleep>>>,
     heard: usize,
-    share: Share,
 }
 
 impl Visitor {
-    fn admit(stream: UnixStream, shares: &Arc<Shares>) -> Option<Self> {
-        let peer = stream.peer_cred().map_or((None, u32::MAX), |peer| (peer.pid(), peer.uid()));
-        let Some(share) = shares.take(peer) else {
-            tracing::debug!(pid = peer.0, uid = peer.1, "a process has too many connections; this one is refused");
-            return None;
-        };
-        let patience = Box::pin(tokio::time::sleep(FIRST_WORD_WITHIN));
-        Some(Self { stream, patience: Some(patience), heard: 0, share })
+    fn new(stream: UnixStream) -> Self {
+        Self { stream, patience: Some(Box::pin(tokio::time::sleep(FIRST_WORD_WITHIN))), heard: 0 }
     }
 }
 
@@ -178,6 +181,8 @@ impl AsyncWrite for Visitor {
 pub(super) struct Guard {
     peer: Peer,
     shares: Arc<Shares>,
+    /// Says that the connection is in use while a call is under way.
+    calls: Arc<CallCounter>,
 }
 
 impl Guard {
@@ -191,15 +196,15 @@ impl Guard {
         B: Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>> + Send,
     {
-        let share = self.shares.take(self.peer);
+        let (share, call) = (self.shares.take(self.peer), self.calls.begin());
         async move {
             if share.is_none() {
                 let refusal = Status::resource_exhausted("this process has too many calls under way");
-                return refusal.into_http::<Answer>().map(|body| Held { body, _share: share });
+                return refusal.into_http::<Answer>().map(|body| Held { body, _share: share, _call: call });
             }
             let answer = calls.answer(request.map(InTime::new)).await;
             // The call lasts until its answer is read.
-            answer.map(|body| Held { body, _share: share })
+            answer.map(|body| Held { body, _share: share, _call: call })
         }
     }
 }
@@ -209,6 +214,7 @@ impl Guard {
 pub(super) struct Held<B> {
     body: B,
     _share: Option<Share>,
+    _call: CallUnderWay,
 }
 
 impl<B: Body + Unpin> Body for Held<B> {
@@ -297,16 +303,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_says_nothing_is_cut_off_and_who_has_spoken_is_not() {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        let shares = Shares::new(8, 8);
         let (_silent, ours) = UnixStream::pair().unwrap();
-        let mut visitor = Visitor::admit(ours, &shares).unwrap();
+        let mut visitor = Visitor::new(ours);
         assert_eq!(visitor.read_u8().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         let (mut slow, ours) = UnixStream::pair().unwrap();
-        let mut visitor = Visitor::admit(ours, &shares).unwrap();
+        let mut visitor = Visitor::new(ours);
         slow.write_all(b"PRI").await.unwrap();
         assert_eq!(visitor.read_exact(&mut [0; 4]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         let (mut peer, ours) = UnixStream::pair().unwrap();
-        let mut visitor = Visitor::admit(ours, &shares).unwrap();
+        let mut visitor = Visitor::new(ours);
         peer.write_all(&[7; OPENING_BYTES]).await.unwrap();
         visitor.read_exact(&mut [0; OPENING_BYTES]).await.unwrap();
         let late = tokio::time::timeout(FIRST_WORD_WITHIN * 3, visitor.read_u8()).await;

@@ -15,6 +15,7 @@ mod events;
 mod failpoints;
 mod fake_registry;
 mod faults;
+mod half_requests;
 mod images;
 mod keep;
 mod kubelet_way;

@@ -129,6 +129,21 @@ impl Daemon {
         Self::spawn_with(folder, arguments, &[("IMAGELET_FAILPOINT", failpoint)]).answering()
     }
 
+    /// Starts it where a process may have so many open files.
+    pub(crate) fn start_with_files_max<S: AsRef<OsStr>>(
+        folder: &Path,
+        arguments: impl IntoIterator<Item = S>,
+        files_max: usize,
+    ) -> Self {
+        let socket = folder.join("imagelet.sock");
+        let program = program();
+        let mut command = Command::new("sh");
+        command.env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.arg("-c").arg(format!("ulimit -n {files_max} && exec \"$0\" \"$@\"")).arg(program.get_program());
+        command.arg("serve").arg("--socket").arg(&socket).args(arguments);
+        Self { part: Part::start(&mut command, "dash", folder.join("imagelet.log")), socket }.answering()
+    }
+
     fn answering(mut self) -> Self {
         let daemon = &mut self;
         let socket = daemon.socket.clone();

@@ -1,0 +1,106 @@
+//! Divides the descriptors of the process: limits for each listener, and a reserve for the CRI socket.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use rustix::{
+    fs::{Mode, OFlags},
+    process::{Resource, getrlimit},
+};
+
+use super::table::ConnectionLimits;
+
+/// Connections at the CRI socket; a kubelet needs one or two.
+const SOCKET_MAX: usize = 512;
+/// The CRI socket takes at most this part of the descriptors, so that pulls have the larger one.
+const SOCKET_PART: usize = 4;
+/// Connections over HTTP; a scraper needs one, a probe another.
+const HTTP_MAX: usize = 32;
+/// HTTP takes at most this part of the descriptors.
+const HTTP_PART: usize = 8;
+/// What a listener keeps under the smallest limits.
+const LISTENER_MIN: usize = 4;
+/// Descriptors in reserve: a kubelet's connections and a few commands.
+const SPARE: usize = 8;
+
+/// The soft limit of open files of this process.
+pub(crate) fn open_files_max() -> usize {
+    getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
+}
+
+/// Limits of the CRI socket. One process may have half of all connections: for 110 pods that is one each.
+pub(crate) fn socket_limits(files_max: usize) -> ConnectionLimits {
+    let all_max = (files_max / SOCKET_PART).clamp(LISTENER_MIN, SOCKET_MAX);
+    ConnectionLimits { all_max, each_max: all_max / 2 }
+}
+
+/// Limits of HTTP. Scrapers behind one address translation are one peer, which may therefore have all connections.
+pub(crate) fn http_limits(files_max: usize) -> ConnectionLimits {
+    let all_max = (files_max / HTTP_PART).clamp(LISTENER_MIN, HTTP_MAX);
+    ConnectionLimits { all_max, each_max: all_max }
+}
+
+/// Descriptors that are open for nothing but to be closed when an accept finds no other free.
+#[derive(Debug)]
+pub(crate) struct SpareDescriptors(Mutex<Vec<OwnedFd>>);
+
+impl SpareDescriptors {
+    /// As many as are free now.
+    pub(crate) fn new() -> Self {
+        let spare = Self(Mutex::new(Vec::with_capacity(SPARE)));
+        spare.restore();
+        spare
+    }
+
+    /// Closes one. `false`: the reserve is spent.
+    pub(crate) fn spend(&self) -> bool {
+        self.lock().pop().is_some()
+    }
+
+    /// Fills the reserve again, as far as descriptors are free.
+    pub(crate) fn restore(&self) {
+        let mut spare = self.lock();
+        while spare.len() < SPARE {
+            match rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(opened) => spare.push(opened),
+                // A later call tries again.
+                Err(_) => break,
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_listeners_leave_more_than_half_of_the_descriptors() {
+        for (files, socket, each, http) in [
+            (usize::MAX, 512, 256, 32),
+            (2048, 512, 256, 32),
+            (1024, 256, 128, 32),
+            (256, 64, 32, 32),
+            (64, 16, 8, 8),
+            (0, 4, 2, 4),
+        ] {
+            let limits = (socket_limits(files), http_limits(files));
+            assert_eq!((limits.0.all_max, limits.0.each_max, limits.1.all_max), (socket, each, http), "{files}");
+            assert!(files < 64 || socket + http + SPARE <= files / 2, "{files}");
+        }
+    }
+
+    #[test]
+    fn a_spent_reserve_fills_up_again() {
+        let spare = SpareDescriptors::new();
+        assert_eq!((0..SPARE + 2).filter(|_| spare.spend()).count(), SPARE);
+        spare.restore();
+        assert!(spare.spend());
+    }
+}

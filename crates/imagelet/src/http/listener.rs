@@ -1,0 +1,240 @@
+//! Accepts HTTP connections within limits of number and time, and answers one request on each.
+//!
+//! A scraper or a probe asks one thing and connects again for the next, so that an idle connection is of no use to it.
+
+use std::{net::IpAddr, pin::pin, sync::Arc, time::Duration};
+
+use axum::{Router, body::Body as RouterBody, response::Response};
+use http::Request;
+use hyper::{
+    body::{Body, Bytes, Frame, Incoming, SizeHint},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tower::Service as _;
+
+use crate::connections::{AcceptFailures, CallCounter, CallUnderWay, ConnectionLimits, ConnectionTable};
+
+/// How long a client may take to send the head of its request, from its connection on.
+const HEAD_WITHIN: Duration = Duration::from_secs(5);
+/// How long a connection may last in all: head, answer, and the time to read the answer.
+const CONNECTION_MAX: Duration = Duration::from_secs(30);
+/// The longest head of a request; a scraper's is a few hundred bytes.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+
+/// Answers until `stop` is cancelled and the requests under way have ended.
+pub(super) async fn serve(listener: TcpListener, router: Router, limits: ConnectionLimits, stop: CancellationToken) {
+    let (mut failures, open) = (AcceptFailures::new("http"), TaskTracker::new());
+    let table = ConnectionTable::<IpAddr>::new(limits);
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => accepted,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tokio::time::sleep(failures.report(&error)).await;
+                continue;
+            }
+        };
+        failures.clear();
+        let Some(connection) = table.enter(peer.ip()).await else {
+            tracing::debug!(%peer, "all HTTP connections are busy; this one is refused");
+            continue;
+        };
+        let (router, stopped) = (router.clone(), stop.child_token());
+        open.spawn(async move {
+            tokio::select! {
+                () = answer(stream, router, connection.calls(), stopped.cancelled()) => {}
+                () = connection.displaced() => tracing::debug!(%peer, "an HTTP connection is closed for another one"),
+            }
+            drop(connection);
+        });
+    }
+    drop(listener);
+    table.close_every_silent();
+    open.close();
+    open.wait().await;
+}
+
+/// Answers the request of one connection, within the limits of time.
+async fn answer<S>(stream: S, router: Router, calls: Arc<CallCounter>, stop: impl Future<Output = ()>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (call, answering) = (calls.begin(), router.clone().call(request));
+        async move { answering.await.map(|answer: Response| answer.map(|body| Counted { body, _call: call })) }
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
+    let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::time::timeout(CONNECTION_MAX, async {
+        tokio::select! {
+            biased;
+            ended = connection.as_mut() => ended,
+            () = stop => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        }
+    });
+    match ended.await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "an HTTP connection ended early"),
+        Err(_) => tracing::debug!("an HTTP connection lasted longer than {CONNECTION_MAX:?} and is closed"),
+    }
+}
+
+/// The body of an answer; its call is under way until it was sent.
+struct Counted {
+    body: RouterBody,
+    _call: CallUnderWay,
+}
+
+impl Body for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        std::pin::Pin::new(&mut self.body).poll_frame(cx)
+    }
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+        net::TcpStream,
+        time::Instant,
+    };
+
+    use super::*;
+
+    const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
+    /// More than a connection buffers.
+    const BODY_BYTES: usize = 1 << 20;
+
+    fn router() -> Router {
+        Router::new().route("/metrics", get(|| async { "x".repeat(BODY_BYTES) }))
+    }
+
+    /// A connection that is answered; its peer closes when the answering has ended.
+    fn connected() -> DuplexStream {
+        let (client, server) = tokio::io::duplex(1024);
+        tokio::spawn(answer(server, router(), Arc::default(), std::future::pending()));
+        client
+    }
+
+    /// What a client reads until its connection closes, and after which time.
+    async fn read_all(mut client: impl AsyncRead + Unpin) -> (String, Duration) {
+        let (started, mut read) = (Instant::now(), Vec::new());
+        drop(client.read_to_end(&mut read).await);
+        (String::from_utf8(read).unwrap(), started.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_is_answered_whole_and_its_connection_closed() {
+        let mut client = connected();
+        client.write_all(REQUEST).await.unwrap();
+        let (answer, took) = read_all(client).await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("connection: close"), "{}", &answer[..200]);
+        assert_eq!((answer.matches('x').count() >= BODY_BYTES, took), (true, Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_sends_nothing_or_half_a_head_is_cut() {
+        for half in [&b""[..], b"GET /metrics HTTP/1.1\r\nHost:"] {
+            let mut client = connected();
+            client.write_all(half).await.unwrap();
+            assert_eq!(read_all(client).await, (String::new(), HEAD_WITHIN));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_comes_one_byte_a_second_is_cut() {
+        let (mut reader, mut writer) = tokio::io::split(connected());
+        let slow = tokio::spawn(async move {
+            for byte in REQUEST {
+                if writer.write_all(&[*byte]).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        let started = Instant::now();
+        let mut read = Vec::new();
+        drop(reader.read_to_end(&mut read).await);
+        assert_eq!(started.elapsed(), HEAD_WITHIN);
+        slow.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_not_read_is_given_up() {
+        let mut client = connected();
+        client.write_all(REQUEST).await.unwrap();
+        tokio::time::sleep(CONNECTION_MAX * 2).await;
+        let (answer, _) = read_all(client).await;
+        assert!(answer.len() < BODY_BYTES, "the rest of the answer was thrown away");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_is_announced_and_does_not_come_holds_no_connection() {
+        let mut client = connected();
+        client.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nContent-Length: 1000\r\n\r\n").await.unwrap();
+        let (answer, took) = read_all(client).await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && took < CONNECTION_MAX, "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_without_end_is_refused() {
+        let mut client = connected();
+        client.write_all(b"GET / HTTP/1.1\r\nX: ").await.unwrap();
+        while client.write_all(&[b'a'; 1024]).await.is_ok() {}
+        assert!(read_all(client).await.1 < HEAD_WITHIN);
+    }
+
+    #[tokio::test]
+    async fn a_scraper_is_answered_while_idle_clients_hold_every_connection() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let limits = ConnectionLimits { all_max: 8, each_max: 8 };
+        let stop = CancellationToken::new();
+        let server = tokio::spawn(serve(listener, router(), limits, stop.clone()));
+        let mut idle = Vec::new();
+        for _ in 0..limits.all_max * 3 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(b"GET /met").await.unwrap();
+            idle.push(client);
+        }
+        let mut scraper = TcpStream::connect(address).await.unwrap();
+        scraper.write_all(REQUEST).await.unwrap();
+        let (answer, _) = read_all(scraper).await;
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.len() > BODY_BYTES, "{} bytes", answer.len());
+        // The oldest gave way, the others may still finish their request.
+        let mut newest = idle.pop().unwrap();
+        newest.write_all(&REQUEST[8..]).await.unwrap();
+        assert!(read_all(newest).await.0.starts_with("HTTP/1.1 200 "));
+        assert_eq!(read_all(idle.swap_remove(0)).await.0, "");
+        stop.cancel();
+        server.await.unwrap();
+    }
+}
