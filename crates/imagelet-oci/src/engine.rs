@@ -37,7 +37,7 @@ use self::{
 use crate::{
     admission::{Admission, Ledger},
     manifest::{CONFIG_BYTES_MAX, ImageConfig, printable},
-    mount::{self, MountUses, MountedImage},
+    mount::{self, MountOptions, MountUses, MountedImage, UnmountedImage},
     pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
     registry::{Registry, RegistryConfig, Resolved, about},
     scarce,
@@ -184,7 +184,11 @@ impl Engine {
     /// Removes the content that no name reaches any more.
     pub async fn sweep(&self) -> Result<SweepReport, RuntimeError> {
         let store = Arc::clone(&self.store);
-        blocking(move || store.sweep()).await
+        blocking(move || {
+            mount::sweep(&store)?;
+            store.sweep()
+        })
+        .await
     }
 
     /// Removes what came of blobs whose pulls broke off. Answers the bytes it took.
@@ -212,19 +216,24 @@ impl Engine {
     }
 
     /// Shows an image as a directory tree.
-    pub async fn mount(&self, spec: &ImageSpec, target: &Path, writable: bool) -> Result<MountedImage, RuntimeError> {
+    pub async fn mount(
+        &self,
+        spec: &ImageSpec,
+        target: &Path,
+        options: MountOptions,
+    ) -> Result<MountedImage, RuntimeError> {
         let id = self.store.resolve(&spec.image)?.ok_or_else(|| {
             RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{}` is not present", spec.image))
                 .with_hint(format!("imagelet pull {}", spec.image))
         })?;
         let (store, target) = (Arc::clone(&self.store), target.to_owned());
-        blocking(move || mount::mount(&store, &id, &target, writable)).await
+        blocking(move || mount::mount(&store, &id, &target, options)).await
     }
 
-    /// Takes a mount away, and what was written into it.
-    pub async fn unmount(&self, target: &Path) -> Result<(), RuntimeError> {
+    /// Takes a mount away, and what was written into it. `force` gives up one that this mount namespace does not show.
+    pub async fn unmount(&self, target: &Path, force: bool) -> Result<UnmountedImage, RuntimeError> {
         let (store, target) = (Arc::clone(&self.store), target.to_owned());
-        blocking(move || mount::unmount_image(&store, &target)).await
+        blocking(move || mount::unmount_image(&store, &target, force)).await
     }
 
     /// Refuses when the store was opened for reading, or is on a file system that takes no writes.
@@ -235,7 +244,7 @@ impl Engine {
         self.store.check_writable()
     }
 
-    /// What is mounted.
+    /// What is mounted, here or elsewhere.
     pub async fn mounts(&self) -> Result<Vec<MountedImage>, RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || mount::mounts(&store)).await
@@ -515,12 +524,12 @@ fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), Runt
     };
     let target = mounted.target.display();
     let refused = RuntimeError::new(RuntimeErrorKind::InUse, format!("image `{name}` is mounted on `{target}`"));
-    Err(refused.with_hint(format!("imagelet unmount {target}")))
+    Err(refused.with_hint(mounted.hint()))
 }
 
 /// Frees what a removal has left. The removal is done, whatever the disk says to this: the next sweep goes on.
 fn free(store: &Store) {
-    if let Err(error) = store.sweep() {
+    if let Err(error) = mount::sweep(store).and_then(|()| store.sweep()) {
         tracing::warn!(error = error.chain(), "could not free all that a removed image took");
     }
 }

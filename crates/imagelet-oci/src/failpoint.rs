@@ -87,10 +87,10 @@ imagelet_core::failpoints! {
     SweepImages = "sweep.images",
     /// A mount's folder is made.
     MountPrepared = "mount.prepared",
-    /// Its note is written.
-    MountNoted = "mount.noted",
-    /// Its layer of parents is built.
+    /// The directories of its upper layer are built.
     MountParents = "mount.parents",
+    /// Its overlay exists, attached nowhere, and its note is written.
+    MountNoted = "mount.noted",
     /// The kernel shows it.
     MountShown = "mount.shown",
     /// The kernel shows it no longer.

@@ -12,6 +12,7 @@ pub mod failpoint;
 pub mod fuzzing;
 pub mod manifest;
 mod mount;
+mod overlay;
 mod pipeline;
 pub mod registry;
 mod scarce;
@@ -21,7 +22,7 @@ mod usage;
 
 pub use admission::Admission;
 pub use engine::{BlobsCheck, Credentials, Engine, EngineConfig, ImageCheck, LayerName, VerifyProgress, VerifyReport};
-pub use mount::MountedImage;
+pub use mount::{MountOptions, MountedImage, UnmountedImage};
 pub use pipeline::LayerLimits;
 pub use registry::RegistryConfig;
 pub use store::{Access, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};

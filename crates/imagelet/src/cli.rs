@@ -315,6 +315,12 @@ pub(crate) struct MountArgs {
     /// Writable; what is written is thrown away at unmount.
     #[arg(long)]
     pub(crate) rw: bool,
+    /// Let set-user-ID and set-group-ID bits and capabilities of the image's files act.
+    #[arg(long)]
+    pub(crate) suid: bool,
+    /// Let the image's device nodes be opened.
+    #[arg(long)]
+    pub(crate) dev: bool,
 }
 
 #[derive(Debug, Args)]
@@ -322,6 +328,10 @@ pub(crate) struct UnmountArgs {
     /// Where it is mounted.
     #[arg(value_name = "DIR")]
     pub(crate) directory: PathBuf,
+    /// Give up a mount that is not seen here, as one of another mount namespace: its image may then be removed, and what
+    /// was written into it is.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]

@@ -191,7 +191,7 @@ impl Engine {
                 let target = mounted.target.display();
                 let message = format!("layer `{}` is damaged, and `{target}` still shows it", replaced[0]);
                 return Err(RuntimeError::new(RuntimeErrorKind::InUse, message)
-                    .with_hint(format!("imagelet unmount {target}, then repair or pull again")));
+                    .with_hint(format!("{}, then repair or pull again", mounted.hint())));
             }
         }
         Ok(())

@@ -1,8 +1,9 @@
 //! The metadata of directories that a layer has without an entry of their own.
 //!
 //! A layer may hold `etc/app/conf` and not `etc/app`. Unpacked alone it gets a plain directory there, and overlayfs would
-//! show that one's mode and owner for the merged directory. So a mount gets one more layer on top, of directories only,
-//! each with the metadata of the uppermost layer that names it. The layers themselves stay as they are, shared.
+//! show that one's mode and owner for the merged directory. So a mount's upper layer starts with directories, each with
+//! the metadata of the uppermost layer that names it. The layers themselves stay as they are, shared, and an image may
+//! have as many as overlayfs takes.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -29,10 +30,11 @@ const XATTR_SIZE_MAX: usize = 64 * 1024;
 /// What overlayfs itself writes on a directory; it must not be copied to another place.
 const OVERLAY_PREFIX: &str = "trusted.overlay.";
 
-/// Builds the directories-only layer in `folder`, for `layers` from the top down. `false`: none is needed.
-pub(super) fn build(store: &Store, layers: &[&Digest], folder: &Path) -> io::Result<bool> {
+/// Builds the directories in `folder`, which is made, for `layers` from the top down.
+pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Result<()> {
     let mut below = Vec::new();
-    let mut wanted: BTreeSet<Vec<u8>> = BTreeSet::new();
+    // The root is the upper layer's own, whatever the others have.
+    let mut wanted = BTreeSet::from([Vec::new()]);
     for layer in layers {
         let implicit = store.implicit_directories(layer)?;
         for path in &implicit {
@@ -40,10 +42,6 @@ pub(super) fn build(store: &Store, layers: &[&Digest], folder: &Path) -> io::Res
         }
         below.push(Layer { tree: open_folder(&store.layer_tree(layer))?, implicit });
     }
-    if wanted.is_empty() {
-        return Ok(false);
-    }
-    wanted.insert(Vec::new());
     fs::create_dir(folder)?;
     let mut made = Vec::new();
     // Parents sort before what is in them.
@@ -60,7 +58,7 @@ pub(super) fn build(store: &Store, layers: &[&Digest], folder: &Path) -> io::Res
     for (place, source) in made.iter().rev() {
         copy_metadata(source, &open_folder(place)?)?;
     }
-    Ok(true)
+    Ok(())
 }
 
 struct Layer {

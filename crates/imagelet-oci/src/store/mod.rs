@@ -12,7 +12,7 @@
 //!                            and one that has a file `damaged` counts as absent
 //!   blobs/ALGORITHM/HEX      compressed blobs of the images here, where they are kept
 //!   ingest/*.partial         blobs under way, and such that broke off and are worth going on with
-//!   mounts/KEY.json, KEY/    what is mounted where; upper and work of writable mounts
+//!   mounts/KEY.json, KEY/    what is mounted where; links to its layers, upper and work folder
 //!   tmp/, trash/             may vanish at any time; emptied at start
 //! ```
 //!
@@ -208,6 +208,11 @@ impl Store {
     /// A folder on its disk: its own, or the one that it would be made in.
     pub(crate) fn disk_place(&self) -> &Path {
         self.root.ancestors().find(|place| place.is_dir()).unwrap_or(&self.root)
+    }
+
+    /// Which boot of the machine this is, where the kernel tells.
+    pub(crate) fn boot(&self) -> Option<&str> {
+        self.boot.as_deref()
     }
 
     /// Whether nothing can be written.

@@ -9,7 +9,7 @@ use std::{
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{Store, copies::COPIES_NEW, disk::remove_tree, storage_error};
-use crate::failpoint::Step;
+use crate::{failpoint::Step, overlay::OverlayFolder};
 
 /// What a sweep took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,14 +94,16 @@ impl Store {
             self.move_to_trash(&folder)?;
         }
         Step::OpenImages.reach();
-        // A mount that the kernel shows has a note; what has none was being made or taken away.
+        // A mount that is alive has a note; what has none was being made or taken away, or has lost its note.
         let mounts = self.root.join("mounts");
         let noted = |name: &str| {
             let note = Path::new(name).extension().is_some_and(|end| end == "json");
             note || mounts.join(format!("{name}.json")).exists()
         };
         for folder in self.unknown_folders("mounts", noted)? {
-            self.move_to_trash(&folder)?;
+            if is_abandoned(&folder) {
+                self.move_to_trash(&folder)?;
+            }
         }
         Step::OpenMounts.reach();
         for unfinished in ["names.new", "names.unsettled.new", COPIES_NEW].map(|name| self.root.join(name)) {
@@ -165,6 +167,16 @@ impl Refused {
     fn told(self) -> Result<(), RuntimeError> {
         self.0.map_or(Ok(()), Err)
     }
+}
+
+/// Whether no overlay is over a folder of `mounts/` that has no note. Without an upper layer there never was one.
+fn is_abandoned(folder: &Path) -> bool {
+    let folder = OverlayFolder::at(folder.to_owned());
+    let in_use = if folder.upper().exists() { folder.is_in_use() } else { Ok(false) };
+    if let Err(error) = &in_use {
+        tracing::warn!(path = %folder.path().display(), %error, "a mount's folder without a note stays");
+    }
+    matches!(in_use, Ok(false))
 }
 
 /// Whether a name in a folder of the store is one that we give.

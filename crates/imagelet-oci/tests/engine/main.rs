@@ -18,7 +18,7 @@ use imagelet_core::{
     },
     testing::conformance,
 };
-use imagelet_oci::{Engine, EngineConfig};
+use imagelet_oci::{Engine, EngineConfig, MountOptions};
 
 async fn open(root: &Path) -> Arc<Engine> {
     open_as(EngineConfig::new(root)).await
@@ -277,7 +277,7 @@ async fn a_mount_shows_the_merged_tree_and_holds_its_image() {
     pull(&engine, &merged).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     pull(&engine, &hidden).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     let spec = ImageSpec::new(&merged);
-    let mounted = engine.mount(&spec, target.path(), false).await;
+    let mounted = engine.mount(&spec, target.path(), MountOptions::default()).await;
     if !rustix::process::geteuid().is_root() {
         assert!(mounted.expect_err("mounting needs root").hint().is_some());
         return;
@@ -292,20 +292,23 @@ async fn a_mount_shows_the_merged_tree_and_holds_its_image() {
     assert_eq!(engine.remove(&spec).await.expect_err("it is in use").kind(), RuntimeErrorKind::InUse);
     assert_eq!(engine.untag(&merged).await.expect_err("its last name").kind(), RuntimeErrorKind::InUse);
     assert_eq!(std::fs::read(target.path().join("over")).expect("a file"), b"2");
-    assert_eq!(engine.mount(&spec, target.path(), false).await.expect_err("taken").kind(), RuntimeErrorKind::InUse);
-    engine.unmount(target.path()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(
+        engine.mount(&spec, target.path(), MountOptions::default()).await.expect_err("taken").kind(),
+        RuntimeErrorKind::InUse
+    );
+    engine.unmount(target.path(), false).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     assert!(tree(target.path()).is_empty());
 
     engine
-        .mount(&ImageSpec::new(&hidden), target.path(), true)
+        .mount(&ImageSpec::new(&hidden), target.path(), MountOptions { writable: true, ..MountOptions::default() })
         .await
         .unwrap_or_else(|error| panic!("{}", error.chain()));
     assert_eq!(tree(target.path()).into_keys().collect::<Vec<_>>(), ["top"]);
     std::fs::write(target.path().join("top"), b"written").expect("it is writable");
-    engine.unmount(target.path()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
-    engine.mount(&ImageSpec::new(&hidden), target.path(), false).await.expect("again");
+    engine.unmount(target.path(), false).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    engine.mount(&ImageSpec::new(&hidden), target.path(), MountOptions::default()).await.expect("again");
     assert_eq!(std::fs::read(target.path().join("top")).expect("a file"), b"2", "what was written went with the mount");
-    engine.unmount(target.path()).await.expect("unmount");
+    engine.unmount(target.path(), false).await.expect("unmount");
     for name in [&merged, &hidden] {
         engine.remove(&ImageSpec::new(name)).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     }

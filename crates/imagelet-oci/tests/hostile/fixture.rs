@@ -21,7 +21,7 @@ use imagelet_core::{
     image::{Digest, ImageId, ImageSpec},
     runtime::{ImageService as _, PullRequest, RuntimeError, no_progress},
 };
-use imagelet_oci::{Engine, EngineConfig};
+use imagelet_oci::{Engine, EngineConfig, MountOptions};
 
 use crate::{
     archive::Archive,
@@ -180,7 +180,7 @@ impl Site {
         let target = self.home.path().join("mount");
         fs::create_dir_all(&target).expect("a folder");
         let spec = ImageSpec::new(self.registry.name("case"));
-        if let Err(error) = self.engine.mount(&spec, &target, false).await {
+        if let Err(error) = self.engine.mount(&spec, &target, MountOptions::default()).await {
             fs::remove_dir(&target).expect("it is empty");
             if error.chain().contains("Operation not permitted") {
                 seen::skipped("this root may not mount: what a mount shows is not looked at");
@@ -189,7 +189,7 @@ impl Site {
             return Err(format!("it cannot be mounted: {}", error.chain()));
         }
         let shown = seen::merged(&target);
-        self.engine.unmount(&target).await.map_err(|error| error.chain())?;
+        self.engine.unmount(&target, false).await.map_err(|error| error.chain())?;
         fs::remove_dir(&target).expect("it is empty");
         let wanted: BTreeMap<_, _> =
             wanted.iter().map(|(path, content)| ((*path).to_owned(), content.map(str::to_owned))).collect();

@@ -14,7 +14,7 @@ use imagelet_core::{
     image::{Digest, ImageSpec},
     runtime::{ImageService as _, PullRequest, RuntimeErrorKind, no_progress},
 };
-use imagelet_oci::{Engine, EngineConfig, Finding, Verdict, VerifyReport};
+use imagelet_oci::{Engine, EngineConfig, Finding, MountOptions, Verdict, VerifyReport};
 
 /// A store with one image `app:v1` of two layers, and the registry it came from.
 struct Site {
@@ -511,7 +511,10 @@ async fn a_mounted_layer_is_not_taken_from_under_its_mount() {
     let site = Site::new().await;
     let target = tempfile::tempdir().expect("a folder");
     let spec = ImageSpec::new(site.registry.name("app:v1"));
-    site.engine().mount(&spec, target.path(), false).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    site.engine()
+        .mount(&spec, target.path(), MountOptions::default())
+        .await
+        .unwrap_or_else(|error| panic!("{}", error.chain()));
     flip(&site.layer(1).join("fs/etc/new"), 0);
     let report = site.verify().await;
     let repaired = site.engine().repair(&report.images[0].id, &|_| Vec::new(), &no_progress()).await;
@@ -522,7 +525,7 @@ async fn a_mounted_layer_is_not_taken_from_under_its_mount() {
     let error = site.engine().pull(&request, no_progress()).await.expect_err("it is mounted");
     assert_eq!(error.kind(), RuntimeErrorKind::InUse, "{}", error.chain());
     assert!(target.path().join("etc/new").exists(), "the mount still shows it");
-    site.engine().unmount(target.path()).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    site.engine().unmount(target.path(), false).await.unwrap_or_else(|error| panic!("{}", error.chain()));
     site.repair(&report).await;
     assert_eq!(findings(&site.verify().await), []);
 }

@@ -104,15 +104,21 @@ pub(super) async fn pins(node: &Node, format: Format) -> Result<ExitCode, Failur
 
 pub(super) async fn mount(node: &Node, arguments: MountArgs, format: Format) -> Result<ExitCode, Failure> {
     let directory = absolute(&arguments.directory)?;
-    let request = MountRequest { image: arguments.image, directory, writable: arguments.rw };
+    let MountArgs { image, rw, suid, dev, .. } = arguments;
+    let request = MountRequest { image, directory, writable: rw, suid, dev };
     let mounted = node.ask(request, no_steps()).await?;
     print(format, &mounted, |out| writeln!(out, "{}", mounted.directory.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
 pub(super) async fn unmount(node: &Node, arguments: UnmountArgs, format: Format) -> Result<ExitCode, Failure> {
-    let request = UnmountRequest { directory: absolute(&arguments.directory)? };
+    let request = UnmountRequest { directory: absolute(&arguments.directory)?, force: arguments.force };
     let mounted = node.ask(request, no_steps()).await?;
+    if mounted.remains {
+        note(
+            "note: the image is still mounted at another place; what was written into it stays until that is unmounted",
+        );
+    }
     print(format, &mounted, |out| writeln!(out, "{}", mounted.directory.display()))?;
     Ok(ExitCode::SUCCESS)
 }

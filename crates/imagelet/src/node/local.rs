@@ -20,7 +20,7 @@ use imagelet_core::{
     records::PullRecords,
     runtime::{Progress, RuntimeManager},
 };
-use imagelet_oci::{Engine, StoreUsage};
+use imagelet_oci::{Engine, MountOptions, StoreUsage, UnmountedImage};
 
 use super::adopt::Adoption;
 use super::brief::BriefList;
@@ -460,9 +460,10 @@ impl Command for MountRequest {
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Mounted, Failure> {
         let engine = node.engine("mounting")?;
         let image = node.find(&self.image).await?;
-        let mounted = engine.mount(&ImageSpec::new(image.id.as_str()), &self.directory, self.writable).await?;
+        let options = MountOptions { writable: self.writable, suid: self.suid, dev: self.dev };
+        let mounted = engine.mount(&ImageSpec::new(image.id.as_str()), &self.directory, options).await?;
         node.parts.inventory.touch(&ImageKey::new(image.id, String::new()), SystemTime::now());
-        Ok(Mounted { id: mounted.image, directory: mounted.target, writable: mounted.writable })
+        Ok(Mounted { id: mounted.image, directory: mounted.target, writable: mounted.writable, remains: true })
     }
 }
 
@@ -473,13 +474,8 @@ impl Command for UnmountRequest {
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Mounted, Failure> {
         let engine = node.engine("mounting")?;
-        let mounted = engine.mounts().await?;
-        let known = mounted.into_iter().find(|mounted| mounted.target == self.directory);
-        engine.unmount(&self.directory).await?;
-        Ok(known.map_or_else(
-            || Mounted { directory: self.directory.clone(), ..Mounted::default() },
-            |mounted| Mounted { id: mounted.image, directory: mounted.target, writable: mounted.writable },
-        ))
+        let UnmountedImage { mounted, remains } = engine.unmount(&self.directory, self.force).await?;
+        Ok(Mounted { id: mounted.image, directory: mounted.target, writable: mounted.writable, remains })
     }
 }
 

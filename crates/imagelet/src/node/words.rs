@@ -310,11 +310,17 @@ documents! {
         directory: PathBuf,
         /// Writable.
         writable: bool,
+        /// Set-id bits and capabilities act.
+        suid: bool,
+        /// Device nodes can be opened.
+        dev: bool,
     }
     /// Asks for an unmount.
     UnmountRequest {
         /// Where.
         directory: PathBuf,
+        /// Also one that is not seen here.
+        force: bool,
     }
     /// What was mounted or unmounted.
     Mounted {
@@ -324,6 +330,8 @@ documents! {
         directory: PathBuf,
         /// Writable.
         writable: bool,
+        /// Whether it is mounted now; after an unmount, at another place.
+        remains: bool,
     }
     /// Asks how the node is.
     StatusRequest {}

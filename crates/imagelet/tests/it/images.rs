@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     File(Vec<u8>),
     Symlink(String),
     Hardlink(String),
+    /// The device that takes everything, 1:3.
+    NullDevice,
     /// Hides the lower layers' file of this path.
     Whiteout,
     /// Hides everything the lower layers have below this directory.
@@ -76,6 +78,10 @@ impl Layer {
             (link.mode, link.owner, link.mtime) = (target.mode, target.owner, target.mtime);
         }
         layer
+    }
+
+    pub(crate) fn null_device(self, path: &str) -> Self {
+        self.entry(path, Kind::NullDevice, 0o666)
     }
 
     pub(crate) fn whiteout(self, path: &str) -> Self {
@@ -159,16 +165,21 @@ fn append(builder: &mut tar::Builder<Vec<u8>>, entry: &Entry) {
         Kind::Whiteout => (format!("{folder}.wh.{name}"), &[]),
         Kind::Opaque => (format!("{}/.wh..wh..opq", entry.path), &[]),
         Kind::File(content) => (entry.path.clone(), content),
-        Kind::Symlink(_) | Kind::Hardlink(_) => (entry.path.clone(), &[]),
+        Kind::Symlink(_) | Kind::Hardlink(_) | Kind::NullDevice => (entry.path.clone(), &[]),
     };
     header.set_entry_type(match &entry.kind {
         Kind::Directory => tar::EntryType::Directory,
         Kind::Symlink(_) => tar::EntryType::Symlink,
         Kind::Hardlink(_) => tar::EntryType::Link,
+        Kind::NullDevice => tar::EntryType::Char,
         Kind::File(_) | Kind::Whiteout | Kind::Opaque => tar::EntryType::Regular,
     });
     if let Kind::Symlink(target) | Kind::Hardlink(target) = &entry.kind {
         write_name(&mut header.as_gnu_mut().unwrap().linkname, target);
+    }
+    if matches!(entry.kind, Kind::NullDevice) {
+        header.set_device_major(1).unwrap();
+        header.set_device_minor(3).unwrap();
     }
     // Not `set_path`: hostile names must reach the archive as they are.
     write_name(&mut header.as_gnu_mut().unwrap().name, &path);

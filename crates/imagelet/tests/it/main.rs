@@ -22,6 +22,7 @@ mod kubelet_way;
 mod leases;
 mod lifecycle;
 mod lifetime;
+mod mounts;
 mod one_socket;
 mod operator;
 mod order;

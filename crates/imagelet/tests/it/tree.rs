@@ -84,6 +84,7 @@ fn insert(tree: &mut Tree, entry: &Entry) {
             tree.insert(entry.path.clone(), node);
             return;
         }
+        Kind::NullDevice => Content::Special,
         Kind::Whiteout | Kind::Opaque => return,
     };
     if content != Content::Directory {

@@ -1,0 +1,329 @@
+//! An image as a directory tree, by overlayfs, without a runtime.
+//!
+//! Each mount has a note, `mounts/KEY.json`, and the overlay's folder, `mounts/KEY/`; where the store's own file system
+//! takes no writes, both are below `/run/imagelet/mounts/STORE/`, STORE being the digest of the store's path. A note has
+//! the boot, the mount namespace and the overlay's device, and is written when the overlay exists and before it is
+//! attached: a crash in between leaves a note whose overlay is gone, not a hidden use.
+//!
+//! **Invariant:** looking deletes nothing. Notes whose mounts are gone are removed by the next mount or sweep, and by an
+//! unmount of their place; what was written into a mount goes only when its overlay does not exist any more.
+
+mod note;
+mod parents;
+mod state;
+mod table;
+mod unmount;
+mod uses;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use imagelet_core::{
+    image::{Digest, ImageId},
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+use rustix::{io::Errno, mount::MountFlags};
+
+use crate::{
+    failpoint::Step,
+    overlay::{self, KERNEL_MIN, OverlayFolder},
+    store::{Store, storage_error},
+};
+use note::{Note, NotedMount};
+use state::{MountState, UpperFolder};
+use table::TableRow;
+pub use unmount::UnmountedImage;
+pub(crate) use unmount::unmount_image;
+pub(crate) use uses::MountUses;
+
+/// How an image is mounted. By default nothing can be written, set-id bits do not act, and devices cannot be opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountOptions {
+    /// It can be written; what is written goes with the mount.
+    pub writable: bool,
+    /// Set-id bits and capabilities of the image's files act.
+    pub suid: bool,
+    /// The image's device nodes can be opened.
+    pub dev: bool,
+}
+
+/// An image mounted somewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountedImage {
+    /// Where.
+    pub target: PathBuf,
+    /// The image's id.
+    pub image: String,
+    /// Whether it can be written; what is written goes with the mount.
+    pub writable: bool,
+    /// When, in seconds since 1970.
+    pub mounted_at: u64,
+    /// Whether this mount namespace shows it. One that it does not show is alive elsewhere.
+    pub shown: bool,
+}
+
+impl MountedImage {
+    /// What ends this use of the image.
+    pub(crate) fn hint(&self) -> String {
+        let target = self.target.display();
+        if self.shown {
+            return format!("imagelet unmount {target}");
+        }
+        format!("unmount it in its mount namespace, or give it up with `imagelet unmount --force {target}`")
+    }
+}
+
+/// Mounts an image of the store. Blocks on the disk.
+pub(crate) fn mount(
+    store: &Store,
+    id: &ImageId,
+    target: &Path,
+    options: MountOptions,
+) -> Result<MountedImage, RuntimeError> {
+    if options.writable {
+        store.check_writable()?;
+    }
+    let failed = |error: io::Error| {
+        let hint = hint(&error);
+        let error = storage_error(format!("could not mount image `{id}` on `{}`", target.display()), error);
+        if let Some(hint) = hint { error.with_hint(hint) } else { error }
+    };
+    let target = target.canonicalize().map_err(failed)?;
+    if !target.is_dir() {
+        return Err(failed(io::ErrorKind::NotADirectory.into()));
+    }
+    let _turn = store.mounting();
+    let noted = read_notes(store)?;
+    let rows = read_table()?;
+    if rows.iter().any(|row| row.target == target && noted.iter().any(|noted| state::is_shown_by(noted, row))) {
+        return Err(RuntimeError::new(
+            RuntimeErrorKind::InUse,
+            format!("`{}` already shows an image", target.display()),
+        )
+        .with_hint(format!("imagelet unmount {}", target.display())));
+    }
+    discard_gone(store, &noted, &rows);
+    let (record, _) = store
+        .image(id)
+        .ok_or_else(|| RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{id}` is not here")))?;
+    let layers = shown_layers(store, &record.diff_ids());
+    let notes = if store.is_read_only() { note::volatile_folder(store.root()) } else { own_folder(store) };
+    let folder = note::new_folder(&notes, id, &target).map_err(failed)?;
+    attach(store, id, &layers, &folder, &target, options).map_err(|error| {
+        discard(&folder);
+        failed(error)
+    })
+}
+
+/// Makes the overlay, notes it, and attaches it.
+fn attach(
+    store: &Store,
+    id: &ImageId,
+    layers: &[Digest],
+    folder: &OverlayFolder,
+    target: &Path,
+    options: MountOptions,
+) -> io::Result<MountedImage> {
+    let trees: Vec<PathBuf> = layers.iter().map(|layer| store.layer_tree(layer)).collect();
+    folder.create(&trees)?;
+    Step::MountPrepared.reach();
+    parents::build(store, layers, &folder.upper())?;
+    Step::MountParents.reach();
+    let mount = folder.mount_detached(trees.len(), &note::source_of(folder), flags(options))?;
+    let device = rustix::fs::fstat(&mount)?.st_dev;
+    let note = Note {
+        target: target.display().to_string(),
+        image: id.to_string(),
+        writable: options.writable,
+        mounted_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
+        boot: store.boot().map(str::to_owned),
+        namespace: rustix::fs::stat("/proc/self/ns/mnt").ok().map(|namespace| namespace.st_ino),
+        device: Some(format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device))),
+    };
+    note::write(folder, &note)?;
+    Step::MountNoted.reach();
+    overlay::attach(&mount, target)?;
+    Step::MountShown.reach();
+    let Note { image, writable, mounted_at, .. } = note;
+    Ok(MountedImage { target: target.to_owned(), image, writable, mounted_at, shown: true })
+}
+
+fn flags(options: MountOptions) -> MountFlags {
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::RDONLY;
+    flags.set(MountFlags::NOSUID, !options.suid);
+    flags.set(MountFlags::NODEV, !options.dev);
+    flags.set(MountFlags::RDONLY, !options.writable);
+    flags
+}
+
+/// What helps against a refusal of the kernel, where the error alone does not say it.
+fn hint(error: &io::Error) -> Option<String> {
+    match Errno::from_io_error(error)? {
+        Errno::PERM | Errno::ACCESS => Some("mounting needs root".to_owned()),
+        Errno::NOSYS | Errno::NODEV | Errno::INVAL | Errno::OPNOTSUPP => Some(format!(
+            "mounting needs {KERNEL_MIN} or newer with overlayfs, and a store on a file system that overlayfs takes; \
+             the kernel's log (`dmesg`) says more"
+        )),
+        _ => None,
+    }
+}
+
+/// The layers that a mount shows, topmost first.
+fn shown_layers(store: &Store, diff_ids: &[Digest]) -> Vec<Digest> {
+    let mut layers = Vec::new();
+    for layer in topmost(diff_ids) {
+        layers.push(layer.clone());
+        if store.layer(layer).is_some_and(|layer| layer.root_opaque) {
+            break;
+        }
+    }
+    layers
+}
+
+/// Each layer once, topmost first. Overlayfs refuses a folder twice, and a layer's lower occurrence shows nothing that
+/// the upper one does not show over it.
+fn topmost(layers: &[Digest]) -> impl Iterator<Item = &Digest> {
+    layers.iter().enumerate().rev().filter(|(at, layer)| !layers[at + 1..].contains(layer)).map(|(_, layer)| layer)
+}
+
+/// What is mounted now, here or elsewhere. Changes nothing.
+pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
+    let noted = read_notes(store)?;
+    if noted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rows = read_table()?;
+    let mut mounted = Vec::new();
+    for noted in noted {
+        let state = judge(store, &noted, &rows);
+        if let Some(damage) = noted.damage() {
+            // Commands show errors only, and nothing else would name the note.
+            tracing::error!(
+                path = %noted.path().display(),
+                problem = damage.problem,
+                image = noted.image().unwrap_or_default(),
+                alive = state != MountState::Gone,
+                "the note of a mount is damaged and stays; unmount the image, then remove the note and the folder beside it"
+            );
+        }
+        if noted.image().is_none() {
+            continue;
+        }
+        let target = noted.note().map_or_else(|| noted.path(), |note| PathBuf::from(&note.target));
+        match state {
+            MountState::Gone => {}
+            MountState::Elsewhere => mounted.push(mounted_image(&noted, target, false)),
+            MountState::Shown(places) => {
+                let place = if places.contains(&target) { Some(target) } else { places.into_iter().next() };
+                mounted.extend(place.map(|place| mounted_image(&noted, place, true)));
+            }
+        }
+    }
+    mounted.sort_by(|a, b| a.target.cmp(&b.target));
+    Ok(mounted)
+}
+
+/// Removes the notes of mounts that are gone, and what was written into those.
+pub(crate) fn sweep(store: &Store) -> Result<(), RuntimeError> {
+    let _turn = store.mounting();
+    let noted = read_notes(store)?;
+    if !noted.is_empty() {
+        discard_gone(store, &noted, &read_table()?);
+    }
+    Ok(())
+}
+
+fn discard_gone(store: &Store, noted: &[NotedMount], rows: &[TableRow]) {
+    let gone = noted
+        .iter()
+        // A damaged note says too little of what would be removed.
+        .filter(|noted| noted.damage().is_none())
+        .filter(|noted| !store.is_read_only() || !noted.path().starts_with(store.root()))
+        .filter(|noted| judge(store, noted, rows) == MountState::Gone);
+    for noted in gone {
+        discard(noted.folder());
+    }
+}
+
+fn mounted_image(noted: &NotedMount, target: PathBuf, shown: bool) -> MountedImage {
+    let (writable, mounted_at) = noted.note().map_or_else(Default::default, |note| (note.writable, note.mounted_at));
+    MountedImage { target, image: noted.image().unwrap_or_default(), writable, mounted_at, shown }
+}
+
+fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
+    state::judge(noted, store.boot(), rows, || upper_folder(noted))
+}
+
+fn upper_folder(noted: &NotedMount) -> UpperFolder {
+    match noted.folder().is_in_use() {
+        Ok(true) => UpperFolder::Busy,
+        Ok(false) => UpperFolder::Free,
+        Err(error) => {
+            tracing::debug!(path = %noted.path().display(), %error, "the kernel does not say whether a mount is alive");
+            UpperFolder::Unknown
+        }
+    }
+}
+
+fn read_notes(store: &Store) -> Result<Vec<NotedMount>, RuntimeError> {
+    let mut noted = Vec::new();
+    for folder in [own_folder(store), note::volatile_folder(store.root())] {
+        let read = note::read_all(&folder)
+            .map_err(|error| storage_error(format!("could not read `{}`", folder.display()), error))?;
+        noted.extend(read);
+    }
+    Ok(noted)
+}
+
+fn read_table() -> Result<Vec<TableRow>, RuntimeError> {
+    table::read().map_err(|error| storage_error("could not read the kernel's table of mounts".to_owned(), error))
+}
+
+fn own_folder(store: &Store) -> PathBuf {
+    store.root().join("mounts")
+}
+
+fn discard(folder: &OverlayFolder) {
+    if let Err(error) = note::discard(folder) {
+        tracing::warn!(path = %folder.path().display(), %error, "could not remove a mount's folder");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_that_stands_twice_is_shown_once_at_its_upper_place() {
+        let [a, b, c] = [b"a", b"b", b"c"].map(|bytes| Digest::of(bytes));
+        let layers = [a.clone(), b.clone(), a.clone(), c.clone()];
+        assert_eq!(topmost(&layers).collect::<Vec<_>>(), [&c, &a, &b]);
+    }
+
+    #[test]
+    fn a_mount_is_read_only_without_set_ids_and_devices_unless_asked_otherwise() {
+        let (nosuid, nodev, read_only) = (MountFlags::NOSUID, MountFlags::NODEV, MountFlags::RDONLY);
+        for (writable, suid, dev, expected) in [
+            (false, false, false, nosuid | nodev | read_only),
+            (true, false, false, nosuid | nodev),
+            (false, true, false, nodev | read_only),
+            (false, false, true, nosuid | read_only),
+            (true, true, true, MountFlags::empty()),
+        ] {
+            assert_eq!(flags(MountOptions { writable, suid, dev }), expected);
+        }
+    }
+
+    #[test]
+    fn a_refusal_of_the_kernel_names_the_one_that_is_needed() {
+        let of = |errno: Errno| hint(&errno.into());
+        for errno in [Errno::NOSYS, Errno::NODEV, Errno::INVAL] {
+            assert!(of(errno).is_some_and(|hint| hint.contains("Linux 5.10")), "{errno}");
+        }
+        assert_eq!(of(Errno::PERM).as_deref(), Some("mounting needs root"));
+        assert_eq!(of(Errno::NOSPC), None);
+    }
+}

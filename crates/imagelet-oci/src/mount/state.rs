@@ -1,0 +1,158 @@
+//! The decision whether a noted mount is alive: a table of mounts, a boot id and the kernel's own answer, no path.
+
+use std::path::PathBuf;
+
+use super::{note::NotedMount, table::TableRow};
+
+/// What became of a mount that was noted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum MountState {
+    /// This mount namespace shows it, at these places.
+    Shown(Vec<PathBuf>),
+    /// It is alive out of sight, or nothing proves that it is gone.
+    Elsewhere,
+    /// Its overlay does not exist any more.
+    Gone,
+}
+
+/// The kernel's answer about an overlay's upper folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UpperFolder {
+    /// An overlay uses it.
+    Busy,
+    /// No overlay uses it.
+    Free,
+    /// The kernel cannot be asked, or the note is of a version whose mounts have no such folder.
+    Unknown,
+}
+
+/// Decides; `upper` is asked only where it matters.
+///
+/// A mount is known by its overlay's device and its source, which has the key of the note: numbers of devices are given
+/// again, and what was moved, bound elsewhere or covered keeps both.
+pub(super) fn judge(
+    noted: &NotedMount,
+    boot: Option<&str>,
+    table: &[TableRow],
+    upper: impl FnOnce() -> UpperFolder,
+) -> MountState {
+    let shown: Vec<PathBuf> =
+        table.iter().filter(|row| is_shown_by(noted, row)).map(|row| row.target.clone()).collect();
+    if !shown.is_empty() {
+        return MountState::Shown(shown);
+    }
+    let noted_in = noted.note().and_then(|note| note.boot.as_deref());
+    if noted_in.zip(boot).is_some_and(|(then, now)| then != now) {
+        return MountState::Gone;
+    }
+    match upper() {
+        UpperFolder::Free => MountState::Gone,
+        UpperFolder::Busy | UpperFolder::Unknown => MountState::Elsewhere,
+    }
+}
+
+/// Whether a row of the table is this mount.
+pub(super) fn is_shown_by(noted: &NotedMount, row: &TableRow) -> bool {
+    if row.kind != "overlay" || row.source != noted.source() {
+        return false;
+    }
+    match noted.note() {
+        Some(note) if noted.is_of_old_version() => row.target.as_os_str() == note.target.as_str(),
+        Some(note) => note.device.as_ref().is_none_or(|device| *device == row.device),
+        None => !noted.is_of_old_version(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::note::{Damage, Note},
+        *,
+    };
+
+    const BOOT: &str = "b1";
+
+    fn key() -> String {
+        format!("{}0123456789abcdef", "a".repeat(64))
+    }
+
+    fn noted(key: &str, change: impl FnOnce(&mut Note)) -> NotedMount {
+        let mut note = Note {
+            target: "/mnt".into(),
+            image: "sha256:1".into(),
+            writable: true,
+            mounted_at: 1,
+            boot: Some(BOOT.into()),
+            namespace: Some(7),
+            device: Some("0:50".into()),
+        };
+        change(&mut note);
+        NotedMount::of(format!("/store/mounts/{key}").into(), Ok(note))
+    }
+
+    fn row(device: &str, target: &str, source: &str) -> TableRow {
+        TableRow { id: 1, device: device.into(), target: target.into(), kind: "overlay".into(), source: source.into() }
+    }
+
+    fn judged(noted: &NotedMount, table: &[TableRow], upper: UpperFolder) -> MountState {
+        judge(noted, Some(BOOT), table, || upper)
+    }
+
+    #[test]
+    fn a_mount_is_gone_only_when_its_boot_or_its_overlay_is() {
+        use UpperFolder::{Busy, Free, Unknown};
+        let ours = "imagelet:0123456789abcdef";
+        let mount = noted(&key(), |_| {});
+        let shown = |targets: &[&str]| MountState::Shown(targets.iter().map(PathBuf::from).collect());
+        for (table, upper, expected, why) in [
+            (vec![row("0:50", "/mnt", ours)], Free, shown(&["/mnt"]), "it is where it was mounted"),
+            (vec![row("0:50", "/new/mnt", ours)], Free, shown(&["/new/mnt"]), "a folder above it was moved"),
+            (vec![row("0:50", "/a", ours), row("0:50", "/b", ours)], Free, shown(&["/a", "/b"]), "it is bound twice"),
+            (vec![], Busy, MountState::Elsewhere, "another namespace has it, or a process works in it"),
+            (vec![], Unknown, MountState::Elsewhere, "nothing is known"),
+            (vec![], Free, MountState::Gone, "the kernel has no such overlay"),
+            (
+                vec![row("0:50", "/mnt", "imagelet:fedcba9876543210")],
+                Free,
+                MountState::Gone,
+                "the number was given again",
+            ),
+            (vec![row("0:51", "/mnt", ours)], Busy, MountState::Elsewhere, "another device is not it"),
+            (vec![row("0:50", "/mnt", "tmpfs")], Busy, MountState::Elsewhere, "another mount has its place"),
+        ] {
+            assert_eq!(judged(&mount, &table, upper), expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn another_boot_ends_a_mount_without_a_question() {
+        let mount = noted(&key(), |note| note.boot = Some("b0".into()));
+        let unasked = || panic!("the kernel need not be asked");
+        assert_eq!(judge(&mount, Some(BOOT), &[], unasked), MountState::Gone);
+        for unknown in [None, Some("b0")] {
+            let state = judge(&mount, unknown, &[], || UpperFolder::Busy);
+            assert_eq!(state, MountState::Elsewhere, "a boot that is not known, or this one");
+        }
+        let unnamed = noted(&key(), |note| note.boot = None);
+        assert_eq!(judged(&unnamed, &[], UpperFolder::Busy), MountState::Elsewhere);
+    }
+
+    #[test]
+    fn a_note_of_the_old_version_is_known_by_its_path_and_never_gone_unproven() {
+        let old = noted(&"b".repeat(64), |note| (note.boot, note.namespace, note.device) = (None, None, None));
+        let at = [row("0:9", "/mnt", "imagelet")];
+        assert_eq!(judged(&old, &at, UpperFolder::Unknown), MountState::Shown(vec!["/mnt".into()]));
+        let beside = [row("0:9", "/mnt2", "imagelet"), row("0:9", "/mnt", "overlay")];
+        assert_eq!(judged(&old, &beside, UpperFolder::Unknown), MountState::Elsewhere);
+    }
+
+    #[test]
+    fn a_damaged_note_is_known_by_its_name() {
+        let damaged = NotedMount::of(format!("/store/mounts/{}", key()).into(), Err(Damage::default()));
+        let table = [row("0:50", "/mnt", "imagelet:0123456789abcdef")];
+        assert_eq!(judged(&damaged, &table, UpperFolder::Unknown), MountState::Shown(vec!["/mnt".into()]));
+        assert_eq!(judged(&damaged, &[], UpperFolder::Unknown), MountState::Elsewhere);
+        let old = NotedMount::of(format!("/store/mounts/{}", "b".repeat(64)).into(), Err(Damage::default()));
+        assert_eq!(judged(&old, &[row("0:50", "/mnt", "imagelet")], UpperFolder::Unknown), MountState::Elsewhere);
+    }
+}

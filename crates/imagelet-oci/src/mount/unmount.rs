@@ -1,0 +1,129 @@
+//! Takes a mount away: ours, at any of its places, and not what is mounted over it.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use rustix::{
+    io::Errno,
+    mount::{UnmountFlags, unmount},
+};
+
+use super::{
+    MountedImage, discard, judge, mounted_image,
+    note::NotedMount,
+    read_notes, read_table,
+    state::{self, MountState, UpperFolder},
+    table::{self, TableRow},
+    upper_folder,
+};
+use crate::{
+    failpoint::Step,
+    store::{Store, storage_error},
+};
+
+/// How often, and how long after each other, an overlay is looked at before it counts as alive.
+const BUSY_LOOKS: usize = 5;
+const BUSY_PERIOD: Duration = Duration::from_millis(20);
+
+/// An image that was unmounted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnmountedImage {
+    /// As it was mounted.
+    pub mounted: MountedImage,
+    /// Whether it is mounted still, at another place or in another mount namespace, with what was written into it.
+    pub remains: bool,
+}
+
+/// Takes a mount away, and what was written into it; not what lies over it.
+///
+/// `force` gives up a mount that this mount namespace does not show.
+pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result<UnmountedImage, RuntimeError> {
+    let failed = |error: io::Error| storage_error(format!("could not unmount `{}`", target.display()), error);
+    let _turn = store.mounting();
+    let noted = read_notes(store)?;
+    let rows = read_table()?;
+    let place = match target.canonicalize() {
+        // A place that only another mount namespace has.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
+        place => place.map_err(failed)?,
+    };
+    let ours = |row: &TableRow| noted.iter().find(|noted| state::is_shown_by(noted, row));
+    let here: Vec<&TableRow> = rows.iter().filter(|row| row.target == place).collect();
+    if !here.iter().any(|row| ours(row).is_some()) {
+        return give_up(store, &noted, &rows, &place, force);
+    }
+    let uppermost = table::mount_id(&place).map_err(failed)?;
+    let top = rows.iter().find(|row| row.id == uppermost);
+    let Some(mounted) = top.filter(|row| row.target == place).and_then(ours) else {
+        let over = top.map_or_else(String::new, |row| format!(" (`{}`, {})", row.source, row.kind));
+        let message = format!("something else is mounted over the image on `{}`{over}", place.display());
+        return Err(RuntimeError::new(RuntimeErrorKind::InUse, message).with_hint("unmount that first, with `umount`"));
+    };
+    unmount(&place, UnmountFlags::NOFOLLOW).map_err(|error| {
+        let busy = error == Errno::BUSY;
+        let error = failed(error.into());
+        if busy { error.with_hint("something still works in there; `fuser -vm DIR` names it") } else { error }
+    })?;
+    Step::UnmountHidden.reach();
+    let shown = read_table()?.iter().any(|row| state::is_shown_by(mounted, row));
+    let remains = shown || stays_busy(mounted);
+    if !remains {
+        discard(mounted.folder());
+    }
+    Step::UnmountDone.reach();
+    Ok(UnmountedImage { mounted: mounted_image(mounted, place, true), remains })
+}
+
+/// Whether an overlay is alive that was unmounted just now. Another process that looks at it makes it so for a moment.
+fn stays_busy(noted: &NotedMount) -> bool {
+    (0..BUSY_LOOKS).all(|_| {
+        let is_busy = upper_folder(noted) == UpperFolder::Busy;
+        if is_busy {
+            std::thread::sleep(BUSY_PERIOD);
+        }
+        is_busy
+    })
+}
+
+/// Ends the note of a mount that is not at its place: one that is gone, or one that is given up.
+fn give_up(
+    store: &Store,
+    noted: &[NotedMount],
+    rows: &[TableRow],
+    place: &Path,
+    force: bool,
+) -> Result<UnmountedImage, RuntimeError> {
+    let at_place = noted.iter().filter(|noted| noted.note().is_some_and(|note| note.target == place.to_string_lossy()));
+    let judged: Vec<(&NotedMount, MountState)> = at_place.map(|noted| (noted, judge(store, noted, rows))).collect();
+    let ended = |state: &MountState| *state == MountState::Gone || (force && *state == MountState::Elsewhere);
+    let mut answer = None;
+    for (noted, _) in judged.iter().filter(|(_, state)| ended(state)) {
+        discard(noted.folder());
+        let mounted = mounted_image(noted, place.to_owned(), false);
+        answer.get_or_insert(UnmountedImage { mounted, remains: false });
+    }
+    answer.ok_or_else(|| {
+        let at = place.display();
+        match judged.first() {
+            Some((_, MountState::Shown(places))) => {
+                let now = places.first().map_or(place, PathBuf::as_path).display();
+                let message = format!("the image that was mounted on `{at}` is now on `{now}`");
+                RuntimeError::new(RuntimeErrorKind::InUse, message).with_hint(format!("imagelet unmount {now}"))
+            }
+            Some((noted, _)) => {
+                let message = format!(
+                    "the image mounted on `{at}` is not seen here, and may be in use in another mount namespace"
+                );
+                let hint = mounted_image(noted, place.to_owned(), false).hint();
+                RuntimeError::new(RuntimeErrorKind::InUse, message).with_hint(hint)
+            }
+            None => {
+                RuntimeError::new(RuntimeErrorKind::NotFound, format!("no image of this store is mounted on `{at}`"))
+            }
+        }
+    })
+}

@@ -1,0 +1,141 @@
+//! Overlay file systems: made out of sight, and probed for being in use.
+//!
+//! One way serves every kernel from 5.10 on. The options of an overlay have to fit in one page, so the layers are named by
+//! short links (`0:1:2`) that are resolved from the working folder; a thread with a working folder and a mount namespace
+//! of its own makes the overlay there by mount(2), and returns a detached clone of it. `lowerdir+` needs no links, and
+//! Linux 6.8. A thread that ends half-way takes all of it along, and no other mount table ever had it.
+
+use std::{
+    ffi::CString,
+    fs, io,
+    os::fd::{AsRawFd as _, OwnedFd},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    thread,
+};
+
+use rustix::{
+    fs::{CWD, Mode, OFlags},
+    io::Errno,
+    mount::{
+        FsOpenFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
+        fsconfig_set_flag, fsconfig_set_string, fsopen, mount, mount_change, move_mount, open_tree,
+    },
+    thread::UnshareFlags,
+};
+
+/// The oldest kernel that mounting is written for.
+pub(crate) const KERNEL_MIN: &str = "Linux 5.10";
+
+/// Links to the layers, `0` the topmost.
+const LOWER: &str = "lower";
+/// What lies over the layers: metadata of folders, and what a writable mount takes.
+const UPPER: &str = "upper";
+/// Overlayfs' own scratch folder.
+const WORK: &str = "work";
+
+/// The folder of one overlay: `lower/`, `upper/` and `work/`.
+#[derive(Clone, Debug)]
+pub(crate) struct OverlayFolder(PathBuf);
+
+impl OverlayFolder {
+    /// An overlay's folder that is there, or is to be made.
+    pub(crate) fn at(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    /// Makes it with links to `layers`, topmost first. `upper/` is the caller's to make, after this.
+    pub(crate) fn create(&self, layers: &[PathBuf]) -> io::Result<()> {
+        fs::create_dir(&self.0)?;
+        fs::create_dir(self.0.join(WORK))?;
+        fs::create_dir(self.0.join(LOWER))?;
+        for (at, layer) in layers.iter().enumerate() {
+            symlink(layer, self.0.join(LOWER).join(at.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Its upper layer, which makes an overlay tell its users apart: each has its own.
+    pub(crate) fn upper(&self) -> PathBuf {
+        self.0.join(UPPER)
+    }
+
+    /// Makes the overlay of `layers` layers, attached nowhere. It ends with the descriptor.
+    pub(crate) fn mount_detached(&self, layers: usize, source: &str, flags: MountFlags) -> io::Result<OwnedFd> {
+        let options = CString::new(options(layers)).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let made = thread::scope(|scope| {
+            scope
+                .spawn(|| -> io::Result<OwnedFd> {
+                    own_namespace()?;
+                    let lower = self.0.join(LOWER);
+                    rustix::process::chdir(&lower)?;
+                    mount(source, &lower, "overlay", flags, options.as_c_str())?;
+                    Ok(open_tree(CWD, &lower, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?)
+                })
+                .join()
+        });
+        made.unwrap_or_else(|_| Err(io::Error::other("the thread that mounts ended early")))
+    }
+
+    /// Whether an overlay over this folder is alive anywhere: in another mount namespace, under another path, or without
+    /// a path for a process that still works in it.
+    ///
+    /// The kernel keeps an upper folder for one overlay at a time, and refuses a second one that asks for `index=on`. So a
+    /// second one is made, attached nowhere, and given up at once. Where that is impossible, the error says so.
+    pub(crate) fn is_in_use(&self) -> io::Result<bool> {
+        // Two probes at once would take each other for a mount.
+        static PROBE: Mutex<()> = Mutex::new(());
+        let _alone = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(&self.0, flags, Mode::empty())?;
+        // Short, and without characters that options give a meaning.
+        let place = |name: &str| format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
+        let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_set_flag(&context, "ro")?;
+        fsconfig_set_string(&context, "index", "on")?;
+        fsconfig_set_string(&context, "lowerdir", place(LOWER).as_str())?;
+        fsconfig_set_string(&context, "upperdir", place(UPPER).as_str())?;
+        fsconfig_set_string(&context, "workdir", place(WORK).as_str())?;
+        match fsconfig_create(&context) {
+            Ok(()) => Ok(false),
+            Err(Errno::BUSY) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Attaches a detached mount.
+pub(crate) fn attach(mount: &OwnedFd, target: &Path) -> io::Result<()> {
+    Ok(move_mount(mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// The options, seen from the folder of the links.
+fn options(layers: usize) -> String {
+    let lower: Vec<String> = (0..layers).map(|at| at.to_string()).collect();
+    format!("lowerdir={},upperdir=../{UPPER},workdir=../{WORK}", lower.join(":"))
+}
+
+/// Gives the calling thread a mount namespace and a working folder of its own. Nothing that is mounted in there is seen
+/// outside; what is unmounted outside goes in there, too.
+fn own_namespace() -> io::Result<()> {
+    #[expect(deprecated, reason = "the successor is unsafe, for descriptors that stay with a thread; these do not")]
+    rustix::thread::unshare(UnshareFlags::NEWNS)?;
+    Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_options_of_500_layers_fit_in_the_smallest_page() {
+        assert_eq!(options(3), "lowerdir=0:1:2,upperdir=../upper,workdir=../work");
+        assert!(options(500).len() < 4096, "{}", options(500).len());
+    }
+}
