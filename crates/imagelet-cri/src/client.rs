@@ -7,7 +7,7 @@ use imagelet_core::{
     image::{Image, ImageId, ImageSpec},
     runtime::{
         Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        RuntimeError, RuntimeErrorKind, Sandbox,
+        RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage, default_sandbox_image,
     },
     text::quoted,
 };
@@ -352,15 +352,7 @@ impl RemoteContainerService {
     /// # Errors
     /// Where it cannot be asked, or does not say both.
     pub async fn ready(&self) -> Result<RuntimeReady, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::StatusRequest { verbose: false };
-        let response = self
-            .peer
-            .call(Call::Other("Status"), request, |request| async move {
-                bounded::unary::<_, v1::StatusResponse>(channel, "/runtime.v1.RuntimeService/Status", request, ONE)
-                    .await
-            })
-            .await?;
+        let response = self.ask_status(false).await?;
         convert::check_status(&response)?;
         let conditions = response.status.unwrap_or_default().conditions;
         let is = |kind: &str| conditions.iter().any(|condition| condition.r#type == kind && condition.status);
@@ -373,25 +365,8 @@ impl RemoteContainerService {
     /// # Errors
     /// Where the runtime cannot be asked, or leaves out whose it is.
     pub async fn sandbox(&self, id: &str) -> Result<Option<Sandbox>, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
-        let response = self
-            .peer
-            .call(Call::Other("PodSandboxStatus"), request, |request| async move {
-                bounded::unary::<_, v1::PodSandboxStatusResponse>(
-                    channel,
-                    "/runtime.v1.RuntimeService/PodSandboxStatus",
-                    request,
-                    ONE,
-                )
-                .await
-            })
-            .await;
-        let status = match response {
-            Ok(response) => response.status.unwrap_or_default(),
-            Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let Some(response) = self.ask_sandbox(id, false).await? else { return Ok(None) };
+        let status = response.status.unwrap_or_default();
         convert::check_sandbox_status(&status)?;
         Ok(convert::sandbox_from_wire(v1::PodSandbox {
             id: status.id,
@@ -402,6 +377,23 @@ impl RemoteContainerService {
             annotations: status.annotations,
             runtime_handler: status.runtime_handler,
         }))
+    }
+
+    /// One sandbox as it was answered; absent is no error.
+    async fn ask_sandbox(&self, id: &str, verbose: bool) -> Result<Option<v1::PodSandboxStatusResponse>, RuntimeError> {
+        let channel = self.peer.channel.clone();
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose };
+        let ask = |request| bounded::unary(channel, "/runtime.v1.RuntimeService/PodSandboxStatus", request, ONE);
+        match self.peer.call(Call::Other("PodSandboxStatus"), request, ask).await {
+            Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(None),
+            response => response.map(Some),
+        }
+    }
+
+    async fn ask_status(&self, verbose: bool) -> Result<v1::StatusResponse, RuntimeError> {
+        let channel = self.peer.channel.clone();
+        let ask = |request| bounded::unary(channel, "/runtime.v1.RuntimeService/Status", request, ONE);
+        self.peer.call(Call::Other("Status"), v1::StatusRequest { verbose }, ask).await
     }
 
     async fn list_containers(&self, deadline: Instant) -> Result<Vec<v1::Container>, RuntimeError> {
@@ -534,6 +526,16 @@ impl ContainerService for RemoteContainerService {
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(true),
             Err(error) => Err(error),
         }
+    }
+
+    /// What is read is what the runtime adds for who asks verbosely: containerd and CRI-O do.
+    async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
+        let response = self.ask_sandbox(sandbox_id, true).await?;
+        Ok(response.map_or(SandboxImage::Gone, |response| SandboxImage::of_info(&response.info)))
+    }
+
+    async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
+        Ok(default_sandbox_image(&self.ask_status(true).await?.info).into_iter().collect())
     }
 }
 

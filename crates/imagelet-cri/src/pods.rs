@@ -162,8 +162,8 @@ impl TestPods {
         Ok(())
     }
 
-    /// Stops and removes a pod with all its containers.
-    pub async fn remove_sandbox(&self, sandbox: &TestSandbox) -> Result<(), RuntimeError> {
+    /// Stops a pod with all its containers; it is not ready from then on.
+    pub async fn stop_sandbox(&self, sandbox: &TestSandbox) -> Result<(), RuntimeError> {
         let mut client = self.client.clone();
         let request = v1::StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
         self.peer
@@ -173,6 +173,12 @@ impl TestPods {
                 |request| async move { client.stop_pod_sandbox(request).await },
             )
             .await?;
+        Ok(())
+    }
+
+    /// Stops and removes a pod with all its containers.
+    pub async fn remove_sandbox(&self, sandbox: &TestSandbox) -> Result<(), RuntimeError> {
+        self.stop_sandbox(sandbox).await?;
         let mut client = self.client.clone();
         let request = v1::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
         self.peer

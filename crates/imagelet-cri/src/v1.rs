@@ -872,6 +872,8 @@ pub struct PodSandboxStatusRequest {
 pub struct PodSandboxStatusResponse {
     #[prost(message, optional, tag = "1")]
     pub status: ::core::option::Option<PodSandboxStatus>,
+    #[prost(btree_map = "string, string", tag = "2")]
+    pub info: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
 }
 /// Network, namespaces and what runs in it are left out.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -18,6 +18,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use imagelet_core::{
     image::{Percent, PinnedNames},
+    inventory::PinPattern,
     manager::Compatibility,
 };
 use imagelet_oci::{Admission, Durability, LayerLimits};
@@ -30,6 +31,7 @@ pub(crate) use environment::{Environment, Surroundings};
 use gc::{Ages, Collection, GcFile};
 pub(crate) use gc::{CollectionMode, CollectionOrder};
 pub(crate) use kubelet::NodeSettings;
+use kubelet::{FeatureGatesFile, TracingFile};
 pub(crate) use layers::{Layers, Source, Sourced};
 
 /// What `apiVersion` must say.
@@ -159,7 +161,10 @@ pub(crate) struct File {
     #[serde(rename = "tracing", skip_serializing_if = "Option::is_none")]
     tracing: Option<TracingFile>,
 
-    // The kubelet has these two as flags.
+    // The kubelet has these three as flags; the first is one of older kubelets.
+    /// The image that sandboxes ("pause" containers) are started from. Read as `sandboxImage` is, from a kubelet's file, too.
+    #[serde(rename = "podInfraContainerImage", skip_serializing_if = "Option::is_none")]
+    pod_infra_image: Option<String>,
     /// What credential providers there are: a file of kind `CredentialProviderConfig`, or a folder of such files; read again on SIGHUP. Empty: none. See [credentials](credentials.md).
     #[serde(rename = "imageCredentialProviderConfigPath", skip_serializing_if = "Option::is_none")]
     providers_config: Option<PathBuf>,
@@ -186,6 +191,9 @@ pub(crate) struct File {
     /// Another store of images, used in place of the embedded one.
     #[serde(rename = "imageService", skip_serializing_if = "Option::is_none")]
     image_service: Option<ImageServiceFile>,
+    /// The image that the runtime starts sandboxes ("pause" containers) from, such as `registry.k8s.io/pause:3.10`: no collection takes it. Empty: what the runtime itself reports, which containerd and CRI-O do. Not with `compatibility: kubelet`. See [keep rules](keep.md).
+    #[serde(rename = "sandboxImage", skip_serializing_if = "Option::is_none")]
+    sandbox_image: Option<String>,
     /// How registries are reached.
     #[serde(rename = "registry", skip_serializing_if = "Option::is_none")]
     registry: Option<RegistryFile>,
@@ -210,30 +218,6 @@ pub(crate) struct File {
     /// When images are collected, and which.
     #[serde(rename = "gc", skip_serializing_if = "Option::is_none")]
     gc: Option<GcFile>,
-}
-
-/// `featureGates` in the file.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct FeatureGatesFile {
-    /// Keep on record what was pulled for whom, and let nobody else use it. `false`: every pod may use what is on the node.
-    #[serde(rename = "KubeletEnsureSecretPulledImages", skip_serializing_if = "Option::is_none")]
-    ensure_secret_pulled_images: Option<bool>,
-    /// Whether `imageMaximumGCAge` may be set; the kubelet has locked this gate on.
-    #[serde(rename = "ImageMaximumGCAge", skip_serializing_if = "Option::is_none")]
-    image_maximum_gc_age: Option<bool>,
-}
-
-/// `tracing` in the file.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct TracingFile {
-    /// `HOST:PORT`, `dns:`, `unix:` or `unix-abstract:`. Checked and shown; imagelet exports no traces.
-    #[serde(rename = "endpoint", skip_serializing_if = "Option::is_none")]
-    endpoint: Option<String>,
-    /// Of a million requests so many are traced. Checked and shown.
-    #[serde(rename = "samplingRatePerMillion", skip_serializing_if = "Option::is_none")]
-    sampling_rate: Option<i32>,
 }
 
 impl File {
@@ -418,6 +402,7 @@ impl File {
             events_per_second: Some(50),
             events_burst: Some(100),
             tracing: None,
+            pod_infra_image: Some(String::new()),
             providers_config: Some(PathBuf::new()),
             providers_binaries: Some(PathBuf::new()),
             provider_timeout: Some(GoDuration::minutes(1)),
@@ -443,6 +428,7 @@ impl File {
                 cri: Some(CriFile { endpoint: Some(String::new()), pull_stall: Some(GoDuration::minutes(5)) }),
                 pinned_images: Some(PinnedFile::Patterns(Vec::new())),
             }),
+            sandbox_image: Some(String::new()),
             registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
             credentials: Some(CredentialsFile::default()),
             compatibility: Some(Compatibility::default().name().into()),
@@ -503,6 +489,8 @@ pub(crate) struct Settings {
     pub(crate) backend: Backend,
     /// Names whose images are pinned.
     pub(crate) pinned: PinnedNames,
+    /// Names of the images that sandboxes are started from; `None`: as the kubelet, which does not ask.
+    pub(crate) sandbox_images: Option<Vec<PinPattern>>,
     /// Directories of `HOST/hosts.toml`.
     pub(crate) hosts_dirs: Vec<PathBuf>,
     /// The node's own docker configuration; `None`: wherever it is.

@@ -21,7 +21,7 @@ pub enum Reason {
     },
     /// Stays: pinned.
     Pinned {
-        /// Patterns, or `runtime`.
+        /// Patterns, `runtime`, or `sandbox image`.
         by: Vec<String>,
     },
     /// Stays: a rule of the configuration keeps it.
@@ -216,7 +216,11 @@ impl fmt::Display for Reason {
                 }
             }
             Self::Pinned { by } => {
-                let quoted = |it: &String| if it == "runtime" { "the runtime".to_owned() } else { format!("`{it}`") };
+                let quoted = |it: &String| match it.as_str() {
+                    "runtime" => "the runtime".to_owned(),
+                    "sandbox image" => "the sandbox image setting".to_owned(),
+                    pattern => format!("`{pattern}`"),
+                };
                 write!(f, "pinned by {}", by.iter().map(quoted).collect::<Vec<_>>().join(", "))
             }
             Self::Rule { rule } => write!(f, "kept by the rule `{rule}`"),
@@ -258,6 +262,7 @@ mod tests {
             (users(1), "in use by default/web/0"),
             (users(5), "in use by default/web/0, default/web/1, default/web/2 and 2 more"),
             (Reason::Pinned { by: vec!["runtime".to_owned(), "x*".to_owned()] }, "pinned by the runtime, `x*`"),
+            (Reason::Pinned { by: vec!["sandbox image".to_owned()] }, "pinned by the sandbox image setting"),
             (Reason::Young { age_min: Duration::from_mins(2) }, "younger than 2m0s"),
             (Reason::NotNeeded, "not needed"),
             (Reason::Refused { error: "held".to_owned() }, "the runtime refused to remove it: held"),

@@ -60,6 +60,7 @@ impl State {
         self.settle(&survey, used_before, &uses.by_image, now, wall);
         let snapshot = Arc::new(self.draw(survey.images.into_images(), &uses.by_image, now));
         self.mounts = survey.mounts;
+        self.sandboxes.keep(survey.sandboxes, uses.sandboxes);
         self.snapshot = Some(Arc::clone(&snapshot));
         snapshot
     }

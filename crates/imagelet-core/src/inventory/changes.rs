@@ -307,7 +307,9 @@ impl State {
         }
 
         let told = trace.used.take();
-        let told = told.filter(|it| is_same && it.pods == survey.pods && self.mounts == survey.mounts);
+        let are_sandboxes_same = self.sandboxes.images == survey.sandboxes;
+        let told =
+            told.filter(|it| is_same && it.pods == survey.pods && self.mounts == survey.mounts && are_sandboxes_same);
         let (uses, used) = if let Some(told) = told {
             // Then no container is new, either.
             (Uses { by_image: told.users, ..Uses::default() }, told.places)
@@ -383,6 +385,7 @@ impl State {
         }
         let snapshot = Arc::new(self.snapshot_of(entries, now));
         self.mounts = survey.mounts;
+        self.sandboxes.keep(survey.sandboxes, uses.sandboxes);
         trace.used = Some(Used { pods: survey.pods, users: uses.by_image, places: used });
         self.snapshot = Some(Arc::clone(&snapshot));
         self.trace = Some(trace);

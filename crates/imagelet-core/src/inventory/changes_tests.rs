@@ -8,8 +8,8 @@ use std::{
 use super::*;
 use crate::{
     image::{ByteSize, ImageSpec, ImageUser},
-    inventory::{HandedOut, Inventory, PinPattern},
-    runtime::{Container, ContainerState, Listing, Pod, RuntimeManager},
+    inventory::{HandedOut, Inventory, PinPattern, sandboxes::SandboxImages},
+    runtime::{Container, ContainerState, Listing, Pod, RuntimeManager, Sandbox},
     testing::FakeRuntime,
 };
 
@@ -87,7 +87,16 @@ fn turn(dice: &mut Dice, images: &mut Vec<Image>, pods: &mut Vec<Pod>, now: Syst
                 namespace: "default".into(),
                 created_at: now,
                 containers: vec![container],
-                sandboxes: Vec::new(),
+                sandboxes: vec![Sandbox {
+                    id: format!("sandbox-{number}"),
+                    name: format!("pod-{number}"),
+                    namespace: "default".into(),
+                    uid: String::new(),
+                    attempt: 0,
+                    ready: true,
+                    created_at: now,
+                    runtime_handler: String::new(),
+                }],
             });
         }
         _ => {}
@@ -166,8 +175,15 @@ fn a_pass_over_what_changed_leaves_what_a_pass_over_everything_leaves() {
                 let mounted = container.id.ends_with('7').then(|| id(3)).into_iter().collect();
                 mounts.insert(container.id.clone(), mounted);
             }
-            let survey =
-                |images| Survey { images, pods: pods.clone(), mounts: mounts.clone(), missing_are_gone: seed % 2 == 0 };
+            let of = |sandbox: &Sandbox| (sandbox.id.clone(), sandbox.id.ends_with('3').then(|| id(5)));
+            let sandboxes: SandboxImages = pods.iter().flat_map(|pod: &Pod| &pod.sandboxes).map(of).collect();
+            let survey = |images| Survey {
+                images,
+                pods: pods.clone(),
+                mounts: mounts.clone(),
+                sandboxes: sandboxes.clone(),
+                missing_are_gone: seed % 2 == 0,
+            };
             let listed = || images.iter().cloned().collect::<Listing>();
             let listing = match kept.take_if(|(before, _)| *before == images) {
                 Some((_, listing)) if dice.next(4) > 0 => {

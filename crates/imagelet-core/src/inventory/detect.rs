@@ -2,10 +2,13 @@
 
 use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 
-use super::names::{Among, Names};
+use super::{
+    names::{Among, Names},
+    sandboxes::SandboxImages,
+};
 use crate::{
     image::{ByteSize, Image, ImageId, ImageKey},
-    runtime::{Container, Listing, Pod},
+    runtime::{Container, Listing, Pod, Sandbox},
 };
 
 /// What is remembered of an image between passes.
@@ -33,6 +36,8 @@ pub(crate) type Users = BTreeMap<ImageKey, Vec<String>>;
 pub(crate) struct Uses {
     pub(crate) by_image: Users,
     pub(crate) fresh: BTreeMap<ImageKey, Vec<Fresh>>,
+    /// The id of each sandbox's image, where it is listed: a name may mean another one later.
+    pub(crate) sandboxes: SandboxImages,
 }
 
 /// A container that was not there before.
@@ -51,7 +56,8 @@ pub(crate) struct Survey {
     pub(crate) pods: Vec<Pod>,
     /// Images mounted as volumes, by container id.
     pub(crate) mounts: BTreeMap<String, Vec<String>>,
-    /// Of each container that was there before and is not listed, the runtime says when asked that it is gone.
+    pub(crate) sandboxes: SandboxImages,
+    /// Of each container and sandbox that was there before and is not listed, the runtime says when asked that it is gone.
     pub(crate) missing_are_gone: bool,
 }
 
@@ -172,7 +178,8 @@ pub(super) fn uses_among(
         let own = [&container.image_id, &container.image_ref, &container.image.image].into_iter();
         own.chain(mounted(container).filter(|_| rules.image_volumes)).map(String::as_str)
     });
-    let names = Names::of(images, rules, texts);
+    let of_sandboxes = survey.sandboxes.values().flatten().map(String::as_str);
+    let names = Names::of(images, rules, texts.chain(of_sandboxes));
     let has_mounts = rules.image_volumes && containers().any(|(_, container)| mounted(container).next().is_some());
     let is_listed = has_mounts.then(|| images.ids());
     let mut uses = Uses::default();
@@ -208,6 +215,18 @@ pub(super) fn uses_among(
         }
         note_fresh(&mut uses, found, pod, container, &is_fresh);
     }
+    for (pod, sandbox) in survey.pods.iter().flat_map(|pod| pod.sandboxes.iter().map(move |it| (pod, it))) {
+        let Some(image) = survey.sandboxes.get(&sandbox.id).and_then(Option::as_ref) else { continue };
+        for key in names.find(image, rules) {
+            uses.sandboxes.entry(sandbox.id.clone()).or_insert_with(|| Some(key.id().to_string()));
+            let list = uses.by_image.entry(key).or_default();
+            let user = sandbox_text(pod, sandbox);
+            // One pod may have several.
+            if !list.contains(&user) {
+                list.push(user);
+            }
+        }
+    }
     uses
 }
 
@@ -235,6 +254,13 @@ fn user_text(pod: &Pod, container: &Container) -> String {
         (true, true) => format!("mount {name}"),
         (true, false) => format!("container {name}"),
     }
+}
+
+fn sandbox_text(pod: &Pod, sandbox: &Sandbox) -> String {
+    if pod.name.is_empty() {
+        return format!("sandbox {}", sandbox.id);
+    }
+    format!("{}/{} (sandbox)", pod.namespace, pod.name)
 }
 
 /// Whether this user is a mount of the embedded store, of which the kernel tells, and not a container of a runtime.

@@ -23,6 +23,7 @@ mod pins;
 mod recall;
 mod recheck;
 mod reuse;
+mod sandboxes;
 mod steady;
 #[cfg(test)]
 mod tests;
@@ -56,6 +57,7 @@ use self::{
     ledger::Writer,
     memory::{Memory, Told},
     pinning::parse_patterns,
+    sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
     steady::{SteadyClock, moved},
     watch::Watch,
 };
@@ -71,7 +73,7 @@ pub use self::{
 };
 use crate::{
     image::{ByteSize, Image, ImageId, ImageKey},
-    runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager},
+    runtime::{Pod, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxImage},
 };
 
 /// How often the ledger is written at most. Who looks each ten seconds loses less than a minute by a crash.
@@ -129,6 +131,7 @@ struct State {
     pins_edition: u64,
     /// Mounts are fixed when a container is created, so each container is asked once.
     mounts: BTreeMap<String, Vec<String>>,
+    sandboxes: Sandboxes,
     watch: Watch,
     /// What the last pass left for one that looks at what changed alone; `None`: the next looks at all images.
     trace: Option<Trace>,
@@ -184,9 +187,9 @@ pub struct Entry {
     pub origin: Origin,
     /// How its uses follow one another.
     pub history: UseHistory,
-    /// `NAMESPACE/POD/CONTAINER`, `mount DIRECTORY` or `container ID`.
+    /// `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY` or `container ID`.
     pub in_use_by: Vec<String>,
-    /// Patterns, or `runtime`.
+    /// Patterns, `runtime`, or `sandbox image`.
     pub pinned_by: Vec<String>,
 }
 
@@ -226,6 +229,9 @@ pub enum InventoryError {
     /// It did not tell the mounts of a container. The kubelet's text, so the cause is in it.
     #[error("get container status: {}", .0.chain())]
     Mounts(RuntimeError),
+    /// It did not report the image of a sandbox, or what new sandboxes are started from.
+    #[error("get sandbox image: {}", .0.chain())]
+    Sandboxes(RuntimeError),
     /// A file could not be read or written.
     #[error("could not keep the inventory in `{}`", path.display())]
     File {
@@ -244,6 +250,12 @@ pub enum InventoryError {
         #[source]
         source: PinError,
     },
+}
+
+/// What used an image at the last pass and is not listed any more.
+enum Missing {
+    Container(String),
+    Sandbox(String),
 }
 
 impl Inventory {
@@ -308,6 +320,7 @@ impl Inventory {
         }
         let number = self.passes_begun.fetch_add(1, Ordering::SeqCst) + 1;
         let survey = self.survey().await?;
+        self.reload_default_sandbox_images().await?;
         self.reload_pins().await;
         self.reload_leases(now + began.elapsed()).await;
         let snapshot = self.lock().absorb(survey, now, now + began.elapsed());
@@ -349,28 +362,36 @@ impl Inventory {
         let images = self.runtime.list(None).await.map_err(InventoryError::List)?;
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
         let mounts = self.mounts(&pods).await?;
-        let missing_are_gone = self.are_missing_gone(&mounts).await;
-        Ok(Survey { images, pods, mounts, missing_are_gone })
+        let sandboxes = self.sandbox_images(&pods).await?;
+        let missing_are_gone = self.are_missing_gone(&mounts, &sandboxes).await;
+        Ok(Survey { images, pods, mounts, sandboxes, missing_are_gone })
     }
 
-    /// Whether the runtime says of each container missing from its list, asked for it alone, that it is gone.
+    /// Whether the runtime says of each container and sandbox missing from its lists, asked for it alone, that it is gone.
     ///
-    /// Not asked where none is listed at all: who has forgotten all of them would say so of each.
-    async fn are_missing_gone(&self, listed: &BTreeMap<String, Vec<String>>) -> bool {
-        let missing: Vec<String> = {
-            let known = &self.lock().mounts;
+    /// Not asked where no container is listed at all: who has forgotten all of them would say so of each.
+    async fn are_missing_gone(&self, listed: &BTreeMap<String, Vec<String>>, sandboxes: &SandboxImages) -> bool {
+        let missing: Vec<Missing> = {
+            let state = self.lock();
             // After a start nobody knows which containers there were.
-            if listed.is_empty() || known.is_empty() {
+            if listed.is_empty() || state.mounts.is_empty() {
                 return false;
             }
-            known.keys().filter(|id| !listed.contains_key(*id)).take(MISSING_ASKED_MAX + 1).cloned().collect()
+            let containers =
+                state.mounts.keys().filter(|id| !listed.contains_key(*id)).cloned().map(Missing::Container);
+            let missing = containers.chain(state.sandboxes.missing(sandboxes).map(Missing::Sandbox));
+            missing.take(MISSING_ASKED_MAX + 1).collect()
         };
         if missing.len() > MISSING_ASKED_MAX {
             return false;
         }
-        let mut answers = stream::iter(missing)
-            .map(|id| async move { self.runtime.is_container_gone(&id).await })
-            .buffer_unordered(STATUS_CALLS_MAX);
+        let is_gone = |missing| async move {
+            match missing {
+                Missing::Container(id) => self.runtime.is_container_gone(&id).await,
+                Missing::Sandbox(id) => Ok(self.runtime.sandbox_image(&id).await? == SandboxImage::Gone),
+            }
+        };
+        let mut answers = stream::iter(missing).map(is_gone).buffer_unordered(STATUS_CALLS_MAX);
         while let Some(answer) = answers.next().await {
             if !answer.unwrap_or(false) {
                 return false;
@@ -433,6 +454,9 @@ impl State {
         let runtime = image.pinned.then(|| PINNED_BY_RUNTIME.to_owned());
         let pins = self.pins.iter().chain(&self.configured_pins).filter(|pin| pin.matches(image));
         let mut by: Vec<String> = runtime.into_iter().collect();
+        if self.sandboxes.defaults().any(|name| name.matches(image)) {
+            by.push(PINNED_FOR_SANDBOXES.to_owned());
+        }
         for pin in pins {
             // Pinned by command and by configuration is pinned once.
             if by.iter().all(|by| by != pin.text()) {
@@ -444,7 +468,7 @@ impl State {
 
     /// Whether a pattern pins it.
     fn is_pinned(&self, image: &Image) -> bool {
-        self.pins.iter().chain(&self.configured_pins).any(|pin| pin.matches(image))
+        self.pins.iter().chain(&self.configured_pins).chain(self.sandboxes.defaults()).any(|pin| pin.matches(image))
     }
 
     /// Shows changed pins without waiting for the next pass.

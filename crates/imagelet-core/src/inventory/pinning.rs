@@ -42,7 +42,7 @@ impl Inventory {
     /// The same for many.
     pub fn mark_all_pinned(&self, images: &mut [Arc<Image>]) {
         let state = self.lock();
-        if state.pins.is_empty() && state.configured_pins.is_empty() {
+        if state.pins.is_empty() && state.configured_pins.is_empty() && state.sandboxes.defaults().next().is_none() {
             return;
         }
         for image in images.iter_mut().filter(|image| !image.pinned && state.is_pinned(image)) {

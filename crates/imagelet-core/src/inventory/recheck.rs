@@ -79,7 +79,9 @@ impl Inventory {
             pods => pods.map_err(InventoryError::List)?,
         };
         let mounts = self.mounts(&pods).await?;
-        let survey = Survey { images: [image.clone()].into_iter().collect(), pods, mounts, missing_are_gone: false };
+        let sandboxes = self.sandbox_images(&pods).await?;
+        let images = [image.clone()].into_iter().collect();
+        let survey = Survey { images, pods, mounts, sandboxes, missing_are_gone: false };
         let seen =
             self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_DOUBT);
         if seen.is_some_and(|seen| seen.containers > 0) && survey.runtime_containers() == 0 {
@@ -116,6 +118,7 @@ impl Inventory {
     async fn recheck(&self, entry: &Entry, containers: usize) -> Result<Result<Image, Standing>, InventoryError> {
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
         let mounts = self.mounts(&pods).await?;
+        let sandboxes = self.sandbox_images(&pods).await?;
         let spec = ImageSpec { image: entry.image.id.to_string(), ..entry.image.spec.clone() };
         let Some(found) = self.runtime.status(&spec).await.map_err(InventoryError::List)? else {
             return Ok(Err(Standing::Gone));
@@ -124,7 +127,7 @@ impl Inventory {
         let image = merged(&entry.image, found);
         let image = Arc::new(image);
         let images = [Arc::clone(&image)].into_iter().collect();
-        let survey = Survey { images, pods, mounts, missing_are_gone: false };
+        let survey = Survey { images, pods, mounts, sandboxes, missing_are_gone: false };
         if containers > 0 && survey.runtime_containers() == 0 && !self.has(Flaw::EmptyListBelieved) {
             return Ok(Err(Standing::Doubtful));
         }

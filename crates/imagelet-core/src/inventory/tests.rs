@@ -210,7 +210,7 @@ async fn a_mounted_image_is_in_use_and_each_container_is_asked_once() {
     fake.take_calls();
     let snapshot = inventory.refresh(seconds(1)).await.unwrap();
     assert_eq!(entry(&snapshot, &volume).in_use_by, ["default/web/app (volume)"]);
-    assert_eq!(fake.take_calls(), ["list", "sandboxes", "containers"]);
+    assert_eq!(fake.take_calls(), ["list", "sandboxes", "containers", "config"]);
 }
 
 #[tokio::test]
@@ -306,7 +306,7 @@ async fn refreshes_that_wait_together_share_one_pass() {
     for refreshed in waiting {
         refreshed.await.unwrap();
     }
-    assert_eq!(fake.take_calls(), ["list", "sandboxes", "containers"]);
+    assert_eq!(fake.take_calls(), ["list", "sandboxes", "containers", "config"]);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Container, ContainerService, RuntimeError, Sandbox};
+use super::{Container, ContainerService, RuntimeError, Sandbox, SandboxImage};
 
 /// How the store's own uses are called; no runtime gives such ids.
 const OWN: &str = "mount:";
@@ -58,6 +58,15 @@ impl ContainerService for ContainersBeside {
 
     async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
         self.of(container_id).is_gone(container_id).await
+    }
+
+    /// A store of our own has no sandboxes.
+    async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
+        self.runtime.sandbox_image(sandbox_id).await.map_err(|error| self.told(error))
+    }
+
+    async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
+        self.runtime.default_sandbox_images().await.map_err(|error| self.told(error))
     }
 }
 

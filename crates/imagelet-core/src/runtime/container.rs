@@ -26,6 +26,28 @@ pub trait ContainerService: Send + Sync + fmt::Debug {
         let _ = container_id;
         Ok(false)
     }
+
+    /// The image that a sandbox itself runs from, which is in no container's name.
+    async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
+        let _ = sandbox_id;
+        Ok(SandboxImage::Unknown)
+    }
+
+    /// Names of the images that the runtime starts new sandboxes from, where it reports them.
+    async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
+        Ok(Vec::new())
+    }
+}
+
+/// What a runtime reports of the image of a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SandboxImage {
+    /// Its id, or one of its names.
+    Named(String),
+    /// The sandbox is there, and the runtime does not report its image.
+    Unknown,
+    /// There is no such sandbox.
+    Gone,
 }
 
 /// A container service for stores without containers.

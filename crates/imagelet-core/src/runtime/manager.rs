@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Container, ContainerService, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing, Progress,
-    PullEstimate, PullRequest, RuntimeError, Sandbox,
+    PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage,
     operations::{Operation, Operations},
     pull_watch::{Looking, PullWatch},
 };
@@ -187,6 +187,16 @@ impl RuntimeManager {
         self.counted(Operation::Container, self.containers.is_gone(container_id)).await
     }
 
+    /// The image of a sandbox; see [`ContainerService::sandbox_image`].
+    pub async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
+        self.counted(Operation::Sandbox, self.containers.sandbox_image(sandbox_id)).await
+    }
+
+    /// What new sandboxes are started from; see [`ContainerService::default_sandbox_images`].
+    pub async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
+        self.counted(Operation::Runtime, self.containers.default_sandbox_images()).await
+    }
+
     async fn counted<T>(
         &self,
         operation: Operation,
@@ -301,7 +311,15 @@ mod tests {
         runtime.pods().await.unwrap();
         runtime.mounted_images("c").await.unwrap();
         runtime.is_container_gone("c").await.unwrap();
-        for (operation, count) in [("list_podsandbox", 1), ("list_containers", 1), ("container_status", 2)] {
+        runtime.sandbox_image("s").await.unwrap();
+        runtime.default_sandbox_images().await.unwrap();
+        for (operation, count) in [
+            ("list_podsandbox", 1),
+            ("list_containers", 1),
+            ("container_status", 2),
+            ("podsandbox_status", 1),
+            ("status", 1),
+        ] {
             let line = format!("kubelet_runtime_operations_total{{operation_type=\"{operation}\"}} {count}");
             assert!(metrics.render().lines().any(|found| found == line), "{line}");
         }

@@ -15,10 +15,11 @@ mod make_room;
 mod manager;
 mod operations;
 mod pull_watch;
+mod sandbox_info;
 mod usage;
 
 pub use beside::ContainersBeside;
-pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox};
+pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox, SandboxImage};
 pub use details::{ImageDetails, JsonText, LayerDetails, chain_id};
 pub use error::{RuntimeError, RuntimeErrorKind};
 pub use estimate::PullEstimate;
@@ -33,4 +34,5 @@ pub use listing::Listing;
 pub use make_room::{MakeRoom, RoomMade, RoomWanted};
 pub use manager::{Pod, RuntimeManager};
 pub use pull_watch::{PullEnd, PullSeen, PullWatch};
+pub use sandbox_info::default_sandbox_image;
 pub use usage::StoreMeasure;

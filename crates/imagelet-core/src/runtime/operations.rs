@@ -55,6 +55,8 @@ pub(super) enum Operation {
     Sandboxes,
     Containers,
     Container,
+    Sandbox,
+    Runtime,
 }
 
 impl Operation {
@@ -68,6 +70,8 @@ impl Operation {
             Self::Sandboxes => "list_podsandbox",
             Self::Containers => "list_containers",
             Self::Container => "container_status",
+            Self::Sandbox => "podsandbox_status",
+            Self::Runtime => "status",
         }
     }
 }
@@ -76,7 +80,7 @@ impl Operation {
 #[derive(Debug)]
 pub(super) struct Operations {
     metrics: Arc<Metrics>,
-    series: [Series; 8],
+    series: [Series; 10],
 }
 
 #[derive(Debug, Default)]

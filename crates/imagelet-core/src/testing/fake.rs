@@ -15,7 +15,7 @@ use crate::{
     runtime::{
         Certainty, Container, ContainerService, ContainerState, FilesystemUsage, Freed, ImageDetails, ImageFilesystems,
         ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Listing, Progress, PullEstimate, PullEvent,
-        PullRequest, RuntimeError, RuntimeErrorKind, Sandbox,
+        PullRequest, RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage,
     },
 };
 
@@ -63,6 +63,8 @@ struct State {
     containers: Vec<Container>,
     sandboxes: Vec<Sandbox>,
     volumes: HashMap<String, Vec<String>>,
+    sandbox_images: HashMap<String, String>,
+    default_sandbox_images: Vec<String>,
     /// Whether it says of a container that it is gone for certain; else nobody knows.
     tells_who_is_gone: bool,
     calls: Vec<String>,
@@ -230,6 +232,21 @@ impl FakeRuntime {
     /// Mounts an image into a container as a volume.
     pub fn mount_volume(&self, container_id: &str, image: &str) {
         self.lock().volumes.entry(container_id.to_owned()).or_default().push(image.to_owned());
+    }
+
+    /// Reports this as the image that a sandbox runs from.
+    pub fn set_sandbox_image(&self, sandbox_id: &str, image: &str) {
+        self.lock().sandbox_images.insert(sandbox_id.to_owned(), image.to_owned());
+    }
+
+    /// Reports this as the image that new sandboxes are started from.
+    pub fn set_default_sandbox_image(&self, image: &str) {
+        self.lock().default_sandbox_images = vec![image.to_owned()];
+    }
+
+    /// Removes one sandbox.
+    pub fn remove_sandbox(&self, sandbox_id: &str) {
+        self.lock().sandboxes.retain(|sandbox| sandbox.id != sandbox_id);
     }
 
     /// Removes all containers and sandboxes.
@@ -537,5 +554,17 @@ impl ContainerService for FakeRuntime {
     async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
         let fake = self.lock();
         Ok(fake.tells_who_is_gone && fake.containers.iter().all(|container| container.id != container_id))
+    }
+
+    async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
+        let fake = self.enter("sandbox", sandbox_id)?;
+        if fake.tells_who_is_gone && fake.sandboxes.iter().all(|sandbox| sandbox.id != sandbox_id) {
+            return Ok(SandboxImage::Gone);
+        }
+        Ok(fake.sandbox_images.get(sandbox_id).cloned().map_or(SandboxImage::Unknown, SandboxImage::Named))
+    }
+
+    async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
+        Ok(self.enter("config", "")?.default_sandbox_images.clone())
     }
 }

@@ -7,6 +7,8 @@ use imagelet_core::{
     text::quoted,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{File, GoDuration, validate::Complaints};
 
 /// Keys whose value is a map of texts: their own keys have dots in them and are no levels of the file.
@@ -15,6 +17,30 @@ pub(super) const MAPS: [&str; 4] =
 
 /// The runtime behind a socket so called is the one whose stores the kubelet looks at itself.
 const CRIO_SOCKET: &str = "run/crio/crio.sock";
+
+/// `featureGates` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct FeatureGatesFile {
+    /// Keep on record what was pulled for whom, and let nobody else use it. `false`: every pod may use what is on the node.
+    #[serde(rename = "KubeletEnsureSecretPulledImages", skip_serializing_if = "Option::is_none")]
+    pub(super) ensure_secret_pulled_images: Option<bool>,
+    /// Whether `imageMaximumGCAge` may be set; the kubelet has locked this gate on.
+    #[serde(rename = "ImageMaximumGCAge", skip_serializing_if = "Option::is_none")]
+    pub(super) image_maximum_gc_age: Option<bool>,
+}
+
+/// `tracing` in the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TracingFile {
+    /// `HOST:PORT`, `dns:`, `unix:` or `unix-abstract:`. Checked and shown; imagelet exports no traces.
+    #[serde(rename = "endpoint", skip_serializing_if = "Option::is_none")]
+    pub(super) endpoint: Option<String>,
+    /// Of a million requests so many are traced. Checked and shown.
+    #[serde(rename = "samplingRatePerMillion", skip_serializing_if = "Option::is_none")]
+    pub(super) sampling_rate: Option<i32>,
+}
 
 /// What a kubelet on this node does with images.
 #[derive(Clone, Debug, PartialEq)]
@@ -199,6 +225,40 @@ fn is_escape(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Environment, Layers};
+
+    #[test]
+    fn the_sandbox_image_is_taken_from_the_kubelets_file_and_from_our_own() {
+        let folder = tempfile::tempdir().expect("a directory for the test");
+        let settings = |kubelet: &str, own: &str| {
+            let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+            let file = |name: &str, text: &str| {
+                let path = folder.path().join(name);
+                std::fs::write(&path, text).expect("the test's file is written");
+                path
+            };
+            let kubelet = file("kubelet.yaml", &format!("kind: KubeletConfiguration\n{kubelet}"));
+            layers.add_kubelet_file(&kubelet).expect("it is read");
+            layers.add_file(&file("imagelet.yaml", &format!("socket: /s\n{own}"))).expect("it is read");
+            layers.settings()
+        };
+        let names = |kubelet: &str, own: &str| {
+            let names = settings(kubelet, own).expect("it holds").sandbox_images;
+            names.map(|names| names.iter().map(|name| name.text().to_owned()).collect::<Vec<_>>())
+        };
+        let (of_kubelet, of_ours) = ("podInfraContainerImage: a.example/pause:1\n", "sandboxImage: b.example/pause\n");
+        assert_eq!(names("", ""), Some(Vec::new()));
+        assert_eq!(
+            names(of_kubelet, of_ours),
+            Some(vec!["a.example/pause:1".to_owned(), "b.example/pause".to_owned()])
+        );
+        assert_eq!(names("", of_kubelet), Some(vec!["a.example/pause:1".to_owned()]));
+        assert_eq!(names(of_kubelet, "compatibility: kubelet\n"), None, "only the runtime's own pin holds there");
+        for name in ["'*'", "'a*'", "UPPER", "'a b'", "'a@b'"] {
+            let refused = settings("", &format!("sandboxImage: {name}\n")).expect_err("refused").to_string();
+            assert!(refused.contains("imagelet.yaml:2: invalid configuration: sandboxImage `"), "{refused}");
+        }
+    }
 
     #[test]
     fn targets_are_refused_in_gos_words() {

@@ -18,7 +18,7 @@ use super::{
 };
 
 /// The keys taken from a kubelet's file; everything else in it is not about images.
-const KUBELET_KEYS: [&str; 27] = [
+const KUBELET_KEYS: [&str; 28] = [
     "imageGCHighThresholdPercent",
     "imageGCLowThresholdPercent",
     "imageMinimumGCAge",
@@ -46,6 +46,7 @@ const KUBELET_KEYS: [&str; 27] = [
     "eventRecordQPS",
     "eventBurst",
     "tracing",
+    "podInfraContainerImage",
 ];
 
 /// Of a kubelet's feature gates, those that are about images.

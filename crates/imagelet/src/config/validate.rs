@@ -7,7 +7,8 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{ByteSize, Percent, PinnedNames},
+    image::{ByteSize, Percent, PinnedNames, Reference},
+    inventory::PinPattern,
     manager::Compatibility,
     records::Allowlist,
     text::quoted,
@@ -71,6 +72,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
     }
     let backend = backend(file, &mut complaints);
     let pinned = pinned(file, &mut complaints);
+    let sandbox_images = sandbox_images(file, &mut complaints);
     let detection = file.detection.clone().unwrap_or_default();
     let detection_period = period("detection.period", detection.period, &mut complaints);
     let collection = gc::check(&file.gc.clone().unwrap_or_default(), compatibility, file.ages(), &mut complaints);
@@ -107,6 +109,7 @@ pub(super) fn check(file: &File) -> Result<Settings, Vec<Complaint>> {
             http,
             backend,
             pinned,
+            sandbox_images: (!compatibility.is_kubelet()).then_some(sandbox_images),
             hosts_dirs,
             docker_config,
             providers,
@@ -140,6 +143,21 @@ fn pinned(file: &File, complaints: &mut Complaints) -> PinnedNames {
         complaints.add("imageService.pinnedImages", format!("imageService.pinnedImages: {error}"));
         PinnedNames::default()
     })
+}
+
+/// The names of the images that sandboxes are started from.
+fn sandbox_images(file: &File, complaints: &mut Complaints) -> Vec<PinPattern> {
+    let given = [("podInfraContainerImage", &file.pod_infra_image), ("sandboxImage", &file.sandbox_image)];
+    let given = given.map(|(key, name)| (key, name.clone().unwrap_or_default()));
+    let mut names = Vec::new();
+    for (key, name) in given.iter().filter(|(_, name)| !name.is_empty()) {
+        // One image is meant: a pattern with `*` is none.
+        match name.parse::<Reference>().ok().and_then(|_| name.parse().ok()) {
+            Some(pattern) => names.push(pattern),
+            None => complaints.add(*key, format!("{key} `{name}` must be the name of an image")),
+        }
+    }
+    names
 }
 
 /// What is found wrong, in order.

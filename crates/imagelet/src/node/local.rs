@@ -90,6 +90,7 @@ impl LocalNode {
     /// Puts a node together.
     pub(crate) fn new(parts: NodeParts, settings: Settings) -> Self {
         parts.gc.set_rules(settings.collection.rules());
+        parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
         declare(&parts.metrics);
         Self {
             adoption: Adoption::new(parts.takes_over),
@@ -116,6 +117,7 @@ impl LocalNode {
     /// Takes another configuration; thresholds, ages and periods hold from the next pass on.
     pub(crate) fn replace_settings(&self, settings: Settings) {
         self.parts.gc.set_rules(settings.collection.rules());
+        self.parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
         self.parts.inventory.start_leases(settings.collection.lease_for, SystemTime::now());
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }

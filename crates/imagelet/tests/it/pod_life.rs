@@ -88,7 +88,6 @@ fn an_image_lives_as_long_as_its_pod_and_imagelet_may_be_started_anew_meanwhile(
             pull(&images, &request(name)).await.unwrap();
         }
     });
-    daemon.run(["pin", &pause]).ok();
     let endpoint: Endpoint = containerd.endpoint().parse().unwrap();
     let (pods, sandbox, container) = in_runtime(async {
         let pods = TestPods::connect(&endpoint, folder.path()).await.unwrap();
@@ -128,7 +127,7 @@ fn an_image_lives_as_long_as_its_pod_and_imagelet_may_be_started_anew_meanwhile(
         daemon.run(["gc", "--all-unused"]);
         !present(&name)
     });
-    assert!(present(&pause), "it is pinned");
+    assert!(present(&pause), "new sandboxes are started from it");
     in_runtime(async {
         let images = connect(&daemon).await;
         assert_eq!(images.status(&ImageSpec::new(image.id())).await.unwrap(), None);
@@ -138,5 +137,79 @@ fn an_image_lives_as_long_as_its_pod_and_imagelet_may_be_started_anew_meanwhile(
         assert_eq!(images.status(&ImageSpec::new(&name)).await.unwrap(), None);
         let pods = TestPods::connect(&endpoint, folder.path()).await.unwrap();
         pods.remove_sandbox(&other).await.unwrap();
+    });
+}
+
+/// The row of an image in a list.
+fn row(daemon: &Daemon, id: &str) -> serde_json::Value {
+    let listed = daemon.run(["ls", "--all", "-o", "json"]).json();
+    let rows = listed["images"].as_array().unwrap();
+    rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("{id} is not in {listed:#}")).clone()
+}
+
+#[test]
+fn the_pause_image_stays_under_pods_and_for_new_ones_without_any_pin() {
+    let (registry, folder) = (Registry::start(), scratch());
+    let (first, second) = (Image::busybox("pause"), Image::busybox("another pause"));
+    let pause = registry.push("pause:3.9", &first);
+    let (image, spare) = (Image::busybox("application"), Image::marked("spare", 100_000));
+    let (name, spare) = (registry.push("application:v1", &image), registry.push("spare:v1", &spare));
+    let containerd = Containerd::start(folder.path(), &registry);
+    let daemon = before(folder.path(), &containerd.endpoint(), "", EAGER);
+    let present = |name: &str| daemon.run(["inspect", "-q", name]).code == 0;
+    let collect = || daemon.run(["gc", "--all-unused", "-o", "json"]).json();
+    for name in [&pause, &name, &spare] {
+        daemon.run(["pull", name]).ok();
+    }
+    collect();
+    assert!(present(&pause) && !present(&spare), "no pod runs yet: {}", daemon.run(["ls"]).ok());
+    assert_eq!(row(&daemon, first.id())["pinnedBy"], serde_json::json!(["sandbox image"]));
+    daemon.run(["pull", &name]).ok();
+
+    let endpoint: Endpoint = containerd.endpoint().parse().unwrap();
+    let (ready, ended) = in_runtime(async {
+        let pods = TestPods::connect(&endpoint, folder.path()).await.unwrap();
+        let ready = pods.run_sandbox("web").await.unwrap();
+        pods.run_container(&ready, image.id(), &["/bin/sleep", "3600"]).await.unwrap();
+        let ended = pods.run_sandbox("ended").await.unwrap();
+        pods.stop_sandbox(&ended).await.unwrap();
+        (ready, ended)
+    });
+    let users = ["default/ended (sandbox)", "default/web (sandbox)"];
+    let mut used = row(&daemon, first.id())["inUseBy"].as_array().unwrap().clone();
+    used.sort_by_key(ToString::to_string);
+    assert_eq!(used, users);
+    let why = daemon.run(["why", &pause]).ok();
+    assert!(why.contains("default/web (sandbox)") && why.contains("pinned by"), "{why}");
+
+    // The setting means another image from now on; the pods run from the one of before.
+    registry.push("pause:3.9", &second);
+    daemon.run(["pull", "--policy", "Always", &pause]).ok();
+    collect();
+    assert!(present(first.id()) && present(second.id()), "{}", daemon.run(["ls"]).ok());
+    assert_eq!(row(&daemon, first.id())["pinnedBy"], serde_json::json!([]));
+    in_runtime(async {
+        let pods = TestPods::connect(&endpoint, folder.path()).await.unwrap();
+        pods.remove_sandbox(&ended).await.unwrap();
+    });
+    collect();
+    assert!(present(first.id()), "one pod is left: {}", daemon.run(["ls"]).ok());
+    let new = in_runtime(async {
+        let pods = TestPods::connect(&endpoint, folder.path()).await.unwrap();
+        let new = pods.run_sandbox("new").await.unwrap();
+        // That there are no containers at all any more would not be believed at once.
+        pods.run_container(&new, image.id(), &["/bin/sleep", "3600"]).await.unwrap();
+        daemon.run(["ls"]).ok();
+        pods.remove_sandbox(&ready).await.unwrap();
+        new
+    });
+    wait_until("the collection of the pause image that no pod runs from", || {
+        collect();
+        !present(first.id())
+    });
+    assert!(present(second.id()) && present(&name));
+    in_runtime(async {
+        let pods = TestPods::connect(&endpoint, folder.path()).await.unwrap();
+        pods.remove_sandbox(&new).await.unwrap();
     });
 }

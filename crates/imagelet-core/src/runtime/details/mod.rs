@@ -144,7 +144,7 @@ impl<'de> Deserialize<'de> for Labels {
 }
 
 /// A value of the right shape, or none.
-fn lenient<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
+pub(super) fn lenient<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     let raw = Box::<RawValue>::deserialize(deserializer)?;

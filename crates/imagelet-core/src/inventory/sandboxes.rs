@@ -1,0 +1,119 @@
+//! The images of sandboxes, which no container names: those that sandboxes run from are in use, and those that new ones
+//! are to be started from are pinned.
+
+use std::collections::BTreeMap;
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+
+use super::{Inventory, InventoryError, PinPattern, STATUS_CALLS_MAX};
+use crate::runtime::{Pod, RuntimeErrorKind, SandboxImage};
+
+/// What pins an image that new sandboxes are started from.
+pub(crate) const PINNED_FOR_SANDBOXES: &str = "sandbox image";
+
+/// The image of each sandbox by its id; `None` where the runtime does not report it.
+pub(crate) type SandboxImages = BTreeMap<String, Option<String>>;
+
+/// What is known of the images of sandboxes.
+#[derive(Debug, Default)]
+pub(super) struct Sandboxes {
+    /// Neither in use nor pinned for being one, as with the kubelet.
+    are_ignored: bool,
+    /// A sandbox keeps its image, so each is asked about once.
+    pub(super) images: SandboxImages,
+    /// What new ones are started from, by configuration.
+    configured: Vec<PinPattern>,
+    /// The same, by what the runtime reports.
+    reported: Vec<PinPattern>,
+}
+
+impl Sandboxes {
+    /// Takes up what a pass found: `ids` instead of names.
+    pub(super) fn keep(&mut self, images: SandboxImages, ids: SandboxImages) {
+        self.images = images;
+        self.images.extend(ids);
+    }
+
+    /// Those that used an image at the last pass and are not among these.
+    pub(super) fn missing(&self, listed: &SandboxImages) -> impl Iterator<Item = String> {
+        let missing = self.images.iter().filter(|(id, image)| image.is_some() && !listed.contains_key(*id));
+        missing.map(|(id, _)| id.clone())
+    }
+
+    /// Names of the images that new sandboxes are started from.
+    pub(super) fn defaults(&self) -> impl Iterator<Item = &PinPattern> {
+        self.configured.iter().chain(&self.reported)
+    }
+}
+
+impl Inventory {
+    /// Pins the images that new sandboxes are started from: these, and those that the runtime reports. `None`: an image
+    /// stays for no sandbox, which is the kubelet's way.
+    pub fn protect_sandbox_images(&self, configured: Option<Vec<PinPattern>>) {
+        let mut state = self.lock();
+        let are_ignored = configured.is_none();
+        if state.sandboxes.are_ignored != are_ignored {
+            state.sandboxes = Sandboxes { are_ignored, ..Sandboxes::default() };
+            state.look_at_all();
+        }
+        let configured = configured.unwrap_or_default();
+        if state.sandboxes.configured != configured {
+            state.sandboxes.configured = configured;
+            state.pins_edition += 1;
+            state.repin();
+        }
+    }
+
+    /// The images of these sandboxes, asking only about those not seen before.
+    ///
+    /// Where a sandbox that is there cannot be asked about, nobody knows what it uses, as with a container.
+    pub(super) async fn sandbox_images(&self, pods: &[Pod]) -> Result<SandboxImages, InventoryError> {
+        let (mut images, unknown): (SandboxImages, Vec<String>) = {
+            let known = &self.lock().sandboxes;
+            if known.are_ignored {
+                return Ok(SandboxImages::new());
+            }
+            let ids = || pods.iter().flat_map(|pod| &pod.sandboxes).map(|sandbox| &sandbox.id);
+            let seen = ids().filter_map(|id| known.images.get(id).map(|image| (id.clone(), image.clone())));
+            (seen.collect(), ids().filter(|id| !known.images.contains_key(*id)).cloned().collect())
+        };
+        let asked: Vec<(String, Option<String>)> = stream::iter(unknown)
+            .map(|id| async move {
+                match self.runtime.sandbox_image(&id).await {
+                    Ok(SandboxImage::Named(image)) => Ok((id, Some(image))),
+                    Ok(SandboxImage::Unknown | SandboxImage::Gone) => Ok((id, None)),
+                    Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Ok((id, None)),
+                    Err(error) => Err(InventoryError::Sandboxes(error)),
+                }
+            })
+            .buffer_unordered(STATUS_CALLS_MAX)
+            .try_collect()
+            .await?;
+        images.extend(asked);
+        Ok(images)
+    }
+
+    /// Takes up what the runtime starts new sandboxes from.
+    pub(super) async fn reload_default_sandbox_images(&self) -> Result<(), InventoryError> {
+        if self.lock().sandboxes.are_ignored {
+            return Ok(());
+        }
+        let names = match self.runtime.default_sandbox_images().await {
+            Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Vec::new(),
+            names => names.map_err(InventoryError::Sandboxes)?,
+        };
+        // What is no reference names no image.
+        let reported: Vec<PinPattern> = names.iter().filter_map(|name| name.parse().ok()).collect();
+        let mut state = self.lock();
+        if state.sandboxes.reported != reported && !state.sandboxes.are_ignored {
+            state.sandboxes.reported = reported;
+            state.pins_edition += 1;
+            state.trace = None;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "sandboxes_tests.rs"]
+mod tests;
