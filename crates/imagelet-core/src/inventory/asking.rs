@@ -28,7 +28,7 @@ use super::{
     detect::{Survey, Users, is_mount},
     files::{self, StateDir},
     flaws::Flaw,
-    leases::{Look, Obstacle},
+    leases::{AHEAD_MAX, Look, Obstacle},
     recheck::Standing,
     steady::moved,
     watch::VANISHED_DOUBT,
@@ -39,8 +39,6 @@ const LEASES: &str = "leases.log";
 /// A file longer than this, and than so much for each lease, is written anew, without what is over.
 const LEASES_BYTES_MAX: u64 = 256 << 10;
 const LEASE_BYTES_MAX: u64 = 512;
-/// How much longer than it runs a lease counts after a restart, so that it is not written at each asking.
-const KEPT_AHEAD: Duration = Duration::from_secs(15);
 /// Looks that removals may overtake before they have to wait.
 const LOOKS_MAX: usize = 3;
 
@@ -274,7 +272,7 @@ impl Inventory {
         if let Some(memory) = &self.lease_file.memory {
             let mut state = self.lock();
             if !state.flaws.have(Flaw::LeasesForgotten) {
-                memory.leases.lock().unwrap().extend(state.leases.due(KEPT_AHEAD));
+                memory.leases.lock().unwrap().extend(state.leases.due(AHEAD_MAX));
             }
         }
         if self.lease_file.path.is_none() || self.lease_file.written.load(Ordering::Acquire) >= wanted {
@@ -286,7 +284,7 @@ impl Inventory {
         }
         let (version, leases, directory) = {
             let mut state = self.lock();
-            (state.leases.version(), state.leases.due(KEPT_AHEAD), self.directory.clone())
+            (state.leases.version(), state.leases.due(AHEAD_MAX), self.directory.clone())
         };
         let lasts = self.lock().leases.lasts;
         let Some(directory) = directory else { return };

@@ -17,6 +17,8 @@ use crate::image::ImageId;
 const ENDED_MAX: usize = 1024;
 /// Leases of one image that are told apart by pod; more than a node has pods share one.
 const PODS_MAX: usize = 1024;
+/// How much longer than it runs a lease counts after a restart, so that it is not written at each asking.
+pub(super) const AHEAD_MAX: Duration = Duration::from_secs(15);
 
 /// All leases, holds and removals under way.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +40,8 @@ pub(super) struct Leases {
     all_until: Option<SystemTime>,
     /// What the disk has: until when a restart takes an image for asked for at.
     kept: BTreeMap<ImageId, Kept>,
+    /// What was read from the disk last.
+    read: BTreeMap<ImageId, Read>,
     /// Grows with each lease that the disk does not have.
     version: u64,
 }
@@ -59,6 +63,13 @@ pub(super) struct Lease {
 struct Kept {
     last: (SystemTime, u64),
     before: Option<(SystemTime, u64)>,
+}
+
+/// What the disk has of an image's asking, and when this was first read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Read {
+    told: SystemTime,
+    at: SystemTime,
 }
 
 impl Kept {
@@ -313,9 +324,16 @@ impl Leases {
     }
 
     /// Takes up what the disk has of before a restart, or of another process: nobody can tell whose it was.
+    ///
+    /// A process writes a little ahead; what lies further in the future is a clock set back, and counts as asked for when
+    /// it was first read.
     pub(super) fn take_up(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime) {
-        for (id, asked_at) in found {
-            let asked_at = asked_at.min(now);
+        let mut before = std::mem::take(&mut self.read);
+        for (id, told) in found {
+            let known = before.remove(&id).filter(|read| read.told == told);
+            let read = known.unwrap_or(Read { told, at: now });
+            let asked_at = told.min(now).min(read.at.min(now) + AHEAD_MAX);
+            self.read.insert(id.clone(), read);
             if self.kept.contains_key(&id) || asked_at + self.lasts <= now {
                 continue;
             }
@@ -452,6 +470,29 @@ mod tests {
         let mut late = Leases { lasts: MINUTE, ..Leases::default() };
         late.take_up(kept, at(75));
         assert!(late.images.is_empty());
+    }
+
+    #[test]
+    fn a_lease_that_the_disk_has_from_the_future_ends_all_the_same() {
+        let (mut leases, id) = leases();
+        let found = || BTreeMap::from([(id.clone(), at(4_000_000_000))]);
+        for now in [10, 20, 50, 80] {
+            leases.take_up(found(), at(now));
+            leases.tidy(at(now));
+            assert!(leases.until(&id, at(now)) <= Some(at(10) + AHEAD_MAX + MINUTE), "{now}");
+        }
+        assert!(leases.until(&id, at(80)).is_some());
+        leases.take_up(found(), at(90));
+        assert_eq!(leases.begin_removal(&id, at(90)), Ok(()));
+
+        // What another process writes ahead of its askers counts up to then.
+        let (mut leases, _) = self::leases();
+        for now in [10, 20, 30] {
+            leases.take_up(BTreeMap::from([(id.clone(), at(20))]), at(now));
+        }
+        assert_eq!(leases.until(&id, at(30)), Some(at(80)));
+        leases.take_up(BTreeMap::from([(id.clone(), at(45))]), at(50));
+        assert_eq!(leases.until(&id, at(50)), Some(at(105)), "it asked again");
     }
 
     #[test]
