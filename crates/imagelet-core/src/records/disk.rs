@@ -184,7 +184,11 @@ impl Folder {
 
     #[cfg(test)]
     fn sync(&self, file: &File) -> io::Result<()> {
-        if self.faults.are_armed() { Ok(()) } else { file.sync_all() }
+        if !self.faults.are_armed() {
+            return file.sync_all();
+        }
+        self.faults.synced();
+        Ok(())
     }
 
     /// What changes the disk comes next: where a test lets the disk fail, or the process end.
@@ -224,7 +228,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 mod tests {
     use std::time::SystemTime;
 
-    use super::*;
+    use super::{super::faults::Faults, *};
 
     #[test]
     fn what_a_crash_left_unfinished_goes_with_a_later_start() {
@@ -241,6 +245,16 @@ mod tests {
         left.sort();
         assert_eq!(left, ["sha256-whole", "sha256-young.tmp"]);
         assert_eq!(folder.read_all().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_record_is_synced_before_its_rename_and_its_folder_after_it() {
+        let (root, faults) = (tempfile::tempdir().unwrap(), Faults::arm());
+        let folder = Folder::open(root.path().join("pulled")).unwrap();
+        folder.write("sha256-a", b"kept").unwrap();
+        Faults::disarm();
+        // Changes: the file, its rename, its folder.
+        assert_eq!((faults.effects(), faults.syncs()), (3, vec![1, 3]), "else a power cut takes the record");
     }
 
     #[test]

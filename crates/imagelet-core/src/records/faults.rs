@@ -4,7 +4,7 @@ use std::{
     cell::RefCell,
     io,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -26,6 +26,8 @@ struct State {
     has_ended: AtomicBool,
     has_failed: AtomicBool,
     effects: AtomicUsize,
+    /// After how many changes each sync came.
+    syncs: Mutex<Vec<usize>>,
 }
 
 impl Faults {
@@ -77,6 +79,15 @@ impl Faults {
     /// How many changes were made, or tried.
     pub(crate) fn effects(&self) -> usize {
         self.state().effects.load(Ordering::Relaxed)
+    }
+
+    /// After how many changes each sync came.
+    pub(crate) fn syncs(&self) -> Vec<usize> {
+        self.state().syncs.lock().unwrap().clone()
+    }
+
+    pub(super) fn synced(&self) {
+        self.state().syncs.lock().unwrap().push(self.effects());
     }
 
     pub(super) fn effect(&self) -> io::Result<()> {

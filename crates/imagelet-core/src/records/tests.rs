@@ -83,6 +83,18 @@ fn a_pull_that_was_cut_off_guards_what_it_may_still_bring_until_that_was_looked_
 }
 
 #[test]
+fn a_pull_that_is_given_up_does_not_open_what_a_crashed_pull_of_the_same_name_brought() {
+    let root = tempfile::tempdir().unwrap();
+    // The process dies: no guard is dropped.
+    std::mem::forget(open(root.path()).intend("reg.io/app:v1").unwrap());
+    let records = open(root.path());
+    records.intend("reg.io/app:v1").unwrap().withdraw().unwrap();
+    assert_eq!(records.counts(), (1, 0));
+    assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"), "nobody has proved a right to it");
+    assert!(!allowed(&open(root.path()), "reg.io/app:v1", "sha256:1"));
+}
+
+#[test]
 fn the_only_owner_of_a_store_takes_back_what_never_came_and_guards_what_did() {
     let root = tempfile::tempdir().unwrap();
     for name in ["reg.io/app:v1", "reg.io/gone:v1"] {
