@@ -32,6 +32,8 @@ mod verdicts;
 pub mod worth;
 
 #[cfg(test)]
+mod between_tests;
+#[cfg(test)]
 mod layers_tests;
 #[cfg(test)]
 mod model_tests;

@@ -284,3 +284,7 @@ impl Step {
 fn idle(image: Facts<'_>, input: &PlanInput) -> Idle {
     Idle::of(image.last_used(), image.first_seen(), input.now)
 }
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -88,10 +88,15 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn new(others: u64) -> Self {
+        Self::keeping(others, None)
+    }
+
+    /// The same, remembering in a directory.
+    pub(super) fn keeping(others: u64, directory: Option<&Path>) -> Self {
         let fake = FakeRuntime::new();
         let trapped = Arc::new(Trapped { fake: fake.clone(), trap: Mutex::new(None) });
         let runtime = RuntimeManager::new(Arc::new(fake.clone()), trapped.clone());
-        let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
+        let inventory = Arc::new(Inventory::open(runtime.clone(), directory).unwrap());
         let disk = TestDisk { fake: fake.clone(), capacity: 1000, others };
         let gc = ImageGc::new(runtime, Arc::clone(&inventory)).with_probe(Arc::new(disk));
         Self { fake, trapped, inventory, gc }
