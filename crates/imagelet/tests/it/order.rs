@@ -64,6 +64,12 @@ fn broken(store: &Path, trace: &[Event]) -> Vec<String> {
                     }
                 }
             }
+            Act::Write(path) if place(store, path) == Some("ledger") => {
+                let is_synced = |sync: &Event| sync.began > event.ended && sync.act == Act::Sync(path.clone());
+                if !trace.iter().any(is_synced) {
+                    broken.push(format!("line {}: what is appended to the ledger is never synced", event.began + 1));
+                }
+            }
             Act::Remove(path) if is_below(store, path, "state/image_manager/pulling") => {
                 for record in renames(trace, |to| place(store, to) == Some("records")) {
                     if record.began > event.began
@@ -212,6 +218,10 @@ fn a_doctored_trace_is_found_out() {
         ("another file synced", GOOD.replace("fdatasync(6</s/names.new>", "fdatasync(6</s/names.old>")),
         ("a reply before the root is synced", GOOD.replace("7 fsync(6</s>) = 0\n", "") + "7 fsync(6</s>) = 0\n"),
         ("a network before the intent", GOOD.replace("7 fsync(5</s/state/image_manager/pulling>) = 0\n", "")),
+        (
+            "a last use that a power cut takes",
+            GOOD.to_owned() + "7 write(5</s/state/inventory/ledger.log>, \"0\"..., 99) = 99\n",
+        ),
         (
             "content gone before its names",
             GOOD.replace(
