@@ -528,7 +528,7 @@ impl ContainerService for RemoteContainerService {
         }
     }
 
-    /// What is read is what the runtime adds for who asks verbosely: containerd and CRI-O do.
+    /// Read from what a verbose answer adds; containerd and CRI-O add it.
     async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
         let response = self.ask_sandbox(sandbox_id, true).await?;
         Ok(response.map_or(SandboxImage::Gone, |response| SandboxImage::of_info(&response.info)))

@@ -127,7 +127,7 @@ async fn what_only_a_stale_plan_would_take_stays_once_its_first_image_came_into_
 }
 
 #[tokio::test]
-async fn room_that_nobody_freed_is_not_counted_where_the_base_of_old_images_came_into_use() {
+async fn room_that_did_not_come_free_is_not_counted_where_the_base_of_old_images_came_into_use() {
     let (node, [base, middle, top, own]) = stacked(270).await;
     // Watched for longer than the maximum age, and used within it.
     node.inventory.touch(&ImageKey::new(own.clone(), String::new()), at(9_750));

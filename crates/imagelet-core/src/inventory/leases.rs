@@ -68,7 +68,7 @@ struct Kept {
 /// What the disk has of an image's asking, and when this was first read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Read {
-    told: SystemTime,
+    line: SystemTime,
     at: SystemTime,
 }
 
@@ -329,10 +329,10 @@ impl Leases {
     /// it was first read.
     pub(super) fn take_up(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime) {
         let mut before = std::mem::take(&mut self.read);
-        for (id, told) in found {
-            let known = before.remove(&id).filter(|read| read.told == told);
-            let read = known.unwrap_or(Read { told, at: now });
-            let asked_at = told.min(now).min(read.at.min(now) + AHEAD_MAX);
+        for (id, line) in found {
+            let known = before.remove(&id).filter(|read| read.line == line);
+            let read = known.unwrap_or(Read { line, at: now });
+            let asked_at = line.min(now).min(read.at.min(now) + AHEAD_MAX);
             self.read.insert(id.clone(), read);
             if self.kept.contains_key(&id) || asked_at + self.lasts <= now {
                 continue;
@@ -485,7 +485,7 @@ mod tests {
         leases.take_up(found(), at(90));
         assert_eq!(leases.begin_removal(&id, at(90)), Ok(()));
 
-        // What another process writes ahead of its askers counts up to then.
+        // What another process writes ahead of its requests counts up to then.
         let (mut leases, _) = self::leases();
         for now in [10, 20, 30] {
             leases.take_up(BTreeMap::from([(id.clone(), at(20))]), at(now));

@@ -66,7 +66,7 @@ impl Inventory {
 
     /// The images of these sandboxes, asking only about those not seen before.
     ///
-    /// Where a sandbox that is there cannot be asked about, nobody knows what it uses, as with a container.
+    /// The pass fails where the runtime does not answer for a sandbox that is there, as it does for a container.
     pub(super) async fn sandbox_images(&self, pods: &[Pod]) -> Result<SandboxImages, InventoryError> {
         let (mut images, unknown): (SandboxImages, Vec<String>) = {
             let known = &self.lock().sandboxes;

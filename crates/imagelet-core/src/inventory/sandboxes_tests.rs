@@ -160,20 +160,20 @@ async fn a_sandbox_that_came_since_the_pass_keeps_its_image_from_being_removed()
 
 #[tokio::test]
 async fn a_list_that_misses_a_sandbox_is_believed_where_the_runtime_says_that_it_is_gone() {
-    for is_told in [false, true] {
+    for is_reported in [false, true] {
         let (fake, inventory) = node(None);
         let inventory = inventory.leasing(Duration::from_mins(5), seconds(0));
         let (app, pause) = (fake.preload("app:v1", "app", 1), fake.preload(PAUSE, "pause", 1));
         fake.run("other", "app", "app:v1", &app, ContainerState::Running);
         let sandbox = run(&fake, "web", true, PAUSE);
         inventory.refresh(seconds(0)).await.unwrap();
-        if is_told {
+        if is_reported {
             fake.tell_who_is_gone();
         }
         fake.remove_sandbox(&sandbox);
         let found = entry(&inventory.refresh(seconds(1)).await.unwrap(), &pause);
         assert!(found.in_use_by.is_empty());
-        assert_eq!(found.released_at.is_some(), !is_told, "a list may be short");
+        assert_eq!(found.released_at.is_some(), !is_reported, "a list may be short");
         assert_eq!(ImageKey::new(pause, String::new()), found.key());
     }
 }

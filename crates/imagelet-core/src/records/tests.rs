@@ -90,7 +90,7 @@ fn a_pull_that_is_given_up_does_not_open_what_a_crashed_pull_of_the_same_name_br
     let records = open(root.path());
     records.intend("reg.io/app:v1").unwrap().withdraw().unwrap();
     assert_eq!(records.counts(), (1, 0));
-    assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"), "nobody has proved a right to it");
+    assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"), "no right to it is proved");
     assert!(!allowed(&open(root.path()), "reg.io/app:v1", "sha256:1"));
 }
 
