@@ -27,22 +27,18 @@ use imagelet_core::{
         StoreMeasure,
     },
 };
-use tokio::time::Instant;
 
-use self::{
-    estimate::{Asked, Resolutions},
-    fetch::LayerSlot,
-    streams::Streams,
-};
+use self::{estimate::Resolutions, fetch::LayerSlot, streams::Streams};
 use crate::{
     admission::{Admission, Ledger},
+    confine::Confinement,
     manifest::{CONFIG_BYTES_MAX, ImageConfig, printable},
     mount::{self, MountOptions, MountUses, MountedImage, UnmountedImage},
-    pipeline::{Allowance, LargeWindow, LayerJob, LayerLimits},
+    pipeline::{Allowance, LayerJob, LayerLimits},
     registry::{Registry, RegistryConfig, Resolved, about},
     scarce,
     store::{Access, Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
-    unpack::UnpackBudget,
+    unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
     usage::{StoreUsage, StoredImage, occupied, stored, usage},
 };
 
@@ -68,6 +64,8 @@ pub struct EngineConfig {
     pub keep_blobs: bool,
     /// What a layer may do to the node.
     pub limits: LayerLimits,
+    /// What unpacking all layers may hold of the process's memory, in bytes.
+    pub unpack_memory: u64,
     /// When a pull is refused for want of room before it begins.
     pub admission: Admission,
     /// How long a pull that may not fit beside others waits for them at most.
@@ -93,6 +91,7 @@ impl EngineConfig {
                 free_bytes_floor: 16 << 20,
                 free_inodes_floor: 1_000,
             },
+            unpack_memory: UNPACK_MEMORY_DEFAULT,
             admission: Admission::default(),
             admission_wait: Duration::from_mins(1),
         }
@@ -110,7 +109,7 @@ pub struct Engine {
     /// For the layers of all pulls.
     streams: Streams,
     budget: Arc<UnpackBudget>,
-    large_window: Arc<LargeWindow>,
+    confinement: Confinement,
     /// One pull's early syncs serve all.
     writing_back: Arc<tokio::sync::Mutex<()>>,
     /// What running pulls have reserved on the disk.
@@ -140,14 +139,15 @@ impl Engine {
     ) -> Result<Arc<Self>, RuntimeError> {
         let registry = Registry::new(config.registry.clone())?;
         let store = Arc::new(open::open(&config, tell).await?);
+        let confinement = blocking(|| Ok(Confinement::of_this_machine())).await?;
         let engine = Arc::new(Self {
             registry,
             store: Arc::clone(&store),
+            budget: Arc::new(UnpackBudget::new(config.unpack_memory)),
             config,
             fetching: Mutex::default(),
             streams: Streams::default(),
-            budget: Arc::default(),
-            large_window: Arc::default(),
+            confinement,
             writing_back: Arc::default(),
             ledger: Arc::default(),
             room: OnceLock::new(),
@@ -255,20 +255,6 @@ impl Engine {
         Arc::new(MountUses(Arc::clone(&self.store)))
     }
 
-    async fn pull_once(&self, request: &PullRequest, progress: &Progress) -> Result<ImageId, RuntimeError> {
-        let asked = Asked::by(request)?;
-        self.store.check_writable()?;
-        let resolved = match self.resolutions.take(&asked, Instant::now()) {
-            Some(resolved) => resolved,
-            None => self.resolve(&asked).await?,
-        };
-        let Asked { reference, platform, .. } = asked;
-        self.fetch(&reference, &platform, resolved, progress)
-            .await
-            // The registry said what the name means: whatever fails now, the image that was here is not the one.
-            .map_err(|error| about(error, &format!("could not fetch and unpack `{reference}`")).not_an_outage())
-    }
-
     /// Fetches what is missing of a resolved image and commits it.
     async fn fetch(
         &self,
@@ -330,7 +316,7 @@ impl Engine {
             limits: self.config.limits,
             allowance: Arc::clone(&allowance),
             budget: Arc::clone(&self.budget),
-            large_window: Arc::clone(&self.large_window),
+            confinement: self.confinement.clone(),
             view: Arc::clone(&view),
             landing: reservation.landing(diff_id),
         }));

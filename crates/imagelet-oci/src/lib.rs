@@ -4,6 +4,7 @@
 //! the references it is given name.
 
 mod admission;
+mod confine;
 mod engine;
 #[doc(hidden)]
 pub mod failpoint;
@@ -21,6 +22,7 @@ pub mod unpack;
 mod usage;
 
 pub use admission::Admission;
+pub use confine::Confinement;
 pub use engine::{BlobsCheck, Credentials, Engine, EngineConfig, ImageCheck, LayerName, VerifyProgress, VerifyReport};
 pub use mount::{MountOptions, MountedImage, UnmountedImage};
 pub use pipeline::LayerLimits;

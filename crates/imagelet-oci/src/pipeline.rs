@@ -28,7 +28,7 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-pub(crate) use self::{blocks::Allowance, window::LargeWindow};
+pub(crate) use self::blocks::Allowance;
 use self::{
     blocks::Expansion,
     fetch::{Inflater, Unread},
@@ -36,10 +36,11 @@ use self::{
 };
 use crate::{
     admission::Landing,
+    confine::Confinement,
     manifest::Descriptor,
     registry::{BlobSource, PullSession, Registry, Starved},
-    store::{BlobWriter, KeptBytes, StagedLayer, Store, SyncView},
-    unpack::UnpackBudget,
+    store::{BlobWriter, KeptBytes, StagedLayer, Store, SyncView, storage_error},
+    unpack::{LayerMemory, UnpackBudget},
 };
 
 /// Frames between socket and inflater; a frame is at most as large as the transport's read buffer.
@@ -84,8 +85,8 @@ pub(crate) struct LayerJob {
     pub(crate) allowance: Arc<Allowance>,
     /// One for the engine.
     pub(crate) budget: Arc<UnpackBudget>,
-    /// One for the engine.
-    pub(crate) large_window: Arc<LargeWindow>,
+    /// What the layer's threads may reach.
+    pub(crate) confinement: Confinement,
     /// Learns whether all that the pull writes reaches the disk.
     pub(crate) view: Arc<SyncView>,
     /// Learns how much of the layer is on the disk.
@@ -99,10 +100,11 @@ impl LayerJob {
     pub(crate) async fn run(&self, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.registry.blob(&self.session, &self.descriptor);
         let mut trusts_disk = true;
+        let mut memory = self.budget.layer();
         loop {
             let (on_disk, keep) = self.on_disk(trusts_disk).await?;
             let was_on_disk = on_disk.is_some();
-            let error = match self.attempt(&source, on_disk, keep, progress).await {
+            let error = match self.attempt(&source, on_disk, keep, &memory, progress).await {
                 Err(error) => error,
                 Ok(layer) => {
                     if !self.keep_blobs {
@@ -112,6 +114,13 @@ impl LayerJob {
                     return Ok(layer);
                 }
             };
+            if memory.was_refused() {
+                // Given back before the wait: who waits holds nothing.
+                drop(memory);
+                tracing::debug!(layer = %self.descriptor.digest, "waiting for a whole share of the memory to unpack in");
+                memory = self.budget.whole_layer().await;
+                continue;
+            }
             match error.kind() {
                 RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
                     self.forget(Store::discard_blob).await?;
@@ -160,13 +169,14 @@ impl LayerJob {
         source: &BlobSource,
         on_disk: Option<KeptBytes>,
         keep: Option<BlobWriter>,
+        memory: &Arc<LayerMemory>,
         progress: &Progress,
     ) -> Result<StagedLayer, RuntimeError> {
         self.landing.restart();
         let store = Arc::clone(&self.store);
         let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
-        let (blocks, blocks_out) = blocks::queue();
+        let (blocks, blocks_out) = blocks::queue(memory);
 
         let cancelled = Arc::new(AtomicBool::new(false));
         let _cancel = CancelOnDrop(Arc::clone(&cancelled));
@@ -175,15 +185,20 @@ impl LayerJob {
                 self.descriptor.size.saturating_mul(self.limits.expansion_max).min(INFLATED_BYTES_MAX),
                 &self.allowance,
             ),
-            large_window: Arc::clone(&self.large_window),
+            memory: Arc::clone(memory),
             cancelled: Arc::clone(&cancelled),
         };
         let starved = Starved::default();
         let intake = Intake { frames: frames_out, starved: starved.clone(), keep, landing: self.landing.clone() };
-        let inflater = tokio::task::spawn_blocking(move || inflate::inflate(intake, &blocks, bounds));
+        let confinement = self.confinement.clone();
+        let inflater = tokio::task::spawn_blocking(move || {
+            let inflated = confinement.run(None, move || inflate::inflate(intake, &blocks, bounds));
+            // What it has of the blob is dropped here, where files can be removed.
+            inflated.map_or_else(|error| Err(Stopped::Failed(unconfined(error))), |(_, inflated)| inflated)
+        });
         let unpacker = {
-            let job = self.clone();
-            tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, cancelled))
+            let (job, memory) = (self.clone(), Arc::clone(memory));
+            tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, memory, cancelled))
         };
 
         let fetched = self.fetch(source, on_disk, Inflater { frames, starved }, progress).await;
@@ -230,6 +245,10 @@ impl LayerJob {
             None => wrapped,
         }
     }
+}
+
+fn unconfined(error: std::io::Error) -> RuntimeError {
+    storage_error("could not start a thread for the layer", error)
 }
 
 fn panicked(error: tokio::task::JoinError) -> RuntimeError {

@@ -258,6 +258,9 @@ struct StoreFile {
     /// The socket of a CRI runtime that runs containers from images of this store, such as `unix:///run/containerd/containerd.sock`: images that its containers use, running or exited, stay, and while it does not answer nothing is removed. Absent or empty: nobody does.
     #[serde(rename = "runtimeEndpoint", skip_serializing_if = "Option::is_none")]
     runtime_endpoint: Option<String>,
+    /// What unpacking the layers of all pulls may hold of the process's memory, at least `48Mi`. A layer that needs more than its share is refused. See [the store](store.md).
+    #[serde(rename = "unpackMemory", skip_serializing_if = "Option::is_none")]
+    unpack_memory: Option<String>,
     /// What a layer may do to the node.
     #[serde(rename = "limits", skip_serializing_if = "Option::is_none")]
     limits: Option<LimitsFile>,
@@ -416,6 +419,7 @@ impl File {
                 keep_blobs: Some(false),
                 admission: Some("compressed".into()),
                 runtime_endpoint: Some(String::new()),
+                unpack_memory: Some("64Mi".into()),
                 limits: Some(LimitsFile {
                     expansion_max: Some(200),
                     expansion_free: Some("256Mi".into()),
@@ -581,6 +585,8 @@ pub(crate) struct StoreSettings {
     pub(crate) keep_blobs: bool,
     /// When a pull is refused for want of room.
     pub(crate) admission: Admission,
+    /// What unpacking may hold of memory, in bytes.
+    pub(crate) unpack_memory: u64,
     /// What a layer may do to the node.
     pub(crate) limits: LayerLimits,
     /// Whose containers run from it, if anybody's, and how long that runtime may take to answer.

@@ -9,7 +9,7 @@ use std::{
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, ImageId, Platform, Reference},
-    runtime::{PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind},
+    runtime::{Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
 
@@ -93,6 +93,21 @@ impl Engine {
     /// Asks the registry what a reference names.
     pub(super) async fn resolve(&self, asked: &Asked) -> Result<Resolved, RuntimeError> {
         self.registry.resolve(&asked.reference, asked.credential.as_ref(), &asked.platform).await
+    }
+
+    /// One try to pull an image.
+    pub(super) async fn pull_once(&self, request: &PullRequest, progress: &Progress) -> Result<ImageId, RuntimeError> {
+        let asked = Asked::by(request)?;
+        self.store.check_writable()?;
+        let resolved = match self.resolutions.take(&asked, Instant::now()) {
+            Some(resolved) => resolved,
+            None => self.resolve(&asked).await?,
+        };
+        let Asked { reference, platform, .. } = asked;
+        self.fetch(&reference, &platform, resolved, progress)
+            .await
+            // The registry said what the name means: whatever fails now, the image that was here is not the one.
+            .map_err(|error| about(error, &format!("could not fetch and unpack `{reference}`")).not_an_outage())
     }
 
     /// Resolves a reference and compares it with what is here. The pull right after it need not ask again.

@@ -5,13 +5,18 @@ use std::sync::{Arc, Weak};
 use imagelet_core::runtime::{LayerState, Progress, PullEvent, RuntimeError};
 
 use super::Engine;
-use crate::{admission::Reservation, pipeline::LayerJob, scarce, store::StagedLayer};
+use crate::{admission::Reservation, confine::Confinement, pipeline::LayerJob, scarce, store::StagedLayer};
 
 /// A layer in the making. The lock is held while it is fetched.
 #[derive(Debug, Default)]
 pub(super) struct LayerSlot(tokio::sync::Mutex<Weak<StagedLayer>>);
 
 impl Engine {
+    /// What the threads that unpack layers may reach.
+    pub fn confinement(&self) -> &Confinement {
+        &self.confinement
+    }
+
     pub(super) async fn fetch_reserved(
         &self,
         job: LayerJob,

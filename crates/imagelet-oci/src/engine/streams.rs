@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Layers of all pulls at once; what they hold stays below some hundred megabytes, and any link is full long before.
-const STREAMS_MAX: usize = 64;
+const STREAMS_MAX: usize = crate::unpack::LAYERS_MAX;
 /// Those of one registry: one that has stalled leaves room for the others.
 const PER_REGISTRY_MAX: usize = 48;
 

@@ -18,7 +18,8 @@ use super::{
     listed::Recorder,
 };
 use crate::unpack::{
-    OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, unpack_layer_listed,
+    LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, process_umask,
+    unpack_layer_listed,
 };
 
 /// Small enough for each bound to be reached by a short archive; paths may be as long as they ever may.
@@ -29,10 +30,11 @@ const LIMITS: UnpackLimits = UnpackLimits {
     path_max: 4096,
     depth_max: 64,
     ranges_max: 64,
-    memory_max: 256 << 10,
     free_bytes_floor: 0,
     free_inodes_floor: 0,
 };
+/// What an archive may hold of our memory.
+const MEMORY: u64 = 256 << 10;
 /// The buffer a pull has.
 const BUFFER: usize = 256 << 10;
 const BLOCK: usize = 512;
@@ -83,7 +85,7 @@ impl Site {
         (ownership, overlay): (Ownership, OverlayForm),
         buffer: usize,
     ) -> Result<UnpackReport, UnpackError> {
-        let options = options(ownership, overlay, LIMITS);
+        let options = options(ownership, overlay, LIMITS, MEMORY);
         self.within(bytes, &options, buffer, |result, nodes| {
             match result {
                 Ok(report) => assert_true_report(report, nodes, bytes),
@@ -125,8 +127,15 @@ impl Site {
     }
 }
 
-pub(super) fn options(ownership: Ownership, overlay: OverlayForm, limits: UnpackLimits) -> UnpackOptions {
-    UnpackOptions { ownership, overlay, limits, budget: Arc::default(), cancelled: Arc::default() }
+pub(super) fn options(ownership: Ownership, overlay: OverlayForm, limits: UnpackLimits, memory: u64) -> UnpackOptions {
+    UnpackOptions {
+        ownership,
+        overlay,
+        limits,
+        umask: process_umask(),
+        memory: LayerMemory::of_its_own(memory),
+        cancelled: Arc::default(),
+    }
 }
 
 /// The report's numbers are those of the disk.
@@ -198,7 +207,7 @@ mod tests {
 
     fn look_at(tamper: impl FnOnce(&mut UnpackReport, &mut Nodes)) {
         let home = tempfile::tempdir().unwrap();
-        let options = options(Ownership::Record, OverlayForm::User, LIMITS);
+        let options = options(Ownership::Record, OverlayForm::User, LIMITS, MEMORY);
         Site::new(home.path())
             .within(&archive(), &options, BUFFER, |result, nodes| {
                 let (mut report, mut nodes) = (result.as_ref().unwrap().clone(), nodes.clone());
@@ -245,7 +254,7 @@ mod tests {
     #[should_panic(expected = "as listed, and on disk")]
     fn a_listing_that_is_not_true_is_found() {
         let home = tempfile::tempdir().unwrap();
-        let options = options(Ownership::Record, OverlayForm::User, LIMITS);
+        let options = options(Ownership::Record, OverlayForm::User, LIMITS, MEMORY);
         let mut listing = Recorder::default();
         let root = File::open(home.path()).unwrap();
         unpack_layer_listed(&mut &archive()[..], root.as_fd(), &options, &mut listing).unwrap();
@@ -258,7 +267,7 @@ mod tests {
     #[should_panic(expected = "the host was touched")]
     fn a_touched_host_is_found() {
         let home = tempfile::tempdir().unwrap();
-        let options = options(Ownership::Record, OverlayForm::User, LIMITS);
+        let options = options(Ownership::Record, OverlayForm::User, LIMITS, MEMORY);
         let site = Site::new(home.path());
         let _ =
             site.within(&archive(), &options, BUFFER, |_, _| fs::write(site.host.join("secret"), "changed!!").unwrap());

@@ -37,7 +37,7 @@ pub(super) fn check(bytes: &[u8], folder: &Path) {
         forms.push((Ownership::Apply, OverlayForm::Trusted));
     }
     for (ownership, overlay) in forms {
-        let options = options(ownership, overlay, UnpackLimits::default());
+        let options = options(ownership, overlay, UnpackLimits::default(), 64 << 20);
         let result = site.within(&archive, &options, BUFFER, |result, nodes| match (result, sensible) {
             _ if layer.winding => {}
             (Ok(report), true) => {
@@ -207,7 +207,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let mut archive: Vec<u8> = made.iter().flat_map(|step| entry(&[0, 0, 0], step)).collect();
         archive.resize(archive.len() + 1024, 0);
-        let options = options(Ownership::Record, OverlayForm::User, UnpackLimits::default());
+        let options = options(Ownership::Record, OverlayForm::User, UnpackLimits::default(), 64 << 20);
         let (layer, sensible) = Layer::of(meant);
         assert!(sensible);
         let mut agree = true;

@@ -1,9 +1,10 @@
 //! Recycled buffers between the inflater and the unpacker.
 
 use std::{
+    cell::RefCell,
     io::{self, BufRead, Read},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
     },
@@ -12,19 +13,27 @@ use std::{
 use imagelet_core::image::Digest;
 
 use super::Hash;
-use crate::admission::Landing;
+use crate::{
+    admission::Landing,
+    unpack::{Claim, LayerMemory},
+};
 
 /// Large enough to make a queue operation cheap, small enough to stay in the second-level cache.
 const BLOCK_SIZE: usize = 128 * 1024;
 /// Full blocks that may wait; with the one being filled and the one being read, four a layer.
 const BLOCKS_QUEUED: usize = 2;
+/// Blocks that each layer has of its own: one is filled while the other is read.
+const BLOCKS_OWN: usize = 2;
+
+/// The way back for a buffer.
+type Home = Arc<Sender<Vec<u8>>>;
 
 /// What travels: a full block with the way back for its buffer, or the end.
 pub(super) enum Block {
     Bytes {
         buffer: Vec<u8>,
         length: usize,
-        home: Sender<Vec<u8>>,
+        home: Home,
     },
     /// The stream ended as it should; a queue that closes without this was cut.
     End,
@@ -81,22 +90,45 @@ impl Drop for Expansion {
 /// The inflater's end of the queue.
 pub(super) struct BlockWriter {
     queue: SyncSender<Block>,
-    home: Sender<Vec<u8>>,
+    /// Gone once the reader is.
+    home: Weak<Sender<Vec<u8>>>,
     returned: Receiver<Vec<u8>>,
+    /// What blocks take beyond the layer's own.
+    claim: RefCell<Claim>,
 }
 
-pub(super) fn queue() -> (BlockWriter, Receiver<Block>) {
+/// The unpacker's end.
+pub(super) struct BlockQueue {
+    blocks: Receiver<Block>,
+    _home: Home,
+}
+
+pub(super) fn queue(memory: &Arc<LayerMemory>) -> (BlockWriter, BlockQueue) {
     let (queue, out) = sync_channel(BLOCKS_QUEUED);
     let (home, returned) = channel();
-    (BlockWriter { queue, home, returned }, out)
+    let home = Arc::new(home);
+    let writer = BlockWriter { queue, home: Arc::downgrade(&home), returned, claim: RefCell::new(Claim::on(memory)) };
+    (writer, BlockQueue { blocks: out, _home: home })
 }
 
 impl BlockWriter {
+    /// A block to fill: one that came back, or a new one where the layer may have it. `None`: the reader went away.
+    fn buffer(&self, blocks: &mut usize) -> Option<Vec<u8>> {
+        if let Ok(buffer) = self.returned.try_recv() {
+            return Some(buffer);
+        }
+        if *blocks >= BLOCKS_OWN && !self.claim.borrow_mut().grow_if_free(BLOCK_SIZE) {
+            return self.returned.recv().ok();
+        }
+        *blocks += 1;
+        Some(vec![0; BLOCK_SIZE])
+    }
+
     /// Moves a stream through the queue until its end. `Ok(false)`: the reader went away.
     pub(super) fn copy(&self, stream: &mut dyn Read, mut expansion: Expansion) -> io::Result<bool> {
-        let mut total: u64 = 0;
+        let (mut total, mut blocks) = (0_u64, 0);
         loop {
-            let mut buffer = self.returned.try_recv().unwrap_or_else(|_| vec![0; BLOCK_SIZE]);
+            let Some(mut buffer) = self.buffer(&mut blocks) else { return Ok(false) };
             let mut length = 0;
             while length < buffer.len() {
                 match stream.read(&mut buffer[length..]) {
@@ -114,8 +146,11 @@ impl BlockWriter {
             }
             total += length as u64;
             let last = length < buffer.len();
-            if length > 0 && self.queue.send(Block::Bytes { buffer, length, home: self.home.clone() }).is_err() {
-                return Ok(false);
+            if length > 0 {
+                let Some(home) = self.home.upgrade() else { return Ok(false) };
+                if self.queue.send(Block::Bytes { buffer, length, home }).is_err() {
+                    return Ok(false);
+                }
             }
             if last {
                 expansion.kept = true;
@@ -127,16 +162,16 @@ impl BlockWriter {
 
 /// The unpacker's end: hashes each block as it arrives and lends it out without a copy.
 pub(super) struct BlockReader {
-    queue: Receiver<Block>,
+    queue: BlockQueue,
     hash: Hash,
     landing: Landing,
-    current: Option<(Vec<u8>, usize, Sender<Vec<u8>>)>,
+    current: Option<(Vec<u8>, usize, Home)>,
     position: usize,
     ended: bool,
 }
 
 impl BlockReader {
-    pub(super) fn new(queue: Receiver<Block>, hash: Hash) -> Self {
+    pub(super) fn new(queue: BlockQueue, hash: Hash) -> Self {
         Self { queue, hash, landing: Landing::default(), current: None, position: 0, ended: false }
     }
 
@@ -164,7 +199,7 @@ impl BlockReader {
             let _ = home.send(buffer);
         }
         self.position = 0;
-        match self.queue.recv() {
+        match self.queue.blocks.recv() {
             Ok(Block::Bytes { buffer, length, home }) => {
                 self.hash.update(&buffer[..length]);
                 self.current = Some((buffer, length, home));

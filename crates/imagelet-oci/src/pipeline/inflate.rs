@@ -12,12 +12,13 @@ use tokio::{sync::mpsc, time::Instant};
 use super::{
     Stopped,
     blocks::{BlockWriter, Expansion},
-    window::{LargeWindow, ZstdReader, is_zstd},
+    window::{ZstdReader, is_zstd},
 };
 use crate::{
     admission::Landing,
     registry::Starved,
     store::{BlobWriter, storage_error},
+    unpack::LayerMemory,
 };
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -48,22 +49,32 @@ pub(super) struct Intake {
 #[derive(Debug)]
 pub(super) struct Bounds {
     pub(super) expansion: Expansion,
-    pub(super) large_window: Arc<LargeWindow>,
+    pub(super) memory: Arc<LayerMemory>,
     pub(super) cancelled: Arc<AtomicBool>,
 }
 
-/// Inflates until the end mark; answers with what was written of the blob on the way. What a layer is compressed with is
-/// told by its first bytes, as every runtime does it.
-pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, bounds: Bounds) -> Result<Option<BlobWriter>, Stopped> {
-    let Bounds { expansion, large_window, cancelled } = bounds;
+/// Inflates until the end mark; answers with what was written of the blob on the way, and gives back what it read from.
+/// What a layer is compressed with is told by its first bytes, as every runtime does it.
+pub(super) fn inflate(
+    intake: Intake,
+    blocks: &BlockWriter,
+    bounds: Bounds,
+) -> (Intake, Result<Option<BlobWriter>, Stopped>) {
     let mut source = FrameReader { intake, current: Bytes::new(), ended: false, cut: false, unwritten: None };
+    let inflated = inflate_from(&mut source, blocks, bounds);
+    (source.intake, inflated)
+}
+
+fn inflate_from(source: &mut FrameReader, blocks: &BlockWriter, bounds: Bounds) -> Result<Option<BlobWriter>, Stopped> {
+    let Bounds { expansion, memory, cancelled } = bounds;
     let moved = match source.peek(MAGIC_LENGTH) {
         Ok(head) if head.starts_with(&GZIP_MAGIC) => {
-            blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut source), expansion)
+            blocks.copy(&mut flate2::bufread::MultiGzDecoder::new(&mut *source), expansion)
         }
-        Ok(head) if is_zstd(head) => ZstdReader::new(&mut source, &large_window, &cancelled)
-            .and_then(|mut decoder| blocks.copy(&mut decoder, expansion)),
-        Ok(_) => blocks.copy(&mut source, expansion),
+        Ok(head) if is_zstd(head) => {
+            ZstdReader::new(source, &memory, &cancelled).and_then(|mut decoder| blocks.copy(&mut decoder, expansion))
+        }
+        Ok(_) => blocks.copy(source, expansion),
         Err(error) => Err(error),
     };
     match moved {
@@ -71,7 +82,7 @@ pub(super) fn inflate(intake: Intake, blocks: &BlockWriter, bounds: Bounds) -> R
         Ok(false) => Err(Stopped::Downstream),
         Err(_) if source.unwritten.is_some() => Err(Stopped::Failed(storage_error(
             "could not keep the compressed blob",
-            source.unwritten.unwrap_or_else(|| io::ErrorKind::Other.into()),
+            source.unwritten.take().unwrap_or_else(|| io::ErrorKind::Other.into()),
         ))),
         // The socket side knows why it stopped.
         Err(_) if source.cut => Err(Stopped::Downstream),
@@ -174,15 +185,12 @@ mod tests {
             sender.try_send(frame).expect("the queue is long enough");
         }
         drop(sender);
-        let (writer, out) = blocks::queue();
+        let memory = LayerMemory::of_its_own(16 << 20);
+        let (writer, out) = blocks::queue(&memory);
         let reader =
             std::thread::spawn(move || blocks::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
-        let bounds = Bounds {
-            expansion: Expansion::new(limit, &Arc::default()),
-            large_window: Arc::default(),
-            cancelled: Arc::default(),
-        };
-        let inflated = inflate(
+        let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
+        let (_, inflated) = inflate(
             Intake { frames: receiver, starved: Starved::default(), keep: None, landing: Landing::default() },
             &writer,
             bounds,

@@ -11,7 +11,7 @@ use super::{
     blocks::{self, BlockReader, Expansion},
     inflate::{self, Bounds, Frame, Intake},
 };
-use crate::{admission::Landing, registry::Starved};
+use crate::{admission::Landing, registry::Starved, unpack::LayerMemory};
 
 /// What came of a compressed layer.
 #[derive(Debug)]
@@ -32,14 +32,15 @@ pub(crate) fn inflated(compressed: &[u8], frame: usize, limit: u64) -> Inflated 
         sender.try_send(frame).expect("the queue holds all frames");
     }
     let intake = Intake { frames, starved: Starved::default(), keep: None, landing: Landing::default() };
+    let memory = LayerMemory::of_its_own(64 << 20);
     let bounds = Bounds {
         expansion: Expansion::new(limit, &Arc::default()),
-        large_window: Arc::default(),
+        memory: Arc::clone(&memory),
         cancelled: Arc::default(),
     };
-    let (blocks, out) = blocks::queue();
+    let (blocks, out) = blocks::queue(&memory);
     let (outcome, bytes, ended) = std::thread::scope(|scope| {
-        let inflater = scope.spawn(move || inflate::inflate(intake, &blocks, bounds));
+        let inflater = scope.spawn(move || inflate::inflate(intake, &blocks, bounds).1);
         let mut bytes = Vec::new();
         let ended = BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).read_to_end(&mut bytes).is_ok();
         (inflater.join().expect("inflating does not panic"), bytes, ended)

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, atomic::AtomicBool, mpsc::Receiver},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use imagelet_core::{
@@ -13,20 +13,25 @@ use rustix::fs::{Mode, OFlags};
 
 use super::{
     Hash, LayerJob,
-    blocks::{Block, BlockReader},
+    blocks::{BlockQueue, BlockReader},
+    unconfined,
 };
 use crate::{
     failpoint::Step,
     store::{LIST, LayerRecord, ListWriter, StagedLayer, Staging, storage_error, write_implicit},
-    unpack::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, disk_size, unpack_layer_listed},
+    unpack::{
+        LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, disk_size, process_umask,
+        unpack_layer_listed,
+    },
 };
 
 impl LayerJob {
-    /// Runs on a blocking thread. The staging folder goes with an error.
+    /// Runs on a blocking thread, and what reads the archive on one that is confined. The staging folder goes with an error.
     pub(super) fn unpack(
         &self,
         staging: Staging,
-        blocks: Receiver<Block>,
+        blocks: BlockQueue,
+        memory: Arc<LayerMemory>,
         cancelled: Arc<AtomicBool>,
     ) -> Result<StagedLayer, RuntimeError> {
         let tree = staging.path().join("fs");
@@ -47,15 +52,21 @@ impl LayerJob {
                 free_inodes_floor: self.limits.free_inodes_floor,
                 ..UnpackLimits::default()
             },
-            budget: Arc::clone(&self.budget),
+            memory,
+            umask: process_umask(),
             cancelled,
         };
         let unlisted = |error| storage_error("could not write the layer's list of files", error);
         let mut list = ListWriter::new(std::fs::File::create(staging.path().join(LIST)).map_err(unlisted)?);
-        let report = unpack_layer_listed(&mut reader, std::os::fd::AsFd::as_fd(&root), &options, &mut list)
-            .map_err(|error| self.in_layer(unpack_error(error)))?;
-        Step::UnpackEnd.reach();
-        let diff_id = reader.drain().map_err(|error| {
+        let root = std::os::fd::AsFd::as_fd(&root);
+        let list_ref = &mut list;
+        let unpacked = self.confinement.run(Some(root), move || {
+            let report = unpack_layer_listed(&mut reader, root, &options, list_ref)?;
+            Step::UnpackEnd.reach();
+            Ok((report, reader.drain()))
+        });
+        let (report, drained) = unpacked.map_err(unconfined)?.map_err(|error| self.in_layer(unpack_error(error)))?;
+        let diff_id = drained.map_err(|error| {
             self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive breaks off").caused_by(error))
         })?;
         if diff_id != self.diff_id {
@@ -111,6 +122,7 @@ fn unpack_error(error: UnpackError) -> RuntimeError {
                 .with_hint("make room with `imagelet gc`, or name a larger place with --store DIR");
         }
         UnpackError::Limit { .. } => RuntimeErrorKind::Unacceptable,
+        UnpackError::Busy { .. } => RuntimeErrorKind::Unavailable,
         UnpackError::Cancelled => RuntimeErrorKind::Cancelled,
         _ => RuntimeErrorKind::Corrupt,
     };

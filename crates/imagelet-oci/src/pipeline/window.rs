@@ -1,16 +1,13 @@
-//! Zstandard frames one after the other, with the memory of large windows lent out one at a time.
+//! Zstandard frames one after the other, their windows taken from the memory that all layers share.
 //!
-//! A frame may ask for a window of up to 128 MiB, and layers are unpacked side by side, images too. Windows up to
-//! 8 MiB, which every decoder has to offer (RFC 8878) and which all but `--ultra` and `--long` stay within, are free.
-//! A larger one is held by one layer of the engine at a time; the others wait for it before they decode on.
+//! A frame may ask for a window of up to 128 MiB, and layers are unpacked side by side, images too. A window up to
+//! 8 MiB, which every decoder has to offer (RFC 8878) and which all but `--ultra` and `--long` stay within, is waited for
+//! as a whole. A larger one waits for a layer's whole share, and is counted as far as the frame has filled it: the memory
+//! behind the rest was never touched. So a small layer may ask for any window.
 
 use std::{
     io::{self, BufRead, Read},
-    sync::{
-        Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use zstd::{
@@ -19,55 +16,25 @@ use zstd::{
 };
 
 use super::inflate::FrameReader;
+use crate::unpack::{Claim, LayerMemory, MemoryError};
 
 /// The largest window that is taken, as a power of two: 128 MiB, the most zstd itself writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
-/// Windows up to this size are not counted.
-const WINDOW_FREE_MAX: u64 = 8 << 20;
+/// Windows up to this size are counted before they are filled.
+const WINDOW_SMALL_MAX: u64 = 8 << 20;
+/// What a decoder takes besides its window: tables, and a block on its way in and out.
+const DECODER_COST: u64 = 512 << 10;
 /// Longest head of a frame: magic, descriptor, window, dictionary, size.
 const HEAD_LENGTH_MAX: usize = 4 + 1 + 1 + 4 + 8;
-/// How soon a layer that waits for a window sees that nobody waits for the layer.
-const CANCEL_POLL: Duration = Duration::from_millis(50);
-
-/// The one large window of an engine.
-#[derive(Debug, Default)]
-pub(crate) struct LargeWindow {
-    taken: Mutex<bool>,
-    returned: Condvar,
-}
-
-/// The large window while a layer has it.
-struct Held<'a>(&'a LargeWindow);
-
-impl LargeWindow {
-    /// Waits for the window.
-    fn take(&self, cancelled: &AtomicBool) -> io::Result<Held<'_>> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        while *taken {
-            if cancelled.load(Ordering::Relaxed) {
-                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the download was given up"));
-            }
-            taken = self.returned.wait_timeout(taken, CANCEL_POLL).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        *taken = true;
-        Ok(Held(self))
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
-        self.0.returned.notify_one();
-    }
-}
 
 /// What frames hold, skippable ones left out. Fails on whatever stands between or behind them.
 pub(super) struct ZstdReader<'a> {
     source: &'a mut FrameReader,
-    // Before `held`: the memory goes before the right to it.
+    // Before `claim`: the memory goes before the right to it.
     decoder: Decoder<'static>,
-    held: Option<Held<'a>>,
-    large: &'a LargeWindow,
+    claim: Claim,
+    /// The window of the frame where it is a large one, and how much of it was filled.
+    large: Option<(u64, u64)>,
     cancelled: &'a AtomicBool,
     between_frames: bool,
     /// What the frame still owes of the size it states. The library looks at that in some ways of feeding it and not in
@@ -80,12 +47,13 @@ pub(super) struct ZstdReader<'a> {
 impl<'a> ZstdReader<'a> {
     pub(super) fn new(
         source: &'a mut FrameReader,
-        large: &'a LargeWindow,
+        memory: &Arc<LayerMemory>,
         cancelled: &'a AtomicBool,
     ) -> io::Result<Self> {
         let mut decoder = Decoder::new()?;
         decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))?;
-        Ok(Self { source, decoder, held: None, large, cancelled, between_frames: true, owed: None, has_more: false })
+        let claim = Claim::on(memory);
+        Ok(Self { source, decoder, claim, large: None, cancelled, between_frames: true, owed: None, has_more: false })
     }
 
     /// Looks at the head of the next frame before the decoder does. `false`: there is none.
@@ -104,8 +72,15 @@ impl<'a> ZstdReader<'a> {
                 ),
             ));
         }
-        if window > WINDOW_FREE_MAX && self.held.is_none() {
-            self.held = Some(self.large.take(self.cancelled)?);
+        // No window is larger than what is to come.
+        let window = owed.map_or(window, |owed| window.min(owed));
+        self.large = None;
+        if window > WINDOW_SMALL_MAX {
+            self.claim.wait_for_whole(self.cancelled).map_err(|error| refused(window, error))?;
+            self.large = Some((window, 0));
+        } else {
+            let claimed = self.claim.grow_to(window + DECODER_COST, self.cancelled);
+            claimed.map_err(|error| refused(window, error))?;
         }
         self.decoder.reinit()?;
         self.owed = owed;
@@ -122,6 +97,10 @@ impl Read for ZstdReader<'_> {
                 }
                 self.between_frames = false;
             }
+            if let Some((window, filled)) = self.large {
+                let next = window.min(filled + out.len() as u64) + DECODER_COST;
+                self.claim.grow_to(next, self.cancelled).map_err(|error| refused(window, error))?;
+            }
             let input: &[u8] = if self.has_more { &[] } else { self.source.fill_buf()? };
             let is_end = input.is_empty() && !self.has_more;
             let mut input = InBuffer::around(input);
@@ -131,6 +110,7 @@ impl Read for ZstdReader<'_> {
             self.source.consume(read);
             self.has_more = written == out.len() && hint != 0;
             self.between_frames = hint == 0;
+            self.large = self.large.map(|(window, filled)| (window, filled + written as u64));
             if let Some(owed) = self.owed {
                 let left = owed.checked_sub(written as u64).filter(|left| *left == 0 || hint != 0);
                 self.owed = Some(left.ok_or_else(|| {
@@ -145,6 +125,15 @@ impl Read for ZstdReader<'_> {
             }
         }
     }
+}
+
+fn refused(window: u64, error: MemoryError) -> io::Error {
+    let kind = match error {
+        MemoryError::Limit(_) => io::ErrorKind::FileTooLarge,
+        MemoryError::Busy => io::ErrorKind::ResourceBusy,
+        MemoryError::Cancelled => io::ErrorKind::ConnectionAborted,
+    };
+    io::Error::new(kind, format!("a zstd frame fills a window of {window} bytes: {error}"))
 }
 
 /// Whether these are the first bytes of a frame, or of one that is skipped.
@@ -203,29 +192,5 @@ mod tests {
             assert_eq!(window(&[&magic[..], rest].concat()), bytes, "{rest:x?}");
         }
         assert_eq!(window(&[0x53, 0x2a, 0x4d, 0x18, 0xff, 0xff, 0xff, 0xff]), 0);
-    }
-
-    #[test]
-    fn the_large_window_is_one_layers_at_a_time() {
-        let (window, never) = (LargeWindow::default(), AtomicBool::new(false));
-        let (running, most) = (std::sync::atomic::AtomicUsize::new(0), std::sync::atomic::AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    let _held = window.take(&never).expect("nobody gives up");
-                    most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                    std::thread::yield_now();
-                    running.fetch_sub(1, Ordering::SeqCst);
-                });
-            }
-        });
-        assert_eq!(most.into_inner(), 1);
-    }
-
-    #[test]
-    fn who_waits_for_the_window_can_be_given_up() {
-        let (window, given_up) = (LargeWindow::default(), AtomicBool::new(true));
-        let _held = window.take(&AtomicBool::new(false)).expect("it is free");
-        assert!(window.take(&given_up).is_err());
     }
 }

@@ -1,34 +1,102 @@
-//! What all layers that are unpacked at the same time share.
+//! What all layers that are unpacked at the same time share: memory, and directories kept open.
+//!
+//! Each layer has a little memory of its own, enough for most. What it needs beyond that comes from memory that all
+//! layers share. Nothing that holds shared memory ever waits for more: a layer that cannot get it is given up, waits
+//! without holding anything until one layer's whole share is free, in the order of arrival, and begins anew with that.
+//! So there is no deadlock, no layer waits for ever, and a layer that wants more than a share is refused.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+
+/// Layers that are unpacked at the same time.
+pub const LAYERS_MAX: usize = 64;
+/// The memory that each of them has of its own: two blocks between inflater and unpacker, the list's buffer, notes.
+const OWN: u64 = 384 << 10;
+/// What of it is for notes and headers.
+const OWN_NOTES: u64 = 16 << 10;
+/// The least budget: what remains for all beside each layer's own holds the largest header with all that is made of it, and
+/// the window that every zstd decoder has to offer.
+pub const UNPACK_MEMORY_MIN: u64 = 48 << 20;
+/// The budget unless configured otherwise.
+pub const UNPACK_MEMORY_DEFAULT: u64 = 64 << 20;
+/// Shared memory is counted in units of this size, and taken in steps, so that counting costs nothing.
+const UNIT: u64 = 1 << 10;
+const STEP: u64 = 64 << 10;
 /// Directories that all layers together keep open to find them again; with what 64 layers hold besides, a process stays
 /// below 1024 descriptors.
 const DIRECTORIES_MAX: usize = 192;
+/// How soon a layer that waits for memory sees that it was cancelled.
+const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 /// One for the process.
 #[derive(Debug)]
 pub struct UnpackBudget {
+    /// Units of the memory that all layers share.
+    shared: Arc<Semaphore>,
+    /// What one layer may have of it, in bytes: all.
+    share_max: u64,
     /// Directories that may be opened and kept.
     directories: AtomicUsize,
 }
 
 impl Default for UnpackBudget {
     fn default() -> Self {
-        Self { directories: AtomicUsize::new(DIRECTORIES_MAX) }
+        Self::new(UNPACK_MEMORY_DEFAULT)
     }
 }
 
 impl UnpackBudget {
+    /// A budget of so many bytes of memory; less than [`UNPACK_MEMORY_MIN`] counts as that.
+    pub fn new(memory: u64) -> Self {
+        Self::sharing(memory.max(UNPACK_MEMORY_MIN) - LAYERS_MAX as u64 * OWN)
+    }
+
+    fn sharing(share_max: u64) -> Self {
+        Self {
+            shared: Arc::new(Semaphore::new(usize::try_from(share_max / UNIT).unwrap_or(Semaphore::MAX_PERMITS))),
+            share_max,
+            directories: AtomicUsize::new(DIRECTORIES_MAX),
+        }
+    }
+
+    /// The memory of a layer that begins.
+    pub fn layer(self: &Arc<Self>) -> Arc<LayerMemory> {
+        Arc::new(LayerMemory {
+            budget: Arc::clone(self),
+            account: Mutex::default(),
+            was_refused: AtomicBool::new(false),
+            runtime: Handle::try_current().ok(),
+        })
+    }
+
+    /// The memory of a layer that could not have more beside others: a whole share, once it is free.
+    pub async fn whole_layer(self: &Arc<Self>) -> Arc<LayerMemory> {
+        let layer = self.layer();
+        let permit = Arc::clone(&self.shared).acquire_many_owned(units(self.share_max)).await;
+        layer.account().add(permit.ok(), self.share_max);
+        layer
+    }
+
     /// The right to keep one more directory open; `None` while all are in use.
     pub(super) fn directory(self: &Arc<Self>) -> Option<DirectoryPermit> {
         let take = |free: usize| free.checked_sub(1);
         self.directories.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
         Some(DirectoryPermit(Arc::clone(self)))
     }
+}
+
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes / UNIT).unwrap_or(u32::MAX)
 }
 
 /// The right to keep a directory open, until it is dropped.
@@ -41,9 +109,184 @@ impl Drop for DirectoryPermit {
     }
 }
 
+/// Why there is no more memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MemoryError {
+    /// Other layers hold it.
+    #[error("other layers hold the memory that unpacking may take")]
+    Busy,
+    /// The layer would need more than one layer may have.
+    #[error("it needs more memory than one layer may have; the limit is {0} bytes, of `store.unpackMemory`")]
+    Limit(u64),
+    /// The layer was cancelled while it waited.
+    #[error("the layer was cancelled")]
+    Cancelled,
+}
+
+/// What one layer holds, in one try to unpack it.
+#[derive(Debug)]
+pub struct LayerMemory {
+    budget: Arc<UnpackBudget>,
+    account: Mutex<Account>,
+    was_refused: AtomicBool,
+    runtime: Option<Handle>,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    /// Bytes in use.
+    used: u64,
+    /// Bytes of the shared memory that the layer holds.
+    held: u64,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Account {
+    fn add(&mut self, permit: Option<OwnedSemaphorePermit>, bytes: u64) {
+        let Some(permit) = permit else { return };
+        self.held += bytes;
+        match &mut self.permit {
+            Some(held) => held.merge(permit),
+            None => self.permit = Some(permit),
+        }
+    }
+}
+
+impl LayerMemory {
+    /// Memory that is shared with nothing, of so many bytes.
+    pub fn of_its_own(bytes: u64) -> Arc<Self> {
+        Arc::new(UnpackBudget::sharing(bytes)).layer()
+    }
+
+    /// Whether the layer failed because others held what it needed.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.was_refused.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn budget(&self) -> &Arc<UnpackBudget> {
+        &self.budget
+    }
+
+    fn account(&self) -> MutexGuard<'_, Account> {
+        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes memory now or not at all.
+    fn take(&self, bytes: u64) -> Result<(), MemoryError> {
+        let mut account = self.account();
+        let used = account.used.saturating_add(bytes);
+        let limit = self.budget.share_max + OWN_NOTES;
+        if used > limit {
+            return Err(MemoryError::Limit(limit));
+        }
+        let missing = used.saturating_sub(account.held + OWN_NOTES);
+        if missing > 0 {
+            let step = missing.next_multiple_of(STEP).min(self.budget.share_max - account.held);
+            let permit = Arc::clone(&self.budget.shared).try_acquire_many_owned(units(step));
+            account.add(Some(permit.map_err(|_| MemoryError::Busy)?), step);
+        }
+        account.used = used;
+        Ok(())
+    }
+
+    /// Waits until so much shared memory is this layer's, where it holds none yet; only then is waiting safe.
+    fn wait_for(&self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
+        let bytes = bytes.next_multiple_of(STEP).min(self.budget.share_max);
+        let Some(runtime) = self.runtime.as_ref().filter(|_| self.account().held == 0) else { return Ok(()) };
+        let acquired = runtime.block_on(async {
+            let mut acquired = std::pin::pin!(Arc::clone(&self.budget.shared).acquire_many_owned(units(bytes)));
+            loop {
+                match tokio::time::timeout(CANCEL_POLL, &mut acquired).await {
+                    Ok(permit) => return permit.ok(),
+                    Err(_) if cancelled.load(Ordering::Relaxed) => return None,
+                    Err(_) => {}
+                }
+            }
+        });
+        let permit = acquired.ok_or(MemoryError::Cancelled)?;
+        self.account().add(Some(permit), bytes);
+        Ok(())
+    }
+}
+
+/// Memory in use for one purpose, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    memory: Arc<LayerMemory>,
+    bytes: u64,
+}
+
+impl Claim {
+    pub(crate) fn on(memory: &Arc<LayerMemory>) -> Self {
+        Self { memory: Arc::clone(memory), bytes: 0 }
+    }
+
+    /// Claims more before it is allocated.
+    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), MemoryError> {
+        let taken = self.memory.take(bytes as u64);
+        if taken == Err(MemoryError::Busy) {
+            self.memory.was_refused.store(true, Ordering::Relaxed);
+        }
+        taken?;
+        self.bytes += bytes as u64;
+        Ok(())
+    }
+
+    /// Claims more where it is free; it is no loss where it is not.
+    pub(crate) fn grow_if_free(&mut self, bytes: usize) -> bool {
+        let is_free = self.memory.take(bytes as u64).is_ok();
+        if is_free {
+            self.bytes += bytes as u64;
+        }
+        is_free
+    }
+
+    /// Claims up to `bytes` in all, and waits for them as long as the layer holds nothing that others could wait for.
+    pub(crate) fn grow_to(&mut self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
+        let more = bytes.saturating_sub(self.bytes);
+        if more == 0 {
+            return Ok(());
+        }
+        self.memory.wait_for(more, cancelled)?;
+        self.grow(usize::try_from(more).unwrap_or(usize::MAX))
+    }
+
+    /// Waits for a layer's whole share under the same condition, because nobody can say how much it will be.
+    pub(crate) fn wait_for_whole(&self, cancelled: &AtomicBool) -> Result<(), MemoryError> {
+        self.memory.wait_for(self.memory.budget.share_max, cancelled)
+    }
+
+    /// Another one on the same memory, with nothing in it.
+    pub(crate) fn empty(&self) -> Self {
+        Self::on(&self.memory)
+    }
+
+    /// Gives some back.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
+        let bytes = self.bytes.min(bytes as u64);
+        self.bytes -= bytes;
+        self.memory.account().used -= bytes;
+    }
+
+    /// Gives all back.
+    pub(crate) fn clear(&mut self) {
+        if self.bytes > 0 {
+            self.shrink(usize::MAX);
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MIB: usize = 1 << 20;
 
     #[test]
     fn directories_are_kept_open_up_to_the_bound_and_given_back() {
@@ -52,5 +295,85 @@ mod tests {
         assert_eq!(held.len(), DIRECTORIES_MAX);
         held.pop();
         assert!(budget.directory().is_some());
+    }
+
+    #[test]
+    fn the_least_budget_holds_the_largest_header_and_the_window_of_every_decoder() {
+        let budget = Arc::new(UnpackBudget::new(0));
+        let mut claim = Claim::on(&budget.layer());
+        let header = crate::unpack::UnpackLimits::default().header_max;
+        claim.grow(8 * MIB + 4 * header + (4 << 20)).expect("it fits");
+    }
+
+    #[test]
+    fn all_layers_together_take_no_more_than_the_budget_and_what_they_give_back_is_there_again() {
+        let budget = Arc::new(UnpackBudget::sharing(10 << 20));
+        let layers: Vec<_> = (0..4).map(|_| budget.layer()).collect();
+        let mut claims: Vec<_> = layers.iter().map(Claim::on).collect();
+        for claim in &mut claims {
+            claim.grow(usize::try_from(OWN_NOTES).unwrap()).expect("each layer has some of its own");
+        }
+        claims[0].grow(6 * MIB).expect("it is free");
+        assert_eq!(claims[1].grow(6 * MIB), Err(MemoryError::Busy));
+        assert!(layers[1].was_refused() && !layers[0].was_refused());
+        assert!(!claims[2].grow_if_free(6 * MIB) && !layers[2].was_refused());
+        claims[1].grow(3 * MIB).expect("as much is free");
+        drop((claims, layers));
+        Claim::on(&budget.layer()).grow(10 * MIB).expect("all is free again");
+    }
+
+    #[test]
+    fn one_layer_is_refused_what_no_layer_may_have_and_told_the_limit() {
+        let mut claim = Claim::on(&LayerMemory::of_its_own(1 << 20));
+        claim.grow(MIB).expect("as much as there is");
+        let limit = (1 << 20) + OWN_NOTES;
+        assert_eq!(claim.grow(MIB), Err(MemoryError::Limit(limit)));
+        assert!(MemoryError::Limit(limit).to_string().contains(&limit.to_string()));
+        claim.clear();
+        claim.grow(MIB).expect("it was given back");
+    }
+
+    #[tokio::test]
+    async fn layers_that_were_refused_come_one_after_the_other_and_none_waits_for_ever() {
+        let budget = Arc::new(UnpackBudget::sharing(10 << 20));
+        let first = budget.layer();
+        let mut claim = Claim::on(&first);
+        claim.grow(6 * MIB).expect("it is free");
+        let waiting: Vec<_> = (0..3)
+            .map(|_| {
+                let budget = Arc::clone(&budget);
+                tokio::spawn(async move {
+                    let layer = budget.whole_layer().await;
+                    Claim::on(&layer).grow(10 * MIB).expect("the whole share is its own");
+                })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        // What comes later does not overtake.
+        assert_eq!(Claim::on(&budget.layer()).grow(MIB), Err(MemoryError::Busy));
+        drop((claim, first));
+        for task in waiting {
+            task.await.expect("no panic");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_layer_that_waits_for_its_first_memory_can_be_cancelled_and_gets_it_otherwise() {
+        let budget = Arc::new(UnpackBudget::sharing(10 << 20));
+        let holder = budget.layer();
+        let mut held = Claim::on(&holder);
+        held.grow(9 * MIB).expect("it is free");
+        let layer = budget.layer();
+        let wait = |cancelled: bool| {
+            let layer = Arc::clone(&layer);
+            tokio::task::spawn_blocking(move || {
+                let mut claim = Claim::on(&layer);
+                claim.grow_to(8 << 20, &AtomicBool::new(cancelled))
+            })
+        };
+        assert_eq!(wait(true).await.expect("no panic"), Err(MemoryError::Cancelled));
+        let waiting = wait(false);
+        drop((held, holder));
+        assert_eq!(waiting.await.expect("no panic"), Ok(()));
     }
 }

@@ -4,6 +4,8 @@ use std::{borrow::Cow, fmt::Write as _, io};
 
 use rustix::io::Errno;
 
+use super::budget::MemoryError;
+
 /// Names longer than this are cut in messages: a message is read by people.
 const NAME_SHOWN_MAX: usize = 256;
 
@@ -65,6 +67,15 @@ pub enum UnpackError {
         #[source]
         source: io::Error,
     },
+    /// Other layers hold the memory that this one would need; it can be tried again.
+    #[error("could not unpack tar entry `{entry}` beside other layers")]
+    Busy {
+        /// The entry.
+        entry: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The caller set [`super::UnpackOptions::cancelled`].
     #[error("unpacking was cancelled")]
     Cancelled,
@@ -89,7 +100,18 @@ pub(super) enum Fault {
     Full(String),
     Io { action: &'static str, errno: Errno },
     Read(io::Error),
+    Busy(MemoryError),
     Cancelled,
+}
+
+impl From<MemoryError> for Fault {
+    fn from(error: MemoryError) -> Self {
+        match error {
+            MemoryError::Limit(_) => Fault::limit(error.to_string()),
+            MemoryError::Busy => Fault::Busy(error),
+            MemoryError::Cancelled => Fault::Cancelled,
+        }
+    }
 }
 
 impl Fault {
@@ -120,6 +142,7 @@ impl Fault {
             Fault::Limit(reason) => UnpackError::Limit { entry, reason: reason.into_owned() },
             Fault::Io { action, errno } => UnpackError::Io { entry, action, source: errno.into() },
             Fault::Read(source) => UnpackError::Read { entry, source },
+            Fault::Busy(source) => UnpackError::Busy { entry, source: source.into() },
             Fault::Cancelled => UnpackError::Cancelled,
         }
     }

@@ -4,10 +4,14 @@ use std::{collections::BTreeMap, ops::Bound};
 
 use serde::{Deserialize, Serialize};
 
-use super::{error::Fault, pax::Time, whiteout::Opacity};
+use super::{budget::Claim, error::Fault, pax::Time, spill::Spilled, whiteout::Opacity};
 
-/// What an entry takes besides its path, roughly: a tree node's share and the fixed fields.
+/// What a note takes besides its path, at most: its place in a tree node that is half full, and a directory's metadata.
 const NOTE_COST: usize = 256;
+/// What a directory that no entry names takes besides, and a record, besides their paths: each is kept once more for the
+/// report and written out as text.
+const IMPLICIT_COST: usize = 64;
+const RECORD_COST: usize = 384;
 
 /// An owner, mode, device or xattr that the archive gives and the disk does not have.
 ///
@@ -42,11 +46,10 @@ pub struct DeviceRecord {
 }
 
 /// Notes by path; a path's note goes when what was at the path is removed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Ledger {
     notes: BTreeMap<Vec<u8>, Note>,
-    cost: usize,
-    cost_max: usize,
+    claim: Claim,
 }
 
 /// What is remembered of one path.
@@ -58,8 +61,8 @@ pub(super) struct Note {
     /// A directory that no entry names (yet).
     pub(super) implicit: bool,
     /// A directory's metadata, applied at the end: what is written below would change its times.
-    pub(super) directory: Option<DirectoryMeta>,
-    pub(super) record: Option<OwnershipRecord>,
+    pub(super) directory: Option<Box<DirectoryMeta>>,
+    pub(super) record: Option<Box<OwnershipRecord>>,
 }
 
 /// A directory's metadata.
@@ -70,29 +73,40 @@ pub(super) struct DirectoryMeta {
     pub(super) gid: u32,
     pub(super) mtime: Time,
     pub(super) atime: Time,
-    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(super) xattrs: Option<Spilled>,
 }
 
 impl Ledger {
-    pub(super) fn new(cost_max: usize) -> Self {
-        Ledger { cost_max, ..Ledger::default() }
+    pub(super) fn new(claim: Claim) -> Self {
+        Ledger { notes: BTreeMap::new(), claim }
     }
 
     pub(super) fn get(&self, path: &[u8]) -> Option<&Note> {
         self.notes.get(path)
     }
 
-    /// The note of a path, made where there is none. `extra` is what the caller is about to add, in bytes.
-    pub(super) fn note(&mut self, path: &[u8], extra: usize) -> Result<&mut Note, Fault> {
+    /// The note of a path, made where there is none.
+    pub(super) fn note(&mut self, path: &[u8]) -> Result<&mut Note, Fault> {
         if !self.notes.contains_key(path) {
-            self.cost = self.cost.saturating_add(path.len() + NOTE_COST);
+            self.claim.grow(path.len() + NOTE_COST)?;
             self.notes.insert(path.to_vec(), Note::default());
         }
-        self.cost = self.cost.saturating_add(extra);
-        if self.cost > self.cost_max {
-            return Err(Fault::limit(format!("more than {} bytes to remember until the end", self.cost_max)));
-        }
         Ok(self.notes.get_mut(path).expect("was inserted above"))
+    }
+
+    /// Notes a directory that no entry names.
+    pub(super) fn implicit(&mut self, path: &[u8], opacity: Opacity) -> Result<(), Fault> {
+        self.claim.grow(4 * path.len() + IMPLICIT_COST)?;
+        *self.note(path)? = Note { implicit: true, opacity, ..Note::default() };
+        Ok(())
+    }
+
+    /// Notes what the disk does not say of a path.
+    pub(super) fn record(&mut self, path: &[u8], record: OwnershipRecord) -> Result<(), Fault> {
+        let names: usize = record.xattrs.iter().map(|name| 2 * name.len() + 32).sum();
+        self.claim.grow(2 * record.path.len() + names + RECORD_COST)?;
+        self.note(path)?.record = Some(Box::new(record));
+        Ok(())
     }
 
     /// Forgets that a device was left out at a path, because something else takes its place.
@@ -110,15 +124,15 @@ impl Ledger {
         self.notes.remove(path);
         let below = |end: u8| [path, &[end]].concat();
         let range = (Bound::Included(below(b'/')), Bound::Excluded(below(b'/' + 1)));
-        let keys: Vec<Vec<u8>> = self.notes.range(range).map(|(key, _)| key.clone()).collect();
-        for key in keys {
+        while let Some(key) = self.notes.range(range.clone()).next().map(|(key, _)| key.clone()) {
             self.notes.remove(&key);
         }
     }
 
-    /// All notes, by path.
-    pub(super) fn into_notes(self) -> BTreeMap<Vec<u8>, Note> {
-        self.notes
+    /// All notes, by path, and what they take.
+    pub(super) fn take(&mut self) -> (BTreeMap<Vec<u8>, Note>, Claim) {
+        let rest = self.claim.empty();
+        (std::mem::take(&mut self.notes), std::mem::replace(&mut self.claim, rest))
     }
 }
 
@@ -131,23 +145,44 @@ pub(super) fn encoded(path: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unpack::LayerMemory;
+
+    fn ledger(memory: usize) -> Ledger {
+        Ledger::new(Claim::on(&LayerMemory::of_its_own(memory as u64)))
+    }
 
     #[test]
     fn a_removed_path_is_forgotten_with_all_below_and_nothing_beside() {
-        let mut ledger = Ledger::new(1 << 20);
+        let mut ledger = ledger(1 << 20);
         for path in ["a", "a/b", "a/b/c", "a!", "a0", "ab"] {
-            ledger.note(path.as_bytes(), 0).unwrap();
+            ledger.note(path.as_bytes()).unwrap();
         }
         ledger.forget(b"a");
-        let left: Vec<_> = ledger.into_notes().into_keys().collect();
+        let left: Vec<_> = ledger.take().0.into_keys().collect();
         assert_eq!(left, [b"a!".to_vec(), b"a0".to_vec(), b"ab".to_vec()]);
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
-        let mut ledger = Ledger::new(3 * NOTE_COST);
-        ledger.note(b"a", 0).unwrap();
-        ledger.note(b"b", 0).unwrap();
-        assert!(matches!(ledger.note(b"c", 0), Err(Fault::Limit(_))));
+    fn what_is_remembered_is_bounded_at_some_hundred_bytes_a_folder() {
+        let mut ledger = ledger(1 << 20);
+        let mut noted = 0;
+        let refused = loop {
+            match ledger.note(format!("usr/share/some/folder-{noted}").as_bytes()) {
+                Ok(note) => note.directory = None,
+                Err(fault) => break fault,
+            }
+            noted += 1;
+        };
+        assert!(matches!(refused, Fault::Limit(_)), "{refused:?}");
+        assert!((3_000..5_000).contains(&noted), "{noted} in a MiB");
+    }
+
+    #[test]
+    fn a_note_takes_no_more_than_it_is_counted_for() {
+        // Maps of notes that come in order are half full.
+        let place = 2 * (size_of::<Vec<u8>>() + size_of::<Note>());
+        let heap = 16 + 16;
+        assert!(place + size_of::<DirectoryMeta>() + heap <= NOTE_COST, "{place} and {}", size_of::<DirectoryMeta>());
+        assert!(2 * size_of::<OwnershipRecord>() + heap <= RECORD_COST, "{}", size_of::<OwnershipRecord>());
     }
 }

@@ -29,8 +29,6 @@ pub struct UnpackLimits {
     pub depth_max: usize,
     /// Ranges in the map of one sparse file.
     pub ranges_max: usize,
-    /// What may be remembered until the end, in bytes: directories' metadata, whiteouts, owners.
-    pub memory_max: usize,
     /// Free bytes that must stay on the file system.
     pub free_bytes_floor: u64,
     /// Free inodes that must stay on the file system.
@@ -47,7 +45,6 @@ impl Default for UnpackLimits {
             path_max: 4096,
             depth_max: 512,
             ranges_max: 1 << 16,
-            memory_max: 256 << 20,
             free_bytes_floor: 0,
             free_inodes_floor: 0,
         }

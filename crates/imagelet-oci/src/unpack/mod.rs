@@ -17,6 +17,7 @@ mod listing;
 mod name;
 mod pax;
 mod sparse;
+mod spill;
 mod tar;
 mod tree;
 mod whiteout;
@@ -33,9 +34,13 @@ use std::{
 
 use rustix::fd::BorrowedFd;
 
-pub(crate) use self::listing::{xattrs_at, xattrs_of};
+pub use self::tree::process_umask;
+pub(crate) use self::{
+    budget::{Claim, MemoryError},
+    listing::{xattrs_at, xattrs_of},
+};
 pub use self::{
-    budget::UnpackBudget,
+    budget::{LAYERS_MAX, LayerMemory, UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN, UnpackBudget},
     error::UnpackError,
     ledger::{DeviceRecord, OwnershipRecord},
     limits::UnpackLimits,
@@ -56,8 +61,10 @@ pub struct UnpackOptions {
     pub overlay: OverlayForm,
     /// What the layer may take.
     pub limits: UnpackLimits,
-    /// What it shares with all others.
-    pub budget: Arc<UnpackBudget>,
+    /// Bits that the process takes from new modes; [`process_umask`], read before the thread is confined.
+    pub umask: u32,
+    /// What it may hold while it is unpacked.
+    pub memory: Arc<LayerMemory>,
     /// Once true, unpacking ends soon with [`UnpackError::Cancelled`].
     pub cancelled: Arc<AtomicBool>,
 }
@@ -122,7 +129,7 @@ fn unpack<'a>(
     options: &UnpackOptions,
     listing: Option<&'a mut dyn Listing>,
 ) -> Result<UnpackReport, UnpackError> {
-    let mut reader = Reader::new(input, options.limits);
+    let mut reader = Reader::new(input, options.limits, Claim::on(&options.memory));
     let mut writer = Writer::new(root, options, listing).map_err(|fault| fault.at(reader.place()))?;
     loop {
         match unpack_next(&mut reader, &mut writer) {

@@ -7,7 +7,10 @@ use base64::{
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
 
-use super::error::{Fault, shown};
+use super::{
+    error::{Fault, shown},
+    xattr,
+};
 
 /// libarchive writes values with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -36,6 +39,8 @@ pub(super) struct Extended {
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// libarchive's spelling of the same; counts where the other one is absent.
     pub(super) xattrs_encoded: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// What the names of the attributes take in a list of the kernel.
+    names: usize,
     pub(super) sparse: SparseRecords,
 }
 
@@ -91,17 +96,42 @@ impl Extended {
             b"atime" => self.atime = optional(given, || time(value, "atime"))?,
             _ => {
                 if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-                    self.xattrs.insert(name.to_vec(), value.to_vec());
+                    if self.takes(name, value.len())? {
+                        self.xattrs.insert(name.to_vec(), value.to_vec());
+                    }
                 } else if let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
                     let name: Vec<u8> = percent_encoding::percent_decode(name).collect();
-                    let value = BASE64.decode(value).map_err(|_| malformed(key))?;
-                    self.xattrs_encoded.insert(name, value);
+                    if self.takes(&name, value.len() / 4 * 3)? {
+                        let value = BASE64.decode(value).map_err(|_| malformed(key))?;
+                        self.xattrs_encoded.insert(name, value);
+                    }
                 } else if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
                     self.sparse.set(key, value, ranges_max)?;
                 }
             }
         }
         Ok(())
+    }
+}
+
+impl Extended {
+    /// Whether an attribute is kept. One that no file can have is refused, before anything is made of it.
+    fn takes(&mut self, name: &[u8], length: usize) -> Result<bool, Fault> {
+        if length > xattr::VALUE_MAX {
+            let (name, limit) = (shown(name), xattr::VALUE_MAX);
+            return Err(Fault::limit(format!(
+                "its extended attribute `{name}` has {length} bytes; the limit is {limit}"
+            )));
+        }
+        if !xattr::allowed(name) {
+            return Ok(false);
+        }
+        self.names += name.len() + 1;
+        if self.names > xattr::NAMES_MAX {
+            let limit = xattr::NAMES_MAX;
+            return Err(Fault::limit(format!("the names of its extended attributes have more than {limit} bytes")));
+        }
+        Ok(true)
     }
 }
 

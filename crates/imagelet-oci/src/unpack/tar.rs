@@ -8,12 +8,21 @@
 use std::io::{BufRead, ErrorKind};
 
 use super::{
-    UnpackLimits,
+    Claim, UnpackLimits,
     error::Fault,
     header::{self, BLOCK, Fields, Header},
     pax::{Extended, Time},
     sparse::{self, Builder, Map, Version},
 };
+
+/// Extended attributes: names and values.
+pub(super) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// What is made of a header of so many bytes takes so many times as much at most, for what is not counted by itself.
+const HEADER_COST: usize = 4;
+/// What an attribute takes besides name and value, and a range of a sparse file, with their copies.
+const XATTR_COST: usize = 256;
+const RANGE_COST: usize = 32;
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,13 +56,15 @@ pub(super) struct Entry {
     pub(super) mtime: Time,
     pub(super) atime: Option<Time>,
     pub(super) device: (i64, i64),
-    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(super) xattrs: Xattrs,
 }
 
 /// Reads entries one after the other, each entry's data between two calls of [`Reader::next`].
 pub(super) struct Reader<'a> {
     input: &'a mut dyn BufRead,
     limits: UnpackLimits,
+    /// What the headers of the current entry take.
+    claim: Claim,
     globals: Extended,
     /// Data of the current entry not yet consumed, then its padding.
     remaining: u64,
@@ -77,9 +88,9 @@ impl Pending {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(input: &'a mut dyn BufRead, limits: UnpackLimits) -> Self {
+    pub(super) fn new(input: &'a mut dyn BufRead, limits: UnpackLimits, claim: Claim) -> Self {
         let place = b"(start of layer)".to_vec();
-        Reader { input, limits, globals: Extended::default(), remaining: 0, padding: 0, headers: 0, place }
+        Reader { input, limits, claim, globals: Extended::default(), remaining: 0, padding: 0, headers: 0, place }
     }
 
     /// The last name seen, for messages.
@@ -94,6 +105,7 @@ impl<'a> Reader<'a> {
 
     /// The next entry, or `None` at the end blocks or at a clean end of input.
     pub(super) fn next(&mut self) -> Result<Option<Entry>, Fault> {
+        self.claim.clear();
         let mut pending = Pending::default();
         loop {
             self.skip_rest()?;
@@ -110,7 +122,9 @@ impl<'a> Reader<'a> {
             match header.type_flag() {
                 b'x' => {
                     let records = self.extension(&header, "PAX header")?;
-                    pending.extended = Some(Extended::parse(&records, self.limits.ranges_max)?);
+                    let extended = Extended::parse(&records, self.limits.ranges_max)?;
+                    self.claim.grow((extended.xattrs.len() + extended.xattrs_encoded.len()) * XATTR_COST)?;
+                    pending.extended = Some(extended);
                 }
                 b'g' => {
                     let records = self.extension(&header, "global PAX header")?;
@@ -200,6 +214,7 @@ impl<'a> Reader<'a> {
             size = real;
             sparse = Some(map);
         }
+        self.claim.grow(sparse.as_ref().map_or(0, |map: &Map| map.ranges.len()) * RANGE_COST)?;
         for (name, value) in std::mem::take(&mut extended.xattrs_encoded) {
             extended.xattrs.entry(name).or_insert(value);
         }
@@ -270,7 +285,9 @@ impl<'a> Reader<'a> {
         if self.remaining > self.limits.header_max as u64 {
             return Err(Fault::limit(format!("a {what} is longer than {} bytes", self.limits.header_max)));
         }
-        let mut content = Vec::new();
+        let length = usize::try_from(self.remaining).expect("it is within a limit");
+        self.claim.grow(HEADER_COST * length)?;
+        let mut content = Vec::with_capacity(length);
         loop {
             let chunk = self.fill()?;
             let length = chunk.len();

@@ -21,9 +21,9 @@ use rustix::{
 
 use super::{
     UnpackBudget, UnpackOptions,
-    budget::DirectoryPermit,
+    budget::{Claim, DirectoryPermit},
     error::{Fault, shown},
-    ledger::{Ledger, Note},
+    ledger::Ledger,
     name,
     whiteout::{Opacity, look},
 };
@@ -39,9 +39,11 @@ const STEPS_MAX: usize = 1024;
 const IMPLICIT_MODE: u32 = 0o755;
 /// Names of directories to remove that are kept from one look at their parent.
 const REMEMBERED_AT_ONCE: usize = 4096;
-/// The same once [`REMEMBERED_MANY`] are kept in all, on a deep way; together they stay below 60 MiB.
-const REMEMBERED_AT_LEAST: usize = 256;
-const REMEMBERED_MANY: usize = 1 << 16;
+/// The same once [`REMEMBERED_MANY`] are kept in all, on a deep way.
+const REMEMBERED_AT_LEAST: usize = 64;
+const REMEMBERED_MANY: usize = 1 << 13;
+/// What a name takes besides its letters.
+const REMEMBERED_COST: usize = 48;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// An open directory of the layer.
@@ -89,6 +91,8 @@ pub(super) struct Tree {
     open: HashMap<Vec<u8>, (Rc<Directory>, DirectoryPermit)>,
     budget: Arc<UnpackBudget>,
     pub(super) ledger: Ledger,
+    /// What a removal remembers.
+    removal: Claim,
     /// Bytes of disk that directories took which no entry names, until the writer takes them into account.
     pub(super) made_bytes: u64,
     /// Bits the process takes from new modes.
@@ -105,10 +109,11 @@ impl Tree {
         Ok(Tree {
             root: Rc::new(Directory { fd, path: Vec::new() }),
             open: HashMap::new(),
-            budget: Arc::clone(&options.budget),
-            ledger: Ledger::new(limits.memory_max),
+            budget: Arc::clone(options.memory.budget()),
+            ledger: Ledger::new(Claim::on(&options.memory)),
+            removal: Claim::on(&options.memory),
             made_bytes: 0,
-            umask: process_umask(),
+            umask: options.umask,
             path_max: limits.path_max,
             depth_max: limits.depth_max,
             cancelled: Arc::clone(&options.cancelled),
@@ -135,7 +140,9 @@ impl Tree {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => {
                 self.open.clear();
-                remove_tree(parent.as_fd(), name, &self.cancelled, &mut freed)?;
+                let removed = remove_tree(parent.as_fd(), name, &self.cancelled, &mut self.removal, &mut freed);
+                self.removal.clear();
+                removed?;
             }
             kind => {
                 if kind == FileType::Symlink {
@@ -229,8 +236,7 @@ impl Tree {
         }
         let directory = self.opened(here, name, fd)?;
         self.made_bytes += super::DIRECTORY_COST;
-        let note = self.ledger.note(&directory.path, 0)?;
-        *note = Note { implicit: true, opacity, ..Note::default() };
+        self.ledger.implicit(&directory.path, opacity)?;
         Ok(directory)
     }
 
@@ -297,7 +303,13 @@ fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno>
 ///
 /// The directories found in one are remembered by the thousand: each look at a directory passes what was removed from
 /// it before, so that one look for each of a million would take days.
-fn remove_tree(parent: BorrowedFd<'_>, name: &[u8], cancelled: &AtomicBool, freed: &mut Freed) -> Result<(), Fault> {
+fn remove_tree(
+    parent: BorrowedFd<'_>,
+    name: &[u8],
+    cancelled: &AtomicBool,
+    memory: &mut Claim,
+    freed: &mut Freed,
+) -> Result<(), Fault> {
     let action = "remove the directory replaced by";
     let open = |at: BorrowedFd<'_>, name: &[u8]| open_directory(at, name).map_err(Fault::io(action));
     let mut here = open(parent, name)?;
@@ -309,7 +321,7 @@ fn remove_tree(parent: BorrowedFd<'_>, name: &[u8], cancelled: &AtomicBool, free
             return Err(Fault::Cancelled);
         }
         let at_once = if remembered < REMEMBERED_MANY { REMEMBERED_AT_ONCE } else { REMEMBERED_AT_LEAST };
-        let found = remove_files(here.as_fd(), at_once, freed)?;
+        let found = remove_files(here.as_fd(), at_once, memory, freed)?;
         if let Some(child) = found.last() {
             here = open(here.as_fd(), child)?;
             remembered += found.len();
@@ -323,6 +335,7 @@ fn remove_tree(parent: BorrowedFd<'_>, name: &[u8], cancelled: &AtomicBool, free
         // Nobody else moves directories in the layer: the parent is where we came from.
         here = open(here.as_fd(), b"..")?;
         let empty = siblings.pop().expect("it has the one we come from");
+        memory.shrink(empty.len() + REMEMBERED_COST);
         remembered -= 1;
         rustix::fs::unlinkat(&here, empty, AtFlags::REMOVEDIR).map_err(Fault::io(action))?;
         match siblings.last() {
@@ -335,7 +348,12 @@ fn remove_tree(parent: BorrowedFd<'_>, name: &[u8], cancelled: &AtomicBool, free
 }
 
 /// Unlinks what is no directory, and names the directories, up to so many; all else is gone if there are none.
-fn remove_files(directory: BorrowedFd<'_>, names_max: usize, freed: &mut Freed) -> Result<Vec<Vec<u8>>, Fault> {
+fn remove_files(
+    directory: BorrowedFd<'_>,
+    names_max: usize,
+    memory: &mut Claim,
+    freed: &mut Freed,
+) -> Result<Vec<Vec<u8>>, Fault> {
     let action = "remove the directory replaced by";
     let mut found = Vec::new();
     for entry in patiently(|| Dir::read_from(directory)).map_err(Fault::io(action))? {
@@ -348,6 +366,7 @@ fn remove_files(directory: BorrowedFd<'_>, names_max: usize, freed: &mut Freed) 
             continue;
         };
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            memory.grow(name.len() + REMEMBERED_COST)?;
             found.push(name.to_vec());
             if found.len() == names_max {
                 break;
@@ -371,7 +390,7 @@ fn unlink(parent: BorrowedFd<'_>, name: &[u8], stat: &Stat, freed: &mut Freed) -
 }
 
 /// The process's umask, without changing it; all bits where it cannot be read, which costs a `chmod` an entry.
-fn process_umask() -> u32 {
+pub fn process_umask() -> u32 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
     umask.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0o777)

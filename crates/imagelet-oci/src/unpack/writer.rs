@@ -18,6 +18,7 @@ use super::{
     listing::{Lister, Listing},
     name,
     pax::Time,
+    spill::Spill,
     tar::{Entry, Kind, Reader},
     tree::{Directory, Freed, Missing, Tree},
     whiteout::{Mark, Opacity, OverlayForm, is_whiteout_device, look, mark},
@@ -35,6 +36,7 @@ const MINOR_MAX: i64 = 0xf_ffff;
 pub(super) struct Writer<'a> {
     pub(super) gauge: Gauge<'a>,
     tree: Tree,
+    spill: Spill,
     ownership: Ownership,
     overlay: OverlayForm,
     /// Who owns what this process makes.
@@ -78,6 +80,7 @@ impl<'a> Writer<'a> {
         Ok(Writer {
             gauge: Gauge::new(options.limits, root, options.cancelled.clone()),
             tree,
+            spill: Spill::new(root)?,
             ownership: options.ownership,
             overlay: options.overlay,
             process: (process.0.as_raw(), process.1.as_raw()),
@@ -93,7 +96,7 @@ impl<'a> Writer<'a> {
         let path = name::clean_entry(&entry.name, self.gauge.limits())?;
         if path.is_empty() {
             return match entry.kind {
-                Kind::Directory => self.remember_directory(&[], entry),
+                Kind::Directory => self.remember_directory(&[], &entry),
                 _ => Err(Fault::refused("only a directory can be the layer's root")),
             };
         }
@@ -121,7 +124,7 @@ impl<'a> Writer<'a> {
         }
         match entry.kind {
             Kind::File => self.file(&place, entry, reader),
-            Kind::Directory => self.directory(&place, entry),
+            Kind::Directory => self.directory(&place, &entry),
             Kind::Symlink => self.symlink(&place, &entry),
             Kind::HardLink => self.hard_link(&place, &entry),
             Kind::Fifo => self.node(&place, &entry, FileType::Fifo, 0),
@@ -132,10 +135,10 @@ impl<'a> Writer<'a> {
 
     /// Applies what had to wait for the last entry, and reports.
     pub(super) fn finish(mut self) -> Result<UnpackReport, UnpackError> {
-        let ledger = std::mem::take(&mut self.tree.ledger);
+        let (notes, _claim) = self.tree.ledger.take();
         // Children come after their parents in the order of paths: backwards, a parent's mode and times are set when
         // nothing below it changes any more.
-        for (path, note) in ledger.into_notes().into_iter().rev() {
+        for (path, note) in notes.into_iter().rev() {
             let shown = if path.is_empty() { &b"."[..] } else { &path };
             self.finish_note(&path, note).map_err(|fault| fault.at(shown))?;
         }
@@ -233,7 +236,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    fn directory(&mut self, place: &Place, entry: Entry) -> Result<(), Fault> {
+    fn directory(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
         let make = || {
             // Set-group-id would be inherited by what comes below; it waits for the end with the other bits.
             let mode = Mode::from_raw_mode(entry.mode & 0o777 | DIRECTORY_OPEN);
@@ -257,13 +260,19 @@ impl<'a> Writer<'a> {
         self.remember_directory(&path, entry)
     }
 
-    fn remember_directory(&mut self, path: &[u8], entry: Entry) -> Result<(), Fault> {
-        let cost = entry.xattrs.iter().map(|(name, value)| name.len() + value.len() + 64).sum();
-        let note = self.tree.ledger.note(path, cost)?;
+    fn remember_directory(&mut self, path: &[u8], entry: &Entry) -> Result<(), Fault> {
+        let xattrs = match &entry.xattrs {
+            none if none.is_empty() => None,
+            xattrs => {
+                self.gauge.file(0, Spill::size(xattrs) as u64)?;
+                Some(self.spill.put(xattrs)?)
+            }
+        };
+        let note = self.tree.ledger.note(path)?;
         note.implicit = false;
-        let atime = atime(&entry);
-        let Entry { mode, uid, gid, mtime, xattrs, .. } = entry;
-        note.directory = Some(DirectoryMeta { mode, uid, gid, mtime, atime, xattrs });
+        let atime = atime(entry);
+        let Entry { mode, uid, gid, mtime, .. } = *entry;
+        note.directory = Some(Box::new(DirectoryMeta { mode, uid, gid, mtime, atime, xattrs }));
         Ok(())
     }
 
@@ -298,7 +307,7 @@ impl<'a> Writer<'a> {
         let from_path = from.path();
         let note = self.tree.ledger.get(&from_path);
         if let Some(device) = note.and_then(|note| note.record.clone()).filter(|record| record.device.is_some()) {
-            return self.leave_out(place, device);
+            return self.leave_out(place, *device);
         }
         let hidden = note.is_some_and(|note| note.whiteout);
         let Some(stat) = look(from.parent.as_fd(), &from.name)?.filter(|stat| !hidden && !is_whiteout_device(stat))
@@ -337,7 +346,7 @@ impl<'a> Writer<'a> {
         if let Some(mut record) = record {
             let path = place.path();
             record.path = encoded(&path);
-            self.remember_record(&path, record)?;
+            self.tree.ledger.record(&path, *record)?;
         }
         Ok(())
     }
@@ -373,7 +382,7 @@ impl<'a> Writer<'a> {
         }
         self.devices_left_out = true;
         record.path = encoded(&path);
-        self.remember_record(&path, record)
+        self.tree.ledger.record(&path, record)
     }
 
     fn node(&mut self, place: &Place, entry: &Entry, kind: FileType, device: u64) -> Result<(), Fault> {
@@ -412,7 +421,7 @@ impl<'a> Writer<'a> {
             };
         }
         let needed = self.overlay.hide(place.parent.as_fd(), &place.name)?;
-        self.tree.ledger.note(&path, 0)?.whiteout = true;
+        self.tree.ledger.note(&path)?.whiteout = true;
         self.lister.special(|| path, (place.parent.as_fd(), &place.name), &[], true)?;
         match needed {
             Opacity::Merged => Ok(()),
@@ -422,7 +431,7 @@ impl<'a> Writer<'a> {
 
     /// Makes a directory at least so opaque.
     fn set_opacity(&mut self, path: &[u8], opacity: Opacity) -> Result<(), Fault> {
-        let note = self.tree.ledger.note(path, 0)?;
+        let note = self.tree.ledger.note(path)?;
         note.opacity = note.opacity.max(opacity);
         Ok(())
     }
@@ -479,20 +488,14 @@ impl<'a> Writer<'a> {
         let xattrs = left_out.iter().map(|name| encoded(name)).collect();
         let Entry { uid, gid, mode, .. } = *entry;
         let record = OwnershipRecord { path: encoded(&path), uid, gid, mode, device: None, xattrs };
-        self.remember_record(&path, record)
-    }
-
-    fn remember_record(&mut self, path: &[u8], record: OwnershipRecord) -> Result<(), Fault> {
-        let cost = record.path.len() + record.xattrs.iter().map(|name| name.len() + 32).sum::<usize>();
-        self.tree.ledger.note(path, cost)?.record = Some(record);
-        Ok(())
+        self.tree.ledger.record(&path, record)
     }
 
     fn finish_note(&mut self, path: &[u8], mut note: Note) -> Result<(), Fault> {
         self.gauge.go_on()?;
         let is_directory = note.implicit || note.directory.is_some() || note.opacity != Opacity::Merged;
         if let Some(meta) = note.directory.take() {
-            note.record = self.finish_directory(path, &meta, note.opacity)?;
+            note.record = self.finish_directory(path, &meta, note.opacity)?.map(Box::new);
         } else if let Some((name, value)) = self.overlay.xattr(note.opacity) {
             let directory = self.open_real(path)?;
             set_overlay_xattr(&directory, name, value)?;
@@ -507,7 +510,7 @@ impl<'a> Writer<'a> {
         if note.implicit {
             self.report.implicit_directories.push(path.to_vec());
         }
-        self.report.ownership.extend(note.record);
+        self.report.ownership.extend(note.record.map(|record| *record));
         Ok(())
     }
 
@@ -526,7 +529,10 @@ impl<'a> Writer<'a> {
             rustix::fs::fchown(&*directory, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
         }
         rustix::fs::fchmod(&*directory, Mode::from_raw_mode(mode)).map_err(Fault::io("set the mode of"))?;
-        let left_out = xattr::set(&*directory, &meta.xattrs, self.strictness())?;
+        let left_out = match meta.xattrs {
+            None => Vec::new(),
+            Some(place) => xattr::set(&*directory, &self.spill.get(place)?, self.strictness())?,
+        };
         if let Some((name, value)) = self.overlay.xattr(opacity) {
             set_overlay_xattr(&directory, name, value)?;
         }

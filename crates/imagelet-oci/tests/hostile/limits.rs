@@ -194,7 +194,7 @@ fn memory_cases() -> Vec<(&'static str, Vec<u8>, u64)> {
     /// Blocks in flight and an inflater's window take about 2 MiB; a header at its limit takes as much again.
     const FEW: u64 = 8 << 20;
     /// For 20,000 directories, whose metadata waits for the end, with names of 200 bytes.
-    const LEDGER: u64 = 20 << 20;
+    const LEDGER: u64 = 14 << 20;
     let huge = 48 << 20;
     let headers = |flag| Archive::new().header(&Header::new(flag, "big", huge).gnu()).data(vec![b'x'; 48 << 20]).end();
     let repeated = |flag: u8| {

@@ -189,11 +189,29 @@ fn a_bomb_takes_no_more_memory_than_a_layer() {
 /// One window of the largest size, and the rest of the pipeline.
 const LARGE_WINDOWS_MEMORY_MAX: u64 = (128 + 48) << 20;
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_window_that_is_filled_beyond_the_budget_is_refused_and_one_within_it_is_not() {
+    let mut bench = Bench::with(|config| config.limits.expansion_free = 1 << 30).await;
+    let full = |mark: &str, log: u8, zeros: usize| Image::of([zeros_behind(log, mark, zeros)]);
+    let words = &["sha256:", "zstd", "window of 134217728 bytes", "store.unpackMemory"];
+    bench
+        .hold(vec![
+            Case::new("B046", "128 MiB full", full("all", 27, 150 * MIB)).fails(Unacceptable, words),
+            Case::new("B046", "128 MiB and little in it", full("little", 27, 20 * MIB)),
+            Case::new("B046", "32 MiB full", full("usual", 25, 150 * MIB)),
+        ])
+        .await;
+}
+
 #[test]
 fn the_largest_windows_of_four_layers_are_held_one_at_a_time() {
     child::alone("bombs::the_largest_windows_of_four_layers_are_held_one_at_a_time", async {
         let image = Image::of((0..4).map(|number| zeros_behind(27, &format!("window-{number}"), 150 * MIB)));
-        let mut bench = Bench::with(|config| config.limits.expansion_free = 1 << 30).await;
+        let mut bench = Bench::with(|config| {
+            config.limits.expansion_free = 1 << 30;
+            config.unpack_memory = 192 << 20;
+        })
+        .await;
         let ((), peak) = child::peak_of(bench.hold(vec![Case::new("B046", "four windows", image)])).await;
         assert!(peak >= 100 << 20, "{peak} bytes: the windows were not used, so nothing was proven");
         assert!(peak <= LARGE_WINDOWS_MEMORY_MAX, "{peak} bytes");

@@ -98,7 +98,10 @@ impl Bench {
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut EngineConfig)) -> Self {
-        let folder = scratch();
+        Self::on(scratch(), change).await
+    }
+
+    pub(crate) async fn on(folder: tempfile::TempDir, change: impl FnOnce(&mut EngineConfig)) -> Self {
         let mut config = EngineConfig::new(folder.path().join("store"));
         config.limits.expansion_free = 4 << 20;
         config.limits.free_inodes_floor = 0;
@@ -215,6 +218,11 @@ pub(crate) fn scratch() -> tempfile::TempDir {
     builder.prefix("imagelet-hostile-");
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { builder.tempdir_in(memory) } else { builder.tempdir() }.expect("a folder")
+}
+
+/// A folder on a disk, whose pages the kernel can write out and take back.
+pub(crate) fn scratch_on_disk() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("imagelet-hostile-").tempdir_in("/var/tmp").expect("a folder")
 }
 
 /// What lies in the folders of a store, one level deep.

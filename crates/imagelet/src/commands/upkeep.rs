@@ -164,6 +164,9 @@ fn overview(status: &Status) -> Table {
     let since = status.started_at.as_deref().unwrap_or("-");
     let process = format!("{} (pid {}, since {since})", status.process, status.pid);
     table.row(["Process:", &process]);
+    if let Some(unpacking) = &status.unpacking {
+        table.row(["Unpacking:", unpacking]);
+    }
     let images = format!("{} ({} in use)", status.images, status.in_use);
     table.row(["Images:", if status.images_unknown { "unknown" } else { &images }]);
     let used = status.used_percent.map_or_else(|| "unknown".into(), |percent| format!("{percent}% used"));

@@ -575,14 +575,19 @@ mod tests {
     #[test]
     fn what_a_store_promises_and_allows_is_said_in_the_file() {
         let settings = given(
-            "store:\n  durability: background\n  keepBlobs: true\n  limits: {expansionMax: 50, expansionFree: 1Gi}\n",
+            "store:\n  durability: background\n  keepBlobs: true\n  unpackMemory: 128Mi\n  limits: {expansionMax: 50, expansionFree: 1Gi}\n",
         )
         .settings()
         .expect("a good file");
         let super::super::Backend::Embedded(store) = settings.backend else { panic!("another backend") };
         assert_eq!((store.durability, store.keep_blobs), (imagelet_oci::Durability::Background, true));
+        assert_eq!(store.unpack_memory, 128 << 20);
         assert_eq!((store.limits.expansion_max, store.limits.expansion_free), (50, 1 << 30));
         assert_eq!(store.limits.entries_max, imagelet_oci::EngineConfig::new("/s").limits.entries_max);
+
+        let error = given("store:\n  unpackMemory: 47Mi\n").settings().expect_err("refused");
+        assert!(error.to_string().starts_with("f.yaml:2: invalid configuration: store.unpackMemory "), "{error}");
+        assert!(error.to_string().ends_with("must be at least 50331648 bytes"), "{error}");
 
         let error = given("store:\n  durability: never\n  limits:\n    expansionMax: 0\n    freeBytesFloor: lots\n")
             .settings()

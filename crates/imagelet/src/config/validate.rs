@@ -378,6 +378,7 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
     }
     let durability = durability(store.durability.as_deref(), complaints);
     let admission = admission(store.admission.as_deref(), complaints);
+    let unpack_memory = unpack_memory(store.unpack_memory.as_deref(), complaints);
     let limits = layer_limits(&store.limits.unwrap_or_default(), complaints);
     let cri = file.image_service.as_ref().and_then(|service| service.cri.clone()).unwrap_or_default();
     let endpoint = cri.endpoint.filter(|endpoint| !endpoint.is_empty());
@@ -405,6 +406,7 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
             durability,
             keep_blobs: store.keep_blobs.unwrap_or_default(),
             admission,
+            unpack_memory,
             limits,
             runtime: runtime.map(|endpoint| (endpoint, timeout)),
         }),
@@ -434,6 +436,17 @@ fn admission(text: Option<&str>, complaints: &mut Complaints) -> Admission {
             Admission::Compressed
         }
     }
+}
+
+fn unpack_memory(text: Option<&str>, complaints: &mut Complaints) -> u64 {
+    const KEY: &str = "store.unpackMemory";
+    let least = ByteSize(imagelet_oci::unpack::UNPACK_MEMORY_MIN);
+    match text.map_or(Ok(ByteSize(imagelet_oci::unpack::UNPACK_MEMORY_DEFAULT)), parse_size) {
+        Ok(size) if size >= least => return size.0,
+        Ok(size) => complaints.add(KEY, format!("{KEY} {size} must be at least {} bytes", least.0)),
+        Err(error) => complaints.add(KEY, format!("{KEY}: {error}")),
+    }
+    least.0
 }
 
 fn durability(text: Option<&str>, complaints: &mut Complaints) -> Durability {

@@ -501,6 +501,7 @@ impl Command for StatusRequest {
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             backend: node.parts.backend.clone(),
+            unpacking: node.parts.engine.as_ref().map(|engine| engine.confinement().to_string()),
             process: if node.parts.is_daemon { "daemon" } else { "command" }.into(),
             pid: std::process::id(),
             started_at: moment(node.started_at),

@@ -341,6 +341,8 @@ documents! {
         version: String,
         /// Where images are kept: `store DIR` or `runtime URI`.
         backend: String,
+        /// What the threads that unpack layers may reach; absent where images are a runtime's.
+        unpacking: Option<String>,
         /// `daemon` or `command`.
         process: String,
         /// The daemon's process id.

@@ -183,6 +183,7 @@ async fn open_store(
         keep_blobs: store.keep_blobs,
         limits: store.limits,
         admission: store.admission,
+        unpack_memory: store.unpack_memory,
         ..EngineConfig::new(&store.directory)
     };
     let tell = move |what: &str| match role {

@@ -104,3 +104,51 @@ fn a_pin_survives_a_restart() {
     daemon.run(["gc", "--all-unused"]).ok();
     assert_eq!(daemon.run(["inspect", "-q", &name]).code, 1);
 }
+
+/// The threads that unpack, and whether each may still gain privileges.
+fn unpacking_threads(daemon: &Daemon) -> Vec<bool> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.part.id())).unwrap();
+    tasks
+        .filter_map(|task| {
+            let path = task.unwrap().path();
+            let name = fs::read_to_string(path.join("comm")).ok()?;
+            let status = fs::read_to_string(path.join("status")).ok()?;
+            (name == "layer\n").then(|| !status.contains("NoNewPrivs:\t1"))
+        })
+        .collect()
+}
+
+#[test]
+fn layers_are_unpacked_on_confined_threads_and_status_says_so() {
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let store = folder.path().join("store");
+    let daemon = Daemon::start(folder.path(), ["--store", store.to_str().unwrap()]);
+    let told = daemon.run(["status", "-o", "json"]).json()["unpacking"].as_str().expect("it is told").to_owned();
+    let has_landlock = fs::read_to_string("/sys/kernel/security/lsm").is_ok_and(|names| names.contains("landlock"));
+    assert_eq!(told.starts_with("confined to the layer's folder (Landlock ABI "), has_landlock, "{told}");
+    assert!(daemon.run(["status"]).ok().contains(&told), "{told}");
+
+    let image = Image::marked("slow", 8_000_000);
+    let name = registry.put("slow:v1", &image);
+    registry.spoil("slow", &image.layers[0].digest, |answer| answer.pause = Duration::from_millis(200));
+    let mut pull = daemon.command().args(["pull", &name]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // One inflates, one writes; a thread that was just made is confined a moment later.
+    wait_until("two confined threads", || {
+        let threads = unpacking_threads(&daemon);
+        threads.len() >= 2 && threads.iter().all(|may_gain| !may_gain)
+    });
+    drop(pull.kill());
+    pull.wait().unwrap();
+    assert!(daemon.stop(Signal::TERM).success());
+}
+
+#[test]
+fn each_line_that_hardens_the_unit_says_why() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md")).unwrap();
+    for key in
+        ["NoNewPrivileges", "CapabilityBoundingSet", "ProtectSystem", "SystemCallFilter", "MemoryHigh", "LimitNOFILE"]
+    {
+        assert!(page.contains(&format!("\n{key}=")), "the unit has no `{key}=`");
+        assert!(page.contains(&format!("\n| `{key}=` | ")), "no row says why the unit has `{key}=`");
+    }
+}

@@ -262,11 +262,7 @@ fn an_xattr_the_file_system_does_not_take_is_the_archives_fault_and_not_a_full_d
     // ext4 says ENOSPC of a value larger than its block.
     let large = vec![b'x'; 63 << 10];
     let long_name = format!("SCHILY.xattr.user.{}", "x".repeat(300));
-    for (key, value) in [
-        ("SCHILY.xattr.user.large", large.as_slice()),
-        ("SCHILY.xattr.user.larger", &vec![b'x'; 70_000]),
-        (&long_name, b"x"),
-    ] {
+    for (key, value) in [("SCHILY.xattr.user.large", large.as_slice()), (&long_name, b"x")] {
         let site = Site::new();
         match site.unpack(&Archive::new().pax(&[(key, value)]).file("f", "").end()) {
             // A file system that takes it, as XFS.

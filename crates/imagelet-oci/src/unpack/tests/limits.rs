@@ -96,9 +96,48 @@ fn sparse_maps_are_bounded() {
 #[test]
 fn what_must_be_remembered_is_bounded() {
     let mut site = Site::new();
-    site.options.limits.memory_max = 64 << 10;
+    site.options.memory = super::super::LayerMemory::of_its_own(64 << 10);
     let archive = (0..1000).fold(Archive::new(), |archive, number| archive.dir(&format!("d{number}")));
-    limited(&site, &archive.end(), "remember");
+    limited(&site, &archive.end(), "81920 bytes");
+}
+
+#[test]
+fn an_attribute_that_no_file_can_have_is_refused_at_the_header_with_name_and_limit() {
+    let site = Site::new();
+    let large = vec![b'x'; 65_537];
+    let encoded = "eHh4".repeat(21_846);
+    for (key, value) in [("SCHILY.xattr.user.large", &large[..]), ("LIBARCHIVE.xattr.user.large", encoded.as_bytes())] {
+        limited(&site, &Archive::new().pax(&[(key, value)]).dir("d").end(), "`user.large` has 6553");
+        limited(&site, &Archive::new().pax(&[(key, value)]).file("f", "1").end(), "the limit is 65536");
+    }
+    // Also where it would not be kept.
+    limited(&site, &Archive::new().pax(&[("SCHILY.xattr.other.large", &large)]).dir("d").end(), "the limit is 65536");
+    let names: Vec<String> = (0..1000).map(|number| format!("SCHILY.xattr.user.{number:070}")).collect();
+    let many: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"1"[..])).collect();
+    limited(&site, &Archive::new().pax(&many).dir("d").end(), "more than 65536 bytes");
+    site.assert_listing([]);
+}
+
+#[test]
+fn attributes_of_many_folders_wait_on_the_disk() {
+    let mut site = Site::new();
+    site.options.memory = super::super::LayerMemory::of_its_own(2 << 20);
+    // 24 MB of attributes in 2 MiB of memory.
+    let value = vec![b'x'; 60_000];
+    let names: Vec<String> = (0..400).map(|number| format!("d{number}")).collect();
+    let archive = names.iter().fold(Archive::new(), |archive, name| {
+        let records = [("SCHILY.xattr.user.name", name.as_bytes()), ("SCHILY.xattr.system.other", &value[..])];
+        archive.pax(&records).dir(name)
+    });
+    // Replaced folders have the attributes of their last entry.
+    let archive = archive.pax(&[("SCHILY.xattr.user.again", b"1")]).dir("d7").file("d8", "flat");
+    site.unpack(&archive.end()).unwrap();
+    for name in names.iter().filter(|name| !matches!(name.as_str(), "d7" | "d8")) {
+        assert_eq!(super::xattr(&site.layer().join(name), "user.name").as_deref(), Some(name.as_bytes()));
+    }
+    let of = |path: &str, name: &str| super::xattr(&site.layer().join(path), name);
+    assert_eq!((of("d7", "user.name"), of("d7", "user.again")), (None, Some(b"1".to_vec())));
+    assert_eq!(of("d8", "user.name"), None);
 }
 
 #[test]

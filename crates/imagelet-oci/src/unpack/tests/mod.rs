@@ -20,7 +20,9 @@ use std::{
     sync::Arc,
 };
 
-use super::{OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, unpack_layer};
+use super::{
+    LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, unpack_layer,
+};
 
 /// A layer directory between things that must not be touched.
 struct Site {
@@ -38,7 +40,14 @@ impl Site {
         let (ownership, overlay) =
             if is_root() { (Ownership::Apply, OverlayForm::Trusted) } else { (Ownership::Record, OverlayForm::User) };
         let limits = UnpackLimits::default();
-        let options = UnpackOptions { ownership, overlay, limits, budget: Arc::default(), cancelled: Arc::default() };
+        let options = UnpackOptions {
+            ownership,
+            overlay,
+            limits,
+            umask: super::process_umask(),
+            memory: LayerMemory::of_its_own(64 << 20),
+            cancelled: Arc::default(),
+        };
         Site { home, options }
     }
 

@@ -1,0 +1,186 @@
+//! Confines the threads that read what a registry sent: the one that writes a layer reaches that layer's folder alone.
+//!
+//! Landlock restricts a thread and what it starts, for ever; so this work has threads of its own. What such a thread
+//! needs besides (the layer's list, the queue) was opened before. Where the kernel has no Landlock, unpacking goes on
+//! without it and says so; where it has, a thread that cannot be confined does not begin.
+
+use std::{fmt, io, os::fd::BorrowedFd, thread};
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, RestrictionStatus, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, RulesetStatus,
+};
+
+/// The rights that are taken away, as far as the kernel knows them.
+const RIGHTS: ABI = ABI::V5;
+/// Before this version no link or rename between folders is possible at all.
+const REFER_SINCE: i32 = 2;
+
+/// Whether threads are confined on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Confinement {
+    /// By this version of the kernel's interface.
+    Landlock(i32),
+    /// They are not, and why.
+    Absent(String),
+}
+
+impl fmt::Display for Confinement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Landlock(abi) => write!(f, "confined to the layer's folder (Landlock ABI {abi})"),
+            Self::Absent(reason) => write!(f, "not confined: {reason}"),
+        }
+    }
+}
+
+impl Confinement {
+    /// Tries it on a thread that does nothing else.
+    pub(crate) fn of_this_machine() -> Self {
+        let tried = thread::scope(|scope| scope.spawn(|| restrict(None)).join());
+        match tried {
+            Ok(Ok(status)) => Self::by(&status.landlock),
+            Ok(Err(error)) => Self::Absent(format!("Landlock failed: {error}")),
+            Err(_) => Self::Absent("Landlock failed".into()),
+        }
+    }
+
+    fn by(status: &LandlockStatus) -> Self {
+        match status {
+            LandlockStatus::NotEnabled => Self::Absent("Landlock is switched off in this kernel".into()),
+            LandlockStatus::NotImplemented => Self::Absent("this kernel has no Landlock; 5.19 and later can".into()),
+            LandlockStatus::Available { effective_abi, kernel_abi } => {
+                let abi = kernel_abi.unwrap_or(*effective_abi as i32);
+                if abi >= REFER_SINCE {
+                    return Self::Landlock(abi);
+                }
+                Self::Absent("this kernel's Landlock allows no links between folders; 5.19 and later do".into())
+            }
+        }
+    }
+
+    /// Runs `work` on a thread that reaches what is below `folder`, or no file at all, and waits for it.
+    ///
+    /// # Errors
+    /// When there is no such thread to be had; then nothing has run.
+    pub(crate) fn run<T: Send>(
+        &self,
+        folder: Option<BorrowedFd<'_>>,
+        work: impl FnOnce() -> T + Send,
+    ) -> io::Result<T> {
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().name("layer".into()).spawn_scoped(scope, || {
+                self.enter(folder)?;
+                Ok(work())
+            })?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Confines the calling thread.
+    fn enter(&self, folder: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        rustix::thread::set_no_new_privs(true)?;
+        if matches!(self, Self::Absent(_)) {
+            return Ok(());
+        }
+        let status = restrict(folder).map_err(io::Error::other)?;
+        if status.ruleset == RulesetStatus::NotEnforced {
+            return Err(io::Error::other("the kernel did not confine the thread"));
+        }
+        Ok(())
+    }
+}
+
+fn restrict(folder: Option<BorrowedFd<'_>>) -> Result<RestrictionStatus, RulesetError> {
+    let all = AccessFs::from_all(RIGHTS);
+    let ruleset = Ruleset::default().handle_access(all)?.handle_access(AccessNet::from_all(RIGHTS))?.create()?;
+    match folder {
+        Some(folder) => ruleset.add_rule(PathBeneath::new(folder, all))?.restrict_self(),
+        None => ruleset.restrict_self(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, net::TcpListener, os::fd::AsFd as _};
+
+    use super::*;
+
+    /// What a thread may do beside its folder and in it.
+    fn tried(confinement: &Confinement, home: &std::path::Path) -> [bool; 6] {
+        let root = fs::File::open(home.join("layer")).unwrap();
+        let work = || {
+            [
+                fs::read(home.join("secret")).is_ok(),
+                fs::write(home.join("beside"), "1").is_ok(),
+                fs::hard_link(home.join("secret"), home.join("layer/stolen")).is_ok(),
+                fs::File::open("/etc/passwd").is_ok(),
+                std::process::Command::new("/bin/true").status().is_ok(),
+                fs::create_dir_all(home.join("layer/a/b")).is_ok()
+                    && fs::write(home.join("layer/a/f"), "1").is_ok()
+                    && fs::hard_link(home.join("layer/a/f"), home.join("layer/a/b/f")).is_ok()
+                    && fs::read(home.join("layer/a/b/f")).is_ok()
+                    && fs::remove_dir_all(home.join("layer/a")).is_ok(),
+            ]
+        };
+        confinement.run(Some(root.as_fd()), work).unwrap()
+    }
+
+    #[test]
+    fn a_confined_thread_reaches_its_folder_and_nothing_beside() {
+        let home = tempfile::tempdir().unwrap();
+        fs::create_dir(home.path().join("layer")).unwrap();
+        fs::write(home.path().join("secret"), "secret").unwrap();
+        // So the test can fail: without confinement everything works.
+        assert_eq!(tried(&Confinement::Absent(String::new()), home.path()), [true; 6]);
+        for name in ["beside", "layer/stolen"] {
+            fs::remove_file(home.path().join(name)).unwrap();
+        }
+        let confinement = Confinement::of_this_machine();
+        let Confinement::Landlock(abi) = confinement else {
+            eprintln!("skipped: {confinement}");
+            return;
+        };
+        assert!(abi >= REFER_SINCE);
+        assert_eq!(tried(&confinement, home.path()), [false, false, false, false, false, true]);
+        // The thread that waited for it is as it was.
+        fs::read(home.path().join("secret")).unwrap();
+    }
+
+    #[test]
+    fn a_thread_without_a_folder_opens_nothing_and_gains_no_privileges() {
+        let confinement = Confinement::of_this_machine();
+        let status = |path: &str| fs::read_to_string(path).ok();
+        let is_confined = matches!(confinement, Confinement::Landlock(_));
+        let (opened, bound) = confinement
+            .run(None, || (status("/etc/passwd").is_some(), TcpListener::bind("127.0.0.1:0").is_ok()))
+            .unwrap();
+        assert_eq!(opened, !is_confined);
+        if matches!(confinement, Confinement::Landlock(4..)) {
+            assert!(!bound, "a confined thread listens");
+        }
+        let set = confinement.run(None, rustix::thread::no_new_privs).unwrap();
+        assert_eq!(set.ok(), Some(true));
+        assert_eq!(rustix::thread::no_new_privs().ok(), Some(false), "the process itself keeps what it may do");
+    }
+
+    #[test]
+    fn what_a_kernel_can_do_decides() {
+        assert_eq!(
+            Confinement::by(&LandlockStatus::Available { effective_abi: ABI::V6, kernel_abi: Some(9) }),
+            Confinement::Landlock(9)
+        );
+        assert_eq!(
+            Confinement::by(&LandlockStatus::Available { effective_abi: ABI::V3, kernel_abi: None }),
+            Confinement::Landlock(3)
+        );
+        for status in [
+            LandlockStatus::Available { effective_abi: ABI::V1, kernel_abi: None },
+            LandlockStatus::NotEnabled,
+            LandlockStatus::NotImplemented,
+        ] {
+            let told = Confinement::by(&status).to_string();
+            assert!(told.starts_with("not confined: ") && told.len() > 30, "{told}");
+        }
+    }
+}
