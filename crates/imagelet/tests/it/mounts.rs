@@ -16,6 +16,9 @@ use crate::{
     testbed::{Part, require_root, scratch, wait_until},
 };
 
+/// What is done to a note, in words and in deed.
+type Damage = (&'static str, fn(&Path));
+
 /// What the operator wrote into a writable mount.
 const WRITTEN: &str = "hours of work";
 
@@ -228,7 +231,7 @@ fn unmount_takes_ours_and_not_what_is_mounted_over_it() {
 
 #[test]
 fn a_damaged_note_holds_its_image_and_nothing_up() {
-    let damages: &[(&str, fn(&Path))] = &[
+    let damages: &[Damage] = &[
         ("not JSON", |note| fs::write(note, "{").unwrap()),
         ("nothing", |note| fs::write(note, "").unwrap()),
         ("other types", |note| fs::write(note, r#"{"target":7,"image":[],"writable":"x"}"#).unwrap()),
