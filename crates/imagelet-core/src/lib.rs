@@ -19,3 +19,4 @@ pub mod runtime;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
 pub mod text;
+pub mod trusted_files;

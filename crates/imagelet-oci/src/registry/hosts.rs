@@ -8,12 +8,16 @@
 
 use std::{
     fmt,
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    runtime::{RuntimeError, RuntimeErrorKind},
+    trusted_files,
+};
 use toml::{Table, Value};
 
 use super::target::{Origin, Target};
@@ -79,15 +83,18 @@ impl fmt::Debug for TlsSettings {
 /// When a file is there and cannot be used; the message names it.
 pub(super) fn load(directories: &[PathBuf], registry: &str) -> Result<Vec<Host>, RuntimeError> {
     for root in directories {
+        // What lies here says where credentials go and which certificates count.
+        check_folder(root)?;
         let Some(directory) =
             directory_names(registry).into_iter().map(|name| root.join(name)).find(|path| path.is_dir())
         else {
             continue;
         };
+        check_folder(&directory)?;
         let file = directory.join("hosts.toml");
         return match read(&file) {
             Ok(bytes) => parse(&bytes, registry, &directory).map_err(|problem| complaint(&file, &problem)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
                 certificates(&directory, registry).map_err(|problem| complaint(&directory, &problem))
             }
             Err(error) => Err(complaint(&file, &error.to_string())),
@@ -292,9 +299,9 @@ fn one_or_more(value: &Value) -> Option<Vec<String>> {
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     use std::io::Read as _;
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    trusted_files::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, "larger than 1 MiB"));
+        return Err(std::io::Error::new(ErrorKind::FileTooLarge, "larger than 1 MiB"));
     }
     Ok(bytes)
 }
@@ -316,9 +323,21 @@ fn shown(text: &str) -> String {
     crate::manifest::printable(&text)
 }
 
+/// Refuses a directory that others may add to; an absent one is none.
+fn check_folder(path: &Path) -> Result<(), RuntimeError> {
+    match trusted_files::check_folder(path) {
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Err(complaint(path, &error.to_string()))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn complaint(path: &Path, problem: &str) -> RuntimeError {
+    let (problem, hint) =
+        problem.split_once("\nhint: ").unwrap_or((problem, "mend the file, or remove it to ask the registry directly"));
     RuntimeError::other(format!("registry configuration `{}` cannot be used: {problem}", path.display()))
-        .with_hint("mend the file, or remove it to ask the registry directly")
+        .with_hint(hint)
 }
 
 fn invalid(problem: String) -> RuntimeError {
@@ -338,6 +357,38 @@ mod tests {
             format!("{mirror}{}{}{resolve}", host.origin, host.base_path)
         };
         Ok(hosts.iter().map(show).collect())
+    }
+
+    #[test]
+    fn a_registry_configuration_that_others_may_change_is_refused_and_not_passed_over() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("example.com");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("hosts.toml"), "[host.\"https://mirror.example\"]\nca = \"ca.pem\"\n").unwrap();
+        std::fs::write(directory.join("ca.pem"), "").unwrap();
+        let load = |registry| load(&[root.path().to_owned()], registry);
+        let set_mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for (path, mode) in [
+            (root.path().to_owned(), 0o777),
+            (root.path().to_owned(), 0o1777),
+            (directory.clone(), 0o757),
+            (directory.join("hosts.toml"), 0o646),
+            (directory.join("ca.pem"), 0o666),
+        ] {
+            let before = std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+            set_mode(&path, mode);
+            let error = load("example.com").unwrap_err();
+            assert!(error.chain().contains("every user may write to"), "{}", error.chain());
+            assert_eq!(error.hint(), Some(format!("chmod go-w {}", path.display()).as_str()));
+            set_mode(&path, before);
+            assert_eq!(load("example.com").unwrap().len(), 2);
+        }
+        // Others could add the directory of a registry that has none.
+        set_mode(root.path(), 0o777);
+        load("other.example").unwrap_err();
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use imagelet_core::trusted_files;
 use rustix::fs::{Mode, OFlags};
 use serde::{
     Deserialize, Deserializer,
@@ -60,6 +61,7 @@ fn read_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
     let began = Instant::now();
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    trusted_files::check(path, &file)?;
     let kind = file.metadata()?.file_type();
     if !(kind.is_file() || kind.is_dir() || kind.is_fifo()) {
         return Err(std::io::Error::new(ErrorKind::InvalidInput, "this is no file"));

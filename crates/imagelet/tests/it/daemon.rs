@@ -1,13 +1,13 @@
 //! The daemon as an operator meets it: one owner, signals, a configuration that is read again.
 
-use std::{fs, path::Path, process::Stdio, thread, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Stdio, thread, time::Duration};
 
 use rustix::process::Signal;
 
 use crate::{
     fake_registry::FakeRegistry,
     images::Image,
-    program::{Daemon, with_store},
+    program::{Daemon, program, run, with_store},
     testbed::{scratch, wait_until},
     tree,
 };
@@ -82,6 +82,39 @@ fn a_reload_takes_a_good_file_and_refuses_a_bad_one() {
     write_config(&config, 70);
     daemon.part.signal(Signal::HUP);
     wait_until("the second reload", || reloads("configuration reloaded") == 2);
+    assert!(daemon.stop(Signal::TERM).success());
+}
+
+#[test]
+fn a_configuration_that_others_may_change_is_refused_at_the_start_and_at_a_reload() {
+    let folder = scratch();
+    let config = folder.path().join("config.yaml");
+    let kubelet = folder.path().join("kubelet.yaml");
+    let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    write_config(&config, 90);
+    fs::write(&kubelet, "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n").unwrap();
+    let store = folder.path().join("store");
+    let arguments = [("--store", &store), ("--config", &config), ("--kubelet-config", &kubelet)]
+        .map(|(flag, path)| [flag, path.to_str().unwrap()]);
+    for path in [&config, &kubelet] {
+        set_mode(path, 0o666);
+        let told = format!("every user may write to `{}` (mode 0666)", path.display());
+        let hint = format!("hint: chmod go-w {}", path.display());
+        run(program().arg("serve").args(arguments.iter().flatten())).refused(&[&told, &hint]);
+        run(program().args(["config", "check", arguments[1][1], "--kubelet-config", arguments[2][1]]))
+            .refused(&[&told]);
+        set_mode(path, 0o644);
+    }
+
+    let daemon = Daemon::start(folder.path(), arguments.iter().flatten());
+    let logged = |word: &str| daemon.part.log().matches(word).count();
+    set_mode(&config, 0o646);
+    daemon.part.signal(Signal::HUP);
+    wait_until("the refusal", || logged("the old one stays in force") == 1);
+    assert!(logged("every user may write to") == 1 && logged("configuration reloaded") == 0, "{}", daemon.part.log());
+    set_mode(&config, 0o644);
+    daemon.part.signal(Signal::HUP);
+    wait_until("the reload", || logged("configuration reloaded") == 1);
     assert!(daemon.stop(Signal::TERM).success());
 }
 

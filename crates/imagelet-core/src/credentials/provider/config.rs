@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
 };
@@ -14,6 +13,7 @@ use super::super::{
 use crate::{
     image::Digest,
     text::{DurationError, Nanoseconds, parse_duration, quoted},
+    trusted_files,
 };
 
 /// What `kind` says.
@@ -152,6 +152,7 @@ impl ProviderConfig {
 
 fn files_of(folder: &Path) -> Result<Vec<PathBuf>, ProviderConfigError> {
     let failed = |source| ProviderConfigError::ReadFolder { path: folder.to_owned(), source };
+    trusted_files::check_folder(folder).map_err(failed)?;
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
@@ -172,7 +173,7 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>, ProviderConfigError> {
 
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    File::open(path)?.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
+    trusted_files::open(path)?.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
     if content.len() as u64 > FILE_LENGTH_MAX {
         return Err(io::Error::other(format!("longer than {FILE_LENGTH_MAX} bytes")));
     }

@@ -22,8 +22,7 @@ mod validate;
 use std::{
     ffi::OsString,
     fmt, io,
-    os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
@@ -42,7 +41,7 @@ use self::{
     plugin::{Answer, Provider, ProviderError, ProviderParts, Skip},
 };
 use super::{CredentialProvider, CredentialQuery, Keyring, Provided, ProviderFailure, TokenSource};
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, trusted_files};
 
 /// Plugins that run at once; the kubelet has no bound.
 const RUNS_MAX: usize = 32;
@@ -173,32 +172,23 @@ impl Providers {
     }
 }
 
-/// Whether every executable is there.
+/// Whether every executable is there, and nobody else may change it.
 fn inspect(config: &ProviderConfig, options: &ProviderOptions) -> Result<(), ProvidersError> {
     let folder = &options.binaries;
     std::fs::metadata(folder).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => ProvidersError::FolderMissing(folder.clone()),
         _ => ProvidersError::Folder { path: folder.clone(), source },
     })?;
-    warn_if_others_write(folder);
+    // A program that others exchange runs as this one, and learns the node's credentials.
+    trusted_files::check_folder(folder).map_err(|source| ProvidersError::Folder { path: folder.clone(), source })?;
     for provider in &config.providers {
         let path = executable(folder, &provider.name).map_err(|(path, source)| match source.kind() {
             io::ErrorKind::NotFound => ProvidersError::BinaryMissing(path),
             _ => ProvidersError::Binary { path, source },
         })?;
-        warn_if_others_write(&path);
+        trusted_files::check_program(&path).map_err(|source| ProvidersError::Binary { path, source })?;
     }
     Ok(())
-}
-
-/// Whoever can exchange a plugin runs as this program, and learns the node's credentials.
-fn warn_if_others_write(path: &Path) {
-    const WRITABLE_BY_OTHERS: u32 = 0o022;
-    const STICKY: u32 = 0o1000;
-    let mode = std::fs::metadata(path).map_or(0, |found| found.permissions().mode());
-    if mode & WRITABLE_BY_OTHERS != 0 && mode & STICKY == 0 {
-        tracing::warn!(path = %path.display(), "others than its owner can exchange a credential provider");
-    }
 }
 
 #[async_trait]

@@ -5,6 +5,7 @@ mod planted;
 use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
+    path::Path,
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -496,6 +497,32 @@ async fn a_folder_of_binaries_that_is_not_there_is_told() {
     let options = ProviderOptions { binaries: binaries.clone(), ..bed.options() };
     let error = bed.providers.configure(Some(&options)).unwrap_err().to_string();
     assert_eq!(error, format!("plugin binary directory {} did not exist", binaries.display()));
+}
+
+#[tokio::test]
+async fn a_plugin_or_its_configuration_that_others_may_change_never_replaces_what_is_in_use() {
+    let bed = Bed::new();
+    bed.script("p", &answer("Image", "1m", &login("a.io", "u")));
+    let entries = json!([provider("p", "a.io")]);
+    bed.configure(&entries).unwrap();
+    let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let options = bed.options();
+    for (path, mode) in [
+        (options.config.clone(), 0o666),
+        (options.binaries.clone(), 0o777),
+        (options.binaries.clone(), 0o1777),
+        (options.binaries.join("p"), 0o757),
+    ] {
+        let before = fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+        set_mode(&path, mode);
+        let refused = bed.providers.configure(Some(&options)).unwrap_err().to_string();
+        let shown = path.display();
+        let told = format!("every user may write to `{shown}` (mode {mode:04o})\nhint: chmod go-w {shown}");
+        assert!(refused.ends_with(&told), "{refused}");
+        set_mode(&path, before);
+        assert_eq!(users(&bed.providers.provide(&query("a.io/app", None)).await), ["u"]);
+        bed.providers.configure(Some(&options)).unwrap();
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,307 @@
+//! Refuses files that others may change: what decides about credentials, programs and trust has to come from the
+//! administrator or from this process' own user.
+//!
+//! The file that was opened is judged, not its name, and so are the folder that it was found in and the one that it lies
+//! in, which differ where the name is a link (a Kubernetes `ConfigMap` is mounted so).
+
+use std::{
+    fmt, fs, io,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{FileType, Mode, OFlags, Stat, StatVfsMountFlags};
+
+/// The administrator, and the group that has no other members by convention.
+const ROOT: u32 = 0;
+/// Entries of a folder with this bit are removed and renamed by their owners only.
+const STICKY: u32 = 0o1000;
+const GROUP_WRITES: u32 = 0o020;
+const EVERYONE_WRITES: u32 = 0o002;
+
+/// Whose a file is, and who may write to it.
+#[derive(Clone, Copy, Debug)]
+struct Ownership {
+    uid: u32,
+    gid: u32,
+    mode: u32,
+}
+
+/// What a file is to the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// What is read or run.
+    File,
+    /// A link on the way to it: its mode means nothing.
+    Link,
+    /// The folder of one file that was named.
+    Folder { is_read_only: bool },
+    /// A folder of which every entry counts, so that a new one is a change, too.
+    Collection { is_read_only: bool },
+}
+
+/// Who else may change something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exposure {
+    Owner(u32),
+    Group(u32),
+    Everyone,
+}
+
+/// Decides whether others than root and the user of this process may change a part.
+///
+/// A group may write where it is root's, or has the number of the user: such a group is the user's alone.
+fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
+    let is_writable_folder = match part {
+        Part::Folder { is_read_only: true } | Part::Collection { is_read_only: true } => return None,
+        Part::Folder { .. } => found.mode & STICKY == 0,
+        Part::File | Part::Collection { .. } => true,
+        Part::Link => false,
+    };
+    let is_trusted = |id: u32| id == ROOT || id == user;
+    if !is_trusted(found.uid) {
+        Some(Exposure::Owner(found.uid))
+    } else if is_writable_folder && found.mode & EVERYONE_WRITES != 0 {
+        Some(Exposure::Everyone)
+    } else if is_writable_folder && found.mode & GROUP_WRITES != 0 && !is_trusted(found.gid) {
+        Some(Exposure::Group(found.gid))
+    } else {
+        None
+    }
+}
+
+/// Others may change a file that has to be trusted.
+#[derive(Debug)]
+struct Exposed {
+    path: PathBuf,
+    mode: u32,
+    by: Exposure,
+}
+
+impl std::error::Error for Exposed {}
+
+impl fmt::Display for Exposed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (path, mode) = (self.path.display(), self.mode);
+        match self.by {
+            Exposure::Owner(uid) => write!(f, "`{path}` belongs to user {uid}\nhint: chown root {path}"),
+            Exposure::Group(gid) => {
+                write!(f, "group {gid} may write to `{path}` (mode {mode:04o})\nhint: chmod go-w {path}")
+            }
+            Exposure::Everyone => {
+                write!(f, "every user may write to `{path}` (mode {mode:04o})\nhint: chmod go-w {path}")
+            }
+        }
+    }
+}
+
+/// Opens a file for reading.
+///
+/// # Errors
+/// When it cannot be opened, or [`check`] refuses it.
+pub fn open(path: &Path) -> io::Result<fs::File> {
+    let file = fs::File::open(path)?;
+    check(path, &file)?;
+    Ok(file)
+}
+
+/// Refuses an open file that others may change, or exchange by another one.
+///
+/// # Errors
+/// `PermissionDenied`, with what to change behind `hint: ` on a line of its own; or when it cannot be looked at.
+pub fn check(path: &Path, file: impl AsFd) -> io::Result<()> {
+    let file = file.as_fd();
+    let stat = rustix::fs::fstat(file)?;
+    judge(Part::File, path, &stat)?;
+    let link = rustix::fs::lstat(path)?;
+    if FileType::from_raw_mode(link.st_mode) == FileType::Symlink {
+        judge(Part::Link, path, &link)?;
+    }
+    let named_in = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let found_in = fs::canonicalize(named_in)?;
+    check_folder_of_file(&found_in)?;
+    // A pipe without a name lies in no folder.
+    match real_folder(file)? {
+        Some(lies_in) if lies_in != found_in => check_folder_of_file(&lies_in),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a program that others may change, or exchange by another one.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_program(path: &Path) -> io::Result<()> {
+    // A program that may be run and not read is looked at, too.
+    check(path, rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Refuses a folder of which every entry counts, while others may change it or add to it.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_folder(path: &Path) -> io::Result<()> {
+    let (folder, stat) = open_folder(path)?;
+    judge(Part::Collection { is_read_only: is_read_only(&folder)? }, path, &stat)
+}
+
+fn check_folder_of_file(path: &Path) -> io::Result<()> {
+    let (folder, stat) = open_folder(path)?;
+    judge(Part::Folder { is_read_only: is_read_only(&folder)? }, path, &stat)
+}
+
+fn open_folder(path: &Path) -> io::Result<(OwnedFd, Stat)> {
+    let folder = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&folder)?;
+    Ok((folder, stat))
+}
+
+/// Whether the file system is mounted read-only here, as `ConfigMap` volumes are, whose mode lets everyone write.
+fn is_read_only(folder: &OwnedFd) -> io::Result<bool> {
+    Ok(rustix::fs::fstatvfs(folder)?.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
+/// The folder in which an open file lies, links followed.
+fn real_folder(file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
+    let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    Ok(path.parent().filter(|folder| folder.is_absolute()).map(Path::to_owned))
+}
+
+fn judge(part: Part, path: &Path, stat: &Stat) -> io::Result<()> {
+    let mode = stat.st_mode & 0o7777;
+    let found = Ownership { uid: stat.st_uid, gid: stat.st_gid, mode };
+    match exposure(part, found, rustix::process::geteuid().as_raw()) {
+        None => Ok(()),
+        Some(by) => {
+            let exposed = Exposed { path: path.to_owned(), mode, by };
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, exposed))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    const FOLDER: Part = Part::Folder { is_read_only: false };
+    const COLLECTION: Part = Part::Collection { is_read_only: false };
+
+    #[test]
+    fn only_root_and_the_own_user_may_be_able_to_change_a_part() {
+        let (owner, group, everyone) =
+            (|uid| Some(Exposure::Owner(uid)), |gid| Some(Exposure::Group(gid)), Some(Exposure::Everyone));
+        for (part, uid, gid, mode, user, wanted) in [
+            (Part::File, 0, 0, 0o644, 0, None),
+            (Part::File, 0, 0, 0o600, 1000, None),
+            (Part::File, 1000, 1000, 0o644, 1000, None),
+            (Part::File, 1000, 1000, 0o644, 0, owner(1000)),
+            (Part::File, 1001, 1000, 0o600, 1000, owner(1001)),
+            // The groups of root and of the user alone, which a umask of 002 counts on.
+            (Part::File, 0, 0, 0o664, 0, None),
+            (Part::File, 1000, 1000, 0o664, 1000, None),
+            (Part::File, 1000, 100, 0o664, 1000, group(100)),
+            (Part::File, 0, 1000, 0o660, 0, group(1000)),
+            (Part::File, 0, 0, 0o666, 0, everyone),
+            (Part::File, 0, 0, 0o602, 0, everyone),
+            (Part::File, 0, 0, 0o1666, 0, everyone),
+            (Part::Link, 0, 0, 0o777, 0, None),
+            (Part::Link, 1000, 0, 0o777, 0, owner(1000)),
+            (FOLDER, 0, 0, 0o755, 0, None),
+            (FOLDER, 0, 0, 0o777, 0, everyone),
+            (FOLDER, 0, 4, 0o775, 0, group(4)),
+            (FOLDER, 0, 0, 0o1777, 0, None),
+            (FOLDER, 1000, 0, 0o1777, 0, owner(1000)),
+            (Part::Folder { is_read_only: true }, 0, 0, 0o777, 0, None),
+            (COLLECTION, 0, 0, 0o755, 0, None),
+            // Others add what they like.
+            (COLLECTION, 0, 0, 0o1777, 0, everyone),
+            (COLLECTION, 1000, 1000, 0o755, 0, owner(1000)),
+            (Part::Collection { is_read_only: true }, 0, 0, 0o777, 0, None),
+        ] {
+            assert_eq!(
+                exposure(part, Ownership { uid, gid, mode }, user),
+                wanted,
+                "{part:?} {uid}:{gid} {mode:o} {user}"
+            );
+        }
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn refused(checked: io::Result<()>) -> String {
+        let error = checked.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        error.to_string()
+    }
+
+    #[test]
+    fn a_file_that_everyone_may_change_is_refused_with_its_name_its_mode_and_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.yaml");
+        fs::write(&path, "").unwrap();
+        set_mode(&path, 0o644);
+        open(&path).unwrap();
+        set_mode(&path, 0o646);
+        let shown = path.display();
+        let told = format!("every user may write to `{shown}` (mode 0646)\nhint: chmod go-w {shown}");
+        assert_eq!(refused(open(&path).map(drop)), told);
+        assert_eq!(refused(check_program(&path)), told);
+    }
+
+    #[test]
+    fn a_file_in_a_folder_where_everyone_may_exchange_it_is_refused_through_a_link_as_well() {
+        let [folder, elsewhere] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let (path, link) = (folder.path().join("config.yaml"), elsewhere.path().join("config.yaml"));
+        fs::write(&path, "").unwrap();
+        set_mode(&path, 0o644);
+        symlink(&path, &link).unwrap();
+        open(&link).unwrap();
+        for (folder, mode, is_refused) in [
+            (folder.path(), 0o777, [true, true]),
+            (folder.path(), 0o1777, [false, false]),
+            (elsewhere.path(), 0o777, [false, true]),
+            (elsewhere.path(), 0o700, [false, false]),
+        ] {
+            set_mode(folder, mode);
+            assert_eq!([&path, &link].map(|path| open(path).is_err()), is_refused, "{mode:o}");
+            if mode == 0o777 {
+                set_mode(folder, 0o700);
+            }
+        }
+    }
+
+    #[test]
+    fn a_config_map_of_kubernetes_is_read_through_its_links() {
+        let volume = tempfile::tempdir().unwrap();
+        fs::create_dir(volume.path().join("..2026_11_22")).unwrap();
+        let path = volume.path().join("..2026_11_22/config.yaml");
+        fs::write(&path, "").unwrap();
+        set_mode(&path, 0o644);
+        symlink("..2026_11_22", volume.path().join("..data")).unwrap();
+        symlink("..data/config.yaml", volume.path().join("config.yaml")).unwrap();
+        open(&volume.path().join("config.yaml")).unwrap();
+        set_mode(&volume.path().join("..2026_11_22"), 0o777);
+        assert!(refused(open(&volume.path().join("config.yaml")).map(drop)).contains("..2026_11_22`"));
+    }
+
+    #[test]
+    fn a_folder_to_which_everyone_may_add_is_refused_sticky_or_not() {
+        let folder = tempfile::tempdir().unwrap();
+        check_folder(folder.path()).unwrap();
+        for mode in [0o777, 0o1777, 0o703] {
+            set_mode(folder.path(), mode);
+            assert!(refused(check_folder(folder.path())).contains(&format!("(mode {mode:04o})")));
+        }
+    }
+
+    #[test]
+    fn a_pipe_without_a_name_is_read_and_what_is_not_there_is_not_found() {
+        let (reader, _writer) = io::pipe().unwrap();
+        open(Path::new(&format!("/proc/self/fd/{}", reader.as_raw_fd()))).unwrap();
+        assert_eq!(open(Path::new("/nonexistent/file")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}
