@@ -1,7 +1,7 @@
 //! Proves to a registry who asks.
 //!
 //! **Invariant:** a credential, and every token got with it, lives in one pull session and is shown to one origin: the
-//! registry it was given for, and the token service that registry names, if that passes [`check_realm`].
+//! registry it was given for, and the token service that registry names, if that passes [`check_realm`] and [`may_see`].
 
 use std::{fmt, sync::PoisonError, time::Duration};
 
@@ -119,7 +119,12 @@ impl Registry {
         let realm = challenge.parameter("realm").unwrap_or_default();
         let target = check_realm(realm, &host.origin)?;
         let place = target.origin.authority();
-        let credential = session.credential_for(host);
+        let own = session.credential_for(host);
+        let credential = own.filter(|_| may_see(&target.origin, &host.origin));
+        if own.is_some() && credential.is_none() {
+            // What the registry shows to all is had without it.
+            session.withhold(index, &target.origin);
+        }
         let request = token_request(target, challenge.parameter("service"), &session.scope(host), credential, host)?;
         let at_token = |failure: Failure| failure.at(Hop::Token);
         let exchange = async {
@@ -218,7 +223,13 @@ fn token_request(
     Ok(Request { target, tls, bound, open: HeaderMap::new(), form, redirects: Redirects::SameOrigin })
 }
 
-/// Where a challenge sends for a token, if credentials may go there.
+/// Whether a token service is shown the registry's credential: over HTTPS, or as the very origin it was given for. On
+/// a plain way anyone can rewrite the challenge and have the credential sent elsewhere.
+fn may_see(service: &Origin, registry: &Origin) -> bool {
+    service.is_https() || service == registry
+}
+
+/// Where a challenge sends for a token, if that may be asked at all.
 ///
 /// It need not be the registry's own host (Docker Hub's is not), so the rules are: encrypted, unless the registry
 /// itself is not and it is the same host; and no address inside the network, unless the registry is one.
@@ -262,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_service_is_asked_only_where_credentials_may_go() {
+    fn a_token_service_is_asked_only_where_tokens_may_come_from() {
         for (registry, realm, allowed) in [
             ("https://registry-1.docker.io", "https://auth.docker.io/token", true),
             ("https://r.example", "https://r.example/token?x=1", true),
@@ -286,6 +297,24 @@ mod tests {
         ] {
             let origin = Target::parse(registry).unwrap().origin;
             assert_eq!(check_realm(realm, &origin).is_ok(), allowed, "{registry} -> {realm}");
+        }
+    }
+
+    #[test]
+    fn a_credential_follows_a_realm_over_https_or_to_the_registrys_own_origin_alone() {
+        for (registry, realm, shown) in [
+            ("https://registry-1.docker.io", "https://auth.docker.io/token", true),
+            ("http://r.example:5000", "https://other.example/token", true),
+            ("http://r.example:5000", "http://r.example:5000/token", true),
+            ("http://r.example", "http://R.example:80/token", true),
+            ("http://r.example:5000", "http://r.example:5001/token", false),
+            ("http://r.example:5000", "http://r.example/token", false),
+            ("http://127.0.0.1:5000", "http://localhost:5000/token", false),
+            ("http://127.0.0.1:5000", "http://127.0.0.1:5001/token", false),
+        ] {
+            let origin = Target::parse(registry).unwrap().origin;
+            let service = check_realm(realm, &origin).expect(realm).origin;
+            assert_eq!(may_see(&service, &origin), shown, "{registry} -> {realm}");
         }
     }
 

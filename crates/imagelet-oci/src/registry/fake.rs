@@ -18,6 +18,7 @@ use axum::{
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use imagelet_core::image::{Digest, Reference};
+use rustls::pki_types::CertificateDer;
 
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -29,6 +30,8 @@ pub(crate) struct FakeRegistry {
     pub(crate) address: SocketAddr,
     state: Arc<Mutex<Inner>>,
     server: tokio::task::JoinHandle<()>,
+    /// Connections over which a client certificate came.
+    identified: Arc<AtomicUsize>,
 }
 
 /// A request as it came in.
@@ -102,33 +105,56 @@ impl FakeRegistry {
     pub(crate) async fn start() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        Self::serving(address, listener)
+        Self::serving(address, listener, Arc::default())
     }
 
     /// One that speaks TLS, and the certificate in PEM that vouches for it.
     pub(crate) async fn start_encrypted() -> (Self, String) {
+        Self::start_asking_for(None).await
+    }
+
+    /// The same that asks its clients for a certificate: this one; without it they are served as well.
+    pub(crate) async fn start_asking_for(client: Option<CertificateDer<'static>>) -> (Self, String) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
         let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = rustls::ServerConfig::builder_with_provider(provider)
+        let config = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .expect("protocol versions")
-            .with_no_client_auth()
-            .with_single_cert(vec![made.cert.der().clone()], key)
-            .expect("a server configuration");
+            .expect("protocol versions");
+        let config = match client {
+            Some(certificate) => {
+                let mut roots = rustls::RootCertStore::empty();
+                roots.add(certificate).expect("a certificate");
+                let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                config.with_client_cert_verifier(verifier.allow_unauthenticated().build().expect("a verifier"))
+            }
+            None => config.with_no_client_auth(),
+        };
+        let config = config.with_single_cert(vec![made.cert.der().clone()], key).expect("a server configuration");
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
-        (Self::serving(address, Encrypted { listener, acceptor }), made.cert.pem())
+        let identified = Arc::<AtomicUsize>::default();
+        let listener = Encrypted { listener, acceptor, identified: Arc::clone(&identified) };
+        (Self::serving(address, listener, identified), made.cert.pem())
     }
 
-    fn serving<L: axum::serve::Listener<Addr = SocketAddr>>(address: SocketAddr, listener: L) -> Self {
+    fn serving<L: axum::serve::Listener<Addr = SocketAddr>>(
+        address: SocketAddr,
+        listener: L,
+        identified: Arc<AtomicUsize>,
+    ) -> Self {
         let state = Arc::new(Mutex::new(Inner::default()));
         let router = Router::new().fallback(serve).with_state((address, Arc::clone(&state)));
         let server = tokio::spawn(async move {
             axum::serve(listener, router).await.expect("serving loopback");
         });
-        Self { address, state, server }
+        Self { address, state, server, identified }
+    }
+
+    /// How many connections came with a client certificate.
+    pub(crate) fn identified(&self) -> usize {
+        self.identified.load(Ordering::SeqCst)
     }
 
     pub(crate) fn reference(&self, name: &str) -> Reference {
@@ -203,6 +229,7 @@ impl FakeRegistry {
 struct Encrypted {
     listener: tokio::net::TcpListener,
     acceptor: tokio_rustls::TlsAcceptor,
+    identified: Arc<AtomicUsize>,
 }
 
 impl axum::serve::Listener for Encrypted {
@@ -214,6 +241,8 @@ impl axum::serve::Listener for Encrypted {
             let (stream, peer) = self.listener.accept().await.expect("a connection");
             // Who does not shake hands is left; that is what some tests ask for.
             if let Ok(stream) = self.acceptor.accept(stream).await {
+                let is_identified = stream.get_ref().1.peer_certificates().is_some();
+                self.identified.fetch_add(usize::from(is_identified), Ordering::SeqCst);
                 return (stream, peer);
             }
         }

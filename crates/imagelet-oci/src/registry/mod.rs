@@ -117,4 +117,6 @@ impl Registry {
 #[cfg(test)]
 pub(crate) mod fake;
 #[cfg(test)]
+mod strangers_tests;
+#[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use imagelet_core::{
@@ -17,7 +17,7 @@ use super::{
     auth::{Grant, basic},
     error::denied,
     hosts::Host,
-    target::Target,
+    target::{Origin, Target},
 };
 
 /// One pull's way to its registry. Tokens got on the way live and die with it, so no other credential can use them.
@@ -31,12 +31,15 @@ struct Inner {
     hosts: Vec<Host>,
     /// One for each host.
     grants: Vec<Mutex<Option<Grant>>>,
+    /// For each host the token service that was not shown the credential, if there is one.
+    withheld: Vec<OnceLock<String>>,
     credential: Option<Credential>,
 }
 
 impl PullSession {
     pub(super) fn new(reference: Reference, hosts: Vec<Host>, credential: Option<Credential>) -> Self {
-        let inner = Inner { reference, grants: Vec::new(), hosts, credential };
+        let withheld = hosts.iter().map(|_| OnceLock::new()).collect();
+        let inner = Inner { reference, grants: Vec::new(), withheld, hosts, credential };
         let grants =
             inner.hosts.iter().map(|host| Mutex::new(inner.credential_for(host).and_then(Grant::ready))).collect();
         Self { inner: Arc::new(Inner { grants, ..inner }) }
@@ -110,17 +113,36 @@ impl PullSession {
         secrets
     }
 
+    /// Notes that a host's token service was asked without the credential, for the message of a refusal.
+    pub(super) fn withhold(&self, index: usize, service: &Origin) {
+        self.inner.withheld[index].get_or_init(|| service.to_string());
+    }
+
     /// The registry does not take what it was shown, or wants to be shown something.
     pub(super) fn denied(&self, index: usize, detail: Option<String>) -> RuntimeError {
         let host = self.host(index);
         let place = host.origin.authority();
         let reference = &self.inner.reference;
         let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
-        match self.credential_for(host) {
-            Some(_) => denied(format!("registry `{place}` does not accept the credential for `{reference}`{detail}"))
-                .with_hint("check user and password or token, and that it may pull this repository"),
-            None => denied(format!("registry `{place}` does not hand out `{reference}` without a credential{detail}"))
-                .with_hint("check the name; if the image is private, give a credential (imagePullSecrets, or --creds)"),
+        match (self.credential_for(host), self.inner.withheld[index].get()) {
+            (Some(_), Some(service)) => denied(format!(
+                "registry `{place}` wants a credential for `{reference}`, which its token service `{service}` is not \
+                 shown: that is another origin and not encrypted{detail}"
+            ))
+            .with_hint(format!(
+                "serve `{service}` over HTTPS or at `{}` itself; a credential goes nowhere else",
+                host.origin
+            )),
+            (Some(_), None) => {
+                denied(format!("registry `{place}` does not accept the credential for `{reference}`{detail}"))
+                    .with_hint("check user and password or token, and that it may pull this repository")
+            }
+            (None, _) => {
+                denied(format!("registry `{place}` does not hand out `{reference}` without a credential{detail}"))
+                    .with_hint(
+                        "check the name; if the image is private, give a credential (imagePullSecrets, or --creds)",
+                    )
+            }
         }
     }
 }
