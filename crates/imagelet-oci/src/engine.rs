@@ -1,6 +1,7 @@
 //! A pull told in one function, and the store behind the one seam.
 
 mod admit;
+mod confirm;
 mod estimate;
 mod fetch;
 mod listed;

@@ -92,6 +92,9 @@ impl Resolutions {
 impl Engine {
     /// Asks the registry what a reference names.
     pub(super) async fn resolve(&self, asked: &Asked) -> Result<Resolved, RuntimeError> {
+        if let Some(resolved) = self.confirmed(asked).await? {
+            return Ok(resolved);
+        }
         self.registry.resolve(&asked.reference, asked.credential.as_ref(), &asked.platform).await
     }
 

@@ -8,10 +8,13 @@ use imagelet_core::{
     runtime::{LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 
-use super::{Engine, blocking};
+use super::{
+    Engine,
+    confirm::{Read, read_document},
+};
 use crate::{
     manifest::{CONFIG_BYTES_MAX, ImageConfig, Manifest, ManifestDocument},
-    registry::{Document, PullSession, Resolved},
+    registry::{PullSession, Resolved},
     store::ImageRecord,
 };
 
@@ -90,7 +93,7 @@ impl Engine {
         credential: Option<&Credential>,
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
-        let config = self.kept(patient, "config.json", patient.id.as_str()).await;
+        let config = self.kept(&patient.id, "config.json", patient.id.as_str()).await;
         let resolved = if let Some(record) = &patient.record {
             self.documents(patient, record, reference, credential).await?
         } else {
@@ -154,27 +157,15 @@ impl Engine {
         name: &'static str,
         digest: &str,
         session: &PullSession,
-    ) -> Result<(Document, ManifestDocument), RuntimeError> {
+    ) -> Result<Read, RuntimeError> {
         let wanted = digest.parse::<Digest>().map_err(|error| {
             RuntimeError::new(RuntimeErrorKind::Corrupt, format!("the record's `{name}` has no digest"))
                 .caused_by(error)
         })?;
-        let Some(bytes) = self.kept(patient, name, digest).await else {
-            return self.registry.fetch_document(session, &wanted).await;
-        };
-        let read = ManifestDocument::parse(&bytes, "")?;
-        let media_type = ManifestDocument::media_type(&bytes, "", &read);
-        Ok((Document { digest: wanted, media_type, bytes: bytes.into() }, read))
-    }
-
-    /// A document of the image, if it is as its digest says.
-    async fn kept(&self, patient: &Patient, name: &'static str, digest: &str) -> Option<Vec<u8>> {
-        let (store, id, wanted) = (Arc::clone(&self.store), patient.id.clone(), digest.to_owned());
-        let read = blocking(move || {
-            let bytes = store.image_file(&id, name).unwrap_or_default();
-            Ok((Digest::of(&bytes).as_str() == wanted).then_some(bytes))
-        });
-        read.await.unwrap_or_default()
+        match self.kept(&patient.id, name, digest).await {
+            Some(bytes) => read_document(wanted, bytes),
+            None => self.registry.fetch_document(session, &wanted).await,
+        }
     }
 
     /// Refuses to put a layer in the place of one that a mount still shows.

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::runtime::{ErrorClass, Hop, RuntimeError, RuntimeErrorKind};
 
 use super::{
@@ -28,6 +28,8 @@ const ERROR_BYTES_MAX: usize = 8 << 10;
 pub(super) struct Question {
     /// Behind the repository: `manifests/latest`.
     pub(super) path: String,
+    /// `HEAD` where the answer's head says all that is wanted.
+    pub(super) method: Method,
     /// The media types that are understood.
     pub(super) accept: Option<&'static str>,
     /// The value of a `Range` header; `None` asks for the whole.
@@ -79,6 +81,13 @@ impl Budget {
 
     /// Waits as long as the failure asks for, or gives up with it.
     pub(super) async fn pause(&mut self, failure: Failure) -> Result<(), RuntimeError> {
+        let wait = self.spend(failure)?;
+        tokio::time::sleep(wait).await;
+        Ok(())
+    }
+
+    /// How long to wait before the next try, or the failure where there is none.
+    pub(super) fn spend(&mut self, failure: Failure) -> Result<Duration, RuntimeError> {
         let wait = match failure.again {
             Again::Never => return Err(failure.error),
             Again::Soon => jittered(backoff(self.spent)),
@@ -89,8 +98,7 @@ impl Budget {
         }
         self.spent += 1;
         tracing::debug!(error = failure.error.chain(), wait_ms = wait.as_millis(), "asking the registry again");
-        tokio::time::sleep(wait).await;
-        Ok(())
+        Ok(wait)
     }
 }
 
@@ -116,6 +124,7 @@ impl Registry {
                 tls: host.tls.clone(),
                 bound,
                 open: open_headers(question),
+                method: question.method.clone(),
                 form: None,
                 redirects: Redirects::Any,
             };

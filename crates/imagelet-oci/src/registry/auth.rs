@@ -6,7 +6,7 @@
 use std::{fmt, sync::PoisonError, time::Duration};
 
 use base64::Engine as _;
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     runtime::{ErrorClass, Fault, Hop, RuntimeError},
@@ -220,7 +220,8 @@ fn token_request(
     // The token service is verified as the registry is, but shown a certificate only where it is the registry.
     let mut tls = host.tls.clone();
     tls.identity = tls.identity.filter(|_| target.origin == host.origin);
-    Ok(Request { target, tls, bound, open: HeaderMap::new(), form, redirects: Redirects::SameOrigin })
+    let redirects = Redirects::SameOrigin;
+    Ok(Request { target, tls, bound, open: HeaderMap::new(), method: Method::GET, form, redirects })
 }
 
 /// Whether a token service is shown the registry's credential: over HTTPS, or as the very origin it was given for. On

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, Method, StatusCode, header};
 use hyper::body::Incoming;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
@@ -297,6 +297,7 @@ impl BlobStream {
         let span = self.reached..self.end;
         let question = Question {
             path: format!("blobs/{}", source.descriptor.digest),
+            method: Method::GET,
             accept: None,
             range: range_header(&span, size),
             is_tag: false,

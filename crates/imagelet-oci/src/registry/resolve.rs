@@ -1,7 +1,8 @@
 //! From a name to the manifest for a platform, each step held to the digest the step before it named.
 
 use bytes::Bytes;
-use http::{StatusCode, header};
+use futures_util::{FutureExt as _, future::BoxFuture};
+use http::{Method, StatusCode, header};
 use imagelet_core::{
     credentials::Credential,
     image::{Digest, DigestAlgorithm, DigestError, Platform, Reference},
@@ -93,6 +94,20 @@ impl Registry {
         self.fetch_manifest(session, &Wanted::Named(&reference)).await
     }
 
+    /// Asks whether the repository still has a manifest or index, and grants it to the session's credential. Its bytes
+    /// do not travel.
+    pub(crate) async fn confirm(&self, session: &PullSession, digest: &Digest) -> Result<(), RuntimeError> {
+        let reference = session.reference().with_digest(digest.clone());
+        let question = Question { method: Method::HEAD, ..Wanted::Named(&reference).question(session) };
+        let attempt = |index| self.ask_host(session, index, &question).boxed();
+        let answer = self.in_turn(session, &question, attempt).await?;
+        if answer.status == StatusCode::OK {
+            return Ok(());
+        }
+        let place = answer.target.origin.authority();
+        Err(corrupt(format!("registry `{place}` answered {} for {}", answer.status, question.subject)))
+    }
+
     async fn hosts(&self, reference: &Reference) -> Result<Vec<hosts::Host>, RuntimeError> {
         let domain = reference.domain().to_owned();
         if domain.is_empty() {
@@ -112,18 +127,29 @@ impl Registry {
         wanted: &Wanted<'_>,
     ) -> Result<(Document, ManifestDocument), RuntimeError> {
         let question = wanted.question(session);
+        let attempt = |index| self.fetch_manifest_from(session, index, wanted, &question).boxed();
+        self.in_turn(session, &question, attempt).await
+    }
+
+    /// Asks the hosts in order, each mirror once and the registry again where that may help; the first success counts.
+    async fn in_turn<'a, T>(
+        &self,
+        session: &PullSession,
+        question: &Question,
+        attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
+    ) -> Result<T, RuntimeError> {
         let indexes = question.hosts(session)?;
         let mut before = Vec::new();
         let (last, mirrors) = indexes.split_last().expect("there is a host to ask");
         for index in mirrors {
-            match self.fetch_manifest_from(session, *index, wanted, &question).await {
+            match attempt(*index).await {
                 Ok(found) => return Ok(found),
                 Err(failure) => before.push(passed_over(session, *index, &failure)),
             }
         }
         let mut budget = Budget::new(self.shared.retries);
         loop {
-            match self.fetch_manifest_from(session, *last, wanted, &question).await {
+            match attempt(*last).await {
                 Ok(found) => return Ok(found),
                 Err(failure) => budget.pause(failure).await.map_err(|error| after_mirrors(error, &before))?,
             }
@@ -185,7 +211,8 @@ impl Wanted<'_> {
             Self::Entry(entry) => format!("`{}`", session.reference().with_digest(entry.digest.clone())),
         };
         let accept = Some(MANIFEST_MEDIA_TYPES);
-        Question { path: format!("manifests/{name}"), accept, range: None, is_tag, subject }
+        let path = format!("manifests/{name}");
+        Question { path, method: Method::GET, accept, range: None, is_tag, subject }
     }
 
     /// The digest of what came, when it is what was wanted and what the registry said it sent.

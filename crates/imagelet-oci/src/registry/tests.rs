@@ -10,6 +10,7 @@ use imagelet_core::{
 
 use super::{
     Registry, RegistryConfig, Resolved,
+    ask::{Budget, Question},
     fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, Seen, Trick},
 };
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
@@ -174,6 +175,30 @@ async fn a_token_is_got_for_this_repository_and_used_for_all_of_the_pull() {
     fake.expire_tokens();
     read(&resolved, &resolved.manifest.layers[0]).await.unwrap();
     assert_eq!(shown(&fake.seen()), [Some("Bearer token-0"), Some(SHOWN), Some("Bearer token-1")]);
+}
+
+#[tokio::test]
+async fn a_manifest_is_confirmed_to_who_may_pull_it_without_its_bytes() {
+    let fake = FakeRegistry::start().await;
+    let digest = fake.put_image("v1", &[]);
+    fake.guard(bearer());
+    let (registry, reference) = (registry(), fake.reference("team/app"));
+    let confirm = async |credential: Option<&Credential>, digest: &Digest| {
+        let session = registry.session(&reference, credential).await?;
+        registry.confirm(&session, digest).await
+    };
+    confirm(Some(&credential("hunter2pass")), &digest).await.unwrap();
+    let asked: Vec<_> = fake.seen().into_iter().map(|seen| seen.method).collect();
+    assert_eq!(asked, ["HEAD", "GET", "HEAD"], "the challenge, the token, the answer");
+    for (credential, digest, kind) in [
+        (credential("hunter2pass"), Digest::of(b"other"), RuntimeErrorKind::NotFound),
+        (credential("revoked"), digest.clone(), RuntimeErrorKind::Denied),
+    ] {
+        assert_eq!(confirm(Some(&credential), &digest).await.unwrap_err().kind(), kind);
+    }
+    fake.guard(Guard::Open);
+    fake.trick(digest.as_str(), 1, answer(503, &[("retry-after", "0")], ""));
+    confirm(None, &digest).await.unwrap();
 }
 
 #[tokio::test]
@@ -404,6 +429,28 @@ async fn passing_trouble_is_waited_out_and_lasting_trouble_named() {
     assert_eq!(error.fault(), Fault::new(ErrorClass::RegistryFailed, Hop::Manifest));
     assert!(error.to_string().contains("500") && error.to_string().ends_with("out[31m of order"), "{error}");
     assert_eq!(fake.seen().len(), 3);
+}
+
+#[tokio::test]
+async fn a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks() {
+    let fake = FakeRegistry::start().await;
+    let reference = fake.reference("team/app:v1");
+    let registry = registry();
+    let session = registry.session(&reference, None).await.unwrap();
+    let question = Question {
+        path: "manifests/v1".to_owned(),
+        method: http::Method::GET,
+        accept: None,
+        range: None,
+        is_tag: true,
+        subject: "`team/app:v1`".to_owned(),
+    };
+    for (status, asked) in [(429, "7"), (503, "59")] {
+        fake.trick("/v1", 1, answer(status, &[("retry-after", asked)], ""));
+        let failure = registry.ask_host(&session, 0, &question).await.unwrap_err();
+        let asked = Duration::from_secs(asked.parse().unwrap());
+        assert_eq!(Budget::new(1).spend(failure).unwrap(), asked, "sooner, the limit only grows");
+    }
 }
 
 #[tokio::test]

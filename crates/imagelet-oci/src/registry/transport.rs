@@ -42,7 +42,9 @@ pub(super) struct Request {
     pub(super) bound: HeaderMap,
     /// For whoever answers.
     pub(super) open: HeaderMap,
-    /// A form to post; `None` gets.
+    /// `GET`, or `HEAD` for an answer without its body.
+    pub(super) method: Method,
+    /// A form to post in place of it.
     pub(super) form: Option<String>,
     pub(super) redirects: Redirects,
 }
@@ -83,7 +85,7 @@ impl Transport {
             }
             headers.insert(header::USER_AGENT, self.user_agent.clone());
             let tls = if strayed { &stray_tls } else { &request.tls };
-            let response = self.exchange(&target, tls, headers, request.form.as_deref()).await?;
+            let response = self.exchange(&target, tls, headers, &request).await?;
             let (head, body) = response.into_parts();
             if !is_redirect(head.status) {
                 return Ok(Answer { status: head.status, headers: head.headers, body, target, strayed });
@@ -110,8 +112,9 @@ impl Transport {
         target: &Target,
         tls: &TlsSettings,
         headers: HeaderMap,
-        form: Option<&str>,
+        asked: &Request,
     ) -> Result<http::Response<Incoming>, Failure> {
+        let form = asked.form.as_deref();
         let place = target.origin.authority();
         let invalid = |error: http::Error| refused(target, "has an address that cannot be asked").caused_by(error);
         let mut request = http::Request::builder().uri(target.uri().map_err(invalid)?);
@@ -119,7 +122,7 @@ impl Transport {
             Some(_) => request
                 .method(Method::POST)
                 .header(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded")),
-            None => request.method(Method::GET),
+            None => request.method(asked.method.clone()),
         };
         let body = Full::new(form.map_or_else(Bytes::new, |form| Bytes::copy_from_slice(form.as_bytes())));
         let mut request = request.body(body).map_err(invalid)?;

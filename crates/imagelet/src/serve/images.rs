@@ -51,14 +51,10 @@ impl ServedImages {
         Self { started, working, filesystems: Mutex::default(), place }
     }
 
-    /// What the manager is asked. A name with a digest is answered from here to whom the registry let in before; what a
-    /// tag means only the registry knows.
+    /// What the manager is asked. The registry is asked each time, for a digest as for a tag: what it granted to a
+    /// credential once, it may refuse by now.
     fn request(asked: &PullRequest, is_embedded: bool, callers: CriCallers) -> EnsureRequest {
         let parsed = asked.image.image.parse::<Reference>().ok();
-        let policy = match &parsed {
-            Some(reference) if reference.digest().is_some() => PullPolicy::IfNotPresent,
-            _ => PullPolicy::Always,
-        };
         let image = match parsed {
             // Equal names in other spellings are one pull. A runtime has its own way to read short names.
             Some(reference) if is_embedded => reference.canonical().to_string(),
@@ -75,7 +71,7 @@ impl ServedImages {
             annotations: asked.image.annotations.clone(),
             credentials: asked.credential.iter().cloned().collect(),
             platform: asked.platform.clone(),
-            ..EnsureRequest::new(image, policy)
+            ..EnsureRequest::new(image, PullPolicy::Always)
         }
     }
 

@@ -1,0 +1,68 @@
+//! A digest that is here: the registry confirms it to the credentials, and its documents are read from the disk.
+
+use imagelet_core::{
+    image::{Digest, ImageId},
+    runtime::RuntimeError,
+};
+
+use super::{Engine, blocking, estimate::Asked};
+use crate::{
+    manifest::{Manifest, ManifestDocument},
+    registry::{Document, Resolved},
+};
+
+/// A document of an image that is here, and what it says.
+pub(super) type Read = (Document, ManifestDocument);
+
+impl Engine {
+    /// What a digest names in a repository from which it was pulled before, once the registry grants it to the credential
+    /// of this request. `None`: it has to be fetched, and the answer to that says more than this one.
+    pub(super) async fn confirmed(&self, asked: &Asked) -> Result<Option<Resolved>, RuntimeError> {
+        let Some(digest) = asked.reference.digest() else { return Ok(None) };
+        let Some((root, chosen, manifest)) = self.documents_here(asked, digest).await else { return Ok(None) };
+        let session = self.registry.session(&asked.reference, asked.credential.as_ref()).await?;
+        match self.registry.confirm(&session, digest).await {
+            Ok(()) => Ok(Some(Resolved { session, root, chosen, manifest })),
+            Err(error) if error.is_outage() => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// The documents that lead from a digest to the image for the platform, where the disk has them all.
+    async fn documents_here(&self, asked: &Asked, digest: &Digest) -> Option<(Document, Document, Manifest)> {
+        let (_, name) = asked.reference.names_of(digest);
+        let id = self.store.resolve(&name).ok()??;
+        let root = match self.document_here(&id, "manifest.json", digest).await {
+            Some((root, ManifestDocument::Image(manifest))) => return Some((root.clone(), root, manifest)),
+            _ => self.document_here(&id, "index.json", digest).await?,
+        };
+        let (root, ManifestDocument::Index(index)) = root else { return None };
+        let entry = index.choose(&asked.platform).ok()?;
+        match self.document_here(&id, "manifest.json", &entry.digest).await? {
+            (chosen, ManifestDocument::Image(manifest)) => Some((root, chosen, manifest)),
+            (_, ManifestDocument::Index(_)) => None,
+        }
+    }
+
+    async fn document_here(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Read> {
+        let bytes = self.kept(id, name, digest.as_str()).await?;
+        read_document(digest.clone(), bytes).ok()
+    }
+
+    /// A document of an image, if it is as its digest says.
+    pub(super) async fn kept(&self, id: &ImageId, name: &'static str, digest: &str) -> Option<Vec<u8>> {
+        let (store, id, wanted) = (std::sync::Arc::clone(&self.store), id.clone(), digest.to_owned());
+        let read = blocking(move || {
+            let bytes = store.image_file(&id, name).unwrap_or_default();
+            Ok((Digest::of(&bytes).as_str() == wanted).then_some(bytes))
+        });
+        read.await.unwrap_or_default()
+    }
+}
+
+/// What a document says whose digest is known to be right.
+pub(super) fn read_document(digest: Digest, bytes: Vec<u8>) -> Result<Read, RuntimeError> {
+    let read = ManifestDocument::parse(&bytes, "")?;
+    let media_type = ManifestDocument::media_type(&bytes, "", &read);
+    Ok((Document { digest, media_type, bytes: bytes.into() }, read))
+}
