@@ -7,6 +7,7 @@ mod fetch;
 mod listed;
 mod open;
 mod repair;
+mod sharing;
 mod streams;
 mod sync;
 mod verify;
@@ -29,7 +30,11 @@ use imagelet_core::{
     },
 };
 
-use self::{estimate::Resolutions, fetch::LayerSlot, streams::Streams};
+use self::{
+    estimate::Resolutions,
+    fetch::{LayerSlot, largest_first},
+    streams::Streams,
+};
 use crate::{
     admission::{Admission, Ledger},
     confine::Confinement,
@@ -44,6 +49,7 @@ use crate::{
 };
 
 pub use repair::Credentials;
+pub use sharing::LayerSharing;
 pub use verify::{BlobsCheck, ImageCheck, LayerName, VerifyProgress, VerifyReport};
 
 /// How an engine works.
@@ -63,6 +69,8 @@ pub struct EngineConfig {
     pub durability: Durability,
     /// Keep the compressed blobs as well.
     pub keep_blobs: bool,
+    /// Which layers that are here a pull need not fetch.
+    pub sharing: LayerSharing,
     /// What a layer may do to the node.
     pub limits: LayerLimits,
     /// What unpacking all layers may hold of the process's memory, in bytes.
@@ -85,6 +93,7 @@ impl EngineConfig {
             layers_in_flight: 4,
             durability: Durability::Commit,
             keep_blobs: false,
+            sharing: LayerSharing::default(),
             limits: LayerLimits {
                 expansion_max: 200,
                 expansion_free: 256 << 20,
@@ -105,8 +114,8 @@ pub struct Engine {
     registry: Registry,
     store: Arc<Store>,
     config: EngineConfig,
-    /// One entry for each layer somebody fetches: who comes second waits, and then shares it.
-    fetching: Mutex<HashMap<Digest, Arc<LayerSlot>>>,
+    /// One entry for each layer that is fetched, and those among whom it is shared: the second pull waits for it.
+    fetching: Mutex<HashMap<(Digest, String), Arc<LayerSlot>>>,
     /// For the layers of all pulls.
     streams: Streams,
     budget: Arc<UnpackBudget>,
@@ -274,9 +283,13 @@ impl Engine {
             manifest: resolved.chosen.digest.clone(),
             layers: layers.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect(),
         });
-        self.check_present(&id, layers.len(), platform)?;
-        if self.already_here(&id, &names, layers, progress).await? {
-            return Ok(id);
+        // Elsewhere a digest in a manifest proves nothing: the registry has to send the configuration, which alone says
+        // what the image is made of.
+        if self.store.is_named_in(&id, resolved.session.reference().repository()) {
+            self.check_present(&id, layers.len(), platform)?;
+            if self.already_here(&id, &names, layers, progress).await? {
+                return Ok(id);
+            }
         }
         let config_bytes =
             self.registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_BYTES_MAX).await?;
@@ -301,7 +314,7 @@ impl Engine {
         self.refuse_if_mounted(&config.diff_ids).await?;
         let lease = self.store.lease(&config.diff_ids);
         // Held until the image is committed or what came of it is on its way to the trash.
-        let reservation = self.admit(layers, &config.diff_ids).await?;
+        let reservation = self.admit(resolved.session.reference(), layers, &config.diff_ids).await?;
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
         let view = {
             let store = Arc::clone(&self.store);
@@ -314,6 +327,7 @@ impl Engine {
             diff_id: diff_id.clone(),
             store: Arc::clone(&self.store),
             keep_blobs: self.config.keep_blobs,
+            trusts_disk: self.may_share(resolved.session.reference(), diff_id),
             limits: self.config.limits,
             allowance: Arc::clone(&allowance),
             budget: Arc::clone(&self.budget),
@@ -331,10 +345,11 @@ impl Engine {
             tracing::warn!(image = %id, user = printable(&config.user), "the image's user is a number that no system has");
         }
         progress(PullEvent::Committing);
-        let new = new_image(id, resolved, &config, config_bytes, names);
+        let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
+        let entries = self.entries(layers, &config.diff_ids, &staged);
+        let new = NewImage { names, ..new_image(id, resolved, &config, config_bytes, entries) };
         let store = Arc::clone(&self.store);
         let committed = blocking(move || {
-            let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
             let committed = store.commit(new, &staged, &view);
             drop(lease);
             // Layers that were already in their place when the commit failed belong to nobody.
@@ -541,37 +556,19 @@ fn check_layers(id: &ImageId, layers: usize, diff_ids: usize) -> Result<(), Runt
     Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message))
 }
 
-/// The largest layer decides how long a pull takes; it must not start last.
-fn largest_first(jobs: impl Iterator<Item = LayerJob>) -> Vec<LayerJob> {
-    let mut jobs: Vec<LayerJob> = jobs.collect();
-    jobs.sort_by_key(|job| std::cmp::Reverse(job.descriptor.size));
-    jobs
-}
-
 fn new_image(
     id: &ImageId,
     resolved: &Resolved,
     config: &ImageConfig,
     config_bytes: &[u8],
-    names: Vec<String>,
+    layers: Vec<LayerEntry>,
 ) -> NewImage {
     let manifest = resolved.chosen.bytes.to_vec();
     let record = ImageRecord {
         id: id.to_string(),
         manifest: resolved.chosen.digest.to_string(),
         index: (resolved.root.digest != resolved.chosen.digest).then(|| resolved.root.digest.to_string()),
-        layers: resolved
-            .manifest
-            .layers
-            .iter()
-            .zip(&config.diff_ids)
-            .map(|(layer, diff_id)| LayerEntry {
-                blob: layer.digest.to_string(),
-                size: layer.size,
-                diff_id: diff_id.to_string(),
-                media_type: layer.media_type.clone(),
-            })
-            .collect(),
+        layers,
         metadata_size: (manifest.len() + config_bytes.len()) as u64,
         user: config.user.clone(),
         allocated: None,
@@ -583,5 +580,5 @@ fn new_image(
     if resolved.root.digest != resolved.chosen.digest {
         files.push(("index.json", resolved.root.bytes.to_vec()));
     }
-    NewImage { record, files, names }
+    NewImage { record, files, names: Vec::new() }
 }

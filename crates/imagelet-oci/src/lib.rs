@@ -23,7 +23,9 @@ mod usage;
 
 pub use admission::Admission;
 pub use confine::Confinement;
-pub use engine::{BlobsCheck, Credentials, Engine, EngineConfig, ImageCheck, LayerName, VerifyProgress, VerifyReport};
+pub use engine::{
+    BlobsCheck, Credentials, Engine, EngineConfig, ImageCheck, LayerName, LayerSharing, VerifyProgress, VerifyReport,
+};
 pub use mount::{MountOptions, MountedImage, UnmountedImage};
 pub use pipeline::LayerLimits;
 pub use registry::RegistryConfig;

@@ -80,6 +80,8 @@ pub(crate) struct LayerJob {
     pub(crate) store: Arc<Store>,
     /// The compressed blob shall stay, and what came of it when it breaks off.
     pub(crate) keep_blobs: bool,
+    /// What the disk has of the blob counts; else the registry has to send all of it.
+    pub(crate) trusts_disk: bool,
     pub(crate) limits: LayerLimits,
     /// One for each pull.
     pub(crate) allowance: Arc<Allowance>,
@@ -99,7 +101,7 @@ impl LayerJob {
     /// Where what the disk had of it or a mirror had a hand in what is wrong with it, it is fetched again without them.
     pub(crate) async fn run(&self, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.registry.blob(&self.session, &self.descriptor);
-        let mut trusts_disk = true;
+        let mut trusts_disk = self.trusts_disk;
         let mut memory = self.budget.layer();
         loop {
             let (on_disk, keep) = self.on_disk(trusts_disk).await?;
@@ -123,7 +125,8 @@ impl LayerJob {
             }
             match error.kind() {
                 RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
-                    self.forget(Store::discard_blob).await?;
+                    // A blob that was not read is not known to be wrong.
+                    self.forget(if self.trusts_disk { Store::discard_blob } else { Store::discard_partial }).await?;
                     if !was_on_disk && !source.distrust_mirrors(&error) {
                         return Err(error);
                     }
@@ -149,8 +152,9 @@ impl LayerJob {
         }
         let (store, descriptor, keep_blobs) = (Arc::clone(&self.store), self.descriptor.clone(), self.keep_blobs);
         tokio::task::spawn_blocking(move || {
-            let kept = if trusted { store.open_blob(&descriptor.digest, descriptor.size) } else { None };
-            let is_kept = kept.as_ref().is_some_and(|kept| kept.is_kept);
+            let found = store.open_blob(&descriptor.digest, descriptor.size);
+            let is_kept = found.as_ref().is_some_and(|kept| kept.is_kept);
+            let kept = found.filter(|_| trusted);
             let known = kept.as_ref().map_or(0, |kept| kept.length);
             let writer = if keep_blobs && !is_kept { store.write_blob(&descriptor.digest, known)? } else { None };
             Ok((kept, writer))

@@ -12,6 +12,7 @@ mod kubelet;
 mod layers;
 #[cfg(test)]
 mod reference;
+mod store;
 mod validate;
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
@@ -21,7 +22,6 @@ use imagelet_core::{
     inventory::PinPattern,
     manager::Compatibility,
 };
-use imagelet_oci::{Admission, Durability, LayerLimits};
 use serde::{Deserialize, Serialize};
 
 use callers::CallersFile;
@@ -33,6 +33,8 @@ pub(crate) use gc::{CollectionMode, CollectionOrder};
 pub(crate) use kubelet::NodeSettings;
 use kubelet::{FeatureGatesFile, TracingFile};
 pub(crate) use layers::{Layers, Source, Sourced};
+use store::StoreFile;
+pub(crate) use store::StoreSettings;
 
 /// What `apiVersion` must say.
 pub(crate) const API_VERSION: &str = "imagelet.dev/v1alpha1";
@@ -236,57 +238,6 @@ struct HttpFile {
     address: Option<String>,
 }
 
-/// `store` in the file.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct StoreFile {
-    /// Directory of the embedded store and of what the node remembers, changed by one process at a time.
-    #[serde(rename = "directory", skip_serializing_if = "Option::is_none")]
-    directory: Option<PathBuf>,
-    /// At most this many layers of one image are fetched and unpacked at once, 1 to 64.
-    #[serde(rename = "layersInFlight", skip_serializing_if = "Option::is_none")]
-    layers_in_flight: Option<i32>,
-    /// `commit`: a pull answers when every file of the image is on the disk. `background`: it answers before, and the disk follows; the image survives the end of the process at any moment, but a power cut may lose the whole pull, never part of it.
-    #[serde(rename = "durability", skip_serializing_if = "Option::is_none")]
-    durability: Option<String>,
-    /// Keep the compressed blobs as well, so that a broken pull resumes and a layer can be unpacked again without the registry.
-    #[serde(rename = "keepBlobs", alias = "keep_blobs", skip_serializing_if = "Option::is_none")]
-    keep_blobs: Option<bool>,
-    /// When a pull is refused before its first layer for want of room: `compressed`, when not even its compressed layers fit; `strict`, when they do not fit as large as they are expected to become; `off`, never. See [admission](admission.md).
-    #[serde(rename = "admission", skip_serializing_if = "Option::is_none")]
-    admission: Option<String>,
-    /// The socket of a CRI runtime that runs containers from images of this store, such as `unix:///run/containerd/containerd.sock`: images that its containers use, running or exited, stay, and while it does not answer nothing is removed. Absent or empty: nobody does.
-    #[serde(rename = "runtimeEndpoint", skip_serializing_if = "Option::is_none")]
-    runtime_endpoint: Option<String>,
-    /// What unpacking the layers of all pulls may hold of the process's memory, at least `48Mi`. A layer that needs more than its share is refused. See [the store](store.md).
-    #[serde(rename = "unpackMemory", skip_serializing_if = "Option::is_none")]
-    unpack_memory: Option<String>,
-    /// What a layer may do to the node.
-    #[serde(rename = "limits", skip_serializing_if = "Option::is_none")]
-    limits: Option<LimitsFile>,
-}
-
-/// `store.limits` in the file.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct LimitsFile {
-    /// A layer may inflate to this many times its compressed size, 1 to 100000; gzip reaches 1032 on zeros alone.
-    #[serde(rename = "expansionMax", skip_serializing_if = "Option::is_none")]
-    expansion_max: Option<i32>,
-    /// The layers of an image may together inflate to this size beyond that, such as `256Mi`.
-    #[serde(rename = "expansionFree", skip_serializing_if = "Option::is_none")]
-    expansion_free: Option<String>,
-    /// Entries in one layer, 1 to 100000000.
-    #[serde(rename = "entriesMax", skip_serializing_if = "Option::is_none")]
-    entries_max: Option<i32>,
-    /// Unpacking stops before less than this is free on the store's filesystem, such as `16Mi`.
-    #[serde(rename = "freeBytesFloor", skip_serializing_if = "Option::is_none")]
-    free_bytes_floor: Option<String>,
-    /// Unpacking stops before fewer inodes than this are free on the store's filesystem, 0 to 1000000000.
-    #[serde(rename = "freeInodesFloor", skip_serializing_if = "Option::is_none")]
-    free_inodes_floor: Option<i32>,
-}
-
 /// `imageService` in the file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -412,22 +363,7 @@ impl File {
             socket: Some(environment.socket_default()),
             callers: Some(CallersFile::defaults()),
             http: Some(HttpFile { address: Some(String::new()) }),
-            store: Some(StoreFile {
-                directory: Some(environment.store_default()),
-                layers_in_flight: Some(4),
-                durability: Some("commit".into()),
-                keep_blobs: Some(false),
-                admission: Some("compressed".into()),
-                runtime_endpoint: Some(String::new()),
-                unpack_memory: Some("64Mi".into()),
-                limits: Some(LimitsFile {
-                    expansion_max: Some(200),
-                    expansion_free: Some("256Mi".into()),
-                    entries_max: Some(2_000_000),
-                    free_bytes_floor: Some("16Mi".into()),
-                    free_inodes_floor: Some(1_000),
-                }),
-            }),
+            store: Some(StoreFile::defaults(environment.store_default())),
             image_service: Some(ImageServiceFile {
                 cri: Some(CriFile { endpoint: Some(String::new()), pull_stall: Some(GoDuration::minutes(5)) }),
                 pinned_images: Some(PinnedFile::Patterns(Vec::new())),
@@ -570,25 +506,4 @@ pub(crate) enum Backend {
     Embedded(StoreSettings),
     /// A runtime behind this CRI endpoint; our own state stays in the directory. For so long a pull may show no sign of life.
     Cri { endpoint: String, state: PathBuf, stall_max: Option<Duration> },
-}
-
-/// How the embedded store works.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StoreSettings {
-    /// Its directory.
-    pub(crate) directory: PathBuf,
-    /// Layers of one image at once.
-    pub(crate) layers_in_flight: usize,
-    /// When a pull may answer.
-    pub(crate) durability: Durability,
-    /// Keep compressed blobs too.
-    pub(crate) keep_blobs: bool,
-    /// When a pull is refused for want of room.
-    pub(crate) admission: Admission,
-    /// What unpacking may hold of memory, in bytes.
-    pub(crate) unpack_memory: u64,
-    /// What a layer may do to the node.
-    pub(crate) limits: LayerLimits,
-    /// Whose containers run from it, if anybody's, and how long that runtime may take to answer.
-    pub(crate) runtime: Option<(String, Duration)>,
 }

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use imagelet_core::{
-    image::{ByteSize, Digest},
+    image::{ByteSize, Digest, Reference},
     runtime::{RoomMade, RoomWanted, RuntimeError},
 };
 use tokio::time::{Instant, timeout, timeout_at};
@@ -30,6 +30,8 @@ struct Wanted {
     diff_id: Digest,
     compression: Compression,
     packed: u64,
+    /// Although it may be here.
+    is_fetched: bool,
 }
 
 /// What came of one look.
@@ -53,8 +55,14 @@ impl Engine {
     ///
     /// # Errors
     /// `DiskFull` with the arithmetic, when they do not fit.
-    pub(super) async fn admit(&self, layers: &[Descriptor], diff_ids: &[Digest]) -> Result<Reservation, RuntimeError> {
-        let wanted: Vec<Wanted> = layers.iter().zip(diff_ids).map(Wanted::of).collect();
+    pub(super) async fn admit(
+        &self,
+        repository: &Reference,
+        layers: &[Descriptor],
+        diff_ids: &[Digest],
+    ) -> Result<Reservation, RuntimeError> {
+        let wanted = |layer: (&Descriptor, &Digest)| Wanted::of(layer, !self.may_share(repository, layer.1));
+        let wanted: Vec<Wanted> = layers.iter().zip(diff_ids).map(wanted).collect();
         let deadline = Instant::now() + self.config.admission_wait;
         let (mut rounds, mut made) = (0, None::<RoomMade>);
         loop {
@@ -146,9 +154,9 @@ impl Engine {
 }
 
 impl Wanted {
-    fn of((descriptor, diff_id): (&Descriptor, &Digest)) -> Self {
+    fn of((descriptor, diff_id): (&Descriptor, &Digest), is_fetched: bool) -> Self {
         let compression = compression(&descriptor.media_type);
-        Self { diff_id: diff_id.clone(), compression, packed: descriptor.size }
+        Self { diff_id: diff_id.clone(), compression, packed: descriptor.size, is_fetched }
     }
 }
 
@@ -167,7 +175,8 @@ fn look_now(store: &Store, ledger: &Arc<Ledger>, question: &Question) -> Result<
     let missing: Vec<(&Wanted, Amount, bool)> = question
         .wanted
         .iter()
-        .filter(|layer| store.layer(&layer.diff_id).is_none() && seen.insert(&layer.diff_id))
+        .filter(|layer| layer.is_fetched || store.layer(&layer.diff_id).is_none())
+        .filter(|layer| seen.insert(&layer.diff_id))
         .map(|layer| {
             let expected = question.learned.expect(layer.compression, layer.packed, question.keeps_blobs);
             (layer, expected.amount, expected.is_measured)

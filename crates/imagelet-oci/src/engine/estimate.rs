@@ -14,7 +14,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 
 use super::{
-    Engine,
+    Engine, LayerSharing,
     admit::{compression, learned},
 };
 use crate::{
@@ -130,10 +130,12 @@ impl Engine {
     /// Without the configuration a layer is known by its blob: one that was packed otherwise counts as missing.
     fn compare(&self, resolved: &Resolved) -> PullEstimate {
         let id = ImageId::new(resolved.manifest.config.digest.as_str());
-        let is_here = self.store.image(&id).is_some();
+        let repository = resolved.session.reference().repository();
+        let is_here = self.store.is_named_in(&id, repository);
+        let sharers = (self.config.sharing == LayerSharing::Repository).then_some(repository);
         let mut seen: HashSet<&Digest> = HashSet::new();
         let blobs: Vec<_> = resolved.manifest.layers.iter().filter(|layer| seen.insert(&layer.digest)).collect();
-        let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen) };
+        let here = if is_here { HashSet::new() } else { self.store.unpacked_blobs(&seen, sharers) };
         let missing: Vec<_> = blobs.iter().filter(|layer| !is_here && !here.contains(&layer.digest)).collect();
         let learned = learned(&self.store);
         let expected = missing.iter().map(|layer| learned.expect(compression(&layer.media_type), layer.size, false));

@@ -37,10 +37,11 @@ impl Engine {
         let slot = {
             let mut fetching = self.fetching.lock().expect("nobody panics while holding it");
             fetching.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.is_alive());
-            Arc::clone(fetching.entry(job.diff_id.clone()).or_default())
+            let among = self.sharers(job.session.reference());
+            Arc::clone(fetching.entry((job.diff_id.clone(), among)).or_default())
         };
         let mut shared = slot.0.lock().await;
-        if self.store.layer(&job.diff_id).is_some() {
+        if self.store.layer(&job.diff_id).is_some() && self.may_share(job.session.reference(), &job.diff_id) {
             present();
             return Ok(None);
         }
@@ -60,4 +61,11 @@ impl LayerSlot {
     fn is_alive(&self) -> bool {
         self.0.try_lock().is_ok_and(|shared| shared.strong_count() > 0)
     }
+}
+
+/// The largest layer decides how long a pull takes; it must not start last.
+pub(super) fn largest_first(jobs: impl Iterator<Item = LayerJob>) -> Vec<LayerJob> {
+    let mut jobs: Vec<LayerJob> = jobs.collect();
+    jobs.sort_by_key(|job| std::cmp::Reverse(job.descriptor.size));
+    jobs
 }

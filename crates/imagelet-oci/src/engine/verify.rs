@@ -127,7 +127,9 @@ impl Engine {
         for target in targets {
             let documents = self.check_documents(&target, &watch).await?;
             let blobs: Vec<Option<String>> = match &target.record {
-                Some(record) => record.layers.iter().map(|layer| Some(layer.blob.clone())).collect(),
+                Some(record) => {
+                    record.layers.iter().map(|layer| layer.is_verified().then(|| layer.blob.clone())).collect()
+                }
                 None => vec![None; target.layers.len()],
             };
             let layers = target.layers.into_iter().zip(blobs);

@@ -104,7 +104,7 @@ impl LayerJob {
             unsettled: self.store.unsettled_mark(),
             sums,
         };
-        StagedLayer::new(staging, diff_id, record, Arc::clone(&self.view))
+        StagedLayer::new(staging, (diff_id, &self.descriptor), record, Arc::clone(&self.view))
     }
 }
 

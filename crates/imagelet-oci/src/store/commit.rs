@@ -17,16 +17,18 @@ use super::{
     allocated::{self, Allocated},
     disk::{SyncView, remove_tree, replace_file, sync_folder},
     index::Index,
-    record::{ImageRecord, LayerRecord},
+    record::{ImageRecord, LayerEntry, LayerRecord},
     seal, storage_error,
 };
-use crate::failpoint::Step;
+use crate::{failpoint::Step, manifest::Descriptor};
 
 /// A layer that is whole but not yet part of the store. Dropped uncommitted, it is removed.
 #[derive(Debug)]
 pub(crate) struct StagedLayer {
     record: LayerRecord,
     diff_id: Digest,
+    /// The blob it was unpacked from.
+    entry: LayerEntry,
     /// Was open before its first file was.
     view: Arc<SyncView>,
     /// `None` once it is in the store.
@@ -39,7 +41,7 @@ impl StagedLayer {
     /// Turns a staging folder with a complete `fs/` into a layer that a commit can take.
     pub(crate) fn new(
         staging: Staging,
-        diff_id: Digest,
+        (diff_id, blob): (Digest, &Descriptor),
         record: LayerRecord,
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
@@ -47,7 +49,18 @@ impl StagedLayer {
         fs::write(staging.path().join("layer.json"), record.to_bytes())
             .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
         Step::LayerRecorded.reach();
-        Ok(Self { record, diff_id, view, folder: Mutex::new(Some(staging.keep())), blob: None })
+        let entry = LayerEntry {
+            blob: blob.digest.to_string(),
+            size: blob.size,
+            diff_id: diff_id.to_string(),
+            media_type: blob.media_type.clone(),
+        };
+        Ok(Self { record, diff_id, entry, view, folder: Mutex::new(Some(staging.keep())), blob: None })
+    }
+
+    /// What is recorded of it in an image that has it.
+    pub(crate) fn entry(&self) -> &LayerEntry {
+        &self.entry
     }
 
     /// The same layer with its compressed blob.

@@ -36,6 +36,7 @@ mod place;
 mod reading;
 mod ready;
 mod record;
+mod repositories;
 mod seal;
 mod settle;
 mod sweep;
@@ -272,24 +273,13 @@ impl Store {
         look(Held { images: &index.images, layers: &index.layers, blobs: &index.blobs })
     }
 
-    /// Those of some blobs whose layers are here, as the records of the images tell.
-    pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>) -> HashSet<Digest> {
-        let wanted: HashSet<&str> = blobs.iter().map(|blob| blob.as_str()).collect();
-        let index = self.index();
-        let entries = index.images.values().flat_map(|image| &image.layers);
-        let here = entries
-            .filter(|entry| wanted.contains(entry.blob.as_str()))
-            .filter(|entry| entry.diff_id.parse().is_ok_and(|diff_id: Digest| index.layers.contains_key(&diff_id)));
-        here.filter_map(|entry| entry.blob.parse().ok()).collect()
-    }
-
     /// What each layer that is here came to, by the manifest that brought it.
     pub(crate) fn layer_sizes(&self) -> Vec<LayerSizes> {
         let index = self.index();
         let mut seen = HashSet::new();
         let entries = index.images.values().flat_map(|image| &image.layers);
         entries
-            .filter(|entry| seen.insert(entry.diff_id.as_str()))
+            .filter(|entry| entry.is_verified() && seen.insert(entry.diff_id.as_str()))
             .filter_map(|entry| {
                 let layer = index.layers.get(&entry.diff_id.parse().ok()?)?;
                 let media_type = entry.media_type.clone();

@@ -44,14 +44,21 @@ pub(crate) struct ImageRecord {
 /// A layer in the manifest of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerEntry {
-    /// Digest of the compressed blob.
+    /// Digest of a compressed blob that was fetched and unpacked to this layer; empty where none is known.
     pub blob: String,
-    /// Size of the compressed blob.
+    /// Size of that blob.
     pub size: u64,
     /// Digest of the uncompressed tar, the key of the layer in the store.
     pub diff_id: String,
     /// As the manifest says it.
     pub media_type: String,
+}
+
+impl LayerEntry {
+    /// Whether its blob was fetched and led to its layer.
+    pub(crate) fn is_verified(&self) -> bool {
+        !self.blob.is_empty()
+    }
 }
 
 /// An unpacked layer, as `layers/HEX/layer.json` holds it.

@@ -13,7 +13,7 @@ use axum::{
     Router,
     body::Body,
     extract::{Path, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, Method, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
 use imagelet_core::image::Digest;
@@ -131,7 +131,7 @@ struct Content {
     /// By path below `/v2/`.
     files: Mutex<HashMap<String, Served>>,
     layer_requests: AtomicUsize,
-    /// The path of each request.
+    /// `METHOD path` of each request.
     paths: Mutex<Vec<String>>,
     /// The range of each request for a layer.
     ranges: Mutex<Vec<Option<String>>>,
@@ -161,9 +161,14 @@ impl TestRegistry {
         self.content.layer_requests.swap(0, Ordering::SeqCst)
     }
 
+    /// `METHOD path` of each request since the last call.
+    pub(crate) fn take_paths(&self) -> Vec<String> {
+        std::mem::take(&mut *self.content.paths.lock().expect("no panic"))
+    }
+
     /// How many manifests were asked for since the last call.
     pub(crate) fn take_manifest_requests(&self) -> usize {
-        let paths = std::mem::take(&mut *self.content.paths.lock().expect("no panic"));
+        let paths = self.take_paths();
         paths.iter().filter(|path| path.contains("/manifests/")).count()
     }
 
@@ -210,13 +215,28 @@ impl TestRegistry {
         self.put(&format!("{name}/manifests/{tag}"), media_type, manifest, None);
     }
 
-    fn put(&self, path: &str, media_type: &str, bytes: Vec<u8>, stall: Option<usize>) {
+    /// What is served at a path below `/v2/`.
+    pub(crate) fn file(&self, path: &str) -> Vec<u8> {
+        self.content.files.lock().expect("no panic").get(path).expect("it is served").1.clone()
+    }
+
+    /// Serves nothing at a path any more.
+    pub(crate) fn forget(&self, path: &str) {
+        self.content.files.lock().expect("no panic").remove(path);
+    }
+
+    pub(crate) fn put(&self, path: &str, media_type: &str, bytes: Vec<u8>, stall: Option<usize>) {
         self.content.files.lock().expect("no panic").insert(path.into(), (media_type.into(), bytes, stall));
     }
 }
 
-async fn serve(State(content): State<Arc<Content>>, Path(path): Path<String>, headers: HeaderMap) -> Response {
-    content.paths.lock().expect("no panic").push(path.clone());
+async fn serve(
+    State(content): State<Arc<Content>>,
+    Path(path): Path<String>,
+    method: Method,
+    headers: HeaderMap,
+) -> Response {
+    content.paths.lock().expect("no panic").push(format!("{method} {path}"));
     let found = content.files.lock().expect("no panic").get(&path).cloned();
     let Some((media_type, bytes, stall)) = found else {
         return (StatusCode::NOT_FOUND, r#"{"errors":[{"code":"MANIFEST_UNKNOWN"}]}"#).into_response();

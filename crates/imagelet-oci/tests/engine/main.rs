@@ -1,5 +1,6 @@
 //! The engine against a registry in this process: its promises, its refusals, and what it leaves on the disk.
 
+mod access;
 mod admission;
 mod background;
 mod blobs;

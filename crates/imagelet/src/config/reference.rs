@@ -7,8 +7,13 @@ use serde_json::Value;
 use super::{API_VERSION, Environment, KIND, Layers};
 
 const PAGE: &str = "../../docs/configuration.md";
-const SOURCES: [&str; 4] =
-    [include_str!("../config.rs"), include_str!("gc.rs"), include_str!("callers.rs"), include_str!("kubelet.rs")];
+const SOURCES: [&str; 5] = [
+    include_str!("../config.rs"),
+    include_str!("gc.rs"),
+    include_str!("callers.rs"),
+    include_str!("kubelet.rs"),
+    include_str!("store.rs"),
+];
 
 /// A key of a `…File` struct, as its source tells it.
 struct Field {

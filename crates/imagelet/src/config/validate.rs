@@ -14,11 +14,11 @@ use imagelet_core::{
     text::quoted,
 };
 use imagelet_cri::Endpoint;
-use imagelet_oci::{Admission, Durability, LayerLimits};
+use imagelet_oci::{Admission, Durability, LayerLimits, LayerSharing};
 
 use super::{
-    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, LimitsFile, PinnedFile, ProviderSettings, PullLimits,
-    Settings, StoreSettings, Surroundings, Verification, gc, kubelet,
+    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, PinnedFile, ProviderSettings, PullLimits, Settings,
+    StoreSettings, Surroundings, Verification, gc, kubelet, store::LimitsFile,
 };
 use crate::size::parse_size;
 
@@ -377,6 +377,7 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
         );
     }
     let durability = durability(store.durability.as_deref(), complaints);
+    let sharing = layer_sharing(store.share_layers.as_deref(), complaints);
     let admission = admission(store.admission.as_deref(), complaints);
     let unpack_memory = unpack_memory(store.unpack_memory.as_deref(), complaints);
     let limits = layer_limits(&store.limits.unwrap_or_default(), complaints);
@@ -405,6 +406,7 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
             layers_in_flight: usize::try_from(layers).unwrap_or(1),
             durability,
             keep_blobs: store.keep_blobs.unwrap_or_default(),
+            sharing,
             admission,
             unpack_memory,
             limits,
@@ -459,6 +461,20 @@ fn durability(text: Option<&str>, complaints: &mut Complaints) -> Durability {
                 format!("store.durability `{other}` must be one of [\"commit\", \"background\"]"),
             );
             Durability::Commit
+        }
+    }
+}
+
+fn layer_sharing(text: Option<&str>, complaints: &mut Complaints) -> LayerSharing {
+    match text {
+        None | Some("node") => LayerSharing::Node,
+        Some("repository") => LayerSharing::Repository,
+        Some(other) => {
+            complaints.add(
+                "store.shareLayers",
+                format!("store.shareLayers `{other}` must be one of [\"node\", \"repository\"]"),
+            );
+            LayerSharing::default()
         }
     }
 }

@@ -181,6 +181,7 @@ async fn open_store(
         layers_in_flight: store.layers_in_flight,
         durability: store.durability,
         keep_blobs: store.keep_blobs,
+        sharing: store.sharing,
         limits: store.limits,
         admission: store.admission,
         unpack_memory: store.unpack_memory,

@@ -39,6 +39,7 @@ mod reclaim;
 mod refusals;
 mod relay;
 mod removal;
+mod rights;
 mod scripted;
 mod shadow;
 mod sharing;

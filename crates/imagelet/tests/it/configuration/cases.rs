@@ -258,6 +258,7 @@ fn out_of_range() -> Vec<Case> {
             &["store.runtimeEndpoint"],
         ),
         own(Range, "a durability nobody knows", "store:\n  durability: maybe\n", 2, &["`maybe`", "commit"]),
+        own(Range, "an unknown sharing of layers", "store:\n  shareLayers: all\n", 2, &["`all`", "node", "repository"]),
         own(
             Range,
             "a policy nobody knows",

@@ -1,0 +1,64 @@
+//! Which of what is here counts for a pull, and what is on record of the layers that it did not fetch.
+
+use std::{collections::HashMap, sync::Arc};
+
+use imagelet_core::image::{Digest, Reference};
+
+use super::Engine;
+use crate::{
+    manifest::Descriptor,
+    store::{LayerEntry, StagedLayer},
+};
+
+/// Which layers that are here a pull need not fetch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LayerSharing {
+    /// All: the verified configuration of an image names them by their content.
+    #[default]
+    Node,
+    /// Those of images that have a name in the same repository. The registry sends the others, so that only a pull that
+    /// may read their bytes gets them.
+    Repository,
+}
+
+impl Engine {
+    /// Whether a layer that is here need not be fetched from this repository.
+    pub(super) fn may_share(&self, repository: &Reference, layer: &Digest) -> bool {
+        match self.config.sharing {
+            LayerSharing::Node => true,
+            LayerSharing::Repository => self.store.has_layer_of(repository.repository(), layer),
+        }
+    }
+
+    /// Among whom a layer in the making is shared.
+    pub(super) fn sharers(&self, repository: &Reference) -> String {
+        match self.config.sharing {
+            LayerSharing::Node => String::new(),
+            LayerSharing::Repository => repository.repository().to_owned(),
+        }
+    }
+
+    /// What is recorded of an image's layers: the blob that each was unpacked from, by this pull or by one before it. A
+    /// manifest's own word for a layer that was not fetched is not recorded, since nothing has verified it.
+    pub(super) fn entries(
+        &self,
+        layers: &[Descriptor],
+        diff_ids: &[Digest],
+        staged: &[Arc<StagedLayer>],
+    ) -> Vec<LayerEntry> {
+        let fetched: HashMap<&str, &LayerEntry> =
+            staged.iter().map(|layer| (layer.entry().diff_id.as_str(), layer.entry())).collect();
+        let missing = layers.iter().zip(diff_ids).filter(|(_, diff_id)| !fetched.contains_key(diff_id.as_str()));
+        let known = self.store.entries_of(missing);
+        let entry = |(layer, diff_id): (&Descriptor, &Digest)| {
+            let fetched = fetched.get(diff_id.as_str()).map(|entry| (*entry).clone());
+            fetched.or_else(|| known.get(diff_id).cloned()).unwrap_or_else(|| LayerEntry {
+                blob: String::new(),
+                size: 0,
+                diff_id: diff_id.to_string(),
+                media_type: layer.media_type.clone(),
+            })
+        };
+        layers.iter().zip(diff_ids).map(entry).collect()
+    }
+}
