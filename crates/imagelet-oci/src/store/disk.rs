@@ -43,7 +43,10 @@ pub(super) fn create_anew(path: &Path) -> io::Result<File> {
 
 /// Makes the names in a folder durable.
 pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+    File::open(folder)?.sync_all()?;
+    #[cfg(test)]
+    super::observed::synced(Some(folder))?;
+    Ok(())
 }
 
 /// A view on a file system that learns of each write error since it was opened, once.
@@ -68,10 +71,10 @@ impl SyncView {
         if self.failed.load(Ordering::Acquire) {
             return Err(io::Error::other("an earlier sync failed, and what it should have kept is lost"));
         }
-        rustix::fs::syncfs(&self.root).map_err(|errno| {
-            self.failed.store(true, Ordering::Release);
-            errno.into()
-        })
+        let synced = rustix::fs::syncfs(&self.root).map_err(io::Error::from);
+        #[cfg(test)]
+        let synced = synced.and_then(|()| super::observed::synced(None));
+        synced.inspect_err(|_| self.failed.store(true, Ordering::Release))
     }
 }
 

@@ -26,12 +26,16 @@ mod commit;
 mod copies;
 mod damage;
 mod disk;
+#[cfg(test)]
+mod durable_tests;
 mod graph;
 mod index;
 mod list;
 mod listed;
 mod lock;
 mod names;
+#[cfg(test)]
+mod observed;
 mod place;
 mod reading;
 mod ready;
