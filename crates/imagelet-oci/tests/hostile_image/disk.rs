@@ -153,7 +153,16 @@ async fn try_on(disk: &Disk, registry: &Registry, large: &str, what: &str) -> Op
     assert!(disk.free() + (16 << 10) >= free, "{what}: {free} bytes were free, and now {}", disk.free());
     // What fitted once still does.
     engine.remove(&ImageSpec::new(&first)).await.unwrap_or_else(|error| panic!("{what}: {}", error.chain()));
-    pull(&engine, &other).await.unwrap_or_else(|error| panic!("{what}: a small image: {}", error.chain()));
+    let mut pulled = pull(&engine, &other).await;
+    // The kernel lets go of the folder of a confined thread a moment after the thread has ended.
+    for _ in 0..100 {
+        if pulled.is_ok() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        pulled = pull(&engine, &other).await;
+    }
+    pulled.unwrap_or_else(|error| panic!("{what}: a small image: {}", error.chain()));
     drop(engine);
     let engine = Engine::open(to_the_brim(&root)).await.unwrap_or_else(|error| panic!("{what}: {}", error.chain()));
     let listed = engine.list(None).await.expect("a list");

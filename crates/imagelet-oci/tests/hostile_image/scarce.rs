@@ -124,8 +124,12 @@ fn hungry(mark: &str, folders: usize, value: usize) -> Layer {
         header.set_entry_type(tar::EntryType::Directory);
         header.set_size(0);
         header.set_mode(0o755);
-        // Without attributes, each brings a folder that no entry names, with a long name.
-        let path = if value.is_empty() { format!("{mark}/{number:0200}/d") } else { format!("{mark}/{number}") };
+        // Without attributes, each brings folders that no entry names, with paths as long as they may be.
+        let path = if value.is_empty() {
+            format!("{mark}/{}", vec![format!("{number:0250}"); 15].join("/"))
+        } else {
+            format!("{mark}/{number}")
+        };
         builder.append_data(&mut header, path, &b""[..]).expect("memory takes all");
     }
     let mut encoder = builder.into_inner().expect("memory takes all");
@@ -140,7 +144,7 @@ fn images_that_want_all_memory_are_refused_one_beside_the_other_and_the_process_
     let images = || -> Vec<Image> {
         let of = |mark: &str| {
             let attributes = (0..2).map(|number| hungry(&format!("{mark}-{number}"), 2_000, 60_000));
-            Image::of(attributes.chain([hungry(&format!("{mark}-folders"), 30_000, 0)]))
+            Image::of(attributes.chain([hungry(&format!("{mark}-folders"), 1_000, 0)]))
         };
         vec![of("one"), of("two")]
     };
@@ -162,7 +166,7 @@ fn images_that_want_all_memory_are_refused_one_beside_the_other_and_the_process_
                 let error = outcome.expect_err("no layer is what it says it is");
                 eprintln!("{}", error.chain());
             }
-            let folders = Image::of([hungry("alone", 30_000, 0)]);
+            let folders = Image::of([hungry("alone", 1_000, 0)]);
             let words = &["sha256:", "store.unpackMemory", "the limit is"];
             bench.hold(vec![Case::new("B048", "folders alone", folders).fails(Unacceptable, words)]).await;
         },
