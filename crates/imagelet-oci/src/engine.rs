@@ -8,14 +8,16 @@ mod listed;
 mod open;
 mod repair;
 mod sharing;
-mod streams;
 mod sync;
 mod verify;
 
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -33,14 +35,13 @@ use imagelet_core::{
 use self::{
     estimate::Resolutions,
     fetch::{LayerSlot, largest_first},
-    streams::Streams,
 };
 use crate::{
     admission::{Admission, Ledger},
     confine::Confinement,
     manifest::{CONFIG_BYTES_MAX, ImageConfig, printable},
     mount::{self, MountOptions, MountUses, MountedImage, UnmountedImage},
-    pipeline::{Allowance, LayerJob, LayerLimits},
+    pipeline::{Allowance, Claim, LayerJob, LayerLimits, Places, Tenant},
     registry::{Registry, RegistryConfig, Resolved, about},
     scarce,
     store::{Access, Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
@@ -117,9 +118,11 @@ pub struct Engine {
     /// One entry for each layer that is fetched, and those among whom it is shared: the second pull waits for it.
     fetching: Mutex<HashMap<(Digest, String), Arc<LayerSlot>>>,
     /// For the layers of all pulls.
-    streams: Streams,
+    places: Arc<Places>,
     budget: Arc<UnpackBudget>,
     confinement: Confinement,
+    /// Numbers the pulls.
+    pulls: AtomicU64,
     /// One pull's early syncs serve all.
     writing_back: Arc<tokio::sync::Mutex<()>>,
     /// What running pulls have reserved on the disk.
@@ -156,7 +159,8 @@ impl Engine {
             budget: Arc::new(UnpackBudget::new(config.unpack_memory)),
             config,
             fetching: Mutex::default(),
-            streams: Streams::default(),
+            places: Arc::default(),
+            pulls: AtomicU64::new(0),
             confinement,
             writing_back: Arc::default(),
             ledger: Arc::default(),
@@ -271,6 +275,7 @@ impl Engine {
         reference: &Reference,
         platform: &Platform,
         resolved: Resolved,
+        tenant: Arc<Tenant>,
         progress: &Progress,
     ) -> Result<ImageId, RuntimeError> {
         let id = ImageId::new(resolved.manifest.config.digest.as_str());
@@ -296,7 +301,7 @@ impl Engine {
         ImageConfig::parse(&config_bytes)
             .and_then(|config| config.check_platform(platform))
             .map_err(|error| about(error, &format!("the configuration `{id}` is refused")))?;
-        self.fetch_layers(&id, &resolved, &config_bytes, names, progress).await
+        self.fetch_layers(&id, &resolved, &config_bytes, names, tenant, progress).await
     }
 
     /// Fetches the layers that are not here and commits the image.
@@ -306,6 +311,7 @@ impl Engine {
         resolved: &Resolved,
         config_bytes: &[u8],
         names: Vec<String>,
+        tenant: Arc<Tenant>,
         progress: &Progress,
     ) -> Result<ImageId, RuntimeError> {
         let layers = &resolved.manifest.layers;
@@ -319,6 +325,11 @@ impl Engine {
         let view = {
             let store = Arc::clone(&self.store);
             blocking(move || store.sync_view()).await?
+        };
+        let claim = Claim {
+            registry: resolved.session.reference().domain().to_owned(),
+            tenant,
+            pull: self.pulls.fetch_add(1, Ordering::Relaxed),
         };
         let jobs = largest_first(layers.iter().zip(&config.diff_ids).map(|(descriptor, diff_id)| LayerJob {
             registry: self.registry.clone(),
@@ -334,6 +345,7 @@ impl Engine {
             confinement: self.confinement.clone(),
             view: Arc::clone(&view),
             landing: reservation.landing(diff_id),
+            claim: claim.clone(),
         }));
         let _write_back = self.write_back();
         let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)

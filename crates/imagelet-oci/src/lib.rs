@@ -28,6 +28,6 @@ pub use engine::{
 };
 pub use mount::{MountOptions, MountedImage, UnmountedImage};
 pub use pipeline::LayerLimits;
-pub use registry::RegistryConfig;
+pub use registry::{RegistryConfig, Trickle};
 pub use store::{Access, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};
 pub use usage::{ImageUsage, StoreUsage, StoredImage};

@@ -8,6 +8,7 @@
 mod blocks;
 mod fetch;
 mod inflate;
+mod places;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod probe;
 mod unpacking;
@@ -28,7 +29,10 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-pub(crate) use self::blocks::Allowance;
+pub(crate) use self::{
+    blocks::Allowance,
+    places::{Claim, Place, Places, Tenant},
+};
 use self::{
     blocks::Expansion,
     fetch::{Inflater, Unread},
@@ -93,20 +97,22 @@ pub(crate) struct LayerJob {
     pub(crate) view: Arc<SyncView>,
     /// Learns how much of the layer is on the disk.
     pub(crate) landing: Landing,
+    /// By which it gets its place.
+    pub(crate) claim: Claim,
 }
 
 impl LayerJob {
     /// Fetches, verifies and unpacks the layer; answers when it is whole, not yet durable.
     ///
     /// Where what the disk had of it or a mirror had a hand in what is wrong with it, it is fetched again without them.
-    pub(crate) async fn run(&self, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
+    pub(crate) async fn run(&self, place: &Place, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.registry.blob(&self.session, &self.descriptor);
         let mut trusts_disk = self.trusts_disk;
         let mut memory = self.budget.layer();
         loop {
             let (on_disk, keep) = self.on_disk(trusts_disk).await?;
             let was_on_disk = on_disk.is_some();
-            let error = match self.attempt(&source, on_disk, keep, &memory, progress).await {
+            let error = match self.attempt(&source, on_disk, keep, &memory, place, progress).await {
                 Err(error) => error,
                 Ok(layer) => {
                     if !self.keep_blobs {
@@ -174,6 +180,7 @@ impl LayerJob {
         on_disk: Option<KeptBytes>,
         keep: Option<BlobWriter>,
         memory: &Arc<LayerMemory>,
+        place: &Place,
         progress: &Progress,
     ) -> Result<StagedLayer, RuntimeError> {
         self.landing.restart();
@@ -205,7 +212,7 @@ impl LayerJob {
             tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, memory, cancelled))
         };
 
-        let fetched = self.fetch(source, on_disk, Inflater { frames, starved }, progress).await;
+        let fetched = self.fetch(source, on_disk, Inflater { frames, starved }, memory, place, progress).await;
         let inflated = inflater.await.map_err(panicked)?;
         let unpacked = unpacker.await.map_err(panicked)?;
         // The stage nearest the source knows the cause; the others only saw their queue break.

@@ -10,6 +10,7 @@ mod environment;
 pub(crate) mod gc;
 mod kubelet;
 mod layers;
+mod pulls;
 #[cfg(test)]
 mod reference;
 mod store;
@@ -33,6 +34,8 @@ pub(crate) use gc::{CollectionMode, CollectionOrder};
 pub(crate) use kubelet::NodeSettings;
 use kubelet::{FeatureGatesFile, TracingFile};
 pub(crate) use layers::{Layers, Source, Sourced};
+pub(crate) use pulls::PullPatience;
+use pulls::PullsFile;
 use store::StoreFile;
 pub(crate) use store::StoreSettings;
 
@@ -297,15 +300,6 @@ struct DetectionFile {
     period: Option<GoDuration>,
 }
 
-/// `pulls` in the file.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct PullsFile {
-    /// How long the daemon goes on with a pull that nobody asks for any more, so that whoever comes back finds it further. 0 ends it at once.
-    #[serde(rename = "grace", skip_serializing_if = "Option::is_none")]
-    grace: Option<GoDuration>,
-}
-
 /// `staleOnOutage` in the file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -373,7 +367,7 @@ impl File {
             credentials: Some(CredentialsFile::default()),
             compatibility: Some(Compatibility::default().name().into()),
             record_age_max: Some(GoDuration(0)),
-            pulls: Some(PullsFile { grace: Some(GoDuration::seconds(2)) }),
+            pulls: Some(PullsFile::defaults()),
             detection: Some(DetectionFile { period: Some(DETECTION_DEFAULT) }),
             stale: Some(StaleFile { enabled: Some(false), age_max: Some(GoDuration::minutes(24 * 60)) }),
             gc: Some(GcFile::defaults(given.gc.as_ref(), like_kubelet, given.ages())),
@@ -480,8 +474,8 @@ pub(crate) struct PullLimits {
     pub(crate) per_second: Option<u32>,
     /// So many starts at once before the rate holds them.
     pub(crate) burst: u32,
-    /// How long a pull that nobody asks for any more goes on.
-    pub(crate) grace: Duration,
+    /// How long they may take for nothing.
+    pub(crate) patience: PullPatience,
 }
 
 /// When a present image needs proof.

@@ -51,7 +51,13 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return told(&failure::Failure::of(&error)),
     };
-    match runtime.block_on(commands::run(cli, environment)) {
+    let is_daemon = matches!(cli.command, Command::Serve(_));
+    let outcome = runtime.block_on(commands::run(cli, environment));
+    if is_daemon {
+        // Its end has a bound: a thread that unpacks or waits for the disk ends with the process.
+        runtime.shutdown_background();
+    }
+    match outcome {
         Ok(code) => code,
         Err(failure) => told(&failure),
     }

@@ -16,6 +16,8 @@ use crate::{
 
 /// Layers with a bar of their own; the total tells of the rest.
 const BARS_MAX: usize = 24;
+/// What a pull is said to do that a runtime carries out.
+const THROUGH_RUNTIME: &str = "pulling through the runtime";
 /// Digits of a digest that tell layers apart.
 const DIGITS: usize = 12;
 
@@ -266,7 +268,8 @@ pub(crate) fn standing(pull: &PullProgress) -> String {
     let Some(total) = pull.bytes_total else {
         let place = pull.position.map_or_else(String::new, |place| format!(" at place {place}"));
         let estimate = pull.bytes_estimated.map_or_else(String::new, |bytes| format!(", about {}", ByteSize(bytes)));
-        return format!("{}{place} for {for_so_long}{estimate}", pull.phase);
+        let phase = if pull.phase == "pulling" { THROUGH_RUNTIME } else { &pull.phase };
+        return format!("{phase}{place} for {for_so_long}{estimate}");
     };
     let over = pull.layers.iter().filter(|layer| ["done", "present"].contains(&layer.state.as_str())).count();
     let speed = pull.bytes_per_second.map_or_else(String::new, |speed| format!(", {}/s", ByteSize(speed)));
@@ -306,6 +309,11 @@ impl Bars {
             }
             Step::Present { digest } => finish(&mut layers, &digest, "present"),
             Step::Done { digest } => finish(&mut layers, &digest, "done"),
+            Step::ThroughRuntime => {
+                self.total.set_style(style("{spinner} {prefix} {msg} for {elapsed}"));
+                self.total.set_message(THROUGH_RUNTIME);
+                return;
+            }
             Step::Committing => self.total.set_message("committing"),
             Step::Checking { read, total } => {
                 self.total.set_length(total);
@@ -405,12 +413,12 @@ mod tests {
         };
         assert_eq!(standing(&pull), "fetching 1.5MB of 3MB, 500kB/s, 3 s left, 1 of 2 layers");
         let of_runtime = PullProgress {
-            phase: "asking".into(),
+            phase: "pulling".into(),
             elapsed_ms: 4200,
             bytes_estimated: Some(9_000_000),
             ..PullProgress::default()
         };
-        assert_eq!(standing(&of_runtime), "asking for 4 s, about 9MB");
+        assert_eq!(standing(&of_runtime), "pulling through the runtime for 4 s, about 9MB");
         let waits = PullProgress { phase: "waiting".into(), position: Some(3), ..PullProgress::default() };
         assert_eq!(standing(&waits), "waiting at place 3 for 0 s");
     }

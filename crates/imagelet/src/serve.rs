@@ -36,10 +36,15 @@ use manager::ServiceManager;
 use started::Started;
 use stop::{SocketGuard, Stoppable};
 
-/// Pulls that are nearly done may end; then they are given up.
-const GRACE: Duration = Duration::from_secs(3);
-/// What was given up has this long to clean up behind itself.
-const CLEANUP_MAX: Duration = Duration::from_secs(10);
+/// Pulls that are nearly done may end; then they are given up. This and the three waits after it are all that a stop takes,
+/// less than two seconds together: the next owner of the store may be waiting for its lock.
+const GRACE: Duration = Duration::from_millis(500);
+/// What was given up has this long to clean up behind itself; the next start clears what is left.
+const CLEANUP_MAX: Duration = Duration::from_millis(300);
+/// Jobs, watchdog and HTTP have this long to end.
+const END_MAX: Duration = Duration::from_millis(300);
+/// The store has this long to write what it still remembers.
+const CLOSE_MAX: Duration = Duration::from_millis(700);
 /// The process that had the store before may still be ending.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
@@ -172,15 +177,18 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         }
     }
     working.cancel();
-    jobs.stop().await;
-    if let Err(error) = calm.await {
-        tracing::error!(%error, "the watchdog's task did not end well");
-    }
-    if tokio::time::timeout(GRACE, &mut http).await.is_err() {
+    let ends = async {
+        let ((), calm, _) = tokio::join!(jobs.stop(), calm, &mut http);
+        if let Err(error) = calm {
+            tracing::error!(%error, "the watchdog's task did not end well");
+        }
+    };
+    if tokio::time::timeout(END_MAX, ends).await.is_err() {
+        tracing::info!("not all jobs ended in time");
         http.abort();
     }
-    if tokio::time::timeout(GRACE, node.close()).await.is_err() {
-        tracing::warn!("the store does not answer; the last uses are not on disk");
+    if tokio::time::timeout(CLOSE_MAX, node.close()).await.is_err() {
+        tracing::warn!("the disk takes too long; the next start makes durable what is not");
     }
     tracing::info!("stopped");
     if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }

@@ -10,7 +10,7 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::runtime::{ErrorClass, Fault, RuntimeErrorKind};
+use crate::runtime::{ErrorClass, Fault, Hop, RuntimeErrorKind};
 
 /// Failures in a row, none of them answered, after which a registry is left alone.
 const OPENS_AFTER: u32 = 3;
@@ -92,8 +92,12 @@ impl Trouble {
     const ALL: [Self; 4] = [Self::Unreachable, Self::Broken, Self::Limited, Self::Denied];
 
     /// What a failure says of the registry. `None`: nothing, it answered and something else went wrong.
-    pub(crate) fn of(class: ErrorClass) -> Option<Self> {
-        match class {
+    pub(crate) fn of(fault: &Fault) -> Option<Self> {
+        match fault.class {
+            // A registry that is silent, not a store or a runtime.
+            ErrorClass::TimedOut if matches!(fault.hop, Hop::Connect | Hop::Token | Hop::Manifest | Hop::Blob) => {
+                Some(Self::Unreachable)
+            }
             ErrorClass::HostNotFound
             | ErrorClass::ConnectionRefused
             | ErrorClass::Unreachable
@@ -166,7 +170,7 @@ impl Circuits {
 
     /// A pull failed.
     pub(crate) fn failed(&mut self, route: &Route, fault: &Fault, now: Instant) {
-        let Some(met) = Trouble::of(fault.class) else {
+        let Some(met) = Trouble::of(fault) else {
             if proves_an_answer(fault.class) {
                 self.answered(route);
             }
@@ -257,7 +261,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::runtime::Hop;
 
     const FIRST: Duration = Duration::from_secs(10);
 
@@ -290,6 +293,7 @@ mod tests {
         for (class, held) in [
             (ErrorClass::ConnectionRefused, [false, true, true]),
             (ErrorClass::HostNotFound, [false, true, true]),
+            (ErrorClass::TimedOut, [false, true, true]),
             (ErrorClass::RegistryFailed, [false, true, true]),
             (ErrorClass::RateLimited, [false, false, true]),
             (ErrorClass::Unauthorized, [false, false, false]),

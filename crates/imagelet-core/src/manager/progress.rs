@@ -104,6 +104,8 @@ impl Shared {
                 }
             }
             PullEvent::Committing => self.committing = true,
+            // The queue alone has a use for it.
+            PullEvent::Trickles => {}
         }
     }
 

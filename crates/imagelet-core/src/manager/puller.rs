@@ -363,6 +363,11 @@ fn weighed(progress: Progress, place: &Arc<Place>) -> Progress {
         if let (Some(missing), Some(place)) = (missing, place.upgrade()) {
             place.resize(Size::Known(missing));
         }
+        if event == PullEvent::Trickles
+            && let Some(place) = place.upgrade()
+        {
+            place.set_aside();
+        }
         progress(event);
     })
 }

@@ -153,6 +153,8 @@ pub enum PullEvent {
         /// Where it stands.
         state: LayerState,
     },
+    /// It comes slower than it may while others wait (`pulls.trickleRate`).
+    Trickles,
     /// All layers are here; they are being made durable and named.
     Committing,
 }
@@ -162,7 +164,7 @@ pub enum PullEvent {
 pub enum LayerState {
     /// It was here before; no byte of it is fetched.
     Present,
-    /// This many compressed bytes came in.
+    /// This many compressed bytes came in over the network.
     Fetching {
         /// Bytes received so far.
         received: ByteSize,

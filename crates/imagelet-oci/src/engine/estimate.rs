@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     admission::Amount,
+    pipeline::Tenant,
     registry::{Resolved, about},
 };
 
@@ -106,8 +107,10 @@ impl Engine {
             Some(resolved) => resolved,
             None => self.resolve(&asked).await?,
         };
-        let Asked { reference, platform, .. } = asked;
-        self.fetch(&reference, &platform, resolved, progress)
+        let Asked { reference, platform, credential } = asked;
+        let namespace = request.sandbox.as_ref().map(|sandbox| sandbox.namespace.clone()).unwrap_or_default();
+        let tenant = Arc::new(Tenant { namespace, credential });
+        self.fetch(&reference, &platform, resolved, tenant, progress)
             .await
             // The registry said what the name means: whatever fails now, the image that was here is not the one.
             .map_err(|error| about(error, &format!("could not fetch and unpack `{reference}`")).not_an_outage())

@@ -50,8 +50,8 @@ impl Engine {
             return Ok(Some(staged));
         }
         // Who waits for a place holds up those alone who wait for the same layer.
-        let _place = self.streams.place(job.session.reference().domain()).await;
-        let staged = Arc::new(scarce::retried(|| job.run(progress)).await?);
+        let place = self.places.place(job.claim.clone()).await;
+        let staged = Arc::new(scarce::retried(|| job.run(&place, progress)).await?);
         *shared = Arc::downgrade(&staged);
         Ok(Some(staged))
     }

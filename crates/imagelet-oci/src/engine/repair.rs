@@ -128,7 +128,9 @@ impl Engine {
             PullEvent::Layer { state: LayerState::Present, .. } => {}
             event => heard(event),
         });
-        self.fetch_layers(&patient.id, &resolved, &config, patient.names.clone(), &quiet).await.map(drop)
+        self.fetch_layers(&patient.id, &resolved, &config, patient.names.clone(), Arc::default(), &quiet)
+            .await
+            .map(drop)
     }
 
     /// Manifest and index as the record names them: from the disk where they are whole, else from the registry.

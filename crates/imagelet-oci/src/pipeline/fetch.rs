@@ -9,10 +9,11 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-use super::{Hash, LayerJob, inflate::Frame};
+use super::{Hash, LayerJob, Place, inflate::Frame};
 use crate::{
     registry::{BlobSource, RangedStream, Starved},
     store::KeptBytes,
+    unpack::LayerMemory,
 };
 
 /// Progress is told each time this many more bytes came in.
@@ -37,9 +38,17 @@ impl LayerJob {
         source: &BlobSource,
         on_disk: Option<KeptBytes>,
         inflater: Inflater,
+        memory: &LayerMemory,
+        place: &Place,
         progress: &Progress,
     ) -> Result<Option<Unread>, RuntimeError> {
-        let mut intake = Hashed { hash: Hash::new(self.descriptor.digest.algorithm()), received: 0, told: 0, inflater };
+        let mut intake = Hashed {
+            hash: Hash::new(self.descriptor.digest.algorithm()),
+            received: 0,
+            from_disk: 0,
+            told: 0,
+            inflater,
+        };
         let offset = on_disk.as_ref().map_or(0, |kept| kept.length);
         if let Some(kept) = on_disk {
             let mut replayed = replay(kept);
@@ -48,6 +57,7 @@ impl LayerJob {
                     let message = format!("could not read what is here of blob `{}`", self.descriptor.digest);
                     RuntimeError::new(RuntimeErrorKind::Corrupt, message).caused_by(error)
                 })?;
+                intake.from_disk += bytes.len() as u64;
                 if !intake.take(self, bytes, progress).await {
                     return Ok(Some(intake.unread(None)));
                 }
@@ -59,7 +69,22 @@ impl LayerJob {
             if !intake.take(self, bytes, progress).await {
                 return Ok(Some(intake.unread(Some(stream))));
             }
+            if !self.session.trickles_for(place.held_for()) {
+                continue;
+            }
+            progress(PullEvent::Trickles);
+            // Layers that wait for memory hold places: what holds memory does not wait for one.
+            if stream.can_rest() && !memory.holds_shared() && place.yields() {
+                tracing::info!(
+                    blob = %self.descriptor.digest, reference = %self.session.reference(),
+                    "the pull trickles while others wait: the layer gave its place away and goes on later"
+                );
+                stream.rest();
+                place.again().await?;
+            }
         }
+        // The last bytes count as the first do.
+        intake.report(self, progress);
         intake.hash = self.verified(intake.hash)?;
         let heard = intake.inflater.frames.send(Frame::End).await.is_ok();
         Ok((!heard).then(|| intake.unread(Some(stream))))
@@ -97,6 +122,9 @@ pub(super) struct Inflater {
 struct Hashed {
     hash: Hash,
     received: u64,
+    /// Of them, those that a pull before had brought.
+    from_disk: u64,
+    /// The bytes from the network that progress last heard of.
     told: u64,
     inflater: Inflater,
 }
@@ -106,14 +134,18 @@ impl Hashed {
     async fn take(&mut self, job: &LayerJob, bytes: Bytes, progress: &Progress) -> bool {
         self.hash.update(&bytes);
         self.received += bytes.len() as u64;
-        if self.received - self.told >= PROGRESS_STEP {
-            self.told = self.received;
-            progress(PullEvent::Layer {
-                digest: job.descriptor.digest.clone(),
-                state: LayerState::Fetching { received: ByteSize(self.received) },
-            });
+        if self.received - self.from_disk - self.told >= PROGRESS_STEP {
+            self.report(job, progress);
         }
         self.inflater.frames.send(Frame::Bytes(bytes)).await.is_ok()
+    }
+
+    fn report(&mut self, job: &LayerJob, progress: &Progress) {
+        self.told = self.received - self.from_disk;
+        progress(PullEvent::Layer {
+            digest: job.descriptor.digest.clone(),
+            state: LayerState::Fetching { received: ByteSize(self.told) },
+        });
     }
 
     fn unread(self, stream: Option<RangedStream>) -> Unread {

@@ -79,9 +79,11 @@ impl Budget {
         self.spent = 0;
     }
 
-    /// Waits as long as the failure asks for, or gives up with it.
-    pub(super) async fn pause(&mut self, failure: Failure) -> Result<(), RuntimeError> {
+    /// Waits as long as the failure asks for, or gives up with it. A pause of our own choice counts as silence.
+    pub(super) async fn pause(&mut self, failure: Failure, session: &PullSession) -> Result<(), RuntimeError> {
+        let is_ours = failure.again == Again::Soon;
         let wait = self.spend(failure)?;
+        let _waiting = is_ours.then(|| session.reception().waiting());
         tokio::time::sleep(wait).await;
         Ok(())
     }
@@ -127,8 +129,9 @@ impl Registry {
                 method: question.method.clone(),
                 form: None,
                 redirects: Redirects::Any,
+                hop: question.hop(),
             };
-            let answer = self.transport().send(request).await?;
+            let answer = self.transport().send(request, session.reception()).await?;
             if answer.status.is_success() {
                 return Ok(answer);
             }
@@ -168,7 +171,7 @@ impl Registry {
         let kind =
             headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
         // The words only explain; the status decides, so an unreadable body is none.
-        let words = match self.transport().read(body, ERROR_BYTES_MAX).await {
+        let words = match self.transport().read(body, ERROR_BYTES_MAX, session.reception()).await {
             Ok((body, cut)) => explanation(&kind, &body, cut, &session.secrets()),
             Err(_) => None,
         };

@@ -3,7 +3,7 @@
 //! **Invariant:** a credential, and every token got with it, lives in one pull session and is shown to one origin: the
 //! registry it was given for, and the token service that registry names, if that passes [`check_realm`] and [`may_see`].
 
-use std::{fmt, sync::PoisonError, time::Duration};
+use std::{fmt, sync::PoisonError};
 
 use base64::Engine as _;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -27,8 +27,6 @@ use super::{
 
 /// Longest answer of a token service.
 const TOKEN_BYTES_MAX: usize = 1 << 20;
-/// Time a token service has for all of its answer.
-const TOKEN_TIMEOUT: Duration = Duration::from_secs(30);
 const CLIENT_ID: &str = "imagelet";
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
@@ -128,10 +126,10 @@ impl Registry {
         let request = token_request(target, challenge.parameter("service"), &session.scope(host), credential, host)?;
         let at_token = |failure: Failure| failure.at(Hop::Token);
         let exchange = async {
-            let answer = self.transport().send(request).await?;
+            let answer = self.transport().send(request, session.reception()).await?;
             let (body, cut) = self
                 .transport()
-                .read(answer.body, TOKEN_BYTES_MAX)
+                .read(answer.body, TOKEN_BYTES_MAX, session.reception())
                 .await
                 .map_err(|error| error.failure("a token", &place))?;
             let body = Zeroizing::new(Vec::from(body));
@@ -153,9 +151,10 @@ impl Registry {
             let words = explanation(kind, shown, body.len() > 8 << 10, &session.secrets());
             Err(token_refused(session, index, &place, answer.status, words))
         };
-        let Ok(answer) = tokio::time::timeout(TOKEN_TIMEOUT, exchange).await else {
-            let message = format!("token service `{place}` did not answer within {} s", TOKEN_TIMEOUT.as_secs());
-            return Err(unavailable(message).with_fault(Fault::new(ErrorClass::Unreachable, Hop::Token)).into());
+        let Ok(answer) = tokio::time::timeout(self.transport().token_timeout, exchange).await else {
+            let seconds = self.transport().token_timeout.as_secs_f32();
+            let message = format!("token service `{place}` did not end its answer within {seconds} s");
+            return Err(unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Hop::Token)).into());
         };
         answer.map_err(at_token)
     }
@@ -220,8 +219,8 @@ fn token_request(
     // The token service is verified as the registry is, but shown a certificate only where it is the registry.
     let mut tls = host.tls.clone();
     tls.identity = tls.identity.filter(|_| target.origin == host.origin);
-    let redirects = Redirects::SameOrigin;
-    Ok(Request { target, tls, bound, open: HeaderMap::new(), method: Method::GET, form, redirects })
+    let (redirects, hop) = (Redirects::SameOrigin, Hop::Token);
+    Ok(Request { target, tls, bound, open: HeaderMap::new(), method: Method::GET, form, redirects, hop })
 }
 
 /// Whether a token service is shown the registry's credential: over HTTPS, or as the very origin it was given for. On

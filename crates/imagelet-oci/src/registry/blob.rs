@@ -114,6 +114,8 @@ struct HostNotes {
     served: BTreeSet<usize>,
     /// What they sent was not the blob; they are not asked for it again.
     distrusted: BTreeSet<usize>,
+    /// Their connection stalled; they are asked again only where every host stalled.
+    stalled: BTreeSet<usize>,
 }
 
 impl BlobSource {
@@ -131,13 +133,13 @@ impl BlobSource {
             source: self.clone(),
             body: None,
             place: String::new(),
-            patience: Patience::new(self.registry.transport().progress_timeout),
+            host: 0,
+            patience: Patience::new(self.registry.transport().progress_timeout, self.session.reception()),
             reached: span.start,
             end: span.end,
             is_open: false,
             unbroken: 0,
             budget: Budget::new(self.registry.shared.retries),
-            has_stalled: false,
         }
     }
 
@@ -186,8 +188,9 @@ impl BlobSource {
 pub struct BlobStream {
     source: BlobSource,
     body: Option<Incoming>,
-    /// Who sends.
+    /// Who sends, and its place in the session's list.
     place: String,
+    host: usize,
     patience: Patience,
     /// Bytes of the blob that are read, the skipped ones included.
     reached: u64,
@@ -198,7 +201,6 @@ pub struct BlobStream {
     /// Bytes since the last break.
     unbroken: u64,
     budget: Budget,
-    has_stalled: bool,
 }
 
 impl BlobStream {
@@ -250,6 +252,11 @@ impl BlobStream {
         }
     }
 
+    /// Gives the connection back.
+    pub(super) fn rest(&mut self) {
+        self.body = None;
+    }
+
     /// How many bytes of the blob are read.
     pub fn reached(&self) -> u64 {
         self.reached
@@ -271,7 +278,6 @@ impl BlobStream {
         self.unbroken += length;
         if self.unbroken >= REFILL_BYTES {
             self.unbroken = 0;
-            self.has_stalled = false;
             self.budget.refill();
         }
         Ok(chunk)
@@ -279,15 +285,13 @@ impl BlobStream {
 
     async fn broken(&mut self, error: ReadError) -> Result<(), RuntimeError> {
         self.unbroken = 0;
-        let stalled = matches!(error, ReadError::Stalled(_));
+        if matches!(error, ReadError::Stalled(_)) {
+            self.source.notes().stalled.insert(self.host);
+        }
         let Descriptor { digest, size, .. } = &self.source.descriptor;
         let what = format!("blob `{digest}` past byte {} of {size}", self.reached);
         let failure = error.failure(&what, &self.place);
-        // A connection may have died unnoticed, so one more is tried; who stalls again is stalling.
-        if stalled && std::mem::replace(&mut self.has_stalled, true) {
-            return Err(failure.error);
-        }
-        self.budget.pause(failure).await
+        self.budget.pause(failure, &self.source.session).await
     }
 
     /// Asks for what is still missing.
@@ -306,8 +310,10 @@ impl BlobStream {
         let mut indexes = question.hosts(session)?;
         {
             let notes = source.notes();
-            if indexes.iter().any(|index| !notes.distrusted.contains(index)) {
-                indexes.retain(|index| !notes.distrusted.contains(index));
+            for avoided in [&notes.distrusted, &notes.stalled] {
+                if indexes.iter().any(|index| !avoided.contains(index)) {
+                    indexes.retain(|index| !avoided.contains(index));
+                }
             }
         }
         let (last, mirrors) = indexes.split_last().expect("there is a host to ask");
@@ -327,15 +333,18 @@ impl BlobStream {
                     self.begin(*last, answer);
                     return Ok(());
                 }
-                Err(failure) => self.budget.pause(failure).await.map_err(|error| after_mirrors(error, &before))?,
+                Err(failure) => {
+                    self.budget.pause(failure, session).await.map_err(|error| after_mirrors(error, &before))?;
+                }
             }
         }
     }
 
     fn begin(&mut self, index: usize, (answer, end): (Answer, u64)) {
         self.source.notes().served.insert(index);
-        self.place = answer.target.origin.authority();
-        self.patience = Patience::new(self.source.registry.transport().progress_timeout);
+        (self.host, self.place) = (index, answer.target.origin.authority());
+        let source = &self.source;
+        self.patience = Patience::new(source.registry.transport().progress_timeout, source.session.reception());
         self.body = Some(answer.body);
         self.end = end;
         self.is_open = true;

@@ -6,6 +6,7 @@
 //!   ask              one question put to mirrors and registry in order, again where that may help
 //!     auth, challenge    a 401 answered, once
 //!     transport, target  one request, its redirects, and what is left behind at them
+//!       reception        how long no byte came to a pull, and how fast they come
 //!       tls              connections
 //! hosts              where to ask;  session: as whom;  error: how it is told
 //! ```
@@ -22,6 +23,7 @@ mod pace;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod probe;
 mod ranged;
+mod reception;
 mod resolve;
 mod session;
 mod target;
@@ -33,11 +35,12 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use http::HeaderValue;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
-use self::{ranged::ReadAhead, tls::Clients, transport::Transport};
+use self::{ranged::ReadAhead, reception::Reception, tls::Clients, transport::Transport};
 
 pub(crate) use blob::BlobSource;
 pub use blob::BlobStream;
 pub(crate) use ranged::{RangedStream, Starved};
+pub use reception::Trickle;
 pub(crate) use resolve::about;
 pub use resolve::{Document, Resolved};
 pub use session::PullSession;
@@ -49,8 +52,12 @@ pub struct RegistryConfig {
     pub hosts_dirs: Vec<PathBuf>,
     /// Time from a request to the head of its answer, connecting included.
     pub header_timeout: Duration,
-    /// Time without any byte after which an answer is given up. A trickle counts as none.
+    /// Time without any byte after which a connection is given up in the middle of an answer.
     pub progress_timeout: Duration,
+    /// Time without any byte, over all connections and retries, after which a pull is over; `None`: no bound.
+    pub silence_max: Option<Duration>,
+    /// When a pull counts as one that trickles; `None`: never.
+    pub trickle: Option<Trickle>,
     /// How often one thing is asked for again after it failed in a way that may pass.
     pub retries: u32,
     /// Who asks.
@@ -61,8 +68,10 @@ impl Default for RegistryConfig {
     fn default() -> Self {
         Self {
             hosts_dirs: Vec::new(),
-            header_timeout: Duration::from_secs(30),
-            progress_timeout: Duration::from_mins(1),
+            header_timeout: Duration::from_secs(20),
+            progress_timeout: Duration::from_secs(20),
+            silence_max: Some(Duration::from_mins(1)),
+            trickle: Some(Trickle { bytes_per_second: 16 << 10, window: Duration::from_mins(1) }),
             retries: 3,
             user_agent: concat!("imagelet/", env!("CARGO_PKG_VERSION")).to_owned(),
         }
@@ -79,6 +88,8 @@ pub struct Registry {
 struct Shared {
     hosts_dirs: Vec<PathBuf>,
     retries: u32,
+    silence_max: Option<Duration>,
+    trickle: Option<Trickle>,
     transport: Transport,
     read_ahead: ReadAhead,
 }
@@ -94,19 +105,29 @@ impl Registry {
                 .caused_by(error)
         })?;
         let transport = Transport {
-            clients: Clients::new(config.header_timeout),
+            // What cannot be reached is known before the head of an answer is due.
+            clients: Clients::new(config.header_timeout / 2),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,
+            // Silence ends it sooner; this ends what trickles.
+            token_timeout: config.header_timeout * 3 / 2,
             user_agent,
         };
         Ok(Self {
             shared: Arc::new(Shared {
                 hosts_dirs: config.hosts_dirs,
                 retries: config.retries,
+                silence_max: config.silence_max,
+                trickle: config.trickle,
                 transport,
                 read_ahead: ReadAhead::default(),
             }),
         })
+    }
+
+    /// For a new pull.
+    fn reception(&self) -> Reception {
+        Reception::new(self.shared.silence_max, self.shared.trickle)
     }
 
     fn transport(&self) -> &Transport {
@@ -116,6 +137,8 @@ impl Registry {
 
 #[cfg(test)]
 pub(crate) mod fake;
+#[cfg(test)]
+mod silence_tests;
 #[cfg(test)]
 mod strangers_tests;
 #[cfg(test)]

@@ -184,6 +184,18 @@ impl RangedStream {
         }
     }
 
+    /// Whether all that came ahead of its turn was handed on.
+    pub(crate) fn can_rest(&self) -> bool {
+        self.turned.is_none()
+    }
+
+    /// Gives its connections back. The next bytes are asked for anew, from where it stands.
+    pub(crate) fn rest(&mut self) {
+        self.head.rest();
+        self.ahead.clear();
+        self.planned = self.head.end();
+    }
+
     /// A host that ignores ranges sends the whole blob: then nobody else has to be asked.
     fn heed_extent(&mut self) {
         let behind = self.ahead.front().is_some() && self.head.end() == self.source.size();

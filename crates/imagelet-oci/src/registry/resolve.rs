@@ -57,7 +57,7 @@ impl Registry {
         platform: &Platform,
     ) -> Result<Resolved, RuntimeError> {
         let hosts = self.hosts(reference).await?;
-        let session = PullSession::new(reference.canonical(), hosts, credential.cloned());
+        let session = PullSession::new(reference.canonical(), hosts, credential.cloned(), self.reception());
         let (root, mut read) = self.fetch_manifest(&session, &Wanted::Named(reference)).await?;
         let mut chosen = root.clone();
         for depth in 0..=INDEX_DEPTH_MAX {
@@ -81,7 +81,7 @@ impl Registry {
         credential: Option<&Credential>,
     ) -> Result<PullSession, RuntimeError> {
         let hosts = self.hosts(reference).await?;
-        Ok(PullSession::new(reference.canonical(), hosts, credential.cloned()))
+        Ok(PullSession::new(reference.canonical(), hosts, credential.cloned(), self.reception()))
     }
 
     /// Fetches a manifest or index by its digest.
@@ -151,7 +151,7 @@ impl Registry {
         loop {
             match attempt(*last).await {
                 Ok(found) => return Ok(found),
-                Err(failure) => budget.pause(failure).await.map_err(|error| after_mirrors(error, &before))?,
+                Err(failure) => budget.pause(failure, session).await.map_err(|error| after_mirrors(error, &before))?,
             }
         }
     }
@@ -173,8 +173,11 @@ impl Registry {
         let content_type = text(header::CONTENT_TYPE.as_str()).to_owned();
         let claimed = text("docker-content-digest").to_owned();
         let limit = usize::try_from(MANIFEST_BYTES_MAX).unwrap_or(usize::MAX);
-        let (bytes, cut) =
-            self.transport().read(answer.body, limit).await.map_err(|error| error.failure(subject, &place))?;
+        let (bytes, cut) = self
+            .transport()
+            .read(answer.body, limit, session.reception())
+            .await
+            .map_err(|error| error.failure(subject, &place))?;
         if cut {
             return Err(
                 unacceptable(format!("the manifest of {subject} is larger than {MANIFEST_BYTES_MAX} bytes")).into()

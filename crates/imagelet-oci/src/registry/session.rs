@@ -3,6 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
 };
 
 use imagelet_core::{
@@ -17,6 +18,7 @@ use super::{
     auth::{Grant, basic},
     error::denied,
     hosts::Host,
+    reception::Reception,
     target::{Origin, Target},
 };
 
@@ -34,12 +36,19 @@ struct Inner {
     /// For each host the token service that was not shown the credential, if there is one.
     withheld: Vec<OnceLock<String>>,
     credential: Option<Credential>,
+    reception: Arc<Reception>,
 }
 
 impl PullSession {
-    pub(super) fn new(reference: Reference, hosts: Vec<Host>, credential: Option<Credential>) -> Self {
+    pub(super) fn new(
+        reference: Reference,
+        hosts: Vec<Host>,
+        credential: Option<Credential>,
+        reception: Reception,
+    ) -> Self {
         let withheld = hosts.iter().map(|_| OnceLock::new()).collect();
-        let inner = Inner { reference, grants: Vec::new(), withheld, hosts, credential };
+        let reception = Arc::new(reception);
+        let inner = Inner { reference, grants: Vec::new(), withheld, hosts, credential, reception };
         let grants =
             inner.hosts.iter().map(|host| Mutex::new(inner.credential_for(host).and_then(Grant::ready))).collect();
         Self { inner: Arc::new(Inner { grants, ..inner }) }
@@ -48,12 +57,22 @@ impl PullSession {
     /// A way that leads nowhere.
     #[cfg(test)]
     pub(crate) fn nowhere(reference: Reference) -> Self {
-        Self::new(reference, Vec::new(), None)
+        Self::new(reference, Vec::new(), None, Reception::new(None, None))
     }
 
     /// What is pulled.
     pub fn reference(&self) -> &Reference {
         &self.inner.reference
+    }
+
+    /// What the network brought to it.
+    pub(super) fn reception(&self) -> &Arc<Reception> {
+        &self.inner.reception
+    }
+
+    /// Whether it came slower than it may while others wait, and has been given a window of time to do better.
+    pub(crate) fn trickles_for(&self, time: Duration) -> bool {
+        self.inner.reception.trickles_for(time)
     }
 
     pub(super) fn hosts(&self) -> &[Host] {

@@ -340,15 +340,20 @@ async fn a_range_that_is_not_honoured_is_never_spliced() {
 }
 
 #[tokio::test]
-async fn a_stalled_blob_is_given_up_after_one_more_connection() {
+async fn a_stalled_blob_is_asked_for_anew_and_given_up_when_that_stalls_again_and_again() {
     let fake = FakeRegistry::start().await;
     fake.put_image("v1", &[&vec![7; 50_000]]);
     let resolved = pull(&fake, None).await.unwrap();
     let descriptor = &resolved.manifest.layers[0];
     fake.trick(descriptor.digest.as_str(), 1, Trick::StallAfter(10_000));
+    fake.seen();
     assert_eq!(read(&resolved, descriptor).await.unwrap().len(), 50_000);
+    let ranges: Vec<_> = fake.seen().into_iter().map(|seen| seen.range).collect();
+    assert_eq!(ranges, [None, Some("bytes=10000-".to_owned())]);
     fake.trick(descriptor.digest.as_str(), 9, Trick::StallAfter(10));
-    assert_eq!(read(&resolved, descriptor).await.unwrap_err().kind(), RuntimeErrorKind::TimedOut);
+    let error = read(&resolved, descriptor).await.unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::TimedOut);
+    assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Hop::Blob));
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Sends one request and follows where it is sent, leaving credentials behind at the door of another origin.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     error::{Again, Failure, unavailable, unreachable},
     hosts::TlsSettings,
+    reception::{Reception, Silent},
     target::Target,
     tls::Clients,
 };
@@ -21,8 +22,6 @@ const REDIRECTS_MAX: usize = 10;
 /// Longest body that is read only to use its connection again.
 const DRAIN_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes that must come while the progress timeout runs: fewer is a trickle meant to hold a slot.
-const PROGRESS_BYTES_MIN: u64 = 4 << 10;
 
 /// Sends requests.
 #[derive(Debug)]
@@ -30,6 +29,8 @@ pub(super) struct Transport {
     pub(super) clients: Clients,
     pub(super) header_timeout: Duration,
     pub(super) progress_timeout: Duration,
+    /// Time a token service has for all of its answer.
+    pub(super) token_timeout: Duration,
     pub(super) user_agent: HeaderValue,
 }
 
@@ -47,6 +48,8 @@ pub(super) struct Request {
     /// A form to post in place of it.
     pub(super) form: Option<String>,
     pub(super) redirects: Redirects,
+    /// For what it asks.
+    pub(super) hop: Hop,
 }
 
 /// How far a request may be sent on.
@@ -72,7 +75,7 @@ pub(super) struct Answer {
 
 impl Transport {
     /// Sends a request and waits for the head of its answer.
-    pub(super) async fn send(&self, request: Request) -> Result<Answer, Failure> {
+    pub(super) async fn send(&self, request: Request, reception: &Reception) -> Result<Answer, Failure> {
         let origin = request.target.origin.clone();
         // A client certificate is a credential too.
         let stray_tls = TlsSettings { identity: None, ..request.tls.clone() };
@@ -85,7 +88,7 @@ impl Transport {
             }
             headers.insert(header::USER_AGENT, self.user_agent.clone());
             let tls = if strayed { &stray_tls } else { &request.tls };
-            let response = self.exchange(&target, tls, headers, &request).await?;
+            let response = self.exchange(&target, tls, headers, &request, reception).await?;
             let (head, body) = response.into_parts();
             if !is_redirect(head.status) {
                 return Ok(Answer { status: head.status, headers: head.headers, body, target, strayed });
@@ -113,6 +116,7 @@ impl Transport {
         tls: &TlsSettings,
         headers: HeaderMap,
         asked: &Request,
+        reception: &Reception,
     ) -> Result<http::Response<Incoming>, Failure> {
         let form = asked.form.as_deref();
         let place = target.origin.authority();
@@ -128,26 +132,32 @@ impl Transport {
         let mut request = request.body(body).map_err(invalid)?;
         request.headers_mut().extend(headers);
         let client = if target.origin.is_https() { self.clients.secure(tls).await? } else { self.clients.plain()? };
-        match timeout(self.header_timeout, client.request(request)).await {
-            Ok(Ok(response)) => Ok(response),
+        match reception.within(self.header_timeout, client.request(request)).await {
+            Ok(Ok(response)) => {
+                reception.heard(1);
+                Ok(response)
+            }
             Ok(Err(error)) => {
                 let error = unreachable(&place, error);
                 // Where there is a hint, there is something to mend first.
                 let again = if error.hint().is_some() { Again::Never } else { Again::Soon };
                 Err(Failure { error, again })
             }
-            Err(_) => {
-                let message =
-                    format!("registry `{place}` did not answer within {} s", self.header_timeout.as_secs_f32());
-                let fault = Fault::new(ErrorClass::Unreachable, Hop::Connect);
-                Err(Failure::passing(unavailable(message).with_fault(fault)))
+            Err(silent) => {
+                let error = unavailable(format!("registry `{place}` did not answer")).caused_by(ReadError::of(silent));
+                Err(silence(silent, error, asked.hop))
             }
         }
     }
 
     /// Reads a body of at most `limit` bytes; `true` when more was to come.
-    pub(super) async fn read(&self, mut body: Incoming, limit: usize) -> Result<(Bytes, bool), ReadError> {
-        let mut patience = Patience::new(self.progress_timeout);
+    pub(super) async fn read(
+        &self,
+        mut body: Incoming,
+        limit: usize,
+        reception: &Arc<Reception>,
+    ) -> Result<(Bytes, bool), ReadError> {
+        let mut patience = Patience::new(self.progress_timeout, reception);
         let mut all = BytesMut::new();
         while let Some(chunk) = patience.next(&mut body).await? {
             let room = limit - all.len();
@@ -164,8 +174,10 @@ impl Transport {
 /// Why a body did not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
-    #[error("no progress for {0} s")]
+    #[error("the connection brought no byte for {0} s")]
     Stalled(f32),
+    #[error("no connection of the pull brought a byte for {0} s")]
+    Silent(f32),
     #[error("the connection was cut")]
     Cut(#[source] hyper::Error),
 }
@@ -174,44 +186,67 @@ impl ReadError {
     /// The same as a failure to fetch something.
     pub(super) fn failure(self, what: &str, place: &str) -> Failure {
         let kind = match self {
-            Self::Stalled(_) => RuntimeErrorKind::TimedOut,
+            Self::Stalled(_) | Self::Silent(_) => RuntimeErrorKind::TimedOut,
             Self::Cut(_) => RuntimeErrorKind::RegistryUnavailable,
         };
         let message = format!("could not read {what} from registry `{place}`");
         let hop = if what.starts_with("blob") { Hop::Blob } else { Hop::Manifest };
-        let fault = Fault::new(ErrorClass::ConnectionLost, hop);
-        Failure::passing(RuntimeError::new(kind, message).caused_by(self).with_fault(fault))
+        let (class, again) = match self {
+            Self::Stalled(_) => (ErrorClass::TimedOut, Again::Soon),
+            Self::Silent(_) => (ErrorClass::TimedOut, Again::Never),
+            Self::Cut(_) => (ErrorClass::ConnectionLost, Again::Soon),
+        };
+        let error = RuntimeError::new(kind, message).caused_by(self).with_fault(Fault::new(class, hop));
+        Failure { error, again }
+    }
+
+    fn of(silent: Silent) -> Self {
+        match silent {
+            Silent::Connection(limit) => Self::Stalled(limit.as_secs_f32()),
+            Silent::Pull(limit) => Self::Silent(limit.as_secs_f32()),
+        }
     }
 }
 
-/// Waits for bytes, but not for ever. Only time spent waiting counts: a slow reader is not the sender's fault.
+/// A silent connection is given up for another one; a silent pull is over.
+fn silence(silent: Silent, error: RuntimeError, hop: Hop) -> Failure {
+    let again = match silent {
+        Silent::Connection(_) => Again::Soon,
+        Silent::Pull(_) => Again::Never,
+    };
+    Failure { error: error.with_fault(Fault::new(ErrorClass::TimedOut, hop)), again }
+}
+
+/// Waits for the bytes of one body, but not for ever. Only time spent waiting counts: a slow reader is not the sender's
+/// fault.
 #[derive(Debug)]
 pub(super) struct Patience {
     limit: Duration,
+    /// Since the last byte.
     waited: Duration,
-    received: u64,
+    reception: Arc<Reception>,
 }
 
 impl Patience {
-    pub(super) fn new(limit: Duration) -> Self {
-        Self { limit, waited: Duration::ZERO, received: 0 }
+    pub(super) fn new(limit: Duration, reception: &Arc<Reception>) -> Self {
+        Self { limit, waited: Duration::ZERO, reception: Arc::clone(reception) }
     }
 
     /// The next bytes of a body; `None` at its end.
     pub(super) async fn next(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, ReadError> {
         loop {
             let started = Instant::now();
-            let Ok(frame) = timeout(self.limit.saturating_sub(self.waited), body.frame()).await else {
-                return Err(ReadError::Stalled(self.limit.as_secs_f32()));
-            };
+            let left = self.limit.saturating_sub(self.waited);
+            let frame = self.reception.within(left, body.frame()).await.map_err(|silent| match silent {
+                Silent::Connection(_) => ReadError::Stalled(self.limit.as_secs_f32()),
+                Silent::Pull(_) => ReadError::of(silent),
+            })?;
             self.waited += started.elapsed();
             let Some(frame) = frame else { return Ok(None) };
             let Ok(chunk) = frame.map_err(ReadError::Cut)?.into_data() else { continue };
-            self.received += chunk.len() as u64;
-            if self.received >= PROGRESS_BYTES_MIN {
-                (self.received, self.waited) = (0, Duration::ZERO);
-            }
             if !chunk.is_empty() {
+                self.waited = Duration::ZERO;
+                self.reception.heard(chunk.len() as u64);
                 return Ok(Some(chunk));
             }
         }

@@ -153,6 +153,11 @@ impl Account {
 }
 
 impl LayerMemory {
+    /// Whether it holds memory that other layers may wait for.
+    pub(crate) fn holds_shared(&self) -> bool {
+        self.account().held > 0
+    }
+
     /// Memory that is shared with nothing, of so many bytes.
     pub fn of_its_own(bytes: u64) -> Arc<Self> {
         Arc::new(UnpackBudget::sharing(bytes)).layer()

@@ -24,7 +24,7 @@ async fn open(root: &Path, keep_blobs: bool) -> Arc<Engine> {
 }
 
 /// Bytes that do not compress, and are others for each seed.
-fn noise(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = move || {
         state ^= state << 13;

@@ -5,7 +5,7 @@ use std::{
     io::Write as _,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -135,6 +135,8 @@ struct Content {
     paths: Mutex<Vec<String>>,
     /// The range of each request for a layer.
     ranges: Mutex<Vec<Option<String>>>,
+    /// Layers come by a few bytes at a time.
+    trickles: AtomicBool,
 }
 
 /// A registry on loopback.
@@ -164,6 +166,11 @@ impl TestRegistry {
     /// `METHOD path` of each request since the last call.
     pub(crate) fn take_paths(&self) -> Vec<String> {
         std::mem::take(&mut *self.content.paths.lock().expect("no panic"))
+    }
+
+    /// From now on layers come by a few bytes at a time, or no longer.
+    pub(crate) fn trickle(&self, trickles: bool) {
+        self.content.trickles.store(trickles, Ordering::SeqCst);
     }
 
     /// How many manifests were asked for since the last call.
@@ -242,7 +249,8 @@ async fn serve(
         return (StatusCode::NOT_FOUND, r#"{"errors":[{"code":"MANIFEST_UNKNOWN"}]}"#).into_response();
     };
     let range = headers.get(header::RANGE).and_then(|range| range.to_str().ok());
-    if media_type == "layer" {
+    let is_layer = media_type == "layer";
+    if is_layer {
         content.layer_requests.fetch_add(1, Ordering::SeqCst);
         content.ranges.lock().expect("no panic").push(range.map(str::to_owned));
     }
@@ -267,7 +275,24 @@ async fn serve(
             futures_util::stream::iter([Ok::<_, std::io::Error>(part(at.max(first)))]),
             futures_util::stream::pending(),
         )),
+        None if content.trickles.load(Ordering::SeqCst) && is_layer => trickling(part(end), Arc::clone(&content)),
         None => Body::from(part(end)),
     };
     (status, head, body).into_response()
+}
+
+/// A few bytes ten times a second while the registry trickles, and then the rest.
+fn trickling(bytes: axum::body::Bytes, content: Arc<Content>) -> Body {
+    Body::from_stream(futures_util::stream::unfold((bytes, content), |(mut left, content)| async move {
+        if left.is_empty() {
+            return None;
+        }
+        let piece = if content.trickles.load(Ordering::SeqCst) {
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            left.split_to(left.len().min(16))
+        } else {
+            std::mem::take(&mut left)
+        };
+        Some((Ok::<_, std::io::Error>(piece), (left, content)))
+    }))
 }

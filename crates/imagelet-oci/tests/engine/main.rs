@@ -8,6 +8,8 @@ mod estimate;
 mod fetch;
 mod fixture;
 mod listing;
+mod places;
+mod progress;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 

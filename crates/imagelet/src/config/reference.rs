@@ -7,11 +7,12 @@ use serde_json::Value;
 use super::{API_VERSION, Environment, KIND, Layers};
 
 const PAGE: &str = "../../docs/configuration.md";
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     include_str!("../config.rs"),
     include_str!("gc.rs"),
     include_str!("callers.rs"),
     include_str!("kubelet.rs"),
+    include_str!("pulls.rs"),
     include_str!("store.rs"),
 ];
 

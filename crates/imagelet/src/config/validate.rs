@@ -260,16 +260,12 @@ fn pulls(file: &File, complaints: &mut Complaints) -> PullLimits {
             );
         }
     }
-    let grace = file.pulls.as_ref().and_then(|pulls| pulls.grace).unwrap_or(GoDuration(0));
-    if grace.0 < 0 {
-        complaints.add("pulls.grace", format!("pulls.grace {grace} must not be negative"));
-    }
     PullLimits {
         serial,
         parallel_max: file.pulls_parallel_max.and_then(|parallel| usize::try_from(parallel).ok()),
         per_second: u32::try_from(rate).ok().filter(|rate| *rate > 0),
         burst: u32::try_from(burst).unwrap_or_default(),
-        grace: grace.to_std(),
+        patience: file.pulls.clone().unwrap_or_default().checked(complaints),
     }
 }
 

@@ -33,6 +33,8 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 #[derive(Clone, Default)]
 pub(crate) struct PullBoard {
     state: Arc<Mutex<State>>,
+    /// A runtime pulls, and reports nothing on the way.
+    is_silent: bool,
 }
 
 #[derive(Default)]
@@ -69,6 +71,7 @@ struct Layer {
 /// Phases of a pull, as `docs/events.md` lists them.
 mod phase {
     pub(super) const ASKING: &str = "asking";
+    pub(super) const PULLING: &str = "pulling";
     pub(super) const FETCHING: &str = "fetching";
     pub(super) const COMMITTING: &str = "committing";
     pub(super) const DONE: &str = "done";
@@ -77,6 +80,11 @@ mod phase {
 }
 
 impl PullBoard {
+    /// For the pulls of a runtime, which reports nothing on the way.
+    pub(crate) fn of_runtime() -> Self {
+        Self { is_silent: true, ..Self::default() }
+    }
+
     /// What has changed after a version, and the version that this is. Zero: everything that is under way.
     pub(crate) fn since(&self, version: u64, now: Instant) -> (u64, Vec<PullProgress>) {
         let state = self.lock();
@@ -163,6 +171,7 @@ impl Pull {
                 self.sample(now);
             }
             PullEvent::Committing => self.phase = phase::COMMITTING,
+            PullEvent::Trickles => {}
         }
     }
 
@@ -214,7 +223,7 @@ impl PullWatch for PullBoard {
             pod: sandbox.name,
             began: Instant::now(),
             ended: None,
-            phase: phase::ASKING,
+            phase: if self.is_silent { phase::PULLING } else { phase::ASKING },
             manifest: String::new(),
             layers: Vec::new(),
             layers_hidden: 0,
@@ -307,6 +316,17 @@ mod tests {
         step(5, layer("a", LayerState::Done));
         step(5, PullEvent::Committing);
         assert_eq!(board.since(0, Instant::now()).1[0].phase, "committing");
+    }
+
+    #[test]
+    fn a_pull_through_a_runtime_is_not_called_one_that_asks_the_registry() {
+        let board = PullBoard::of_runtime();
+        let seen = board.begin(&request("app:v1"));
+        let now = Instant::now();
+        let told = board.since(0, now + Duration::from_secs(90)).1.remove(0);
+        assert_eq!((told.phase.as_str(), told.bytes_total, told.elapsed_ms >= 90_000), ("pulling", None, true));
+        seen.end(PullEnd::GivenUp);
+        assert_eq!(board.since(1, now).1[0].phase, "given-up");
     }
 
     #[test]

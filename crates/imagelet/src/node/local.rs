@@ -124,14 +124,10 @@ impl LocalNode {
 
     /// Puts on disk what a single command learned; a daemon does so by the clock.
     pub(crate) async fn close(&self) {
-        if let Some(engine) = &self.parts.engine {
-            if engine.check_writable().is_err() {
-                return;
-            }
-            if let Err(error) = engine.settle().await {
-                tracing::error!(error = error.chain(), "pulled images are not durable");
-            }
-            engine.copy_records().await;
+        if let Some(engine) = &self.parts.engine
+            && engine.check_writable().is_err()
+        {
+            return;
         }
         // A store of our own answers at once; a runtime is not asked again, as nobody waits for its answer.
         if self.parts.engine.is_some()
@@ -146,6 +142,13 @@ impl LocalNode {
             Err(error) => tracing::error!(%error, "the last uses are not on disk"),
         }
         self.flush_decisions().await;
+        // Last, for it takes as long as the disk does, and may be cut short.
+        if let Some(engine) = &self.parts.engine {
+            engine.copy_records().await;
+            if let Err(error) = engine.settle().await {
+                tracing::error!(error = error.chain(), "pulled images are not durable");
+            }
+        }
     }
 
     /// Takes note of how a periodic collection ended; answers what is to be told of it.
@@ -265,7 +268,14 @@ impl Command for PullRequest {
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Pulled, Failure> {
         let request = ensure_request(&self)?;
-        let progress: Progress = Arc::new(move |event| steps(super::step(event)));
+        if node.parts.engine.is_none() {
+            steps(super::Step::ThroughRuntime);
+        }
+        let progress: Progress = Arc::new(move |event| {
+            if let Some(step) = super::step(event) {
+                steps(step);
+            }
+        });
         let ensured = node.parts.manager.ensure(&request, progress).await;
         let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
         let (present, took, size) = match ensured.origin {

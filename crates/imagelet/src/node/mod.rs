@@ -55,9 +55,9 @@ pub(crate) fn no_steps() -> Steps {
     Arc::new(|_| {})
 }
 
-/// What a command tells of a step of a pull.
-fn step(event: PullEvent) -> Step {
-    match event {
+/// What a command tells of a step of a pull, if anything.
+fn step(event: PullEvent) -> Option<Step> {
+    Some(match event {
         PullEvent::Resolved { manifest, layers } => Step::Resolved {
             manifest: manifest.to_string(),
             layers: layers
@@ -74,7 +74,8 @@ fn step(event: PullEvent) -> Step {
             }
         }
         PullEvent::Committing => Step::Committing,
-    }
+        PullEvent::Trickles => return None,
+    })
 }
 
 /// A node to ask.

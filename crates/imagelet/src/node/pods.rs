@@ -141,7 +141,8 @@ impl Command for PodRequest {
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<PodEnsured, Failure> {
         let request = core_request(&self)?;
         let mut listening = Listening::new(node.parts().events.follow(), &request);
-        let telling = Telling { asked: &self, request: &request, steps };
+        let is_silent = node.parts().engine.is_none();
+        let telling = Telling { asked: &self, request: &request, steps, is_silent };
         let outcomes = listening.during(node.parts().manager.ensure_pod(&request, &telling)).await;
         let rows = outcomes.iter().enumerate().map(|(image, outcome)| telling.row(image, outcome, &outcomes));
         let mut images: Vec<PodImageRow> = rows.collect();
@@ -218,13 +219,22 @@ struct Telling<'a> {
     asked: &'a PodRequest,
     request: &'a CoreRequest,
     steps: Steps,
+    /// A runtime pulls.
+    is_silent: bool,
 }
 
 impl PodWatch for Telling<'_> {
     fn progress(&self, image: usize) -> Progress {
         let steps = Arc::clone(&self.steps);
         steps(Step::Asked { image });
-        Arc::new(move |event| steps(Step::Image { image, of: Box::new(step(event)) }))
+        if self.is_silent {
+            steps(Step::Image { image, of: Box::new(Step::ThroughRuntime) });
+        }
+        Arc::new(move |event| {
+            if let Some(step) = step(event) {
+                steps(Step::Image { image, of: Box::new(step) });
+            }
+        })
     }
 
     fn settled(&self, image: usize, outcome: &PodOutcome) {

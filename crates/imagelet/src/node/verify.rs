@@ -154,7 +154,11 @@ impl Verified {
 
 async fn repair(node: &LocalNode, engine: &Engine, image: &mut VerifiedImage, steps: &Steps) {
     let heard = Arc::clone(steps);
-    let progress: Progress = Arc::new(move |event| heard(step(event)));
+    let progress: Progress = Arc::new(move |event| {
+        if let Some(step) = step(event) {
+            heard(step);
+        }
+    });
     let keyring = node.parts().manager.node_keyring().await;
     let credentials = |reference: &Reference| {
         keyring.lookup(reference.repository()).into_iter().map(|tracked| tracked.credential).collect()

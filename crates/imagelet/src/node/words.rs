@@ -487,7 +487,7 @@ documents! {
         namespace: String,
         /// That pod's name.
         pod: String,
-        /// `waiting`, `asking`, `fetching`, `committing`, `done`, `failed` or `given-up`.
+        /// `waiting`, `asking`, `fetching`, `committing`, `done`, `failed` or `given-up`; `pulling` where a runtime pulls.
         phase: String,
         /// Digest of the manifest, once known.
         manifest: String,
@@ -538,6 +538,8 @@ documents! {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase")]
 pub(crate) enum Step {
+    /// A runtime pulls, and reports nothing on the way.
+    ThroughRuntime,
     /// What will be fetched is known.
     #[serde(rename_all = "camelCase")]
     Resolved {

@@ -28,7 +28,7 @@ use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService, Tracing
 use imagelet_oci::{Access, Engine, EngineConfig, RegistryConfig};
 
 use crate::{
-    config::{Backend, Settings, StoreSettings, Surroundings, Verification},
+    config::{Backend, PullPatience, Settings, StoreSettings, Surroundings, Verification},
     failure::Failure,
     node::{LocalNode, NodeParts, PullBoard, RoomByCollection},
     output::printable,
@@ -66,7 +66,7 @@ pub(crate) struct StoreAccess {
 pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
     let store = open_backend(&settings, role, wanted).await?;
     let metrics = Arc::new(Metrics::new());
-    let pulls = PullBoard::default();
+    let pulls = if store.engine.is_some() { PullBoard::default() } else { PullBoard::of_runtime() };
     let runtime = RuntimeManager::new(store.images, store.containers)
         .pinning(settings.pinned.clone())
         .measured(Arc::clone(&metrics))
@@ -159,7 +159,7 @@ async fn open_backend(settings: &Settings, role: Role, wanted: StoreAccess) -> R
     // The kubelet's gate for it is off.
     let streams = !settings.compatibility.is_kubelet();
     match &settings.backend {
-        Backend::Embedded(store) => open_store(store, &settings.hosts_dirs, streams, role, wanted).await,
+        Backend::Embedded(store) => open_store(store, settings, streams, role, wanted).await,
         Backend::Cri { endpoint, state, stall_max } => {
             let manner = Manner { call_max: settings.runtime_request_timeout, stall_max: *stall_max, streams };
             open_runtime(endpoint, state, manner, role).await
@@ -169,15 +169,21 @@ async fn open_backend(settings: &Settings, role: Role, wanted: StoreAccess) -> R
 
 async fn open_store(
     store: &StoreSettings,
-    hosts_dirs: &[PathBuf],
+    settings: &Settings,
     streams: bool,
     role: Role,
     wanted: StoreAccess,
 ) -> Result<OpenBackend, Failure> {
+    let PullPatience { silence_max, trickle, .. } = settings.pulls.patience;
     let config = EngineConfig {
         access: wanted.access,
         lock_wait: wanted.lock_wait,
-        registry: RegistryConfig { hosts_dirs: hosts_dirs.to_vec(), ..RegistryConfig::default() },
+        registry: RegistryConfig {
+            hosts_dirs: settings.hosts_dirs.clone(),
+            silence_max,
+            trickle,
+            ..RegistryConfig::default()
+        },
         layers_in_flight: store.layers_in_flight,
         durability: store.durability,
         keep_blobs: store.keep_blobs,
@@ -371,7 +377,7 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
         concurrency,
         rate,
         // Who stops a command wants it stopped.
-        grace: if role == Role::Daemon { limits.grace } else { Duration::ZERO },
+        grace: if role == Role::Daemon { limits.patience.grace } else { Duration::ZERO },
         compatibility: settings.compatibility,
         ..PullSettings::default()
     }

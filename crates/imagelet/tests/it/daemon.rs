@@ -3,6 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Stdio, thread, time::Duration};
 
 use rustix::process::Signal;
+use tokio::time::Instant;
 
 use crate::{
     fake_registry::FakeRegistry,
@@ -48,6 +49,31 @@ fn a_stop_gives_running_pulls_up_and_leaves_nothing_half_done() {
         assert_eq!(with_store(&store, ["ls", "-q", "--all"]).ok(), "");
         let after = tree::disk_usage(&store);
         assert!(after <= before + (1 << 20), "{before} bytes before, {after} after");
+    }
+}
+
+#[test]
+fn a_stop_ends_a_slow_pull_and_frees_the_store_for_the_next_within_two_seconds() {
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let store = folder.path().join("store");
+    let daemon = Daemon::start(folder.path(), ["--store", store.to_str().unwrap()]);
+    let image = Image::marked("slow", 8_000_000);
+    let name = registry.put("slow:v1", &image);
+    registry.spoil("slow", &image.layers[0].digest, |answer| answer.pause = Duration::from_secs(1));
+    let mut pulls: Vec<_> = (0..3)
+        .map(|_| {
+            let mut pull = daemon.command();
+            pull.args(["pull", &name]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    wait_until("the pull to begin", || registry.requests().iter().any(|request| request.contains("/blobs/")));
+    let began = Instant::now();
+    assert!(daemon.stop(Signal::TERM).success());
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(2), "the stop took {took:?}");
+    assert_eq!(with_store(&store, ["ls", "-q", "--all"]).ok(), "");
+    for pull in &mut pulls {
+        assert!(!pull.wait().unwrap().success(), "the pull was given up");
     }
 }
 

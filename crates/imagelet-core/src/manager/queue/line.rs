@@ -12,6 +12,8 @@
 //!   estimate is not stuck behind one large image either.
 //! - **Unknown sizes** count as [`UNKNOWN_SIZE`]: after what is small, before what is large.
 //!
+//! - **Aside.** A pull that trickles leaves its slot to the next that waits, and goes on beside it: [`ASIDE_MAX`] at once.
+//!
 //! Who is limited elsewhere passes by all that: up to [`FREE_MAX`] of them run beside the others, and take nobody's slot.
 
 use std::{
@@ -46,6 +48,8 @@ const CHARGE_MAX: u64 = 1 << 30;
 /// Most pulls at once of those that are limited elsewhere, so that no caller has any number of them here. A node of 110
 /// pods has no more to fetch at once.
 pub(crate) const FREE_MAX: usize = 128;
+/// Most pulls that trickle beside those in the slots. Each holds a connection, which costs next to nothing at its rate.
+pub(crate) const ASIDE_MAX: usize = 16;
 /// Most tenants whose share is remembered while none of theirs waits. Forgetting one makes it a newcomer.
 const TENANTS_MAX: usize = 1024;
 
@@ -129,6 +133,7 @@ enum Lane {
     Slot,
     Express,
     Free,
+    Aside,
 }
 
 /// What a tenant had.
@@ -218,6 +223,16 @@ impl Line {
         let (ticket, lane) = self.choice(now)?;
         self.begin(ticket, lane, now);
         Some(ticket)
+    }
+
+    /// A pull that trickles leaves its slot, where pulls may begin beside others at all.
+    pub(crate) fn set_aside(&mut self, ticket: Ticket) {
+        if self.manner == Manner::Fifo || self.count(Lane::Aside) >= ASIDE_MAX {
+            return;
+        }
+        if let Some(running) = self.running.get_mut(&ticket).filter(|running| running.lane == Lane::Slot) {
+            running.lane = Lane::Aside;
+        }
     }
 
     /// When the head may change without anybody coming or going. `None`: it will not.

@@ -160,6 +160,33 @@ fn small_pulls_begin_beside_slow_ones_and_only_then() {
 }
 
 #[test]
+fn a_pull_that_trickles_leaves_its_slot_to_the_next_and_no_more_do_than_the_bound() {
+    let now = Instant::now();
+    let mut line = Line::new(Manner::Fair, Some(1));
+    let mut slow: Vec<Ticket> = Vec::new();
+    for number in 0..=ASIDE_MAX {
+        let ticket = line.arrive(newcomer("a", 0, Some(5000)), now);
+        assert_eq!(line.start(now), Some(ticket), "{number} are aside");
+        let next = line.arrive(newcomer("b", 0, Some(5000)), now);
+        assert_eq!(line.start(now), None, "the slot is taken");
+        line.leave(next);
+        line.set_aside(ticket);
+        slow.push(ticket);
+    }
+    let next = line.arrive(newcomer("b", 0, Some(5000)), now);
+    assert_eq!(line.start(now), None, "enough are aside");
+    assert_eq!(line.counts(), (1, ASIDE_MAX + 1));
+    line.leave(*slow.last().expect("some"));
+    assert_eq!(line.start(now), Some(next));
+    let mut line = Line::new(Manner::Fifo, Some(1));
+    let ticket = line.arrive(newcomer("a", 0, None), now);
+    line.start(now).expect("the slot is free");
+    line.set_aside(ticket);
+    line.arrive(newcomer("b", 0, None), now);
+    assert_eq!(line.start(now), None, "one at a time");
+}
+
+#[test]
 fn the_express_lane_is_bounded() {
     let now = Instant::now();
     let mut line = Line::new(Manner::Fair, Some(2));

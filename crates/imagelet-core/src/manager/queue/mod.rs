@@ -198,6 +198,13 @@ impl Place {
         }
     }
 
+    /// Leaves its slot to the next: the pull trickles.
+    pub(crate) fn set_aside(&self) {
+        let mut state = self.queue.lock();
+        state.line.set_aside(self.ticket);
+        self.queue.pump(&mut state, Instant::now());
+    }
+
     /// Tells what is to be fetched, or what is left of it.
     pub(crate) fn resize(&self, size: Size) {
         let mut state = self.queue.lock();

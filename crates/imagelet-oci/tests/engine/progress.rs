@@ -1,0 +1,71 @@
+//! What a pull reports on the way: every byte that came over the network, and none that was here.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use imagelet_core::{
+    image::ImageSpec,
+    runtime::{ImageService as _, LayerState, Progress, PullEvent, PullRequest},
+};
+use imagelet_oci::{Engine, EngineConfig, RegistryConfig};
+
+use crate::{
+    blobs::noise,
+    fixture::{Layer, TestRegistry},
+    open_as, pull,
+};
+
+/// Pulls; answers the bytes that progress says were received, of all layers together.
+async fn received(engine: &Engine, name: &str) -> u64 {
+    let heard: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
+    let progress: Progress = {
+        let heard = Arc::clone(&heard);
+        Arc::new(move |event| {
+            if let PullEvent::Layer { digest, state: LayerState::Fetching { received } } = event {
+                heard.lock().expect("no panic").insert(digest.to_string(), received.0);
+            }
+        })
+    };
+    let request = PullRequest { image: ImageSpec::new(name), ..PullRequest::default() };
+    engine.pull(&request, progress).await.unwrap_or_else(|error| panic!("{}", error.chain()));
+    let heard = heard.lock().expect("no panic");
+    heard.values().sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn progress_counts_the_last_bytes_of_each_layer_and_those_of_small_ones() {
+    let registry = TestRegistry::start().await;
+    // Read in one piece, in ranges, and smaller than a step of progress.
+    let layers: Vec<Layer> = [(1, 3_300_000), (2, 20_000_000), (3, 70_000), (4, 1)]
+        .map(|(seed, size)| Layer::new().file(&format!("f{seed}"), &noise(seed, size)).plain())
+        .into();
+    registry.image("a", "v1", &layers);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open_as(EngineConfig::new(folder.path())).await;
+    let sent: usize = layers.iter().map(|layer| layer.blob().len()).sum();
+    assert_eq!(received(&engine, &registry.name("a:v1")).await, sent as u64);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_broken_pull_left_on_the_disk_is_not_counted_as_fetched() {
+    const MIB: usize = 1 << 20;
+    let registry = TestRegistry::start().await;
+    let layer = Layer::new().file("big", &noise(4, 12 * MIB)).plain();
+    registry.image("a", "v1", &[layer.clone().stalling_at(10 * MIB)]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let quick =
+        RegistryConfig { progress_timeout: Duration::from_millis(500), retries: 0, ..RegistryConfig::default() };
+    let config = EngineConfig { keep_blobs: true, registry: quick, ..EngineConfig::new(folder.path()) };
+    let engine = open_as(config).await;
+    pull(&engine, &registry.name("a:v1")).await.expect_err("it stalls");
+    registry.image("a", "v1", std::slice::from_ref(&layer));
+    registry.take_ranges();
+    let received = received(&engine, &registry.name("a:v1")).await;
+    let range = registry.take_ranges().remove(0).expect("the rest alone");
+    let offset: u64 = range.strip_prefix("bytes=").and_then(|range| range.strip_suffix('-')).unwrap().parse().unwrap();
+    assert!(offset > 0);
+    assert_eq!(received, layer.blob().len() as u64 - offset);
+}
