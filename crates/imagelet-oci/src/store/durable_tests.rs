@@ -15,6 +15,7 @@ use super::{
     Access, Durability, ImageRecord, LayerEntry, LayerRecord, NewImage, StagedBlob, StagedLayer, Store, SyncView,
     observed, verify::Findings,
 };
+use crate::manifest::Descriptor;
 
 /// A store in a folder of its own, and images that are made by hand.
 struct Bed {
@@ -99,7 +100,14 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
     let record =
         serde_json::json!({ "diff_id": layer_id(layer).to_string(), "entries": 1, "bytes": 1, "disk_bytes": 1 });
     let record = LayerRecord { unsettled: store.unsettled_mark(), ..serde_json::from_value(record).unwrap() };
-    Arc::new(StagedLayer::new(staging, layer_id(layer), record, Arc::clone(view)).unwrap().with_blob(blob))
+    let packed = Descriptor {
+        media_type: "application/vnd.oci.image.layer.v1.tar".into(),
+        digest: Digest::of(BLOB),
+        size: BLOB.len() as u64,
+        platform: None,
+    };
+    let staged = StagedLayer::new(staging, (layer_id(layer), &packed), record, Arc::clone(view)).unwrap();
+    Arc::new(staged.with_blob(blob))
 }
 
 /// Commits an image that brings some of its layers.
