@@ -26,8 +26,8 @@ use crate::{
 };
 
 /// How often, and how long after each other, an overlay is looked at before it counts as alive.
-const BUSY_LOOKS: usize = 5;
-const BUSY_PERIOD: Duration = Duration::from_millis(20);
+const BUSY_LOOKS: usize = 20;
+const BUSY_PERIOD: Duration = Duration::from_millis(50);
 
 /// An image that was unmounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +78,8 @@ pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result
     Ok(UnmountedImage { mounted: mounted_image(mounted, place, true), remains })
 }
 
-/// Whether an overlay is alive that was unmounted just now. Another process that looks at it makes it so for a moment.
+/// Whether an overlay is alive that was unmounted just now. Another process that looks at it makes it so for a moment, and
+/// so does a container that starts and drops its copy of the node's mounts.
 fn stays_busy(noted: &NotedMount) -> bool {
     (0..BUSY_LOOKS).all(|_| {
         let is_busy = upper_folder(noted) == UpperFolder::Busy;
