@@ -304,7 +304,8 @@ mod tests {
         flood(&mut line, 40, 4, |pull| claim("s.io", "other", 100 + pull));
         let (many, few) = (line.arrive(claim("r.io", "busy", 1)), line.arrive(claim("q.io", "new", 999)));
         let held = |line: &Line, tenant: &str| line.count(|claim, _| claim.tenant.namespace == tenant);
-        assert_eq!((held(&line, "busy"), held(&line, "other")), (48, 16), "the rest is the other's");
+        let rest = 2 * (PLACES_MAX - SHARE_MAX);
+        assert_eq!((held(&line, "busy"), held(&line, "other")), (2 * SHARE_MAX, rest), "the rest is the other's");
         let gone = *line.held.iter().find(|(_, (claim, half))| claim.pull == 1 && *half == Half::First).unwrap().0;
         line.leave(gone);
         assert_eq!(line.start(), Some(few), "not {many}");
