@@ -172,7 +172,7 @@ impl Providers {
     }
 }
 
-/// Whether every executable is there, and nobody else may change it.
+/// Whether every executable is there, and only root and the own user may change it.
 fn inspect(config: &ProviderConfig, options: &ProviderOptions) -> Result<(), ProvidersError> {
     let folder = &options.binaries;
     std::fs::metadata(folder).map_err(|source| match source.kind() {
