@@ -8,6 +8,7 @@ mod estimate;
 mod fault;
 mod fault_text;
 mod image_service;
+mod import;
 mod layers;
 mod learned;
 mod listing;
@@ -27,6 +28,10 @@ pub use fault::{ErrorClass, Fault, Hop};
 pub use image_service::{
     EncodedPod, FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest,
     SandboxConfig, no_progress,
+};
+pub use import::{
+    ImageImporter, ImportError, ImportStage, ImportedDocument, ImportedImage, ImportedLayer, LayerImport, LayerSink,
+    StagedTree, Taken,
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph};
 pub use learned::LearnedImages;
