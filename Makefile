@@ -16,13 +16,15 @@ TEST_LOG := target/test.log
 # What the tests start for real, as `program:package`.
 PARTS := containerd:containerd runc:runc docker-registry:docker-registry busybox:busybox-static htpasswd:apache2-utils \
 	strace:strace mkfs.ext4:e2fsprogs mount:mount zstd:zstd gzip:gzip cc:gcc make:make python3:python3
+# A second containerd, of the next Debian release; unpacked below target, not installed.
+CONTAINERD_1_7_SUITE := trixie
 
 .PHONY: help parts fmt lint doc deny test fuzz bench
 
 help: ## Lists the targets.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
 
-parts: ## Installs the Debian packages the tests start, where they are missing.
+parts: ## Installs the Debian packages the tests start, where they are missing, and unpacks a second containerd.
 	@export PATH="$$PATH:/usr/sbin:/sbin"
 	missing=()
 	for part in $(PARTS); do
@@ -37,6 +39,7 @@ parts: ## Installs the Debian packages the tests start, where they are missing.
 	for part in $(PARTS); do
 	  command -v "$${part%%:*}" >/dev/null || { echo "missing: $${part%%:*} (Debian package $${part##*:})" >&2; exit 1; }
 	done
+	tests/containerd.sh $(CONTAINERD_1_7_SUITE) target/parts/containerd-1.7
 
 fmt: ## Checks the formatting.
 	@$(CARGO) fmt --all --check

@@ -11,7 +11,7 @@ use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService, pods::T
 
 use crate::{
     images::Image,
-    testbed::{Containerd, Registry, scratch},
+    testbed::{Containerd, ContainerdRelease, ContainerdSetup, Registry, scratch},
 };
 
 /// How long a call to containerd may take.
@@ -30,12 +30,14 @@ fn containerd_seen_through_the_client_keeps_the_contract() {
         untags: false,
         tells_layers: false,
     };
-    let containerd = Containerd::start(folder.path(), &registry);
-    tokio::runtime::Runtime::new().unwrap().block_on(async {
-        let endpoint: Endpoint = containerd.endpoint().parse().unwrap();
-        let service = RemoteImageService::connect(&endpoint, CALL_MAX).await.unwrap();
-        conformance::run(&service, &images).await;
-    });
+    for release in ContainerdRelease::all() {
+        let containerd = ContainerdSetup::new(&release, "unused:v1").start(folder.path());
+        tokio::runtime::Runtime::new().unwrap().block_on(async {
+            let endpoint: Endpoint = containerd.endpoint().parse().unwrap();
+            let service = RemoteImageService::connect(&endpoint, CALL_MAX).await.unwrap();
+            conformance::run(&service, &images).await;
+        });
+    }
 }
 
 #[test]

@@ -18,6 +18,10 @@ use crate::{
     ports::Port,
 };
 
+mod containerd;
+
+pub(crate) use containerd::{Containerd, ContainerdRelease, ContainerdSetup};
+
 /// How long a part may take until it answers; it takes a tenth of a second on an idle machine.
 const READY_MAX: Duration = Duration::from_mins(1);
 
@@ -248,72 +252,6 @@ pub(crate) fn http(address: &str, method: &str, path: &str, headers: &str, body:
     let head = String::from_utf8_lossy(&answer[..end]).into_owned();
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("an answer has a status");
     Reply { status, head }
-}
-
-/// containerd from Debian with its CRI plug-in; pods take their pause image from the registry.
-#[derive(Debug)]
-pub(crate) struct Containerd {
-    part: Part,
-    folder: tempfile::TempDir,
-}
-
-impl Containerd {
-    /// Starts it below `parent`; `registry` must serve `pause:3.9` before a pod runs.
-    pub(crate) fn start(parent: &Path, registry: &Registry) -> Self {
-        require_root("containerd");
-        let folder = tempfile::Builder::new().prefix("ctd-").tempdir_in(parent).unwrap();
-        let (root, address) = (folder.path().display(), registry.address());
-        let config = format!(
-            r#"version = 2
-root = "{root}/root"
-state = "{root}/state"
-[grpc]
-  address = "{root}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  restrict_oom_score_adj = true
-  sandbox_image = "{address}/pause:3.9"
-[plugins."io.containerd.grpc.v1.cri".registry.mirrors."{address}"]
-  endpoint = ["http://{address}"]
-"#
-        );
-        let file = folder.path().join("config.toml");
-        fs::write(&file, config).unwrap();
-        let mut command = Command::new("containerd");
-        command.arg("-c").arg(&file);
-        let part = Part::start(&mut command, "containerd", folder.path().join("containerd.log"));
-        let containerd = Self { part, folder };
-        let socket = containerd.folder.path().join("containerd.sock");
-        wait_until("containerd", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
-        containerd
-    }
-
-    /// What it wrote to its log so far.
-    pub(crate) fn log(&self) -> String {
-        self.part.log()
-    }
-
-    /// Ends it the hard way.
-    pub(crate) fn kill(&mut self) {
-        self.part.kill();
-    }
-
-    /// Its socket as imagelet wants it.
-    pub(crate) fn endpoint(&self) -> String {
-        format!("unix://{}/containerd.sock", self.folder.path().display())
-    }
-}
-
-impl Drop for Containerd {
-    fn drop(&mut self) {
-        // What pods left mounted would keep the directory from going.
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let ours = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-        let mut ours: Vec<&str> = ours.filter(|mount| Path::new(mount).starts_with(self.folder.path())).collect();
-        ours.sort_by_key(|mount| std::cmp::Reverse(mount.len()));
-        for mount in ours {
-            let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
-        }
-    }
 }
 
 /// An ext4 file system of its own on a loop device; unmounted when dropped.

@@ -1,0 +1,192 @@
+//! containerd from Debian with its CRI plug-in: the versions that stories run on, and the settings that they want.
+
+use std::{
+    fmt, fs,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::{Part, Registry, require_root, wait_until};
+
+/// Where `make parts` unpacks the package of the next Debian release.
+const NEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/parts/containerd-1.7/usr/bin/containerd");
+
+/// One version of containerd on this machine; its shim lies beside it or on the search path.
+#[derive(Clone, Debug)]
+pub(crate) struct ContainerdRelease {
+    program: PathBuf,
+    version: String,
+}
+
+impl ContainerdRelease {
+    /// The machine's own package: 1.6.
+    pub(crate) fn installed() -> Self {
+        Self::of("containerd", "install the Debian package containerd")
+    }
+
+    /// The package of the next Debian release: 1.7.
+    pub(crate) fn next() -> Self {
+        Self::of(NEXT, "`make parts` unpacks it from Debian's mirror")
+    }
+
+    /// All that a story runs on: 1.6, 1.7, and the program that `IMAGELET_TEST_CONTAINERD` names.
+    pub(crate) fn all() -> Vec<Self> {
+        let named = std::env::var_os("IMAGELET_TEST_CONTAINERD");
+        let named = named.map(|program| Self::of(program, "IMAGELET_TEST_CONTAINERD names a program"));
+        [Self::installed(), Self::next()].into_iter().chain(named).collect()
+    }
+
+    fn of(program: impl Into<PathBuf>, hint: &str) -> Self {
+        let program = program.into();
+        let output = Command::new(&program)
+            .arg("--version")
+            .output()
+            .unwrap_or_else(|error| panic!("cannot run `{}`: {error}; {hint}", program.display()));
+        // `containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u1`
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = text.split_whitespace().nth(2).unwrap_or_else(|| panic!("{}: {text}", program.display()));
+        Self { version: version.to_owned(), program }
+    }
+
+    /// Major and minor number.
+    pub(crate) fn number(&self) -> (u32, u32) {
+        let mut numbers = self.version.trim_start_matches('v').split('.').map(|number| number.parse().ok());
+        match (numbers.next().flatten(), numbers.next().flatten()) {
+            (Some(major), Some(minor)) => (major, minor),
+            _ => panic!("containerd has no version number: {}", self.version),
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        // The shim of a version is looked up on the search path first.
+        if let Some(folder) = self.program.parent().filter(|folder| folder.is_absolute()) {
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            let folders = std::iter::once(folder.to_owned()).chain(std::env::split_paths(&path));
+            command.env("PATH", std::env::join_paths(folders).unwrap());
+        }
+        command
+    }
+}
+
+impl fmt::Display for ContainerdRelease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "containerd {}", self.version)
+    }
+}
+
+/// What a containerd is started with.
+#[derive(Clone, Debug)]
+pub(crate) struct ContainerdSetup {
+    release: ContainerdRelease,
+    pause: String,
+    settings: String,
+}
+
+impl ContainerdSetup {
+    /// With containerd's own settings for registries: those on loopback are asked over plain HTTP. Pods take the image
+    /// `pause`, which must be served before one runs.
+    pub(crate) fn new(release: &ContainerdRelease, pause: &str) -> Self {
+        Self { release: release.clone(), pause: pause.to_owned(), settings: String::new() }
+    }
+
+    /// With these tables of the configuration, in the form of version 2.
+    pub(crate) fn settings(mut self, tables: &str) -> Self {
+        self.settings.push_str(tables);
+        self
+    }
+
+    /// Starts it below `parent`.
+    pub(crate) fn start(self, parent: &Path) -> Containerd {
+        require_root("containerd");
+        let folder = tempfile::Builder::new().prefix("ctd-").tempdir_in(parent).unwrap();
+        let (root, pause) = (folder.path().display(), &self.pause);
+        let config = format!(
+            r#"version = 2
+root = "{root}/root"
+state = "{root}/state"
+[grpc]
+  address = "{root}/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{root}/opt"
+[plugins."io.containerd.nri.v1.nri"]
+  disable = true
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+  sandbox_image = "{pause}"
+{}"#,
+            self.settings
+        );
+        fs::write(folder.path().join("config.toml"), config).unwrap();
+        let part = run(&self.release, folder.path());
+        Containerd { part, folder }
+    }
+}
+
+/// Starts it over what a folder has, and waits until its socket answers.
+fn run(release: &ContainerdRelease, folder: &Path) -> Part {
+    let socket = folder.join("containerd.sock");
+    let mut command = release.command();
+    command.arg("-c").arg(folder.join("config.toml"));
+    let mut part = Part::start(&mut command, "containerd", folder.join("containerd.log"));
+    wait_until("containerd", || {
+        assert_eq!(part.ended(), None, "{release} ended:\n{}", part.log());
+        UnixStream::connect(&socket).is_ok()
+    });
+    part
+}
+
+/// A running containerd. It leaves the processes of its pods to the story that started them.
+#[derive(Debug)]
+pub(crate) struct Containerd {
+    part: Part,
+    folder: tempfile::TempDir,
+}
+
+impl Containerd {
+    /// The installed one below `parent`, with the registry as a mirror; `registry` must serve `pause:3.9` before a pod runs.
+    pub(crate) fn start(parent: &Path, registry: &Registry) -> Self {
+        let address = registry.address();
+        let mirror = format!(
+            "[plugins.\"io.containerd.grpc.v1.cri\".registry.mirrors.\"{address}\"]\n  endpoint = [\"http://{address}\"]\n"
+        );
+        ContainerdSetup::new(&ContainerdRelease::installed(), &format!("{address}/pause:3.9"))
+            .settings(&mirror)
+            .start(parent)
+    }
+
+    /// What it wrote to its log so far.
+    pub(crate) fn log(&self) -> String {
+        self.part.log()
+    }
+
+    /// Ends it the hard way.
+    pub(crate) fn kill(&mut self) {
+        self.part.kill();
+    }
+
+    /// Its socket as imagelet wants it.
+    pub(crate) fn endpoint(&self) -> String {
+        format!("unix://{}/containerd.sock", self.folder.path().display())
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        // What pods left mounted would keep the directory from going.
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let ours = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        let mut ours: Vec<&str> = ours.filter(|mount| Path::new(mount).starts_with(self.folder.path())).collect();
+        ours.sort_by_key(|mount| std::cmp::Reverse(mount.len()));
+        for mount in ours {
+            let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+#[test]
+fn stories_run_on_more_than_one_version_of_containerd() {
+    let numbers = [ContainerdRelease::installed(), ContainerdRelease::next()].map(|release| release.number());
+    assert!(numbers[0] >= (1, 6) && numbers[1] > numbers[0], "{numbers:?}");
+}
