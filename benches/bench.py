@@ -23,6 +23,7 @@ import goals
 import layers
 import network
 import node
+import pods
 import pulls
 import report
 from bed import Failed, folder
@@ -30,10 +31,10 @@ from source import registry
 
 DISK_BYTES = 4 << 30
 IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd")
-FUNCTIONS = (node.rss, node.idle, layers.present, layers.stacking, node.together, crowd.callers, full.full, network.slow)
+FUNCTIONS = (pods.podstart, node.rss, node.idle, layers.present, layers.stacking, node.together, crowd.callers, full.full, network.slow)
 FIGURES = {function.__name__: function for function in FUNCTIONS}
 # What a figure pulls, beside what it makes itself.
-NEEDS = {"rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web"}
+NEEDS = {"podstart": "web", "rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web"}
 DEFAULT = ("small", "web", "many", "web-zstd", *FIGURES)
 
 
@@ -43,11 +44,12 @@ class Bench:
     def __init__(self, arguments, place, source, chosen):
         self.place, self.source, self.candidates = place, source, chosen
         self.program, self.pairs = arguments.imagelet, arguments.pairs
+        self.programs, self.pause = (arguments.imagelet, arguments.containerd), source.pause()
         self.images, self.full = arguments.images, arguments.full
         self.quiet, self.values, self.runs = arguments.quiet, {}, {}
 
     def started(self, who, disk_bytes=DISK_BYTES):
-        return candidates.started(who, self.place, self.program, self.source.address, disk_bytes)
+        return candidates.started(who, self.place, self.programs, self.pause, disk_bytes)
 
     def keep(self, figure, who, found):
         self.values.setdefault(figure, {}).setdefault(who, {}).update(found)
@@ -63,6 +65,7 @@ def read():
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(IMAGES)}: cold pulls; {lines}")
     target = pathlib.Path(__file__).resolve().parent.parent / "target"
     parser.add_argument("--imagelet", type=pathlib.Path, default=target / "release/imagelet", help="the program")
+    parser.add_argument("--containerd", default="containerd", help="the program; its shim lies beside it")
     parser.add_argument("--work", type=pathlib.Path, default=target / "bench", help="where the corpus is built and kept")
     parser.add_argument("--corpus", type=pathlib.Path, help="a corpus that is there already")
     parser.add_argument("--pairs", type=int, help="runs of each candidate, in turn (default 5; 3 for ml)")
@@ -107,7 +110,7 @@ def measure(arguments, place):
 
 def main():
     arguments = read()
-    machine = report.machine()
+    machine = report.machine(arguments.containerd)
     report.show_machine(machine)
     started = time.monotonic()
     with folder() as place:

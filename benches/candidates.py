@@ -21,9 +21,7 @@ state = "{place}/state"
   address = "{place}/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]
   restrict_oom_score_adj = true
-"""
-CONTAINERD_MIRROR = """[plugins."io.containerd.grpc.v1.cri".registry.mirrors."{address}"]
-  endpoint = ["http://{address}"]
+  sandbox_image = "{pause}"
 """
 
 
@@ -52,10 +50,6 @@ class Candidate:
     def settle(self):
         settle(self.place)
 
-    def trim(self):
-        """Gives the memory under what was removed back."""
-        run("fstrim", self.place)
-
 
 class Daemon(Candidate):
     """A process with a CRI socket that pulls, and stays."""
@@ -65,7 +59,7 @@ class Daemon(Candidate):
     def start(self):
         """Answers the seconds until it answered its first call."""
         started = time.monotonic()
-        self.process = Process(self.command, self.place / "log", self.environment)
+        self.process = Process(self.command, self.place / f"{self.name}.log", self.environment)
         while not cri.answers(self.socket):
             self.process.check()
             if time.monotonic() - started > START_SECONDS:
@@ -73,20 +67,29 @@ class Daemon(Candidate):
             time.sleep(0.002)
         seconds = time.monotonic() - started
         time.sleep(1)
-        self.idle = self.process.memory()
+        self.idle = sum(process.memory() for process in self.processes())
         return seconds
 
     def stop(self):
         if self.process is not None:
             self.process.stop()
 
+    def processes(self):
+        """All that works for a pull."""
+        return [self.process]
+
+    def cpu(self):
+        return sum(process.cpu() for process in self.processes())
+
     def pull(self, image):
-        self.process.forget_peak()
+        for process in self.processes():
+            process.forget_peak()
         with self.calls() as connection:
-            cpu, started = self.process.cpu(), time.monotonic()
+            cpu, started = self.cpu(), time.monotonic()
             connection.pull(image)
             wall = time.monotonic() - started
-        return Pull(wall, self.process.cpu() - cpu, self.process.memory("VmHWM"), self.idle)
+        peak = sum(process.memory("VmHWM") for process in self.processes())
+        return Pull(wall, self.cpu() - cpu, peak, self.idle)
 
     def remove(self, image):
         self.ask(lambda connection: connection.remove(image))
@@ -177,12 +180,15 @@ class Containerd(Daemon):
     name = "containerd"
     environment = {"CONTAINERD_DISABLE_PIGZ": "1"}
 
-    def __init__(self, place, address):
+    def __init__(self, place, program, pause):
         super().__init__(place)
-        self.socket = place / "containerd.sock"
+        self.socket = self.pods = place / "containerd.sock"
         config = place / "config.toml"
-        config.write_text(CONTAINERD_CONFIG.format(place=place) + CONTAINERD_MIRROR.format(address=address))
-        self.command = ["containerd", "-c", config]
+        config.write_text(CONTAINERD_CONFIG.format(place=place, pause=pause))
+        self.command = [program, "-c", config]
+        if os.path.isabs(program):
+            # The shim of a version lies beside it.
+            self.environment = {**self.environment, "PATH": f"{os.path.dirname(program)}:{os.environ['PATH']}"}
 
     def is_empty(self):
         return not entries(self.place / "root/io.containerd.content.v1.content/blobs/sha256") and not self.layers()
@@ -190,6 +196,43 @@ class Containerd(Daemon):
     def layers(self):
         """What it has unpacked: a layer once for each stack of layers it is the top of."""
         return entries(self.place / "root/io.containerd.snapshotter.v1.overlayfs/snapshots")
+
+
+class ForwardingDaemon(Daemon):
+    """`imagelet serve` between a kubelet and containerd, which pulls; both processes are measured."""
+
+    name = "forwarded"
+    environment = None
+    settings = "runtimeImport: never\n"
+
+    def __init__(self, place, program, containerd):
+        super().__init__(place)
+        self.containerd, self.pods, self.socket = containerd, containerd.socket, place / "imagelet.sock"
+        config = place / "config.yaml"
+        config.write_text(f"{DAEMON_CONFIG}{self.settings}store: {{directory: '{place}/state'}}\n")
+        runtime = ["--runtime-endpoint", f"unix://{containerd.socket}"]
+        self.command = [program, "serve", "--config", config, *runtime, "--socket", self.socket]
+
+    def start(self):
+        self.containerd.start()
+        return super().start()
+
+    def stop(self):
+        super().stop()
+        self.containerd.stop()
+
+    def processes(self):
+        return [self.process, self.containerd.process]
+
+    def is_empty(self):
+        return self.containerd.is_empty()
+
+
+class ImportingDaemon(ForwardingDaemon):
+    """The same, where imagelet pulls and containerd is given the layers."""
+
+    name = "imported"
+    settings = "runtimeImport: require\n"
 
 
 class Umoci(Candidate):
@@ -222,9 +265,10 @@ class Umoci(Candidate):
         return not (self.place / "layout").exists()
 
 
-NAMES = ("imagelet", "daemon", "background", "keeping", "containerd", "umoci")
-DEFAULT = ("imagelet", "daemon", "background", "containerd", "umoci")
+NAMES = ("imagelet", "daemon", "background", "keeping", "imported", "forwarded", "containerd", "umoci")
+DEFAULT = ("imagelet", "daemon", "background", "imported", "forwarded", "containerd", "umoci")
 OURS = {kind.name: kind for kind in (OneShot, ImageletDaemon, BackgroundDaemon, KeepingDaemon)}
+BETWEEN = {kind.name: kind for kind in (ImportingDaemon, ForwardingDaemon)}
 
 
 def entries(folder):
@@ -241,18 +285,22 @@ def store_is_empty(store):
 def knows(program, place, who):
     """Whether this imagelet has the settings the candidate needs."""
     config = pathlib.Path(place) / "settings.yaml"
-    config.write_text(DAEMON_CONFIG + getattr(OURS.get(who), "settings", ""))
+    config.write_text(DAEMON_CONFIG + getattr({**OURS, **BETWEEN}.get(who), "settings", ""))
     return subprocess.run([program, "config", "check", config], capture_output=True, check=False).returncode == 0
 
 
 @contextlib.contextmanager
-def started(who, folder, program, address, disk_bytes):
-    """The candidate of that name on a disk of its own, running."""
+def started(who, folder, programs, pause, disk_bytes):
+    """The candidate of that name on a disk of its own, running; `programs` are imagelet and containerd."""
     with disk(folder, who, disk_bytes) as place:
         if who in OURS:
-            candidate = OURS[who](place, program)
+            candidate = OURS[who](place, programs[0])
+        elif who == "umoci":
+            candidate = Umoci(place)
         else:
-            candidate = Containerd(place, address) if who == "containerd" else Umoci(place)
+            candidate = Containerd(place, programs[1], pause)
+            if who in BETWEEN:
+                candidate = BETWEEN[who](place, programs[0], candidate)
         try:
             candidate.start()
             yield candidate

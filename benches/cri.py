@@ -1,4 +1,4 @@
-"""The image calls of CRI over a unix socket: as much of HTTP/2, gRPC and protobuf as they need, and no packages.
+"""The calls of CRI that pull images and run pods, over a unix socket: as much of HTTP/2, gRPC and protobuf as they need, and no packages.
 
 A call is answered by a message or fails; the words of a failure are in the log of whoever was asked.
 """
@@ -20,6 +20,10 @@ SHORT = 1 << 13
 # Windows as large as they get, so that no answer waits for an update.
 GREETING = PREFACE + struct.pack(">I", 6)[1:] + bytes([SETTINGS, 0]) + struct.pack(">IHI", 0, 4, WINDOW)
 GREETING += struct.pack(">I", 4)[1:] + bytes([WINDOW_UPDATE, 0]) + struct.pack(">II", 0, WINDOW - WINDOW_FIRST)
+
+
+# `NamespaceMode.NODE`: no network plug-in is needed.
+HOST_NETWORK = 2
 
 
 class CallFailed(Exception):
@@ -50,6 +54,11 @@ def field(number, content):
     """A protobuf field that has a length."""
     content = content.encode() if isinstance(content, str) else content
     return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def number(place, value):
+    """A protobuf field that is a number."""
+    return varint(place << 3) + varint(value)
 
 
 def fields(message):
@@ -100,14 +109,14 @@ class Connection:
 
     def pull(self, image):
         """Answers the id."""
-        return next(content.decode() for number, content in fields(self.call("PullImage", spec(image))) if number == 1)
+        return self.text("PullImage", spec(image))
 
     def remove(self, image):
         self.call("RemoveImage", spec(image))
 
     def list(self):
         """Answers how many images there are."""
-        return sum(number == 1 for number, _ in fields(self.listed()))
+        return sum(place == 1 for place, _ in fields(self.listed()))
 
     def listed(self):
         """The list as it came, not read: that takes longer here than anywhere else."""
@@ -115,10 +124,37 @@ class Connection:
 
     def status(self, image):
         """Answers whether it is there."""
-        return any(number == 1 for number, _ in fields(self.call("ImageStatus", spec(image))))
+        return any(place == 1 for place, _ in fields(self.call("ImageStatus", spec(image))))
 
     def filesystem(self):
         self.call("ImageFsInfo", b"")
+
+    def run_sandbox(self, name, logs):
+        """Runs the pod `default/NAME` on the host's network; answers its id and its configuration."""
+        metadata = field(1, name) + field(2, f"uid-{name}") + field(3, "default")
+        security = field(1, number(1, HOST_NETWORK))
+        config = field(1, metadata) + field(3, str(logs)) + field(8, field(2, security))
+        return self.text("RunPodSandbox", field(1, config)), config
+
+    def create_container(self, sandbox, image, command):
+        """Answers the id of a container of an image that is here."""
+        identity, config = sandbox
+        words = b"".join(field(3, word) for word in command)
+        security = field(3, number(1, HOST_NETWORK))
+        container = field(1, field(1, "main")) + field(2, field(1, image)) + words + field(11, "log")
+        container += field(15, field(2, security))
+        return self.text("CreateContainer", field(1, identity) + field(2, container) + field(3, config))
+
+    def start_container(self, identity):
+        self.call("StartContainer", field(1, identity))
+
+    def remove_sandbox(self, identity):
+        self.call("StopPodSandbox", field(1, identity))
+        self.call("RemovePodSandbox", field(1, identity))
+
+    def text(self, method, message):
+        """The first field of the answer."""
+        return next(content.decode() for place, content in fields(self.call(method, message)) if place == 1)
 
     def call(self, method, message):
         stream, request = self.request(method, message)
@@ -130,7 +166,8 @@ class Connection:
 
     def request(self, method, message):
         """A call that is not sent yet: its stream, and its bytes."""
-        headers = b"\x83\x86\x04" + literal(f"/runtime.v1.ImageService/{method}".encode()) + b"\x01" + literal(b"localhost")
+        service = "RuntimeService" if method.endswith(("Sandbox", "Container")) else "ImageService"
+        headers = b"\x83\x86\x04" + literal(f"/runtime.v1.{service}/{method}".encode()) + b"\x01" + literal(b"localhost")
         for name, value in ((b"content-type", b"application/grpc"), (b"te", b"trailers")):
             headers += b"\x00" + literal(name) + literal(value)
         stream, self.stream = self.stream, self.stream + 2

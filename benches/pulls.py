@@ -1,37 +1,32 @@
-"""Cold pulls: every candidate pulls the image onto an empty store, in turn, so many times."""
-
-import contextlib
+"""Cold pulls: every candidate pulls the image onto a new file system, in turn, so many times."""
 
 from report import median, megabytes, spread, table
 
 # The floor on the machine the goals were set on: CPU seconds of a single pass with the best parts, over two cores.
 BOUND_SECONDS = {"web": 0.55, "ml": 5.4, "web-zstd": 0.45}
 DISK_BYTES = 10 << 30
-# An image larger than this leaves more behind in the memory under the disk than several disks may keep.
-TRIM_BYTES = 500 << 20
+# An image larger than this takes its time: fewer turns have to do.
+LARGE_BYTES = 500 << 20
 
 
 def measure(bench, image, who=None, pairs=None):
     """Pulls `image` by each in turn, and keeps the runs."""
     source, name = bench.source, bench.source.image(image)
     packed = sum(layer["size"] for layer in source.manifest(image)["layers"])
-    pairs = pairs or bench.pairs or (3 if packed > TRIM_BYTES else 5)
-    with contextlib.ExitStack() as parts:
-        chosen = [parts.enter_context(bench.started(one, DISK_BYTES)) for one in who or bench.candidates]
-        runs = {candidate.name: [] for candidate in chosen}
-        # The first pull of each does not count: it warms the registry's files, the program and the disk.
-        for number in range(pairs + 1):
-            for candidate in chosen:
+    pairs = pairs or bench.pairs or (3 if packed > LARGE_BYTES else 5)
+    runs = {one: [] for one in who or bench.candidates}
+    # The first pull of each does not count: it warms the registry's files and the program.
+    for number in range(pairs + 1):
+        for one, found in runs.items():
+            # Where files were removed, a file system makes new ones more slowly for minutes: each run has a new one.
+            with bench.started(one, DISK_BYTES) as candidate:
+                candidate.settle()
                 source.forget()
                 pull = candidate.pull(name)
                 fetched = source.count()["bytes"]
-                candidate.remove_and_wait(name)
-                if packed > TRIM_BYTES:
-                    candidate.trim()
-                candidate.settle()
-                bench.tell(f"{image} {number}/{pairs} {candidate.name}: {pull.wall:.3f} s, {pull.cpu:.3f} s CPU")
-                if number > 0:
-                    runs[candidate.name].append({**vars(pull), "fetched": fetched})
+            bench.tell(f"{image} {number}/{pairs} {one}: {pull.wall:.3f} s, {pull.cpu:.3f} s CPU")
+            if number > 0:
+                found.append({**vars(pull), "fetched": fetched})
     show(bench, image, packed, runs)
 
 

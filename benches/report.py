@@ -36,8 +36,8 @@ def table(title, head, rows):
     print(end="", flush=True)
 
 
-def machine():
-    """Where this is measured."""
+def machine(containerd):
+    """Where this is measured, and with which containerd."""
     names = [line.partition(":")[2].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     autogroup = pathlib.Path("/proc/sys/kernel/sched_autogroup_enabled")
     memory = next(int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemTotal"))
@@ -48,7 +48,7 @@ def machine():
         "kernel": platform.release(),
         "load": os.getloadavg()[0],
         "autogroup": autogroup.exists() and autogroup.read_text().strip() == "1",
-        "containerd": run("containerd", "--version").split()[2],
+        "containerd": run(containerd, "--version").split()[2],
     }
 
 

@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import io
 import json
+import pathlib
 import subprocess
 import sys
 import tarfile
@@ -15,6 +16,7 @@ from bed import BENCHES, Failed
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+BUSYBOX = (pathlib.Path("/usr/bin/busybox"), pathlib.Path("/bin/busybox"))
 
 
 class Source:
@@ -60,20 +62,34 @@ class Source:
 
     def tiny_layer(self):
         """A layer of one small file; answers its descriptor and diff id."""
+        return self.layer({"etc/motd": b"the same in every image\n" * 40}, 0o644)
+
+    def pause(self):
+        """The image that pods rest on: a shell that ends when it is asked to."""
+        try:
+            program = next(path for path in BUSYBOX if path.is_file()).read_bytes()
+        except StopIteration:
+            raise Failed("busybox is not installed: it is in the Debian package busybox-static") from None
+        layer, diff_id = self.layer({f"bin/{name}": program for name in ("sh", "sleep")}, 0o755)
+        command = ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait"]
+        return self.publish("pause", "v1", [layer], [diff_id], command)
+
+    def layer(self, files, mode):
+        """A layer of these files; answers its descriptor and diff id."""
         plain = io.BytesIO()
         with tarfile.open(fileobj=plain, mode="w") as archive:
-            content = b"the same in every image\n" * 40
-            entry = tarfile.TarInfo("etc/motd")
-            entry.size, entry.mode = len(content), 0o644
-            archive.addfile(entry, io.BytesIO(content))
+            for name, content in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(content), mode
+                archive.addfile(entry, io.BytesIO(content))
         packed = gzip.compress(plain.getvalue(), mtime=0)
         return self.blob(packed, LAYER_TYPE), f"sha256:{hashlib.sha256(plain.getvalue()).hexdigest()}"
 
-    def publish(self, name, tag, layers, diff_ids):
+    def publish(self, name, tag, layers, diff_ids, command=("/bin/sh",)):
         config = {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"Cmd": ["/bin/sh"], "Labels": {"bench": f"{name}:{tag}"}},
+            "config": {"Cmd": list(command), "Labels": {"bench": f"{name}:{tag}"}},
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
         }
         config = self.blob(json.dumps(config).encode(), CONFIG_TYPE)

@@ -1,0 +1,52 @@
+"""The figure of a pod's start: what a kubelet asks for, from the first look for the image to the running container."""
+
+import contextlib
+import time
+
+import cri
+from report import median, spread, table
+
+IMAGE = "web"
+WHO = ("imported", "forwarded", "containerd")
+COMMAND = ("/bin/sleep", "1000000")
+DISK_BYTES = 10 << 30
+
+
+def podstart(bench):
+    """From a kubelet's first call for a pod to its running container, the image absent."""
+    name = bench.source.image(IMAGE)
+    runs = {who: [] for who in WHO if who in bench.candidates}
+    for turn in range((bench.pairs or 5) + 1):
+        for who, found in runs.items():
+            with bench.started(who, DISK_BYTES) as candidate:
+                # Every node has the sandbox image.
+                candidate.ask(lambda connection: connection.pull(bench.pause))
+                candidate.settle()
+                seconds = start(candidate, name)
+            bench.tell(f"podstart {turn} {who}: " + ", ".join(f"{key} {value:.3f} s" for key, value in seconds.items()))
+            if turn > 0:
+                found.append(seconds)
+    rows = []
+    for who, found in runs.items():
+        values = {key: median([one[key] for one in found]) for key in found[0]}
+        if "containerd" in runs:
+            values["x_wall"] = values["wall"] / median([one["wall"] for one in runs["containerd"]])
+        bench.keep("podstart", who, values)
+        ratio = f"{values['x_wall']:.2f}" if "x_wall" in values else "-"
+        rows.append([who, spread([one["wall"] for one in found]), ratio, *(f"{values[key]:.2f}" for key in ("cpu", "pull", "run"))])
+    table(f"podstart: a pod of {IMAGE}, its image absent", ["who", "wall s", "x", "CPU s", "pull s", "the rest s"], rows)
+
+
+def start(candidate, name):
+    """Seconds of the whole, of the pull in it, and of the rest; CPU of imagelet and containerd."""
+    with contextlib.ExitStack() as parts:
+        images, pods = parts.enter_context(candidate.calls()), parts.enter_context(cri.Connection(candidate.pods))
+        cpu, begun = candidate.cpu(), time.monotonic()
+        assert not images.status(name)
+        images.pull(name)
+        pulled = time.monotonic()
+        sandbox = pods.run_sandbox("web", candidate.place)
+        parts.callback(pods.remove_sandbox, sandbox[0])
+        pods.start_container(pods.create_container(sandbox, name, COMMAND))
+        ended, cpu = time.monotonic(), candidate.cpu() - cpu
+    return {"wall": ended - begun, "pull": pulled - begun, "run": ended - pulled, "cpu": cpu}
