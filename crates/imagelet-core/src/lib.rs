@@ -20,3 +20,4 @@ pub mod runtime;
 pub mod testing;
 pub mod text;
 pub mod trusted_files;
+pub mod wire;

@@ -1,10 +1,11 @@
 //! What a runtime's answers may hold: a message of 16 MiB can stand for gigabytes in memory, and a stream for any number.
 //!
-//! Two bytes on the wire are an image without anything in it, or a mount. So what a message is made of is counted before
-//! anything is made of it, and what a stream brings is counted over all of its messages.
+//! What a message is made of is counted before anything is made of it, and what a stream brings is counted over all of
+//! its messages.
 
 use std::marker::PhantomData;
 
+use imagelet_core::wire::MessageBounds;
 use prost::Message;
 use tonic::{
     Request, Response, Status, Streaming,
@@ -17,28 +18,17 @@ use tonic_prost::{ProstCodec, ProstEncoder};
 
 use crate::MESSAGE_BYTES_MAX;
 
-/// What one answer, of however many messages, may hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bounds {
-    /// Bytes on the wire.
-    bytes: usize,
-    /// Messages, and what lies in them directly.
-    entries: usize,
-    /// Those, and what lies in them in turn.
-    parts: usize,
-}
-
 /// A list: many times what the largest nodes have.
-pub(crate) const LIST: Bounds = Bounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
+pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
 /// What is told of one thing.
-pub(crate) const ONE: Bounds = Bounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
+pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
 
 /// Sends a call with one answer.
 pub(crate) async fn unary<Q, A>(
     channel: Channel,
     path: &'static str,
     request: Request<Q>,
-    bounds: Bounds,
+    bounds: MessageBounds,
 ) -> Result<Response<A>, Status>
 where
     Q: Message + 'static,
@@ -53,7 +43,7 @@ pub(crate) async fn stream<Q, A>(
     channel: Channel,
     path: &'static str,
     request: Request<Q>,
-    bounds: Bounds,
+    bounds: MessageBounds,
 ) -> Result<Streaming<A>, Status>
 where
     Q: Message + 'static,
@@ -72,12 +62,12 @@ async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {
 
 /// Prost's codec, which counts first.
 struct Bounded<Q, A> {
-    left: Bounds,
+    left: MessageBounds,
     messages: PhantomData<(Q, A)>,
 }
 
 impl<Q, A> Bounded<Q, A> {
-    fn new(bounds: Bounds) -> Self {
+    fn new(bounds: MessageBounds) -> Self {
         Self { left: bounds, messages: PhantomData }
     }
 }
@@ -103,7 +93,7 @@ where
 
 /// Reads all messages of one answer.
 struct BoundedDecoder<A> {
-    left: Bounds,
+    left: MessageBounds,
     messages: PhantomData<A>,
 }
 
@@ -117,69 +107,6 @@ impl<A: Message + Default> Decoder for BoundedDecoder<A> {
         self.left = self.left.less(&message).ok_or_else(|| Status::internal("the answer holds more than any may"))?;
         A::decode(message).map(Some).map_err(|error| Status::internal(error.to_string()))
     }
-}
-
-impl Bounds {
-    /// What is left of them after a message. `None`: it holds more.
-    fn less(self, message: &[u8]) -> Option<Self> {
-        let (mut entries, mut parts) = (1, 0);
-        for entry in Fields(message) {
-            entries += 1;
-            // A text has parts, too, when read as a message: it may well read as some.
-            parts += Fields(entry).count();
-            if entries > self.entries || parts > self.parts {
-                return None;
-            }
-        }
-        Some(Self {
-            bytes: self.bytes.checked_sub(message.len())?,
-            entries: self.entries.checked_sub(entries)?,
-            parts: self.parts.checked_sub(entries + parts)?,
-        })
-    }
-}
-
-/// The fields of a message that have a length, in order; ends where it does not read.
-struct Fields<'a>(&'a [u8]);
-
-impl<'a> Iterator for Fields<'a> {
-    type Item = &'a [u8];
-
-    fn next(&mut self) -> Option<&'a [u8]> {
-        loop {
-            match varint(&mut self.0)? & 7 {
-                0 => drop(varint(&mut self.0)?),
-                1 => drop(take(&mut self.0, 8)?),
-                2 => {
-                    let length = varint(&mut self.0)?;
-                    return take(&mut self.0, usize::try_from(length).ok()?);
-                }
-                // What lies in a group counts as if it lay beside it.
-                3 | 4 => {}
-                5 => drop(take(&mut self.0, 4)?),
-                _ => return None,
-            }
-        }
-    }
-}
-
-fn varint(from: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..70).step_by(7) {
-        let (byte, rest) = from.split_first()?;
-        *from = rest;
-        value |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or_default();
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
-}
-
-fn take<'a>(from: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
-    let (taken, rest) = from.split_at_checked(length)?;
-    *from = rest;
-    Some(taken)
 }
 
 #[cfg(test)]
@@ -225,24 +152,5 @@ mod tests {
         assert_eq!(taken(&message), LIST.entries / 1001);
         assert_eq!(taken(&[]), LIST.entries, "empty ones have an end, too");
         assert_eq!(taken(&vec![0x08; 16 << 20]), 4);
-    }
-
-    #[test]
-    fn fields_end_where_a_message_does_not_read() {
-        let count = |bytes: &[u8]| Fields(bytes).count();
-        for (bytes, wanted) in [
-            (&b""[..], 0),
-            (b"\x0a\x00", 1),
-            (b"\x0a\x01x\x12\x00", 2),
-            (b"\x0a\x05x", 0),
-            (b"\x08\x96\x01\x0a\x00", 1),
-            (b"\x0d1234\x0a\x00", 1),
-            (b"\x0912345678\x0a\x00", 1),
-            (b"\x0f\x0a\x00", 0),
-            (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 0),
-            (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 0),
-        ] {
-            assert_eq!(count(bytes), wanted, "{bytes:?}");
-        }
     }
 }

@@ -1,0 +1,103 @@
+//! How much an encoded message may hold, counted before it is decoded.
+//!
+//! Two bytes on the wire are an image without anything in it, or a mount: a message of 16 MiB can stand for gigabytes in
+//! memory. So an adapter counts what a message is made of before anything is made of it.
+
+/// What one answer, of however many messages, may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageBounds {
+    /// Bytes on the wire.
+    pub bytes: usize,
+    /// Messages, and what lies in them directly.
+    pub entries: usize,
+    /// Those, and what lies in them in turn.
+    pub parts: usize,
+}
+
+impl MessageBounds {
+    /// What is left of them after a message. `None`: it holds more.
+    #[must_use]
+    pub fn less(self, message: &[u8]) -> Option<Self> {
+        let (mut entries, mut parts) = (1, 0);
+        for entry in Fields(message) {
+            entries += 1;
+            // A text has parts, too, when read as a message: it may well read as some.
+            parts += Fields(entry).count();
+            if entries > self.entries || parts > self.parts {
+                return None;
+            }
+        }
+        Some(Self {
+            bytes: self.bytes.checked_sub(message.len())?,
+            entries: self.entries.checked_sub(entries)?,
+            parts: self.parts.checked_sub(entries + parts)?,
+        })
+    }
+}
+
+/// The fields of a message that have a length, in order; ends where it does not read.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        loop {
+            match varint(&mut self.0)? & 7 {
+                0 => drop(varint(&mut self.0)?),
+                1 => drop(take(&mut self.0, 8)?),
+                2 => {
+                    let length = varint(&mut self.0)?;
+                    return take(&mut self.0, usize::try_from(length).ok()?);
+                }
+                // What lies in a group counts as if it lay beside it.
+                3 | 4 => {}
+                5 => drop(take(&mut self.0, 4)?),
+                _ => return None,
+            }
+        }
+    }
+}
+
+fn varint(from: &mut &[u8]) -> Option<u64> {
+    let mut value = 0;
+    for shift in (0..70).step_by(7) {
+        let (byte, rest) = from.split_first()?;
+        *from = rest;
+        value |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or_default();
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn take<'a>(from: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = from.split_at_checked(length)?;
+    *from = rest;
+    Some(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_end_where_a_message_does_not_read() {
+        let count = |bytes: &[u8]| Fields(bytes).count();
+        for (bytes, wanted) in [
+            (&b""[..], 0),
+            (b"\x0a\x00", 1),
+            (b"\x0a\x01x\x12\x00", 2),
+            (b"\x0a\x05x", 0),
+            (b"\x08\x96\x01\x0a\x00", 1),
+            (b"\x0d1234\x0a\x00", 1),
+            (b"\x0912345678\x0a\x00", 1),
+            (b"\x0f\x0a\x00", 0),
+            (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 0),
+            (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", 0),
+        ] {
+            assert_eq!(count(bytes), wanted, "{bytes:?}");
+        }
+    }
+}
