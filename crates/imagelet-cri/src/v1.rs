@@ -1,6 +1,6 @@
 //! The wire types and stubs of the Container Runtime Interface.
 //!
-//! Generated from `crates/imagelet-cri/proto/runtime.proto` by `cargo xtask gen`; change that file instead.
+//! Generated from `crates/imagelet-cri/proto/runtime.proto` by `cargo xtask gen`; change that instead.
 #![allow(
     clippy::all,
     clippy::pedantic,

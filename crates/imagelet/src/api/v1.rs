@@ -1,6 +1,6 @@
 //! The wire types and stubs of the daemon's own interface.
 //!
-//! Generated from `crates/imagelet/proto/imagelet.proto` by `cargo xtask gen`; change that file instead.
+//! Generated from `crates/imagelet/proto/imagelet.proto` by `cargo xtask gen`; change that instead.
 #![allow(
     clippy::all,
     clippy::pedantic,

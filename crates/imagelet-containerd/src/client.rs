@@ -1,0 +1,382 @@
+//! The calls to containerd that imagelet makes, in its own words.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use jiff::Timestamp;
+use tokio_stream::StreamExt as _;
+use tonic::transport::Channel;
+
+use crate::{
+    ContainerdError, ContainerdRefusal, LeaseId, MESSAGE_BYTES_MAX,
+    connection::{CALL_MAX, Connection, TREE_CALL_MAX},
+    v1::containerd::{
+        services::{
+            content::v1 as content, images::v1 as images, introspection::v1 as introspection, leases::v1 as leases,
+            snapshots::v1 as snapshots,
+        },
+        types,
+    },
+};
+
+/// What one message of a write carries at most.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+
+pub use snapshots::Kind as SnapshotKind;
+
+/// What a lease can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold<'a> {
+    /// A snapshot with all below it.
+    Snapshot {
+        /// Whose.
+        snapshotter: &'a str,
+        /// Its name.
+        name: &'a str,
+    },
+    /// A blob with all that its labels refer to.
+    Content(&'a str),
+}
+
+/// The calls. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ContainerdClient {
+    connection: Connection,
+}
+
+impl ContainerdClient {
+    /// The containerd at a socket. Whether anything listens shows at the first call.
+    pub fn new(socket: &Path) -> Self {
+        Self { connection: Connection::new(socket) }
+    }
+
+    /// The same with all calls under a lease: what they make, it holds.
+    #[must_use]
+    pub fn under(&self, lease: &LeaseId) -> Self {
+        Self { connection: self.connection.under(lease) }
+    }
+
+    /// Makes a lease that ends by itself after `lifetime`, at the first collection after that.
+    pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Result<(), ContainerdError> {
+        let labels = BTreeMap::from([("containerd.io/gc.expire".to_owned(), expiry(SystemTime::now(), lifetime))]);
+        let message = leases::CreateRequest { id: lease.as_str().to_owned(), labels };
+        self.connection
+            .call(("Leases.Create", lease.as_str()), CALL_MAX, message, async |request| {
+                self.leases_stub().create(request).await
+            })
+            .await
+            .map(drop)
+    }
+
+    /// Ends a lease and returns after the collection that follows. One that is gone is no error.
+    pub async fn delete_lease(&self, lease: &LeaseId) -> Result<(), ContainerdError> {
+        let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: true };
+        let deleted =
+            self.connection.call(("Leases.Delete", lease.as_str()), TREE_CALL_MAX, message, async |request| {
+                self.leases_stub().delete(request).await
+            });
+        unless(ContainerdRefusal::NotFound, deleted.await)
+    }
+
+    /// The leases of imagelet's that there are, of this process and of others.
+    pub async fn leases(&self) -> Result<Vec<LeaseId>, ContainerdError> {
+        let message = leases::ListRequest { filters: vec![format!("id~=^{}", LeaseId::PREFIX)] };
+        let listed = self
+            .connection
+            .call(("Leases.List", ""), CALL_MAX, message, async |request| self.leases_stub().list(request).await)
+            .await?;
+        let ids = listed.leases.into_iter().map(|lease| lease.id);
+        // The filter is a wish; what it let through is looked at again.
+        Ok(ids.filter_map(|id| LeaseId::own(&id)).collect())
+    }
+
+    /// Adds a resource to a lease, whether it is there or not.
+    pub async fn hold(&self, lease: &LeaseId, hold: Hold<'_>) -> Result<(), ContainerdError> {
+        let (kind, id) = match hold {
+            Hold::Snapshot { snapshotter, name } => (format!("snapshots/{snapshotter}"), name),
+            Hold::Content(digest) => ("content".to_owned(), digest),
+        };
+        let resource = leases::Resource { id: id.to_owned(), r#type: kind };
+        let message = leases::AddResourceRequest { id: lease.as_str().to_owned(), resource: Some(resource) };
+        self.connection
+            .call(("Leases.AddResource", id), CALL_MAX, message, async |request| {
+                self.leases_stub().add_resource(request).await
+            })
+            .await
+    }
+
+    /// Describes a snapshot. `None`: there is none of this name.
+    pub async fn snapshot(&self, snapshotter: &str, key: &str) -> Result<Option<snapshots::Info>, ContainerdError> {
+        let message = snapshots::StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        let found = self.connection.call(("Snapshots.Stat", key), CALL_MAX, message, async |request| {
+            self.snapshots_stub().stat(request).await
+        });
+        Ok(present(found.await)?.and_then(|answer| answer.info))
+    }
+
+    /// Makes a snapshot that can be written; returns how it is mounted.
+    pub async fn prepare(
+        &self,
+        message: snapshots::PrepareSnapshotRequest,
+    ) -> Result<Vec<types::Mount>, ContainerdError> {
+        let key = message.key.clone();
+        let prepared = self.connection.call(("Snapshots.Prepare", &key), CALL_MAX, message, async |request| {
+            self.snapshots_stub().prepare(request).await
+        });
+        Ok(prepared.await?.mounts)
+    }
+
+    /// Makes a written snapshot one that others can stand on.
+    pub async fn commit(&self, message: snapshots::CommitSnapshotRequest) -> Result<(), ContainerdError> {
+        let name = message.name.clone();
+        self.connection
+            .call(("Snapshots.Commit", &name), TREE_CALL_MAX, message, async |request| {
+                self.snapshots_stub().commit(request).await
+            })
+            .await
+    }
+
+    /// Removes a snapshot. One that is gone is no error.
+    pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Result<(), ContainerdError> {
+        let message = snapshots::RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        let removed = self.connection.call(("Snapshots.Remove", key), TREE_CALL_MAX, message, async |request| {
+            self.snapshots_stub().remove(request).await
+        });
+        unless(ContainerdRefusal::NotFound, removed.await)
+    }
+
+    /// All snapshots of a snapshotter.
+    pub async fn snapshots(&self, snapshotter: &str) -> Result<Vec<snapshots::Info>, ContainerdError> {
+        let message = snapshots::ListSnapshotsRequest { snapshotter: snapshotter.to_owned(), filters: Vec::new() };
+        let read = async |request| {
+            let mut pages = self.snapshots_stub().list(request).await?.into_inner();
+            let mut all = Vec::new();
+            while let Some(page) = pages.next().await {
+                all.extend(page?.info);
+            }
+            Ok(all)
+        };
+        self.connection.read(("Snapshots.List", snapshotter), CALL_MAX, message, read).await
+    }
+
+    /// What a snapshot occupies, without its parents: read from the database for a committed one, a walk for others.
+    /// `None`: there is none of this name.
+    pub async fn usage(
+        &self,
+        snapshotter: &str,
+        key: &str,
+    ) -> Result<Option<snapshots::UsageResponse>, ContainerdError> {
+        let message = snapshots::UsageRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
+        let used = self.connection.call(("Snapshots.Usage", key), CALL_MAX, message, async |request| {
+            self.snapshots_stub().usage(request).await
+        });
+        present(used.await)
+    }
+
+    /// Describes a blob. `None`: there is none of this digest in the namespace.
+    pub async fn content(&self, digest: &str) -> Result<Option<content::Info>, ContainerdError> {
+        let message = content::InfoRequest { digest: digest.to_owned() };
+        let found = self
+            .connection
+            .call(("Content.Info", digest), CALL_MAX, message, async |request| self.content_stub().info(request).await);
+        Ok(present(found.await)?.and_then(|answer| answer.info))
+    }
+
+    /// Sets labels of a blob and leaves its others as they are.
+    pub async fn label_content(&self, digest: &str, labels: BTreeMap<String, String>) -> Result<(), ContainerdError> {
+        let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
+        let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
+        let update_mask = Some(types::FieldMask { paths });
+        let message = content::UpdateRequest { info: Some(info), update_mask };
+        self.connection
+            .call(("Content.Update", digest), CALL_MAX, message, async |request| {
+                self.content_stub().update(request).await
+            })
+            .await
+            .map(drop)
+    }
+
+    /// All blobs of the namespace.
+    pub async fn contents(&self) -> Result<Vec<content::Info>, ContainerdError> {
+        let read = async |request| {
+            let mut pages = self.content_stub().list(request).await?.into_inner();
+            let mut all = Vec::new();
+            while let Some(page) = pages.next().await {
+                all.extend(page?.info);
+            }
+            Ok(all)
+        };
+        self.connection.read(("Content.List", ""), CALL_MAX, content::ListContentRequest::default(), read).await
+    }
+
+    /// Writes a blob that is in memory, with its labels.
+    pub async fn write_content(
+        &self,
+        digest: &str,
+        bytes: &[u8],
+        labels: BTreeMap<String, String>,
+    ) -> Result<(), ContainerdError> {
+        let messages = tokio_stream::iter(write_messages(digest, bytes, labels));
+        let read = async |request| {
+            let mut answers = self.content_stub().write(request).await?.into_inner();
+            let mut written = None;
+            while let Some(answer) = answers.next().await {
+                let answer = answer?;
+                if answer.action() == content::WriteAction::Commit {
+                    written = Some(answer.digest);
+                }
+            }
+            Ok(written)
+        };
+        match self.connection.read(("Content.Write", digest), CALL_MAX, messages, read).await? {
+            Some(written) if written == digest => Ok(()),
+            Some(_) => Err(self.connection.odd("Content.Write", digest, "it committed another digest")),
+            None => Err(self.connection.odd("Content.Write", digest, "it ended without a commit")),
+        }
+    }
+
+    /// All image records of the namespace.
+    pub async fn images(&self) -> Result<Vec<images::Image>, ContainerdError> {
+        let message = images::ListImagesRequest::default();
+        let listed = self
+            .connection
+            .call(("Images.List", ""), CALL_MAX, message, async |request| self.images_stub().list(request).await);
+        Ok(listed.await?.images)
+    }
+
+    /// Makes an image record.
+    pub async fn create_image(&self, image: images::Image) -> Result<(), ContainerdError> {
+        let name = image.name.clone();
+        let message = images::CreateImageRequest { image: Some(image) };
+        self.connection
+            .call(("Images.Create", &name), CALL_MAX, message, async |request| self.images_stub().create(request).await)
+            .await
+            .map(drop)
+    }
+
+    /// Sets target and labels of an image record, and leaves its other labels as they are.
+    pub async fn update_image(&self, image: images::Image) -> Result<(), ContainerdError> {
+        let name = image.name.clone();
+        let labels = image.labels.keys().map(|key| format!("labels.{key}"));
+        let paths = std::iter::once("target".to_owned()).chain(labels).collect();
+        let message = images::UpdateImageRequest { image: Some(image), update_mask: Some(types::FieldMask { paths }) };
+        self.connection
+            .call(("Images.Update", &name), CALL_MAX, message, async |request| self.images_stub().update(request).await)
+            .await
+            .map(drop)
+    }
+
+    /// The plugins that serve as snapshotters.
+    pub async fn snapshotters(&self) -> Result<Vec<introspection::Plugin>, ContainerdError> {
+        let message = introspection::PluginsRequest { filters: vec!["type==io.containerd.snapshotter.v1".to_owned()] };
+        let listed = self.connection.call(("Introspection.Plugins", ""), CALL_MAX, message, async |request| {
+            let mut stub = introspection::introspection_client::IntrospectionClient::new(self.connection.channel())
+                .max_decoding_message_size(MESSAGE_BYTES_MAX);
+            stub.plugins(request).await
+        });
+        Ok(listed.await?.plugins)
+    }
+
+    fn leases_stub(&self) -> leases::leases_client::LeasesClient<Channel> {
+        leases::leases_client::LeasesClient::new(self.connection.channel()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    fn snapshots_stub(&self) -> snapshots::snapshots_client::SnapshotsClient<Channel> {
+        snapshots::snapshots_client::SnapshotsClient::new(self.connection.channel())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    fn content_stub(&self) -> content::content_client::ContentClient<Channel> {
+        content::content_client::ContentClient::new(self.connection.channel())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    fn images_stub(&self) -> images::images_client::ImagesClient<Channel> {
+        images::images_client::ImagesClient::new(self.connection.channel()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+    }
+}
+
+/// When a lease ends, as containerd reads it.
+fn expiry(now: SystemTime, lifetime: Duration) -> String {
+    let seconds = (now + lifetime).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let end = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
+    end.unwrap_or(Timestamp::MAX).to_string()
+}
+
+/// A write from its first step to its commit, which carries the last bytes.
+fn write_messages(digest: &str, bytes: &[u8], labels: BTreeMap<String, String>) -> Vec<content::WriteContentRequest> {
+    let length = |bytes: usize| i64::try_from(bytes).expect("what is in memory has a length of 63 bits");
+    // Equal names would lock one another out: an import of the same image elsewhere, or one that broke off.
+    let name = format!("{}-{digest}", LeaseId::unique().as_str());
+    let ends = (WRITE_BYTES_MAX..bytes.len()).step_by(WRITE_BYTES_MAX).chain([bytes.len()]);
+    let mut messages = Vec::new();
+    let mut offset = 0;
+    for end in ends {
+        messages.push(content::WriteContentRequest {
+            action: content::WriteAction::Write.into(),
+            r#ref: name.clone(),
+            total: length(bytes.len()),
+            expected: digest.to_owned(),
+            offset: length(offset),
+            data: bytes[offset..end].to_vec(),
+            labels: BTreeMap::new(),
+        });
+        offset = end;
+    }
+    let last = messages.last_mut().expect("a write has a last step");
+    last.set_action(content::WriteAction::Commit);
+    last.labels = labels;
+    messages
+}
+
+/// The answer about something that need not be there.
+fn present<A>(answer: Result<A, ContainerdError>) -> Result<Option<A>, ContainerdError> {
+    match answer {
+        Err(error) if error.refusal() == ContainerdRefusal::NotFound => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+/// The answer, with one refusal as good as none.
+fn unless(refusal: ContainerdRefusal, answer: Result<(), ContainerdError>) -> Result<(), ContainerdError> {
+    match answer {
+        Err(error) if error.refusal() == refusal => Ok(()),
+        answer => answer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_expires_in_the_form_of_rfc_3339() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        assert_eq!(expiry(now, Duration::from_secs(24 * 3600)), "2023-11-15T22:13:20Z");
+    }
+
+    #[test]
+    fn a_write_is_cut_into_steps_and_ends_with_one_commit() {
+        let labels = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
+        for (length, steps) in
+            [(0, 1), (1, 1), (WRITE_BYTES_MAX, 1), (WRITE_BYTES_MAX + 1, 2), (3 * WRITE_BYTES_MAX, 3)]
+        {
+            let bytes = vec![7; length];
+            let messages = write_messages("sha256:x", &bytes, labels.clone());
+            assert_eq!(messages.len(), steps, "{length}");
+            let (last, first) = messages.split_last().unwrap();
+            assert_eq!((last.action(), &last.labels), (content::WriteAction::Commit, &labels));
+            assert!(first.iter().all(|step| step.action() == content::WriteAction::Write && step.labels.is_empty()));
+            let mut offset = 0;
+            for step in &messages {
+                assert_eq!((step.offset, &step.r#ref), (offset, &messages[0].r#ref));
+                assert_eq!(step.total, i64::try_from(length).unwrap());
+                offset += i64::try_from(step.data.len()).unwrap();
+            }
+            assert_eq!(offset, i64::try_from(length).unwrap());
+        }
+    }
+}

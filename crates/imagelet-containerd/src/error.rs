@@ -1,0 +1,163 @@
+//! Why a call to containerd failed, with what a caller acts on.
+
+use std::{error::Error, fmt, path::Path, sync::Arc, time::Duration};
+
+use imagelet_core::{
+    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+    text::quoted,
+};
+use tonic::{Code, Status};
+
+/// How much of containerd's own text is kept.
+const TEXT_BYTES_MAX: usize = 1 << 10;
+
+/// What containerd says where the disk is full, under whatever code.
+const DISK_FULL: [&str; 2] = ["no space left on device", "disk quota exceeded"];
+
+/// What kind of refusal it was; a kind exists because some caller acts differently on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContainerdRefusal {
+    /// What was to be made is there.
+    AlreadyExists,
+    /// What was named is not there.
+    NotFound,
+    /// It knows no such call.
+    Unknown,
+    /// It cannot be reached.
+    Away,
+    /// It did not answer in time.
+    TimedOut,
+    /// Its disk is full.
+    DiskFull,
+    /// Anything else.
+    Other,
+}
+
+/// A call that failed. Prints what was called on what, where, and why.
+#[derive(Debug)]
+pub struct ContainerdError {
+    refusal: ContainerdRefusal,
+    socket: Arc<Path>,
+    /// The call and what it was about.
+    call: String,
+    why: String,
+}
+
+impl ContainerdError {
+    /// What a status means.
+    pub(crate) fn of_status(socket: &Arc<Path>, call: String, status: &Status) -> Self {
+        let (refusal, why) = match innermost(status) {
+            Some(cause) => (ContainerdRefusal::Away, cause.to_string()),
+            None => (refusal(status), status.message().to_owned()),
+        };
+        Self { refusal, socket: Arc::clone(socket), call, why: shown(&why) }
+    }
+
+    /// A call that had no answer within its deadline.
+    pub(crate) fn timed_out(socket: &Arc<Path>, call: String, deadline: Duration) -> Self {
+        let why = format!("no answer within {deadline:?}");
+        Self { refusal: ContainerdRefusal::TimedOut, socket: Arc::clone(socket), call, why }
+    }
+
+    /// An answer that no containerd gives.
+    pub(crate) fn odd(socket: &Arc<Path>, call: String, why: impl Into<String>) -> Self {
+        Self { refusal: ContainerdRefusal::Other, socket: Arc::clone(socket), call, why: why.into() }
+    }
+
+    /// What kind of refusal.
+    pub fn refusal(&self) -> ContainerdRefusal {
+        self.refusal
+    }
+}
+
+impl fmt::Display for ContainerdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed at containerd's socket `{}`: {}", self.call, self.socket.display(), self.why)
+    }
+}
+
+impl Error for ContainerdError {}
+
+impl From<ContainerdError> for RuntimeError {
+    fn from(error: ContainerdError) -> Self {
+        let (kind, class, hop) = match error.refusal {
+            ContainerdRefusal::Unknown => (RuntimeErrorKind::Unsupported, ErrorClass::Unsupported, Hop::Runtime),
+            ContainerdRefusal::Away => (RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Hop::Runtime),
+            ContainerdRefusal::TimedOut => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, Hop::Runtime),
+            ContainerdRefusal::DiskFull => (RuntimeErrorKind::DiskFull, ErrorClass::DiskFull, Hop::Disk),
+            // What is absent here is no image of a registry.
+            ContainerdRefusal::AlreadyExists | ContainerdRefusal::NotFound | ContainerdRefusal::Other => {
+                (RuntimeErrorKind::Other, ErrorClass::Other, Hop::Runtime)
+            }
+        };
+        RuntimeError::new(kind, error.to_string()).with_fault(Fault::new(class, hop))
+    }
+}
+
+/// The first cause of a status that was made on this side, because the peer is away.
+fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
+    let mut cause = status.source()?;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    Some(cause)
+}
+
+fn refusal(status: &Status) -> ContainerdRefusal {
+    match status.code() {
+        Code::AlreadyExists => ContainerdRefusal::AlreadyExists,
+        Code::NotFound => ContainerdRefusal::NotFound,
+        Code::Unimplemented => ContainerdRefusal::Unknown,
+        Code::Unavailable => ContainerdRefusal::Away,
+        Code::DeadlineExceeded => ContainerdRefusal::TimedOut,
+        _ if DISK_FULL.iter().any(|text| status.message().contains(text)) => ContainerdRefusal::DiskFull,
+        _ => ContainerdRefusal::Other,
+    }
+}
+
+/// A text of containerd's, fit for a log: of bounded length, on one line.
+fn shown(text: &str) -> String {
+    let end = (0..=text.len().min(TEXT_BYTES_MAX)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    if text[..end].chars().any(char::is_control) { quoted(&text[..end]) } else { text[..end].to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(status: &Status) -> ContainerdError {
+        ContainerdError::of_status(&Arc::from(Path::new("/run/c.sock")), "Snapshots.Stat of `x`".to_owned(), status)
+    }
+
+    #[test]
+    fn a_status_becomes_what_callers_act_on() {
+        for (status, refusal, kind) in [
+            (Status::already_exists("x"), ContainerdRefusal::AlreadyExists, RuntimeErrorKind::Other),
+            (Status::not_found("x"), ContainerdRefusal::NotFound, RuntimeErrorKind::Other),
+            (Status::unimplemented("x"), ContainerdRefusal::Unknown, RuntimeErrorKind::Unsupported),
+            (Status::unavailable("x"), ContainerdRefusal::Away, RuntimeErrorKind::Unavailable),
+            (Status::deadline_exceeded("x"), ContainerdRefusal::TimedOut, RuntimeErrorKind::TimedOut),
+            (
+                Status::unknown("write: no space left on device"),
+                ContainerdRefusal::DiskFull,
+                RuntimeErrorKind::DiskFull,
+            ),
+            (Status::unknown("x"), ContainerdRefusal::Other, RuntimeErrorKind::Other),
+        ] {
+            let error = error(&status);
+            assert_eq!(error.refusal(), refusal, "{status:?}");
+            assert_eq!(RuntimeError::from(error).kind(), kind, "{status:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_names_call_socket_and_cause_and_has_an_end() {
+        assert_eq!(
+            error(&Status::unknown("no\nsuch thing")).to_string(),
+            "Snapshots.Stat of `x` failed at containerd's socket `/run/c.sock`: \"no\\nsuch thing\""
+        );
+        assert!(error(&Status::unknown("ä".repeat(10_000))).to_string().len() < 2 * TEXT_BYTES_MAX);
+        let fault = RuntimeError::from(error(&Status::not_found("manifest unknown: 404 not found"))).fault();
+        assert_eq!(fault, Fault::new(ErrorClass::Other, Hop::Runtime), "no text of containerd stands for a registry's");
+    }
+}
