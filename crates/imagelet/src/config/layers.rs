@@ -586,7 +586,7 @@ mod tests {
         assert_eq!(store.limits.entries_max, imagelet_oci::EngineConfig::new("/s").limits.entries_max);
 
         let error = given("store:\n  unpackMemory: 47Mi\n").settings().expect_err("refused");
-        assert!(error.to_string().ends_with("must be at least 50331648 bytes"), "{error}");
+        assert!(error.to_string().ends_with("store.unpackMemory `47Mi` must be at least 48Mi"), "{error}");
         let error = given("store:\n  durability: never\n  limits:\n    expansionMax: 0\n    freeBytesFloor: lots\n")
             .settings()
             .expect_err("refused");

@@ -441,7 +441,10 @@ fn unpack_memory(text: Option<&str>, complaints: &mut Complaints) -> u64 {
     let least = ByteSize(imagelet_oci::unpack::UNPACK_MEMORY_MIN);
     match text.map_or(Ok(ByteSize(imagelet_oci::unpack::UNPACK_MEMORY_DEFAULT)), parse_size) {
         Ok(size) if size >= least => return size.0,
-        Ok(size) => complaints.add(KEY, format!("{KEY} {size} must be at least {} bytes", least.0)),
+        Ok(_) => {
+            let written = text.unwrap_or_default();
+            complaints.add(KEY, format!("{KEY} `{written}` must be at least {}Mi", least.0 >> 20));
+        }
         Err(error) => complaints.add(KEY, format!("{KEY}: {error}")),
     }
     least.0
