@@ -309,7 +309,7 @@ impl Ensuring<'_> {
             by,
             bytes: Some(pulled.fetched.0).filter(|size| *size > 0),
             took_ms: u64::try_from(pulled.took.as_millis()).ok(),
-            why: String::new(),
+            why: pulled.way.as_ref().map(ToString::to_string).unwrap_or_default(),
         });
     }
 

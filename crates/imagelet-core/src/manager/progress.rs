@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     image::{ByteSize, Digest},
-    runtime::{LayerState, Progress, PullEvent},
+    runtime::{LayerState, Progress, PullEvent, PullWay},
 };
 
 /// Most layers whose state is kept for late joiners; no image format allows more.
@@ -27,6 +27,7 @@ struct Shared {
     /// What came in of each layer, by whichever credential.
     received: BTreeMap<Digest, ByteSize>,
     committing: bool,
+    way: Option<PullWay>,
     listeners: HashMap<u64, Progress>,
     next: u64,
 }
@@ -64,6 +65,11 @@ impl Broadcast {
         let shared = self.lock();
         shared.resolved.as_ref()?;
         Some(shared.received.values().copied().sum())
+    }
+
+    /// How the image came into a runtime, where the store has a choice.
+    pub(crate) fn way(&self) -> Option<PullWay> {
+        self.lock().way.clone()
     }
 
     /// How many listen.
@@ -104,6 +110,13 @@ impl Shared {
                 }
             }
             PullEvent::Committing => self.committing = true,
+            PullEvent::Way(way) => {
+                // What an import reported before is not what the runtime does now.
+                self.layers.clear();
+                self.resolved = None;
+                self.committing = false;
+                self.way = Some(way.clone());
+            }
             // The queue alone has a use for it.
             PullEvent::Trickles => {}
         }
@@ -131,7 +144,8 @@ impl Shared {
         let layers =
             self.layers.iter().map(|(digest, state)| PullEvent::Layer { digest: digest.clone(), state: *state });
         let committing = self.committing.then_some(PullEvent::Committing);
-        self.resolved.iter().cloned().chain(layers).chain(committing).collect()
+        let way = self.way.clone().map(PullEvent::Way);
+        way.into_iter().chain(self.resolved.clone()).chain(layers).chain(committing).collect()
     }
 }
 

@@ -20,7 +20,8 @@ use crate::{
     credentials::TrackedCredential,
     image::{ByteSize, Digest, ImageId, ImageKey, ImageSpec, Platform, Reference},
     runtime::{
-        LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager, SandboxConfig,
+        LayerState, Progress, PullEvent, PullRequest, PullWay, RuntimeError, RuntimeErrorKind, RuntimeManager,
+        SandboxConfig,
     },
 };
 
@@ -59,6 +60,8 @@ pub(crate) struct Pulled {
     pub(crate) took: Duration,
     /// Which of the work's credentials opened the registry.
     pub(crate) credential: Option<usize>,
+    /// How it came into a runtime, where the store has a choice.
+    pub(crate) way: Option<PullWay>,
 }
 
 /// A registry is not asked for now.
@@ -213,7 +216,8 @@ impl Puller {
         let (id, credential) = self.try_credentials(work, &progress).await?;
         let (size, handler) = self.as_listed(&work.image).await;
         let fetched = departure.progress.fetched().unwrap_or(size);
-        Ok(Pulled { id, handler, size, fetched, took: began.elapsed(), credential })
+        let way = departure.progress.way();
+        Ok(Pulled { id, handler, size, fetched, took: began.elapsed(), credential, way })
     }
 
     /// Notes that the registry answered as soon as the manifest is here, and passes everything on.

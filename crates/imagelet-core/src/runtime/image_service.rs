@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::{Freed, ImageDetails, LayerGraph, Listing, PullEstimate, RuntimeError};
+use super::{Freed, ImageDetails, LayerGraph, Listing, PullEstimate, PullWay, RuntimeError};
 use crate::{
     credentials::Credential,
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Platform},
@@ -139,6 +139,8 @@ pub fn no_progress() -> Progress {
 /// A step of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullEvent {
+    /// How the image comes into a runtime, where there is a choice; again where an import becomes a forward.
+    Way(PullWay),
     /// The manifest is known: what will be fetched, in manifest order.
     Resolved {
         /// Digest of the manifest chosen for the platform.

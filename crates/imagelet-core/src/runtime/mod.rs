@@ -30,8 +30,10 @@ pub use image_service::{
     SandboxConfig, no_progress,
 };
 pub use import::{
-    ImageImporter, ImportError, ImportStage, ImportedDocument, ImportedImage, ImportedLayer, LayerImport, LayerSink,
-    StagedTree, Taken,
+    AfterFailure, ForwardReason, ImageBacking, ImageImporter, ImportDecision, ImportError, ImportMode, ImportQuestion,
+    ImportSite, ImportStage, ImportStanding, ImportedDocument, ImportedImage, ImportedLayer, ImportingImages,
+    LayerImport, LayerSink, OpenedSite, PullWay, RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeFacts,
+    SnapshotterPlace, StagedTree, Taken, WayTaken, after_failure, decide_import,
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph};
 pub use learned::LearnedImages;

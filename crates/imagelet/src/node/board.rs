@@ -12,7 +12,7 @@ use std::{
 
 use imagelet_core::{
     image::{ByteSize, Digest},
-    runtime::{LayerState, PullEnd, PullEvent, PullRequest, PullSeen, PullWatch},
+    runtime::{LayerState, PullEnd, PullEvent, PullRequest, PullSeen, PullWatch, PullWay},
 };
 use tokio::time::Instant;
 
@@ -171,6 +171,13 @@ impl Pull {
                 self.sample(now);
             }
             PullEvent::Committing => self.phase = phase::COMMITTING,
+            PullEvent::Way(PullWay::Imported) => self.phase = phase::ASKING,
+            PullEvent::Way(PullWay::Forwarded(_)) => {
+                // What an import fetched before is of no use to the runtime.
+                (self.phase, self.layers, self.layers_hidden) = (phase::PULLING, Vec::new(), 0);
+                self.manifest.clear();
+                self.samples.clear();
+            }
             PullEvent::Trickles => {}
         }
     }
@@ -278,7 +285,7 @@ impl fmt::Debug for PullBoard {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::image::ImageSpec;
+    use imagelet_core::{image::ImageSpec, runtime::ForwardReason};
 
     use super::*;
 
@@ -327,6 +334,21 @@ mod tests {
         assert_eq!((told.phase.as_str(), told.bytes_total, told.elapsed_ms >= 90_000), ("pulling", None, true));
         seen.end(PullEnd::GivenUp);
         assert_eq!(board.since(1, now).1[0].phase, "given-up");
+    }
+
+    #[test]
+    fn an_import_shows_its_layers_until_it_is_forwarded() {
+        let (board, now) = (PullBoard::of_runtime(), Instant::now());
+        let seen = board.begin(&request("app:v1"));
+        let told = || board.since(0, now).1.remove(0);
+        assert_eq!(told().phase, "pulling");
+        seen.step(&PullEvent::Way(PullWay::Imported));
+        assert_eq!(told().phase, "asking");
+        seen.step(&resolved(&[("a", 10 * MEGABYTE)]));
+        assert_eq!((told().phase.as_str(), told().bytes_total), ("fetching", Some(10 * MEGABYTE)));
+        seen.step(&PullEvent::Way(PullWay::Forwarded(ForwardReason::SwitchedOff)));
+        assert_eq!((told().phase.as_str(), told().bytes_total, told().layers.len()), ("pulling", None, 0));
+        seen.end(PullEnd::GivenUp);
     }
 
     #[test]

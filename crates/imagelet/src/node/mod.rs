@@ -74,7 +74,7 @@ fn step(event: PullEvent) -> Option<Step> {
             }
         }
         PullEvent::Committing => Step::Committing,
-        PullEvent::Trickles => return None,
+        PullEvent::Trickles | PullEvent::Way(_) => return None,
     })
 }
 

@@ -3,10 +3,21 @@
 //! [`ImageImporter`] is the whole of it behind one call. [`LayerSink`] is the end of the pipeline: the runtime's own
 //! stores, reached past CRI. After an import the runtime owns ordinary images and nothing refers to imagelet.
 
+mod decide;
+mod facts;
+mod reason;
+mod service;
+
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 
+pub use self::{
+    decide::{AfterFailure, ImportDecision, ImportMode, ImportQuestion, after_failure, decide_import},
+    facts::{RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeFacts, SnapshotterPlace},
+    reason::{ForwardReason, PullWay},
+    service::{ImportSite, ImportStanding, ImportingImages, OpenedSite, WayTaken},
+};
 use super::{Freed, Progress, PullRequest, RuntimeError};
 use crate::image::{Digest, ImageId, Reference};
 
@@ -23,6 +34,17 @@ pub trait ImageImporter: Send + Sync + fmt::Debug {
 
     /// What imports under way have reserved on the disk and not written yet.
     fn reserved(&self) -> Freed;
+}
+
+/// Looks whether what images are made of is still in a runtime's stores.
+#[async_trait]
+pub trait ImageBacking: Send + Sync + fmt::Debug {
+    /// Whether containers can be made from an image: the chain of all its layers has a snapshot, or the runtime has all
+    /// blobs to unpack the layers again.
+    ///
+    /// # Errors
+    /// Where the runtime cannot be asked.
+    async fn is_usable(&self, image: &ImageId, chain: &Digest) -> Result<bool, RuntimeError>;
 }
 
 /// An import that ended without an image.

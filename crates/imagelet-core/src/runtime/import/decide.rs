@@ -1,0 +1,201 @@
+//! Decides whether a pull is imported natively or forwarded to the runtime, and what becomes of an import that failed.
+
+use std::{collections::HashMap, fmt, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    ImportStage,
+    facts::{RuntimeFacts, SNAPSHOTTER},
+    reason::ForwardReason,
+};
+use crate::{
+    image::{ImageSpec, Reference},
+    runtime::{ErrorClass, Fault, Hop, PullRequest},
+};
+
+/// By this annotation of a pod containerd knows the handler that an image is pulled for.
+const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
+/// The one runtime with stores that images can be imported into.
+const RUNTIME: &str = "containerd";
+/// For so long a registry is forwarded first after forwarding helped.
+const PREFERRED_FOR: Duration = Duration::from_mins(10);
+/// Most registries that are remembered.
+const PREFERRED_MAX: usize = 256;
+
+/// Whether pulls beside a runtime are imported (`runtimeImport`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImportMode {
+    /// Wherever that is possible; else they are forwarded.
+    #[default]
+    Auto,
+    /// Each pull is forwarded.
+    Never,
+    /// No pull is forwarded; what cannot be imported fails with the reason.
+    Require,
+}
+
+/// What is asked.
+#[derive(Debug)]
+pub struct ImportQuestion<'a> {
+    /// As configured.
+    pub mode: ImportMode,
+    /// What the runtime is; or why that is not known.
+    pub runtime: Result<&'a RuntimeFacts, &'a str>,
+    /// The pull; `None`: any.
+    pub request: Option<&'a PullRequest>,
+    /// Whether forwarding helped for its registry a short while ago.
+    pub is_preferred: bool,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImportDecision {
+    /// It is imported.
+    Import,
+    /// It is forwarded; where import is required, it fails with the reason.
+    Forward(ForwardReason),
+}
+
+/// Decides the way of a pull, as far as runtime and request decide it; that layers can be staged shows when they are.
+pub fn decide_import(question: &ImportQuestion<'_>) -> ImportDecision {
+    obstacle(question).map_or(ImportDecision::Import, ImportDecision::Forward)
+}
+
+fn obstacle(question: &ImportQuestion<'_>) -> Option<ForwardReason> {
+    if question.mode == ImportMode::Never {
+        return Some(ForwardReason::SwitchedOff);
+    }
+    let runtime = match question.runtime {
+        Ok(runtime) if runtime.name == RUNTIME => runtime,
+        Ok(other) => return Some(ForwardReason::OtherRuntime(other.name.clone())),
+        Err(why) => return Some(ForwardReason::RuntimeUnknown(why.to_owned())),
+    };
+    if runtime.snapshotter() != Some(SNAPSHOTTER) {
+        return Some(ForwardReason::Snapshotter(runtime.snapshotter().map(str::to_owned)));
+    }
+    if runtime.root().is_none() {
+        return Some(ForwardReason::RootUnreachable("it reports no folder of the snapshotter".to_owned()));
+    }
+    let request = question.request?;
+    let Ok(name) = request.image.image.parse::<Reference>().map(|name| name.canonical()) else {
+        return Some(ForwardReason::NameInvalid);
+    };
+    of_handler(&request.image, runtime).or_else(|| of_image(&name, runtime, question))
+}
+
+/// The snapshotter of a handler is the image's as well.
+fn of_handler(image: &ImageSpec, runtime: &RuntimeFacts) -> Option<ForwardReason> {
+    let annotated = image.annotations.iter().filter(|(key, _)| key == HANDLER_ANNOTATION).map(|(_, handler)| handler);
+    for handler in annotated.chain([&image.runtime_handler]).filter(|handler| !handler.is_empty()) {
+        match runtime.configuration.handlers.get(handler.as_str()).map(String::as_str) {
+            Some("" | SNAPSHOTTER) => {}
+            Some(other) => {
+                let (handler, snapshotter) = (handler.clone(), other.to_owned());
+                return Some(ForwardReason::HandlerSnapshotter { handler, snapshotter });
+            }
+            None => return Some(ForwardReason::HandlerUnknown(handler.clone())),
+        }
+    }
+    None
+}
+
+fn of_image(name: &Reference, runtime: &RuntimeFacts, question: &ImportQuestion<'_>) -> Option<ForwardReason> {
+    let registry = || name.domain().to_owned();
+    if runtime.is_sandbox_image(name) {
+        return Some(ForwardReason::SandboxImage);
+    }
+    if let Some(setting) = runtime.configuration.registries.unread(name.domain()) {
+        return Some(ForwardReason::RegistrySetting { setting, registry: registry() });
+    }
+    // Where nothing may be forwarded, what helped others is of no use.
+    let is_preferred = question.is_preferred && question.mode == ImportMode::Auto;
+    is_preferred.then(|| ForwardReason::RegistryPreferred(registry()))
+}
+
+/// What becomes of a pull whose import failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterFailure {
+    /// The runtime pulls it, once. Where that succeeds and the runtime's settings may be why, the registry is forwarded
+    /// first for a while.
+    Forward {
+        /// Whether they may be why.
+        remember: bool,
+    },
+    /// It failed.
+    Fail,
+}
+
+/// Decides what becomes of a pull whose import failed. A pull for another platform cannot be forwarded: CRI has no word
+/// for it.
+pub fn after_failure(mode: ImportMode, stage: ImportStage, fault: &Fault, request: &PullRequest) -> AfterFailure {
+    use ErrorClass as C;
+    if mode != ImportMode::Auto || request.platform.is_some() {
+        return AfterFailure::Fail;
+    }
+    // The runtime has the records and does not show them: its own pull completes the image.
+    if stage == ImportStage::Recorded {
+        let is_hidden = fault.class == C::TimedOut && fault.hop == Hop::Runtime;
+        return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
+    }
+    match fault.class {
+        // The registry answered, and a second question is the same one.
+        C::RateLimited | C::ImageUnknown | C::BlobUnknown => AfterFailure::Fail,
+        C::Cancelled | C::HeldBack | C::RateExceeded => AfterFailure::Fail,
+        // The runtime would fill the same disk.
+        C::DiskFull => AfterFailure::Fail,
+        // What came is wrong, or was refused to protect the node.
+        C::DigestMismatch | C::ContentInvalid | C::SignatureRejected => AfterFailure::Fail,
+        C::Unacceptable if fault.hop != Hop::Manifest => AfterFailure::Fail,
+        C::HostNotFound
+        | C::ConnectionRefused
+        | C::Unreachable
+        | C::ConnectionLost
+        | C::CertificateInvalid
+        | C::TlsFailed
+        | C::ProxyFailed
+        | C::Unauthorized
+        | C::Forbidden => AfterFailure::Forward { remember: true },
+        _ => AfterFailure::Forward { remember: false },
+    }
+}
+
+/// The registries for which forwarding helped, each for a while.
+#[derive(Debug, Default)]
+pub(super) struct PreferredRegistries(HashMap<String, Instant>);
+
+impl PreferredRegistries {
+    pub(super) fn is_preferred(&self, registry: &str, now: Instant) -> bool {
+        self.0.get(registry).is_some_and(|since| now < *since + PREFERRED_FOR)
+    }
+
+    pub(super) fn prefer(&mut self, registry: &str, now: Instant) {
+        self.0.retain(|_, since| now < *since + PREFERRED_FOR);
+        if self.0.len() < PREFERRED_MAX || self.0.contains_key(registry) {
+            self.0.insert(registry.to_owned(), now);
+        }
+    }
+}
+
+impl ImportMode {
+    /// All there are, as they are written.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
+
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Never => "never",
+            Self::Require => "require",
+        }
+    }
+}
+
+impl fmt::Display for ImportMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,253 @@
+//! The tables: which pull is imported, and which failed import is forwarded.
+
+use std::{path::PathBuf, time::Duration};
+
+use super::*;
+use crate::{
+    image::Platform,
+    runtime::{
+        ForwardReason as R, RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeError, RuntimeErrorKind,
+        SnapshotterPlace,
+    },
+};
+
+fn place(snapshotter: &str) -> SnapshotterPlace {
+    SnapshotterPlace { root: PathBuf::from("/var/lib/containerd"), snapshotter: snapshotter.into() }
+}
+
+/// containerd 1.7 with one more handler, a sandbox image, and settings for two registries.
+fn containerd() -> RuntimeFacts {
+    let handlers = [("runc", ""), ("own", "overlayfs"), ("kata", "devmapper")];
+    RuntimeFacts {
+        name: "containerd".into(),
+        version: "1.7.24".into(),
+        places: vec![place("overlayfs")],
+        configuration: RuntimeConfiguration {
+            snapshotter: Some("overlayfs".into()),
+            handlers: handlers.map(|(name, own)| (name.into(), own.into())).into(),
+            sandbox_images: vec!["registry.k8s.io/pause:3.8".into()],
+            registries: RegistrySettings::Reported {
+                folders: vec!["/etc/containerd/certs.d".into()],
+                mirrors: ["mirrored.io".to_owned()].into(),
+                configs: ["private.io:5000".to_owned()].into(),
+                has_headers: false,
+            },
+        },
+    }
+}
+
+fn pull(image: &str) -> PullRequest {
+    PullRequest { image: ImageSpec::new(image), ..PullRequest::default() }
+}
+
+fn ask(mode: ImportMode, runtime: &RuntimeFacts, request: &PullRequest) -> ImportDecision {
+    decide_import(&ImportQuestion { mode, runtime: Ok(runtime), request: Some(request), is_preferred: false })
+}
+
+#[test]
+fn the_image_decides() {
+    use ImportDecision::{Forward, Import};
+    let setting = |setting, registry: &str| Forward(R::RegistrySetting { setting, registry: registry.into() });
+    for (image, decision) in [
+        ("app:v1", Import),
+        ("r.io/team/app@sha256:0000000000000000000000000000000000000000000000000000000000000000", Import),
+        ("private.io/app", Import),
+        ("registry.k8s.io/pause:3.8", Forward(R::SandboxImage)),
+        ("registry.k8s.io/pause:3.9", Import),
+        ("mirrored.io/app:v1", setting(RegistrySetting::Mirrors, "mirrored.io")),
+        ("private.io:5000/app:v1", setting(RegistrySetting::Configs, "private.io:5000")),
+        ("", Forward(R::NameInvalid)),
+        ("app:", Forward(R::NameInvalid)),
+    ] {
+        assert_eq!(ask(ImportMode::Auto, &containerd(), &pull(image)), decision, "{image}");
+    }
+}
+
+#[test]
+fn the_handler_decides() {
+    use ImportDecision::{Forward, Import};
+    let kata = || Forward(R::HandlerSnapshotter { handler: "kata".into(), snapshotter: "devmapper".into() });
+    for (handler, annotation, decision) in [
+        ("runc", "", Import),
+        ("own", "own", Import),
+        ("kata", "", kata()),
+        ("", "kata", kata()),
+        ("runc", "kata", kata()),
+        ("gone", "", Forward(R::HandlerUnknown("gone".into()))),
+    ] {
+        let mut request = pull("app:v1");
+        request.image.runtime_handler = handler.into();
+        request.image.annotations.push((HANDLER_ANNOTATION.into(), annotation.into()));
+        assert_eq!(ask(ImportMode::Auto, &containerd(), &request), decision, "{handler} {annotation}");
+    }
+}
+
+#[test]
+fn the_runtime_decides() {
+    type Change = fn(&mut RuntimeFacts);
+    let rows: [(&str, Change, Option<ForwardReason>); 9] = [
+        ("as it is", |_| {}, None),
+        ("cri-o", |facts| facts.name = "cri-o".into(), Some(R::OtherRuntime("cri-o".into()))),
+        (
+            "native",
+            |facts| facts.configuration.snapshotter = Some("native".into()),
+            Some(R::Snapshotter(Some("native".into()))),
+        ),
+        ("one folder, none reported", |facts| facts.configuration.snapshotter = None, None),
+        (
+            "one other folder, none reported",
+            |facts| {
+                facts.configuration.snapshotter = None;
+                facts.places = vec![place("zfs")];
+            },
+            Some(R::Snapshotter(Some("zfs".into()))),
+        ),
+        (
+            "two folders, none reported",
+            |facts| {
+                facts.configuration.snapshotter = None;
+                facts.places.push(place("nydus"));
+            },
+            Some(R::Snapshotter(None)),
+        ),
+        ("two folders, one reported", |facts| facts.places.push(place("nydus")), None),
+        (
+            "no folder",
+            |facts| facts.places.clear(),
+            Some(R::RootUnreachable("it reports no folder of the snapshotter".into())),
+        ),
+        (
+            "a warning of registry settings that are not shown",
+            |facts| facts.configuration.registries = RegistrySettings::Hidden { has_unread: true },
+            Some(R::RegistrySetting { setting: RegistrySetting::Hidden, registry: "docker.io".into() }),
+        ),
+    ];
+    for (what, change, reason) in rows {
+        let mut facts = containerd();
+        change(&mut facts);
+        let decision = reason.map_or(ImportDecision::Import, ImportDecision::Forward);
+        assert_eq!(ask(ImportMode::Auto, &facts, &pull("app:v1")), decision, "{what}");
+    }
+}
+
+#[test]
+fn the_mode_decides_first() {
+    let (facts, paused) = (containerd(), pull("registry.k8s.io/pause:3.8"));
+    let off = ImportDecision::Forward(R::SwitchedOff);
+    for (mode, image, decision) in [
+        (ImportMode::Never, "app:v1", off.clone()),
+        (ImportMode::Never, "registry.k8s.io/pause:3.8", off),
+        (ImportMode::Require, "app:v1", ImportDecision::Import),
+    ] {
+        assert_eq!(ask(mode, &facts, &pull(image)), decision, "{mode} {image}");
+    }
+    assert_eq!(ask(ImportMode::Require, &facts, &paused), ImportDecision::Forward(R::SandboxImage));
+    let any = |runtime| {
+        decide_import(&ImportQuestion { mode: ImportMode::Auto, runtime, request: None, is_preferred: false })
+    };
+    assert_eq!(any(Ok(&facts)), ImportDecision::Import);
+    assert_eq!(any(Err("it is away")), ImportDecision::Forward(R::RuntimeUnknown("it is away".into())));
+}
+
+#[test]
+fn a_platform_that_cri_cannot_carry_is_imported() {
+    let request = PullRequest { platform: Some(Platform::host()), ..pull("app:v1") };
+    assert_eq!(ask(ImportMode::Auto, &containerd(), &request), ImportDecision::Import);
+}
+
+#[test]
+fn a_registry_is_forwarded_first_for_ten_minutes_after_that_helped() {
+    let (mut preferred, now) = (PreferredRegistries::default(), Instant::now());
+    assert!(!preferred.is_preferred("r.io", now));
+    preferred.prefer("r.io", now);
+    let last = now + Duration::from_secs(599);
+    assert!(preferred.is_preferred("r.io", last) && !preferred.is_preferred("other.io", last));
+    assert!(!preferred.is_preferred("r.io", now + Duration::from_mins(10)));
+    for number in 0..1000 {
+        preferred.prefer(&format!("r{number}.io"), now);
+    }
+    assert_eq!(preferred.0.len(), PREFERRED_MAX);
+    preferred.prefer("late.io", now + Duration::from_mins(10));
+    assert_eq!(preferred.0.len(), 1, "what is over makes room");
+
+    let (facts, request) = (containerd(), pull("r.io/app:v1"));
+    let ask = |mode| {
+        decide_import(&ImportQuestion { mode, runtime: Ok(&facts), request: Some(&request), is_preferred: true })
+    };
+    assert_eq!(ask(ImportMode::Auto), ImportDecision::Forward(R::RegistryPreferred("r.io".into())));
+    assert_eq!(ask(ImportMode::Require), ImportDecision::Import, "where nothing is forwarded");
+}
+
+#[test]
+fn a_failed_import_is_forwarded_or_fails_by_what_went_wrong() {
+    use ErrorClass as C;
+    const HELD: &[C] = &[
+        C::RateLimited,
+        C::ImageUnknown,
+        C::BlobUnknown,
+        C::Cancelled,
+        C::HeldBack,
+        C::RateExceeded,
+        C::DiskFull,
+        C::DigestMismatch,
+        C::ContentInvalid,
+        C::SignatureRejected,
+    ];
+    const CURABLE: &[C] = &[
+        C::HostNotFound,
+        C::ConnectionRefused,
+        C::Unreachable,
+        C::ConnectionLost,
+        C::CertificateInvalid,
+        C::TlsFailed,
+        C::ProxyFailed,
+        C::Unauthorized,
+        C::Forbidden,
+    ];
+    let request = pull("r.io/app:v1");
+    for class in C::ALL.iter().copied() {
+        for stage in [ImportStage::Fetch, ImportStage::Handover] {
+            let wanted = match class {
+                class if HELD.contains(&class) => AfterFailure::Fail,
+                class => AfterFailure::Forward { remember: CURABLE.contains(&class) },
+            };
+            let after = after_failure(ImportMode::Auto, stage, &Fault::new(class, Hop::Manifest), &request);
+            assert_eq!(after, wanted, "{class} at {stage:?}");
+        }
+        let fault = Fault::new(class, Hop::Manifest);
+        for mode in [ImportMode::Require, ImportMode::Never] {
+            assert_eq!(after_failure(mode, ImportStage::Fetch, &fault, &request), AfterFailure::Fail, "{class}");
+        }
+        let recorded = after_failure(ImportMode::Auto, ImportStage::Recorded, &fault, &request);
+        assert_eq!(recorded, AfterFailure::Fail, "{class}: image records may exist");
+    }
+}
+
+#[test]
+fn an_image_of_another_kind_is_forwarded_and_a_bomb_is_not() {
+    let request = pull("r.io/app:v1");
+    let after = |hop| {
+        let fault = Fault::new(ErrorClass::Unacceptable, hop);
+        after_failure(ImportMode::Auto, ImportStage::Fetch, &fault, &request)
+    };
+    assert_eq!(after(Hop::Manifest), AfterFailure::Forward { remember: false });
+    assert_eq!((after(Hop::Unpack), after(Hop::Blob)), (AfterFailure::Fail, AfterFailure::Fail));
+    // As the engine reports artifacts, and encrypted and foreign layers.
+    let artifact = RuntimeError::new(RuntimeErrorKind::Unacceptable, "it is an artifact of type `a/b`, not an image");
+    let after = after_failure(ImportMode::Auto, ImportStage::Fetch, &artifact.fault(), &request);
+    assert_eq!(after, AfterFailure::Forward { remember: false });
+}
+
+#[test]
+fn records_that_the_runtime_does_not_show_are_completed_by_its_own_pull() {
+    let hidden = Fault::new(ErrorClass::TimedOut, Hop::Runtime);
+    let after = after_failure(ImportMode::Auto, ImportStage::Recorded, &hidden, &pull("app:v1"));
+    assert_eq!(after, AfterFailure::Forward { remember: false });
+}
+
+#[test]
+fn a_pull_for_another_platform_is_not_forwarded_since_cri_has_no_word_for_it() {
+    let request = PullRequest { platform: Some(Platform::host()), ..pull("app:v1") };
+    let fault = Fault::new(ErrorClass::Unauthorized, Hop::Manifest);
+    assert_eq!(after_failure(ImportMode::Auto, ImportStage::Fetch, &fault, &request), AfterFailure::Fail);
+}

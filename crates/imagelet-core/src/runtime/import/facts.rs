@@ -1,0 +1,280 @@
+//! What a runtime is and how it is configured, as far as native import depends on it: read from its CRI answers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
+
+use super::super::{ImageFilesystems, default_sandbox_image, details::lenient};
+use crate::image::Reference;
+
+/// The snapshotter that layers can be imported into.
+pub(super) const SNAPSHOTTER: &str = "overlayfs";
+/// A folder of a snapshotter of containerd is its name behind this.
+const SNAPSHOTTER_FOLDER: &str = "io.containerd.snapshotter.v1.";
+/// Longest JSON text that is read: the runtime's whole configuration.
+const JSON_BYTES_MAX: usize = 4 << 20;
+/// No name of a handler, snapshotter or registry is longer.
+const NAME_BYTES_MAX: usize = 1024;
+/// Most folders of registry settings.
+const FOLDERS_MAX: usize = 64;
+/// The condition by which containerd reports settings that are deprecated, each by an id.
+const DEPRECATIONS: &str = "ContainerdHasNoDeprecationWarnings";
+/// Parts of the ids of the registry settings that imagelet does not read.
+const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-auths", "cri-registry-configs"];
+/// Docker Hub, as images name it and as its hosts are called.
+const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docker.io"];
+
+/// What a runtime is and how it is configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeFacts {
+    /// `containerd`, `cri-o`, …
+    pub name: String,
+    /// Its version, as it reports it.
+    pub version: String,
+    /// Where its snapshotters keep layers, each once.
+    pub places: Vec<SnapshotterPlace>,
+    /// Its configuration.
+    pub configuration: RuntimeConfiguration,
+}
+
+/// Where a snapshotter keeps its layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotterPlace {
+    /// The runtime's root folder.
+    pub root: PathBuf,
+    /// The snapshotter's name.
+    pub snapshotter: String,
+}
+
+/// The part of a runtime's configuration that imports depend on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeConfiguration {
+    /// The snapshotter of images; `None`: not reported.
+    pub snapshotter: Option<String>,
+    /// The snapshotter of each runtime handler; empty where the handler has no own one.
+    pub handlers: BTreeMap<String, String>,
+    /// Images that sandboxes are started from.
+    pub sandbox_images: Vec<String>,
+    /// How it reaches registries.
+    pub registries: RegistrySettings,
+}
+
+/// How a runtime reaches registries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RegistrySettings {
+    /// As its configuration says.
+    Reported {
+        /// Folders of `HOST/hosts.toml`, in order.
+        folders: Vec<PathBuf>,
+        /// Registries that have mirrors; `*` is all.
+        mirrors: BTreeSet<String>,
+        /// Hosts that have credentials or certificates.
+        configs: BTreeSet<String>,
+        /// Whether requests carry headers of its own.
+        has_headers: bool,
+    },
+    /// It does not report them.
+    Hidden {
+        /// It warns that some of them are deprecated (mirrors, credentials, certificates), or its report is unreadable.
+        has_unread: bool,
+    },
+}
+
+/// A registry setting of a runtime that imagelet does not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegistrySetting {
+    /// `registry.mirrors`
+    Mirrors,
+    /// `registry.configs` or `registry.auths`
+    Configs,
+    /// `registry.headers`
+    Headers,
+    /// One of them that the runtime warns of and does not show.
+    Hidden,
+}
+
+impl Default for RegistrySettings {
+    fn default() -> Self {
+        Self::Hidden { has_unread: false }
+    }
+}
+
+impl RegistrySetting {
+    /// As the runtime's configuration calls it.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Mirrors => "registry.mirrors",
+            Self::Configs => "registry.configs",
+            Self::Headers => "registry.headers",
+            Self::Hidden => "a deprecated registry setting",
+        }
+    }
+}
+
+impl RegistrySettings {
+    /// The setting for a registry that imagelet does not read, if there is one.
+    pub fn unread(&self, registry: &str) -> Option<RegistrySetting> {
+        let hosts: &[&str] = if DOCKER_HUB.contains(&registry) { &DOCKER_HUB } else { &[registry] };
+        let names = |set: &BTreeSet<String>| hosts.iter().any(|host| set.contains(*host));
+        match self {
+            Self::Hidden { has_unread } => has_unread.then_some(RegistrySetting::Hidden),
+            Self::Reported { has_headers: true, .. } => Some(RegistrySetting::Headers),
+            Self::Reported { mirrors, .. } if mirrors.contains("*") || names(mirrors) => Some(RegistrySetting::Mirrors),
+            Self::Reported { configs, .. } if names(configs) => Some(RegistrySetting::Configs),
+            Self::Reported { .. } => None,
+        }
+    }
+}
+
+impl RuntimeFacts {
+    /// Where the layers that can be imported lie.
+    pub fn root(&self) -> Option<&Path> {
+        self.places.iter().find(|place| place.snapshotter == SNAPSHOTTER).map(|place| place.root.as_path())
+    }
+
+    /// The snapshotter of images that no handler is named for. `None`: it has several and reports none.
+    pub fn snapshotter(&self) -> Option<&str> {
+        match (&self.configuration.snapshotter, &self.places[..]) {
+            (Some(reported), _) => Some(reported),
+            (None, [only]) => Some(&only.snapshotter),
+            _ => None,
+        }
+    }
+
+    /// Whether each image has to have a snapshot there: no other snapshotter keeps any.
+    pub fn is_alone(&self) -> bool {
+        let handlers = self.configuration.handlers.values();
+        matches!(&self.places[..], [only] if only.snapshotter == SNAPSHOTTER)
+            && handlers.filter(|snapshotter| !snapshotter.is_empty()).all(|snapshotter| snapshotter == SNAPSHOTTER)
+    }
+
+    /// Whether sandboxes are started from an image of this name.
+    pub fn is_sandbox_image(&self, image: &Reference) -> bool {
+        let wanted = image.canonical();
+        let named = self.configuration.sandbox_images.iter().filter_map(|name| name.parse::<Reference>().ok());
+        named.map(|name| name.canonical()).any(|name| {
+            let is_digest = name.digest().is_some() && name.digest() == wanted.digest();
+            name.repository() == wanted.repository() && (name.tag() == wanted.tag() || is_digest)
+        })
+    }
+}
+
+impl SnapshotterPlace {
+    /// The places that a runtime reports as those of its images.
+    pub fn all(filesystems: &ImageFilesystems) -> Vec<Self> {
+        let mut places: Vec<Self> = Vec::new();
+        for place in filesystems.images.iter().filter_map(|usage| Self::of(&usage.mountpoint)) {
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        places
+    }
+
+    fn of(mountpoint: &Path) -> Option<Self> {
+        let name = mountpoint.file_name()?.to_str()?.strip_prefix(SNAPSHOTTER_FOLDER)?;
+        let root = mountpoint.parent().filter(|root| root.is_absolute())?;
+        (!name.is_empty()).then(|| Self { root: root.to_owned(), snapshotter: name.to_owned() })
+    }
+
+    /// The folder of its layers.
+    pub fn folder(&self) -> PathBuf {
+        self.root.join(format!("{SNAPSHOTTER_FOLDER}{}", self.snapshotter))
+    }
+}
+
+impl RuntimeConfiguration {
+    /// Reads what a runtime's verbose status adds, and the messages of its conditions by their types.
+    pub fn read(info: &BTreeMap<String, String>, conditions: &BTreeMap<String, String>) -> Self {
+        let text = info.get("config");
+        let read = text.filter(|text| text.len() <= JSON_BYTES_MAX).and_then(|text| serde_json::from_str(text).ok());
+        let warnings = conditions.get(DEPRECATIONS).map(String::as_str).unwrap_or_default();
+        let is_warned = DEPRECATED_REGISTRY.iter().any(|id| warnings.contains(id));
+        // What cannot be read may hold any setting.
+        let has_unread = is_warned || (text.is_some() && read.is_none());
+        let raw: RawConfiguration = read.unwrap_or_default();
+        let containerd = raw.containerd.unwrap_or_default();
+        let handlers = containerd.runtimes.unwrap_or_default().into_iter().filter(|(name, _)| is_name(name));
+        Self {
+            snapshotter: containerd.snapshotter.filter(|name| is_name(name)),
+            handlers: handlers.map(|(name, handler)| (name, handler.snapshotter.unwrap_or_default())).collect(),
+            sandbox_images: default_sandbox_image(info).into_iter().collect(),
+            registries: raw.registry.map_or(RegistrySettings::Hidden { has_unread }, RawRegistry::settings),
+        }
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.len() <= NAME_BYTES_MAX
+}
+
+/// What is read of the configuration. Everything else may be anything.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawConfiguration {
+    #[serde(deserialize_with = "lenient")]
+    containerd: Option<RawContainerd>,
+    #[serde(deserialize_with = "lenient")]
+    registry: Option<RawRegistry>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawContainerd {
+    #[serde(deserialize_with = "lenient")]
+    snapshotter: Option<String>,
+    #[serde(deserialize_with = "lenient")]
+    runtimes: Option<BTreeMap<String, RawHandler>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawHandler {
+    #[serde(deserialize_with = "lenient")]
+    snapshotter: Option<String>,
+}
+
+/// The values of the maps hold passwords: their keys alone are read.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawRegistry {
+    #[serde(default, deserialize_with = "lenient")]
+    config_path: Option<String>,
+    #[serde(default, deserialize_with = "keys")]
+    mirrors: BTreeSet<String>,
+    #[serde(default, deserialize_with = "keys")]
+    configs: BTreeSet<String>,
+    #[serde(default, deserialize_with = "keys")]
+    auths: BTreeSet<String>,
+    #[serde(default, deserialize_with = "keys")]
+    headers: BTreeSet<String>,
+}
+
+impl RawRegistry {
+    fn settings(self) -> RegistrySettings {
+        let folders = std::env::split_paths(&self.config_path.unwrap_or_default())
+            .filter(|folder| folder.is_absolute())
+            .take(FOLDERS_MAX)
+            .collect();
+        // Credentials of older configurations are listed by the address of an endpoint.
+        let of_address = |address: &String| {
+            let host = address.split_once("://").map_or(address.as_str(), |(_, rest)| rest);
+            host.split('/').next().unwrap_or_default().to_owned()
+        };
+        let configs = self.auths.iter().map(of_address).chain(self.configs).collect();
+        let has_headers = self.headers.iter().any(|name| !name.eq_ignore_ascii_case("user-agent"));
+        RegistrySettings::Reported { folders, mirrors: self.mirrors, configs, has_headers }
+    }
+}
+
+#[expect(clippy::zero_sized_map_values, reason = "the values, which are skipped, stand in a map")]
+fn keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
+    let map: Option<BTreeMap<String, IgnoredAny>> = lenient(deserializer)?;
+    Ok(map.unwrap_or_default().into_keys().collect())
+}
+
+#[cfg(test)]
+mod tests;

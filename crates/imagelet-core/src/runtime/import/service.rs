@@ -1,0 +1,438 @@
+//! A runtime's images whose pulls are imported natively where that is possible, and forwarded where it is not.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use tokio::time::{Instant, timeout};
+
+use super::{
+    AfterFailure, ForwardReason, ImageBacking, ImageImporter, ImportDecision, ImportError, ImportMode, ImportQuestion,
+    PullWay, RegistrySettings, RuntimeFacts, after_failure, decide::PreferredRegistries, decide_import,
+};
+use crate::{
+    image::{Digest, Image, ImageId, ImageSpec, Reference, shown_name},
+    metrics::{Family, MetricKind, Metrics},
+    runtime::{
+        Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing, Progress, PullEstimate, PullEvent,
+        PullRequest, RuntimeError, RuntimeErrorKind,
+    },
+};
+
+/// A runtime that takes longer to report what it is pulls itself.
+const SURVEY_MAX: Duration = Duration::from_secs(5);
+/// Staging and the runtime's own interface have this long to open.
+const OPEN_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked whether the runtime is still the same.
+const LOOK_PERIOD: Duration = Duration::from_mins(1);
+/// Most pulls whose way is remembered.
+const WAYS_MAX: usize = 32;
+/// An image that could be used is not looked at again for this long.
+const USABLE_FOR: Duration = Duration::from_secs(10);
+/// The look whether an image can be used may take this long; then it can.
+const USABLE_MAX: Duration = Duration::from_secs(1);
+/// Most images whose highest chain is remembered.
+const TOPS_MAX: usize = 20_000;
+
+static PULLS: Family = Family {
+    name: "imagelet_runtime_pulls_total",
+    help: "Pulls into a runtime by the way they took, why they were forwarded, and how they ended.",
+    kind: MetricKind::Counter,
+    labels: &["way", "reason", "outcome"],
+};
+
+/// Where imports begin: what a runtime is, and what is opened beside it.
+#[async_trait]
+pub trait ImportSite: Send + Sync + fmt::Debug {
+    /// Asks the runtime what it is and how it is configured.
+    async fn survey(&self) -> Result<RuntimeFacts, RuntimeError>;
+
+    /// Opens staging and the runtime's own interface.
+    ///
+    /// # Errors
+    /// With the reason that `status` shows.
+    async fn open(&self, runtime: &RuntimeFacts) -> Result<OpenedSite, ForwardReason>;
+
+    /// Returns once what imports that were given up held of the runtime is released.
+    async fn close(&self);
+}
+
+/// What imports need, opened.
+#[derive(Clone, Debug)]
+pub struct OpenedSite {
+    /// Imports.
+    pub importer: Arc<dyn ImageImporter>,
+    /// Looks at what images are made of.
+    pub backing: Arc<dyn ImageBacking>,
+}
+
+/// What a site was opened for: with any change of these it is opened anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SiteKey {
+    version: String,
+    root: Option<PathBuf>,
+    registries: RegistrySettings,
+}
+
+/// A pull and its way.
+#[derive(Clone, Debug)]
+pub struct WayTaken {
+    /// When it ended.
+    pub at: SystemTime,
+    /// The name it was asked for by.
+    pub image: String,
+    /// The way.
+    pub way: PullWay,
+    /// How long it took.
+    pub took: Duration,
+    /// Why it failed, if it did.
+    pub failure: Option<String>,
+}
+
+/// How imports stand.
+#[derive(Clone, Debug)]
+pub struct ImportStanding {
+    /// As configured.
+    pub mode: ImportMode,
+    /// What the runtime is; or why that is not known.
+    pub runtime: Result<RuntimeFacts, String>,
+    /// Why no pull is imported; `None`: pulls are.
+    pub obstacle: Option<ForwardReason>,
+}
+
+/// A runtime's images. Pulls are imported or forwarded; all else is the runtime's answer.
+pub struct ImportingImages {
+    inner: Arc<dyn ImageService>,
+    site: Arc<dyn ImportSite>,
+    mode: ImportMode,
+    /// Held while a site is opened: others wait for it.
+    opening: tokio::sync::Mutex<()>,
+    shared: Mutex<Shared>,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Default)]
+struct Shared {
+    opened: Option<(SiteKey, OpenedSite)>,
+    /// Whether an image without a snapshot there has none at all.
+    is_alone: bool,
+    preferred: PreferredRegistries,
+    ways: VecDeque<WayTaken>,
+    tops: HashMap<ImageId, Top>,
+}
+
+/// The highest chain of an image, and when the image could be used.
+struct Top {
+    chain: Digest,
+    usable_at: Option<Instant>,
+}
+
+/// A pull under way.
+struct Pull<'a> {
+    request: &'a PullRequest,
+    progress: Progress,
+    began: Instant,
+}
+
+impl ImportingImages {
+    /// The images of a runtime, with imports where the site allows them.
+    pub fn new(
+        inner: Arc<dyn ImageService>,
+        site: Arc<dyn ImportSite>,
+        mode: ImportMode,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        metrics.declare(&PULLS);
+        let (opening, shared) = (tokio::sync::Mutex::default(), Mutex::default());
+        Self { inner, site, mode, opening, shared, metrics }
+    }
+
+    /// Looks now and then whether imports are possible, so that the first pull need not, until the images are dropped.
+    pub async fn look_on(images: Weak<Self>) {
+        let mut last = None;
+        loop {
+            let Some(strong) = images.upgrade() else { return };
+            let (mode, obstacle) = (strong.mode, strong.standing().await.obstacle);
+            drop(strong);
+            if last.as_ref() != Some(&obstacle) {
+                match &obstacle {
+                    None => tracing::info!("pulls are imported into the runtime"),
+                    Some(reason) if mode == ImportMode::Auto => {
+                        tracing::warn!(reason = reason.code(), "pulls are forwarded to the runtime: {reason}");
+                    }
+                    Some(reason) if mode == ImportMode::Require => {
+                        tracing::error!(reason = reason.code(), "import is required and not possible: {reason}");
+                    }
+                    Some(reason) => tracing::info!(reason = reason.code(), "pulls are forwarded to the runtime"),
+                }
+                last = Some(obstacle);
+            }
+            tokio::time::sleep(LOOK_PERIOD).await;
+        }
+    }
+
+    /// How imports stand at this moment.
+    pub async fn standing(&self) -> ImportStanding {
+        if self.mode == ImportMode::Never {
+            let runtime = Err("it was not asked".to_owned());
+            return ImportStanding { mode: self.mode, runtime, obstacle: Some(ForwardReason::SwitchedOff) };
+        }
+        let runtime = self.survey().await;
+        let obstacle = self.choose(&runtime, None).await.err();
+        ImportStanding { mode: self.mode, runtime, obstacle }
+    }
+
+    /// The ways of the last pulls, the newest last.
+    pub fn ways(&self) -> Vec<WayTaken> {
+        self.shared().ways.iter().cloned().collect()
+    }
+
+    /// Whether containers can be made from an image that the runtime lists. Where that cannot be found out, they can.
+    pub async fn is_usable(&self, image: &Image) -> bool {
+        timeout(USABLE_MAX, self.look_at(image)).await.unwrap_or(true)
+    }
+
+    async fn look_at(&self, image: &Image) -> bool {
+        let (backing, top) = {
+            let shared = self.shared();
+            let Some((_, site)) = shared.opened.as_ref().filter(|_| shared.is_alone) else { return true };
+            let top = shared.tops.get(&image.id);
+            if top.and_then(|top| top.usable_at).is_some_and(|at| at.elapsed() < USABLE_FOR) {
+                return true;
+            }
+            (Arc::clone(&site.backing), top.map(|top| top.chain.clone()))
+        };
+        let Some(chain) = (match top {
+            Some(chain) => Some(chain),
+            None => self.chain_of(image).await,
+        }) else {
+            return true;
+        };
+        match backing.is_usable(&image.id, &chain).await {
+            Ok(is_usable) => {
+                let usable_at = is_usable.then(Instant::now);
+                let mut shared = self.shared();
+                if shared.tops.len() < TOPS_MAX || shared.tops.contains_key(&image.id) {
+                    shared.tops.insert(image.id.clone(), Top { chain, usable_at });
+                }
+                if !is_usable {
+                    tracing::warn!(image = %image.id, "the runtime lists an image whose layers are gone; it is reported absent");
+                }
+                is_usable
+            }
+            Err(error) => {
+                tracing::debug!(image = %image.id, error = error.chain(), "could not look at what an image is made of");
+                true
+            }
+        }
+    }
+
+    /// The chain of all its layers. `None`: the runtime does not report it.
+    async fn chain_of(&self, image: &Image) -> Option<Digest> {
+        let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
+        self.inner.details(&spec).await.ok()??.chain_id
+    }
+
+    /// Returns once what given-up imports held of the runtime is released.
+    pub async fn close(&self) {
+        self.site.close().await;
+    }
+
+    async fn survey(&self) -> Result<RuntimeFacts, String> {
+        match timeout(SURVEY_MAX, self.site.survey()).await {
+            Ok(Ok(facts)) => Ok(facts),
+            Ok(Err(error)) => Err(error.chain()),
+            Err(_) => Err(format!("no answer within {} s", SURVEY_MAX.as_secs())),
+        }
+    }
+
+    /// The site to import at, or why the pull, or any, is not imported.
+    async fn choose(
+        &self,
+        runtime: &Result<RuntimeFacts, String>,
+        request: Option<&PullRequest>,
+    ) -> Result<OpenedSite, ForwardReason> {
+        let registry = request.and_then(registry_of);
+        let is_preferred = registry.is_some_and(|name| self.shared().preferred.is_preferred(&name, Instant::now()));
+        let question = ImportQuestion {
+            mode: self.mode,
+            runtime: runtime.as_ref().map_err(String::as_str),
+            request,
+            is_preferred,
+        };
+        match (decide_import(&question), runtime) {
+            (ImportDecision::Import, Ok(runtime)) => self.opened(runtime).await,
+            (ImportDecision::Import, Err(why)) => Err(ForwardReason::RuntimeUnknown(why.clone())),
+            (ImportDecision::Forward(reason), _) => Err(reason),
+        }
+    }
+
+    /// The site for a runtime as it is; opened once until the runtime changes.
+    async fn opened(&self, runtime: &RuntimeFacts) -> Result<OpenedSite, ForwardReason> {
+        let key = SiteKey {
+            version: runtime.version.clone(),
+            root: runtime.root().map(PathBuf::from),
+            registries: runtime.configuration.registries.clone(),
+        };
+        let _opening = self.opening.lock().await;
+        {
+            let mut shared = self.shared();
+            shared.is_alone = runtime.is_alone();
+            match &shared.opened {
+                Some((before, site)) if *before == key => return Ok(site.clone()),
+                _ => shared.opened = None,
+            }
+        }
+        let opened = timeout(OPEN_MAX, self.site.open(runtime)).await;
+        let site = opened.unwrap_or_else(|_| {
+            Err(ForwardReason::ApiClosed(format!("it did not open within {} s", OPEN_MAX.as_secs())))
+        })?;
+        self.shared().opened = Some((key, site.clone()));
+        Ok(site)
+    }
+
+    async fn import(&self, pull: &Pull<'_>, site: &OpenedSite) -> Result<ImageId, RuntimeError> {
+        (pull.progress)(PullEvent::Way(PullWay::Imported));
+        let failed = match site.importer.import(pull.request, Arc::clone(&pull.progress)).await {
+            Ok(id) => {
+                self.note(pull, PullWay::Imported, None);
+                return Ok(id);
+            }
+            Err(failed) => failed,
+        };
+        let ImportError { stage, cause } = failed;
+        if cause.kind() == RuntimeErrorKind::Unavailable {
+            // The runtime may be another one when it is back.
+            self.shared().opened = None;
+        }
+        let fault = cause.fault();
+        match after_failure(self.mode, stage, &fault, pull.request) {
+            AfterFailure::Fail => {
+                self.note(pull, PullWay::Imported, Some(&cause));
+                Err(cause)
+            }
+            AfterFailure::Forward { remember } => {
+                let reason = ForwardReason::Failed { fault, text: cause.chain() };
+                let pulled = self.forward(pull, reason).await?;
+                if let Some(registry) = registry_of(pull.request).filter(|_| remember) {
+                    self.shared().preferred.prefer(&registry, Instant::now());
+                }
+                Ok(pulled)
+            }
+        }
+    }
+
+    async fn forward(&self, pull: &Pull<'_>, reason: ForwardReason) -> Result<ImageId, RuntimeError> {
+        let way = PullWay::Forwarded(reason);
+        (pull.progress)(PullEvent::Way(way.clone()));
+        let pulled = self.inner.pull(pull.request, Arc::clone(&pull.progress)).await;
+        self.note(pull, way, pulled.as_ref().err());
+        pulled
+    }
+
+    /// Counts, logs and remembers the way of a pull that is over.
+    fn note(&self, pull: &Pull<'_>, way: PullWay, failure: Option<&RuntimeError>) {
+        let (image, took) = (shown_name(&pull.request.image.image).into_owned(), pull.began.elapsed());
+        let (code, reason) = (way.code(), way.reason_code().unwrap_or_default());
+        let outcome = if failure.is_some() { "failed" } else { "pulled" };
+        self.metrics.increment(&PULLS, &[code, reason, outcome]);
+        let (took_ms, failure) = (took.as_millis(), failure.map(RuntimeError::chain));
+        tracing::info!(image, way = code, reason, took_ms, failure, "{way}");
+        let mut shared = self.shared();
+        if shared.ways.len() == WAYS_MAX {
+            shared.ways.pop_front();
+        }
+        shared.ways.push_back(WayTaken { at: SystemTime::now(), image, way, took, failure });
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The registry that a pull asks.
+fn registry_of(request: &PullRequest) -> Option<String> {
+    Some(request.image.image.parse::<Reference>().ok()?.canonical().domain().to_owned())
+}
+
+#[async_trait]
+impl ImageService for ImportingImages {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
+        self.inner.list(filter).await
+    }
+
+    fn edition(&self) -> Option<u64> {
+        self.inner.edition()
+    }
+
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        self.inner.status(spec).await
+    }
+
+    async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        self.inner.details(spec).await
+    }
+
+    async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+        let pull = Pull { request, progress, began: Instant::now() };
+        // Nothing is asked where nothing depends on the answer.
+        let runtime = match self.mode {
+            ImportMode::Never => Ok(RuntimeFacts::default()),
+            _ => self.survey().await,
+        };
+        match self.choose(&runtime, Some(request)).await {
+            Ok(site) => self.import(&pull, &site).await,
+            Err(reason) if self.mode == ImportMode::Require => {
+                let image = shown_name(&request.image.image);
+                let kind = match reason {
+                    ForwardReason::NameInvalid => RuntimeErrorKind::InvalidArgument,
+                    _ => RuntimeErrorKind::Unsupported,
+                };
+                let error = RuntimeError::new(kind, format!("could not import `{image}`: {reason}"));
+                let error = error.with_hint("`runtimeImport: auto` forwards such pulls to the runtime");
+                self.note(&pull, PullWay::Imported, Some(&error));
+                Err(error)
+            }
+            Err(reason) => self.forward(&pull, reason).await,
+        }
+    }
+
+    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
+        self.inner.estimate(request).await
+    }
+
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        self.inner.remove(spec).await
+    }
+
+    async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
+        self.inner.untag(name).await
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        self.inner.filesystem().await
+    }
+
+    fn reserved(&self) -> Freed {
+        let importer = self.shared().opened.as_ref().map(|(_, site)| Arc::clone(&site.importer));
+        importer.map_or_else(Freed::default, |importer| importer.reserved()).plus(self.inner.reserved())
+    }
+
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        self.inner.layers().await
+    }
+}
+
+impl fmt::Debug for ImportingImages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImportingImages").field("inner", &self.inner).field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

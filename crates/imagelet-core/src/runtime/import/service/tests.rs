@@ -1,0 +1,317 @@
+//! Stories of pulls beside a scripted runtime, with imports that end as they are told to.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use super::*;
+use crate::{
+    image::ByteSize,
+    runtime::{ErrorClass, Fault, Hop, ImportStage, SnapshotterPlace, no_progress},
+    testing::{FakeRuntime, conformance},
+};
+
+const IMAGE: &str = "r.io/app:v1";
+
+/// A runtime, a site beside it, and what was asked of the site.
+#[derive(Debug)]
+struct Node {
+    runtime: FakeRuntime,
+    version: Mutex<&'static str>,
+    /// What the next imports end with.
+    failure: Mutex<Option<(ImportStage, RuntimeErrorKind, ErrorClass, Hop)>>,
+    refusal: Mutex<Option<ForwardReason>>,
+    is_away: AtomicBool,
+    is_whole: AtomicBool,
+    hangs: AtomicBool,
+    opened: AtomicUsize,
+    imports: AtomicUsize,
+    looks: AtomicUsize,
+    given_up: AtomicUsize,
+    reserved: AtomicU64,
+    this: Weak<Node>,
+}
+
+struct GivenUp<'a>(&'a AtomicUsize);
+
+impl Drop for GivenUp<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl ImportSite for Node {
+    async fn survey(&self) -> Result<RuntimeFacts, RuntimeError> {
+        if self.is_away.load(Ordering::SeqCst) {
+            return Err(RuntimeError::new(RuntimeErrorKind::Unavailable, "no such socket"));
+        }
+        let place = SnapshotterPlace { root: "/c".into(), snapshotter: "overlayfs".into() };
+        let version = (*self.version.lock().unwrap()).to_owned();
+        Ok(RuntimeFacts { name: "containerd".into(), version, places: vec![place], ..RuntimeFacts::default() })
+    }
+
+    async fn open(&self, _: &RuntimeFacts) -> Result<OpenedSite, ForwardReason> {
+        self.opened.fetch_add(1, Ordering::SeqCst);
+        if let Some(reason) = self.refusal.lock().unwrap().clone() {
+            return Err(reason);
+        }
+        let this = self.this.upgrade().expect("the test has it");
+        Ok(OpenedSite { importer: Arc::<Self>::clone(&this), backing: this })
+    }
+
+    async fn close(&self) {}
+}
+
+#[async_trait]
+impl ImageImporter for Node {
+    async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
+        self.imports.fetch_add(1, Ordering::SeqCst);
+        let failure = *self.failure.lock().unwrap();
+        if let Some((stage, kind, class, hop)) = failure {
+            return Err(stage.failed(RuntimeError::new(kind, "so it was told").with_fault(Fault::new(class, hop))));
+        }
+        if self.hangs.load(Ordering::SeqCst) {
+            let _guard = GivenUp(&self.given_up);
+            std::future::pending::<()>().await;
+        }
+        self.runtime.pull(request, progress).await.map_err(|error| ImportStage::Fetch.failed(error))
+    }
+
+    fn reserved(&self) -> Freed {
+        Freed { bytes: ByteSize(self.reserved.load(Ordering::SeqCst)), inodes: 0 }
+    }
+}
+
+#[async_trait]
+impl ImageBacking for Node {
+    async fn is_usable(&self, _: &ImageId, _: &Digest) -> Result<bool, RuntimeError> {
+        self.looks.fetch_add(1, Ordering::SeqCst);
+        Ok(self.is_whole.load(Ordering::SeqCst))
+    }
+}
+
+impl Node {
+    fn new() -> Arc<Self> {
+        let runtime = FakeRuntime::new();
+        runtime.offer(IMAGE, "app", 1000);
+        Arc::new_cyclic(|this| Self {
+            runtime,
+            version: Mutex::new("1.7.24"),
+            failure: Mutex::default(),
+            refusal: Mutex::default(),
+            is_away: AtomicBool::new(false),
+            is_whole: AtomicBool::new(true),
+            hangs: AtomicBool::new(false),
+            opened: AtomicUsize::new(0),
+            imports: AtomicUsize::new(0),
+            looks: AtomicUsize::new(0),
+            given_up: AtomicUsize::new(0),
+            reserved: AtomicU64::new(0),
+            this: this.clone(),
+        })
+    }
+
+    fn images(self: &Arc<Self>, mode: ImportMode) -> (Arc<ImportingImages>, Arc<Metrics>) {
+        let metrics = Arc::new(Metrics::new());
+        let site: Arc<dyn ImportSite> = Arc::<Self>::clone(self);
+        let inner = Arc::new(self.runtime.clone());
+        (Arc::new(ImportingImages::new(inner, site, mode, Arc::clone(&metrics))), metrics)
+    }
+
+    fn fail_imports(&self, stage: ImportStage, class: ErrorClass) {
+        *self.failure.lock().unwrap() = Some((stage, RuntimeErrorKind::Other, class, Hop::Manifest));
+    }
+
+    /// Imports that were begun since the last look.
+    fn imports(&self) -> usize {
+        self.imports.swap(0, Ordering::SeqCst)
+    }
+}
+
+fn request() -> PullRequest {
+    PullRequest { image: ImageSpec::new(IMAGE), ..PullRequest::default() }
+}
+
+async fn pull(images: &ImportingImages) -> Result<ImageId, RuntimeError> {
+    images.pull(&request(), no_progress()).await
+}
+
+fn last(images: &ImportingImages) -> (&'static str, Option<&'static str>, bool) {
+    let ways = images.ways();
+    let last = ways.last().expect("a pull ended");
+    (last.way.code(), last.way.reason_code(), last.failure.is_some())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_is_imported_and_its_way_counted_and_remembered() {
+    let node = Node::new();
+    let (images, metrics) = node.images(ImportMode::Auto);
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&events);
+    let sink: Progress = Arc::new(move |event| heard.lock().unwrap().push(event));
+    images.pull(&request(), sink).await.expect("it is imported");
+    assert_eq!((node.imports(), last(&images)), (1, ("imported", None, false)));
+    assert_eq!(events.lock().unwrap().first(), Some(&PullEvent::Way(PullWay::Imported)));
+    let line = "imagelet_runtime_pulls_total{way=\"imported\",reason=\"\",outcome=\"pulled\"} 1";
+    assert!(metrics.render().lines().any(|found| found == line), "{}", metrics.render());
+    node.reserved.store(7, Ordering::SeqCst);
+    assert_eq!(images.reserved().bytes, ByteSize(7), "what imports have reserved counts");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_service_keeps_the_promises_of_all_services_whichever_way_pulls_take() {
+    for mode in ImportMode::ALL {
+        let node = Node::new();
+        node.runtime.offer("r.io/first:v1", "first", 1000);
+        node.runtime.offer("r.io/first-again:v1", "first", 1000);
+        node.runtime.offer("r.io/second:v1", "second", 2000);
+        let images = conformance::Images {
+            first: "r.io/first:v1".into(),
+            first_again: "r.io/first-again:v1".into(),
+            second: "r.io/second:v1".into(),
+            absent: "r.io/absent:v1".into(),
+            reports_progress: true,
+            untags: true,
+            tells_layers: false,
+        };
+        conformance::run(&*node.images(mode).0, &images).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_import_that_fails_is_forwarded_once_and_its_registry_first_for_ten_minutes() {
+    let node = Node::new();
+    let (images, metrics) = node.images(ImportMode::Auto);
+    node.fail_imports(ImportStage::Fetch, ErrorClass::Unauthorized);
+    pull(&images).await.expect("the runtime pulls it");
+    assert_eq!((node.imports(), last(&images)), (1, ("forwarded", Some("import-failed"), false)));
+    node.failure.lock().unwrap().take();
+    pull(&images).await.expect("the runtime pulls it");
+    assert_eq!((node.imports(), last(&images)), (0, ("forwarded", Some("registry-preferred"), false)));
+    tokio::time::advance(Duration::from_mins(10)).await;
+    pull(&images).await.expect("it is imported");
+    assert_eq!((node.imports(), last(&images)), (1, ("imported", None, false)));
+    let line = "imagelet_runtime_pulls_total{way=\"forwarded\",reason=\"registry-preferred\",outcome=\"pulled\"} 1";
+    assert!(metrics.render().lines().any(|found| found == line), "{}", metrics.render());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forward_that_does_not_help_is_not_preferred() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.fail_imports(ImportStage::Fetch, ErrorClass::Unauthorized);
+    node.runtime.fail("pull", RuntimeErrorKind::Denied, "401 Unauthorized");
+    let error = pull(&images).await.expect_err("neither way");
+    assert_eq!(error.kind(), RuntimeErrorKind::Denied, "the runtime's own words: {}", error.chain());
+    assert_eq!((node.imports(), last(&images)), (1, ("forwarded", Some("import-failed"), true)));
+    node.runtime.heal();
+    node.failure.lock().unwrap().take();
+    pull(&images).await.expect("it is imported");
+    assert_eq!(node.imports(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_registry_that_limits_is_not_asked_a_second_time() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.fail_imports(ImportStage::Fetch, ErrorClass::RateLimited);
+    pull(&images).await.expect_err("it fails");
+    assert_eq!((node.imports(), node.runtime.pull_requests().len()), (1, 0));
+    assert_eq!(last(&images), ("imported", None, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_that_comes_and_changes_is_found_by_the_next_pull() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.is_away.store(true, Ordering::SeqCst);
+    pull(&images).await.expect("it is forwarded");
+    assert_eq!(last(&images), ("forwarded", Some("runtime-unknown"), false));
+    node.is_away.store(false, Ordering::SeqCst);
+    for _ in 0..3 {
+        pull(&images).await.expect("it is imported");
+    }
+    assert_eq!((node.imports(), node.opened.swap(0, Ordering::SeqCst)), (3, 1), "a site is opened once");
+    *node.version.lock().unwrap() = "2.1.9";
+    pull(&images).await.expect("it is imported");
+    assert_eq!(node.opened.swap(0, Ordering::SeqCst), 1, "a new version is another site");
+
+    let broken = (ImportStage::Handover, RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Hop::Runtime);
+    *node.failure.lock().unwrap() = Some(broken);
+    pull(&images).await.expect("it is forwarded");
+    node.failure.lock().unwrap().take();
+    pull(&images).await.expect("it is imported");
+    assert_eq!(node.opened.swap(0, Ordering::SeqCst), 1, "after a broken connection it is opened anew");
+
+    *node.version.lock().unwrap() = "2.2.0";
+    *node.refusal.lock().unwrap() = Some(ForwardReason::Staging("EXDEV".into()));
+    pull(&images).await.expect("it is forwarded");
+    assert_eq!(last(&images), ("forwarded", Some("staging"), false));
+    assert_eq!(images.standing().await.obstacle, Some(ForwardReason::Staging("EXDEV".into())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_import_is_required_nothing_is_forwarded() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Require);
+    *node.refusal.lock().unwrap() = Some(ForwardReason::Staging("EXDEV".into()));
+    let error = pull(&images).await.expect_err("it cannot be imported");
+    assert!(error.chain().contains("EXDEV"), "{}", error.chain());
+    node.refusal.lock().unwrap().take();
+    node.fail_imports(ImportStage::Fetch, ErrorClass::Unauthorized);
+    pull(&images).await.expect_err("it is not forwarded");
+    assert_eq!((node.imports(), node.runtime.pull_requests().len()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_import_is_off_neither_runtime_nor_site_is_asked() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Never);
+    node.is_away.store(true, Ordering::SeqCst);
+    pull(&images).await.expect("it is forwarded");
+    assert_eq!(last(&images), ("forwarded", Some("switched-off"), false));
+    assert_eq!((node.imports(), node.opened.load(Ordering::SeqCst)), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_pull_gives_its_import_up() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.hangs.store(true, Ordering::SeqCst);
+    timeout(Duration::from_secs(1), pull(&images)).await.expect_err("it hangs");
+    assert_eq!((node.imports(), node.given_up.load(Ordering::SeqCst)), (1, 1));
+    assert!(node.runtime.pull_requests().is_empty(), "and it is not forwarded");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_whose_layers_are_gone_is_not_usable_until_they_are_back() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    let id = node.runtime.preload(IMAGE, "app", 1000);
+    node.runtime.set_layers(&id, &[("a", 1000)]);
+    let image = images.status(&ImageSpec::new(IMAGE)).await.expect("it answers").expect("it is there");
+    node.is_whole.store(false, Ordering::SeqCst);
+    assert!(images.is_usable(&image).await, "nothing is known before the runtime was asked");
+    assert_eq!(images.standing().await.obstacle, None);
+    let is_told = images.inner.details(&ImageSpec::new(IMAGE)).await.unwrap().unwrap().chain_id.is_some();
+    assert!(is_told, "the fake reports a chain");
+    assert!(!images.is_usable(&image).await);
+    assert!(!images.is_usable(&image).await, "what is gone is looked at each time");
+    node.is_whole.store(true, Ordering::SeqCst);
+    assert!(images.is_usable(&image).await);
+    let looks = node.looks.load(Ordering::SeqCst);
+    assert!(images.is_usable(&image).await);
+    assert_eq!(node.looks.load(Ordering::SeqCst), looks, "what was there a moment ago is not looked at again");
+    node.is_whole.store(false, Ordering::SeqCst);
+    tokio::time::advance(USABLE_FOR).await;
+    assert!(!images.is_usable(&image).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_ways_of_the_last_pulls_are_remembered_and_no_more() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    for _ in 0..WAYS_MAX + 3 {
+        pull(&images).await.expect("it is imported");
+    }
+    assert_eq!(images.ways().len(), WAYS_MAX);
+}
