@@ -1,11 +1,14 @@
-//! A pull told in one function, and the store behind the one seam.
+//! The engine: what it is made of, and the store behind the one seam.
 
 mod admit;
 mod confirm;
 mod estimate;
 mod fetch;
+mod importer;
+mod layer_turns;
 mod listed;
 mod open;
+mod pull;
 mod repair;
 mod sharing;
 mod sync;
@@ -14,37 +17,28 @@ mod verify;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicU64},
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
-    image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, Platform, Reference},
+    image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference},
     runtime::{
-        ContainerService, FilesystemUsage, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerState,
-        Listing, MakeRoom, Progress, PullEstimate, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind,
-        StoreMeasure,
+        ContainerService, FilesystemUsage, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing,
+        MakeRoom, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, StoreMeasure,
     },
 };
 
-use self::{
-    estimate::Resolutions,
-    fetch::{LayerSlot, largest_first},
-};
+use self::{estimate::Resolutions, fetch::LayerSlot, layer_turns::LayerTurns};
 use crate::{
     admission::{Admission, Ledger},
     confine::Confinement,
-    manifest::{CONFIG_BYTES_MAX, ImageConfig, printable},
     mount::{self, MountOptions, MountUses, MountedImage, UnmountedImage},
-    pipeline::{Allowance, Claim, LayerJob, LayerLimits, Places, Tenant},
-    registry::{Registry, RegistryConfig, Resolved, about},
+    pipeline::{LayerLimits, Places},
+    registry::{Registry, RegistryConfig},
     scarce,
-    store::{Access, Durability, ImageRecord, LayerEntry, NewImage, StagedLayer, Store, SweepReport},
+    store::{Access, Durability, Store, SweepReport},
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
     usage::{StoreUsage, StoredImage, occupied, stored, usage},
 };
@@ -117,6 +111,8 @@ pub struct Engine {
     config: EngineConfig,
     /// One entry for each layer that is fetched, and those among whom it is shared: the second pull waits for it.
     fetching: Mutex<HashMap<(Digest, String), Arc<LayerSlot>>>,
+    /// The layers that imports bring into a sink.
+    turns: LayerTurns,
     /// For the layers of all pulls.
     places: Arc<Places>,
     budget: Arc<UnpackBudget>,
@@ -159,6 +155,7 @@ impl Engine {
             budget: Arc::new(UnpackBudget::new(config.unpack_memory)),
             config,
             fetching: Mutex::default(),
+            turns: LayerTurns::default(),
             places: Arc::default(),
             pulls: AtomicU64::new(0),
             confinement,
@@ -267,147 +264,6 @@ impl Engine {
     /// The store's mounts, as uses of its images.
     pub fn container_service(&self) -> Arc<dyn ContainerService> {
         Arc::new(MountUses(Arc::clone(&self.store)))
-    }
-
-    /// Fetches what is missing of a resolved image and commits it.
-    async fn fetch(
-        &self,
-        reference: &Reference,
-        platform: &Platform,
-        resolved: Resolved,
-        tenant: Arc<Tenant>,
-        progress: &Progress,
-    ) -> Result<ImageId, RuntimeError> {
-        let id = ImageId::new(resolved.manifest.config.digest.as_str());
-        let (by_tag, by_digest) = reference.names_of(&resolved.root.digest);
-        let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
-        let layers = &resolved.manifest.layers;
-        // A kind of layer that cannot be unpacked is refused before a byte of any other is fetched.
-        resolved.manifest.check_is_image()?;
-        progress(PullEvent::Resolved {
-            manifest: resolved.chosen.digest.clone(),
-            layers: layers.iter().map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect(),
-        });
-        // Elsewhere a digest in a manifest proves nothing: the registry has to send the configuration, which alone says
-        // what the image is made of.
-        if self.store.is_named_in(&id, resolved.session.reference().repository()) {
-            self.check_present(&id, layers.len(), platform)?;
-            if self.already_here(&id, &names, layers, progress).await? {
-                return Ok(id);
-            }
-        }
-        let config_bytes =
-            self.registry.fetch_blob_bytes(&resolved.session, &resolved.manifest.config, CONFIG_BYTES_MAX).await?;
-        ImageConfig::parse(&config_bytes)
-            .and_then(|config| config.check_platform(platform))
-            .map_err(|error| about(error, &format!("the configuration `{id}` is refused")))?;
-        self.fetch_layers(&id, &resolved, &config_bytes, names, tenant, progress).await
-    }
-
-    /// Fetches the layers that are not here and commits the image.
-    async fn fetch_layers(
-        &self,
-        id: &ImageId,
-        resolved: &Resolved,
-        config_bytes: &[u8],
-        names: Vec<String>,
-        tenant: Arc<Tenant>,
-        progress: &Progress,
-    ) -> Result<ImageId, RuntimeError> {
-        let layers = &resolved.manifest.layers;
-        let config = ImageConfig::parse(config_bytes)?;
-        check_layers(id, layers.len(), config.diff_ids.len())?;
-        self.refuse_if_mounted(&config.diff_ids).await?;
-        let lease = self.store.lease(&config.diff_ids);
-        // Held until the image is committed or what came of it is on its way to the trash.
-        let reservation = self.admit(resolved.session.reference(), layers, &config.diff_ids).await?;
-        let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
-        let view = {
-            let store = Arc::clone(&self.store);
-            blocking(move || store.sync_view()).await?
-        };
-        let claim = Claim {
-            registry: resolved.session.reference().domain().to_owned(),
-            tenant,
-            pull: self.pulls.fetch_add(1, Ordering::Relaxed),
-        };
-        let jobs = largest_first(layers.iter().zip(&config.diff_ids).map(|(descriptor, diff_id)| LayerJob {
-            registry: self.registry.clone(),
-            session: resolved.session.clone(),
-            descriptor: descriptor.clone(),
-            diff_id: diff_id.clone(),
-            store: Arc::clone(&self.store),
-            keep_blobs: self.config.keep_blobs,
-            trusts_disk: self.may_share(resolved.session.reference(), diff_id),
-            limits: self.config.limits,
-            allowance: Arc::clone(&allowance),
-            budget: Arc::clone(&self.budget),
-            confinement: self.confinement.clone(),
-            view: Arc::clone(&view),
-            landing: reservation.landing(diff_id),
-            claim: claim.clone(),
-        }));
-        let _write_back = self.write_back();
-        let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)
-            .map(|job| self.fetch_reserved(job, &reservation, progress))
-            .buffer_unordered(self.config.layers_in_flight.max(1))
-            .try_collect()
-            .await?;
-        if ImageUser::of_config(&config.user).is_out_of_range() {
-            tracing::warn!(image = %id, user = printable(&config.user), "the image's user is a number that no system has");
-        }
-        progress(PullEvent::Committing);
-        let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
-        let entries = self.entries(layers, &config.diff_ids, &staged);
-        let new = NewImage { names, ..new_image(id, resolved, &config, config_bytes, entries) };
-        let store = Arc::clone(&self.store);
-        let committed = blocking(move || {
-            let committed = store.commit(new, &staged, &view);
-            drop(lease);
-            // Layers that were already in their place when the commit failed belong to nobody.
-            if committed.is_err()
-                && let Err(error) = store.sweep()
-            {
-                tracing::warn!(
-                    error = error.chain(),
-                    "could not clear what a failed commit left; the next sweep takes it"
-                );
-            }
-            committed
-        })
-        .await;
-        self.settle_soon();
-        self.copy_records_soon();
-        committed
-    }
-
-    /// Refuses of a present image what would be refused if it were not: the answer must not depend on what is here.
-    fn check_present(&self, id: &ImageId, layers: usize, platform: &Platform) -> Result<(), RuntimeError> {
-        let Some((record, _)) = self.store.image(id) else { return Ok(()) };
-        let (os, architecture) = record.platform.split_once('/').unwrap_or_default();
-        // The record does not say the variant; what was taken once is taken again.
-        let variant = platform.variant.clone().unwrap_or_default();
-        let config =
-            ImageConfig { os: os.into(), architecture: architecture.into(), variant, ..ImageConfig::default() };
-        config.check_platform(platform)?;
-        check_layers(id, layers, record.layers.len())
-    }
-
-    async fn already_here(
-        &self,
-        id: &ImageId,
-        names: &[String],
-        layers: &[crate::manifest::Descriptor],
-        progress: &Progress,
-    ) -> Result<bool, RuntimeError> {
-        let (store, image, names) = (Arc::clone(&self.store), id.clone(), names.to_vec());
-        let here = blocking(move || store.add_names(&image, &names)).await?;
-        if here {
-            for layer in layers {
-                progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Present });
-            }
-        }
-        Ok(here)
     }
 }
 
@@ -558,39 +414,4 @@ fn removal_error(image: &str, error: RuntimeError) -> RuntimeError {
         Some(hint) => told.with_hint(hint),
         None => told,
     }
-}
-
-fn check_layers(id: &ImageId, layers: usize, diff_ids: usize) -> Result<(), RuntimeError> {
-    if layers == diff_ids {
-        return Ok(());
-    }
-    let message = format!("the manifest has {layers} layers and the configuration `{id}` {diff_ids}");
-    Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message))
-}
-
-fn new_image(
-    id: &ImageId,
-    resolved: &Resolved,
-    config: &ImageConfig,
-    config_bytes: &[u8],
-    layers: Vec<LayerEntry>,
-) -> NewImage {
-    let manifest = resolved.chosen.bytes.to_vec();
-    let record = ImageRecord {
-        id: id.to_string(),
-        manifest: resolved.chosen.digest.to_string(),
-        index: (resolved.root.digest != resolved.chosen.digest).then(|| resolved.root.digest.to_string()),
-        layers,
-        metadata_size: (manifest.len() + config_bytes.len()) as u64,
-        user: config.user.clone(),
-        allocated: None,
-        platform: format!("{}/{}", config.os, config.architecture),
-        pulled_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
-        names: Vec::new(),
-    };
-    let mut files = vec![("manifest.json", manifest), ("config.json", config_bytes.to_vec())];
-    if resolved.root.digest != resolved.chosen.digest {
-        files.push(("index.json", resolved.root.bytes.to_vec()));
-    }
-    NewImage { record, files, names: Vec::new() }
 }

@@ -100,3 +100,21 @@ imagelet_core::failpoints! {
     /// Nothing of it is left.
     UnmountDone = "unmount.done",
 }
+
+/// The numbered steps of an import, each of which may be the last one of the process.
+pub mod import {
+    imagelet_core::failpoints! {
+        /// The sink has begun the import; no layer has been asked for.
+        Begun = "import.begun",
+        /// One layer is whole, and the sink does not have it yet.
+        LayerWhole = "import.layer-whole",
+        /// The sink has one layer; what is left of its folder lies in `tmp/`.
+        LayerTaken = "import.layer-taken",
+        /// The sink has all layers, which are not synced.
+        LayersTaken = "import.layers-taken",
+        /// They are synced; nothing names the image.
+        Synced = "import.synced",
+        /// The sink shows the image.
+        Finished = "import.finished",
+    }
+}

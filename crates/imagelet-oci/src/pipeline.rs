@@ -25,7 +25,7 @@ use std::{
 use aws_lc_rs::digest::{Context, SHA256, SHA384, SHA512};
 use imagelet_core::{
     image::{Digest, DigestAlgorithm},
-    runtime::{LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, Hop, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 use tokio::sync::mpsc;
 
@@ -43,7 +43,7 @@ use crate::{
     confine::Confinement,
     manifest::Descriptor,
     registry::{BlobSource, PullSession, Registry, Starved},
-    store::{BlobWriter, KeptBytes, StagedLayer, Store, SyncView, storage_error},
+    store::{BlobWriter, KeptBytes, LayerEnd, StagedLayer, Store, SyncView, storage_error},
     unpack::{LayerMemory, UnpackBudget},
 };
 
@@ -82,6 +82,7 @@ pub(crate) struct LayerJob {
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
     pub(crate) store: Arc<Store>,
+    pub(crate) end: LayerEnd,
     /// The compressed blob shall stay, and what came of it when it breaks off.
     pub(crate) keep_blobs: bool,
     /// What the disk has of the blob counts; else the registry has to send all of it.
@@ -248,9 +249,14 @@ impl LayerJob {
     }
 
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
-        let hint = error.hint().map(str::to_owned);
-        let wrapped = RuntimeError::new(error.kind(), format!("could not unpack layer `{}`", self.descriptor.digest))
-            .caused_by(error);
+        let (hint, kind) = (error.hint().map(str::to_owned), error.kind());
+        let wrapped =
+            RuntimeError::new(kind, format!("could not unpack layer `{}`", self.descriptor.digest)).caused_by(error);
+        // A kind of layer that cannot be unpacked was refused with its manifest: this one breaks a limit.
+        let wrapped = match kind {
+            RuntimeErrorKind::Unacceptable => wrapped.with_fault(Fault::new(ErrorClass::Unacceptable, Hop::Unpack)),
+            _ => wrapped,
+        };
         match hint {
             Some(hint) => wrapped.with_hint(hint),
             None => wrapped,

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use imagelet_core::{
-    image::{ByteSize, Digest, Reference},
+    image::{ByteSize, Digest},
     runtime::{RoomMade, RoomWanted, RuntimeError},
 };
 use tokio::time::{Instant, timeout, timeout_at};
@@ -26,8 +26,9 @@ const ROOM_ROUNDS_MAX: usize = 3;
 
 /// A layer that an image needs.
 #[derive(Clone, Debug)]
-struct Wanted {
-    diff_id: Digest,
+pub(super) struct Wanted {
+    /// Its diff-id in the store, its chain id for a sink.
+    id: Digest,
     compression: Compression,
     packed: u64,
     /// Although it may be here.
@@ -55,21 +56,14 @@ impl Engine {
     ///
     /// # Errors
     /// `DiskFull` with the arithmetic, when they do not fit.
-    pub(super) async fn admit(
-        &self,
-        repository: &Reference,
-        layers: &[Descriptor],
-        diff_ids: &[Digest],
-    ) -> Result<Reservation, RuntimeError> {
-        let wanted = |layer: (&Descriptor, &Digest)| Wanted::of(layer, !self.may_share(repository, layer.1));
-        let wanted: Vec<Wanted> = layers.iter().zip(diff_ids).map(wanted).collect();
+    pub(super) async fn admit(&self, wanted: &[Wanted]) -> Result<Reservation, RuntimeError> {
         let deadline = Instant::now() + self.config.admission_wait;
         let (mut rounds, mut made) = (0, None::<RoomMade>);
         loop {
             // From before the look, so that nothing given back meanwhile is missed.
             let mut returned = Box::pin(self.ledger.returned());
             returned.as_mut().enable();
-            let (decision, demand, space) = match self.look(&wanted, Doubt::Tells).await? {
+            let (decision, demand, space) = match self.look(wanted, Doubt::Tells).await? {
                 Look::Admitted(reservation) => return Ok(reservation),
                 Look::Short { decision, demand, space } => (decision, demand, space),
             };
@@ -77,6 +71,10 @@ impl Engine {
                 Decision::Fits => continue,
                 Decision::Doubtful(shortage) | Decision::Refused(shortage) => shortage,
             };
+            let store = Arc::clone(&self.store);
+            if blocking(move || store.give_up_spares()).await? > 0 {
+                continue;
+            }
             let helped = rounds == 0 || made.is_some_and(|made| made.freed > ByteSize::ZERO);
             if rounds < ROOM_ROUNDS_MAX && helped {
                 rounds += 1;
@@ -107,7 +105,7 @@ impl Engine {
                 free = space.free_bytes,
                 "a pull goes on that may not fit: its size unpacked is only expected"
             );
-            if let Look::Admitted(reservation) = self.look(&wanted, Doubt::GoesOn).await? {
+            if let Look::Admitted(reservation) = self.look(wanted, Doubt::GoesOn).await? {
                 return Ok(reservation);
             }
             // Somebody came in between and took what was left.
@@ -154,9 +152,8 @@ impl Engine {
 }
 
 impl Wanted {
-    fn of((descriptor, diff_id): (&Descriptor, &Digest), is_fetched: bool) -> Self {
-        let compression = compression(&descriptor.media_type);
-        Self { diff_id: diff_id.clone(), compression, packed: descriptor.size, is_fetched }
+    pub(super) fn of(descriptor: &Descriptor, id: Digest, is_fetched: bool) -> Self {
+        Self { id, compression: compression(&descriptor.media_type), packed: descriptor.size, is_fetched }
     }
 }
 
@@ -175,15 +172,15 @@ fn look_now(store: &Store, ledger: &Arc<Ledger>, question: &Question) -> Result<
     let missing: Vec<(&Wanted, Amount, bool)> = question
         .wanted
         .iter()
-        .filter(|layer| layer.is_fetched || store.layer(&layer.diff_id).is_none())
-        .filter(|layer| seen.insert(&layer.diff_id))
+        .filter(|layer| layer.is_fetched || store.layer(&layer.id).is_none())
+        .filter(|layer| seen.insert(&layer.id))
         .map(|layer| {
             let expected = question.learned.expect(layer.compression, layer.packed, question.keeps_blobs);
             (layer, expected.amount, expected.is_measured)
         })
         .collect();
     let page = ledger.open();
-    let own: Vec<_> = missing.iter().filter(|(layer, ..)| !page.brings(&layer.diff_id)).collect();
+    let own: Vec<_> = missing.iter().filter(|(layer, ..)| !page.brings(&layer.id)).collect();
     let demand = Demand {
         layers: own.len(),
         compressed: own.iter().map(|(layer, ..)| layer.packed).fold(0, u64::saturating_add),
@@ -213,7 +210,7 @@ fn look_now(store: &Store, ledger: &Arc<Ledger>, question: &Question) -> Result<
     if !is_in {
         return Ok(Look::Short { decision, demand, space });
     }
-    let layers = missing.iter().map(|(layer, amount, _)| (layer.diff_id.clone(), *amount));
+    let layers = missing.iter().map(|(layer, amount, _)| (layer.id.clone(), *amount));
     Ok(Look::Admitted(page.reserve(layers)))
 }
 

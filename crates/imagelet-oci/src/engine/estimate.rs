@@ -2,14 +2,14 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use imagelet_core::{
     credentials::Credential,
     image::{ByteSize, Digest, ImageId, Platform, Reference},
-    runtime::{Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind},
+    runtime::{PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
 
@@ -19,7 +19,6 @@ use super::{
 };
 use crate::{
     admission::Amount,
-    pipeline::Tenant,
     registry::{Resolved, about},
 };
 
@@ -97,23 +96,6 @@ impl Engine {
             return Ok(resolved);
         }
         self.registry.resolve(&asked.reference, asked.credential.as_ref(), &asked.platform).await
-    }
-
-    /// One try to pull an image.
-    pub(super) async fn pull_once(&self, request: &PullRequest, progress: &Progress) -> Result<ImageId, RuntimeError> {
-        let asked = Asked::by(request)?;
-        self.store.check_writable()?;
-        let resolved = match self.resolutions.take(&asked, Instant::now()) {
-            Some(resolved) => resolved,
-            None => self.resolve(&asked).await?,
-        };
-        let Asked { reference, platform, credential } = asked;
-        let namespace = request.sandbox.as_ref().map(|sandbox| sandbox.namespace.clone()).unwrap_or_default();
-        let tenant = Arc::new(Tenant { namespace, credential });
-        self.fetch(&reference, &platform, resolved, tenant, progress)
-            .await
-            // The registry said what the name means: whatever fails now, the image that was here is not the one.
-            .map_err(|error| about(error, &format!("could not fetch and unpack `{reference}`")).not_an_outage())
     }
 
     /// Resolves a reference and compares it with what is here. The pull right after it need not ask again.

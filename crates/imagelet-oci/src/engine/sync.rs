@@ -101,7 +101,15 @@ async fn copy_records(work: impl FnOnce() -> std::io::Result<()> + Send + 'stati
 }
 
 /// Ends a task with its owner.
+#[derive(Debug)]
 pub(super) struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl AbortOnDrop {
+    /// Starts it.
+    pub(super) fn of(work: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(tokio::spawn(work))
+    }
+}
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {

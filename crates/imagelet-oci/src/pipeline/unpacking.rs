@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    os::unix::fs::PermissionsExt as _,
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -18,12 +19,15 @@ use super::{
 };
 use crate::{
     failpoint::Step,
-    store::{LIST, LayerRecord, ListWriter, StagedLayer, Staging, storage_error, write_implicit},
+    store::{LIST, LayerEnd, LayerRecord, ListWriter, StagedLayer, Staging, storage_error, write_implicit},
     unpack::{
-        LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, disk_size, process_umask,
-        unpack_layer_listed,
+        LayerMemory, OverlayForm, Ownership, OwnershipRecord, UnpackError, UnpackLimits, UnpackOptions, disk_size,
+        process_umask, unpack_layer, unpack_layer_listed,
     },
 };
+
+/// Mode of a layer's root that no entry names, whatever mode new folders get from this process.
+const ROOT_MODE: u32 = 0o755;
 
 impl LayerJob {
     /// Runs on a blocking thread, and what reads the archive on one that is confined. The staging folder goes with an error.
@@ -35,8 +39,12 @@ impl LayerJob {
         cancelled: Arc<AtomicBool>,
     ) -> Result<StagedLayer, RuntimeError> {
         let tree = staging.path().join("fs");
+        let umask = process_umask();
         let open = || -> std::io::Result<_> {
             std::fs::DirBuilder::new().create(&tree)?;
+            if umask & ROOT_MODE != 0 {
+                std::fs::set_permissions(&tree, std::fs::Permissions::from_mode(ROOT_MODE))?;
+            }
             Ok(rustix::fs::open(&tree, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
         };
         let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
@@ -53,15 +61,19 @@ impl LayerJob {
                 ..UnpackLimits::default()
             },
             memory,
-            umask: process_umask(),
+            umask,
             cancelled,
         };
         let unlisted = |error| storage_error("could not write the layer's list of files", error);
-        let mut list = ListWriter::new(std::fs::File::create(staging.path().join(LIST)).map_err(unlisted)?);
+        let list = || Ok(ListWriter::new(std::fs::File::create(staging.path().join(LIST)).map_err(unlisted)?));
+        let mut list = (self.end == LayerEnd::Store).then(list).transpose()?;
         let root = std::os::fd::AsFd::as_fd(&root);
         let list_ref = &mut list;
         let unpacked = self.confinement.run(Some(root), move || {
-            let report = unpack_layer_listed(&mut reader, root, &options, list_ref)?;
+            let report = match list_ref {
+                Some(list) => unpack_layer_listed(&mut reader, root, &options, list),
+                None => unpack_layer(&mut reader, root, &options),
+            }?;
             Step::UnpackEnd.reach();
             Ok((report, reader.drain()))
         });
@@ -79,17 +91,27 @@ impl LayerJob {
             ));
         }
         Step::UnpackVerified.reach();
-        let (list_digest, list_bytes) = list.finish().map_err(unlisted)?;
-        let mut sums = BTreeMap::from([(LIST.to_owned(), list_digest.to_string())]);
+        let (mut sums, mut list_size) = (BTreeMap::new(), 0);
+        if let Some(list) = list {
+            let (digest, bytes) = list.finish().map_err(unlisted)?;
+            sums.insert(LIST.to_owned(), digest.to_string());
+            list_size = disk_size(bytes);
+        }
         if !report.ownership.is_empty() {
+            self.refuse_incomplete(&report.ownership)?;
             let bytes = serde_json::to_vec(&report.ownership).expect("a list of owners is JSON");
             sums.insert("ownership.json".into(), Digest::of(&bytes).to_string());
             std::fs::write(staging.path().join("ownership.json"), bytes)
                 .map_err(|error| storage_error("could not write the layer's ownership", error))?;
             Step::UnpackOwnership.reach();
         }
-        if !report.implicit_directories.is_empty() {
-            let digest = write_implicit(staging.path(), &report.implicit_directories)
+        let mut implicit = report.implicit_directories;
+        if self.end == LayerEnd::Sink && !report.root_named {
+            // A mount of the store's own knows what to do with such a root.
+            implicit.push(Vec::new());
+        }
+        if !implicit.is_empty() {
+            let digest = write_implicit(staging.path(), &implicit)
                 .map_err(|error| storage_error("could not write the layer's implied directories", error))?;
             sums.insert("implicit.json".into(), digest.to_string());
             Step::UnpackImplicit.reach();
@@ -98,13 +120,29 @@ impl LayerJob {
             diff_id: diff_id.to_string(),
             entries: report.entries,
             bytes: report.bytes,
-            disk_bytes: report.disk_bytes + disk_size(list_bytes),
+            disk_bytes: report.disk_bytes + list_size,
             allocated: None,
             root_opaque: report.root_opaque,
-            unsettled: self.store.unsettled_mark(),
+            unsettled: self.store.unsettled_mark(self.end),
+            for_sink: self.end == LayerEnd::Sink,
             sums,
         };
         StagedLayer::new(staging, (diff_id, &self.descriptor), record, Arc::clone(&self.view))
+    }
+
+    /// A sink gets a tree without notes of what is missing in it.
+    fn refuse_incomplete(&self, missing: &[OwnershipRecord]) -> Result<(), RuntimeError> {
+        match missing.first().filter(|_| self.end == LayerEnd::Sink) {
+            None => Ok(()),
+            Some(first) => Err(self.in_layer(RuntimeError::new(
+                RuntimeErrorKind::Unsupported,
+                format!(
+                    "`{}` and {} more entries cannot be made here as the archive has them",
+                    first.path,
+                    missing.len() - 1
+                ),
+            ))),
+        }
     }
 }
 

@@ -279,6 +279,16 @@ pub(crate) struct StagedBlob {
 }
 
 impl StagedBlob {
+    /// Where it lies until it is kept.
+    pub(super) fn path(&self) -> &Path {
+        &self.written.path
+    }
+
+    /// Takes it away: it is wanted nowhere any more.
+    pub(super) fn discard(mut self) {
+        self.written.is_wanted = false;
+    }
+
     /// Moves it to its place, once, when its bytes are on the disk. The caller holds the index.
     pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
         if self.is_kept.load(Ordering::Relaxed) {

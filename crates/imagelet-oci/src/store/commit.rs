@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs, io, iter,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
 };
@@ -45,7 +45,8 @@ impl StagedLayer {
         record: LayerRecord,
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
-        let record = record.measured(staging.path());
+        // What a sink takes is not measured again when it is collected.
+        let record = if record.for_sink { record } else { record.measured(staging.path()) };
         fs::write(staging.path().join("layer.json"), record.to_bytes())
             .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
         Step::LayerRecorded.reach();
@@ -58,6 +59,11 @@ impl StagedLayer {
         Ok(Self { record, diff_id, entry, view, folder: Mutex::new(Some(staging.keep())), blob: None })
     }
 
+    /// The digest of the unpacked archive.
+    pub(super) fn diff_id(&self) -> &Digest {
+        &self.diff_id
+    }
+
     /// What is recorded of it in an image that has it.
     pub(crate) fn entry(&self) -> &LayerEntry {
         &self.entry
@@ -67,6 +73,12 @@ impl StagedLayer {
     pub(crate) fn with_blob(mut self, blob: Option<StagedBlob>) -> Self {
         self.blob = blob;
         self
+    }
+
+    /// Its folder, record and blob, for whoever keeps it from now on.
+    pub(super) fn into_parts(mut self) -> (PathBuf, LayerRecord, Arc<SyncView>, Option<StagedBlob>) {
+        let folder = self.folder().take().expect("a layer that is not in the store has its folder");
+        (folder, self.record.clone(), Arc::clone(&self.view), self.blob.take())
     }
 
     fn folder(&self) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
@@ -106,7 +118,7 @@ impl Drop for Staging {
     }
 }
 
-fn discard(path: &Path) {
+pub(super) fn discard(path: &Path) {
     let Err(error) = remove_tree(path) else { return };
     // What lies in the trash is tried again by each sweep.
     let trash = path.parent().and_then(Path::parent).zip(path.file_name());
@@ -172,7 +184,8 @@ impl Store {
             // It may stand on layers that an earlier process has shown before they were durable.
             self.settle()?;
             // One sync for every file of every layer; nothing below this line becomes visible before it.
-            sync_views(view, layers).map_err(failed("sync"))?;
+            let views = layers.iter().map(|layer| &layer.view);
+            SyncView::sync_all(iter::once(view).chain(views)).map_err(failed("sync"))?;
             Step::CommitSynced.reach();
         } else {
             self.remember_view(view);
@@ -360,19 +373,6 @@ impl Store {
         }
         Ok(answer)
     }
-}
-
-/// Syncs through the pull's own view, and through those of pulls that it has layers from.
-fn sync_views(own: &Arc<SyncView>, layers: &[Arc<StagedLayer>]) -> io::Result<()> {
-    own.sync()?;
-    let mut done = vec![own];
-    for layer in layers {
-        if !done.iter().any(|view| Arc::ptr_eq(view, &layer.view)) {
-            layer.view.sync()?;
-            done.push(&layer.view);
-        }
-    }
-    Ok(())
 }
 
 impl Store {

@@ -5,7 +5,10 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::failpoint::Step;
@@ -75,6 +78,18 @@ impl SyncView {
         #[cfg(test)]
         let synced = synced.and_then(|()| super::observed::synced(None));
         synced.inspect_err(|_| self.failed.store(true, Ordering::Release))
+    }
+
+    /// Syncs through each of several views, once: the own one of some work, and those of other work that it builds on.
+    pub(crate) fn sync_all<'a>(views: impl IntoIterator<Item = &'a Arc<Self>>) -> io::Result<()> {
+        let mut done: Vec<&Arc<Self>> = Vec::new();
+        for view in views {
+            if !done.iter().any(|other| Arc::ptr_eq(other, view)) {
+                view.sync()?;
+                done.push(view);
+            }
+        }
+        Ok(())
     }
 }
 

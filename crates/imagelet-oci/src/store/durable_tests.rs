@@ -12,8 +12,8 @@ use imagelet_core::image::{Digest, ImageId};
 use tempfile::TempDir;
 
 use super::{
-    Access, Durability, ImageRecord, LayerEntry, LayerRecord, NewImage, StagedBlob, StagedLayer, Store, SyncView,
-    observed, verify::Findings,
+    Access, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, StagedBlob, StagedLayer, Store,
+    SyncView, observed, verify::Findings,
 };
 use crate::manifest::Descriptor;
 
@@ -99,7 +99,8 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
     fs::create_dir(staging.path().join("fs")).unwrap();
     let record =
         serde_json::json!({ "diff_id": layer_id(layer).to_string(), "entries": 1, "bytes": 1, "disk_bytes": 1 });
-    let record = LayerRecord { unsettled: store.unsettled_mark(), ..serde_json::from_value(record).unwrap() };
+    let record =
+        LayerRecord { unsettled: store.unsettled_mark(LayerEnd::Store), ..serde_json::from_value(record).unwrap() };
     let packed = Descriptor {
         media_type: "application/vnd.oci.image.layer.v1.tar".into(),
         digest: Digest::of(BLOB),

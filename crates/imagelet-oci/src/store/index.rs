@@ -1,7 +1,7 @@
 //! The store in memory: loaded once, kept in step with the disk by commits and removals.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     fmt, fs, io,
     path::Path,
     time::{SystemTime, UNIX_EPOCH},
@@ -17,11 +17,13 @@ use serde::{
 };
 
 use super::{
+    LayerSizes,
     copies::{Copies, Kind},
     damage::DamagedImage,
     reading::{Place, digest_named, each_read, folders, read_image, read_json, read_layer},
     record::{ImageRecord, LayerEntry, LayerRecord},
     seal,
+    spares::Spare,
     verify::Findings,
 };
 
@@ -43,6 +45,10 @@ pub(super) struct Index {
     pub(super) damaged: BTreeMap<ImageId, DamagedImage>,
     /// Layers that are here and must not be used, and why.
     pub(super) marked: HashMap<Digest, Findings>,
+    /// Whole layers that no sink has taken.
+    pub(super) spares: HashMap<Digest, Spare>,
+    /// What the last layers that sinks have taken came to.
+    pub(super) sunk: VecDeque<LayerSizes>,
 }
 
 /// `names.json`, and with a boot `names.unsettled.json`.

@@ -13,7 +13,7 @@
 //!   blobs/ALGORITHM/HEX      compressed blobs of the images here, where they are kept
 //!   ingest/*.partial         blobs under way, and such that broke off and are worth going on with
 //!   mounts/KEY.json, KEY/    what is mounted where; links to its layers, upper and work folder
-//!   tmp/, trash/             may vanish at any time; emptied at start
+//!   tmp/, trash/             may vanish at any time; emptied at start, but for layers that a sink may still want (see `spares`)
 //! ```
 //!
 //! `names.json` is the only root. A commit makes everything else durable first and replaces that file last, so a crash
@@ -43,6 +43,7 @@ mod record;
 mod repositories;
 mod seal;
 mod settle;
+mod spares;
 mod sweep;
 mod verify;
 
@@ -50,6 +51,7 @@ pub(crate) use blobs::{BlobWriter, KeptBytes, StagedBlob};
 pub(crate) use commit::{NewImage, StagedLayer};
 pub use record::LayerEntry;
 pub(crate) use record::{ImageRecord, LayerRecord};
+pub(crate) use spares::{LayerEnd, SinkLayer};
 pub use sweep::SweepReport;
 pub(crate) use verify::Watch;
 pub use verify::{Finding, Findings, LayerCheck, Verdict};
@@ -277,10 +279,11 @@ impl Store {
         look(Held { images: &index.images, layers: &index.layers, blobs: &index.blobs })
     }
 
-    /// What each layer that is here came to, by the manifest that brought it.
+    /// What each layer that is here came to, by the manifest that brought it, and the last ones that sinks have taken.
     pub(crate) fn layer_sizes(&self) -> Vec<LayerSizes> {
         let index = self.index();
         let mut seen = HashSet::new();
+        let sunk = index.sunk.iter().cloned();
         let entries = index.images.values().flat_map(|image| &image.layers);
         entries
             .filter(|entry| entry.is_verified() && seen.insert(entry.diff_id.as_str()))
@@ -289,6 +292,7 @@ impl Store {
                 let media_type = entry.media_type.clone();
                 Some(LayerSizes { media_type, packed: entry.size, on_disk: layer.disk_bytes, entries: layer.entries })
             })
+            .chain(sunk)
             .collect()
     }
 

@@ -81,6 +81,9 @@ pub(crate) struct LayerRecord {
     /// The boot that wrote it and has not synced it; for any other boot it is not there. `None`: it is durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
+    /// It was unpacked for a sink, and lies in `tmp/` until that has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub for_sink: bool,
     /// Digests of the other files in its folder, `files.list` first among them. Empty in layers that have no list.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sums: BTreeMap<String, String>,

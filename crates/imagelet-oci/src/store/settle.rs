@@ -19,6 +19,7 @@ use super::{
     disk::{SyncView, create_anew, replace_file},
     index::{Index, NAMES_UNSETTLED},
     record::LayerRecord,
+    spares::LayerEnd,
     storage_error,
 };
 use crate::failpoint::Step;
@@ -27,9 +28,9 @@ use crate::failpoint::Step;
 const ROUNDS_UNHURRIED: usize = 3;
 
 impl Store {
-    /// The mark for what is written now; `None` where a commit makes it durable before anybody sees it.
-    pub(crate) fn unsettled_mark(&self) -> Option<String> {
-        if self.in_background { self.boot.clone() } else { None }
+    /// The mark for a layer that is written now; `None` where a commit makes it durable before anybody sees it.
+    pub(crate) fn unsettled_mark(&self, end: LayerEnd) -> Option<String> {
+        if self.in_background || end == LayerEnd::Sink { self.boot.clone() } else { None }
     }
 
     /// Whether something is shown that a power cut would take.

@@ -4,6 +4,7 @@ use std::{
     collections::HashSet,
     fs, io,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
@@ -58,7 +59,7 @@ impl Store {
             }
             Step::SweepImages.reach();
         }
-        report.bytes += self.expire_partials()?;
+        report.bytes += self.expire_partials()? + self.trim_spares(SystemTime::now())?;
         refused.takes(self.empty_trash());
         refused.told().map(|()| report)
     }
@@ -66,8 +67,11 @@ impl Store {
     /// At start, when nothing runs: what an interrupted pull or removal left behind goes to the trash by renames.
     pub(super) fn discard_leftovers(&self) -> Result<(), RuntimeError> {
         for folder in self.unknown_folders("tmp", |_| false)? {
-            self.move_to_trash(&folder)?;
+            if !self.find_spare(&folder) {
+                self.move_to_trash(&folder)?;
+            }
         }
+        self.trim_spares(SystemTime::now())?;
         self.discard_partial_leftovers()?;
         Step::OpenTmp.reach();
         let mut index = self.index();

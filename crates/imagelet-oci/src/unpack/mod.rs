@@ -91,6 +91,8 @@ pub struct UnpackReport {
     pub ownership: Vec<OwnershipRecord>,
     /// Directories that no entry names, as raw bytes below the root: a lower layer may know their metadata.
     pub implicit_directories: Vec<Vec<u8>>,
+    /// An entry names the root.
+    pub root_named: bool,
     /// The layer hides all below it. Set on the root as any opaque directory's mark, which overlayfs does not read there.
     pub root_opaque: bool,
 }

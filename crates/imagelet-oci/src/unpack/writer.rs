@@ -493,6 +493,7 @@ impl<'a> Writer<'a> {
 
     fn finish_note(&mut self, path: &[u8], mut note: Note) -> Result<(), Fault> {
         self.gauge.go_on()?;
+        let is_named = note.directory.is_some();
         let is_directory = note.implicit || note.directory.is_some() || note.opacity != Opacity::Merged;
         if let Some(meta) = note.directory.take() {
             note.record = self.finish_directory(path, &meta, note.opacity)?.map(Box::new);
@@ -506,6 +507,7 @@ impl<'a> Writer<'a> {
         }
         if path.is_empty() {
             self.report.root_opaque = note.opacity == Opacity::Opaque;
+            self.report.root_named = is_named;
         }
         if note.implicit {
             self.report.implicit_directories.push(path.to_vec());

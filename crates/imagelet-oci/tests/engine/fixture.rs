@@ -53,6 +53,12 @@ impl Layer {
         self
     }
 
+    /// An entry of whatever kind, without data.
+    pub(crate) fn special(mut self, path: &str, kind: u8) -> Self {
+        self.header(path, "", kind, 0);
+        self
+    }
+
     fn header(&mut self, path: &str, link: &str, kind: u8, size: usize) {
         let mut header = [0_u8; 512];
         let mut put = |at: usize, text: &[u8]| header[at..at + text.len()].copy_from_slice(text);

@@ -164,7 +164,8 @@ pub struct ImportedLayer {
 pub struct StagedTree {
     /// The folder that is the layer's root.
     pub folder: PathBuf,
-    /// Folders that no entry of the archive names, as raw bytes below the root: a lower layer may know their metadata.
+    /// Folders that no entry of the archive names, as raw bytes below the root, parents first: a lower layer may know
+    /// their metadata. Empty bytes mean the root.
     pub implicit: Vec<Vec<u8>>,
     /// The compressed blob, where it is kept.
     pub blob: Option<PathBuf>,

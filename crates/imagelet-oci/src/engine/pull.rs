@@ -1,0 +1,282 @@
+//! A pull from the reference to the committed image, and what a pull into a sink shares with it.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::SystemTime,
+};
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use imagelet_core::{
+    image::{ByteSize, Digest, ImageId, ImageUser, Platform},
+    runtime::{LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
+};
+use tokio::time::Instant;
+
+use super::{Engine, admit::Wanted, blocking, estimate::Asked, fetch::largest_first, sync::AbortOnDrop};
+use crate::{
+    admission::Reservation,
+    manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
+    pipeline::{Allowance, Claim, LayerJob, Tenant},
+    registry::{Resolved, about},
+    store::{ImageRecord, LayerEnd, LayerEntry, NewImage, StagedLayer, SyncView},
+};
+
+/// What the layers of one pull share while they are fetched.
+pub(super) struct LayerFetches {
+    pub(super) reservation: Reservation,
+    /// Open before the first byte of a layer is written.
+    pub(super) view: Arc<SyncView>,
+    allowance: Arc<Allowance>,
+    claim: Claim,
+    _early_syncs: AbortOnDrop,
+}
+
+impl Engine {
+    /// One try to pull an image.
+    pub(super) async fn pull_once(&self, request: &PullRequest, progress: &Progress) -> Result<ImageId, RuntimeError> {
+        let (asked, resolved) = self.resolved(request).await?;
+        let failed = format!("could not fetch and unpack `{}`", asked.reference);
+        // The registry said what the name means: whatever fails now, the image that was here is not the one.
+        self.fetch(asked, resolved, tenant(request), progress)
+            .await
+            .map_err(|error| about(error, &failed).not_an_outage())
+    }
+
+    /// What a request asks for, and what the registry says that it is: from the estimate right before, or asked now.
+    pub(super) async fn resolved(&self, request: &PullRequest) -> Result<(Asked, Resolved), RuntimeError> {
+        let asked = Asked::by(request)?;
+        self.store.check_writable()?;
+        let resolved = match self.resolutions.take(&asked, Instant::now()) {
+            Some(resolved) => resolved,
+            None => self.resolve(&asked).await?,
+        };
+        Ok((asked, resolved))
+    }
+
+    /// Fetches what is missing of a resolved image and commits it.
+    async fn fetch(
+        &self,
+        asked: Asked,
+        resolved: Resolved,
+        tenant: Arc<Tenant>,
+        progress: &Progress,
+    ) -> Result<ImageId, RuntimeError> {
+        let id = ImageId::new(resolved.manifest.config.digest.as_str());
+        let Asked { reference, platform, .. } = asked;
+        let (by_tag, by_digest) = reference.names_of(&resolved.root.digest);
+        let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
+        let layers = &resolved.manifest.layers;
+        announce(&resolved, progress)?;
+        // Elsewhere a digest in a manifest proves nothing: the registry has to send the configuration, which alone says
+        // what the image is made of.
+        if self.store.is_named_in(&id, resolved.session.reference().repository()) {
+            self.check_present(&id, layers.len(), &platform)?;
+            if self.already_here(&id, &names, layers, progress).await? {
+                return Ok(id);
+            }
+        }
+        let (config_bytes, _) = self.configuration(&resolved, &platform).await?;
+        self.fetch_layers(&id, &resolved, &config_bytes, names, tenant, progress).await
+    }
+
+    /// The image's configuration, as the registry of this pull sends it.
+    pub(super) async fn configuration(
+        &self,
+        resolved: &Resolved,
+        platform: &Platform,
+    ) -> Result<(Bytes, ImageConfig), RuntimeError> {
+        let described = &resolved.manifest.config;
+        let bytes = self.registry.fetch_blob_bytes(&resolved.session, described, CONFIG_BYTES_MAX).await?;
+        let config = ImageConfig::parse(&bytes)
+            .and_then(|config| config.check_platform(platform).map(|()| config))
+            .map_err(|error| about(error, &format!("the configuration `{}` is refused", described.digest)))?;
+        Ok((bytes, config))
+    }
+
+    /// Reserves room for layers, and begins what their fetches share.
+    pub(super) async fn begin_fetches(
+        &self,
+        resolved: &Resolved,
+        wanted: &[Wanted],
+        tenant: Arc<Tenant>,
+    ) -> Result<LayerFetches, RuntimeError> {
+        // Held until the image is committed or what came of it is on its way to the trash.
+        let reservation = self.admit(wanted).await?;
+        let store = Arc::clone(&self.store);
+        let view = blocking(move || store.sync_view()).await?;
+        let claim = Claim {
+            registry: resolved.session.reference().domain().to_owned(),
+            tenant,
+            pull: self.pulls.fetch_add(1, Ordering::Relaxed),
+        };
+        let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
+        Ok(LayerFetches { reservation, view, allowance, claim, _early_syncs: self.write_back() })
+    }
+
+    /// A layer to fetch. `reserved` names its reservation.
+    pub(super) fn layer_job(
+        &self,
+        fetches: &LayerFetches,
+        resolved: &Resolved,
+        (descriptor, diff_id, reserved): (&Descriptor, &Digest, &Digest),
+        end: LayerEnd,
+    ) -> LayerJob {
+        LayerJob {
+            registry: self.registry.clone(),
+            session: resolved.session.clone(),
+            descriptor: descriptor.clone(),
+            diff_id: diff_id.clone(),
+            store: Arc::clone(&self.store),
+            end,
+            keep_blobs: self.config.keep_blobs,
+            trusts_disk: self.may_share(resolved.session.reference(), diff_id),
+            limits: self.config.limits,
+            allowance: Arc::clone(&fetches.allowance),
+            budget: Arc::clone(&self.budget),
+            confinement: self.confinement.clone(),
+            view: Arc::clone(&fetches.view),
+            landing: fetches.reservation.landing(reserved),
+            claim: fetches.claim.clone(),
+        }
+    }
+
+    /// Fetches the layers that are not here and commits the image.
+    pub(super) async fn fetch_layers(
+        &self,
+        id: &ImageId,
+        resolved: &Resolved,
+        config_bytes: &[u8],
+        names: Vec<String>,
+        tenant: Arc<Tenant>,
+        progress: &Progress,
+    ) -> Result<ImageId, RuntimeError> {
+        let layers = &resolved.manifest.layers;
+        let config = ImageConfig::parse(config_bytes)?;
+        check_layers(id, layers.len(), config.diff_ids.len())?;
+        self.refuse_if_mounted(&config.diff_ids).await?;
+        let lease = self.store.lease(&config.diff_ids);
+        let repository = resolved.session.reference();
+        let wanted = layers.iter().zip(&config.diff_ids);
+        let wanted: Vec<Wanted> = wanted
+            .map(|(layer, diff_id)| Wanted::of(layer, diff_id.clone(), !self.may_share(repository, diff_id)))
+            .collect();
+        let fetches = self.begin_fetches(resolved, &wanted, tenant).await?;
+        let layer = |(descriptor, diff_id)| (descriptor, diff_id, diff_id);
+        let jobs = layers.iter().zip(&config.diff_ids).map(layer);
+        let jobs = largest_first(jobs.map(|layer| self.layer_job(&fetches, resolved, layer, LayerEnd::Store)));
+        let staged: Vec<Option<Arc<StagedLayer>>> = stream::iter(jobs)
+            .map(|job| self.fetch_reserved(job, &fetches.reservation, progress))
+            .buffer_unordered(self.config.layers_in_flight.max(1))
+            .try_collect()
+            .await?;
+        if ImageUser::of_config(&config.user).is_out_of_range() {
+            tracing::warn!(image = %id, user = printable(&config.user), "the image's user is a number that no system has");
+        }
+        progress(PullEvent::Committing);
+        let staged: Vec<Arc<StagedLayer>> = staged.into_iter().flatten().collect();
+        let entries = self.entries(layers, &config.diff_ids, &staged);
+        let new = NewImage { names, ..new_image(id, resolved, &config, config_bytes, entries) };
+        let (store, view) = (Arc::clone(&self.store), Arc::clone(&fetches.view));
+        let committed = blocking(move || {
+            let committed = store.commit(new, &staged, &view);
+            drop(lease);
+            // Layers that were already in their place when the commit failed belong to nobody.
+            if committed.is_err()
+                && let Err(error) = store.sweep()
+            {
+                tracing::warn!(
+                    error = error.chain(),
+                    "could not clear what a failed commit left; the next sweep takes it"
+                );
+            }
+            committed
+        })
+        .await;
+        self.settle_soon();
+        self.copy_records_soon();
+        committed
+    }
+
+    /// Refuses of a present image what would be refused if it were not: the answer must not depend on what is here.
+    fn check_present(&self, id: &ImageId, layers: usize, platform: &Platform) -> Result<(), RuntimeError> {
+        let Some((record, _)) = self.store.image(id) else { return Ok(()) };
+        let (os, architecture) = record.platform.split_once('/').unwrap_or_default();
+        // The record does not say the variant; what was taken once is taken again.
+        let variant = platform.variant.clone().unwrap_or_default();
+        let config =
+            ImageConfig { os: os.into(), architecture: architecture.into(), variant, ..ImageConfig::default() };
+        config.check_platform(platform)?;
+        check_layers(id, layers, record.layers.len())
+    }
+
+    async fn already_here(
+        &self,
+        id: &ImageId,
+        names: &[String],
+        layers: &[Descriptor],
+        progress: &Progress,
+    ) -> Result<bool, RuntimeError> {
+        let (store, image, names) = (Arc::clone(&self.store), id.clone(), names.to_vec());
+        let here = blocking(move || store.add_names(&image, &names)).await?;
+        if here {
+            for layer in layers {
+                progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Present });
+            }
+        }
+        Ok(here)
+    }
+}
+
+/// The side that asks.
+pub(super) fn tenant(request: &PullRequest) -> Arc<Tenant> {
+    let namespace = request.sandbox.as_ref().map(|sandbox| sandbox.namespace.clone()).unwrap_or_default();
+    Arc::new(Tenant { namespace, credential: request.credential.clone() })
+}
+
+/// Reports what was resolved, once it is known to be an image whose layers can be unpacked: a kind of layer that cannot
+/// be is refused before a byte of any other is fetched.
+pub(super) fn announce(resolved: &Resolved, progress: &Progress) -> Result<(), RuntimeError> {
+    resolved.manifest.check_is_image()?;
+    let layers = resolved.manifest.layers.iter();
+    progress(PullEvent::Resolved {
+        manifest: resolved.chosen.digest.clone(),
+        layers: layers.map(|layer| (layer.digest.clone(), ByteSize(layer.size))).collect(),
+    });
+    Ok(())
+}
+
+pub(super) fn check_layers(id: &ImageId, layers: usize, diff_ids: usize) -> Result<(), RuntimeError> {
+    if layers == diff_ids {
+        return Ok(());
+    }
+    let message = format!("the manifest has {layers} layers and the configuration `{id}` {diff_ids}");
+    Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message))
+}
+
+fn new_image(
+    id: &ImageId,
+    resolved: &Resolved,
+    config: &ImageConfig,
+    config_bytes: &[u8],
+    layers: Vec<LayerEntry>,
+) -> NewImage {
+    let manifest = resolved.chosen.bytes.to_vec();
+    let record = ImageRecord {
+        id: id.to_string(),
+        manifest: resolved.chosen.digest.to_string(),
+        index: (resolved.root.digest != resolved.chosen.digest).then(|| resolved.root.digest.to_string()),
+        layers,
+        metadata_size: (manifest.len() + config_bytes.len()) as u64,
+        user: config.user.clone(),
+        allocated: None,
+        platform: format!("{}/{}", config.os, config.architecture),
+        pulled_at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),
+        names: Vec::new(),
+    };
+    let mut files = vec![("manifest.json", manifest), ("config.json", config_bytes.to_vec())];
+    if resolved.root.digest != resolved.chosen.digest {
+        files.push(("index.json", resolved.root.bytes.to_vec()));
+    }
+    NewImage { record, files, names: Vec::new() }
+}
