@@ -238,6 +238,15 @@ impl ContainerdClient {
         }
     }
 
+    /// Describes an image record. `None`: there is none of this name.
+    pub async fn image(&self, name: &str) -> Result<Option<images::Image>, ContainerdError> {
+        let message = images::GetImageRequest { name: name.to_owned() };
+        let found = self
+            .connection
+            .call(("Images.Get", name), CALL_MAX, message, async |request| self.images_stub().get(request).await);
+        Ok(present(found.await)?.and_then(|answer| answer.image))
+    }
+
     /// All image records of the namespace.
     pub async fn images(&self) -> Result<Vec<images::Image>, ContainerdError> {
         let message = images::ListImagesRequest::default();
@@ -355,7 +364,7 @@ mod tests {
     #[test]
     fn a_lease_expires_in_the_form_of_rfc_3339() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-        assert_eq!(expiry(now, Duration::from_secs(24 * 3600)), "2023-11-15T22:13:20Z");
+        assert_eq!(expiry(now, Duration::from_hours(24)), "2023-11-15T22:13:20Z");
     }
 
     #[test]

@@ -338,6 +338,20 @@ pub mod containerd {
                     #[prost(message, optional, tag = "3")]
                     pub target: ::core::option::Option<super::super::super::types::Descriptor>,
                 }
+                /// Asks for one record.
+                #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+                pub struct GetImageRequest {
+                    /// Which.
+                    #[prost(string, tag = "1")]
+                    pub name: ::prost::alloc::string::String,
+                }
+                /// One record.
+                #[derive(Clone, PartialEq, ::prost::Message)]
+                pub struct GetImageResponse {
+                    /// It.
+                    #[prost(message, optional, tag = "1")]
+                    pub image: ::core::option::Option<Image>,
+                }
                 /// Asks for records.
                 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
                 pub struct ListImagesRequest {
@@ -470,6 +484,23 @@ pub mod containerd {
                         pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
                             self.inner = self.inner.max_encoding_message_size(limit);
                             self
+                        }
+                        /// Describes one record.
+                        pub async fn get(
+                            &mut self,
+                            request: impl tonic::IntoRequest<super::GetImageRequest>,
+                        ) -> std::result::Result<tonic::Response<super::GetImageResponse>, tonic::Status>
+                        {
+                            self.inner
+                                .ready()
+                                .await
+                                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+                            let codec = crate::bounded::BoundedCodec::default();
+                            let path =
+                                http::uri::PathAndQuery::from_static("/containerd.services.images.v1.Images/Get");
+                            let mut req = request.into_request();
+                            req.extensions_mut().insert(GrpcMethod::new("containerd.services.images.v1.Images", "Get"));
+                            self.inner.unary(req, path, codec).await
                         }
                         /// Lists the records of the namespace.
                         pub async fn list(

@@ -12,6 +12,7 @@ pub mod failpoint;
 pub mod gc;
 pub mod image;
 pub mod inventory;
+pub mod layer_folders;
 pub mod manager;
 pub mod metrics;
 pub mod records;

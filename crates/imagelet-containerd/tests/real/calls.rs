@@ -111,7 +111,9 @@ async fn image_records_are_made_once_and_changed_after() {
     assert_eq!(refusal, ContainerdRefusal::AlreadyExists);
     client.update_image(image("two", "b")).await.unwrap();
     let kept = Image { labels: labels([("a", "1"), ("b", "1")]), ..image("two", "b") };
-    assert_eq!(client.images().await.unwrap(), [kept]);
+    assert_eq!(client.images().await.unwrap(), std::slice::from_ref(&kept));
+    assert_eq!(client.image("reg.test/app:v1").await.unwrap(), Some(kept));
+    assert_eq!(client.image("reg.test/app:v2").await.unwrap(), None);
     let overlayfs = client.snapshotters().await.unwrap().into_iter().find(|plugin| plugin.id == OVERLAYFS).unwrap();
     assert_eq!(overlayfs.exports["root"], node.root().join("io.containerd.snapshotter.v1.overlayfs").to_str().unwrap());
 }

@@ -1,34 +1,16 @@
 //! The metadata of directories that a layer has without an entry of their own.
 //!
-//! A layer may hold `etc/app/conf` and not `etc/app`. Unpacked alone it gets a plain directory there, and overlayfs would
-//! show that one's mode and owner for the merged directory. So a mount's upper layer starts with directories, each with
-//! the metadata of the uppermost layer that names it. The layers themselves stay as they are, shared, and an image may
-//! have as many as overlayfs takes.
+//! A mount's upper layer starts with directories, each with the metadata of the uppermost layer that names it. The layers
+//! themselves stay as they are, shared, and an image may have as many as overlayfs takes.
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    ffi::OsStr,
-    fs, io,
-    os::unix::ffi::OsStrExt as _,
-    path::Path,
-};
+use std::{collections::BTreeSet, ffi::OsStr, fs, io, os::unix::ffi::OsStrExt as _, path::Path};
 
-use imagelet_core::image::Digest;
-use rustix::{
-    fd::{AsFd as _, OwnedFd},
-    fs::{
-        AtFlags, Mode, OFlags, Stat, Timespec, Timestamps, XattrFlags, chownat, fchmod, fgetxattr, flistxattr,
-        fsetxattr, fstat, futimens, openat,
-    },
-    io::Errno,
+use imagelet_core::{
+    image::Digest,
+    layer_folders::{LayerFolders, copy_folder_metadata, effective_folder, open_folder},
 };
 
 use crate::store::Store;
-
-/// The largest attribute value the kernel takes.
-const XATTR_SIZE_MAX: usize = 64 * 1024;
-/// What overlayfs itself writes on a directory; it must not be copied to another place.
-const OVERLAY_PREFIX: &str = "trusted.overlay.";
 
 /// Builds the directories in `folder`, which is made, for `layers` from the top down.
 pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Result<()> {
@@ -40,13 +22,13 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
         for path in &implicit {
             wanted.extend(with_ancestors(path));
         }
-        below.push(Layer { tree: open_folder(&store.layer_tree(layer))?, implicit });
+        below.push(LayerFolders::open(&store.layer_tree(layer), implicit)?);
     }
     fs::create_dir(folder)?;
     let mut made = Vec::new();
     // Parents sort before what is in them.
     for path in wanted {
-        if let Some(source) = effective(&below, &path)? {
+        if let Some(source) = effective_folder(&below, &path)? {
             let place = folder.join(OsStr::from_bytes(&path));
             if !path.is_empty() {
                 fs::create_dir(&place)?;
@@ -56,109 +38,9 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
     }
     // What is made inside changes a directory's times, so the innermost come first.
     for (place, source) in made.iter().rev() {
-        copy_metadata(source, &open_folder(place)?)?;
+        copy_folder_metadata(source, &open_folder(place)?)?;
     }
     Ok(())
-}
-
-struct Layer {
-    tree: OwnedFd,
-    implicit: HashSet<Vec<u8>>,
-}
-
-/// What a layer has at a path.
-enum Found {
-    Nothing,
-    /// Something that ends the search: a whiteout, a file, or a directory above that hides what lies below.
-    Hidden,
-    /// `alone`: a directory above it hides the layers below. One that is opaque itself hides what they have in it, and
-    /// is still the same directory.
-    Directory {
-        folder: OwnedFd,
-        alone: bool,
-    },
-}
-
-/// The directory whose metadata a merged directory shows. `None`: the merged view has no directory there.
-fn effective(layers: &[Layer], path: &[u8]) -> io::Result<Option<OwnedFd>> {
-    let mut fallback = None;
-    for layer in layers {
-        match look(&layer.tree, path)? {
-            Found::Nothing => {}
-            Found::Hidden => break,
-            Found::Directory { folder, alone } => {
-                if !layer.implicit.contains(path) {
-                    return Ok(Some(folder));
-                }
-                fallback.get_or_insert(folder);
-                if alone {
-                    break;
-                }
-            }
-        }
-    }
-    Ok(fallback)
-}
-
-/// Walks one layer by component; nothing on the way is followed.
-fn look(tree: &OwnedFd, path: &[u8]) -> io::Result<Found> {
-    let mut here = openat(tree, ".", folder_flags(), Mode::empty())?;
-    let mut alone = false;
-    for component in path.split(|byte| *byte == b'/').filter(|component| !component.is_empty()) {
-        alone |= is_opaque(&here)?;
-        here = match openat(&here, component, folder_flags(), Mode::empty()) {
-            Ok(folder) => folder,
-            Err(Errno::NOENT) if alone => return Ok(Found::Hidden),
-            Err(Errno::NOENT) => return Ok(Found::Nothing),
-            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Found::Hidden),
-            Err(error) => return Err(error.into()),
-        };
-    }
-    Ok(Found::Directory { folder: here, alone })
-}
-
-fn is_opaque(folder: &OwnedFd) -> io::Result<bool> {
-    let mut value = [0_u8; 8];
-    match fgetxattr(folder, "trusted.overlay.opaque", &mut value) {
-        Ok(length) => Ok(value.get(..length) == Some(b"y".as_slice())),
-        Err(Errno::NODATA | Errno::NOTSUP) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn copy_metadata(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
-    let stat: Stat = fstat(from)?;
-    let (uid, gid) = (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
-    chownat(to.as_fd(), "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?;
-    fchmod(to, Mode::from_raw_mode(stat.st_mode))?;
-    let mut names = vec![0_u8; XATTR_SIZE_MAX];
-    let length = match flistxattr(from, &mut names) {
-        Ok(length) => length,
-        Err(Errno::NOTSUP) => 0,
-        Err(error) => return Err(error.into()),
-    };
-    let mut value = vec![0_u8; XATTR_SIZE_MAX];
-    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        if !name.starts_with(OVERLAY_PREFIX.as_bytes()) {
-            let size = fgetxattr(from, name, &mut value)?;
-            fsetxattr(to, name, &value[..size], XattrFlags::empty())?;
-        }
-    }
-    let time = |seconds, nanoseconds| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
-    #[expect(clippy::cast_possible_wrap, reason = "nanoseconds are below 10^9")]
-    let times = Timestamps {
-        last_access: time(stat.st_atime, stat.st_atime_nsec as i64),
-        last_modification: time(stat.st_mtime, stat.st_mtime_nsec as i64),
-    };
-    Ok(futimens(to, &times)?)
-}
-
-fn open_folder(path: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(path, folder_flags(), Mode::empty())?)
-}
-
-fn folder_flags() -> OFlags {
-    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
 }
 
 fn with_ancestors(path: &[u8]) -> impl Iterator<Item = Vec<u8>> {

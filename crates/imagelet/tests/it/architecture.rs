@@ -16,7 +16,7 @@ const CORE_STOREYS: [&[&str]; 5] = [
     &["disks", "inventory"],
     &["records", "runtime"],
     &["credentials", "decisions", "events", "eviction"],
-    &["failpoint", "image", "metrics", "text", "trusted_files", "wire"],
+    &["failpoint", "image", "layer_folders", "metrics", "text", "trusted_files", "wire"],
 ];
 
 /// The rooms of the CRI adapter that may name a wire type; `pods` runs containers for tests only.

@@ -1,0 +1,133 @@
+//! The metadata of folders that a layer has without an entry of their own.
+//!
+//! A layer may hold `etc/app/conf` and not `etc/app`. Unpacked alone it gets a plain folder there, and overlayfs would
+//! show that one's mode and owner for the merged folder. What belongs there is the metadata of the uppermost layer below
+//! that names the folder.
+
+use std::{collections::HashSet, io, path::Path};
+
+use rustix::{
+    fd::{AsFd as _, OwnedFd},
+    fs::{
+        AtFlags, Mode, OFlags, Stat, Timespec, Timestamps, XattrFlags, chownat, fchmod, fgetxattr, flistxattr,
+        fsetxattr, fstat, futimens, openat,
+    },
+    io::Errno,
+};
+
+/// The largest attribute value the kernel takes.
+const XATTR_SIZE_MAX: usize = 64 * 1024;
+/// What overlayfs itself writes on a directory; it must not be copied to another place.
+const OVERLAY_PREFIX: &str = "trusted.overlay.";
+
+/// An unpacked layer, with whiteouts in overlay form.
+#[derive(Debug)]
+pub struct LayerFolders {
+    tree: OwnedFd,
+    implicit: HashSet<Vec<u8>>,
+}
+
+impl LayerFolders {
+    /// Opens the folder that is a layer's root; `implicit` are the folders without an entry, as paths below it.
+    pub fn open(root: &Path, implicit: HashSet<Vec<u8>>) -> io::Result<Self> {
+        Ok(Self { tree: open_folder(root)?, implicit })
+    }
+}
+
+/// What a layer has at a path.
+enum Found {
+    Nothing,
+    /// Something that ends the search: a whiteout, a file, or a directory above that hides what lies below.
+    Hidden,
+    /// `alone`: a directory above it hides the layers below. One that is opaque itself hides what they have in it, and
+    /// is still the same directory.
+    Directory {
+        folder: OwnedFd,
+        alone: bool,
+    },
+}
+
+/// The folder whose metadata the merged folder at `path` shows, for layers from the top down. `None`: the merged view has
+/// no folder there.
+pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Option<OwnedFd>> {
+    let mut fallback = None;
+    for layer in layers {
+        match look(&layer.tree, path)? {
+            Found::Nothing => {}
+            Found::Hidden => break,
+            Found::Directory { folder, alone } => {
+                if !layer.implicit.contains(path) {
+                    return Ok(Some(folder));
+                }
+                fallback.get_or_insert(folder);
+                if alone {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(fallback)
+}
+
+/// Walks one layer by component; nothing on the way is followed.
+fn look(tree: &OwnedFd, path: &[u8]) -> io::Result<Found> {
+    let mut here = openat(tree, ".", folder_flags(), Mode::empty())?;
+    let mut alone = false;
+    for component in path.split(|byte| *byte == b'/').filter(|component| !component.is_empty()) {
+        alone |= is_opaque(&here)?;
+        here = match openat(&here, component, folder_flags(), Mode::empty()) {
+            Ok(folder) => folder,
+            Err(Errno::NOENT) if alone => return Ok(Found::Hidden),
+            Err(Errno::NOENT) => return Ok(Found::Nothing),
+            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(Found::Hidden),
+            Err(error) => return Err(error.into()),
+        };
+    }
+    Ok(Found::Directory { folder: here, alone })
+}
+
+fn is_opaque(folder: &OwnedFd) -> io::Result<bool> {
+    let mut value = [0_u8; 8];
+    match fgetxattr(folder, "trusted.overlay.opaque", &mut value) {
+        Ok(length) => Ok(value.get(..length) == Some(b"y".as_slice())),
+        Err(Errno::NODATA | Errno::NOTSUP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Gives a folder the mode, owner, times and attributes of another one.
+pub fn copy_folder_metadata(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
+    let stat: Stat = fstat(from)?;
+    let (uid, gid) = (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
+    chownat(to.as_fd(), "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?;
+    fchmod(to, Mode::from_raw_mode(stat.st_mode))?;
+    let mut names = vec![0_u8; XATTR_SIZE_MAX];
+    let length = match flistxattr(from, &mut names) {
+        Ok(length) => length,
+        Err(Errno::NOTSUP) => 0,
+        Err(error) => return Err(error.into()),
+    };
+    let mut value = vec![0_u8; XATTR_SIZE_MAX];
+    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        if !name.starts_with(OVERLAY_PREFIX.as_bytes()) {
+            let size = fgetxattr(from, name, &mut value)?;
+            fsetxattr(to, name, &value[..size], XattrFlags::empty())?;
+        }
+    }
+    let time = |seconds, nanoseconds| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+    #[expect(clippy::cast_possible_wrap, reason = "nanoseconds are below 10^9")]
+    let times = Timestamps {
+        last_access: time(stat.st_atime, stat.st_atime_nsec as i64),
+        last_modification: time(stat.st_mtime, stat.st_mtime_nsec as i64),
+    };
+    Ok(futimens(to, &times)?)
+}
+
+/// Opens a folder and follows no link that stands in its place.
+pub fn open_folder(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, folder_flags(), Mode::empty())?)
+}
+
+fn folder_flags() -> OFlags {
+    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
+}
