@@ -2,12 +2,17 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     path::Path,
     time::{Duration, SystemTime},
 };
 
 use jiff::Timestamp;
-use tokio_stream::StreamExt as _;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    sync::mpsc,
+};
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::transport::Channel;
 
 use crate::{
@@ -23,7 +28,9 @@ use crate::{
 };
 
 /// What one message of a write carries at most.
-const WRITE_BYTES_MAX: usize = 1 << 20;
+const WRITE_BYTES_MAX: u64 = 1 << 20;
+/// How many of them wait for the connection.
+const WRITE_STEPS_MAX: usize = 2;
 
 pub use snapshots::Kind as SnapshotKind;
 
@@ -212,14 +219,15 @@ impl ContainerdClient {
         self.connection.read(("Content.List", ""), CALL_MAX, content::ListContentRequest::default(), read).await
     }
 
-    /// Writes a blob that is in memory, with its labels.
+    /// Writes a blob of `size` bytes with its labels.
     pub async fn write_content(
         &self,
         digest: &str,
-        bytes: &[u8],
+        size: u64,
+        bytes: impl AsyncRead + Send + Unpin,
         labels: BTreeMap<String, String>,
     ) -> Result<(), ContainerdError> {
-        let messages = tokio_stream::iter(write_messages(digest, bytes, labels));
+        let (steps, messages) = mpsc::channel(WRITE_STEPS_MAX);
         let read = async |request| {
             let mut answers = self.content_stub().write(request).await?.into_inner();
             let mut written = None;
@@ -231,10 +239,17 @@ impl ContainerdClient {
             }
             Ok(written)
         };
-        match self.connection.read(("Content.Write", digest), CALL_MAX, messages, read).await? {
+        let call = self.connection.read(("Content.Write", digest), TREE_CALL_MAX, ReceiverStream::new(messages), read);
+        // A call that ends early drops its messages, and with them the other side of it.
+        let (sent, written) = tokio::join!(send_steps(steps, digest, size, bytes, labels), call);
+        let odd = |why: String| Err(self.connection.odd("Content.Write", digest, why));
+        if let Err(error) = sent {
+            return odd(format!("the bytes cannot be read: {error}"));
+        }
+        match written? {
             Some(written) if written == digest => Ok(()),
-            Some(_) => Err(self.connection.odd("Content.Write", digest, "it committed another digest")),
-            None => Err(self.connection.odd("Content.Write", digest, "it ended without a commit")),
+            Some(_) => odd("it committed another digest".to_owned()),
+            None => odd("it ended without a commit".to_owned()),
         }
     }
 
@@ -315,30 +330,46 @@ fn expiry(now: SystemTime, lifetime: Duration) -> String {
     end.unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// A write from its first step to its commit, which carries the last bytes.
-fn write_messages(digest: &str, bytes: &[u8], labels: BTreeMap<String, String>) -> Vec<content::WriteContentRequest> {
-    let length = |bytes: usize| i64::try_from(bytes).expect("what is in memory has a length of 63 bits");
+/// Sends a write from its first step to its commit, which carries the last bytes. Ends where the call has ended.
+async fn send_steps(
+    steps: mpsc::Sender<content::WriteContentRequest>,
+    digest: &str,
+    size: u64,
+    mut bytes: impl AsyncRead + Send + Unpin,
+    labels: BTreeMap<String, String>,
+) -> io::Result<()> {
+    let length = |bytes: u64| i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge));
+    let total = length(size)?;
     // Equal names would lock one another out: an import of the same image elsewhere, or one that broke off.
     let name = format!("{}-{digest}", LeaseId::unique().as_str());
-    let ends = (WRITE_BYTES_MAX..bytes.len()).step_by(WRITE_BYTES_MAX).chain([bytes.len()]);
-    let mut messages = Vec::new();
+    let mut labels = Some(labels);
     let mut offset = 0;
-    for end in ends {
-        messages.push(content::WriteContentRequest {
-            action: content::WriteAction::Write.into(),
+    while let Some(labels_left) = labels.take() {
+        let step_size = (size - offset).min(WRITE_BYTES_MAX);
+        let mut data = vec![0; usize::try_from(step_size).expect("a step is short")];
+        bytes.read_exact(&mut data).await?;
+        let is_last = offset + step_size == size;
+        let action = if is_last { content::WriteAction::Commit } else { content::WriteAction::Write };
+        let mut step = content::WriteContentRequest {
+            action: action.into(),
             r#ref: name.clone(),
-            total: length(bytes.len()),
+            total,
             expected: digest.to_owned(),
-            offset: length(offset),
-            data: bytes[offset..end].to_vec(),
+            offset: length(offset)?,
+            data,
             labels: BTreeMap::new(),
-        });
-        offset = end;
+        };
+        if is_last {
+            step.labels = labels_left;
+        } else {
+            labels = Some(labels_left);
+        }
+        if steps.send(step).await.is_err() {
+            return Ok(());
+        }
+        offset += step_size;
     }
-    let last = messages.last_mut().expect("a write has a last step");
-    last.set_action(content::WriteAction::Commit);
-    last.labels = labels;
-    messages
+    Ok(())
 }
 
 /// The answer about something that need not be there.
@@ -367,25 +398,32 @@ mod tests {
         assert_eq!(expiry(now, Duration::from_hours(24)), "2023-11-15T22:13:20Z");
     }
 
-    #[test]
-    fn a_write_is_cut_into_steps_and_ends_with_one_commit() {
+    #[tokio::test]
+    async fn a_write_is_cut_into_steps_and_ends_with_one_commit() {
         let labels = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
-        for (length, steps) in
-            [(0, 1), (1, 1), (WRITE_BYTES_MAX, 1), (WRITE_BYTES_MAX + 1, 2), (3 * WRITE_BYTES_MAX, 3)]
-        {
-            let bytes = vec![7; length];
-            let messages = write_messages("sha256:x", &bytes, labels.clone());
-            assert_eq!(messages.len(), steps, "{length}");
+        let step = WRITE_BYTES_MAX;
+        for (size, count) in [(0, 1), (1, 1), (step, 1), (step + 1, 2), (3 * step, 3)] {
+            let bytes = vec![7; usize::try_from(size).unwrap()];
+            let (sender, mut receiver) = mpsc::channel(10);
+            send_steps(sender, "sha256:x", size, &bytes[..], labels.clone()).await.unwrap();
+            let mut messages = Vec::new();
+            while let Some(message) = receiver.recv().await {
+                messages.push(message);
+            }
+            assert_eq!(messages.len(), count, "{size}");
             let (last, first) = messages.split_last().unwrap();
             assert_eq!((last.action(), &last.labels), (content::WriteAction::Commit, &labels));
             assert!(first.iter().all(|step| step.action() == content::WriteAction::Write && step.labels.is_empty()));
             let mut offset = 0;
             for step in &messages {
                 assert_eq!((step.offset, &step.r#ref), (offset, &messages[0].r#ref));
-                assert_eq!(step.total, i64::try_from(length).unwrap());
+                assert_eq!(step.total, i64::try_from(size).unwrap());
                 offset += i64::try_from(step.data.len()).unwrap();
             }
-            assert_eq!(offset, i64::try_from(length).unwrap());
+            assert_eq!(offset, i64::try_from(size).unwrap());
         }
+        let (sender, _receiver) = mpsc::channel(10);
+        let short = send_steps(sender, "sha256:x", 8, &[7; 7][..], labels).await.unwrap_err();
+        assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
     }
 }

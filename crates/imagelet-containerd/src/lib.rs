@@ -1,17 +1,30 @@
 //! An unmodified containerd beside CRI: images that were fetched elsewhere become its own, through its own interface.
 //!
+//! [`Containerd`] is the end of a pull: layers are renamed into snapshots that containerd prepared, then documents and
+//! image records are written as its own pull writes them. A lease keeps all of it from collection until it is complete,
+//! and whatever breaks off goes with the lease. Afterwards nothing refers to imagelet.
+//!
 //! **Invariant:** no code outside `client` sends a call, and no call is sent without a namespace, a deadline and a bound.
 
 mod bounded;
 mod client;
 mod connection;
 mod error;
+pub mod failpoint;
+mod import;
+mod layer;
 mod lease;
+mod parts;
+mod place;
+mod records;
+mod sink;
 pub mod v1;
 
 pub use client::{ContainerdClient, Hold, SnapshotKind};
 pub use error::{ContainerdError, ContainerdRefusal};
 pub use lease::LeaseId;
+pub use place::ImportObstacle;
+pub use sink::{Containerd, ContainerdConfig};
 
 /// The longest message either side takes or sends; containerd's own limit.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

@@ -48,9 +48,15 @@ async fn what_a_lease_holds_stays_until_the_lease_ends() {
 
     let bytes = vec![b' '; (1 << 20) + 7];
     let digest = Digest::of(&bytes);
-    leased.write_content(digest.as_str(), &bytes, labels([("a", "b")])).await.unwrap();
-    let again = leased.write_content(digest.as_str(), &bytes, BTreeMap::new()).await.unwrap_err();
+    let size = bytes.len() as u64;
+    leased.write_content(digest.as_str(), size, &bytes[..], labels([("a", "b")])).await.unwrap();
+    let again = leased.write_content(digest.as_str(), size, &bytes[..], BTreeMap::new()).await.unwrap_err();
     assert_eq!(again.refusal(), ContainerdRefusal::AlreadyExists, "{again}");
+    let other = Digest::of(b"other");
+    let wrong = leased.write_content(other.as_str(), 2, &b"no"[..], BTreeMap::new()).await.unwrap_err().to_string();
+    assert!(wrong.contains("unexpected commit digest"), "{wrong}");
+    let short = leased.write_content(other.as_str(), 7, &b"other"[..], BTreeMap::new()).await.unwrap_err().to_string();
+    assert!(short.contains("the bytes cannot be read: early eof"), "{short}");
     client.label_content(digest.as_str(), labels([("c", "d")])).await.unwrap();
     let info = client.content(digest.as_str()).await.unwrap().unwrap();
     assert_eq!((info.size, info.labels), ((1 << 20) + 7, labels([("a", "b"), ("c", "d")])));

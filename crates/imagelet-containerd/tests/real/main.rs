@@ -1,4 +1,7 @@
-//! The calls before a real containerd. Needs root and the package `containerd`.
+//! The adapter before a real containerd. Needs root and the package `containerd`.
 
 mod calls;
+mod cri;
+mod import;
 mod node;
+mod staged;

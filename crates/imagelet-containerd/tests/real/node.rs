@@ -28,19 +28,26 @@ impl Node {
              [plugins.\"io.containerd.grpc.v1.cri\"]\nrestrict_oom_score_adj = true\n"
         );
         fs::write(folder.path().join("config.toml"), config).unwrap();
-        let log = fs::File::create(folder.path().join("log")).unwrap();
-        let child = Command::new("containerd")
-            .arg("-c")
-            .arg(folder.path().join("config.toml"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().unwrap())
-            .stderr(log)
-            .spawn()
-            .expect("the package containerd is installed");
-        let node = Self { folder, child };
-        let client = node.client();
-        node.until("it answers", async || client.snapshotters().await.is_ok()).await;
+        let node = Self { child: spawn(folder.path()), folder };
+        node.answers().await;
         node
+    }
+
+    async fn answers(&self) {
+        let client = self.client();
+        self.until("it answers", async || client.snapshotters().await.is_ok()).await;
+    }
+
+    /// Ends it the hard way.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again.
+    pub(crate) async fn restart(&mut self) {
+        self.child = spawn(self.folder.path());
+        self.answers().await;
     }
 
     pub(crate) fn client(&self) -> ContainerdClient {
@@ -54,6 +61,17 @@ impl Node {
     /// Containerd's root folder.
     pub(crate) fn root(&self) -> PathBuf {
         self.folder.path().join("root")
+    }
+
+    /// Its version, as it prints it.
+    pub(crate) fn version() -> String {
+        let printed = Command::new(program()).arg("--version").output().unwrap();
+        String::from_utf8(printed.stdout).unwrap().split(' ').nth(2).expect("name, origin, version").to_owned()
+    }
+
+    /// The folder of its snapshots.
+    pub(crate) fn snapshotter(&self) -> PathBuf {
+        self.root().join("io.containerd.snapshotter.v1.overlayfs")
     }
 
     pub(crate) async fn until(&self, what: &str, mut done: impl AsyncFnMut() -> bool) {
@@ -73,6 +91,23 @@ impl Drop for Node {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The installed one, or another that is to be tried.
+fn program() -> PathBuf {
+    std::env::var_os("IMAGELET_TEST_CONTAINERD").map_or_else(|| "containerd".into(), PathBuf::from)
+}
+
+fn spawn(folder: &Path) -> Child {
+    let log = fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
+    Command::new(program())
+        .arg("-c")
+        .arg(folder.join("config.toml"))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .spawn()
+        .expect("the package containerd is installed")
 }
 
 fn read(path: &Path) -> String {

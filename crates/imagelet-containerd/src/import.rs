@@ -1,0 +1,465 @@
+//! One import: layers become snapshots from the bottom up, then documents and image records name them.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    image::{Digest, ImageId, ImageSpec},
+    runtime::{
+        ErrorClass, Fault, Hop, ImportError, ImportStage, ImportedImage, LayerImport, RuntimeError, RuntimeErrorKind,
+        StagedTree, Taken,
+    },
+};
+use tokio::{fs::File, io::AsyncRead, sync::watch, time::Instant};
+
+use crate::{
+    ContainerdClient, ContainerdRefusal, Hold, SnapshotKind,
+    failpoint::Step,
+    layer::{SnapshotFolders, needs_lower},
+    parts::{ContainerdParts, ImportLease},
+    place::OVERLAYFS,
+    records::{self, Labels, source_label},
+    v1::containerd::services::snapshots::v1::{CommitSnapshotRequest, PrepareSnapshotRequest},
+};
+
+/// When a lease ends by itself: longer than any pull takes.
+const LEASE_LIFETIME: Duration = Duration::from_hours(24);
+/// How often something is tried again that another client of containerd's made, or removed, at the same moment.
+const TRIES_MAX: usize = 3;
+/// How long CRI may take until it shows an image that is recorded.
+const SHOWN_MAX: Duration = Duration::from_secs(5);
+/// The wait between two looks: from this, doubled each time, to that.
+const LOOK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+
+/// An import under way.
+#[derive(Debug)]
+pub(crate) struct ContainerdImport {
+    containerd: Arc<ContainerdParts>,
+    /// Sends all calls under the lease.
+    client: ContainerdClient,
+    lease: ImportLease,
+    image: Arc<ImportedImage>,
+    /// The names of the layers' snapshots.
+    chains: Vec<Digest>,
+    present: usize,
+    base: watch::Sender<Base>,
+}
+
+/// How far the layers are, from the lowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Base {
+    /// Containerd has this many.
+    Has(usize),
+    /// One that containerd had is gone.
+    Gone,
+    /// One of them will not come.
+    Broken,
+}
+
+impl ContainerdImport {
+    pub(crate) async fn begin(
+        containerd: Arc<ContainerdParts>,
+        image: Arc<ImportedImage>,
+    ) -> Result<Self, RuntimeError> {
+        let chains = records::chains(&image);
+        let lease = ImportLease::new(Arc::clone(&containerd));
+        containerd.client.create_lease(lease.id(), LEASE_LIFETIME).await?;
+        Step::ImportLeased.reach();
+        let client = containerd.client.under(lease.id());
+        let (base, _) = watch::channel(Base::Has(0));
+        let mut import = Self { containerd, client, lease, image, chains, present: 0, base };
+        import.present = import.find_base().await?;
+        import.base.send_replace(Base::Has(import.present));
+        Step::ImportHeld.reach();
+        Ok(import)
+    }
+
+    /// How many of the lowest layers are there; the topmost of them is held, and it holds the others.
+    async fn find_base(&self) -> Result<usize, RuntimeError> {
+        for _ in 0..TRIES_MAX {
+            // A snapshot keeps those below it: the layers that are there are the lowest ones.
+            let (mut there, mut absent) = (0, self.chains.len() + 1);
+            while there + 1 < absent {
+                let middle = usize::midpoint(there, absent);
+                if self.is_committed(middle - 1).await? {
+                    there = middle;
+                } else {
+                    absent = middle;
+                }
+            }
+            // Only a look that follows the hold counts.
+            if there == 0 || self.hold(there - 1).await? {
+                return Ok(there);
+            }
+        }
+        Ok(0)
+    }
+
+    fn chain(&self, index: usize) -> Result<&Digest, RuntimeError> {
+        let absent = || RuntimeError::defect(format!("the image has {} layers, none at {index}", self.chains.len()));
+        self.chains.get(index).ok_or_else(absent)
+    }
+
+    /// What is below a layer. `None`: it is the lowest.
+    fn parent(&self, index: usize) -> Option<&Digest> {
+        index.checked_sub(1).and_then(|below| self.chains.get(below))
+    }
+
+    /// Whether a layer has its snapshot, on the right one.
+    async fn is_committed(&self, index: usize) -> Result<bool, RuntimeError> {
+        let chain = self.chain(index)?;
+        let found = self.client.snapshot(OVERLAYFS, chain.as_str()).await?;
+        let Some(found) = found.filter(|found| found.kind() == SnapshotKind::Committed) else { return Ok(false) };
+        let parent = self.parent(index).map_or("", Digest::as_str);
+        if found.parent == parent {
+            return Ok(true);
+        }
+        Err(RuntimeError::other(format!(
+            "containerd's snapshot `{chain}` stands on `{}`, not on `{parent}`",
+            found.parent
+        )))
+    }
+
+    /// Holds a layer's snapshot; whether it is there.
+    async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
+        let hold = Hold::Snapshot { snapshotter: OVERLAYFS, name: self.chain(index)?.as_str() };
+        self.client.hold(self.lease.id(), hold).await?;
+        self.is_committed(index).await
+    }
+
+    /// Notes that containerd has a layer, and so all below it.
+    fn has(&self, index: usize) {
+        self.base.send_if_modified(|base| match base {
+            Base::Has(count) if *count <= index => {
+                *base = Base::Has(index + 1);
+                true
+            }
+            Base::Has(_) | Base::Gone | Base::Broken => false,
+        });
+    }
+
+    fn count(&self) -> usize {
+        match *self.base.borrow() {
+            Base::Has(count) => count,
+            Base::Gone | Base::Broken => 0,
+        }
+    }
+
+    /// Waits until containerd has all layers below one; false where one is gone.
+    async fn wait_below(&self, index: usize) -> Result<bool, RuntimeError> {
+        let mut base = self.base.subscribe();
+        let is_settled = |base: &Base| !matches!(base, Base::Has(count) if *count < index);
+        match base.wait_for(is_settled).await.map(|base| *base) {
+            Ok(Base::Has(_)) => Ok(true),
+            Ok(Base::Gone) => Ok(false),
+            Ok(Base::Broken) | Err(_) => {
+                let why = format!("a layer below layer {index} did not get into containerd");
+                Err(RuntimeError::new(RuntimeErrorKind::Cancelled, why))
+            }
+        }
+    }
+
+    async fn put_layer(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
+        let layer = self.image.layers.get(index).ok_or_else(|| RuntimeError::defect("the image has no such layer"))?;
+        if let Some(blob) = tree.blob.as_ref().filter(|_| self.containerd.keep_blobs) {
+            let unpacked = Labels::from([("containerd.io/uncompressed".to_owned(), layer.diff_id.to_string())]);
+            self.write(ContentSource::Blob(blob), &layer.digest, layer.size, unpacked).await?;
+            Step::ImportBlob.reach();
+        }
+        let rebases = self.containerd.rebases && !needs_lower(&tree);
+        if !rebases && !self.wait_below(index).await? {
+            return Ok(Taken::BaseGone);
+        }
+        if self.count() > index {
+            return Ok(Taken::Committed);
+        }
+        let (chain, parent) = (self.chain(index)?, self.parent(index));
+        let labels = records::snapshot_labels(chain, parent, &layer.diff_id, self.containerd.labels_layers);
+        let parent = parent.map_or("", Digest::as_str);
+        let Some((key, folders)) = self.prepare(index, if rebases { "" } else { parent }, &labels).await? else {
+            return Ok(if self.hold(index).await? { Taken::Committed } else { Taken::BaseGone });
+        };
+        let take = tokio::task::spawn_blocking(move || folders.take(&tree));
+        take.await.map_err(|error| RuntimeError::defect("the move of a layer broke off").caused_by(error))?.map_err(
+            |error| {
+                let message = format!("cannot move layer `{}` into containerd's snapshot `{chain}`", layer.digest);
+                RuntimeError::new(RuntimeErrorKind::Other, message).caused_by(error)
+            },
+        )?;
+        Step::ImportRenamed.reach();
+        if rebases && !self.wait_below(index).await? {
+            return Ok(Taken::BaseGone);
+        }
+        let commit = CommitSnapshotRequest {
+            snapshotter: OVERLAYFS.to_owned(),
+            name: chain.to_string(),
+            key: key.clone(),
+            labels,
+            parent: if rebases { parent.to_owned() } else { String::new() },
+        };
+        match self.client.commit(commit).await {
+            Ok(()) if rebases && !self.is_committed_or_removed(index).await? => return Ok(Taken::BaseGone),
+            Ok(()) => {}
+            Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
+                self.client.remove_snapshot(OVERLAYFS, &key).await?;
+                if !self.hold(index).await? {
+                    return Ok(Taken::BaseGone);
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Step::ImportCommitted.reach();
+        Ok(Taken::Committed)
+    }
+
+    /// Whether a snapshot stands on the right one. A containerd that ignores the parent at the commit has made an orphan
+    /// under the name of a whole image, which is removed.
+    async fn is_committed_or_removed(&self, index: usize) -> Result<bool, RuntimeError> {
+        match self.is_committed(index).await {
+            Err(error) => {
+                self.client.remove_snapshot(OVERLAYFS, self.chain(index)?.as_str()).await?;
+                Err(error)
+            }
+            found => found,
+        }
+    }
+
+    /// Prepares a snapshot for a layer. `None`: there is one, or a layer below is gone.
+    async fn prepare(
+        &self,
+        index: usize,
+        parent: &str,
+        labels: &Labels,
+    ) -> Result<Option<(String, SnapshotFolders)>, RuntimeError> {
+        let chain = self.chain(index)?;
+        for _ in 0..TRIES_MAX {
+            let key = unpack_key(chain, SystemTime::now());
+            let message = PrepareSnapshotRequest {
+                snapshotter: OVERLAYFS.to_owned(),
+                key: key.clone(),
+                parent: parent.to_owned(),
+                labels: labels.clone(),
+            };
+            match self.client.prepare(message).await {
+                Ok(mounts) => {
+                    Step::ImportPrepared.reach();
+                    let folders = SnapshotFolders::of_mounts(&mounts, self.containerd.place.path());
+                    return match folders {
+                        Ok(folders) => Ok(Some((key, folders))),
+                        Err(why) => {
+                            self.client.remove_snapshot(OVERLAYFS, &key).await?;
+                            Err(RuntimeError::other(format!(
+                                "containerd's snapshot for `{chain}` takes no layer: {why}"
+                            )))
+                        }
+                    };
+                }
+                Err(error) if error.refusal() == ContainerdRefusal::NotFound => return Ok(None),
+                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
+                    if self.hold(index).await? {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Writes content with its labels, or adds them where it is there already.
+    async fn write(
+        &self,
+        content: ContentSource<'_>,
+        digest: &Digest,
+        size: u64,
+        labels: Labels,
+    ) -> Result<(), RuntimeError> {
+        let labelled = |before: &Labels| {
+            let mut labels = labels.clone();
+            labels.extend(source_label(&self.image.reference, before));
+            labels
+        };
+        for _ in 0..TRIES_MAX {
+            let bytes = content.open().await?;
+            match self.client.write_content(digest.as_str(), size, bytes, labelled(&Labels::new())).await {
+                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {}
+                written => return Ok(written?),
+            }
+            self.client.hold(self.lease.id(), Hold::Content(digest.as_str())).await?;
+            let Some(found) = self.client.content(digest.as_str()).await? else { continue };
+            match self.client.label_content(digest.as_str(), labelled(&found.labels)).await {
+                Err(error) if error.refusal() == ContainerdRefusal::NotFound => {}
+                added => return Ok(added?),
+            }
+        }
+        Err(RuntimeError::other(format!("containerd's content `{digest}` came and went {TRIES_MAX} times")))
+    }
+
+    async fn write_documents(&self) -> Result<(), RuntimeError> {
+        for labelled in records::documents(&self.image, &self.chains, OVERLAYFS) {
+            let document = labelled.document;
+            let size = document.bytes.len() as u64;
+            self.write(ContentSource::Document(&document.bytes), &document.digest, size, labelled.references).await?;
+            Step::ImportDocument.reach();
+        }
+        Ok(())
+    }
+
+    async fn write_images(&self) -> Result<(), RuntimeError> {
+        for image in records::images(&self.image) {
+            match self.client.create_image(image.clone()).await {
+                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
+                    self.client.update_image(image).await?;
+                }
+                created => created?,
+            }
+            Step::ImportImage.reach();
+        }
+        Ok(())
+    }
+
+    /// Looks until CRI shows the image.
+    async fn wait_shown(&self) -> Result<ImageId, RuntimeError> {
+        let wanted = ImageId::new(self.image.config.digest.as_str());
+        let (by_tag, by_digest) = self.image.reference.names_of(&self.image.root.digest);
+        let name = by_tag.unwrap_or(by_digest);
+        let spec = ImageSpec::new(&name);
+        let end = Instant::now() + SHOWN_MAX;
+        let mut wait = LOOK_WAIT.0;
+        loop {
+            let seen = match tokio::time::timeout_at(end, self.containerd.cri.status(&spec)).await {
+                Ok(Ok(Some(image))) if image.id == wanted => return Ok(wanted),
+                Ok(Ok(Some(image))) => Ok(format!("it shows `{}`", image.id.as_str())),
+                Ok(Ok(None)) => Ok("it shows none".to_owned()),
+                Ok(Err(error)) => Err(error),
+                Err(_) => Ok("it does not answer".to_owned()),
+            };
+            if Instant::now() + wait >= end {
+                let message =
+                    format!("the runtime does not show `{name}` as `{}` within {SHOWN_MAX:?}", wanted.as_str());
+                let fault = Fault::new(ErrorClass::TimedOut, Hop::Runtime);
+                let error = match seen {
+                    Ok(seen) => RuntimeError::new(RuntimeErrorKind::TimedOut, format!("{message}: {seen}")),
+                    Err(error) => RuntimeError::new(RuntimeErrorKind::TimedOut, message).caused_by(error),
+                };
+                return Err(error.with_fault(fault));
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(LOOK_WAIT.1);
+        }
+    }
+}
+
+#[async_trait]
+impl LayerImport for ContainerdImport {
+    fn present(&self) -> usize {
+        self.present
+    }
+
+    async fn holds(&self, index: usize) -> Result<bool, RuntimeError> {
+        if self.count() > index {
+            return Ok(true);
+        }
+        let is_there = self.hold(index).await?;
+        if is_there {
+            self.has(index);
+        }
+        Ok(is_there)
+    }
+
+    async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
+        let mut take = LayerTake { base: &self.base, breaks: Some(Base::Broken) };
+        let taken = self.put_layer(index, tree).await?;
+        take.breaks = match taken {
+            Taken::Committed => None,
+            Taken::BaseGone => Some(Base::Gone),
+        };
+        if taken == Taken::Committed {
+            self.has(index);
+        }
+        Ok(taken)
+    }
+
+    async fn finish(&self) -> Result<ImageId, ImportError> {
+        let count = self.count();
+        if count < self.chains.len() {
+            let why = format!("containerd has {count} of the image's {} layers", self.chains.len());
+            return Err(ImportStage::Handover.failed(RuntimeError::defect(why)));
+        }
+        self.write_documents().await.map_err(|cause| ImportStage::Handover.failed(cause))?;
+        self.write_images().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
+        let id = self.wait_shown().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
+        Step::ImportShown.reach();
+        // The records keep the image from here on; a lease that stays is ended by the next import.
+        if let Err(error) = self.lease.end().await {
+            tracing::warn!(error = error.chain(), "an image is imported, and its lease could not be ended yet");
+        }
+        Step::ImportReleased.reach();
+        Ok(id)
+    }
+
+    async fn abandon(&self) {
+        self.base.send_replace(Base::Broken);
+        if let Err(error) = self.lease.end().await {
+            tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
+        }
+    }
+}
+
+/// Where content comes from.
+enum ContentSource<'a> {
+    Document(&'a [u8]),
+    /// A packed layer.
+    Blob(&'a Path),
+}
+
+impl<'a> ContentSource<'a> {
+    async fn open(&self) -> Result<Box<dyn AsyncRead + Send + Unpin + 'a>, RuntimeError> {
+        match *self {
+            Self::Document(bytes) => Ok(Box::new(bytes)),
+            Self::Blob(path) => match File::open(path).await {
+                Ok(file) => Ok(Box::new(file)),
+                Err(error) => {
+                    let why = format!("cannot read the packed layer `{}`", path.display());
+                    Err(RuntimeError::other(why).caused_by(error))
+                }
+            },
+        }
+    }
+}
+
+/// A layer on its way: unless it gets there, those above it must not wait for it.
+struct LayerTake<'a> {
+    base: &'a watch::Sender<Base>,
+    breaks: Option<Base>,
+}
+
+impl Drop for LayerTake<'_> {
+    fn drop(&mut self) {
+        if let Some(end) = self.breaks {
+            self.base.send_if_modified(|base| {
+                let is_first = matches!(base, Base::Has(_));
+                if is_first {
+                    *base = end;
+                }
+                is_first
+            });
+        }
+    }
+}
+
+/// A name for a snapshot that is written, in the form of containerd's own.
+fn unpack_key(chain: &Digest, now: SystemTime) -> String {
+    use base64::{Engine as _, engine::general_purpose::URL_SAFE};
+    let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
+    let random = RandomState::new().hash_one(0).to_be_bytes();
+    format!("extract-{nanoseconds}-{} {chain}", URL_SAFE.encode(&random[..RANDOM_BYTES]))
+}
+
+/// So many random bytes stand in the name of a snapshot that is written: a multiple of three needs no padding.
+const RANDOM_BYTES: usize = 6;

@@ -1,0 +1,135 @@
+//! What the imports into one containerd share, and the leases that they hold.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use imagelet_core::runtime::{ImageService, RuntimeError};
+use tokio::sync::watch;
+
+use crate::{ContainerdClient, LeaseId, place::SnapshotterFolder};
+
+/// The leases of imports that run in this process: no look for stale ones may end them.
+static RUNNING: Mutex<BTreeSet<LeaseId>> = Mutex::new(BTreeSet::new());
+
+/// What all imports into one containerd use.
+pub(crate) struct ContainerdParts {
+    pub(crate) client: ContainerdClient,
+    pub(crate) place: SnapshotterFolder,
+    /// Snapshots are prepared without their parent, and get it at the commit.
+    pub(crate) rebases: bool,
+    /// Snapshots are labelled with layer and parent.
+    pub(crate) labels_layers: bool,
+    pub(crate) keep_blobs: bool,
+    pub(crate) cri: Arc<dyn ImageService>,
+    /// The end of a lease failed: the next import looks for stale ones first.
+    pub(crate) has_stale: AtomicBool,
+    /// How many leases are not ended yet.
+    pub(crate) imports: watch::Sender<usize>,
+}
+
+impl fmt::Debug for ContainerdParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContainerdParts").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl ContainerdParts {
+    /// Ends stale leases where the end of one failed before.
+    pub(crate) async fn release_left_behind(&self) -> Result<(), RuntimeError> {
+        if self.has_stale.swap(false, Ordering::AcqRel)
+            && let Err(error) = self.release_stale().await
+        {
+            self.has_stale.store(true, Ordering::Release);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Ends the leases of imports that no longer run; returns how many.
+    pub(crate) async fn release_stale(&self) -> Result<usize, RuntimeError> {
+        let leases = self.client.leases().await?;
+        let is_running = |lease: &LeaseId| running().contains(lease);
+        let stale: Vec<LeaseId> = leases.into_iter().filter(|lease| !is_running(lease)).collect();
+        for lease in &stale {
+            self.client.delete_lease(lease).await?;
+        }
+        Ok(stale.len())
+    }
+
+    /// Ends a lease that was begun here.
+    async fn release(&self, lease: &LeaseId) -> Result<(), RuntimeError> {
+        let ended = self.client.delete_lease(lease).await;
+        self.forget(lease, ended.is_err());
+        Ok(ended?)
+    }
+
+    /// Counts a lease no more. One that stays is stale from here on.
+    fn forget(&self, lease: &LeaseId, stays: bool) {
+        if stays {
+            self.has_stale.store(true, Ordering::Release);
+        }
+        running().remove(lease);
+        self.imports.send_modify(|imports| *imports -= 1);
+    }
+}
+
+/// A lease of an import. Dropped, it is ended in the background.
+#[derive(Debug)]
+pub(crate) struct ImportLease {
+    id: LeaseId,
+    containerd: Arc<ContainerdParts>,
+    has_ended: AtomicBool,
+}
+
+impl ImportLease {
+    /// One that no look for stale ones ends, and that is not made yet.
+    pub(crate) fn new(containerd: Arc<ContainerdParts>) -> Self {
+        let id = LeaseId::unique();
+        running().insert(id.clone());
+        containerd.imports.send_modify(|imports| *imports += 1);
+        Self { id, containerd, has_ended: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn id(&self) -> &LeaseId {
+        &self.id
+    }
+
+    /// Ends it, once, and returns after the collection that follows.
+    pub(crate) async fn end(&self) -> Result<(), RuntimeError> {
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // On its own: a caller that stops waiting must not stop the end half-way.
+        let (containerd, id) = (Arc::clone(&self.containerd), self.id.clone());
+        let ended = tokio::spawn(async move { containerd.release(&id).await }).await;
+        ended.unwrap_or_else(|error| Err(RuntimeError::defect("the end of a lease broke off").caused_by(error)))
+    }
+}
+
+impl Drop for ImportLease {
+    fn drop(&mut self) {
+        if self.has_ended.load(Ordering::Acquire) {
+            return;
+        }
+        let (containerd, id) = (Arc::clone(&self.containerd), self.id.clone());
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            containerd.forget(&id, true);
+            return;
+        };
+        runtime.spawn(async move {
+            if let Err(error) = containerd.release(&id).await {
+                tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
+            }
+        });
+    }
+}
+
+fn running() -> MutexGuard<'static, BTreeSet<LeaseId>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,217 @@
+//! Where containerd keeps its snapshots, and whether layers can be renamed into them.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::{ffi::OsStrExt as _, fs::DirBuilderExt as _},
+    path::{Path, PathBuf},
+};
+
+use crate::ContainerdError;
+
+/// What the folder of a snapshotter begins with, below containerd's root folder.
+const SNAPSHOTTER_PREFIX: &str = "io.containerd.snapshotter.v1.";
+/// The one snapshotter whose snapshots are plain folders that overlayfs stacks.
+pub(crate) const OVERLAYFS: &str = "overlayfs";
+/// Where layers are unpacked, below containerd's root folder: under the mount of the snapshots, and outside of the
+/// snapshotter's folder, which it cleans.
+const STAGING: &str = "imagelet-staging";
+/// The name of the folder that is renamed as a probe.
+const PROBE: &str = "imagelet-probe";
+
+/// Why images cannot be imported into a runtime.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportObstacle {
+    /// The runtime keeps its images elsewhere than containerd does.
+    #[error("the image folder `{0}` is not one of a containerd snapshotter")]
+    Folder(PathBuf),
+    /// Its snapshotter's layers are no folders.
+    #[error("the snapshotter is `{0}`; import needs `{OVERLAYFS}`")]
+    Snapshotter(String),
+    /// Its own API does not answer.
+    #[error("containerd's own API does not answer")]
+    Api(#[source] ContainerdError),
+    /// Containerd says that the snapshotter does not work, or lies elsewhere.
+    #[error("the snapshotter `{OVERLAYFS}` is not usable: {0}")]
+    SnapshotterFailed(String),
+    /// Owners, devices and overlay attributes of layers need it.
+    #[error("import needs root in the initial user namespace")]
+    Rights,
+    /// The folder for layers on their way cannot be used.
+    #[error("cannot use the staging folder `{path}`")]
+    Staging {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Both folders are on different mounts.
+    #[error("`{staging}` and `{snapshots}` are not on one mount: layers cannot be renamed from one to the other")]
+    Mount {
+        /// Where layers are unpacked.
+        staging: PathBuf,
+        /// Where the snapshots are.
+        snapshots: PathBuf,
+    },
+}
+
+impl ImportObstacle {
+    /// The stable word.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Folder(_) => "folder",
+            Self::Snapshotter(_) => "snapshotter",
+            Self::Api(_) => "api",
+            Self::SnapshotterFailed(_) => "snapshotter-failed",
+            Self::Rights => "rights",
+            Self::Staging { .. } => "staging",
+            Self::Mount { .. } => "mount",
+        }
+    }
+}
+
+/// The folder of the overlayfs snapshotter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotterFolder {
+    path: PathBuf,
+    root: PathBuf,
+}
+
+impl SnapshotterFolder {
+    /// Reads where it is from the path that CRI names for images.
+    pub(crate) fn of_mountpoint(path: &Path) -> Result<Self, ImportObstacle> {
+        let name = path.file_name().and_then(|name| name.to_str()?.strip_prefix(SNAPSHOTTER_PREFIX));
+        match (name, path.parent()) {
+            // The options of an overlay give these characters a meaning.
+            (Some(OVERLAYFS), Some(root)) if path.is_absolute() && !has_any(path, b":,\\") => {
+                Ok(Self { path: path.to_owned(), root: root.to_owned() })
+            }
+            (Some(OVERLAYFS) | None, _) => Err(ImportObstacle::Folder(path.to_owned())),
+            (Some(other), _) => Err(ImportObstacle::Snapshotter(other.to_owned())),
+        }
+    }
+
+    /// The folder itself.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Containerd's root folder.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where layers on their way are.
+    pub(crate) fn staging(&self) -> PathBuf {
+        self.root.join(STAGING)
+    }
+
+    /// Tries whether a folder can be renamed from the staging, which is made where it is missing.
+    pub(crate) fn probe(&self) -> Result<(), ImportObstacle> {
+        if !has_rights(rustix::process::geteuid().is_root(), &fs::read_to_string("/proc/self/uid_map")) {
+            return Err(ImportObstacle::Rights);
+        }
+        let staging = self.staging();
+        let failed = |source| ImportObstacle::Staging { path: staging.clone(), source };
+        match DirBuilder::new().mode(0o700).create(&staging) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+            _ => {}
+        }
+        // Another process may probe at this moment, under the same name: one that crashed leaves one empty folder.
+        for _ in 0..PROBES_MAX {
+            match try_rename(&staging.join(PROBE), &self.path.join(PROBE)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                    return Err(ImportObstacle::Mount { staging, snapshots: self.path.clone() });
+                }
+                tried => return tried.map_err(failed),
+            }
+        }
+        Err(failed(io::ErrorKind::NotFound.into()))
+    }
+}
+
+/// How often the probe is tried.
+const PROBES_MAX: usize = 5;
+
+/// Makes a folder, renames it and removes it.
+fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::create_dir(from) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let renamed = fs::rename(from, to);
+    match fs::remove_dir(if renamed.is_ok() { to } else { from }) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => renamed.and(Err(error)),
+        _ => renamed,
+    }
+}
+
+/// Whether a process may give files any owner and set the attributes of overlayfs: root, where all users are its own.
+fn has_rights(is_root: bool, uid_map: &io::Result<String>) -> bool {
+    let is_whole = |map: &String| map.split_whitespace().eq(["0", "0", "4294967295"]);
+    // A kernel without user namespaces has no such file.
+    let is_initial = match uid_map {
+        Ok(map) => is_whole(map),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    is_root && is_initial
+}
+
+fn has_any(path: &Path, bytes: &[u8]) -> bool {
+    path.as_os_str().as_bytes().iter().any(|byte| bytes.contains(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_tells_root_and_snapshotter() {
+        let folder = SnapshotterFolder::of_mountpoint(Path::new("/var/lib/c/io.containerd.snapshotter.v1.overlayfs"));
+        let folder = folder.unwrap();
+        assert_eq!(folder.root(), Path::new("/var/lib/c"));
+        assert_eq!(folder.staging(), Path::new("/var/lib/c/imagelet-staging"));
+        for (path, word) in [
+            ("/var/lib/c/io.containerd.snapshotter.v1.native", "snapshotter"),
+            ("/var/lib/c/io.containerd.snapshotter.v1.", "snapshotter"),
+            ("/var/lib/containers/storage/overlay-images", "folder"),
+            ("/a:b/io.containerd.snapshotter.v1.overlayfs", "folder"),
+            ("a/io.containerd.snapshotter.v1.overlayfs", "folder"),
+            ("/", "folder"),
+            ("", "folder"),
+        ] {
+            assert_eq!(SnapshotterFolder::of_mountpoint(Path::new(path)).unwrap_err().word(), word, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_rights_are_root_in_the_initial_user_namespace() {
+        let map = |text: &str| Ok(text.to_owned());
+        assert!(has_rights(true, &map("         0          0 4294967295\n")));
+        assert!(has_rights(true, &Err(io::ErrorKind::NotFound.into())));
+        for (is_root, uid_map) in [
+            (false, map("0 0 4294967295\n")),
+            (true, map("0 100000 65536\n")),
+            (true, map("")),
+            (true, Err(io::ErrorKind::PermissionDenied.into())),
+        ] {
+            assert!(!has_rights(is_root, &uid_map), "{uid_map:?}");
+        }
+    }
+
+    #[test]
+    fn a_probe_leaves_nothing_and_survives_what_one_that_crashed_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("io.containerd.snapshotter.v1.overlayfs");
+        let place = SnapshotterFolder::of_mountpoint(&path).unwrap();
+        assert_eq!(place.probe().unwrap_err().word(), "staging", "the snapshotter has no folder");
+        fs::create_dir_all(path.join(PROBE)).unwrap();
+        fs::create_dir(place.staging().join(PROBE)).unwrap();
+        place.probe().unwrap();
+        assert_eq!(fs::read_dir(&path).unwrap().count() + fs::read_dir(place.staging()).unwrap().count(), 0);
+        fs::write(path.join(PROBE), "").unwrap();
+        assert_eq!(place.probe().unwrap_err().word(), "staging", "a file is in the way");
+    }
+}

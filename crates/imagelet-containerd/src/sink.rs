@@ -1,0 +1,140 @@
+//! An unmodified containerd as the end of a pull.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use imagelet_core::runtime::{ImageService, ImportedImage, LayerImport, LayerSink, RuntimeError};
+
+use tokio::sync::watch;
+
+use crate::{
+    ContainerdClient, ImportObstacle,
+    import::ContainerdImport,
+    parts::ContainerdParts,
+    place::{OVERLAYFS, SnapshotterFolder},
+    records::labels_layers,
+};
+
+/// What a snapshotter says that takes the parent at the commit.
+const REBASE: &str = "rebase";
+
+/// Where a containerd is, and how images are imported into it.
+#[derive(Clone, Debug)]
+pub struct ContainerdConfig {
+    /// Its socket, the same as CRI's.
+    pub socket: PathBuf,
+    /// Where it keeps images, as CRI says: `ROOT/io.containerd.snapshotter.v1.NAME`.
+    pub image_mountpoint: PathBuf,
+    /// Its version, as CRI says.
+    pub version: String,
+    /// Whether it gets the packed layers, too.
+    pub keep_blobs: bool,
+    /// Its images, as CRI shows them.
+    pub cri: Arc<dyn ImageService>,
+}
+
+/// A containerd into which images can be imported. Cheap to clone.
+#[derive(Clone)]
+pub struct Containerd(Arc<ContainerdParts>);
+
+impl Containerd {
+    /// Looks whether images can be imported: the API answers, the snapshotter is overlayfs, and a folder can be renamed
+    /// from the staging folder, which is made where it is missing. Nothing else is changed.
+    ///
+    /// # Errors
+    /// With what is in the way.
+    pub async fn connect(config: ContainerdConfig) -> Result<Self, ImportObstacle> {
+        let place = SnapshotterFolder::of_mountpoint(&config.image_mountpoint)?;
+        let client = ContainerdClient::new(&config.socket);
+        let rebases = rebases(&client, &place).await?;
+        let probed = place.clone();
+        let probe = tokio::task::spawn_blocking(move || probed.probe());
+        probe.await.expect("a probe ends without a panic")?;
+        Ok(Self(Arc::new(ContainerdParts {
+            client,
+            place,
+            rebases,
+            labels_layers: labels_layers(&config.version),
+            keep_blobs: config.keep_blobs,
+            cri: config.cri,
+            has_stale: false.into(),
+            imports: watch::channel(0).0,
+        })))
+    }
+
+    /// Where layers on their way belong, for a containerd with such an image folder. `None`: images cannot be imported
+    /// there.
+    pub fn staging_of(image_mountpoint: &Path) -> Option<PathBuf> {
+        SnapshotterFolder::of_mountpoint(image_mountpoint).ok().map(|place| place.staging())
+    }
+
+    /// Containerd's root folder.
+    pub fn root(&self) -> &Path {
+        self.0.place.root()
+    }
+
+    /// Where layers on their way are.
+    pub fn staging(&self) -> PathBuf {
+        self.0.place.staging()
+    }
+
+    /// Whether layers are committed on any base, and so prepared side by side.
+    pub fn rebases(&self) -> bool {
+        self.0.rebases
+    }
+
+    /// The calls to it.
+    pub fn client(&self) -> &ContainerdClient {
+        &self.0.client
+    }
+
+    /// Ends the leases of imports that no longer run, with all that only they hold; returns how many.
+    ///
+    /// The caller owns the staging folder: an import of another process that runs would lose its lease.
+    pub async fn release_stale(&self) -> Result<usize, RuntimeError> {
+        self.0.release_stale().await
+    }
+
+    /// Returns once no import runs and each lease has been ended, or could not be: before a process exits, after it has
+    /// dropped its imports.
+    pub async fn released(&self) {
+        // The channel lives as long as this does.
+        let _ = self.0.imports.subscribe().wait_for(|imports| *imports == 0).await;
+    }
+}
+
+impl fmt::Debug for Containerd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Containerd").field("place", &self.0.place).field("rebases", &self.0.rebases).finish()
+    }
+}
+
+#[async_trait]
+impl LayerSink for Containerd {
+    async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError> {
+        self.0.release_left_behind().await?;
+        Ok(Arc::new(ContainerdImport::begin(Arc::clone(&self.0), image).await?))
+    }
+}
+
+/// Whether the snapshotter can rebase, as its containerd says.
+async fn rebases(client: &ContainerdClient, place: &SnapshotterFolder) -> Result<bool, ImportObstacle> {
+    let plugins = client.snapshotters().await.map_err(ImportObstacle::Api)?;
+    let failed = |why: &str| ImportObstacle::SnapshotterFailed(why.to_owned());
+    let plugin = plugins.into_iter().find(|plugin| plugin.id == OVERLAYFS);
+    let plugin = plugin.ok_or_else(|| failed("containerd has no such plug-in"))?;
+    if let Some(error) = plugin.init_err {
+        return Err(ImportObstacle::SnapshotterFailed(error.message.chars().take(PLUGIN_TEXT_MAX).collect()));
+    }
+    match plugin.exports.get("root") {
+        Some(root) if Path::new(root) != place.path() => Err(failed("its folder is not the one that CRI names")),
+        _ => Ok(plugin.capabilities.iter().any(|capability| capability == REBASE)),
+    }
+}
+
+/// How much is kept of what a plug-in says of itself.
+const PLUGIN_TEXT_MAX: usize = 500;
