@@ -18,8 +18,8 @@ use super::{
     listed::Recorder,
 };
 use crate::unpack::{
-    LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, process_umask,
-    unpack_layer_listed,
+    EntryRules, LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport,
+    process_umask, unpack_layer_listed,
 };
 
 /// Small enough for each bound to be reached by a short archive; paths may be as long as they ever may.
@@ -131,6 +131,7 @@ pub(super) fn options(ownership: Ownership, overlay: OverlayForm, limits: Unpack
     UnpackOptions {
         ownership,
         overlay,
+        rules: EntryRules::Own,
         limits,
         umask: process_umask(),
         memory: LayerMemory::of_its_own(memory),

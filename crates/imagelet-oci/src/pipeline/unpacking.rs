@@ -21,8 +21,8 @@ use crate::{
     failpoint::Step,
     store::{LIST, LayerEnd, LayerRecord, ListWriter, StagedLayer, Staging, storage_error, write_implicit},
     unpack::{
-        LayerMemory, OverlayForm, Ownership, OwnershipRecord, UnpackError, UnpackLimits, UnpackOptions, disk_size,
-        process_umask, unpack_layer, unpack_layer_listed,
+        EntryRules, LayerMemory, OverlayForm, Ownership, OwnershipRecord, UnpackError, UnpackLimits, UnpackOptions,
+        disk_size, process_umask, unpack_layer, unpack_layer_listed,
     },
 };
 
@@ -54,6 +54,10 @@ impl LayerJob {
         let options = UnpackOptions {
             ownership: if as_root { Ownership::Apply } else { Ownership::Record },
             overlay: if as_root { OverlayForm::Trusted } else { OverlayForm::User },
+            rules: match self.end {
+                LayerEnd::Store => EntryRules::Own,
+                LayerEnd::Sink => EntryRules::Containerd,
+            },
             limits: UnpackLimits {
                 entries_max: self.limits.entries_max,
                 free_bytes_floor: self.limits.free_bytes_floor,
@@ -106,8 +110,8 @@ impl LayerJob {
             Step::UnpackOwnership.reach();
         }
         let mut implicit = report.implicit_directories;
-        if self.end == LayerEnd::Sink && !report.root_named {
-            // A mount of the store's own knows what to do with such a root.
+        if self.end == LayerEnd::Sink {
+            // Whatever an entry says of it, a root in containerd is as containerd makes it.
             implicit.push(Vec::new());
         }
         if !implicit.is_empty() {

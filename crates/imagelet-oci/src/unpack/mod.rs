@@ -59,6 +59,8 @@ pub struct UnpackOptions {
     pub ownership: Ownership,
     /// How whiteouts are kept.
     pub overlay: OverlayForm,
+    /// What an entry means where readers of archives differ.
+    pub rules: EntryRules,
     /// What the layer may take.
     pub limits: UnpackLimits,
     /// Bits that the process takes from new modes; [`process_umask`], read before the thread is confined.
@@ -78,6 +80,24 @@ pub enum Ownership {
     Record,
 }
 
+/// What an entry means where readers of archives differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EntryRules {
+    /// As the OCI image specification has it, or GNU tar where that says nothing.
+    #[default]
+    Own,
+    /// As containerd unpacks, for trees that become containerd's:
+    ///
+    /// - the layer's root has no metadata of its own, whatever an entry says;
+    /// - a hard link sets the metadata of the file that it names once more;
+    /// - a directory that takes the place of something else in the same layer, as of its whiteout, merges with that of the
+    ///   layers below;
+    /// - times before 1970 and after 2262 are 1970-01-01;
+    /// - attributes are those in records of `SCHILY.xattr`, all but `trusted.*`, and only as far as the file system has them;
+    /// - global PAX headers mean nothing.
+    Containerd,
+}
+
 /// What was unpacked.
 #[derive(Clone, Debug, Default)]
 pub struct UnpackReport {
@@ -91,8 +111,6 @@ pub struct UnpackReport {
     pub ownership: Vec<OwnershipRecord>,
     /// Directories that no entry names, as raw bytes below the root: a lower layer may know their metadata.
     pub implicit_directories: Vec<Vec<u8>>,
-    /// An entry names the root.
-    pub root_named: bool,
     /// The layer hides all below it. Set on the root as any opaque directory's mark, which overlayfs does not read there.
     pub root_opaque: bool,
 }
@@ -131,7 +149,7 @@ fn unpack<'a>(
     options: &UnpackOptions,
     listing: Option<&'a mut dyn Listing>,
 ) -> Result<UnpackReport, UnpackError> {
-    let mut reader = Reader::new(input, options.limits, Claim::on(&options.memory));
+    let mut reader = Reader::new(input, options, Claim::on(&options.memory));
     let mut writer = Writer::new(root, options, listing).map_err(|fault| fault.at(reader.place()))?;
     loop {
         match unpack_next(&mut reader, &mut writer) {

@@ -8,6 +8,7 @@ use base64::{
 };
 
 use super::{
+    EntryRules,
     error::{Fault, shown},
     xattr,
 };
@@ -41,6 +42,7 @@ pub(super) struct Extended {
     pub(super) xattrs_encoded: BTreeMap<Vec<u8>, Vec<u8>>,
     /// What the names of the attributes take in a list of the kernel.
     names: usize,
+    rules: EntryRules,
     pub(super) sparse: SparseRecords,
 }
 
@@ -59,9 +61,14 @@ pub(super) struct SparseRecords {
 }
 
 impl Extended {
+    /// Overrides nothing.
+    pub(super) fn new(rules: EntryRules) -> Extended {
+        Extended { rules, ..Extended::default() }
+    }
+
     /// Reads the records that belong to one entry. `ranges_max` bounds a sparse map kept as single records.
-    pub(super) fn parse(records: &[u8], ranges_max: usize) -> Result<Extended, Fault> {
-        let mut extended = Extended::default();
+    pub(super) fn parse(records: &[u8], ranges_max: usize, rules: EntryRules) -> Result<Extended, Fault> {
+        let mut extended = Extended::new(rules);
         for record in Records(records) {
             let (key, value) = record?;
             extended.set(key, value, ranges_max)?;
@@ -75,7 +82,7 @@ impl Extended {
         for record in Records(records) {
             let (key, value) = record?;
             match key {
-                b"uid" | b"gid" | b"mtime" | b"atime" => self.set(key, value, 0)?,
+                b"uid" | b"gid" | b"mtime" | b"atime" if self.rules == EntryRules::Own => self.set(key, value, 0)?,
                 b"path" | b"linkpath" | b"size" => return Err(global_refused(key)),
                 _ if key.starts_with(b"GNU.sparse.") => return Err(global_refused(key)),
                 _ => {}
@@ -99,7 +106,9 @@ impl Extended {
                     if self.takes(name, value.len())? {
                         self.xattrs.insert(name.to_vec(), value.to_vec());
                     }
-                } else if let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
+                } else if self.rules == EntryRules::Own
+                    && let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.")
+                {
                     let name: Vec<u8> = percent_encoding::percent_decode(name).collect();
                     if self.takes(&name, value.len() / 4 * 3)? {
                         let value = BASE64.decode(value).map_err(|_| malformed(key))?;
@@ -123,7 +132,7 @@ impl Extended {
                 "its extended attribute `{name}` has {length} bytes; the limit is {limit}"
             )));
         }
-        if !xattr::allowed(name) {
+        if !xattr::allowed(name, self.rules) {
             return Ok(false);
         }
         self.names += name.len() + 1;
@@ -252,7 +261,7 @@ mod tests {
 
     #[test]
     fn the_last_record_of_a_key_wins_and_an_empty_one_takes_it_back() {
-        let extended = Extended::parse(b"9 path=a\n9 path=b\n10 size=5\n8 size=\n", 8).unwrap();
+        let extended = Extended::parse(b"9 path=a\n9 path=b\n10 size=5\n8 size=\n", 8, EntryRules::Own).unwrap();
         assert_eq!(extended.path.as_deref(), Some(&b"b"[..]));
         assert_eq!(extended.size, None);
     }
@@ -273,7 +282,7 @@ mod tests {
             b"99999999999999999999 path=a\n",
             b"\n",
         ] {
-            Extended::parse(records, 8).expect_err("malformed");
+            Extended::parse(records, 8, EntryRules::Own).expect_err("malformed");
         }
     }
 

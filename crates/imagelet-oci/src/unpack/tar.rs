@@ -8,7 +8,7 @@
 use std::io::{BufRead, ErrorKind};
 
 use super::{
-    Claim, UnpackLimits,
+    Claim, EntryRules, UnpackLimits, UnpackOptions,
     error::Fault,
     header::{self, BLOCK, Fields, Header},
     pax::{Extended, Time},
@@ -63,6 +63,7 @@ pub(super) struct Entry {
 pub(super) struct Reader<'a> {
     input: &'a mut dyn BufRead,
     limits: UnpackLimits,
+    rules: EntryRules,
     /// What the headers of the current entry take.
     claim: Claim,
     globals: Extended,
@@ -88,9 +89,10 @@ impl Pending {
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(input: &'a mut dyn BufRead, limits: UnpackLimits, claim: Claim) -> Self {
-        let place = b"(start of layer)".to_vec();
-        Reader { input, limits, claim, globals: Extended::default(), remaining: 0, padding: 0, headers: 0, place }
+    pub(super) fn new(input: &'a mut dyn BufRead, options: &UnpackOptions, claim: Claim) -> Self {
+        let (place, globals) = (b"(start of layer)".to_vec(), Extended::new(options.rules));
+        let UnpackOptions { limits, rules, .. } = *options;
+        Reader { input, limits, rules, claim, globals, remaining: 0, padding: 0, headers: 0, place }
     }
 
     /// The last name seen, for messages.
@@ -122,7 +124,7 @@ impl<'a> Reader<'a> {
             match header.type_flag() {
                 b'x' => {
                     let records = self.extension(&header, "PAX header")?;
-                    let extended = Extended::parse(&records, self.limits.ranges_max)?;
+                    let extended = Extended::parse(&records, self.limits.ranges_max, self.rules)?;
                     self.claim.grow((extended.xattrs.len() + extended.xattrs_encoded.len()) * XATTR_COST)?;
                     pending.extended = Some(extended);
                 }

@@ -11,7 +11,7 @@ use rustix::{
 };
 
 use super::{
-    DIRECTORY_COST, Ownership, UnpackError, UnpackOptions, UnpackReport, disk_size,
+    DIRECTORY_COST, EntryRules, Ownership, UnpackError, UnpackOptions, UnpackReport, disk_size,
     error::{Fault, shown},
     ledger::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord, encoded},
     limits::Gauge,
@@ -31,6 +31,8 @@ const DIRECTORY_OPEN: u32 = 0o700;
 /// What the kernel keeps of a device number's parts; it cuts larger ones, down to 0:0 even.
 const MAJOR_MAX: i64 = 0xfff;
 const MINOR_MAX: i64 = 0xf_ffff;
+/// The last second that containerd sets, in 2262: its nanoseconds have 63 bits.
+const SECONDS_MAX: i64 = i64::MAX / 1_000_000_000;
 
 /// Writes one layer.
 pub(super) struct Writer<'a> {
@@ -39,6 +41,7 @@ pub(super) struct Writer<'a> {
     spill: Spill,
     ownership: Ownership,
     overlay: OverlayForm,
+    rules: EntryRules,
     /// Who owns what this process makes.
     process: (u32, u32),
     /// Some device has a record and nothing on disk.
@@ -83,6 +86,7 @@ impl<'a> Writer<'a> {
             spill: Spill::new(root)?,
             ownership: options.ownership,
             overlay: options.overlay,
+            rules: options.rules,
             process: (process.0.as_raw(), process.1.as_raw()),
             devices_left_out: false,
             report: UnpackReport::default(),
@@ -96,6 +100,7 @@ impl<'a> Writer<'a> {
         let path = name::clean_entry(&entry.name, self.gauge.limits())?;
         if path.is_empty() {
             return match entry.kind {
+                Kind::Directory if self.rules == EntryRules::Containerd => Ok(()),
                 Kind::Directory => self.remember_directory(&[], &entry),
                 _ => Err(Fault::refused("only a directory can be the layer's root")),
             };
@@ -200,7 +205,7 @@ impl<'a> Writer<'a> {
             [] => Vec::new(),
             xattrs => xattr::set(&file, xattrs, self.strictness())?,
         };
-        rustix::fs::futimens(&file, &times(&entry)).map_err(Fault::io("set the times of"))?;
+        rustix::fs::futimens(&file, &self.times(&entry)).map_err(Fault::io("set the times of"))?;
         self.lister.file(|| place.path(), &file, ranges, !entry.xattrs.is_empty())?;
         self.record(|| place.path(), &entry, &left_out)
     }
@@ -252,7 +257,9 @@ impl<'a> Writer<'a> {
                     self.replace(place)?;
                     make().map_err(Fault::io("make the directory"))?;
                     self.report.disk_bytes += DIRECTORY_COST;
-                    self.set_opacity(&path, Opacity::Opaque)?;
+                    if self.rules == EntryRules::Own {
+                        self.set_opacity(&path, Opacity::Opaque)?;
+                    }
                 }
             }
             Err(errno) => return Err(Fault::Io { action: "make the directory", errno }),
@@ -289,7 +296,7 @@ impl<'a> Writer<'a> {
         self.finish_special(place, entry, None)
     }
 
-    /// The entry's own metadata is not applied: the file has its target's, which writers repeat here.
+    /// By our rules the entry's own metadata is not applied: the file has its target's, which writers repeat here.
     fn hard_link(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
         let target = name::clean_target(&entry.link, self.gauge.limits())?;
         let missing = || {
@@ -339,6 +346,9 @@ impl<'a> Writer<'a> {
             }
             Err(errno) => return Err(Fault::Io { action: "make the hard link", errno }),
         }
+        if self.rules == EntryRules::Containerd {
+            self.apply_again(place, entry, FileType::from_raw_mode(stat.st_mode))?;
+        }
         if self.lister.is_on() {
             self.lister.hard_link(&place.path(), &from_path)?;
         }
@@ -349,6 +359,29 @@ impl<'a> Writer<'a> {
             self.tree.ledger.record(&path, *record)?;
         }
         Ok(())
+    }
+
+    /// Sets the metadata of what a hard link names. The owner is set also where it is the same: that takes set-id bits
+    /// and capabilities away, and the entry gives those that stay.
+    fn apply_again(&mut self, place: &Place, entry: &Entry, kind: FileType) -> Result<(), Fault> {
+        let (parent, name) = (&place.parent, place.name.as_slice());
+        if self.ownership == Ownership::Apply {
+            let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+            rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(Fault::io("set the owner of"))?;
+        }
+        if kind == FileType::RegularFile && !entry.xattrs.is_empty() {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = patiently(|| rustix::fs::openat(parent, name, flags, Mode::empty()));
+            xattr::set(&file.map_err(Fault::io("open"))?, &entry.xattrs, self.strictness())?;
+        }
+        if kind != FileType::Symlink {
+            // `chmod` would follow a link; this is none, in a directory only we write to.
+            rustix::fs::chmodat(parent, name, Mode::from_raw_mode(entry.mode), AtFlags::empty())
+                .map_err(Fault::io("set the mode of"))?;
+        }
+        rustix::fs::utimensat(parent, name, &self.times(entry), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(Fault::io("set the times of"))
     }
 
     fn device(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
@@ -405,7 +438,7 @@ impl<'a> Writer<'a> {
                 .map_err(Fault::io("set the mode of"))?;
         }
         // None of the attributes that layers may have is for a link, a device or a pipe.
-        rustix::fs::utimensat(parent, name, &times(entry), AtFlags::SYMLINK_NOFOLLOW)
+        rustix::fs::utimensat(parent, name, &self.times(entry), AtFlags::SYMLINK_NOFOLLOW)
             .map_err(Fault::io("set the times of"))?;
         self.lister.special(|| place.path(), (parent.as_fd(), name), &entry.link, false)?;
         self.record(|| place.path(), entry, &[])
@@ -472,10 +505,15 @@ impl<'a> Writer<'a> {
     }
 
     fn strictness(&self) -> Strictness {
-        match self.ownership {
-            Ownership::Apply => Strictness::Fail,
-            Ownership::Record => Strictness::LeaveOut,
+        match (self.ownership, self.rules) {
+            (Ownership::Apply, EntryRules::Own) => Strictness::Fail,
+            (Ownership::Apply, EntryRules::Containerd) => Strictness::FailWhereSupported,
+            (Ownership::Record, _) => Strictness::LeaveOut,
         }
+    }
+
+    fn times(&self, entry: &Entry) -> Timestamps {
+        timestamps(entry.mtime, atime(entry), self.rules)
     }
 
     /// Remembers what the disk does not say of a path. Most files of most images need no record.
@@ -493,7 +531,6 @@ impl<'a> Writer<'a> {
 
     fn finish_note(&mut self, path: &[u8], mut note: Note) -> Result<(), Fault> {
         self.gauge.go_on()?;
-        let is_named = note.directory.is_some();
         let is_directory = note.implicit || note.directory.is_some() || note.opacity != Opacity::Merged;
         if let Some(meta) = note.directory.take() {
             note.record = self.finish_directory(path, &meta, note.opacity)?.map(Box::new);
@@ -507,7 +544,6 @@ impl<'a> Writer<'a> {
         }
         if path.is_empty() {
             self.report.root_opaque = note.opacity == Opacity::Opaque;
-            self.report.root_named = is_named;
         }
         if note.implicit {
             self.report.implicit_directories.push(path.to_vec());
@@ -538,7 +574,7 @@ impl<'a> Writer<'a> {
         if let Some((name, value)) = self.overlay.xattr(opacity) {
             set_overlay_xattr(&directory, name, value)?;
         }
-        rustix::fs::futimens(&*directory, &timestamps(meta.mtime, meta.atime))
+        rustix::fs::futimens(&*directory, &timestamps(meta.mtime, meta.atime, self.rules))
             .map_err(Fault::io("set the times of"))?;
         let owned = self.ownership == Ownership::Apply || ((meta.uid, meta.gid) == (0, 0) && mode == meta.mode);
         Ok((!owned || !left_out.is_empty()).then(|| OwnershipRecord {
@@ -567,11 +603,11 @@ fn atime(entry: &Entry) -> Time {
     entry.atime.map_or(entry.mtime, |atime| atime.max(entry.mtime))
 }
 
-fn times(entry: &Entry) -> Timestamps {
-    timestamps(entry.mtime, atime(entry))
-}
-
-fn timestamps(mtime: Time, atime: Time) -> Timestamps {
-    let timespec = |time: Time| Timespec { tv_sec: time.secs, tv_nsec: time.nanos.into() };
+fn timestamps(mtime: Time, atime: Time, rules: EntryRules) -> Timestamps {
+    let timespec = |time: Time| {
+        let is_taken = rules == EntryRules::Own || (0..=SECONDS_MAX).contains(&time.secs);
+        let (tv_sec, tv_nsec) = if is_taken { (time.secs, time.nanos.into()) } else { (0, 0) };
+        Timespec { tv_sec, tv_nsec }
+    };
     Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) }
 }

@@ -2,7 +2,10 @@
 
 use rustix::{fd::AsFd, fs::XattrFlags, io::Errno};
 
-use super::error::{Fault, shown};
+use super::{
+    EntryRules,
+    error::{Fault, shown},
+};
 
 /// The largest value of an attribute that the kernel takes.
 pub(super) const VALUE_MAX: usize = 64 << 10;
@@ -11,7 +14,10 @@ pub(super) const NAMES_MAX: usize = 64 << 10;
 
 /// Whether an attribute of the archive is kept. Overlayfs' own are not: they would speak for us. `trusted.*` is what
 /// programs of the host say to each other, which no image has a part in.
-pub(super) fn allowed(name: &[u8]) -> bool {
+pub(super) fn allowed(name: &[u8], rules: EntryRules) -> bool {
+    if rules == EntryRules::Containerd {
+        return !name.contains(&0) && !name.starts_with(b"trusted.");
+    }
     if name.contains(&0) || name.starts_with(b"user.overlay.") {
         return false;
     }
@@ -23,6 +29,8 @@ pub(super) fn allowed(name: &[u8]) -> bool {
 pub(super) enum Strictness {
     /// It fails the entry.
     Fail,
+    /// What the file system does not have is left out; all else fails the entry.
+    FailWhereSupported,
     /// What the kernel does not allow us, or does not have, is left out and told.
     LeaveOut,
 }
@@ -49,7 +57,7 @@ fn judge(
     left_out: &mut Vec<Vec<u8>>,
 ) -> Result<(), Fault> {
     match (result, strictness) {
-        (Ok(()), _) => Ok(()),
+        (Ok(()), _) | (Err(Errno::NOTSUP), Strictness::FailWhereSupported) => Ok(()),
         (Err(Errno::NOTSUP | Errno::PERM | Errno::ACCESS), Strictness::LeaveOut) => {
             left_out.push(name.to_vec());
             Ok(())

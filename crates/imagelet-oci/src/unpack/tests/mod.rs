@@ -1,6 +1,7 @@
 //! Layers as attackers and as builders make them.
 
 mod archive;
+mod containerd;
 mod entries;
 mod escapes;
 mod format;
@@ -21,7 +22,8 @@ use std::{
 };
 
 use super::{
-    LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport, unpack_layer,
+    EntryRules, LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport,
+    unpack_layer,
 };
 
 /// A layer directory between things that must not be touched.
@@ -43,6 +45,7 @@ impl Site {
         let options = UnpackOptions {
             ownership,
             overlay,
+            rules: EntryRules::Own,
             limits,
             umask: super::process_umask(),
             memory: LayerMemory::of_its_own(64 << 20),
