@@ -7,12 +7,16 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use imagelet_core::runtime::{ImageService, RuntimeError};
 use tokio::sync::watch;
 
 use crate::{ContainerdClient, LeaseId, place::SnapshotterFolder};
+
+/// When a lease ends by itself: longer than any pull takes.
+const LEASE_LIFETIME: Duration = Duration::from_hours(24);
 
 /// The leases of imports that run in this process: no look for stale ones may end them.
 static RUNNING: Mutex<BTreeSet<LeaseId>> = Mutex::new(BTreeSet::new());
@@ -63,15 +67,15 @@ impl ContainerdParts {
     }
 
     /// Ends a lease that was begun here.
-    async fn release(&self, lease: &LeaseId) -> Result<(), RuntimeError> {
+    async fn release(&self, lease: &LeaseId, is_made: bool) -> Result<(), RuntimeError> {
         let ended = self.client.delete_lease(lease).await;
-        self.forget(lease, ended.is_err());
+        self.forget(lease, ended.is_err() || !is_made);
         Ok(ended?)
     }
 
-    /// Counts a lease no more. One that stays is stale from here on.
-    fn forget(&self, lease: &LeaseId, stays: bool) {
-        if stays {
+    /// Counts a lease no more. One that may stay is stale from here on.
+    fn forget(&self, lease: &LeaseId, may_stay: bool) {
+        if may_stay {
             self.has_stale.store(true, Ordering::Release);
         }
         running().remove(lease);
@@ -84,6 +88,8 @@ impl ContainerdParts {
 pub(crate) struct ImportLease {
     id: LeaseId,
     containerd: Arc<ContainerdParts>,
+    /// Containerd said so; otherwise it may make the lease after its end was asked for.
+    is_made: AtomicBool,
     has_ended: AtomicBool,
 }
 
@@ -93,7 +99,14 @@ impl ImportLease {
         let id = LeaseId::unique();
         running().insert(id.clone());
         containerd.imports.send_modify(|imports| *imports += 1);
-        Self { id, containerd, has_ended: AtomicBool::new(false) }
+        Self { id, containerd, is_made: AtomicBool::new(false), has_ended: AtomicBool::new(false) }
+    }
+
+    /// Makes it.
+    pub(crate) async fn make(&self) -> Result<(), RuntimeError> {
+        self.containerd.client.create_lease(&self.id, LEASE_LIFETIME).await?;
+        self.is_made.store(true, Ordering::Release);
+        Ok(())
     }
 
     pub(crate) fn id(&self) -> &LeaseId {
@@ -107,7 +120,8 @@ impl ImportLease {
         }
         // On its own: a caller that stops waiting must not stop the end half-way.
         let (containerd, id) = (Arc::clone(&self.containerd), self.id.clone());
-        let ended = tokio::spawn(async move { containerd.release(&id).await }).await;
+        let is_made = self.is_made.load(Ordering::Acquire);
+        let ended = tokio::spawn(async move { containerd.release(&id, is_made).await }).await;
         ended.unwrap_or_else(|error| Err(RuntimeError::defect("the end of a lease broke off").caused_by(error)))
     }
 }
@@ -118,12 +132,13 @@ impl Drop for ImportLease {
             return;
         }
         let (containerd, id) = (Arc::clone(&self.containerd), self.id.clone());
+        let is_made = self.is_made.load(Ordering::Acquire);
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             containerd.forget(&id, true);
             return;
         };
         runtime.spawn(async move {
-            if let Err(error) = containerd.release(&id).await {
+            if let Err(error) = containerd.release(&id, is_made).await {
                 tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
             }
         });

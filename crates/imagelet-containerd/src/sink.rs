@@ -87,6 +87,23 @@ impl Containerd {
         self.0.rebases
     }
 
+    /// The same, taken for one that rebases.
+    #[cfg(feature = "test-util")]
+    #[must_use]
+    pub fn taken_to_rebase(&self) -> Self {
+        let parts = &self.0;
+        Self(Arc::new(ContainerdParts {
+            client: parts.client.clone(),
+            place: parts.place.clone(),
+            rebases: true,
+            labels_layers: parts.labels_layers,
+            keep_blobs: parts.keep_blobs,
+            cri: Arc::clone(&parts.cri),
+            has_stale: false.into(),
+            imports: watch::channel(0).0,
+        }))
+    }
+
     /// The calls to it.
     pub fn client(&self) -> &ContainerdClient {
         &self.0.client

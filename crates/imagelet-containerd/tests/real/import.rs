@@ -11,7 +11,7 @@ use imagelet_core::{
 use crate::{
     cri::CriImages,
     node::Node,
-    staged::{archive, image, unpack},
+    staged::{archive, image, unpack, unpack_whole},
 };
 
 const NAME: &str = "reg.test:5000/team/app:v1";
@@ -156,6 +156,105 @@ async fn layers_and_documents_that_are_there_are_held_and_not_imported_again() {
     let shown = cri.status(&ImageSpec::new(NAME)).await.unwrap().unwrap();
     assert_eq!(shown.id.as_str(), second.config.digest.as_str());
     assert_eq!(kept(&node).await, [3, 3, 3, 0, 3]);
+}
+
+#[tokio::test]
+async fn layers_with_an_entry_for_each_folder_come_in_any_order() {
+    let node = Node::start().await;
+    let containerd = connect(&node, false).await;
+    let image = image(NAME, "first", &LAYERS);
+    let import = containerd.begin(Arc::clone(&image)).await.unwrap();
+    let take = |index: usize| {
+        let (import, tree) = (Arc::clone(&import), unpack_whole(&containerd, LAYERS[index]));
+        tokio::spawn(async move { import.take(index, tree).await })
+    };
+    let above = [take(2), take(1)];
+    if containerd.rebases() {
+        // Both are in their places before the lowest has come.
+        let client = node.client();
+        let is_filled = async || (fs::read_dir(containerd.staging()).unwrap().count(), kept(&node).await[2]) == (0, 2);
+        node.until("both are moved", is_filled).await;
+        assert_eq!(client.snapshot("overlayfs", &chains(&image)[1]).await.unwrap(), None);
+    }
+    assert_eq!(take(0).await.unwrap().unwrap(), Taken::Committed);
+    for above in above {
+        assert_eq!(above.await.unwrap().unwrap(), Taken::Committed);
+    }
+    import.finish().await.unwrap();
+    collect(&containerd).await;
+    assert_eq!(kept(&node).await, [3, 3, 3, 0, 3]);
+    let top = node.client().snapshot("overlayfs", &chains(&image)[2]).await.unwrap().unwrap();
+    assert_eq!(top.parent, chains(&image)[1]);
+}
+
+#[tokio::test]
+async fn a_containerd_that_ignores_the_parent_of_a_commit_keeps_no_orphan() {
+    let node = Node::start().await;
+    let containerd = connect(&node, false).await;
+    if containerd.rebases() {
+        return;
+    }
+    let import = containerd.taken_to_rebase().begin(image(NAME, "first", &LAYERS)).await.unwrap();
+    assert_eq!(import.take(0, unpack_whole(&containerd, "one")).await.unwrap(), Taken::Committed);
+    let error = import.take(1, unpack_whole(&containerd, "two")).await.unwrap_err();
+    assert!(error.to_string().contains("does not stand on"), "{error}");
+    let second = &chains(&image(NAME, "first", &LAYERS))[1];
+    assert_eq!(node.client().snapshot("overlayfs", second).await.unwrap(), None);
+    import.abandon().await;
+    assert_eq!(kept(&node).await, [0; 5]);
+}
+
+#[tokio::test]
+async fn an_import_whose_naming_is_not_waited_for_is_whole_or_absent() {
+    let node = Node::start().await;
+    let containerd = connect(&node, false).await;
+    for round in 0..8 {
+        let image = image(NAME, &format!("round {round}"), &LAYERS);
+        let import = containerd.begin(Arc::clone(&image)).await.unwrap();
+        take_all(&containerd, &import, &LAYERS).await;
+        let finish = tokio::spawn({
+            let import = Arc::clone(&import);
+            async move { import.finish().await }
+        });
+        tokio::time::sleep(std::time::Duration::from_millis(2 * round)).await;
+        finish.abort();
+        let _ = finish.await;
+        if round % 2 == 0 {
+            import.abandon().await;
+        }
+        drop(import);
+        containerd.released().await;
+        collect(&containerd).await;
+        let kept_now = kept(&node).await;
+        assert!([[0; 5], [3, 3, 3, 0, 3]].contains(&kept_now), "{kept_now:?}");
+        CriImages::of(&node).remove(&ImageSpec::new(image.config.digest.as_str())).await.unwrap();
+        node.until("all is removed", async || kept(&node).await == [0; 5]).await;
+    }
+}
+
+#[tokio::test]
+async fn collections_without_a_pause_take_nothing_of_imports() {
+    let node = Node::start().await;
+    let containerd = connect(&node, false).await;
+    let collections = tokio::spawn({
+        let containerd = containerd.clone();
+        async move {
+            loop {
+                collect(&containerd).await;
+            }
+        }
+    });
+    let cri = CriImages::of(&node);
+    for round in 0..10 {
+        let image = image(NAME, &format!("round {round}"), &LAYERS);
+        import(&containerd, &image, &LAYERS).await;
+        assert!(kept(&node).await.iter().zip([3, 3, 3, 0, 3]).all(|(kept, needed)| *kept >= needed));
+        for chain in chains(&image) {
+            assert!(node.client().snapshot("overlayfs", &chain).await.unwrap().is_some(), "{chain}");
+        }
+        cri.remove(&ImageSpec::new(NAME)).await.unwrap();
+    }
+    collections.abort();
 }
 
 #[tokio::test]

@@ -73,6 +73,11 @@ fn document(media_type: &str, json: &serde_json::Value) -> ImportedDocument {
     ImportedDocument { digest: Digest::of(&bytes), media_type: media_type.to_owned(), bytes: bytes.into() }
 }
 
+/// Unpacks the layer of a name as an archive does that has an entry for each folder.
+pub(crate) fn unpack_whole(containerd: &Containerd, name: &str) -> StagedTree {
+    StagedTree { implicit: Vec::new(), ..unpack(containerd, name) }
+}
+
 /// Unpacks the layer of a name into a containerd's staging: a file, and one in a folder without an entry.
 pub(crate) fn unpack(containerd: &Containerd, name: &str) -> StagedTree {
     let folder = tempfile::tempdir_in(containerd.staging()).unwrap().keep();

@@ -102,7 +102,8 @@ pub trait LayerImport: Send + Sync + fmt::Debug {
     async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError>;
 
     /// Names the image: documents, then image records, then a look whether the runtime shows it. The caller has synced
-    /// the layers before.
+    /// the layers before. Once begun it ends by itself, whether or not the future is dropped: a record that comes after
+    /// the runtime has released the layers would name nothing.
     async fn finish(&self) -> Result<ImageId, ImportError>;
 
     /// Gives the import up and returns once the runtime has released what it held for it.

@@ -1,52 +1,39 @@
-//! One import: layers become snapshots from the bottom up, then documents and image records name them.
+//! The layers of one import: found where they are, and committed from the bottom up where they are not.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    path::Path,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
-use async_trait::async_trait;
 use imagelet_core::{
-    image::{Digest, ImageId, ImageSpec},
-    runtime::{
-        ErrorClass, Fault, Hop, ImportError, ImportStage, ImportedImage, LayerImport, RuntimeError, RuntimeErrorKind,
-        StagedTree, Taken,
-    },
+    image::Digest,
+    runtime::{ImportedImage, RuntimeError, RuntimeErrorKind, StagedTree, Taken},
 };
-use tokio::{fs::File, io::AsyncRead, sync::watch, time::Instant};
+use tokio::sync::watch;
 
+use super::{TRIES_MAX, naming::ContentSource};
 use crate::{
     ContainerdClient, ContainerdRefusal, Hold, SnapshotKind,
     failpoint::Step,
     layer::{SnapshotFolders, needs_lower},
     parts::{ContainerdParts, ImportLease},
     place::OVERLAYFS,
-    records::{self, Labels, source_label},
+    records::{self, Labels},
     v1::containerd::services::snapshots::v1::{CommitSnapshotRequest, PrepareSnapshotRequest},
 };
 
-/// When a lease ends by itself: longer than any pull takes.
-const LEASE_LIFETIME: Duration = Duration::from_hours(24);
-/// How often something is tried again that another client of containerd's made, or removed, at the same moment.
-const TRIES_MAX: usize = 3;
-/// How long CRI may take until it shows an image that is recorded.
-const SHOWN_MAX: Duration = Duration::from_secs(5);
-/// The wait between two looks: from this, doubled each time, to that.
-const LOOK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
-
-/// An import under way.
+/// What one import puts into containerd.
 #[derive(Debug)]
-pub(crate) struct ContainerdImport {
-    containerd: Arc<ContainerdParts>,
+pub(super) struct ImportRun {
+    pub(super) containerd: Arc<ContainerdParts>,
     /// Sends all calls under the lease.
-    client: ContainerdClient,
-    lease: ImportLease,
-    image: Arc<ImportedImage>,
+    pub(super) client: ContainerdClient,
+    pub(super) lease: ImportLease,
+    pub(super) image: Arc<ImportedImage>,
     /// The names of the layers' snapshots.
-    chains: Vec<Digest>,
-    present: usize,
+    pub(super) chains: Vec<Digest>,
+    pub(super) present: usize,
     base: watch::Sender<Base>,
 }
 
@@ -61,22 +48,22 @@ enum Base {
     Broken,
 }
 
-impl ContainerdImport {
-    pub(crate) async fn begin(
+impl ImportRun {
+    pub(super) async fn begin(
         containerd: Arc<ContainerdParts>,
         image: Arc<ImportedImage>,
     ) -> Result<Self, RuntimeError> {
         let chains = records::chains(&image);
         let lease = ImportLease::new(Arc::clone(&containerd));
-        containerd.client.create_lease(lease.id(), LEASE_LIFETIME).await?;
+        lease.make().await?;
         Step::ImportLeased.reach();
         let client = containerd.client.under(lease.id());
         let (base, _) = watch::channel(Base::Has(0));
-        let mut import = Self { containerd, client, lease, image, chains, present: 0, base };
-        import.present = import.find_base().await?;
-        import.base.send_replace(Base::Has(import.present));
+        let mut run = Self { containerd, client, lease, image, chains, present: 0, base };
+        run.present = run.find_base().await?;
+        run.base.send_replace(Base::Has(run.present));
         Step::ImportHeld.reach();
-        Ok(import)
+        Ok(run)
     }
 
     /// How many of the lowest layers are there; the topmost of them is held, and it holds the others.
@@ -119,10 +106,7 @@ impl ContainerdImport {
         if found.parent == parent {
             return Ok(true);
         }
-        Err(RuntimeError::other(format!(
-            "containerd's snapshot `{chain}` stands on `{}`, not on `{parent}`",
-            found.parent
-        )))
+        Err(RuntimeError::other(format!("containerd's snapshot `{chain}` does not stand on `{parent}`")))
     }
 
     /// Holds a layer's snapshot; whether it is there.
@@ -143,7 +127,7 @@ impl ContainerdImport {
         });
     }
 
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         match *self.base.borrow() {
             Base::Has(count) => count,
             Base::Gone | Base::Broken => 0,
@@ -271,97 +255,8 @@ impl ContainerdImport {
         Ok(None)
     }
 
-    /// Writes content with its labels, or adds them where it is there already.
-    async fn write(
-        &self,
-        content: ContentSource<'_>,
-        digest: &Digest,
-        size: u64,
-        labels: Labels,
-    ) -> Result<(), RuntimeError> {
-        let labelled = |before: &Labels| {
-            let mut labels = labels.clone();
-            labels.extend(source_label(&self.image.reference, before));
-            labels
-        };
-        for _ in 0..TRIES_MAX {
-            let bytes = content.open().await?;
-            match self.client.write_content(digest.as_str(), size, bytes, labelled(&Labels::new())).await {
-                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {}
-                written => return Ok(written?),
-            }
-            self.client.hold(self.lease.id(), Hold::Content(digest.as_str())).await?;
-            let Some(found) = self.client.content(digest.as_str()).await? else { continue };
-            match self.client.label_content(digest.as_str(), labelled(&found.labels)).await {
-                Err(error) if error.refusal() == ContainerdRefusal::NotFound => {}
-                added => return Ok(added?),
-            }
-        }
-        Err(RuntimeError::other(format!("containerd's content `{digest}` came and went {TRIES_MAX} times")))
-    }
-
-    async fn write_documents(&self) -> Result<(), RuntimeError> {
-        for labelled in records::documents(&self.image, &self.chains, OVERLAYFS) {
-            let document = labelled.document;
-            let size = document.bytes.len() as u64;
-            self.write(ContentSource::Document(&document.bytes), &document.digest, size, labelled.references).await?;
-            Step::ImportDocument.reach();
-        }
-        Ok(())
-    }
-
-    async fn write_images(&self) -> Result<(), RuntimeError> {
-        for image in records::images(&self.image) {
-            match self.client.create_image(image.clone()).await {
-                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
-                    self.client.update_image(image).await?;
-                }
-                created => created?,
-            }
-            Step::ImportImage.reach();
-        }
-        Ok(())
-    }
-
-    /// Looks until CRI shows the image.
-    async fn wait_shown(&self) -> Result<ImageId, RuntimeError> {
-        let wanted = ImageId::new(self.image.config.digest.as_str());
-        let (by_tag, by_digest) = self.image.reference.names_of(&self.image.root.digest);
-        let name = by_tag.unwrap_or(by_digest);
-        let spec = ImageSpec::new(&name);
-        let end = Instant::now() + SHOWN_MAX;
-        let mut wait = LOOK_WAIT.0;
-        loop {
-            let seen = match tokio::time::timeout_at(end, self.containerd.cri.status(&spec)).await {
-                Ok(Ok(Some(image))) if image.id == wanted => return Ok(wanted),
-                Ok(Ok(Some(image))) => Ok(format!("it shows `{}`", image.id.as_str())),
-                Ok(Ok(None)) => Ok("it shows none".to_owned()),
-                Ok(Err(error)) => Err(error),
-                Err(_) => Ok("it does not answer".to_owned()),
-            };
-            if Instant::now() + wait >= end {
-                let message =
-                    format!("the runtime does not show `{name}` as `{}` within {SHOWN_MAX:?}", wanted.as_str());
-                let fault = Fault::new(ErrorClass::TimedOut, Hop::Runtime);
-                let error = match seen {
-                    Ok(seen) => RuntimeError::new(RuntimeErrorKind::TimedOut, format!("{message}: {seen}")),
-                    Err(error) => RuntimeError::new(RuntimeErrorKind::TimedOut, message).caused_by(error),
-                };
-                return Err(error.with_fault(fault));
-            }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(LOOK_WAIT.1);
-        }
-    }
-}
-
-#[async_trait]
-impl LayerImport for ContainerdImport {
-    fn present(&self) -> usize {
-        self.present
-    }
-
-    async fn holds(&self, index: usize) -> Result<bool, RuntimeError> {
+    /// Whether containerd has a layer by now; one that it has is held.
+    pub(super) async fn holds(&self, index: usize) -> Result<bool, RuntimeError> {
         if self.count() > index {
             return Ok(true);
         }
@@ -372,7 +267,8 @@ impl LayerImport for ContainerdImport {
         Ok(is_there)
     }
 
-    async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
+    /// Moves a layer into containerd, as soon as all below it are there.
+    pub(super) async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
         let mut take = LayerTake { base: &self.base, breaks: Some(Base::Broken) };
         let taken = self.put_layer(index, tree).await?;
         take.breaks = match taken {
@@ -385,51 +281,9 @@ impl LayerImport for ContainerdImport {
         Ok(taken)
     }
 
-    async fn finish(&self) -> Result<ImageId, ImportError> {
-        let count = self.count();
-        if count < self.chains.len() {
-            let why = format!("containerd has {count} of the image's {} layers", self.chains.len());
-            return Err(ImportStage::Handover.failed(RuntimeError::defect(why)));
-        }
-        self.write_documents().await.map_err(|cause| ImportStage::Handover.failed(cause))?;
-        self.write_images().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
-        let id = self.wait_shown().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
-        Step::ImportShown.reach();
-        // The records keep the image from here on; a lease that stays is ended by the next import.
-        if let Err(error) = self.lease.end().await {
-            tracing::warn!(error = error.chain(), "an image is imported, and its lease could not be ended yet");
-        }
-        Step::ImportReleased.reach();
-        Ok(id)
-    }
-
-    async fn abandon(&self) {
+    /// Ends the waits for layers.
+    pub(super) fn break_off(&self) {
         self.base.send_replace(Base::Broken);
-        if let Err(error) = self.lease.end().await {
-            tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
-        }
-    }
-}
-
-/// Where content comes from.
-enum ContentSource<'a> {
-    Document(&'a [u8]),
-    /// A packed layer.
-    Blob(&'a Path),
-}
-
-impl<'a> ContentSource<'a> {
-    async fn open(&self) -> Result<Box<dyn AsyncRead + Send + Unpin + 'a>, RuntimeError> {
-        match *self {
-            Self::Document(bytes) => Ok(Box::new(bytes)),
-            Self::Blob(path) => match File::open(path).await {
-                Ok(file) => Ok(Box::new(file)),
-                Err(error) => {
-                    let why = format!("cannot read the packed layer `{}`", path.display());
-                    Err(RuntimeError::other(why).caused_by(error))
-                }
-            },
-        }
     }
 }
 
