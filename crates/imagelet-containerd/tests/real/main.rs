@@ -4,4 +4,5 @@ mod calls;
 mod cri;
 mod import;
 mod node;
+mod recorded;
 mod staged;
