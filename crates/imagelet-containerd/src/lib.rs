@@ -6,6 +6,7 @@
 //!
 //! **Invariant:** no code outside `client` sends a call, and no call is sent without a namespace, a deadline and a bound.
 
+mod backing;
 mod bounded;
 mod client;
 mod connection;

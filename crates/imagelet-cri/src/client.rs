@@ -7,7 +7,7 @@ use imagelet_core::{
     image::{Image, ImageId, ImageSpec},
     runtime::{
         Container, ContainerService, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage, default_sandbox_image,
+        RuntimeConfiguration, RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage, default_sandbox_image,
     },
     text::quoted,
 };
@@ -345,6 +345,17 @@ impl RemoteContainerService {
             version: response.runtime_version,
             api: response.runtime_api_version,
         })
+    }
+
+    /// What the runtime reports of its configuration, as far as imports depend on it.
+    ///
+    /// # Errors
+    /// Where it cannot be asked.
+    pub async fn configuration(&self) -> Result<RuntimeConfiguration, RuntimeError> {
+        let response = self.ask_status(true).await?;
+        let conditions = response.status.unwrap_or_default().conditions;
+        let conditions = conditions.into_iter().map(|condition| (condition.r#type, condition.message)).collect();
+        Ok(RuntimeConfiguration::read(&response.info, &conditions))
     }
 
     /// Whether the runtime is ready to run containers, and its network to join them.

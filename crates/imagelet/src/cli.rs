@@ -95,7 +95,7 @@ pub(crate) enum Command {
     /// Tell what became of an image and why: its history, what holds it, what the next collection would do.
     Why(WhyArgs),
     /// Show the daemon or store at a glance.
-    Status,
+    Status(StatusArgs),
     /// Check or show the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -136,7 +136,7 @@ impl Command {
             | Self::Pins
             | Self::Events(_)
             | Self::Why(_)
-            | Self::Status
+            | Self::Status(_)
             | Self::Config(_)
             | Self::Completions(_)
             | Self::Version => Intent::Looks,
@@ -266,6 +266,13 @@ pub(crate) struct UntagArgs {
     /// The name to remove.
     #[arg(value_name = "REF")]
     pub(crate) image: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Show how pulls come into the runtime, too: what it is, where layers are staged, and the way of the last pulls.
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Args)]

@@ -22,6 +22,7 @@ use imagelet_core::{
     image::{Percent, PinnedNames},
     inventory::PinPattern,
     manager::Compatibility,
+    runtime::ImportMode,
 };
 use serde::{Deserialize, Serialize};
 
@@ -190,12 +191,15 @@ pub(crate) struct File {
     /// What whoever calls that socket over CRI may do.
     #[serde(rename = "cri", skip_serializing_if = "Option::is_none")]
     callers: Option<CallersFile>,
-    /// The embedded store, used when no CRI endpoint is given.
+    /// The embedded store, used when no CRI endpoint is given. What it says of pulls holds for imports into a runtime as well.
     #[serde(rename = "store", skip_serializing_if = "Option::is_none")]
     store: Option<StoreFile>,
     /// Another store of images, used in place of the embedded one.
     #[serde(rename = "imageService", skip_serializing_if = "Option::is_none")]
     image_service: Option<ImageServiceFile>,
+    /// Whether pulls of images of a runtime are fetched and unpacked by imagelet and imported into the runtime's own stores: `auto`, wherever that is possible, which is beside an unmodified containerd with the snapshotter `overlayfs`, and else the runtime pulls; `never`; `require`, what cannot be imported fails. See [containerd](containerd.md).
+    #[serde(rename = "runtimeImport", skip_serializing_if = "Option::is_none")]
+    runtime_import: Option<String>,
     /// The image that the runtime starts sandboxes ("pause" containers) from, such as `registry.k8s.io/pause:3.10`: no collection takes it. Empty: what the runtime itself reports, which containerd and CRI-O do. Not with `compatibility: kubelet`. See [keep rules](keep.md).
     #[serde(rename = "sandboxImage", skip_serializing_if = "Option::is_none")]
     sandbox_image: Option<String>,
@@ -362,6 +366,7 @@ impl File {
                 cri: Some(CriFile { endpoint: Some(String::new()), pull_stall: Some(GoDuration::minutes(5)) }),
                 pinned_images: Some(PinnedFile::Patterns(Vec::new())),
             }),
+            runtime_import: Some(ImportMode::default().name().into()),
             sandbox_image: Some(String::new()),
             registry: Some(RegistryFile { config_path: Some("/etc/containerd/certs.d".into()) }),
             credentials: Some(CredentialsFile::default()),
@@ -493,11 +498,24 @@ pub(crate) enum Verification {
     Always,
 }
 
+/// A runtime that images are kept in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RuntimeSettings {
+    /// Its CRI endpoint.
+    pub(crate) endpoint: String,
+    /// For so long a pull may show no sign of life; `None`: without end.
+    pub(crate) stall_max: Option<Duration>,
+    /// Whether pulls are imported.
+    pub(crate) import: ImportMode,
+    /// How imports work; state of our own is in the directory.
+    pub(crate) store: StoreSettings,
+}
+
 /// What images are kept in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Backend {
     /// Our own store.
     Embedded(StoreSettings),
-    /// A runtime behind this CRI endpoint; our own state stays in the directory. For so long a pull may show no sign of life.
-    Cri { endpoint: String, state: PathBuf, stall_max: Option<Duration> },
+    /// A runtime.
+    Cri(RuntimeSettings),
 }

@@ -3,6 +3,7 @@
 mod activation;
 mod doorman;
 mod images;
+mod imports;
 mod manager;
 mod peers;
 mod socket;
@@ -177,6 +178,12 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         }
     }
     working.cancel();
+    let imports = node.parts().imports.clone();
+    let released = tokio::spawn(async move {
+        if let Some(images) = imports {
+            images.close().await;
+        }
+    });
     let ends = async {
         let ((), calm, _) = tokio::join!(jobs.stop(), calm, &mut http);
         if let Err(error) = calm {
@@ -187,7 +194,13 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         tracing::info!("not all jobs ended in time");
         http.abort();
     }
-    if tokio::time::timeout(CLOSE_MAX, node.close()).await.is_err() {
+    let closed = async {
+        let ((), released) = tokio::join!(node.close(), released);
+        if let Err(error) = released {
+            tracing::error!(%error, "the end of imports did not end well");
+        }
+    };
+    if tokio::time::timeout(CLOSE_MAX, closed).await.is_err() {
         tracing::warn!("the disk takes too long; the next start makes durable what is not");
     }
     tracing::info!("stopped");
@@ -198,7 +211,7 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
 fn state_place(settings: &Settings) -> PathBuf {
     match &settings.backend {
         Backend::Embedded(store) => store.directory.clone(),
-        Backend::Cri { state, .. } => state.clone(),
+        Backend::Cri(runtime) => runtime.store.directory.clone(),
     }
 }
 
@@ -217,7 +230,7 @@ fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Fail
             };
             Ok((Handlers::Known(BTreeSet::new()), runtime))
         }
-        Backend::Cri { endpoint, .. } => Ok((Handlers::Any, behind(endpoint, settings.runtime_request_timeout)?)),
+        Backend::Cri(runtime) => Ok((Handlers::Any, behind(&runtime.endpoint, settings.runtime_request_timeout)?)),
     }
 }
 
@@ -283,7 +296,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
     let changed = [
         ("socket", old.socket != new.socket),
         ("http", old.http != new.http),
-        ("store, imageService", old.backend != new.backend),
+        ("store, imageService, runtimeImport", old.backend != new.backend),
         ("imageService.pinnedImages", old.pinned != new.pinned),
         ("registry", old.hosts_dirs != new.hosts_dirs),
         ("pull limits", old.pulls != new.pulls),

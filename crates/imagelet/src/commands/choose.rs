@@ -129,7 +129,7 @@ async fn open(layers: &Layers, global: &Global, environment: &Environment, inten
 fn is_at_default(settings: &Settings, environment: &Environment) -> bool {
     match &settings.backend {
         Backend::Embedded(store) => store.directory == environment.store_default(),
-        Backend::Cri { .. } => false,
+        Backend::Cri(_) => false,
     }
 }
 

@@ -6,6 +6,7 @@ mod configuration;
 mod ensure;
 mod events;
 mod images;
+mod imports;
 mod pull;
 mod upkeep;
 mod verify;
@@ -114,7 +115,8 @@ async fn ask(
         Command::Events(arguments) => events::run(node, &arguments, format).await,
         Command::Why(arguments) => why::why(node, arguments, format).await,
         Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
-        _ => upkeep::status(node, format).await,
+        Command::Status(arguments) => upkeep::status(node, arguments.verbose, format).await,
+        _ => upkeep::status(node, false, format).await,
     }
 }
 

@@ -16,6 +16,8 @@ use crate::{
     output::{Table, print, printable},
 };
 
+use super::imports;
+
 pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> Result<ExitCode, Failure> {
     let (mut removed, mut failed) = (Vec::new(), false);
     for image in &arguments.images {
@@ -129,10 +131,13 @@ fn absolute(directory: &std::path::Path) -> Result<std::path::PathBuf, Failure> 
     Ok(std::fs::canonicalize(&absolute).unwrap_or(absolute))
 }
 
-pub(super) async fn status(node: &Node, format: Format) -> Result<ExitCode, Failure> {
+pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Result<ExitCode, Failure> {
     let status = node.ask(StatusRequest::default(), no_steps()).await?;
     print(format, &status, |mut out| {
         overview(&status).write(&mut out)?;
+        if let Some(import) = status.runtime_import.as_ref().filter(|_| is_verbose) {
+            imports::verbose(import, &mut out)?;
+        }
         let duration = |milliseconds| GoDuration::from_std(Duration::from_secs(milliseconds / 1000)).to_string();
         if !status.pulls.is_empty() {
             writeln!(out)?;
@@ -164,6 +169,9 @@ fn overview(status: &Status) -> Table {
     let since = status.started_at.as_deref().unwrap_or("-");
     let process = format!("{} (pid {}, since {since})", status.process, status.pid);
     table.row(["Process:", &process]);
+    if let Some(import) = &status.runtime_import {
+        table.row(["Pulls:", &imports::summary(import)]);
+    }
     if let Some(unpacking) = &status.unpacking {
         table.row(["Unpacking:", unpacking]);
     }

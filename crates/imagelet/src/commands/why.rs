@@ -174,6 +174,7 @@ fn explained(happening: &WhyHappening) -> String {
                 (bytes, took) => bytes.or(took),
             });
             parts.extend(happening.names.first().map(|name| format!("as {name}")));
+            parts.extend(Some(happening.reason.clone()).filter(|way| !way.is_empty()));
         }
         "found" => parts.push("something else brought it, or it came before the record began".into()),
         "adopted" => parts.push(format!("{} has it on record as pulled", happening.by)),

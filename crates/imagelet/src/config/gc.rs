@@ -37,7 +37,7 @@ pub(super) struct GcFile {
     /// How often it considers to.
     #[serde(rename = "period", skip_serializing_if = "Option::is_none")]
     pub(super) period: Option<GoDuration>,
-    /// Whether a pull into the embedded store that has no room makes some, under the usual rules. Defaults to false where `enabled` is, or where `compatibility` is `kubelet`.
+    /// Whether a pull into the embedded store, or an import into a runtime, that has no room makes some, under the usual rules. Defaults to false where `enabled` is, or where `compatibility` is `kubelet`.
     #[serde(rename = "forPulls", skip_serializing_if = "Option::is_none")]
     pub(super) for_pulls: Option<bool>,
     /// `enforce` removes what is chosen. `shadow` chooses and tells, and removes nothing unless `imagelet gc --enforce` says so: for a node whose kubelet still collects. See [why](why.md).

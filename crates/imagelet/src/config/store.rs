@@ -18,7 +18,7 @@ pub(super) struct StoreFile {
     /// `commit`: a pull answers when every file of the image is on the disk. `background`: it answers before, and the disk follows; the image survives the end of the process at any moment, but a power cut may lose the whole pull, never part of it.
     #[serde(rename = "durability", skip_serializing_if = "Option::is_none")]
     pub(super) durability: Option<String>,
-    /// Keep the compressed blobs as well, so that a broken pull resumes and a layer can be unpacked again without the registry.
+    /// Keep the compressed blobs as well, so that a broken pull resumes and a layer can be unpacked again without the registry. Beside a runtime: imports put them into its content store, as its own pulls do.
     #[serde(rename = "keepBlobs", alias = "keep_blobs", skip_serializing_if = "Option::is_none")]
     pub(super) keep_blobs: Option<bool>,
     /// Which layers that are here a pull need not fetch: `node`, all; `repository`, those of images with a name in the same repository, so that each repository has to send its layers once. See [the store](store.md#what-pulls-share).

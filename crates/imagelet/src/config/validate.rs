@@ -11,14 +11,15 @@ use imagelet_core::{
     inventory::PinPattern,
     manager::Compatibility,
     records::Allowlist,
+    runtime::ImportMode,
     text::quoted,
 };
 use imagelet_cri::Endpoint;
 use imagelet_oci::{Admission, Durability, LayerLimits, LayerSharing};
 
 use super::{
-    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, PinnedFile, ProviderSettings, PullLimits, Settings,
-    StoreSettings, Surroundings, Verification, gc, kubelet, store::LimitsFile,
+    API_VERSION, Backend, File, GcSettings, GoDuration, KIND, PinnedFile, ProviderSettings, PullLimits,
+    RuntimeSettings, Settings, StoreSettings, Surroundings, Verification, gc, kubelet, store::LimitsFile,
 };
 use crate::size::parse_size;
 
@@ -392,23 +393,34 @@ fn backend(file: &File, complaints: &mut Complaints) -> Backend {
         complaints.add("store.runtimeEndpoint", format!("store.runtimeEndpoint: {error}"));
     }
     let timeout = file.runtime_request_timeout.unwrap_or_default().to_std();
+    let import = runtime_import(file.runtime_import.as_deref(), complaints);
+    let store = StoreSettings {
+        directory,
+        layers_in_flight: usize::try_from(layers).unwrap_or(1),
+        durability,
+        keep_blobs: store.keep_blobs.unwrap_or_default(),
+        sharing,
+        admission,
+        unpack_memory,
+        limits,
+        runtime: runtime.map(|endpoint| (endpoint, timeout)),
+    };
     match endpoint {
         Some(endpoint) => {
             let stall_max = (stall.0 > 0).then(|| stall.to_std());
-            Backend::Cri { endpoint, state: directory, stall_max }
+            Backend::Cri(RuntimeSettings { endpoint, stall_max, import, store })
         }
-        None => Backend::Embedded(StoreSettings {
-            directory,
-            layers_in_flight: usize::try_from(layers).unwrap_or(1),
-            durability,
-            keep_blobs: store.keep_blobs.unwrap_or_default(),
-            sharing,
-            admission,
-            unpack_memory,
-            limits,
-            runtime: runtime.map(|endpoint| (endpoint, timeout)),
-        }),
+        None => Backend::Embedded(store),
     }
+}
+
+fn runtime_import(text: Option<&str>, complaints: &mut Complaints) -> ImportMode {
+    let Some(text) = text else { return ImportMode::default() };
+    ImportMode::ALL.into_iter().find(|mode| mode.name() == text).unwrap_or_else(|| {
+        let names = ImportMode::ALL.map(ImportMode::name);
+        complaints.add("runtimeImport", format!("runtimeImport `{text}` must be one of {names:?}"));
+        ImportMode::default()
+    })
 }
 
 fn compatibility(text: Option<&str>, complaints: &mut Complaints) -> Compatibility {

@@ -18,7 +18,7 @@ use imagelet_core::{
     manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
     records::PullRecords,
-    runtime::{Progress, RuntimeManager},
+    runtime::{ImportingImages, Progress, RuntimeManager},
 };
 use imagelet_oci::{Engine, MountOptions, StoreUsage, UnmountedImage};
 
@@ -27,8 +27,8 @@ use super::brief::BriefList;
 use super::reasons::{Collections, declare};
 use super::rows::{Shares, row, row_without_uses};
 use super::{
-    Command, HeldBackRow, ImageList, ImageRow, InspectRequest, Inspected, ListRequest, MountRequest, Mounted,
-    PackedList, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps,
+    Command, HeldBackRow, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest,
+    Mounted, PackedList, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps,
     UnmountRequest, UntagRequest, Usage, UsageRequest, pods::secrets, pressure::pressure,
 };
 use crate::{
@@ -62,6 +62,8 @@ pub(crate) struct NodeParts {
     pub(crate) metrics: Arc<Metrics>,
     /// The embedded store, where there is one.
     pub(crate) engine: Option<Arc<Engine>>,
+    /// A daemon's images of a runtime.
+    pub(crate) imports: Option<Arc<ImportingImages>>,
     /// `store DIR` or `runtime URI`.
     pub(crate) backend: String,
     /// Whether this is the daemon, not a single command.
@@ -508,7 +510,12 @@ impl Command for StatusRequest {
         let milliseconds = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         problems.dedup();
+        let runtime_import = match &node.parts.imports {
+            Some(images) => Some(ImportStatus::of(images).await),
+            None => None,
+        };
         Ok(Status {
+            runtime_import,
             version: env!("CARGO_PKG_VERSION").into(),
             backend: node.parts.backend.clone(),
             unpacking: node.parts.engine.as_ref().map(|engine| engine.confinement().to_string()),

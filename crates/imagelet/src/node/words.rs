@@ -343,6 +343,8 @@ documents! {
         backend: String,
         /// What the threads that unpack layers may reach; absent where images are a runtime's.
         unpacking: Option<String>,
+        /// How pulls come into the runtime; absent where images are in a store of our own, and in a command.
+        runtime_import: Option<super::ImportStatus>,
         /// `daemon` or `command`.
         process: String,
         /// The daemon's process id.

@@ -146,6 +146,19 @@ fn pod(sandbox: SandboxConfig) -> PodIdentity {
     PodIdentity { namespace: sandbox.namespace.into(), name: sandbox.name.into(), uid: sandbox.uid.into() }
 }
 
+/// What the runtime answered about an image, if containers can be made from it. One whose layers are gone is reported
+/// absent, so that the kubelet pulls it again.
+async fn usable<T>(
+    node: &LocalNode,
+    answer: Result<Option<T>, RuntimeError>,
+    image: impl Fn(&T) -> &Image,
+) -> Result<Option<T>, RuntimeError> {
+    match (&node.parts().imports, answer?) {
+        (Some(images), Some(found)) => Ok(images.is_usable(image(&found)).await.then_some(found)),
+        (_, found) => Ok(found),
+    }
+}
+
 #[async_trait]
 impl ImageService for ServedImages {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
@@ -166,7 +179,8 @@ impl ImageService for ServedImages {
         let parts = node.parts();
         // Whoever is told that it is here may start a container from it.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
-        let mut image = parts.inventory.leased("", SystemTime::now(), || parts.runtime.status(spec), key).await?;
+        let ask = || async { usable(&node, parts.runtime.status(spec).await, |image| image).await };
+        let mut image = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
         if let Some(image) = &mut image {
             parts.inventory.mark_pinned(image);
         }
@@ -178,7 +192,8 @@ impl ImageService for ServedImages {
         let parts = node.parts();
         // Told at length, it may be started from as well.
         let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
-        let mut details = parts.inventory.leased("", SystemTime::now(), || parts.runtime.details(spec), key).await?;
+        let ask = || async { usable(&node, parts.runtime.details(spec).await, |details| &details.image).await };
+        let mut details = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
         if let Some(details) = &mut details {
             parts.inventory.mark_pinned(&mut details.image);
         }

@@ -21,14 +21,16 @@ use imagelet_core::{
     metrics::Metrics,
     records::{Allowlist, Guard, OthersRecords, PullRecords, RecordsSettings, VerificationPolicy},
     runtime::{
-        ContainerService, ContainersBeside, ImageService, LearnedImages, NoContainers, RuntimeErrorKind, RuntimeManager,
+        ContainerService, ContainersBeside, ImageService, ImportSite, ImportingImages, LearnedImages, NoContainers,
+        RuntimeErrorKind, RuntimeManager,
     },
 };
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService, Tracing};
-use imagelet_oci::{Access, Engine, EngineConfig, RegistryConfig};
+use imagelet_oci::{Access, Durability, Engine, EngineConfig, RegistryConfig};
 
+use super::imports::{RuntimeSite, RuntimeSiteParts};
 use crate::{
-    config::{Backend, PullPatience, Settings, StoreSettings, Surroundings, Verification},
+    config::{Backend, PullPatience, RuntimeSettings, Settings, StoreSettings, Surroundings, Verification},
     failure::Failure,
     node::{LocalNode, NodeParts, PullBoard, RoomByCollection},
     output::printable,
@@ -64,8 +66,8 @@ pub(crate) struct StoreAccess {
 /// Opens stores and state, and joins them. Quick: nothing is listed from a runtime that is not there, and only a store that
 /// another process changes is waited for.
 pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
-    let store = open_backend(&settings, role, wanted).await?;
     let metrics = Arc::new(Metrics::new());
+    let store = open_backend(&settings, role, wanted, &metrics).await?;
     let pulls = if store.engine.is_some() { PullBoard::default() } else { PullBoard::of_runtime() };
     let runtime = RuntimeManager::new(store.images, store.containers)
         .pinning(settings.pinned.clone())
@@ -133,6 +135,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         decisions,
         metrics,
         engine: store.engine,
+        imports: store.imports.as_ref().map(|(images, _)| Arc::clone(images)),
         backend: store.name,
         is_daemon: role == Role::Daemon,
         uses_known: store.uses_known,
@@ -142,6 +145,10 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     if let Some(engine) = &node.parts().engine {
         engine.ask_for_room(Arc::new(RoomByCollection::new(&node)));
     }
+    if let Some((images, site)) = store.imports {
+        site.make_room_by(Arc::new(RoomByCollection::new(&node)));
+        tokio::spawn(ImportingImages::look_on(Arc::downgrade(&images)));
+    }
     Ok(node)
 }
 
@@ -150,20 +157,24 @@ struct OpenBackend {
     images: Arc<dyn ImageService>,
     containers: Arc<dyn ContainerService>,
     engine: Option<Arc<Engine>>,
+    /// Where pulls into a runtime may be imported.
+    imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
     name: String,
     state: PathBuf,
     uses_known: bool,
 }
 
-async fn open_backend(settings: &Settings, role: Role, wanted: StoreAccess) -> Result<OpenBackend, Failure> {
+async fn open_backend(
+    settings: &Settings,
+    role: Role,
+    wanted: StoreAccess,
+    metrics: &Arc<Metrics>,
+) -> Result<OpenBackend, Failure> {
     // The kubelet's gate for it is off.
     let streams = !settings.compatibility.is_kubelet();
     match &settings.backend {
         Backend::Embedded(store) => open_store(store, settings, streams, role, wanted).await,
-        Backend::Cri { endpoint, state, stall_max } => {
-            let manner = Manner { call_max: settings.runtime_request_timeout, stall_max: *stall_max, streams };
-            open_runtime(endpoint, state, manner, role).await
-        }
+        Backend::Cri(runtime) => open_runtime(runtime, settings, streams, role, metrics).await,
     }
 }
 
@@ -174,25 +185,7 @@ async fn open_store(
     role: Role,
     wanted: StoreAccess,
 ) -> Result<OpenBackend, Failure> {
-    let PullPatience { silence_max, trickle, .. } = settings.pulls.patience;
-    let config = EngineConfig {
-        access: wanted.access,
-        lock_wait: wanted.lock_wait,
-        registry: RegistryConfig {
-            hosts_dirs: settings.hosts_dirs.clone(),
-            silence_max,
-            trickle,
-            ..RegistryConfig::default()
-        },
-        layers_in_flight: store.layers_in_flight,
-        durability: store.durability,
-        keep_blobs: store.keep_blobs,
-        sharing: store.sharing,
-        limits: store.limits,
-        admission: store.admission,
-        unpack_memory: store.unpack_memory,
-        ..EngineConfig::new(&store.directory)
-    };
+    let config = EngineConfig { access: wanted.access, lock_wait: wanted.lock_wait, ..engine_config(store, settings) };
     let tell = move |what: &str| match role {
         Role::Daemon => tracing::warn!("{what}"),
         Role::Command => drop(writeln!(std::io::stderr(), "{}", printable(what))),
@@ -210,36 +203,73 @@ async fn open_store(
         name: format!("store {}", store.directory.display()),
         state: store.directory.join("state"),
         engine: Some(engine),
+        imports: None,
         uses_known: true,
     })
 }
 
-/// How a runtime is talked to.
-#[derive(Clone, Copy, Debug)]
-struct Manner {
-    /// What a call may take.
-    call_max: Duration,
-    /// For how long a pull may show no sign of life.
-    stall_max: Option<Duration>,
-    /// Whether it is asked for lists in a stream, so that none is too long; where it has none it says so, once.
-    streams: bool,
+/// How layers are fetched and unpacked, below the store's directory.
+fn engine_config(store: &StoreSettings, settings: &Settings) -> EngineConfig {
+    let PullPatience { silence_max, trickle, .. } = settings.pulls.patience;
+    EngineConfig {
+        registry: RegistryConfig {
+            hosts_dirs: settings.hosts_dirs.clone(),
+            silence_max,
+            trickle,
+            ..RegistryConfig::default()
+        },
+        layers_in_flight: store.layers_in_flight,
+        durability: store.durability,
+        keep_blobs: store.keep_blobs,
+        sharing: store.sharing,
+        limits: store.limits,
+        admission: store.admission,
+        unpack_memory: store.unpack_memory,
+        ..EngineConfig::new(&store.directory)
+    }
 }
 
-async fn open_runtime(endpoint: &str, state: &Path, manner: Manner, role: Role) -> Result<OpenBackend, Failure> {
-    let timeout = manner.call_max;
-    let address = address(endpoint)?;
-    let mut uses_known = true;
-    let (images, containers): (_, Arc<dyn ContainerService>) = match role {
+async fn open_runtime(
+    runtime: &RuntimeSettings,
+    settings: &Settings,
+    streams: bool,
+    role: Role,
+    metrics: &Arc<Metrics>,
+) -> Result<OpenBackend, Failure> {
+    let timeout = settings.runtime_request_timeout;
+    let address = address(&runtime.endpoint)?;
+    // It is asked for lists in a stream, so that none is too long; where it has none it says so, once.
+    let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
+    let (mut uses_known, mut imports) = (true, None);
+    let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
         // A daemon may start before its runtime.
         Role::Daemon => {
             let containers = RemoteContainerService::lazy(&address, timeout)?.traced(Tracing::Spans);
-            let images = RemoteImageService::lazy(&address, timeout)?.traced(Tracing::Spans);
-            (images, Arc::new(containers.streaming_lists(manner.streams)))
+            let containers = containers.streaming_lists(streams);
+            let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?.traced(Tracing::Spans)));
+            let engine = EngineConfig { durability: Durability::Commit, ..engine_config(&runtime.store, settings) };
+            let site = Arc::new(RuntimeSite::new(RuntimeSiteParts {
+                containers: containers.clone(),
+                images: Arc::<RemoteImageService>::clone(&images),
+                socket: address.path().to_owned(),
+                engine,
+                sandbox_images: settings
+                    .sandbox_images
+                    .iter()
+                    .flatten()
+                    .map(|pattern| pattern.text().to_owned())
+                    .collect(),
+            }));
+            let port: Arc<dyn ImportSite> = Arc::<RuntimeSite>::clone(&site);
+            let images = Arc::new(ImportingImages::new(images, port, runtime.import, Arc::clone(metrics)));
+            imports = Some((Arc::clone(&images), site));
+            (images, Arc::new(containers))
         }
+        // It ends when its one pull does, and a daemon may own the staging folder.
         Role::Command => {
-            let images = RemoteImageService::connect(&address, timeout).await?;
+            let images = Arc::new(watched(RemoteImageService::connect(&address, timeout).await?));
             match RemoteContainerService::connect(&address, timeout).await {
-                Ok(containers) => (images, Arc::new(containers.streaming_lists(manner.streams))),
+                Ok(containers) => (images, Arc::new(containers.streaming_lists(streams))),
                 Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
                     uses_known = false;
                     (images, Arc::new(NoContainers))
@@ -248,15 +278,15 @@ async fn open_runtime(endpoint: &str, state: &Path, manner: Manner, role: Role) 
             }
         }
     };
-    let images = images.with_stall_max(manner.stall_max).streaming_lists(manner.streams);
     // Two runtimes of one machine have nothing to do with one another.
     let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
     Ok(OpenBackend {
-        images: Arc::new(LearnedImages::new(Arc::new(images))),
+        images: Arc::new(LearnedImages::new(images)),
         containers,
         engine: None,
+        imports,
         name: format!("runtime {address}"),
-        state: state.join("runtimes").join(&folder.hex()[..16]),
+        state: runtime.store.directory.join("runtimes").join(&folder.hex()[..16]),
         uses_known,
     })
 }

@@ -40,6 +40,7 @@ mod refusals;
 mod relay;
 mod removal;
 mod rights;
+mod runtime_import;
 mod scripted;
 mod shadow;
 mod sharing;

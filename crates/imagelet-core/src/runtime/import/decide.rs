@@ -74,7 +74,7 @@ fn obstacle(question: &ImportQuestion<'_>) -> Option<ForwardReason> {
     if runtime.snapshotter() != Some(SNAPSHOTTER) {
         return Some(ForwardReason::Snapshotter(runtime.snapshotter().map(str::to_owned)));
     }
-    if runtime.root().is_none() {
+    if runtime.place().is_none() {
         return Some(ForwardReason::RootUnreachable("it reports no folder of the snapshotter".to_owned()));
     }
     let request = question.request?;

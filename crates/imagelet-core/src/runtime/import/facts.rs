@@ -130,9 +130,9 @@ impl RegistrySettings {
 }
 
 impl RuntimeFacts {
-    /// Where the layers that can be imported lie.
-    pub fn root(&self) -> Option<&Path> {
-        self.places.iter().find(|place| place.snapshotter == SNAPSHOTTER).map(|place| place.root.as_path())
+    /// Where the layers lie that imports stand on.
+    pub fn place(&self) -> Option<&SnapshotterPlace> {
+        self.places.iter().find(|place| place.snapshotter == SNAPSHOTTER)
     }
 
     /// The snapshotter of images that no handler is named for. `None`: it has several and reports none.

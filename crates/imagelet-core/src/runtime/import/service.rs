@@ -3,17 +3,18 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
-    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     AfterFailure, ForwardReason, ImageBacking, ImageImporter, ImportDecision, ImportError, ImportMode, ImportQuestion,
-    PullWay, RegistrySettings, RuntimeFacts, after_failure, decide::PreferredRegistries, decide_import,
+    PullWay, RegistrySettings, RuntimeFacts, SnapshotterPlace, after_failure, decide::PreferredRegistries,
+    decide_import,
 };
 use crate::{
     image::{Digest, Image, ImageId, ImageSpec, Reference, shown_name},
@@ -58,7 +59,7 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
     /// With the reason that `status` shows.
     async fn open(&self, runtime: &RuntimeFacts) -> Result<OpenedSite, ForwardReason>;
 
-    /// Returns once what imports that were given up held of the runtime is released.
+    /// Returns once the runtime has released what imports that were given up held of it.
     async fn close(&self);
 }
 
@@ -75,7 +76,7 @@ pub struct OpenedSite {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SiteKey {
     version: String,
-    root: Option<PathBuf>,
+    place: Option<SnapshotterPlace>,
     registries: RegistrySettings,
 }
 
@@ -112,6 +113,7 @@ pub struct ImportingImages {
     mode: ImportMode,
     /// Held while a site is opened: others wait for it.
     opening: tokio::sync::Mutex<()>,
+    closing: CancellationToken,
     shared: Mutex<Shared>,
     metrics: Arc<Metrics>,
 }
@@ -148,8 +150,8 @@ impl ImportingImages {
         metrics: Arc<Metrics>,
     ) -> Self {
         metrics.declare(&PULLS);
-        let (opening, shared) = (tokio::sync::Mutex::default(), Mutex::default());
-        Self { inner, site, mode, opening, shared, metrics }
+        let (opening, closing) = (tokio::sync::Mutex::default(), CancellationToken::new());
+        Self { inner, site, mode, opening, closing, shared: Mutex::default(), metrics }
     }
 
     /// Looks now and then whether imports are possible, so that the first pull need not, until the images are dropped.
@@ -238,8 +240,10 @@ impl ImportingImages {
         self.inner.details(&spec).await.ok()??.chain_id
     }
 
-    /// Returns once what given-up imports held of the runtime is released.
+    /// Gives up the imports under way, and returns once the runtime has released what they held of it. No pull is
+    /// imported from here on.
     pub async fn close(&self) {
+        self.closing.cancel();
         self.site.close().await;
     }
 
@@ -276,7 +280,7 @@ impl ImportingImages {
     async fn opened(&self, runtime: &RuntimeFacts) -> Result<OpenedSite, ForwardReason> {
         let key = SiteKey {
             version: runtime.version.clone(),
-            root: runtime.root().map(PathBuf::from),
+            place: runtime.place().cloned(),
             registries: runtime.configuration.registries.clone(),
         };
         let _opening = self.opening.lock().await;
@@ -298,7 +302,16 @@ impl ImportingImages {
 
     async fn import(&self, pull: &Pull<'_>, site: &OpenedSite) -> Result<ImageId, RuntimeError> {
         (pull.progress)(PullEvent::Way(PullWay::Imported));
-        let failed = match site.importer.import(pull.request, Arc::clone(&pull.progress)).await {
+        let imported = tokio::select! {
+            biased;
+            () = self.closing.cancelled() => {
+                let image = shown_name(&pull.request.image.image);
+                let message = format!("the import of `{image}` was given up: the daemon is stopping");
+                return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, message));
+            }
+            imported = site.importer.import(pull.request, Arc::clone(&pull.progress)) => imported,
+        };
+        let failed = match imported {
             Ok(id) => {
                 self.note(pull, PullWay::Imported, None);
                 return Ok(id);
@@ -341,7 +354,8 @@ impl ImportingImages {
         let (code, reason) = (way.code(), way.reason_code().unwrap_or_default());
         let outcome = if failure.is_some() { "failed" } else { "pulled" };
         self.metrics.increment(&PULLS, &[code, reason, outcome]);
-        let (took_ms, failure) = (took.as_millis(), failure.map(RuntimeError::chain));
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        let failure = failure.map(RuntimeError::chain);
         tracing::info!(image, way = code, reason, took_ms, failure, "{way}");
         let mut shared = self.shared();
         if shared.ways.len() == WAYS_MAX {

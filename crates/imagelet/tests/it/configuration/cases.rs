@@ -233,6 +233,13 @@ fn out_of_range() -> Vec<Case> {
             2,
             &["leaseFor 10m0s", "compatibility `kubelet`"],
         ),
+        own(
+            Range,
+            "an import now and then",
+            "runtimeImport: sometimes\n",
+            1,
+            &["runtimeImport `sometimes`", "require"],
+        ),
         own(Range, "a lease for a month", "gc: {leaseFor: 720h}\n", 1, &["between 0s and 168h0m0s"]),
         own(Range, "a log for one decision", "gc:\n  decisions:\n    maxBytes: 1Ki\n", 3, &["`1Ki`", "64Ki"]),
         own(Range, "a log larger than disks", "gc:\n  decisions:\n    maxBytes: 1P\n", 3, &["`1P`", "16Gi"]),

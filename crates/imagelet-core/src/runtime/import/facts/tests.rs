@@ -91,14 +91,15 @@ fn the_root_is_where_the_snapshotter_lies() {
     let overlay = "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs";
     let facts = |mountpoints: &[&str]| RuntimeFacts { places: places(mountpoints), ..RuntimeFacts::default() };
     let one = facts(&[overlay, overlay]);
-    assert_eq!((one.root(), one.snapshotter()), (Some(Path::new("/var/lib/containerd")), Some("overlayfs")));
+    let root = |facts: &RuntimeFacts| facts.place().map(|place| place.root.clone());
+    assert_eq!((root(&one), one.snapshotter()), (Some("/var/lib/containerd".into()), Some("overlayfs")));
     assert_eq!(one.places[0].folder(), Path::new(overlay));
     assert!(one.is_alone());
     let two = facts(&[overlay, "/var/lib/containerd/io.containerd.snapshotter.v1.nydus"]);
-    assert_eq!((two.root(), two.snapshotter()), (Some(Path::new("/var/lib/containerd")), None));
+    assert_eq!((root(&two), two.snapshotter()), (Some("/var/lib/containerd".into()), None));
     assert!(!two.is_alone());
     for elsewhere in ["/var/lib/containers/storage/overlay-images", "io.containerd.snapshotter.v1.overlayfs", "/", ""] {
-        assert_eq!(facts(&[elsewhere]).root(), None, "{elsewhere}");
+        assert_eq!(facts(&[elsewhere]).place(), None, "{elsewhere}");
     }
     let mut handled = one;
     handled.configuration.handlers.insert("kata".into(), "devmapper".into());

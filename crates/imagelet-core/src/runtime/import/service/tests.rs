@@ -283,6 +283,24 @@ async fn a_dropped_pull_gives_its_import_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn imports_under_way_end_when_the_daemon_stops() {
+    let node = Node::new();
+    let (images, _) = node.images(ImportMode::Auto);
+    node.hangs.store(true, Ordering::SeqCst);
+    let under_way = tokio::spawn({
+        let images = Arc::clone(&images);
+        async move { pull(&images).await }
+    });
+    while node.imports.load(Ordering::SeqCst) == 0 {
+        tokio::task::yield_now().await;
+    }
+    images.close().await;
+    let error = under_way.await.expect("it ends").expect_err("it was given up");
+    assert_eq!((error.kind(), node.given_up.load(Ordering::SeqCst)), (RuntimeErrorKind::Cancelled, 1));
+    assert!(node.runtime.pull_requests().is_empty(), "and it is not forwarded");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_image_whose_layers_are_gone_is_not_usable_until_they_are_back() {
     let node = Node::new();
     let (images, _) = node.images(ImportMode::Auto);
