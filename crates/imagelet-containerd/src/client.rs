@@ -78,9 +78,9 @@ impl ContainerdClient {
             .map(drop)
     }
 
-    /// Ends a lease and returns after the collection that follows. One that is gone is no error.
-    pub async fn delete_lease(&self, lease: &LeaseId) -> Result<(), ContainerdError> {
-        let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: true };
+    /// Ends a lease; with `collects` returns after the collection that follows. One that is gone is no error.
+    pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Result<(), ContainerdError> {
+        let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
         let deleted =
             self.connection.call(("Leases.Delete", lease.as_str()), TREE_CALL_MAX, message, async |request| {
                 self.leases_stub().delete(request).await

@@ -61,14 +61,14 @@ impl ContainerdParts {
         let is_running = |lease: &LeaseId| running().contains(lease);
         let stale: Vec<LeaseId> = leases.into_iter().filter(|lease| !is_running(lease)).collect();
         for lease in &stale {
-            self.client.delete_lease(lease).await?;
+            self.client.delete_lease(lease, true).await?;
         }
         Ok(stale.len())
     }
 
     /// Ends a lease that was begun here.
-    async fn release(&self, lease: &LeaseId, is_made: bool) -> Result<(), RuntimeError> {
-        let ended = self.client.delete_lease(lease).await;
+    async fn release(&self, lease: &LeaseId, is_made: bool, collects: bool) -> Result<(), RuntimeError> {
+        let ended = self.client.delete_lease(lease, collects).await;
         self.forget(lease, ended.is_err() || !is_made);
         Ok(ended?)
     }
@@ -113,15 +113,15 @@ impl ImportLease {
         &self.id
     }
 
-    /// Ends it, once, and returns after the collection that follows.
-    pub(crate) async fn end(&self) -> Result<(), RuntimeError> {
+    /// Ends it, once; with `collects` returns after the collection that follows.
+    pub(crate) async fn end(&self, collects: bool) -> Result<(), RuntimeError> {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         // On its own: a caller that stops waiting must not stop the end half-way.
         let (containerd, id) = (Arc::clone(&self.containerd), self.id.clone());
         let is_made = self.is_made.load(Ordering::Acquire);
-        let ended = tokio::spawn(async move { containerd.release(&id, is_made).await }).await;
+        let ended = tokio::spawn(async move { containerd.release(&id, is_made, collects).await }).await;
         ended.unwrap_or_else(|error| Err(RuntimeError::defect("the end of a lease broke off").caused_by(error)))
     }
 }
@@ -138,7 +138,7 @@ impl Drop for ImportLease {
             return;
         };
         runtime.spawn(async move {
-            if let Err(error) = containerd.release(&id, is_made).await {
+            if let Err(error) = containerd.release(&id, is_made, true).await {
                 tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
             }
         });

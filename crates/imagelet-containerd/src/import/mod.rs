@@ -12,7 +12,7 @@ use imagelet_core::{
 };
 use tokio::sync::Mutex;
 
-use self::layers::ImportRun;
+use self::{layers::ImportRun, naming::DocumentWrites};
 use crate::parts::ContainerdParts;
 
 /// How often something is tried again that another client of containerd's made, or removed, at the same moment.
@@ -23,7 +23,7 @@ const TRIES_MAX: usize = 3;
 pub(crate) struct ContainerdImport {
     run: Arc<ImportRun>,
     /// Held while the image is named: the lease must not end before that has.
-    naming: Arc<Mutex<()>>,
+    documents: Arc<Mutex<DocumentWrites>>,
 }
 
 impl ContainerdImport {
@@ -31,8 +31,13 @@ impl ContainerdImport {
         containerd: Arc<ContainerdParts>,
         image: Arc<ImportedImage>,
     ) -> Result<Self, RuntimeError> {
-        let run = ImportRun::begin(containerd, image).await?;
-        Ok(Self { run: Arc::new(run), naming: Arc::default() })
+        let run = Arc::new(ImportRun::begin(containerd, image).await?);
+        let mut documents = DocumentWrites::new();
+        documents.spawn({
+            let run = Arc::clone(&run);
+            async move { run.write_documents().await }
+        });
+        Ok(Self { run, documents: Arc::new(Mutex::new(documents)) })
     }
 }
 
@@ -53,10 +58,10 @@ impl LayerImport for ContainerdImport {
     async fn finish(&self) -> Result<ImageId, ImportError> {
         // On its own: an image record that arrives after the end of the lease would name what is collected already. So
         // what is begun here ends as a whole image, or with an error, even when nothing waits for it any more.
-        let (run, naming) = (Arc::clone(&self.run), Arc::clone(&self.naming));
+        let (run, documents) = (Arc::clone(&self.run), Arc::clone(&self.documents));
         let named = tokio::spawn(async move {
-            let _named = naming.lock().await;
-            run.name().await
+            let mut documents = documents.lock().await;
+            run.name(&mut documents).await
         });
         named.await.unwrap_or_else(|error| {
             let cause = RuntimeError::defect("the naming of an image broke off").caused_by(error);
@@ -66,8 +71,9 @@ impl LayerImport for ContainerdImport {
 
     async fn abandon(&self) {
         self.run.break_off();
-        let _named = self.naming.lock().await;
-        if let Err(error) = self.run.lease.end().await {
+        let mut documents = self.documents.lock().await;
+        documents.shutdown().await;
+        if let Err(error) = self.run.lease.end(true).await {
             tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
         }
     }

@@ -6,7 +6,7 @@ use imagelet_core::{
     image::{Digest, ImageId, ImageSpec},
     runtime::{ErrorClass, Fault, Hop, ImportError, ImportStage, RuntimeError, RuntimeErrorKind},
 };
-use tokio::{fs::File, io::AsyncRead, time::Instant};
+use tokio::{fs::File, io::AsyncRead, task::JoinSet, time::Instant};
 
 use super::{TRIES_MAX, layers::ImportRun};
 use crate::{
@@ -21,20 +21,28 @@ const SHOWN_MAX: Duration = Duration::from_secs(5);
 /// The wait between two looks: from this, doubled each time, to that.
 const LOOK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
+/// The write of an image's documents, beside that of its layers; ends when dropped.
+pub(super) type DocumentWrites = JoinSet<Result<(), RuntimeError>>;
+
 impl ImportRun {
-    /// Writes documents and image records, looks until CRI shows the image, and ends the lease.
-    pub(super) async fn name(&self) -> Result<ImageId, ImportError> {
+    /// Writes image records, looks until CRI shows the image, and ends the lease; `documents` are the writes under way.
+    pub(super) async fn name(&self, documents: &mut DocumentWrites) -> Result<ImageId, ImportError> {
         let count = self.count();
         if count < self.chains.len() {
             let why = format!("containerd has {count} of the image's {} layers", self.chains.len());
             return Err(ImportStage::Handover.failed(RuntimeError::defect(why)));
         }
-        self.write_documents().await.map_err(|cause| ImportStage::Handover.failed(cause))?;
+        let written = match documents.join_next().await {
+            Some(Ok(written)) => written,
+            Some(Err(error)) => Err(RuntimeError::defect("the write of documents broke off").caused_by(error)),
+            None => self.write_documents().await,
+        };
+        written.map_err(|cause| ImportStage::Handover.failed(cause))?;
         self.write_images().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         let id = self.wait_shown().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         Step::ImportShown.reach();
         // The records keep the image from here on; a lease that stays is ended by the next import.
-        if let Err(error) = self.lease.end().await {
+        if let Err(error) = self.lease.end(false).await {
             tracing::warn!(error = error.chain(), "an image is imported, and its lease could not be ended yet");
         }
         Step::ImportReleased.reach();
@@ -70,7 +78,7 @@ impl ImportRun {
         Err(RuntimeError::other(format!("containerd's content `{digest}` came and went {TRIES_MAX} times")))
     }
 
-    async fn write_documents(&self) -> Result<(), RuntimeError> {
+    pub(super) async fn write_documents(&self) -> Result<(), RuntimeError> {
         for labelled in records::documents(&self.image, &self.chains, OVERLAYFS) {
             let document = labelled.document;
             let size = document.bytes.len() as u64;

@@ -80,7 +80,7 @@ async fn what_a_lease_holds_stays_until_the_lease_ends() {
     assert_eq!(refusal, ContainerdRefusal::NotFound, "no lease");
     client.hold(&other, Hold::Snapshot { snapshotter: OVERLAYFS, name: "one" }).await.unwrap();
     client.hold(&other, Hold::Content(digest.as_str())).await.unwrap();
-    client.delete_lease(&lease).await.unwrap();
+    client.delete_lease(&lease, true).await.unwrap();
     let names = async || {
         let all = client.snapshots(OVERLAYFS).await.unwrap();
         all.into_iter().map(|snapshot| snapshot.name).collect::<Vec<_>>()
@@ -88,8 +88,8 @@ async fn what_a_lease_holds_stays_until_the_lease_ends() {
     assert_eq!(names().await, ["one"]);
     assert!(client.usage(OVERLAYFS, "one").await.unwrap().unwrap().size > 0);
     assert_eq!(client.contents().await.unwrap().len(), 1);
-    client.delete_lease(&other).await.unwrap();
-    client.delete_lease(&other).await.unwrap();
+    client.delete_lease(&other, true).await.unwrap();
+    client.delete_lease(&other, true).await.unwrap();
     assert_eq!(names().await, Vec::<String>::new());
     assert_eq!(client.contents().await.unwrap(), Vec::new());
     assert_eq!(client.snapshot(OVERLAYFS, "one").await.unwrap(), None);
