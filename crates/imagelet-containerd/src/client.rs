@@ -21,7 +21,7 @@ use crate::{
     v1::containerd::{
         services::{
             content::v1 as content, images::v1 as images, introspection::v1 as introspection, leases::v1 as leases,
-            snapshots::v1 as snapshots,
+            namespaces::v1 as namespaces, snapshots::v1 as snapshots,
         },
         types,
     },
@@ -66,6 +66,30 @@ impl ContainerdClient {
         Self { connection: self.connection.under(lease) }
     }
 
+    /// The same with all calls within another namespace.
+    pub(crate) fn within(&self, namespace: &str) -> Result<Self, ContainerdError> {
+        let connection = self.connection.within(namespace);
+        let connection =
+            connection.ok_or_else(|| self.odd("Namespaces.List", namespace, "no namespace has such a name"));
+        Ok(Self { connection: connection? })
+    }
+
+    /// An answer that no containerd gives.
+    pub(crate) fn odd(&self, call: &str, subject: &str, why: impl Into<String>) -> ContainerdError {
+        self.connection.odd(call, subject, why)
+    }
+
+    /// The names of all namespaces.
+    pub async fn namespaces(&self) -> Result<Vec<String>, ContainerdError> {
+        let message = namespaces::ListNamespacesRequest::default();
+        let listed = self.connection.call(("Namespaces.List", ""), CALL_MAX, message, async |request| {
+            let mut stub = namespaces::namespaces_client::NamespacesClient::new(self.connection.channel())
+                .max_decoding_message_size(MESSAGE_BYTES_MAX);
+            stub.list(request).await
+        });
+        Ok(listed.await?.namespaces.into_iter().map(|namespace| namespace.name).collect())
+    }
+
     /// Makes a lease that ends by itself after `lifetime`, at the first collection after that.
     pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Result<(), ContainerdError> {
         let labels = BTreeMap::from([("containerd.io/gc.expire".to_owned(), expiry(SystemTime::now(), lifetime))]);
@@ -90,14 +114,32 @@ impl ContainerdClient {
 
     /// The leases of imagelet's that there are, of this process and of others.
     pub async fn leases(&self) -> Result<Vec<LeaseId>, ContainerdError> {
-        let message = leases::ListRequest { filters: vec![format!("id~=^{}", LeaseId::PREFIX)] };
-        let listed = self
-            .connection
-            .call(("Leases.List", ""), CALL_MAX, message, async |request| self.leases_stub().list(request).await)
-            .await?;
-        let ids = listed.leases.into_iter().map(|lease| lease.id);
+        let listed = self.filtered_leases(vec![format!("id~=^{}", LeaseId::PREFIX)]).await?;
+        let ids = listed.into_iter().map(|lease| lease.id);
         // The filter is a wish; what it let through is looked at again.
         Ok(ids.filter_map(|id| LeaseId::own(&id)).collect())
+    }
+
+    /// All leases of the namespace.
+    pub async fn all_leases(&self) -> Result<Vec<leases::Lease>, ContainerdError> {
+        self.filtered_leases(Vec::new()).await
+    }
+
+    async fn filtered_leases(&self, filters: Vec<String>) -> Result<Vec<leases::Lease>, ContainerdError> {
+        let message = leases::ListRequest { filters };
+        let listed = self
+            .connection
+            .call(("Leases.List", ""), CALL_MAX, message, async |request| self.leases_stub().list(request).await);
+        Ok(listed.await?.leases)
+    }
+
+    /// What a lease holds. A lease that is gone holds nothing.
+    pub async fn leased(&self, lease: &str) -> Result<Vec<leases::Resource>, ContainerdError> {
+        let message = leases::ListResourcesRequest { id: lease.to_owned() };
+        let listed = self.connection.call(("Leases.ListResources", lease), CALL_MAX, message, async |request| {
+            self.leases_stub().list_resources(request).await
+        });
+        Ok(present(listed.await)?.map(|answer| answer.resources).unwrap_or_default())
     }
 
     /// Adds a resource to a lease, whether it is there or not.

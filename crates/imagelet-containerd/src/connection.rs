@@ -24,6 +24,7 @@ pub(crate) struct Connection {
     channel: Channel,
     socket: Arc<Path>,
     lease: Option<MetadataValue<Ascii>>,
+    namespace: MetadataValue<Ascii>,
 }
 
 impl Connection {
@@ -37,12 +38,17 @@ impl Connection {
                 let socket = Arc::clone(&dialled);
                 async move { UnixStream::connect(&*socket).await.map(TokioIo::new) }
             }));
-        Self { channel, socket, lease: None }
+        Self { channel, socket, lease: None, namespace: MetadataValue::from_static(NAMESPACE) }
     }
 
     /// The same with all calls under a lease.
     pub(crate) fn under(&self, lease: &LeaseId) -> Self {
         Self { lease: Some(lease.header()), ..self.clone() }
+    }
+
+    /// The same with all calls within another namespace. `None`: none has such a name.
+    pub(crate) fn within(&self, namespace: &str) -> Option<Self> {
+        Some(Self { namespace: namespace.parse().ok()?, ..self.clone() })
     }
 
     /// For the stubs.
@@ -82,11 +88,11 @@ impl Connection {
         let mut request = Request::new(message);
         // The peer is told, so that it stops working for a call that has ended.
         request.set_timeout(deadline);
-        request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
+        request.metadata_mut().insert("containerd-namespace", self.namespace.clone());
         if let Some(lease) = &self.lease {
             request.metadata_mut().insert("containerd-lease", lease.clone());
         }
-        let named = || if subject.is_empty() { call.to_owned() } else { format!("{call} of `{subject}`") };
+        let named = || named(call, subject);
         // A call is large, and would be in each future around it.
         match tokio::time::timeout(deadline, Box::pin(send(request))).await {
             Ok(Ok(answer)) => Ok(answer),
@@ -97,6 +103,10 @@ impl Connection {
 
     /// An answer that no containerd gives.
     pub(crate) fn odd(&self, call: &str, subject: &str, why: impl Into<String>) -> ContainerdError {
-        ContainerdError::odd(&self.socket, format!("{call} of `{subject}`"), why)
+        ContainerdError::odd(&self.socket, named(call, subject), why)
     }
+}
+
+fn named(call: &str, subject: &str) -> String {
+    if subject.is_empty() { call.to_owned() } else { format!("{call} of `{subject}`") }
 }

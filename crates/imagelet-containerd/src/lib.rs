@@ -19,6 +19,7 @@ mod parts;
 mod place;
 mod records;
 mod sink;
+mod sizes;
 pub mod v1;
 
 pub use client::{ContainerdClient, Hold, SnapshotKind};
@@ -26,6 +27,7 @@ pub use error::{ContainerdError, ContainerdRefusal};
 pub use lease::LeaseId;
 pub use place::ImportObstacle;
 pub use sink::{Containerd, ContainerdConfig};
+pub use sizes::ContainerdSizes;
 
 /// The longest message either side takes or sends; containerd's own limit.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

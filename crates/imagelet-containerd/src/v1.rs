@@ -803,6 +803,20 @@ pub mod containerd {
                     #[prost(message, optional, tag = "2")]
                     pub resource: ::core::option::Option<Resource>,
                 }
+                /// Asks what a lease holds.
+                #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+                pub struct ListResourcesRequest {
+                    /// The lease.
+                    #[prost(string, tag = "1")]
+                    pub id: ::prost::alloc::string::String,
+                }
+                /// What a lease holds.
+                #[derive(Clone, PartialEq, ::prost::Message)]
+                pub struct ListResourcesResponse {
+                    /// They.
+                    #[prost(message, repeated, tag = "1")]
+                    pub resources: ::prost::alloc::vec::Vec<Resource>,
+                }
                 /// Generated client implementations.
                 pub mod leases_client {
                     #![allow(
@@ -962,6 +976,158 @@ pub mod containerd {
                                 .insert(GrpcMethod::new("containerd.services.leases.v1.Leases", "AddResource"));
                             self.inner.unary(req, path, codec).await
                         }
+                        /// Lists what a lease holds.
+                        pub async fn list_resources(
+                            &mut self,
+                            request: impl tonic::IntoRequest<super::ListResourcesRequest>,
+                        ) -> std::result::Result<tonic::Response<super::ListResourcesResponse>, tonic::Status>
+                        {
+                            self.inner
+                                .ready()
+                                .await
+                                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+                            let codec = crate::bounded::BoundedCodec::default();
+                            let path = http::uri::PathAndQuery::from_static(
+                                "/containerd.services.leases.v1.Leases/ListResources",
+                            );
+                            let mut req = request.into_request();
+                            req.extensions_mut()
+                                .insert(GrpcMethod::new("containerd.services.leases.v1.Leases", "ListResources"));
+                            self.inner.unary(req, path, codec).await
+                        }
+                    }
+                }
+            }
+        }
+        pub mod namespaces {
+            pub mod v1 {
+                /// A namespace.
+                #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+                pub struct Namespace {
+                    /// Unique.
+                    #[prost(string, tag = "1")]
+                    pub name: ::prost::alloc::string::String,
+                }
+                /// Asks for all namespaces.
+                #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+                pub struct ListNamespacesRequest {}
+                /// The namespaces.
+                #[derive(Clone, PartialEq, ::prost::Message)]
+                pub struct ListNamespacesResponse {
+                    /// They.
+                    #[prost(message, repeated, tag = "1")]
+                    pub namespaces: ::prost::alloc::vec::Vec<Namespace>,
+                }
+                /// Generated client implementations.
+                pub mod namespaces_client {
+                    #![allow(
+                        unused_variables,
+                        dead_code,
+                        missing_docs,
+                        clippy::wildcard_imports,
+                        clippy::let_unit_value
+                    )]
+                    use tonic::codegen::http::Uri;
+                    use tonic::codegen::*;
+                    /// Keeps namespaces.
+                    #[derive(Debug, Clone)]
+                    pub struct NamespacesClient<T> {
+                        inner: tonic::client::Grpc<T>,
+                    }
+                    impl NamespacesClient<tonic::transport::Channel> {
+                        /// Attempt to create a new client by connecting to a given endpoint.
+                        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+                        where
+                            D: TryInto<tonic::transport::Endpoint>,
+                            D::Error: Into<StdError>,
+                        {
+                            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+                            Ok(Self::new(conn))
+                        }
+                    }
+                    impl<T> NamespacesClient<T>
+                    where
+                        T: tonic::client::GrpcService<tonic::body::Body>,
+                        T::Error: Into<StdError>,
+                        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+                        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+                    {
+                        pub fn new(inner: T) -> Self {
+                            let inner = tonic::client::Grpc::new(inner);
+                            Self { inner }
+                        }
+                        pub fn with_origin(inner: T, origin: Uri) -> Self {
+                            let inner = tonic::client::Grpc::with_origin(inner, origin);
+                            Self { inner }
+                        }
+                        pub fn with_interceptor<F>(
+                            inner: T,
+                            interceptor: F,
+                        ) -> NamespacesClient<InterceptedService<T, F>>
+                        where
+                            F: tonic::service::Interceptor,
+                            T::ResponseBody: Default,
+                            T: tonic::codegen::Service<
+                                    http::Request<tonic::body::Body>,
+                                    Response = http::Response<
+                                        <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                                    >,
+                                >,
+                            <T as tonic::codegen::Service<http::Request<tonic::body::Body>>>::Error:
+                                Into<StdError> + std::marker::Send + std::marker::Sync,
+                        {
+                            NamespacesClient::new(InterceptedService::new(inner, interceptor))
+                        }
+                        /// Compress requests with the given encoding.
+                        ///
+                        /// This requires the server to support it otherwise it might respond with an
+                        /// error.
+                        #[must_use]
+                        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+                            self.inner = self.inner.send_compressed(encoding);
+                            self
+                        }
+                        /// Enable decompressing responses.
+                        #[must_use]
+                        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+                            self.inner = self.inner.accept_compressed(encoding);
+                            self
+                        }
+                        /// Limits the maximum size of a decoded message.
+                        ///
+                        /// Default: `4MB`
+                        #[must_use]
+                        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+                            self.inner = self.inner.max_decoding_message_size(limit);
+                            self
+                        }
+                        /// Limits the maximum size of an encoded message.
+                        ///
+                        /// Default: `usize::MAX`
+                        #[must_use]
+                        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+                            self.inner = self.inner.max_encoding_message_size(limit);
+                            self
+                        }
+                        /// Lists all.
+                        pub async fn list(
+                            &mut self,
+                            request: impl tonic::IntoRequest<super::ListNamespacesRequest>,
+                        ) -> std::result::Result<tonic::Response<super::ListNamespacesResponse>, tonic::Status>
+                        {
+                            self.inner
+                                .ready()
+                                .await
+                                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+                            let codec = crate::bounded::BoundedCodec::default();
+                            let path = http::uri::PathAndQuery::from_static(
+                                "/containerd.services.namespaces.v1.Namespaces/List",
+                            );
+                            let mut req = request.into_request();
+                            req.extensions_mut()
+                                .insert(GrpcMethod::new("containerd.services.namespaces.v1.Namespaces", "List"));
+                            self.inner.unary(req, path, codec).await
+                        }
                     }
                 }
             }
@@ -1048,6 +1214,9 @@ pub mod containerd {
                     /// What it is.
                     #[prost(enumeration = "Kind", tag = "3")]
                     pub kind: i32,
+                    /// When it was prepared or committed.
+                    #[prost(message, optional, tag = "4")]
+                    pub created_at: ::core::option::Option<super::super::super::types::Timestamp>,
                     /// What is known of it.
                     #[prost(btree_map = "string, string", tag = "6")]
                     pub labels: ::prost::alloc::collections::BTreeMap<
@@ -1386,6 +1555,16 @@ pub mod containerd {
             /// Names of fields; an entry of a map as FIELD.KEY.
             #[prost(string, repeated, tag = "1")]
             pub paths: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+        }
+        /// A moment; on the wire equal to the well-known message of this name.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct Timestamp {
+            /// Since 1970.
+            #[prost(int64, tag = "1")]
+            pub seconds: i64,
+            /// Beyond them.
+            #[prost(int32, tag = "2")]
+            pub nanos: i32,
         }
     }
 }

@@ -86,7 +86,7 @@ fn layers(dice: &mut Dice, images: &[ImageFacts]) -> LayerGraph {
                 (image.key.id().clone(), of.into_iter().collect())
             })
             .collect(),
-        certainty: [Certainty::Exact, Certainty::Learned { measured: 1, layers: 9 }, Certainty::Claimed]
+        certainty: [Certainty::Exact, Certainty::Partial { measured: 1, layers: 9 }, Certainty::Claimed]
             [usize::try_from(dice.next(3)).unwrap()],
     }
 }

@@ -6,9 +6,18 @@ use std::{
     sync::Arc,
 };
 
+use async_trait::async_trait;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::RuntimeError;
 use crate::image::{ByteSize, ImageId};
+
+/// Reads the layer graph of a runtime whose [`super::ImageService`] has none, as CRI has none.
+#[async_trait]
+pub trait LayerSource: Send + Sync + fmt::Debug {
+    /// Reads which images share which parts, and the size of each part. `None`: this runtime does not offer them.
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError>;
+}
 
 /// Which image is made of which parts: a part goes with the last image that has it.
 ///
@@ -42,10 +51,10 @@ pub struct LayerFacts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Certainty {
-    /// The store counted every block when it wrote them.
+    /// Every block was counted when the parts were written.
     Exact,
-    /// Measured where parts came or went while somebody looked at the disk; the others are claimed.
-    Learned {
+    /// Some parts were counted; the size of the others is not known, and they count as far as it is.
+    Partial {
         /// Parts whose size was measured.
         measured: u32,
         /// All parts.
@@ -112,6 +121,34 @@ impl LayerGraph {
         }
         frees
     }
+
+    /// What each image has alone and what it shares, whatever else keeps its parts.
+    pub fn shares(&self) -> BTreeMap<&ImageId, LayerShare> {
+        let part = |part: &u32| usize::try_from(*part).ok();
+        let mut users = vec![0_u32; self.layers.len()];
+        for part in self.images.values().flatten().filter_map(part) {
+            if let Some(users) = users.get_mut(part) {
+                *users = users.saturating_add(1);
+            }
+        }
+        let share = |parts: &Vec<u32>| {
+            let mut share = LayerShare::default();
+            for (layer, users) in parts.iter().filter_map(part).filter_map(|at| self.layers.get(at).zip(users.get(at)))
+            {
+                let sum = if *users > 1 { &mut share.shared } else { &mut share.unique };
+                *sum = *sum + layer.bytes;
+            }
+            share
+        };
+        self.images.iter().map(|(id, parts)| (id, share(parts))).collect()
+    }
+
+    /// What all images take together, each part once.
+    pub fn total(&self) -> ByteSize {
+        let used: BTreeSet<usize> =
+            self.images.values().flatten().filter_map(|part| usize::try_from(*part).ok()).collect();
+        used.into_iter().filter_map(|part| self.layers.get(part)).map(|layer| layer.bytes).sum()
+    }
 }
 
 impl Freed {
@@ -161,12 +198,21 @@ pub struct Freed {
     pub inodes: u64,
 }
 
+/// What one image takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerShare {
+    /// Bytes of the parts that no other image has.
+    pub unique: ByteSize,
+    /// Bytes of the parts that other images have, too.
+    pub shared: ByteSize,
+}
+
 impl Certainty {
     /// The stable word for machines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
-            Self::Learned { .. } => "learned",
+            Self::Partial { .. } => "partial",
             Self::Claimed => "claimed",
         }
     }
@@ -176,7 +222,7 @@ impl fmt::Display for Certainty {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exact => f.write_str("exact"),
-            Self::Learned { measured, layers } => write!(f, "learned ({measured} of {layers} layers measured)"),
+            Self::Partial { measured, layers } => write!(f, "partial ({measured} of {layers} layers measured)"),
             Self::Claimed => f.write_str("as the runtime claims"),
         }
     }
@@ -229,6 +275,16 @@ mod tests {
         let order = [Some(&ids[0]), None, Some(&ids[1]), Some(&ids[0]), Some(&ids[2])];
         let freed: Vec<u64> = graph.freed_in_order(&order).into_iter().map(|freed| freed.bytes.0).collect();
         assert_eq!(freed, [1, 0, 0, 0, 110]);
+    }
+
+    #[test]
+    fn an_image_has_parts_of_its_own_and_parts_that_it_shares() {
+        let mut graph = graph(&[100, 10, 1, 7], &[("a", &[0]), ("b", &[0, 1]), ("c", &[0, 1, 2, 9])]);
+        graph.layers[2].held = true;
+        let shares: Vec<_> =
+            graph.shares().into_iter().map(|(id, share)| (id.as_str(), share.unique.0, share.shared.0)).collect();
+        assert_eq!(shares, [("a", 0, 100), ("b", 0, 110), ("c", 1, 110)]);
+        assert_eq!(graph.total(), ByteSize(111), "the fourth part is of no image");
     }
 
     #[test]

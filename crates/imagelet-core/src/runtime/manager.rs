@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    Container, ContainerService, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing, Progress,
-    PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage,
+    Container, ContainerService, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
+    Progress, PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage,
     operations::{Operation, Operations},
     pull_watch::{Looking, PullWatch},
 };
@@ -35,6 +35,8 @@ pub struct RuntimeManager {
     marked: Arc<Mutex<Option<(Listing, Listing)>>>,
     /// `None`: nobody looks on.
     watch: Option<Arc<dyn PullWatch>>,
+    /// `None`: the store of images is asked for what its images share.
+    layers: Option<Arc<dyn LayerSource>>,
 }
 
 /// A pod: what shares one uid.
@@ -57,7 +59,15 @@ pub struct Pod {
 impl RuntimeManager {
     /// Joins the two ports.
     pub fn new(images: Arc<dyn ImageService>, containers: Arc<dyn ContainerService>) -> Self {
-        Self { images, containers, operations: None, pinned: Arc::default(), marked: Arc::default(), watch: None }
+        Self {
+            images,
+            containers,
+            operations: None,
+            pinned: Arc::default(),
+            marked: Arc::default(),
+            watch: None,
+            layers: None,
+        }
     }
 
     /// The same, counted.
@@ -76,6 +86,12 @@ impl RuntimeManager {
     #[must_use]
     pub fn watched(self, watch: Arc<dyn PullWatch>) -> Self {
         Self { watch: Some(watch), ..self }
+    }
+
+    /// The same, where what images share is read from another interface of the runtime.
+    #[must_use]
+    pub fn with_layers(self, source: Arc<dyn LayerSource>) -> Self {
+        Self { layers: Some(source), ..self }
     }
 
     /// The store of images.
@@ -172,8 +188,13 @@ impl RuntimeManager {
         self.images.reserved()
     }
 
-    /// What images share; see [`ImageService::layers`].
+    /// What images share; see [`ImageService::layers`] and [`LayerSource::layers`].
     pub async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        if let Some(source) = &self.layers
+            && let Some(graph) = source.layers().await?
+        {
+            return Ok(Some(graph));
+        }
         self.images.layers().await
     }
 

@@ -10,7 +10,6 @@ mod fault_text;
 mod image_service;
 mod import;
 mod layers;
-mod learned;
 mod listing;
 mod make_room;
 mod manager;
@@ -35,8 +34,7 @@ pub use import::{
     LayerImport, LayerSink, OpenedSite, PullWay, RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeFacts,
     SnapshotterPlace, StagedTree, Taken, WayTaken, after_failure, decide_import,
 };
-pub use layers::{Certainty, Freed, LayerFacts, LayerGraph};
-pub use learned::LearnedImages;
+pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;
 pub use make_room::{MakeRoom, RoomMade, RoomWanted};
 pub use manager::{Pod, RuntimeManager};

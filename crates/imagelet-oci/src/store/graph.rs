@@ -99,7 +99,7 @@ impl Store {
         *known = seen;
         let certainty = match unknown {
             0 => Certainty::Exact,
-            unknown => Certainty::Learned { measured: all.saturating_sub(unknown), layers: all },
+            unknown => Certainty::Partial { measured: all.saturating_sub(unknown), layers: all },
         };
         (layers, certainty)
     }

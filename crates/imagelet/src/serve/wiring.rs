@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use imagelet_containerd::{ContainerdClient, ContainerdSizes};
 use imagelet_core::{
     credentials::{
         CredentialProvider, Gates, Keyring, NodeKeyring, ProviderOptions, Providers, Standalone, TokenCache,
@@ -21,7 +22,7 @@ use imagelet_core::{
     metrics::Metrics,
     records::{Allowlist, Guard, OthersRecords, PullRecords, RecordsSettings, VerificationPolicy},
     runtime::{
-        ContainerService, ContainersBeside, ImageService, ImportSite, ImportingImages, LearnedImages, NoContainers,
+        ContainerService, ContainersBeside, ImageService, ImportSite, ImportingImages, LayerSource, NoContainers,
         RuntimeErrorKind, RuntimeManager,
     },
 };
@@ -69,10 +70,13 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     let metrics = Arc::new(Metrics::new());
     let store = open_backend(&settings, role, wanted, &metrics).await?;
     let pulls = if store.engine.is_some() { PullBoard::default() } else { PullBoard::of_runtime() };
-    let runtime = RuntimeManager::new(store.images, store.containers)
+    let mut runtime = RuntimeManager::new(store.images, store.containers)
         .pinning(settings.pinned.clone())
         .measured(Arc::clone(&metrics))
         .watched(Arc::new(pulls.clone()));
+    if let Some(layers) = store.layers {
+        runtime = runtime.with_layers(layers);
+    }
     let (state, kept) = (store.state.clone(), records_settings(&settings)?);
     // Who may not change the store changes nothing of what is remembered of it. Who may owns both from here on.
     let is_read_only = match &store.engine {
@@ -156,6 +160,8 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
 struct OpenBackend {
     images: Arc<dyn ImageService>,
     containers: Arc<dyn ContainerService>,
+    /// What the images share, where they are not asked themselves.
+    layers: Option<Arc<dyn LayerSource>>,
     engine: Option<Arc<Engine>>,
     /// Where pulls into a runtime may be imported.
     imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
@@ -200,6 +206,7 @@ async fn open_store(
     Ok(OpenBackend {
         images: Arc::clone(&engine) as Arc<dyn ImageService>,
         containers,
+        layers: None,
         name: format!("store {}", store.directory.display()),
         state: store.directory.join("state"),
         engine: Some(engine),
@@ -281,8 +288,10 @@ async fn open_runtime(
     // Two runtimes of one machine have nothing to do with one another.
     let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
     Ok(OpenBackend {
-        images: Arc::new(LearnedImages::new(images)),
+        images,
         containers,
+        // A containerd answers its own interface on the same socket, whether or not images are imported into it.
+        layers: Some(Arc::new(ContainerdSizes::new(ContainerdClient::new(address.path()), timeout))),
         engine: None,
         imports,
         name: format!("runtime {address}"),

@@ -1,7 +1,5 @@
 //! What a collection says it frees is what the disk has again, on a real file system and with layers shared every way.
 
-mod learned;
-
 use std::{
     fs::{self, File},
     path::Path,

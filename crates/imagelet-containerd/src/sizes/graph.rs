@@ -1,0 +1,388 @@
+//! The parts that images of containerd are made of: a pure function of what containerd lists.
+//!
+//! A part is a committed snapshot or a blob. An image has the parts that containerd's collector reaches from the image's
+//! records: by labels (`containerd.io/gc.ref.*`) and by the parents of snapshots. Parts that the collector reaches from
+//! anything else are held.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use imagelet_core::{
+    image::{ByteSize, Digest, ImageId},
+    runtime::{Certainty, LayerFacts, LayerGraph},
+};
+
+use crate::v1::containerd::services::{
+    content::v1 as content, images::v1 as images, leases::v1 as leases, snapshots::v1 as snapshots,
+};
+
+/// Label of a document that refers to a blob; what follows begins with `.` or `/`.
+const REFERS_TO_CONTENT: &str = "containerd.io/gc.ref.content";
+/// Label of a manifest that refers to its configuration.
+const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
+/// Label of a document that refers to a snapshot; the snapshotter's name follows.
+const REFERS_TO_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
+/// Labels with which a resource stays without a reference, for a time or for as long as another resource is there.
+const STAYS: [&str; 4] =
+    ["containerd.io/gc.root", "containerd.io/gc.expire", "containerd.io/gc.bref.", "containerd.io/gc.cond."];
+/// Type of a lease's resource that is a blob.
+const LEASED_CONTENT: &str = "content";
+/// Type of a lease's resource that is a snapshot; the snapshotter's name follows.
+const LEASED_SNAPSHOT: &str = "snapshots/";
+
+/// Blobs lie in files of whole blocks.
+const BLOCK_BYTES: u64 = 4 << 10;
+/// Most references that are followed: some hundred times those of ten thousand images.
+const STEPS_MAX: usize = 50_000_000;
+
+/// What containerd lists.
+#[derive(Debug, Default)]
+pub(super) struct Listed {
+    /// Records of images.
+    pub(super) images: Vec<images::Image>,
+    /// Blobs.
+    pub(super) contents: Vec<content::Info>,
+    /// Snapshots by snapshotter; a snapshotter that did not list its snapshots is absent.
+    pub(super) snapshots: BTreeMap<String, Vec<snapshots::Info>>,
+    /// Resources of leases that have not expired.
+    pub(super) leased: Vec<leases::Resource>,
+    /// Digests of blobs that are listed in other namespaces, too.
+    pub(super) elsewhere: HashSet<String>,
+}
+
+/// A committed snapshot. Names are used again after a removal, so that a name with a moment of creation means one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct CommittedSnapshot {
+    pub(super) snapshotter: Arc<str>,
+    pub(super) name: Arc<str>,
+    /// Seconds and nanoseconds.
+    pub(super) created_at: (i64, i32),
+}
+
+/// What a snapshot occupies, as its snapshotter counted it when it was committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SnapshotUsage {
+    pub(super) bytes: u64,
+    pub(super) inodes: u64,
+}
+
+/// Images with their parts, before the size of snapshots is known.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ImageParts {
+    parts: Vec<Part>,
+    images: BTreeMap<ImageId, Vec<u32>>,
+    /// Snapshots that images refer to and that no list shows, as their snapshotter did not answer.
+    unseen: usize,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Part {
+    of: PartOf,
+    held: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum PartOf {
+    /// `None`: a length that no blob has.
+    Blob(Arc<str>, Option<u64>),
+    Snapshot(CommittedSnapshot),
+}
+
+/// The lists refer to one another more often than any containerd's do.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("images, blobs and snapshots need more than {STEPS_MAX} references to be followed")]
+pub(super) struct TooEntangled;
+
+impl ImageParts {
+    /// Finds the parts of each image.
+    pub(super) fn of(listed: &Listed) -> Result<Self, TooEntangled> {
+        let mut nodes = Nodes::of(listed);
+        let mut held = nodes.holders(listed);
+        let ids: HashSet<&str> =
+            listed.images.iter().map(|record| record.name.as_str()).filter(|name| is_id(name)).collect();
+        // Most records of one image name the same target.
+        let mut reached: HashMap<Vec<u32>, Arc<Reached>> = HashMap::new();
+        let mut images: BTreeMap<ImageId, BTreeSet<u32>> = BTreeMap::new();
+        for record in &listed.images {
+            let roots = nodes.roots(record);
+            let known = reached.get(&roots).map(Arc::clone);
+            let found = known.map_or_else(|| nodes.reach(roots.iter().copied()).map(Arc::new), Ok)?;
+            reached.entry(roots).or_insert_with(|| Arc::clone(&found));
+            let owners = owners(record, &found, &ids);
+            if owners.is_empty() {
+                // A removal of images leaves the record.
+                held.extend(&found.nodes);
+            }
+            for id in owners {
+                images.entry(ImageId::new(id)).or_default().extend(&found.nodes);
+            }
+        }
+        let held: HashSet<u32> = nodes.reach(held)?.nodes.into_iter().collect();
+        Ok(nodes.parts(listed, images, &held))
+    }
+
+    /// The snapshots whose size is needed.
+    pub(super) fn snapshots(&self) -> impl Iterator<Item = &CommittedSnapshot> {
+        self.parts.iter().filter_map(|part| match &part.of {
+            PartOf::Snapshot(snapshot) => Some(snapshot),
+            PartOf::Blob(..) => None,
+        })
+    }
+
+    /// The graph, with what each snapshot occupies. `None`: its snapshotter does not say so.
+    pub(super) fn graph(self, usage: impl Fn(&CommittedSnapshot) -> Option<SnapshotUsage>) -> LayerGraph {
+        let (mut measured, all) = (0_usize, self.parts.len() + self.unseen);
+        let mut facts = |part: Part| {
+            let (id, bytes, inodes, is_measured) = match part.of {
+                PartOf::Blob(digest, size) => {
+                    let bytes = size.map_or(0, |size| size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES));
+                    (format!("blob:{digest}"), bytes, Some(1), size.is_some())
+                }
+                PartOf::Snapshot(snapshot) => {
+                    let own = own_folders(&snapshot.snapshotter);
+                    let usage = usage(&snapshot);
+                    let folders = own.unwrap_or_default();
+                    let bytes = usage.map_or(0, |usage| usage.bytes.saturating_add(folders * BLOCK_BYTES));
+                    let inodes = usage.map(|usage| usage.inodes.saturating_add(folders));
+                    (
+                        format!("{}:{}", snapshot.snapshotter, snapshot.name),
+                        bytes,
+                        inodes,
+                        own.is_some() && usage.is_some(),
+                    )
+                }
+            };
+            measured += usize::from(is_measured);
+            LayerFacts { id: id.into(), bytes: ByteSize(bytes), inodes, held: part.held }
+        };
+        let layers: Vec<LayerFacts> = self.parts.into_iter().map(&mut facts).collect();
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let certainty = if measured == all {
+            Certainty::Exact
+        } else {
+            Certainty::Partial { measured: count(measured), layers: count(all) }
+        };
+        LayerGraph { layers, images: self.images, certainty }
+    }
+}
+
+/// The folders around each snapshot that its snapshotter makes and does not count. `None`: not known.
+fn own_folders(snapshotter: &str) -> Option<u64> {
+    match snapshotter {
+        // The snapshot's own and `work`.
+        "overlayfs" => Some(2),
+        "native" => Some(0),
+        _ => None,
+    }
+}
+
+/// The images that a record belongs to, as CRI calls them: by the digest of the configuration.
+fn owners<'a>(record: &'a images::Image, found: &'a Reached, ids: &HashSet<&str>) -> BTreeSet<&'a str> {
+    if is_id(&record.name) {
+        return BTreeSet::from([record.name.as_str()]);
+    }
+    // An index may have the configurations of several platforms, of which CRI shows one.
+    let shown: BTreeSet<&str> =
+        found.configs.iter().map(|config| &**config).filter(|config| ids.contains(config)).collect();
+    if shown.is_empty() { found.configs.iter().map(|config| &**config).collect() } else { shown }
+}
+
+fn is_id(name: &str) -> bool {
+    name.parse::<Digest>().is_ok()
+}
+
+/// All resources, numbered: blobs first, then snapshots.
+struct Nodes<'a> {
+    contents: HashMap<&'a str, u32>,
+    snapshots: HashMap<(&'a str, &'a str), u32>,
+    /// The snapshotter and the snapshot of each number above those of blobs.
+    listed: Vec<(&'a str, &'a snapshots::Info)>,
+    /// What each refers to.
+    references: Vec<Vec<u32>>,
+    /// The configuration that a blob refers to, being a manifest.
+    configs: Vec<Option<&'a str>>,
+    /// Snapshots of absent lists that each refers to.
+    unseen: Vec<Vec<(&'a str, &'a str)>>,
+    steps_left: usize,
+    /// The walk that saw each last.
+    seen: Vec<usize>,
+    walk: usize,
+}
+
+/// What a walk along the references found.
+#[derive(Debug, Default)]
+struct Reached {
+    nodes: Vec<u32>,
+    configs: BTreeSet<String>,
+}
+
+impl<'a> Nodes<'a> {
+    fn of(listed: &'a Listed) -> Self {
+        let number = |at: usize| u32::try_from(at).expect("lists are bounded well below");
+        let mut contents = HashMap::with_capacity(listed.contents.len());
+        for (at, blob) in listed.contents.iter().enumerate() {
+            contents.insert(blob.digest.as_str(), number(at));
+        }
+        let all: Vec<(&str, &snapshots::Info)> = listed
+            .snapshots
+            .iter()
+            .flat_map(|(snapshotter, snapshots)| snapshots.iter().map(|snapshot| (snapshotter.as_str(), snapshot)))
+            .collect();
+        let mut snapshots = HashMap::with_capacity(all.len());
+        for (at, (snapshotter, snapshot)) in all.iter().enumerate() {
+            snapshots.insert((*snapshotter, snapshot.name.as_str()), number(listed.contents.len() + at));
+        }
+        let count = listed.contents.len() + all.len();
+        let mut nodes = Self {
+            contents,
+            snapshots,
+            listed: all,
+            references: Vec::with_capacity(count),
+            configs: Vec::with_capacity(count),
+            unseen: Vec::with_capacity(count),
+            steps_left: STEPS_MAX,
+            seen: vec![0; count],
+            walk: 0,
+        };
+        for blob in &listed.contents {
+            nodes.refer(&blob.labels, None, listed);
+        }
+        for (snapshotter, snapshot) in nodes.listed.clone() {
+            nodes.refer(&snapshot.labels, Some((snapshotter, snapshot.parent.as_str())), listed);
+        }
+        nodes
+    }
+
+    /// Adds the references of the next resource.
+    fn refer(&mut self, labels: &'a BTreeMap<String, String>, parent: Option<(&'a str, &'a str)>, listed: &Listed) {
+        let (mut references, mut unseen) = (self.labelled(labels), Vec::new());
+        references.extend(parent.and_then(|parent| self.snapshots.get(&parent)));
+        for (snapshotter, name) in labels.iter().filter_map(|(key, value)| refers_to_snapshot(key, value)) {
+            if !listed.snapshots.contains_key(snapshotter) {
+                unseen.push((snapshotter, name));
+            }
+        }
+        self.references.push(references);
+        self.unseen.push(unseen);
+        self.configs.push(labels.get(REFERS_TO_CONFIG).map(String::as_str));
+    }
+
+    /// What labels refer to, of what is there.
+    fn labelled(&self, labels: &'a BTreeMap<String, String>) -> Vec<u32> {
+        let refers = |(key, value): (&'a String, &'a String)| {
+            if let Some(snapshot) = refers_to_snapshot(key, value) {
+                return self.snapshots.get(&snapshot).copied();
+            }
+            let rest = key.strip_prefix(REFERS_TO_CONTENT)?;
+            (rest.is_empty() || rest.starts_with(['.', '/'])).then(|| self.contents.get(value.as_str()).copied())?
+        };
+        labels.iter().filter_map(refers).collect()
+    }
+
+    /// Where a record begins.
+    fn roots(&self, record: &'a images::Image) -> Vec<u32> {
+        let mut roots = self.labelled(&record.labels);
+        roots.extend(record.target.as_ref().and_then(|target| self.contents.get(target.digest.as_str())));
+        roots
+    }
+
+    /// What is kept by something else than an image: leases, labels, snapshots in use, other namespaces.
+    fn holders(&self, listed: &Listed) -> Vec<u32> {
+        let leased = listed.leased.iter().filter_map(|resource| {
+            if resource.r#type == LEASED_CONTENT {
+                return self.contents.get(resource.id.as_str()).copied();
+            }
+            let snapshotter = resource.r#type.strip_prefix(LEASED_SNAPSHOT)?;
+            self.snapshots.get(&(snapshotter, resource.id.as_str())).copied()
+        });
+        let blobs =
+            listed.contents.iter().filter(|blob| stays(&blob.labels) || listed.elsewhere.contains(&blob.digest));
+        let blobs = blobs.filter_map(|blob| self.contents.get(blob.digest.as_str()).copied());
+        let in_use = self.listed.iter().filter(|(_, snapshot)| !is_committed(snapshot) || stays(&snapshot.labels));
+        let in_use = in_use
+            .filter_map(|(snapshotter, snapshot)| self.snapshots.get(&(*snapshotter, snapshot.name.as_str())).copied());
+        leased.chain(blobs).chain(in_use).collect()
+    }
+
+    /// Follows references, each resource once.
+    fn reach(&mut self, roots: impl IntoIterator<Item = u32>) -> Result<Reached, TooEntangled> {
+        self.walk += 1;
+        let (mut found, mut open) = (Reached::default(), roots.into_iter().collect::<Vec<u32>>());
+        while let Some(node) = open.pop() {
+            self.steps_left = self.steps_left.checked_sub(1).ok_or(TooEntangled)?;
+            let Ok(at) = usize::try_from(node) else { continue };
+            if std::mem::replace(&mut self.seen[at], self.walk) == self.walk {
+                continue;
+            }
+            found.nodes.push(node);
+            found.configs.extend(self.configs[at].map(str::to_owned));
+            open.extend(&self.references[at]);
+        }
+        Ok(found)
+    }
+
+    /// Numbers the parts that images have: blobs and committed snapshots.
+    fn parts(&self, listed: &Listed, images: BTreeMap<ImageId, BTreeSet<u32>>, held: &HashSet<u32>) -> ImageParts {
+        let (mut parts, mut places, mut unseen) = (Vec::new(), HashMap::new(), HashSet::new());
+        let mut place = |node: u32| {
+            if let Some(place) = places.get(&node) {
+                return Some(*place);
+            }
+            let at = usize::try_from(node).ok()?;
+            unseen.extend(self.unseen[at].iter().copied());
+            let of = match at.checked_sub(listed.contents.len()) {
+                None => {
+                    let blob = &listed.contents[at];
+                    PartOf::Blob(blob.digest.as_str().into(), u64::try_from(blob.size).ok())
+                }
+                Some(at) => {
+                    let (snapshotter, snapshot) = self.listed[at];
+                    PartOf::Snapshot(committed(snapshotter, snapshot)?)
+                }
+            };
+            let place = u32::try_from(parts.len()).ok()?;
+            parts.push(Part { of, held: held.contains(&node) });
+            places.insert(node, place);
+            Some(place)
+        };
+        let images = images.into_iter().map(|(id, nodes)| (id, nodes.into_iter().filter_map(&mut place).collect()));
+        let images: BTreeMap<ImageId, Vec<u32>> = images.collect();
+        ImageParts { parts, images, unseen: unseen.len() }
+    }
+}
+
+fn refers_to_snapshot<'a>(key: &'a str, value: &'a str) -> Option<(&'a str, &'a str)> {
+    let snapshotter = key.strip_prefix(REFERS_TO_SNAPSHOT)?;
+    Some((snapshotter.split('/').next().unwrap_or(snapshotter), value))
+}
+
+/// Whether the collector keeps a resource for its labels.
+fn stays(labels: &BTreeMap<String, String>) -> bool {
+    labels.keys().any(|key| STAYS.iter().any(|label| key.starts_with(label)))
+}
+
+fn is_committed(snapshot: &snapshots::Info) -> bool {
+    snapshot.kind() == snapshots::Kind::Committed
+}
+
+fn committed(snapshotter: &str, snapshot: &snapshots::Info) -> Option<CommittedSnapshot> {
+    let created_at = snapshot.created_at.map_or((0, 0), |at| (at.seconds, at.nanos));
+    is_committed(snapshot).then(|| CommittedSnapshot {
+        snapshotter: snapshotter.into(),
+        name: snapshot.name.as_str().into(),
+        created_at,
+    })
+}
+
+/// The snapshotters that labels refer to.
+pub(super) fn snapshotters(images: &[images::Image], contents: &[content::Info]) -> BTreeSet<String> {
+    let labels = images.iter().map(|record| &record.labels).chain(contents.iter().map(|blob| &blob.labels));
+    let named = labels.flatten().filter_map(|(key, value)| refers_to_snapshot(key, value));
+    named.map(|(snapshotter, _)| snapshotter.to_owned()).collect()
+}
+
+#[cfg(test)]
+#[path = "graph_tests.rs"]
+mod tests;

@@ -1,0 +1,195 @@
+//! Exact sizes: which images of a containerd share which parts, and what each part takes on the disk.
+//!
+//! Read from containerd's own records; no tree is walked and no blob is read.
+
+mod graph;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use imagelet_core::runtime::{LayerGraph, LayerSource, RuntimeError, RuntimeErrorKind};
+use jiff::Timestamp;
+
+use self::graph::{CommittedSnapshot, ImageParts, Listed, SnapshotUsage, snapshotters};
+use crate::{
+    ContainerdClient, ContainerdError, ContainerdRefusal, NAMESPACE,
+    v1::containerd::services::{leases::v1 as leases, snapshots::v1 as snapshots},
+};
+
+/// Snapshots whose usage is asked for at a time: containerd answers each from its database.
+const USAGES_AT_ONCE: usize = 32;
+/// Leases whose resources are asked for at a time.
+const LEASES_AT_ONCE: usize = 16;
+/// Most leases: some per pull and one per pod.
+const LEASES_MAX: usize = 10_000;
+/// Most namespaces: most nodes have one to three.
+const NAMESPACES_MAX: usize = 64;
+/// Most snapshotters with images: most nodes have one.
+const SNAPSHOTTERS_MAX: usize = 16;
+
+/// Label of a lease that ends by itself.
+const EXPIRES: &str = "containerd.io/gc.expire";
+
+/// Reads the sizes of a containerd's images.
+#[derive(Debug)]
+pub struct ContainerdSizes {
+    client: ContainerdClient,
+    look_max: Duration,
+    /// Of the snapshots that the last look found: what a committed snapshot takes never changes.
+    usages: Mutex<HashMap<CommittedSnapshot, SnapshotUsage>>,
+}
+
+impl ContainerdSizes {
+    /// Reads through this client; a look at all images takes `look_max` at most.
+    pub fn new(client: ContainerdClient, look_max: Duration) -> Self {
+        Self { client, look_max, usages: Mutex::default() }
+    }
+
+    async fn look(&self) -> Result<LayerGraph, ContainerdError> {
+        // In this order each list has what the one before refers to, unless a removal came between.
+        let images = self.client.images().await?;
+        let contents = self.client.contents().await?;
+        let named = snapshotters(&images, &contents);
+        let (snapshots, leased, elsewhere) = tokio::try_join!(self.snapshots(named), self.leased(), self.elsewhere())?;
+        let listed = Listed { images, contents, snapshots, leased, elsewhere };
+        let found = tokio::task::spawn_blocking(move || ImageParts::of(&listed)).await;
+        let parts = match found {
+            Ok(parts) => parts.map_err(|error| self.client.odd("Content.List", "", error.to_string()))?,
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        };
+        let usages = self.usages_of(parts.snapshots()).await?;
+        let graph = parts.graph(|snapshot| usages.get(snapshot).copied());
+        // What is gone is forgotten.
+        *self.known() = usages;
+        Ok(graph)
+    }
+
+    async fn snapshots(
+        &self,
+        named: BTreeSet<String>,
+    ) -> Result<BTreeMap<String, Vec<snapshots::Info>>, ContainerdError> {
+        if named.len() > SNAPSHOTTERS_MAX {
+            let why = format!("labels refer to {} snapshotters; the limit is {SNAPSHOTTERS_MAX}", named.len());
+            return Err(self.client.odd("Content.List", "", why));
+        }
+        let mut all = BTreeMap::new();
+        for snapshotter in named {
+            match self.client.snapshots(&snapshotter).await {
+                Ok(snapshots) => drop(all.insert(snapshotter, snapshots)),
+                // Its plugin is not loaded any more, while labels still refer to it.
+                Err(error) if matches!(error.refusal(), ContainerdRefusal::NotFound | ContainerdRefusal::Other) => {
+                    tracing::debug!(snapshotter, %error, "could not list the snapshots of a snapshotter");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    /// The resources of all leases that have not expired.
+    async fn leased(&self) -> Result<Vec<leases::Resource>, ContainerdError> {
+        let (leases, now) = (self.client.all_leases().await?, Timestamp::now());
+        let leases: Vec<_> = leases.into_iter().filter(|lease| !has_expired(lease, now)).collect();
+        if leases.len() > LEASES_MAX {
+            let why = format!("{} leases are listed; the limit is {LEASES_MAX}", leases.len());
+            return Err(self.client.odd("Leases.List", "", why));
+        }
+        let asked = stream::iter(leases).map(async |lease| self.client.leased(&lease.id).await);
+        let resources: Vec<Vec<leases::Resource>> = asked.buffer_unordered(LEASES_AT_ONCE).try_collect().await?;
+        Ok(resources.into_iter().flatten().collect())
+    }
+
+    /// Digests of the blobs of other namespaces: blobs lie on the disk once for all of them.
+    async fn elsewhere(&self) -> Result<HashSet<String>, ContainerdError> {
+        let namespaces = self.client.namespaces().await?;
+        if namespaces.len() > NAMESPACES_MAX {
+            let why = format!("{} namespaces are listed; the limit is {NAMESPACES_MAX}", namespaces.len());
+            return Err(self.client.odd("Namespaces.List", "", why));
+        }
+        let mut elsewhere = HashSet::new();
+        for namespace in namespaces.iter().filter(|name| *name != NAMESPACE) {
+            elsewhere.extend(self.client.within(namespace)?.contents().await?.into_iter().map(|blob| blob.digest));
+        }
+        Ok(elsewhere)
+    }
+
+    /// What the snapshots take, asked for where it is not known. One that is gone is left out.
+    async fn usages_of(
+        &self,
+        snapshots: impl Iterator<Item = &CommittedSnapshot>,
+    ) -> Result<HashMap<CommittedSnapshot, SnapshotUsage>, ContainerdError> {
+        let (mut usages, mut unknown) = (HashMap::new(), Vec::new());
+        {
+            let known = self.known();
+            for snapshot in snapshots {
+                match known.get(snapshot) {
+                    Some(usage) => drop(usages.insert(snapshot.clone(), *usage)),
+                    None => unknown.push(snapshot.clone()),
+                }
+            }
+        }
+        let asked = stream::iter(unknown).map(async |snapshot| {
+            let usage = self.client.usage(&snapshot.snapshotter, &snapshot.name).await?;
+            let usage = usage.and_then(|usage| {
+                Some(SnapshotUsage {
+                    bytes: u64::try_from(usage.size).ok()?,
+                    inodes: u64::try_from(usage.inodes).ok()?,
+                })
+            });
+            Ok::<_, ContainerdError>(usage.map(|usage| (snapshot, usage)))
+        });
+        let answers: Vec<Option<_>> = asked.buffer_unordered(USAGES_AT_ONCE).try_collect().await?;
+        usages.extend(answers.into_iter().flatten());
+        Ok(usages)
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<CommittedSnapshot, SnapshotUsage>> {
+        self.usages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether containerd's collector passes over a lease. A moment that it cannot read counts as none.
+fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
+    lease.labels.get(EXPIRES).and_then(|moment| moment.parse::<Timestamp>().ok()).is_some_and(|end| end < now)
+}
+
+#[async_trait]
+impl LayerSource for ContainerdSizes {
+    /// `None`: the socket does not answer containerd's own interface.
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        match tokio::time::timeout(self.look_max, self.look()).await {
+            Ok(Ok(graph)) => Ok(Some(graph)),
+            Ok(Err(error)) if error.refusal() == ContainerdRefusal::Unknown => Ok(None),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => {
+                let message = format!("the sizes of containerd's images did not come within {:?}", self.look_max);
+                Err(RuntimeError::new(RuntimeErrorKind::TimedOut, message))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_holds_until_it_expires_and_one_with_an_odd_moment_holds() {
+        let now: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
+        for (moment, expired) in [
+            (Some("2026-01-02T03:04:04Z"), true),
+            (Some("2026-01-02T05:04:04+02:00"), true),
+            (Some("2026-01-02T03:04:06.5Z"), false),
+            (Some("tomorrow"), false),
+            (None, false),
+        ] {
+            let labels = moment.map(|moment| (EXPIRES.to_owned(), moment.to_owned())).into_iter().collect();
+            assert_eq!(has_expired(&leases::Lease { id: "x".to_owned(), labels }, now), expired, "{moment:?}");
+        }
+    }
+}
