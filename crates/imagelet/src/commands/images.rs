@@ -101,9 +101,6 @@ pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format
     print(format, &found, |mut out| {
         let list = |list: &[String]| if list.is_empty() { "-".into() } else { list.join("\n") };
         let now = SystemTime::now();
-        let shared = image.unique.zip(image.shared).map_or_else(String::new, |(unique, shared)| {
-            format!(" ({} its own, {} shared)", ByteSize(unique), ByteSize(shared))
-        });
         let mut table = Table::plain();
         let mut rows = |name: &str, text: String| {
             for (number, line) in text.lines().enumerate() {
@@ -113,7 +110,7 @@ pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format
         rows("Id:", image.id.clone());
         rows("Names:", list(&image.names));
         rows("Digests:", list(&image.digests));
-        rows("Size:", format!("{}{shared}", ByteSize(image.size)));
+        rows("Size:", size(image));
         rows("First seen:", format!("{} ago", age(time(image.first_seen.as_deref()), now)));
         rows("Origin:", image.origin.clone().unwrap_or_else(|| "-".into()));
         rows("Last used:", age(time(image.last_used.as_deref()), now));
@@ -135,6 +132,17 @@ pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format
         table.write(&mut out)
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// As listed, and what it takes on the disk where that is known.
+fn size(image: &ImageRow) -> String {
+    let listed = ByteSize(image.size);
+    let Some((unique, shared)) = image.unique.zip(image.shared) else { return listed.to_string() };
+    let own = format!("{} its own, {} shared", ByteSize(unique), ByteSize(shared));
+    match unique.saturating_add(shared) {
+        sum if sum == image.size => format!("{listed} ({own})"),
+        sum => format!("{listed} as listed, {} on the disk ({own})", ByteSize(sum)),
+    }
 }
 
 pub(super) async fn usage(node: &Node, arguments: &DfArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -203,7 +211,13 @@ fn totals(usage: &Usage) -> Table {
         table.row(["Disk:", &disk]);
     }
     table.row(["Images:", &format!("{} ({} on disk)", usage.images_count, ByteSize(usage.images_size))]);
-    table.row(["Reclaimable:", &ByteSize(usage.reclaimable).to_string()]);
+    let reclaimable = ByteSize(usage.reclaimable);
+    let reclaimable = match usage.certainty.as_str() {
+        "claimed" => format!("about {reclaimable} (sizes as the runtime claims)"),
+        "partial" => format!("about {reclaimable} (not all layers could be measured)"),
+        _ => reclaimable.to_string(),
+    };
+    table.row(["Reclaimable:", &reclaimable]);
     if let Some(layers) = usage.store.as_ref().and_then(|store| store["layers"].as_u64()) {
         table.row(["Layers:", &layers.to_string()]);
     }

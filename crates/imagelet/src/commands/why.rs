@@ -101,12 +101,10 @@ fn uses(image: &WhyImage) -> String {
 }
 
 fn size(now: &ImageRow) -> String {
-    match now.unique {
-        Some(unique) if unique < now.size => {
-            format!("{} ({} of it its own)", ByteSize(now.size), ByteSize(unique))
-        }
-        _ => ByteSize(now.size).to_string(),
-    }
+    let takes = now.unique.zip(now.shared).map(|(unique, shared)| unique.saturating_add(shared));
+    let own = now.unique.filter(|unique| takes.is_none_or(|takes| *unique < takes));
+    let own = own.map_or_else(String::new, |own| format!(" ({} of it its own)", ByteSize(own)));
+    format!("{}{own}", ByteSize(takes.unwrap_or(now.size)))
 }
 
 fn held(now: &ImageRow) -> String {

@@ -43,7 +43,7 @@ impl BriefList {
                 }
             }
             _ => {
-                let shares = Shares::of(None);
+                let shares = Shares::default();
                 let rows: Vec<Unpacked<'_>> =
                     entries.iter().map(|entry| Unpacked::of_entry(entry, &shares, true)).collect();
                 let order = sorted(&rows);
@@ -60,7 +60,7 @@ impl BriefList {
 impl Kept {
     fn of(entries: &[Arc<Entry>], order: Vec<usize>, before: Option<&Self>) -> Self {
         const ROW_USUAL: usize = 128;
-        let shares = Shares::of(None);
+        let shares = Shares::default();
         let mut bytes = Vec::with_capacity(before.map_or(entries.len() * ROW_USUAL, |it| it.bytes.len() + ROW_USUAL));
         bytes.extend_from_slice(MAGIC);
         let mut rows = vec![0..0; entries.len()];
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     fn whole(entries: &[Arc<Entry>]) -> Bytes {
-        PackedList::of_entries(entries.iter().map(|entry| &**entry), &Shares::of(None), true).into_bytes()
+        PackedList::of_entries(entries.iter().map(|entry| &**entry), &Shares::default(), true).into_bytes()
     }
 
     #[tokio::test]

@@ -16,6 +16,7 @@ use imagelet_core::{
     },
     image::{ByteSize, ImageKey},
     metrics::{Family, MetricKind},
+    runtime::Certainty,
 };
 
 use tracing::{Instrument as _, instrument::WithSubscriber as _, subscriber::NoSubscriber};
@@ -226,12 +227,13 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
     Ok(GcRequest { policy: in_way(policy, settings), goal, dry_run: asked.dry_run })
 }
 
-/// What everything frees that may go, whatever the thresholds say; for who only asks.
-pub(super) async fn reclaimable(node: &LocalNode) -> Result<u64, Failure> {
+/// What everything frees that may go, whatever the thresholds say, and how sure that is.
+pub(super) async fn reclaimable(node: &LocalNode) -> Result<(u64, Certainty), Failure> {
     let all = CollectRequest { dry_run: true, all_unused: true, ..CollectRequest::default() };
     let request = gc_request(&all, &node.settings())?;
     let report = node.parts.gc.collect(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
-    report.map(|report| collected(&report, &request).frees).map_err(|error| Failure::of(&error))
+    let report = report.map_err(|error| Failure::of(&error))?;
+    Ok((collected(&report, &request).frees, report.certainty))
 }
 
 fn collected(report: &GcReport, request: &GcRequest) -> Collected {

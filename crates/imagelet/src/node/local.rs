@@ -18,14 +18,14 @@ use imagelet_core::{
     manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
     records::PullRecords,
-    runtime::{ImportingImages, Progress, RuntimeManager},
+    runtime::{Certainty, ImportingImages, Progress, RuntimeManager},
 };
 use imagelet_oci::{Engine, MountOptions, StoreUsage, UnmountedImage};
 
 use super::adopt::Adoption;
 use super::brief::BriefList;
 use super::reasons::{Collections, declare};
-use super::rows::{Shares, row, row_without_uses};
+use super::rows::{KnownSizes, row, row_without_uses};
 use super::{
     Command, HeldBackRow, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest,
     Mounted, PackedList, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps,
@@ -165,8 +165,8 @@ impl LocalNode {
     /// The list as it is packed, straight from what a pass saw.
     pub(super) async fn packed(&self, brief: bool) -> Result<PackedList, Failure> {
         let refreshed = self.refresh().await;
-        let usage = if brief { None } else { self.usage().await? };
-        let shares = Shares::of(usage.as_ref());
+        let sizes = if brief { KnownSizes::default() } else { self.sizes().await? };
+        let shares = sizes.shares();
         match refreshed {
             Ok(snapshot) if brief => Ok(self.brief.of(&snapshot.entries)),
             Ok(snapshot) => Ok(PackedList::of_entries(snapshot.entries.iter().map(|entry| &**entry), &shares, brief)),
@@ -193,15 +193,28 @@ impl LocalNode {
         }
     }
 
+    /// What images take. A runtime that does not offer it is asked for everything else all the same.
+    async fn sizes(&self) -> Result<KnownSizes, Failure> {
+        let store = self.usage().await?;
+        let layers = match &store {
+            Some(_) => None,
+            None => self.parts.runtime.layers().await.unwrap_or_else(|error| {
+                tracing::warn!(error = error.chain(), "sizes of images are those that the runtime lists");
+                None
+            }),
+        };
+        Ok(KnownSizes { store, layers })
+    }
+
     pub(super) async fn rows(&self) -> Result<Vec<ImageRow>, Failure> {
-        self.listed(false).await
+        let sizes = self.sizes().await?;
+        self.listed(false, &sizes).await
     }
 
     /// All images; a brief row has neither digests nor what the image shares with others.
-    async fn listed(&self, brief: bool) -> Result<Vec<ImageRow>, Failure> {
+    async fn listed(&self, brief: bool, sizes: &KnownSizes) -> Result<Vec<ImageRow>, Failure> {
         let refreshed = self.refresh().await;
-        let usage = if brief { None } else { self.usage().await? };
-        let shares = Shares::of(usage.as_ref());
+        let shares = sizes.shares();
         let mut rows: Vec<ImageRow> = match refreshed {
             Ok(snapshot) => snapshot.entries.iter().map(|entry| row(entry, &shares)).collect(),
             Err(failure) => {
@@ -325,7 +338,8 @@ impl Command for ListRequest {
     type Answer = ImageList;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<ImageList, Failure> {
-        Ok(ImageList { images: node.listed(self.brief).await? })
+        let sizes = if self.brief { KnownSizes::default() } else { node.sizes().await? };
+        Ok(ImageList { images: node.listed(self.brief, &sizes).await? })
     }
 }
 
@@ -355,7 +369,8 @@ impl Command for UsageRequest {
     type Answer = Usage;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Usage, Failure> {
-        let mut images = node.rows().await?;
+        let sizes = node.sizes().await?;
+        let mut images = node.listed(false, &sizes).await?;
         super::why::foretell_all(node, &mut images).await;
         let filesystems = node.parts.runtime.filesystem().await?;
         let place = filesystems.images.into_iter().next().unwrap_or_else(|| imagelet_core::runtime::FilesystemUsage {
@@ -365,24 +380,24 @@ impl Command for UsageRequest {
             inodes_used: None,
         });
         let disk = disk_of(&place.mountpoint);
-        let reclaimable = match super::collect::reclaimable(node).await {
-            Ok(bytes) => bytes,
+        let (reclaimable, certainty) = match super::collect::reclaimable(node).await {
+            Ok(reclaimable) => reclaimable,
             Err(failure) => {
                 tracing::warn!(error = failure.to_string(), "could not reckon what may go");
-                0
+                (0, Certainty::Claimed)
             }
         };
-        let store = node.usage().await?;
-        let store_size = store.as_ref().map(|usage| usage.total.0);
-        let store = store.map(|usage| serde_json::json!({ "total": usage.total.0, "layers": usage.layers }));
+        let total = sizes.total();
+        let store = sizes.store.map(|usage| serde_json::json!({ "total": usage.total.0, "layers": usage.layers }));
         Ok(Usage {
             mountpoint: place.mountpoint.display().to_string(),
             capacity: disk.as_ref().map_or(0, |disk| disk.capacity.0),
             available: disk.as_ref().map_or(0, |disk| disk.available.0),
             used_percent: disk.as_ref().map_or(0, imagelet_core::gc::DiskUse::used_percent),
-            images_size: store_size.unwrap_or(place.used.0),
+            images_size: total.unwrap_or(place.used.0),
             images_count: images.len() as u64,
             reclaimable,
+            certainty: certainty.name().to_owned(),
             images,
             store,
         })
@@ -412,7 +427,7 @@ impl Command for RemoveRequest {
             return Ok(Removed { id: id.to_string(), freed: Some(freed), ..Removed::default() });
         }
         let image = node.find(&self.image).await?;
-        let before = node.usage().await?;
+        let before = node.sizes().await?;
         let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
         // Who orders it knows better than who only asked: it goes, and that is told.
         let held_until = node.parts.inventory.leased_until(&image.id, SystemTime::now()).and_then(moment);
@@ -428,7 +443,10 @@ impl Command for RemoveRequest {
         })?;
         let after = node.usage().await?;
         tracing::info!(image = %image.id, names = ?image.tags, "removed an image on request");
-        let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);
+        let freed = match (&before.store, after) {
+            (Some(before), Some(after)) => Some(before.total.saturating_sub(after.total).0),
+            _ => before.freed_by(&image.id),
+        };
         node.removed_on_request(ActCode::RemovedOnRequest, &image, &image.tags, "command", freed);
         if let Some(until) = &held_until {
             tracing::warn!(image = %image.id, until, "the removed image was held for a container that may still come");

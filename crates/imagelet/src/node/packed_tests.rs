@@ -66,7 +66,7 @@ fn what_was_seen_is_packed_as_it_is_told_in_json() {
         spec: ImageSpec::default(),
         pinned: false,
     };
-    let shares = Shares::of(None);
+    let shares = Shares::default();
     for brief in [false, true] {
         let packed = PackedList::of_images(std::iter::once(&image), &shares, brief);
         let mut told = super::super::rows::row_without_uses(&image, &shares);

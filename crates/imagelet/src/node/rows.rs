@@ -5,25 +5,51 @@ use std::{collections::HashMap, time::SystemTime};
 use imagelet_core::{
     image::{Image, ImageId},
     inventory::{Entry, Origin},
+    runtime::{Certainty, LayerGraph},
 };
-use imagelet_oci::{ImageUsage, StoreUsage};
+use imagelet_oci::StoreUsage;
 
 use super::{ImageRow, local::moment};
 
 /// Who uses an image, where whoever runs containers from it does not answer.
 pub(super) const USES_UNKNOWN: &str = "nobody knows: the runtime does not answer";
 
-/// What each image takes alone and shares, by its id, as there may be ten thousand of them.
-pub(super) struct Shares<'a>(HashMap<&'a ImageId, &'a ImageUsage>);
+/// What images take, as far as it is known: a store of our own knows it, and a runtime may offer it.
+#[derive(Debug, Default)]
+pub(super) struct KnownSizes {
+    pub(super) store: Option<StoreUsage>,
+    pub(super) layers: Option<LayerGraph>,
+}
 
-impl<'a> Shares<'a> {
-    pub(super) fn of(usage: Option<&'a StoreUsage>) -> Self {
-        Self(usage.into_iter().flat_map(|usage| &usage.images).map(|image| (&image.id, image)).collect())
+impl KnownSizes {
+    pub(super) fn shares(&self) -> Shares<'_> {
+        let store = self.store.iter().flat_map(|usage| &usage.images);
+        let store = store.map(|image| (&image.id, (image.unique.0, image.shared.0)));
+        let layers = self.layers.iter().flat_map(LayerGraph::shares);
+        Shares(store.chain(layers.map(|(id, share)| (id, (share.unique.0, share.shared.0)))).collect())
     }
 
+    /// Bytes that come free with an image of a runtime, where every layer was counted.
+    pub(super) fn freed_by(&self, image: &ImageId) -> Option<u64> {
+        let graph = self.layers.as_ref().filter(|graph| graph.certainty == Certainty::Exact)?;
+        Some(graph.freed_by([image]).bytes.0)
+    }
+
+    /// Bytes of all images, each shared layer once.
+    pub(super) fn total(&self) -> Option<u64> {
+        let store = self.store.as_ref().map(|usage| usage.total.0);
+        store.or_else(|| self.layers.as_ref().map(|graph| graph.total().0))
+    }
+}
+
+/// What each image takes alone and shares, by its id, as there may be ten thousand of them.
+#[derive(Default)]
+pub(super) struct Shares<'a>(HashMap<&'a ImageId, (u64, u64)>);
+
+impl Shares<'_> {
     /// Bytes that are the image's alone, and bytes that it shares.
     pub(super) fn of_image(&self, id: &ImageId) -> Option<(u64, u64)> {
-        self.0.get(id).map(|used| (used.unique.0, used.shared.0))
+        self.0.get(id).copied()
     }
 }
 

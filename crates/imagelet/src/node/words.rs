@@ -123,7 +123,7 @@ documents! {
         names: Vec<String>,
         /// Full names with digest.
         digests: Vec<String>,
-        /// What it occupies, shared layers counted in.
+        /// As the store lists it, shared layers counted in: what it occupies, or, as containerd does, its packed size.
         size: u64,
         /// What would be freed without it, where the store knows.
         unique: Option<u64>,
@@ -174,6 +174,8 @@ documents! {
         images_count: u64,
         /// Bytes that come free when everything goes that may: what `gc --all-unused` frees, as well as that is known.
         reclaimable: u64,
+        /// How sure that is: `exact`, `partial` or `claimed`.
+        certainty: String,
         /// Image by image.
         images: Vec<ImageRow>,
         /// What the embedded store knows beyond that: blobs, partial downloads.
@@ -190,7 +192,7 @@ documents! {
         id: String,
         /// The names that went.
         names: Vec<String>,
-        /// Bytes given back to the disk, where measured.
+        /// Bytes given back to the disk, where known.
         freed: Option<u64>,
         /// Until when it was held for somebody who had asked for it and showed no container yet.
         held_until: Option<String>,
@@ -235,7 +237,7 @@ documents! {
         claimed: u64,
         /// Bytes that the removals free, shared layers counted only where the last user of them goes.
         frees: u64,
-        /// How sure that is: `exact`, `learned` or `claimed`.
+        /// How sure that is: `exact`, `partial` or `claimed`.
         certainty: String,
         /// Bytes that could be freed if everything that may go went; absent in the kubelet's way, which does not plan.
         could_free: Option<u64>,

@@ -1,5 +1,7 @@
 //! What a collection says it frees is what the disk has again, on a real file system and with layers shared every way.
 
+mod containerd;
+
 use std::{
     fs::{self, File},
     path::Path,
