@@ -382,10 +382,12 @@ impl LayersThere {
     }
 }
 
-/// The largest layer decides how long an import takes; it must not start last.
+/// The largest layer decides how long an import takes; it must not start last. The others start from the bottom: a sink
+/// takes each on top of those below it, and does so while others still come.
 fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (present..layers.len()).collect();
-    order.sort_by_key(|index| Reverse(layers[*index].size));
+    let largest = order.iter().copied().max_by_key(|index| (layers[*index].size, Reverse(*index)));
+    order.sort_by_key(|index| (Some(*index) != largest, *index));
     order
 }
 
