@@ -1,0 +1,113 @@
+//! Hard links, and what an entry for one says of the file that it names.
+
+use std::os::fd::AsFd as _;
+
+use rustix::{
+    fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid},
+    io::Errno,
+};
+
+use super::{Place, Writer};
+use crate::{
+    scarce::patiently,
+    unpack::{
+        EntryRules, Ownership,
+        error::{Fault, shown},
+        ledger::encoded,
+        name,
+        tar::Entry,
+        tree::Missing,
+        whiteout::{is_whiteout_device, look},
+        xattr,
+    },
+};
+
+impl Writer<'_> {
+    /// By our rules the entry's own metadata is not applied: the file has its target's, which writers repeat here.
+    pub(super) fn hard_link(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
+        let target = name::clean_target(&entry.link, self.gauge.limits())?;
+        let missing = || {
+            let target = shown(&entry.link);
+            Err(Fault::refused(format!("it is a hard link to `{target}`, which this layer does not have")))
+        };
+        let (target_parent, target_name) = name::split(&target);
+        if target_name.is_empty() {
+            return Err(Fault::refused("it is a hard link to the layer's root"));
+        }
+        let Some(target_parent) = self.tree.directory(target_parent, Missing::Tell)? else {
+            return missing();
+        };
+        let from = Place { parent: target_parent, name: target_name.to_vec() };
+        let from_path = from.path();
+        let note = self.tree.ledger.get(&from_path);
+        if let Some(device) = note.and_then(|note| note.record.clone()).filter(|record| record.device.is_some()) {
+            return self.leave_out(place, *device);
+        }
+        let hidden = note.is_some_and(|note| note.whiteout);
+        let Some(stat) = look(from.parent.as_fd(), &from.name)?.filter(|stat| !hidden && !is_whiteout_device(stat))
+        else {
+            return missing();
+        };
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            let target = shown(&entry.link);
+            return Err(Fault::refused(format!("it is a hard link to the directory `{target}`")));
+        }
+        let link = || {
+            let (from_name, name) = (from.name.as_slice(), place.name.as_slice());
+            rustix::fs::linkat(&from.parent, from_name, &place.parent, name, AtFlags::empty())
+        };
+        match link() {
+            Ok(()) => {}
+            Err(Errno::EXIST) => {
+                let here = look(place.parent.as_fd(), &place.name)?;
+                if here.is_some_and(|here| (here.st_dev, here.st_ino) == (stat.st_dev, stat.st_ino)) {
+                    return Ok(());
+                }
+                self.replace(place)?;
+                match link() {
+                    Ok(()) => {}
+                    // The target lay in what was replaced.
+                    Err(Errno::NOENT) => return missing(),
+                    Err(errno) => return Err(Fault::Io { action: "make the hard link", errno }),
+                }
+            }
+            Err(errno) => return Err(Fault::Io { action: "make the hard link", errno }),
+        }
+        if self.rules == EntryRules::Containerd {
+            self.apply_again(place, entry, FileType::from_raw_mode(stat.st_mode))?;
+        }
+        if self.lister.is_on() {
+            self.lister.hard_link(&place.path(), &from_path)?;
+        }
+        let record = self.tree.ledger.get(&from_path).and_then(|note| note.record.clone());
+        if let Some(mut record) = record {
+            let path = place.path();
+            record.path = encoded(&path);
+            self.tree.ledger.record(&path, *record)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the metadata of what a hard link names. The owner is set also where it is the same: that takes set-id bits
+    /// and capabilities away, and the entry gives those that stay.
+    fn apply_again(&mut self, place: &Place, entry: &Entry, kind: FileType) -> Result<(), Fault> {
+        let (parent, name) = (&place.parent, place.name.as_slice());
+        if self.ownership == Ownership::Apply {
+            let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+            rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(Fault::io("set the owner of"))?;
+        }
+        if kind == FileType::RegularFile && !entry.xattrs.is_empty() {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = patiently(|| rustix::fs::openat(parent, name, flags, Mode::empty()));
+            xattr::set(&file.map_err(Fault::io("open"))?, &entry.xattrs, self.strictness())?;
+        }
+        if kind != FileType::Symlink {
+            // `chmod` would follow a link; this is none, in a directory only we write to.
+            rustix::fs::chmodat(parent, name, Mode::from_raw_mode(entry.mode), AtFlags::empty())
+                .map_err(Fault::io("set the mode of"))?;
+        }
+        rustix::fs::utimensat(parent, name, &self.times(entry), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(Fault::io("set the times of"))
+    }
+}
