@@ -2,15 +2,20 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
+    ops::ControlFlow,
+    path::Path,
     sync::Arc,
     time::SystemTime,
 };
 
 use imagelet_core::{
     image::Digest,
-    runtime::{ImportedImage, RuntimeError, RuntimeErrorKind, StagedTree, Taken},
+    runtime::{ImportedImage, ImportedLayer, RuntimeError, RuntimeErrorKind, StagedTree, Taken},
 };
-use tokio::sync::watch;
+use tokio::{
+    sync::{RwLock, watch},
+    task::JoinError,
+};
 
 use super::{TRIES_MAX, naming::ContentSource};
 use crate::{
@@ -35,6 +40,8 @@ pub(super) struct ImportRun {
     pub(super) chains: Vec<Digest>,
     pub(super) present: usize,
     base: watch::Sender<Base>,
+    /// Held by calls that change what containerd has; the lease ends after them.
+    pub(super) running: RwLock<()>,
 }
 
 /// How far the layers are, from the lowest.
@@ -59,7 +66,7 @@ impl ImportRun {
         Step::ImportLeased.reach();
         let client = containerd.client.under(lease.id());
         let (base, _) = watch::channel(Base::Has(0));
-        let mut run = Self { containerd, client, lease, image, chains, present: 0, base };
+        let mut run = Self { containerd, client, lease, image, chains, present: 0, base, running: RwLock::default() };
         run.present = run.find_base().await?;
         run.base.send_replace(Base::Has(run.present));
         Step::ImportHeld.reach();
@@ -95,6 +102,15 @@ impl ImportRun {
     /// What is below a layer. `None`: it is the lowest.
     fn parent(&self, index: usize) -> Option<&Digest> {
         index.checked_sub(1).and_then(|below| self.chains.get(below))
+    }
+
+    /// The same as containerd writes it.
+    fn parent_name(&self, index: usize) -> String {
+        self.parent(index).map_or_else(String::new, Digest::to_string)
+    }
+
+    fn layer(&self, index: usize) -> Result<&ImportedLayer, RuntimeError> {
+        self.image.layers.get(index).ok_or_else(|| RuntimeError::defect(format!("the image has no layer {index}")))
     }
 
     /// Whether a layer has its snapshot, on the right one.
@@ -148,12 +164,35 @@ impl ImportRun {
         }
     }
 
-    async fn put_layer(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
-        let layer = self.image.layers.get(index).ok_or_else(|| RuntimeError::defect("the image has no such layer"))?;
-        if let Some(blob) = tree.blob.as_ref().filter(|_| self.containerd.keep_blobs) {
-            let unpacked = Labels::from([("containerd.io/uncompressed".to_owned(), layer.diff_id.to_string())]);
-            self.write(ContentSource::Blob(blob), &layer.digest, layer.size, unpacked).await?;
-            Step::ImportBlob.reach();
+    /// Runs calls that change what containerd has to their end, whether or not anything waits for it: a call that is given
+    /// up goes on in containerd, and what it makes after the lease has ended stays until some later collection.
+    pub(super) async fn uninterrupted<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = Result<T, RuntimeError>> + Send + 'static,
+    ) -> Result<T, RuntimeError> {
+        let run = Arc::clone(self);
+        let worked = tokio::spawn(async move {
+            let _running = run.running.read().await;
+            run.check_whole()?;
+            work.await
+        });
+        let broke_off = |error: JoinError| Err(RuntimeError::defect("calls to containerd broke off").caused_by(error));
+        worked.await.unwrap_or_else(broke_off)
+    }
+
+    /// # Errors
+    /// Where the import is given up.
+    pub(super) fn check_whole(&self) -> Result<(), RuntimeError> {
+        if *self.base.borrow() == Base::Broken {
+            return Err(RuntimeError::new(RuntimeErrorKind::Cancelled, "the import is given up"));
+        }
+        Ok(())
+    }
+
+    async fn put_layer(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
+        if let Some(blob) = tree.blob.clone().filter(|_| self.containerd.keep_blobs) {
+            let run = Arc::clone(self);
+            self.uninterrupted(async move { run.write_blob(index, &blob).await }).await?;
         }
         let rebases = self.containerd.rebases && !needs_lower(&tree);
         if !rebases && !self.wait_below(index).await? {
@@ -162,31 +201,62 @@ impl ImportRun {
         if self.count() > index {
             return Ok(Taken::Committed);
         }
-        let (chain, parent) = (self.chain(index)?, self.parent(index));
-        let labels = records::snapshot_labels(chain, parent, &layer.diff_id, self.containerd.labels_layers);
-        let parent = parent.map_or("", Digest::as_str);
-        let Some((key, folders)) = self.prepare(index, if rebases { "" } else { parent }, &labels).await? else {
-            return Ok(if self.hold(index).await? { Taken::Committed } else { Taken::BaseGone });
+        let run = Arc::clone(self);
+        let key = match self.uninterrupted(async move { run.place(index, tree, rebases).await }).await? {
+            ControlFlow::Continue(key) => key,
+            ControlFlow::Break(taken) => return Ok(taken),
         };
-        let take = tokio::task::spawn_blocking(move || folders.take(&tree));
-        take.await.map_err(|error| RuntimeError::defect("the move of a layer broke off").caused_by(error))?.map_err(
-            |error| {
-                let message = format!("cannot move layer `{}` into containerd's snapshot `{chain}`", layer.digest);
-                RuntimeError::new(RuntimeErrorKind::Other, message).caused_by(error)
-            },
-        )?;
-        Step::ImportRenamed.reach();
         if rebases && !self.wait_below(index).await? {
             return Ok(Taken::BaseGone);
         }
-        let commit = CommitSnapshotRequest {
-            snapshotter: OVERLAYFS.to_owned(),
-            name: chain.to_string(),
-            key: key.clone(),
-            labels,
-            parent: if rebases { parent.to_owned() } else { String::new() },
+        let run = Arc::clone(self);
+        self.uninterrupted(async move { run.commit(index, key, rebases).await }).await
+    }
+
+    async fn write_blob(&self, index: usize, blob: &Path) -> Result<(), RuntimeError> {
+        let layer = self.layer(index)?;
+        let unpacked = Labels::from([("containerd.io/uncompressed".to_owned(), layer.diff_id.to_string())]);
+        self.write(ContentSource::Blob(blob), &layer.digest, layer.size, unpacked).await?;
+        Step::ImportBlob.reach();
+        Ok(())
+    }
+
+    /// Moves a layer into a new snapshot, whose name until its commit is returned; or says why there is no need.
+    async fn place(
+        &self,
+        index: usize,
+        tree: StagedTree,
+        rebases: bool,
+    ) -> Result<ControlFlow<Taken, String>, RuntimeError> {
+        let Some((key, folders)) = self.prepare(index, rebases).await? else {
+            let taken = if self.hold(index).await? { Taken::Committed } else { Taken::BaseGone };
+            return Ok(ControlFlow::Break(taken));
         };
-        match self.client.commit(commit).await {
+        let moved = tokio::task::spawn_blocking(move || folders.take(&tree)).await;
+        moved.map_err(|error| RuntimeError::defect("the move of a layer broke off").caused_by(error))?.map_err(
+            |error| match self.layer(index) {
+                Ok(layer) => RuntimeError::other(format!(
+                    "cannot move layer `{}` into containerd's snapshot `{key}`",
+                    layer.digest
+                ))
+                .caused_by(error),
+                Err(defect) => defect,
+            },
+        )?;
+        Step::ImportRenamed.reach();
+        Ok(ControlFlow::Continue(key))
+    }
+
+    /// Makes a layer's snapshot one that others can stand on.
+    async fn commit(&self, index: usize, key: String, rebases: bool) -> Result<Taken, RuntimeError> {
+        let message = CommitSnapshotRequest {
+            snapshotter: OVERLAYFS.to_owned(),
+            name: self.chain(index)?.to_string(),
+            key: key.clone(),
+            labels: self.labels(index)?,
+            parent: if rebases { self.parent_name(index) } else { String::new() },
+        };
+        match self.client.commit(message).await {
             Ok(()) if rebases && !self.is_committed_or_removed(index).await? => return Ok(Taken::BaseGone),
             Ok(()) => {}
             Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {
@@ -199,6 +269,11 @@ impl ImportRun {
         }
         Step::ImportCommitted.reach();
         Ok(Taken::Committed)
+    }
+
+    fn labels(&self, index: usize) -> Result<Labels, RuntimeError> {
+        let (chain, diff_id) = (self.chain(index)?, &self.layer(index)?.diff_id);
+        Ok(records::snapshot_labels(chain, self.parent(index), diff_id, self.containerd.labels_layers))
     }
 
     /// Whether a snapshot stands on the right one. A containerd that ignores the parent at the commit has made an orphan
@@ -214,19 +289,15 @@ impl ImportRun {
     }
 
     /// Prepares a snapshot for a layer. `None`: there is one, or a layer below is gone.
-    async fn prepare(
-        &self,
-        index: usize,
-        parent: &str,
-        labels: &Labels,
-    ) -> Result<Option<(String, SnapshotFolders)>, RuntimeError> {
-        let chain = self.chain(index)?;
+    async fn prepare(&self, index: usize, rebases: bool) -> Result<Option<(String, SnapshotFolders)>, RuntimeError> {
+        let (chain, labels) = (self.chain(index)?, self.labels(index)?);
+        let parent = if rebases { String::new() } else { self.parent_name(index) };
         for _ in 0..TRIES_MAX {
             let key = unpack_key(chain, SystemTime::now());
             let message = PrepareSnapshotRequest {
                 snapshotter: OVERLAYFS.to_owned(),
                 key: key.clone(),
-                parent: parent.to_owned(),
+                parent: parent.clone(),
                 labels: labels.clone(),
             };
             match self.client.prepare(message).await {
@@ -268,7 +339,7 @@ impl ImportRun {
     }
 
     /// Moves a layer into containerd, as soon as all below it are there.
-    pub(super) async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
+    pub(super) async fn take(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
         let mut take = LayerTake { base: &self.base, breaks: Some(Base::Broken) };
         let taken = self.put_layer(index, tree).await?;
         take.breaks = match taken {

@@ -3,16 +3,18 @@
 mod layers;
 mod naming;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use imagelet_core::{
     image::ImageId,
-    runtime::{ImportError, ImportStage, ImportedImage, LayerImport, RuntimeError, StagedTree, Taken},
+    runtime::{
+        ImportError, ImportStage, ImportedImage, LayerImport, RuntimeError, RuntimeErrorKind, StagedTree, Taken,
+    },
 };
-use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 
-use self::{layers::ImportRun, naming::DocumentWrites};
+use self::layers::ImportRun;
 use crate::parts::ContainerdParts;
 
 /// How often something is tried again that another client of containerd's made, or removed, at the same moment.
@@ -22,8 +24,8 @@ const TRIES_MAX: usize = 3;
 #[derive(Debug)]
 pub(crate) struct ContainerdImport {
     run: Arc<ImportRun>,
-    /// Held while the image is named: the lease must not end before that has.
-    documents: Arc<Mutex<DocumentWrites>>,
+    /// The write of the documents, beside that of the layers; taken when the image is named.
+    documents: Mutex<Option<JoinHandle<Result<(), RuntimeError>>>>,
 }
 
 impl ContainerdImport {
@@ -32,12 +34,9 @@ impl ContainerdImport {
         image: Arc<ImportedImage>,
     ) -> Result<Self, RuntimeError> {
         let run = Arc::new(ImportRun::begin(containerd, image).await?);
-        let mut documents = DocumentWrites::new();
-        documents.spawn({
-            let run = Arc::clone(&run);
-            async move { run.write_documents().await }
-        });
-        Ok(Self { run, documents: Arc::new(Mutex::new(documents)) })
+        let (writing, written) = (Arc::clone(&run), Arc::clone(&run));
+        let write = async move { writing.uninterrupted(async move { written.write_documents().await }).await };
+        Ok(Self { run, documents: Mutex::new(Some(tokio::spawn(write))) })
     }
 }
 
@@ -56,25 +55,35 @@ impl LayerImport for ContainerdImport {
     }
 
     async fn finish(&self) -> Result<ImageId, ImportError> {
-        // On its own: an image record that arrives after the end of the lease would name what is collected already. So
-        // what is begun here ends as a whole image, or with an error, even when nothing waits for it any more.
-        let (run, documents) = (Arc::clone(&self.run), Arc::clone(&self.documents));
-        let named = tokio::spawn(async move {
-            let mut documents = documents.lock().await;
-            run.name(&mut documents).await
-        });
-        named.await.unwrap_or_else(|error| {
-            let cause = RuntimeError::defect("the naming of an image broke off").caused_by(error);
-            Err(ImportStage::Recorded.failed(cause))
+        let documents = self.documents.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let broke_off = |error| Err(RuntimeError::defect("the write of documents broke off").caused_by(error));
+        let written = match documents {
+            Some(documents) => documents.await.unwrap_or_else(broke_off),
+            None => Err(RuntimeError::defect("an image is named once")),
+        };
+        written.map_err(|cause| ImportStage::Handover.failed(cause))?;
+        // An image record that arrives after the end of the lease would name what is collected already.
+        let run = Arc::clone(&self.run);
+        let named = self.run.uninterrupted(async move { Ok(run.name().await) });
+        named.await.unwrap_or_else(|cause| {
+            let is_given_up = cause.kind() == RuntimeErrorKind::Cancelled;
+            let stage = if is_given_up { ImportStage::Handover } else { ImportStage::Recorded };
+            Err(stage.failed(cause))
         })
     }
 
     async fn abandon(&self) {
         self.run.break_off();
-        let mut documents = self.documents.lock().await;
-        documents.shutdown().await;
+        let _all_ended = self.run.running.write().await;
         if let Err(error) = self.run.lease.end(true).await {
             tracing::warn!(error = error.chain(), "an import was given up, and its lease could not be ended yet");
         }
+    }
+}
+
+impl Drop for ContainerdImport {
+    fn drop(&mut self) {
+        // Calls that run hold what they work on, and with it the lease.
+        self.run.break_off();
     }
 }

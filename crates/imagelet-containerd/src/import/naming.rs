@@ -6,7 +6,7 @@ use imagelet_core::{
     image::{Digest, ImageId, ImageSpec},
     runtime::{ErrorClass, Fault, Hop, ImportError, ImportStage, RuntimeError, RuntimeErrorKind},
 };
-use tokio::{fs::File, io::AsyncRead, task::JoinSet, time::Instant};
+use tokio::{fs::File, io::AsyncRead, time::Instant};
 
 use super::{TRIES_MAX, layers::ImportRun};
 use crate::{
@@ -21,23 +21,14 @@ const SHOWN_MAX: Duration = Duration::from_secs(5);
 /// The wait between two looks: from this, doubled each time, to that.
 const LOOK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
-/// The write of an image's documents, beside that of its layers; ends when dropped.
-pub(super) type DocumentWrites = JoinSet<Result<(), RuntimeError>>;
-
 impl ImportRun {
-    /// Writes image records, looks until CRI shows the image, and ends the lease; `documents` are the writes under way.
-    pub(super) async fn name(&self, documents: &mut DocumentWrites) -> Result<ImageId, ImportError> {
+    /// Writes image records, looks until CRI shows the image, and ends the lease.
+    pub(super) async fn name(&self) -> Result<ImageId, ImportError> {
         let count = self.count();
         if count < self.chains.len() {
             let why = format!("containerd has {count} of the image's {} layers", self.chains.len());
             return Err(ImportStage::Handover.failed(RuntimeError::defect(why)));
         }
-        let written = match documents.join_next().await {
-            Some(Ok(written)) => written,
-            Some(Err(error)) => Err(RuntimeError::defect("the write of documents broke off").caused_by(error)),
-            None => self.write_documents().await,
-        };
-        written.map_err(|cause| ImportStage::Handover.failed(cause))?;
         self.write_images().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         let id = self.wait_shown().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         Step::ImportShown.reach();
@@ -80,6 +71,7 @@ impl ImportRun {
 
     pub(super) async fn write_documents(&self) -> Result<(), RuntimeError> {
         for labelled in records::documents(&self.image, &self.chains, OVERLAYFS) {
+            self.check_whole()?;
             let document = labelled.document;
             let size = document.bytes.len() as u64;
             self.write(ContentSource::Document(&document.bytes), &document.digest, size, labelled.references).await?;

@@ -205,6 +205,34 @@ async fn a_containerd_that_ignores_the_parent_of_a_commit_keeps_no_orphan() {
 }
 
 #[tokio::test]
+async fn takes_that_nothing_waits_for_leave_nothing_behind_the_lease() {
+    let node = Node::start().await;
+    let containerd = connect(&node, false).await;
+    for round in 0..24 {
+        let import = containerd.begin(image(NAME, "first", &LAYERS)).await.unwrap();
+        let takes = [0, 1, 2].map(|index| {
+            let (import, tree) = (Arc::clone(&import), unpack_whole(&containerd, LAYERS[index]));
+            tokio::spawn(async move { import.take(index, tree).await })
+        });
+        tokio::time::sleep(std::time::Duration::from_micros(500 * round)).await;
+        for take in takes {
+            take.abort();
+            let _ = take.await;
+        }
+        if round % 2 == 0 {
+            import.abandon().await;
+        }
+        drop(import);
+        containerd.released().await;
+        assert_eq!(kept(&node).await, [0; 5], "round {round}");
+        // What no take has moved is the caller's.
+        for entry in fs::read_dir(containerd.staging()).unwrap() {
+            fs::remove_dir_all(entry.unwrap().path()).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_import_whose_naming_is_not_waited_for_is_whole_or_absent() {
     let node = Node::start().await;
     let containerd = connect(&node, false).await;
