@@ -5,9 +5,11 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 use imagelet_containerd::ContainerdClient;
 use imagelet_core::{image::ImageSpec, runtime::ImageService as _};
 use imagelet_cri::RemoteImageService;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
+    fake_registry::FakeRegistry,
     images::{Image, Layer},
     program::Daemon,
     relay::{connect, pull, request},
@@ -20,7 +22,7 @@ struct Node {
     containerd: Containerd,
     daemon: Daemon,
     clients: tokio::runtime::Runtime,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Node {
@@ -36,7 +38,7 @@ impl Node {
         let containerd = setup.start(folder.path());
         let daemon = daemon(folder.path(), &containerd, settings);
         let clients = tokio::runtime::Runtime::new().unwrap();
-        Self { registry, containerd, daemon, clients, _folder: folder }
+        Self { registry, containerd, daemon, clients, folder }
     }
 
     fn client(&self) -> RemoteImageService {
@@ -56,12 +58,14 @@ impl Node {
         self.clients.block_on(RemoteImageService::connect(&endpoint, Duration::from_mins(1))).unwrap()
     }
 
+    fn leases(&self) -> usize {
+        self.clients.block_on(own_api(&self.clients, &self.containerd).leases()).unwrap().len()
+    }
+
     /// Removes all snapshots of containerd, each before those that it stands on.
     fn remove_snapshots(&self) {
-        let endpoint = self.containerd.endpoint();
-        let socket = endpoint.strip_prefix("unix://").unwrap();
+        let client = own_api(&self.clients, &self.containerd);
         self.clients.block_on(async {
-            let client = ContainerdClient::new(Path::new(socket));
             loop {
                 let all = client.snapshots("overlayfs").await.unwrap();
                 let parents: BTreeSet<&str> = all.iter().map(|snapshot| snapshot.parent.as_str()).collect();
@@ -81,6 +85,13 @@ impl Node {
         let text = |key: &str| last[key].as_str().unwrap_or_default().to_owned();
         (text("way"), text("code"))
     }
+}
+
+/// The interface of containerd's own.
+fn own_api(clients: &tokio::runtime::Runtime, containerd: &Containerd) -> ContainerdClient {
+    let _reactor = clients.enter();
+    let endpoint = containerd.endpoint();
+    ContainerdClient::new(Path::new(endpoint.strip_prefix("unix://").unwrap()))
 }
 
 fn daemon(folder: &Path, containerd: &Containerd, settings: &str) -> Daemon {
@@ -179,4 +190,23 @@ fn an_image_whose_layers_are_gone_is_reported_absent_and_comes_back_with_the_nex
         node.pull(&name);
         assert!(status().is_some(), "{release}");
     }
+}
+
+#[test]
+fn a_stop_ends_imports_and_containerd_releases_what_they_held() {
+    let (node, slow) = (Node::start(&ContainerdRelease::installed(), ""), FakeRegistry::start());
+    let image = two_layers("slow");
+    let name = slow.put("slow:v1", &image);
+    let held = slow.hold("slow", &image.layers[1].digest);
+    let client = node.client();
+    let under_way = node.clients.spawn(async move { pull(&client, &request(&name)).await });
+    held.until_asked();
+    wait_until("the import's lease", || node.leases() == 1);
+    let Node { containerd, daemon, clients, folder, .. } = node;
+    assert!(daemon.stop(Signal::TERM).success());
+    let error = clients.block_on(under_way).unwrap().expect_err("the daemon has stopped");
+    let after = own_api(&clients, &containerd);
+    assert_eq!(clients.block_on(after.leases()).unwrap(), [], "{}", error.chain());
+    assert!(clients.block_on(after.snapshots("overlayfs")).unwrap().is_empty(), "nothing is left");
+    drop((held, folder));
 }
