@@ -1,8 +1,14 @@
 //! Imports that end early: by a refusal of registry, disk or sink, by a loss of their base, or because they are given up.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use imagelet_core::runtime::{ImportStage, RuntimeErrorKind, no_progress};
+use imagelet_core::runtime::{ImportStage, LayerState, Progress, PullEvent, RuntimeErrorKind, no_progress};
 
 use crate::{
     fixture::Layer,
@@ -51,6 +57,40 @@ async fn a_refusal_of_the_sink_says_how_far_the_import_came_and_gives_it_up() {
     bed.sink.forget_layers();
     whole(bed.import("a:v1").await);
     assert_eq!(bed.left(), Vec::<String>::new(), "what was left was used");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sink_that_cannot_say_what_another_import_brought_ends_the_import() {
+    let Some(bed) = Bed::new(|_| {}).await else { return };
+    bed.registry.image("a", "v1", &layers());
+    bed.registry.image("b", "v1", &[&layers()[..], &[Layer::new().file("own", b"own").gzip()]].concat());
+    bed.sink.stall(Some("take 0"));
+    let importing = |name: &str, progress: Progress| {
+        let (importer, name) = (Arc::clone(&bed.importer), bed.registry.name(name));
+        tokio::spawn(async move { import(&importer, &name, progress).await })
+    };
+    let first = importing("a:v1", no_progress());
+    bed.sink.called("take 0").await;
+    let own_is_done = Arc::new(AtomicBool::new(false));
+    let progress: Progress = Arc::new({
+        let own_is_done = Arc::clone(&own_is_done);
+        move |event| {
+            if matches!(event, PullEvent::Layer { state: LayerState::Done, .. }) {
+                own_is_done.store(true, Ordering::SeqCst);
+            }
+        }
+    });
+    let second = importing("b:v1", progress);
+    // All its layers have asked for their turn before the first one came.
+    until(|| own_is_done.load(Ordering::SeqCst)).await;
+    bed.sink.fail("holds 0");
+    bed.sink.take_log();
+    first.abort();
+    assert!(first.await.expect_err("it was given up").is_cancelled());
+    let error = second.await.expect("no panic").expect_err("the sink fails");
+    assert_eq!(error.stage, ImportStage::Handover);
+    assert!(error.cause.chain().contains("holds 0"), "{}", error.cause.chain());
+    assert_eq!(ends(&bed.sink.take_log()).last(), Some(&"abandon"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
