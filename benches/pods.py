@@ -19,8 +19,9 @@ def podstart(bench):
     for turn in range((bench.pairs or 5) + 1):
         for who, found in runs.items():
             with bench.started(who, DISK_BYTES) as candidate:
-                # Every node has the sandbox image.
-                candidate.ask(lambda connection: connection.pull(bench.pause))
+                # Every node has the sandbox image, by the runtime's own pull.
+                with cri.Connection(candidate.pods) as runtime:
+                    runtime.pull(bench.pause)
                 candidate.settle()
                 seconds = start(candidate, name)
             bench.tell(f"podstart {turn} {who}: " + ", ".join(f"{key} {value:.3f} s" for key, value in seconds.items()))
