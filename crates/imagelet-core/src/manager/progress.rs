@@ -164,6 +164,7 @@ impl fmt::Debug for Broadcast {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::ForwardReason;
 
     #[test]
     fn a_late_joiner_is_told_where_the_pull_stands() {
@@ -192,5 +193,25 @@ mod tests {
         assert_eq!(broadcast.listeners(), 0);
         sink(PullEvent::Layer { digest: layer, state: LayerState::Done });
         assert_eq!(broadcast.fetched(), Some(ByteSize(9)));
+    }
+
+    #[test]
+    fn a_forward_forgets_what_the_import_before_it_reported() {
+        let (broadcast, layer) = (Broadcast::default(), Digest::of(b"layer"));
+        let (imported, forwarded) = (PullWay::Imported, PullWay::Forwarded(ForwardReason::SwitchedOff));
+        let sink = broadcast.sink();
+        sink(PullEvent::Way(imported.clone()));
+        sink(PullEvent::Resolved { manifest: Digest::of(b"m"), layers: vec![(layer.clone(), ByteSize(9))] });
+        sink(PullEvent::Layer { digest: layer, state: LayerState::Done });
+        assert_eq!((broadcast.way(), broadcast.fetched()), (Some(imported), Some(ByteSize(9))));
+        sink(PullEvent::Way(forwarded.clone()));
+        assert_eq!((broadcast.way(), broadcast.fetched()), (Some(forwarded.clone()), None));
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let progress: Progress = {
+            let heard = Arc::clone(&heard);
+            Arc::new(move |event| heard.lock().unwrap().push(event))
+        };
+        let _listening = broadcast.listen(&progress);
+        assert_eq!(*heard.lock().unwrap(), [PullEvent::Way(forwarded)], "as a late joiner hears it");
     }
 }
