@@ -5,4 +5,5 @@ mod cri;
 mod import;
 mod node;
 mod recorded;
+mod sizes;
 mod staged;
