@@ -17,6 +17,8 @@ use crate::{images::Image, testbed::wait_until};
 
 /// Bytes written between two pauses of a slow answer.
 const SLICE: usize = 64 << 10;
+/// The first byte of a connection with TLS.
+const TLS_HANDSHAKE: u8 = 0x16;
 
 /// What is served at one path.
 #[derive(Clone, Debug)]
@@ -111,6 +113,19 @@ impl FakeRegistry {
         self.name(name)
     }
 
+    /// Serves an index of images under one name; the first is the one for this machine.
+    pub(crate) fn put_index(&self, name: &str, image: &Image, others: &[(&Image, &str)]) -> String {
+        let (repository, tag) = name.rsplit_once(':').expect("a name with a tag");
+        for one in others.iter().map(|(other, _)| *other).chain([image]) {
+            self.put(name, one);
+        }
+        let index = image.index(others);
+        for one in [tag, &index.digest] {
+            self.answer(&format!("/v2/{repository}/manifests/{one}"), Answer::ok(&index.media_type, &index.bytes));
+        }
+        self.name(name)
+    }
+
     /// `address/name`.
     pub(crate) fn name(&self, name: &str) -> String {
         format!("{}/{name}", self.address)
@@ -195,6 +210,11 @@ impl Drop for Serving {
 
 fn serve(stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream);
+    if reader.fill_buf()?.first() == Some(&TLS_HANDSHAKE) {
+        // As servers of plain HTTP do: a client that may do so tries again without TLS.
+        let mut stream = stream;
+        return stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\nThis is no HTTPS server.\n");
+    }
     loop {
         let Some((method, path, range)) = read_request(&mut reader)? else { return Ok(()) };
         let answer = {

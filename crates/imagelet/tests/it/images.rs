@@ -7,6 +7,10 @@ use imagelet_core::image::Digest;
 pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 
+const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// Bytes that an archive's header has for a name.
+const NAME_BYTES: usize = 100;
+
 /// How a layer is packed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Compression {
@@ -24,6 +28,11 @@ pub(crate) enum Kind {
     Hardlink(String),
     /// The device that takes everything, 1:3.
     NullDevice,
+    /// A device of blocks, with its numbers.
+    BlockDevice(u32, u32),
+    Fifo,
+    /// A file of this size that is zero but for these pieces; the archive has only them.
+    Sparse(u64, Vec<(u64, Vec<u8>)>),
     /// Hides the lower layers' file of this path.
     Whiteout,
     /// Hides everything the lower layers have below this directory.
@@ -38,6 +47,8 @@ pub(crate) struct Entry {
     pub(crate) mode: u32,
     pub(crate) owner: (u64, u64),
     pub(crate) mtime: u64,
+    /// What the time has beside whole seconds.
+    pub(crate) nanoseconds: u32,
     pub(crate) xattrs: Vec<(String, Vec<u8>)>,
 }
 
@@ -84,6 +95,19 @@ impl Layer {
         self.entry(path, Kind::NullDevice, 0o666)
     }
 
+    pub(crate) fn block_device(self, path: &str, major: u32, minor: u32) -> Self {
+        self.entry(path, Kind::BlockDevice(major, minor), 0o660)
+    }
+
+    pub(crate) fn fifo(self, path: &str) -> Self {
+        self.entry(path, Kind::Fifo, 0o622)
+    }
+
+    pub(crate) fn sparse(self, path: &str, size: u64, pieces: &[(u64, &[u8])]) -> Self {
+        let pieces = pieces.iter().map(|(at, bytes)| (*at, bytes.to_vec())).collect();
+        self.entry(path, Kind::Sparse(size, pieces), 0o644)
+    }
+
     pub(crate) fn whiteout(self, path: &str) -> Self {
         self.entry(path, Kind::Whiteout, 0o644)
     }
@@ -95,6 +119,12 @@ impl Layer {
     /// Gives the last entry an owner.
     pub(crate) fn owned_by(mut self, user: u64, group: u64) -> Self {
         self.last().owner = (user, group);
+        self
+    }
+
+    /// Gives the last entry a time.
+    pub(crate) fn modified(mut self, seconds: u64, nanoseconds: u32) -> Self {
+        (self.last().mtime, self.last().nanoseconds) = (seconds, nanoseconds);
         self
     }
 
@@ -110,7 +140,8 @@ impl Layer {
 
     fn entry(mut self, path: &str, kind: Kind, mode: u32) -> Self {
         let mtime = 1_700_000_000 + self.entries.len() as u64;
-        self.entries.push(Entry { path: path.to_owned(), kind, mode, owner: (0, 0), mtime, xattrs: Vec::new() });
+        let path = path.to_owned();
+        self.entries.push(Entry { path, kind, mode, owner: (0, 0), mtime, nanoseconds: 0, xattrs: Vec::new() });
         self
     }
 
@@ -146,11 +177,6 @@ impl Layer {
 }
 
 fn append(builder: &mut tar::Builder<Vec<u8>>, entry: &Entry) {
-    if !entry.xattrs.is_empty() {
-        let records: Vec<(String, &[u8])> =
-            entry.xattrs.iter().map(|(name, value)| (format!("SCHILY.xattr.{name}"), value.as_slice())).collect();
-        builder.append_pax_extensions(records.iter().map(|(name, value)| (name.as_str(), *value))).unwrap();
-    }
     let mut header = tar::Header::new_gnu();
     header.set_mode(entry.mode);
     header.set_uid(entry.owner.0);
@@ -160,26 +186,41 @@ fn append(builder: &mut tar::Builder<Vec<u8>>, entry: &Entry) {
         .path
         .rsplit_once('/')
         .map_or((String::new(), entry.path.as_str()), |(folder, name)| (format!("{folder}/"), name));
+    let stored = stored(&entry.kind);
     let (path, content): (String, &[u8]) = match &entry.kind {
         Kind::Directory => (format!("{}/", entry.path), &[]),
         Kind::Whiteout => (format!("{folder}.wh.{name}"), &[]),
         Kind::Opaque => (format!("{}/.wh..wh..opq", entry.path), &[]),
         Kind::File(content) => (entry.path.clone(), content),
-        Kind::Symlink(_) | Kind::Hardlink(_) | Kind::NullDevice => (entry.path.clone(), &[]),
+        Kind::Sparse(..) => (entry.path.clone(), &stored),
+        Kind::Symlink(_) | Kind::Hardlink(_) | Kind::NullDevice | Kind::BlockDevice(..) | Kind::Fifo => {
+            (entry.path.clone(), &[])
+        }
     };
+    let records = records(entry, &path);
+    if !records.is_empty() {
+        builder.append_pax_extensions(records.iter().map(|(name, value)| (name.as_str(), value.as_slice()))).unwrap();
+    }
     header.set_entry_type(match &entry.kind {
         Kind::Directory => tar::EntryType::Directory,
         Kind::Symlink(_) => tar::EntryType::Symlink,
         Kind::Hardlink(_) => tar::EntryType::Link,
         Kind::NullDevice => tar::EntryType::Char,
-        Kind::File(_) | Kind::Whiteout | Kind::Opaque => tar::EntryType::Regular,
+        Kind::BlockDevice(..) => tar::EntryType::Block,
+        Kind::Fifo => tar::EntryType::Fifo,
+        Kind::File(_) | Kind::Sparse(..) | Kind::Whiteout | Kind::Opaque => tar::EntryType::Regular,
     });
     if let Kind::Symlink(target) | Kind::Hardlink(target) = &entry.kind {
         write_name(&mut header.as_gnu_mut().unwrap().linkname, target);
     }
-    if matches!(entry.kind, Kind::NullDevice) {
-        header.set_device_major(1).unwrap();
-        header.set_device_minor(3).unwrap();
+    let device = match entry.kind {
+        Kind::NullDevice => Some((1, 3)),
+        Kind::BlockDevice(major, minor) => Some((major, minor)),
+        _ => None,
+    };
+    if let Some((major, minor)) = device {
+        header.set_device_major(major).unwrap();
+        header.set_device_minor(minor).unwrap();
     }
     // Not `set_path`: hostile names must reach the archive as they are.
     write_name(&mut header.as_gnu_mut().unwrap().name, &path);
@@ -188,9 +229,48 @@ fn append(builder: &mut tar::Builder<Vec<u8>>, entry: &Entry) {
     builder.append(&header, content).unwrap();
 }
 
+/// Where a name does not fit, a record has the whole of it.
 fn write_name(field: &mut [u8], name: &str) {
-    assert!(name.len() < field.len(), "test names are short: {name}");
-    field[..name.len()].copy_from_slice(name.as_bytes());
+    let length = name.len().min(field.len() - 1);
+    field[..length].copy_from_slice(&name.as_bytes()[..length]);
+}
+
+/// What the archive's header has no room for.
+fn records(entry: &Entry, path: &str) -> Vec<(String, Vec<u8>)> {
+    let xattrs = entry.xattrs.iter().map(|(name, value)| (format!("SCHILY.xattr.{name}"), value.clone()));
+    let mut records: Vec<(String, Vec<u8>)> = xattrs.collect();
+    let mut record = |name: &str, value: String| records.push((name.to_owned(), value.into_bytes()));
+    if entry.nanoseconds != 0 {
+        record("mtime", format!("{}.{:09}", entry.mtime, entry.nanoseconds));
+    }
+    if let Kind::Sparse(size, _) = entry.kind {
+        record("GNU.sparse.major", "1".into());
+        record("GNU.sparse.minor", "0".into());
+        record("GNU.sparse.name", path.into());
+        record("GNU.sparse.realsize", size.to_string());
+    } else if path.len() >= NAME_BYTES {
+        record("path", path.into());
+    }
+    if let Kind::Symlink(target) | Kind::Hardlink(target) = &entry.kind
+        && target.len() >= NAME_BYTES
+    {
+        record("linkpath", target.clone());
+    }
+    records
+}
+
+/// A sparse file as GNU's format 1.0 has it: the map in numbers, then the pieces.
+fn stored(kind: &Kind) -> Vec<u8> {
+    let Kind::Sparse(size, pieces) = kind else { return Vec::new() };
+    // An empty piece at the end says how long the file is.
+    let ranges = pieces.iter().map(|(at, bytes)| (*at, bytes.len())).chain([(*size, 0)]);
+    let ranges: Vec<String> = ranges.map(|(at, length)| format!("{at}\n{length}\n")).collect();
+    let mut stored = format!("{}\n{}", ranges.len(), ranges.concat()).into_bytes();
+    stored.resize(stored.len().next_multiple_of(512), 0);
+    for (_, bytes) in pieces {
+        stored.extend(bytes);
+    }
+    stored
 }
 
 /// Bytes with their digest and media type.
@@ -228,6 +308,19 @@ impl Image {
     /// As Docker writes it; its layers are gzip.
     pub(crate) fn docker(layers: &[Layer]) -> Self {
         Self::build(layers, DOCKER_MANIFEST, "application/vnd.docker.container.image.v1+json")
+    }
+
+    /// An index of images: one for this machine, and the others for machines of these kinds.
+    pub(crate) fn index(&self, others: &[(&Image, &str)]) -> Blob {
+        let images = std::iter::once((self, architecture())).chain(others.iter().copied());
+        let entries = images.map(|(image, architecture)| {
+            let mut entry = image.manifest.descriptor();
+            entry["platform"] = serde_json::json!({ "architecture": architecture, "os": "linux" });
+            entry
+        });
+        let manifests: Vec<_> = entries.collect();
+        let index = serde_json::json!({ "schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": manifests });
+        Blob::new(serde_json::to_vec(&index).unwrap(), OCI_INDEX)
     }
 
     /// One file `/marker` with this text and `/payload` of this many incompressible bytes.

@@ -17,6 +17,7 @@ mod fake_registry;
 mod faults;
 mod half_requests;
 mod images;
+mod import;
 mod keep;
 mod kubelet_way;
 mod leases;

@@ -159,7 +159,8 @@ impl Daemon {
         Self::spawn_with(folder, arguments, &[])
     }
 
-    fn spawn_with<S: AsRef<OsStr>>(
+    /// Starts it with variables of the environment and does not wait.
+    pub(crate) fn spawn_with<S: AsRef<OsStr>>(
         folder: &Path,
         arguments: impl IntoIterator<Item = S>,
         environment: &[(&str, &str)],

@@ -296,7 +296,8 @@ impl Drop for Disk {
     }
 }
 
-fn run(command: &mut Command, package: &str) {
+/// Runs a program of this package, which has to succeed.
+pub(crate) fn run(command: &mut Command, package: &str) {
     let name = command.get_program().to_string_lossy().into_owned();
     command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     let output = command

@@ -84,7 +84,15 @@ fn insert(tree: &mut Tree, entry: &Entry) {
             tree.insert(entry.path.clone(), node);
             return;
         }
-        Kind::NullDevice => Content::Special,
+        Kind::Sparse(size, pieces) => {
+            let mut bytes = vec![0; usize::try_from(*size).unwrap()];
+            for (at, piece) in pieces {
+                let at = usize::try_from(*at).unwrap();
+                bytes[at..at + piece.len()].copy_from_slice(piece);
+            }
+            Content::File(bytes)
+        }
+        Kind::NullDevice | Kind::BlockDevice(..) | Kind::Fifo => Content::Special,
         Kind::Whiteout | Kind::Opaque => return,
     };
     if content != Content::Directory {

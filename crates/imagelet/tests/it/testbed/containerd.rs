@@ -91,6 +91,11 @@ impl ContainerdSetup {
         Self { release: release.clone(), pause: pause.to_owned(), settings: String::new() }
     }
 
+    /// With another snapshotter.
+    pub(crate) fn snapshotter(self, name: &str) -> Self {
+        self.settings(&format!("[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  snapshotter = \"{name}\"\n"))
+    }
+
     /// With these tables of the configuration, in the form of version 2.
     pub(crate) fn settings(mut self, tables: &str) -> Self {
         self.settings.push_str(tables);
@@ -120,7 +125,7 @@ state = "{root}/state"
         );
         fs::write(folder.path().join("config.toml"), config).unwrap();
         let part = run(&self.release, folder.path());
-        Containerd { part, folder }
+        Containerd { part, release: self.release, folder }
     }
 }
 
@@ -141,6 +146,7 @@ fn run(release: &ContainerdRelease, folder: &Path) -> Part {
 #[derive(Debug)]
 pub(crate) struct Containerd {
     part: Part,
+    release: ContainerdRelease,
     folder: tempfile::TempDir,
 }
 
@@ -164,6 +170,16 @@ impl Containerd {
     /// Ends it the hard way.
     pub(crate) fn kill(&mut self) {
         self.part.kill();
+    }
+
+    /// Starts it again over what it left, after [`Self::kill`].
+    pub(crate) fn restart(&mut self) {
+        self.part = run(&self.release, self.folder.path());
+    }
+
+    /// The folder of its images and snapshots.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.folder.path().join("root")
     }
 
     /// Its socket as imagelet wants it.

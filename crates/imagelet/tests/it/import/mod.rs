@@ -1,0 +1,10 @@
+//! Native import into real containerds: what imagelet puts there is what containerd's own pull would have put.
+
+mod crash;
+mod dump;
+mod equality;
+mod mounted;
+mod node;
+mod races;
+mod refusals;
+mod samples;
