@@ -34,13 +34,15 @@ pub(super) const DEFAULT: &str = "";
 pub(super) struct Node {
     pub(super) containerd: Containerd,
     pub(super) folder: tempfile::TempDir,
+    /// A containerd that was killed leaves what it was writing, after its own pulls as after imports.
+    pub(super) was_killed: bool,
 }
 
 impl Node {
     /// A containerd of this version; its pods take this pause image.
     pub(super) fn start(release: &ContainerdRelease, pause: &str) -> Self {
         let folder = scratch();
-        Self { containerd: ContainerdSetup::new(release, pause).start(folder.path()), folder }
+        Self { containerd: ContainerdSetup::new(release, pause).start(folder.path()), folder, was_killed: false }
     }
 
     /// imagelet before it, with these settings.
@@ -82,6 +84,7 @@ impl Node {
     pub(super) fn restart(&mut self) {
         self.containerd.kill();
         self.containerd.restart();
+        self.was_killed = true;
         let endpoint: Endpoint = self.containerd.endpoint().parse().unwrap();
         // Its socket is there before CRI is.
         wait_until("CRI after a restart", || in_runtime(RemoteImageService::connect(&endpoint, CALL_MAX)).is_ok());
@@ -167,11 +170,13 @@ impl Node {
     /// Folders of snapshots, files of blobs, and what is staged.
     fn files(&self) -> Vec<PathBuf> {
         let root = self.containerd.root();
-        let places = [
+        let mut places = vec![
             root.join(format!("io.containerd.snapshotter.v1.{SNAPSHOTTER}/snapshots")),
             root.join("io.containerd.content.v1.content/blobs/sha256"),
-            root.join("io.containerd.content.v1.content/ingest"),
         ];
+        if !self.was_killed {
+            places.push(root.join("io.containerd.content.v1.content/ingest"));
+        }
         let staged = ["layers", "tmp", "images", "trash"].map(|name| self.staging().join(name));
         let entries = places.iter().chain(&staged).flat_map(|place| std::fs::read_dir(place).into_iter().flatten());
         entries.map(|entry| entry.unwrap().path()).collect()

@@ -38,7 +38,7 @@ fn over_another_snapshotter_containerd_pulls_itself() {
     for release in ContainerdRelease::all() {
         let folder = scratch();
         let containerd = ContainerdSetup::new(&release, "unused:v1").snapshotter("native").start(folder.path());
-        let node = Node { containerd, folder };
+        let node = Node { containerd, folder, was_killed: false };
         in_runtime(forwards(&node, &name, &image, "native", "native"));
         assert!(!node.staging().exists(), "{release}: nothing is staged where nothing is imported");
     }
@@ -144,7 +144,7 @@ fn an_image_for_which_the_disk_has_no_room_is_refused_and_leaves_nothing() {
         in_runtime(async {
             let (disk, folder) = (Disk::new(DISK), scratch());
             let containerd = ContainerdSetup::new(&release, "unused:v1").start(disk.path());
-            let node = Node { containerd, folder };
+            let node = Node { containerd, folder, was_killed: false };
             let daemon = node.daemon(DEFAULT);
             for name in &names[1..] {
                 let asked = registry.requests().len();
