@@ -134,9 +134,17 @@ pub(super) fn new_folder(folder: &Path, id: &ImageId, target: &Path) -> io::Resu
     let digest: Digest = id.as_str().parse().map_err(|_error| io::ErrorKind::InvalidInput)?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let unique = Digest::of(format!("{} {} {}", std::process::id(), now.as_nanos(), target.display()).as_bytes());
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    make_folder(folder, Path::new(VOLATILE_MOUNTS))?;
     let serial = unique.hex().get(..SERIAL_LENGTH).unwrap_or_default();
     Ok(OverlayFolder::at(folder.join(format!("{}{serial}", digest.hex()))))
+}
+
+/// Makes the folder of a store's mounts. `volatile` lies beside the daemon's socket, whose folder other users pass through.
+fn make_folder(folder: &Path, volatile: &Path) -> io::Result<()> {
+    if let Some(shared) = volatile.parent().filter(|_| folder.starts_with(volatile)) {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(shared)?;
+    }
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 /// The source of a mount over this folder.
@@ -250,6 +258,18 @@ mod tests {
         assert_eq!(old(r#"{"image":"#).image(), None);
         assert!(old(OLD).is_of_old_version());
         assert_eq!(old(OLD).source(), "imagelet");
+    }
+
+    #[test]
+    fn a_mount_before_the_first_daemon_leaves_the_folder_of_its_socket_open_to_other_users() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let run = tempfile::tempdir().unwrap();
+        let at = |path: &str| run.path().join(path);
+        let mode = |path: &str| fs::metadata(at(path)).unwrap().permissions().mode() & 0o777;
+        make_folder(&at("imagelet/mounts/store"), &at("imagelet/mounts")).unwrap();
+        assert_eq!((mode("imagelet"), mode("imagelet/mounts"), mode("imagelet/mounts/store")), (0o755, 0o700, 0o700));
+        make_folder(&at("store/mounts"), &at("imagelet/mounts")).unwrap();
+        assert_eq!((mode("store"), mode("store/mounts")), (0o700, 0o700));
     }
 
     #[test]
