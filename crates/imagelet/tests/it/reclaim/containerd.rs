@@ -47,7 +47,11 @@ impl Beside {
         let settings = format!("[{table}]\n  snapshotter = \"{snapshotter}\"\n");
         let containerd = ContainerdSetup::new(release, &pause).settings(&settings).start(disk.path());
         let config = folder.path().join("config.yaml");
-        std::fs::write(&config, "imageMinimumGCAge: 1ms\ngc: {enabled: false, leaseFor: 0s}\n").unwrap();
+        // A pull that was not imported would be no other case than containerd's own.
+        let import = if snapshotter == "overlayfs" { "require" } else { "auto" };
+        let settings =
+            format!("imageMinimumGCAge: 1ms\ngc: {{enabled: false, leaseFor: 0s}}\nruntimeImport: {import}\n");
+        std::fs::write(&config, settings).unwrap();
         let arguments = ["--runtime-endpoint", &containerd.endpoint(), "--config", config.to_str().unwrap()];
         let daemon = Daemon::start(folder.path(), arguments);
         Self { daemon, containerd, registry, folder, snapshotter, _disk: disk }
