@@ -157,7 +157,7 @@ impl ContainerdClient {
             .await
     }
 
-    /// Describes a snapshot. `None`: there is none of this name.
+    /// Describes a snapshot. `None`: containerd has no snapshot of this name.
     pub async fn snapshot(&self, snapshotter: &str, key: &str) -> Result<Option<snapshots::Info>, ContainerdError> {
         let message = snapshots::StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
         let found = self.connection.call(("Snapshots.Stat", key), CALL_MAX, message, async |request| {
@@ -212,7 +212,7 @@ impl ContainerdClient {
     }
 
     /// What a snapshot occupies, without its parents: read from the database for a committed one, a walk for others.
-    /// `None`: there is none of this name.
+    /// `None`: containerd has no snapshot of this name.
     pub async fn usage(
         &self,
         snapshotter: &str,
@@ -225,7 +225,7 @@ impl ContainerdClient {
         present(used.await)
     }
 
-    /// Describes a blob. `None`: there is none of this digest in the namespace.
+    /// Describes a blob. `None`: the namespace has no blob of this digest.
     pub async fn content(&self, digest: &str) -> Result<Option<content::Info>, ContainerdError> {
         let message = content::InfoRequest { digest: digest.to_owned() };
         let found = self
@@ -295,7 +295,7 @@ impl ContainerdClient {
         }
     }
 
-    /// Describes an image record. `None`: there is none of this name.
+    /// Describes an image record. `None`: containerd has no record of this name.
     pub async fn image(&self, name: &str) -> Result<Option<images::Image>, ContainerdError> {
         let message = images::GetImageRequest { name: name.to_owned() };
         let found = self

@@ -86,7 +86,7 @@ impl Connection {
         F: Future<Output = Result<A, Status>>,
     {
         let mut request = Request::new(message);
-        // The peer is told, so that it stops working for a call that has ended.
+        // The peer receives the deadline and stops working for a call that has ended.
         request.set_timeout(deadline);
         request.metadata_mut().insert("containerd-namespace", self.namespace.clone());
         if let Some(lease) = &self.lease {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use imagelet_core::{
     image::{Digest, Reference},
-    runtime::{ImportedDocument, ImportedImage, chain_id},
+    runtime::{ImportedDocument, ImportedImage},
 };
 
 use crate::v1::containerd::{services::images::v1::Image, types::Descriptor};
@@ -93,12 +93,6 @@ pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
     names.map(record).collect()
 }
 
-/// The names of an image's snapshots: each stands for a layer with all below it.
-pub(crate) fn chains(image: &ImportedImage) -> Vec<Digest> {
-    let diff_ids: Vec<Digest> = image.layers.iter().map(|layer| layer.diff_id.clone()).collect();
-    (1..=diff_ids.len()).filter_map(|count| chain_id(&diff_ids[..count])).collect()
-}
-
 /// The labels of a snapshot, as this version of containerd writes them.
 pub(crate) fn snapshot_labels(
     chain: &Digest,
@@ -166,7 +160,7 @@ mod tests {
     #[test]
     fn documents_refer_to_all_that_an_image_is_made_of() {
         let image = image("reg.test/app:v1", true);
-        let chains = chains(&image);
+        let chains = image.chains();
         assert_eq!(chains[0], digest("one"));
         assert_eq!(chains[1], Digest::of(format!("{} {}", digest("one"), digest("two")).as_bytes()));
         let documents = documents(&image, &chains, "overlayfs");
@@ -193,7 +187,7 @@ mod tests {
     #[test]
     fn a_manifest_that_no_index_lists_is_written_once() {
         let image = image("reg.test/app:v1", false);
-        assert_eq!(documents(&image, &chains(&image), "overlayfs").len(), 2);
+        assert_eq!(documents(&image, &image.chains(), "overlayfs").len(), 2);
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl ImportRun {
         containerd: Arc<ContainerdParts>,
         image: Arc<ImportedImage>,
     ) -> Result<Self, RuntimeError> {
-        let chains = records::chains(&image);
+        let chains = image.chains();
         let lease = ImportLease::new(Arc::clone(&containerd));
         lease.make().await?;
         Step::ImportLeased.reach();

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::PathB
 use imagelet_containerd::{Containerd, ContainerdConfig, ImportObstacle, LeaseId};
 use imagelet_core::{
     image::{Digest, ImageSpec},
-    runtime::{ImageService as _, ImportStage, ImportedImage, LayerImport, LayerSink as _, Taken, chain_id},
+    runtime::{ImageService as _, ImportStage, ImportedImage, LayerImport, LayerSink as _, Taken},
 };
 
 use crate::{
@@ -69,8 +69,7 @@ async fn kept(node: &Node) -> [usize; 5] {
 }
 
 fn chains(image: &ImportedImage) -> Vec<String> {
-    let diff_ids: Vec<Digest> = image.layers.iter().map(|layer| layer.diff_id.clone()).collect();
-    (1..=diff_ids.len()).map(|count| chain_id(&diff_ids[..count]).unwrap().to_string()).collect()
+    image.chains().iter().map(ToString::to_string).collect()
 }
 
 /// The folder of a layer, found by its file.

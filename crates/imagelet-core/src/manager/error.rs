@@ -7,7 +7,7 @@ use crate::{
     credentials::KeyringError,
     image::{ReferenceError, shown_name},
     records::RecordsError,
-    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind, error_chain},
 };
 
 /// Why an image is not there. [`EnsureError::reason`] is the word that pod status shows.
@@ -160,11 +160,11 @@ impl EnsureError {
                 format!("Container image {} is not present with pull policy of Never", quoted(image))
             }
             Self::Credentials { raw: Some(raw), .. } => raw.clone(),
-            Self::Credentials { source, .. } => chain(source),
+            Self::Credentials { source, .. } => error_chain(source),
             Self::Intent { image, source, compatibility } => format!(
                 "Failed to record image pull intent for container image {}: {}",
                 quoted(image),
-                if compatibility.is_kubelet() { raw_intent_text(source) } else { chain(source) }
+                if compatibility.is_kubelet() { raw_intent_text(source) } else { error_chain(source) }
             ),
             Self::HeldBack { image, failure } if failure.is_empty() => {
                 format!("Back-off pulling image {}", quoted(image))
@@ -236,8 +236,8 @@ impl EnsureError {
                 format!("failed to parse image reference {}: {source}", quoted(&shown_name(&image))),
             ),
             Self::NeverPull { .. } => refused(RuntimeErrorKind::NotFound, self.to_string()),
-            Self::Credentials { .. } => refused(RuntimeErrorKind::Other, chain(&self)),
-            Self::Intent { .. } | Self::HeldBack { .. } => refused(RuntimeErrorKind::Unavailable, chain(&self)),
+            Self::Credentials { .. } => refused(RuntimeErrorKind::Other, error_chain(&self)),
+            Self::Intent { .. } | Self::HeldBack { .. } => refused(RuntimeErrorKind::Unavailable, error_chain(&self)),
         }
     }
 
@@ -264,17 +264,6 @@ fn raw_intent_text(source: &RecordsError) -> String {
 /// What follows the word a text begins with; the whole text where it does not.
 fn rest(text: &str, word: &str) -> String {
     text.strip_prefix(word).map_or_else(|| format!(": {text}"), str::to_owned)
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

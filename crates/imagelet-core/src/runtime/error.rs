@@ -141,15 +141,20 @@ impl RuntimeError {
 
     /// The message and all its causes in one line, for wires and logs that carry one text.
     pub fn chain(&self) -> String {
-        let mut text = self.message.clone();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        text
+        error_chain(self)
     }
+}
+
+/// The message of an error and those of all its causes in one line.
+pub fn error_chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
 }
 
 impl fmt::Display for RuntimeError {

@@ -20,8 +20,8 @@ mod usage;
 
 pub use beside::ContainersBeside;
 pub use container::{Container, ContainerService, ContainerState, NoContainers, Sandbox, SandboxImage};
-pub use details::{ImageDetails, JsonText, LayerDetails, chain_id};
-pub use error::{RuntimeError, RuntimeErrorKind};
+pub use details::{ImageDetails, JsonText, LayerDetails, chain_ids};
+pub use error::{RuntimeError, RuntimeErrorKind, error_chain};
 pub use estimate::PullEstimate;
 pub use fault::{ErrorClass, Fault, Hop};
 pub use image_service::{

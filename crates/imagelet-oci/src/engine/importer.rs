@@ -170,7 +170,8 @@ impl EngineImporter {
                     .collect(),
                 index_entries: index_entries(&resolved)?,
             };
-            Ok((Arc::new(image), chains(&read.diff_ids)))
+            let chains = image.chains();
+            Ok((Arc::new(image), chains))
         };
         match read.await {
             Ok((image, chains)) => Ok(Described { resolved, image, chains, tenant: tenant(request) }),
@@ -389,19 +390,6 @@ fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     let largest = order.iter().copied().max_by_key(|index| (layers[*index].size, Reverse(*index)));
     order.sort_by_key(|index| (Some(*index) != largest, *index));
     order
-}
-
-/// A chain id names a layer by its content and by all below it (OCI image specification).
-fn chains(diff_ids: &[Digest]) -> Vec<Digest> {
-    let mut chains: Vec<Digest> = Vec::with_capacity(diff_ids.len());
-    for diff_id in diff_ids {
-        let chain = match chains.last() {
-            None => diff_id.clone(),
-            Some(below) => Digest::of(format!("{below} {diff_id}").as_bytes()),
-        };
-        chains.push(chain);
-    }
-    chains
 }
 
 /// All manifests that the index lists; empty where the reference names none.

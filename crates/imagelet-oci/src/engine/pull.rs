@@ -181,7 +181,7 @@ impl Engine {
         let committed = blocking(move || {
             let committed = store.commit(new, &staged, &view);
             drop(lease);
-            // Layers that were already in their place when the commit failed belong to nobody.
+            // Layers that were already in their place when the commit failed have no image.
             if committed.is_err()
                 && let Err(error) = store.sweep()
             {

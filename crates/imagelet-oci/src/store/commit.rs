@@ -75,7 +75,7 @@ impl StagedLayer {
         self
     }
 
-    /// Its folder, record and blob, for whoever keeps it from now on.
+    /// Its folder, record and blob, for the owner from now on.
     pub(super) fn into_parts(mut self) -> (PathBuf, LayerRecord, Arc<SyncView>, Option<StagedBlob>) {
         let folder = self.folder().take().expect("a layer that is not in the store has its folder");
         (folder, self.record.clone(), Arc::clone(&self.view), self.blob.take())

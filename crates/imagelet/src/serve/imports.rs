@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use imagelet_containerd::{Containerd, ContainerdConfig, ImportObstacle};
 use imagelet_core::runtime::{
     ForwardReason, ImageService, ImportSite, MakeRoom, OpenedSite, RegistrySettings, RuntimeError, RuntimeFacts,
-    SnapshotterPlace,
+    SnapshotterPlace, error_chain,
 };
 use imagelet_cri::RemoteContainerService;
 use imagelet_oci::{Access, Engine, EngineConfig};
@@ -123,7 +123,7 @@ impl ImportSite for RuntimeSite {
             RegistrySettings::Hidden { .. } => self.parts.engine.registry.hosts_dirs.clone(),
         };
         let engine = self.engine(EngineKey { staging: containerd.staging(), hosts_dirs }).await?;
-        // Whoever owns the staging folder runs all imports: leases of others are of processes that are gone.
+        // The owner of the staging folder runs all imports: other leases are of processes that are gone.
         let released = containerd.release_stale().await.map_err(|error| ForwardReason::ApiClosed(error.chain()))?;
         if released > 0 {
             tracing::info!(released, "the runtime released what imports of a former run held");
@@ -149,7 +149,7 @@ impl fmt::Debug for RuntimeSite {
 
 /// What is in the way of imports, as `status` shows it.
 fn reason(obstacle: &ImportObstacle) -> ForwardReason {
-    let text = chain(obstacle);
+    let text = error_chain(obstacle);
     match obstacle {
         ImportObstacle::Snapshotter(name) => ForwardReason::Snapshotter(Some(name.clone())),
         ImportObstacle::Folder(_) => ForwardReason::RootUnreachable(text),
@@ -157,15 +157,4 @@ fn reason(obstacle: &ImportObstacle) -> ForwardReason {
         ImportObstacle::Staging { .. } | ImportObstacle::Mount { .. } => ForwardReason::Staging(text),
         _ => ForwardReason::ApiClosed(text),
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

@@ -65,7 +65,7 @@ impl ImageDetails {
         let labels = said.config.map(|config| config.labels.0).unwrap_or_default();
         let diff_ids = said.rootfs.and_then(|rootfs| sound(&rootfs.diff_ids)).unwrap_or_default();
         Self {
-            chain_id: chain_id(&diff_ids),
+            chain_id: chain_ids(&diff_ids).pop(),
             labels,
             layers: diff_ids.into_iter().map(|diff_id| LayerDetails { diff_id, bytes: None }).collect(),
             config: Some(config),
@@ -74,10 +74,15 @@ impl ImageDetails {
     }
 }
 
-/// The digest that stands for a stack of layers: of one, its own; of more, that of the stack below and the next one.
-pub fn chain_id(diff_ids: &[Digest]) -> Option<Digest> {
-    let (first, rest) = diff_ids.split_first()?;
-    Some(rest.iter().fold(first.clone(), |below, next| Digest::of(format!("{below} {next}").as_bytes())))
+/// The digest that stands for each layer with all below it: of the lowest its own, of the others that of the stack below
+/// and the layer (OCI image specification, layer ChainID).
+pub fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Digest> {
+    let mut chains: Vec<Digest> = Vec::new();
+    for diff_id in diff_ids {
+        let stack = chains.last().map(|below| Digest::of(format!("{below} {diff_id}").as_bytes()));
+        chains.push(stack.unwrap_or_else(|| diff_id.clone()));
+    }
+    chains
 }
 
 /// A bounded text that is one JSON object.
@@ -192,8 +197,8 @@ mod tests {
             [one.clone(), two.clone()]
         );
         assert_eq!(told.chain_id, Some(Digest::of(format!("{one} {two}").as_bytes())));
-        assert_eq!(chain_id(std::slice::from_ref(&one)), Some(one));
-        assert_eq!(chain_id(&[]), None);
+        assert_eq!(chain_ids(&[one.clone(), two]), [one, told.chain_id.unwrap()]);
+        assert_eq!(chain_ids(&[]), []);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub use self::{
     reason::{ForwardReason, PullWay},
     service::{ImportSite, ImportStanding, ImportingImages, OpenedSite, WayTaken},
 };
-use super::{Freed, Progress, PullRequest, RuntimeError};
+use super::{Freed, Progress, PullRequest, RuntimeError, chain_ids};
 use crate::image::{Digest, ImageId, Reference};
 
 /// Pulls images into a runtime's own stores without the runtime's help.
@@ -134,6 +134,13 @@ pub struct ImportedImage {
     pub layers: Vec<ImportedLayer>,
     /// Digests of all manifests that the index lists, in its order; empty where `root` is no index.
     pub index_entries: Vec<Digest>,
+}
+
+impl ImportedImage {
+    /// The name of each layer with all below it, lowest first.
+    pub fn chains(&self) -> Vec<Digest> {
+        chain_ids(self.layers.iter().map(|layer| &layer.diff_id))
+    }
 }
 
 /// A document of an image.

@@ -1,4 +1,4 @@
-//! Stories of pulls beside a scripted runtime, with imports that end as they are told to.
+//! Stories of pulls beside a scripted runtime, with imports that end as each story sets them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -67,7 +67,7 @@ impl ImageImporter for Node {
         self.imports.fetch_add(1, Ordering::SeqCst);
         let failure = *self.failure.lock().unwrap();
         if let Some((stage, kind, class, hop)) = failure {
-            return Err(stage.failed(RuntimeError::new(kind, "so it was told").with_fault(Fault::new(class, hop))));
+            return Err(stage.failed(RuntimeError::new(kind, "set by the story").with_fault(Fault::new(class, hop))));
         }
         if self.hangs.load(Ordering::SeqCst) {
             let _guard = GivenUp(&self.given_up);
@@ -310,8 +310,8 @@ async fn an_image_whose_layers_are_gone_is_not_usable_until_they_are_back() {
     node.is_whole.store(false, Ordering::SeqCst);
     assert!(images.is_usable(&image).await, "nothing is known before the runtime was asked");
     assert_eq!(images.standing().await.obstacle, None);
-    let is_told = images.inner.details(&ImageSpec::new(IMAGE)).await.unwrap().unwrap().chain_id.is_some();
-    assert!(is_told, "the fake reports a chain");
+    let has_chain = images.inner.details(&ImageSpec::new(IMAGE)).await.unwrap().unwrap().chain_id.is_some();
+    assert!(has_chain, "the fake reports a chain");
     assert!(!images.is_usable(&image).await);
     assert!(!images.is_usable(&image).await, "what is gone is looked at each time");
     node.is_whole.store(true, Ordering::SeqCst);
