@@ -139,10 +139,12 @@ pub(super) fn new_folder(folder: &Path, id: &ImageId, target: &Path) -> io::Resu
     Ok(OverlayFolder::at(folder.join(format!("{}{serial}", digest.hex()))))
 }
 
-/// Makes the folder of a store's mounts. `volatile` lies beside the daemon's socket, whose folder other users pass through.
+/// Makes the folder of a store's mounts. `volatile` lies beside the daemon's socket, whose folder other users pass through,
+/// and holds folders of stores of several users: each finds its own there, and no list of them.
 fn make_folder(folder: &Path, volatile: &Path) -> io::Result<()> {
     if let Some(shared) = volatile.parent().filter(|_| folder.starts_with(volatile)) {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(shared)?;
+        fs::DirBuilder::new().recursive(true).mode(0o711).create(volatile)?;
     }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
@@ -267,7 +269,7 @@ mod tests {
         let at = |path: &str| run.path().join(path);
         let mode = |path: &str| fs::metadata(at(path)).unwrap().permissions().mode() & 0o777;
         make_folder(&at("imagelet/mounts/store"), &at("imagelet/mounts")).unwrap();
-        assert_eq!((mode("imagelet"), mode("imagelet/mounts"), mode("imagelet/mounts/store")), (0o755, 0o700, 0o700));
+        assert_eq!((mode("imagelet"), mode("imagelet/mounts"), mode("imagelet/mounts/store")), (0o755, 0o711, 0o700));
         make_folder(&at("store/mounts"), &at("imagelet/mounts")).unwrap();
         assert_eq!((mode("store"), mode("store/mounts")), (0o700, 0o700));
     }

@@ -90,7 +90,8 @@ async fn a_sink_that_cannot_say_what_another_import_brought_ends_the_import() {
     let error = second.await.expect("no panic").expect_err("the sink fails");
     assert_eq!(error.stage, ImportStage::Handover);
     assert!(error.cause.chain().contains("holds 0"), "{}", error.cause.chain());
-    assert_eq!(ends(&bed.sink.take_log()).last(), Some(&"abandon"));
+    // The end of the first import is logged at any time.
+    assert!(ends(&bed.sink.take_log()).contains(&"abandon"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
