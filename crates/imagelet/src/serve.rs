@@ -2,6 +2,7 @@
 
 mod activation;
 mod doorman;
+mod filesystems;
 mod images;
 mod imports;
 mod manager;

@@ -6,11 +6,7 @@
 //! images alone; who asks for a removal by name is obeyed, as the interface wants it, and the removal of a pinned image is
 //! told. An image in use is not removed unless that is wanted.
 
-use std::{
-    path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{Duration, SystemTime},
-};
+use std::{path::PathBuf, time::SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::{
@@ -20,20 +16,14 @@ use imagelet_core::{
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
     runtime::{
-        FilesystemUsage, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing, Progress, PullEstimate,
-        PullRequest, RuntimeError, RuntimeErrorKind, SandboxConfig,
+        ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing, Progress, PullEstimate, PullRequest,
+        RuntimeError, RuntimeErrorKind, SandboxConfig,
     },
 };
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::started::Started;
+use super::{filesystems::FilesystemAnswers, started::Started};
 use crate::{config::CriCallers, node::LocalNode};
-
-/// A runtime that takes longer to tell its file systems is answered for: a kubelet does not start without an answer.
-const FILESYSTEM_MAX: Duration = Duration::from_secs(2);
-/// What was told this lately is told again: kubelets ask with each round of statistics, and each store counts afresh.
-const FILESYSTEM_FRESH: Duration = Duration::from_secs(1);
 
 /// A node's images for callers that know the runtime interface alone.
 #[derive(Debug)]
@@ -41,14 +31,12 @@ pub(super) struct ServedImages {
     started: Started,
     /// Cancelled when what still runs is given up.
     working: CancellationToken,
-    filesystems: Mutex<Measured>,
-    /// A directory that is there as long as the daemon is.
-    place: PathBuf,
+    filesystems: FilesystemAnswers,
 }
 
 impl ServedImages {
     pub(super) fn new(started: Started, place: PathBuf, working: CancellationToken) -> Self {
-        Self { started, working, filesystems: Mutex::default(), place }
+        Self { started, working, filesystems: FilesystemAnswers::new(place) }
     }
 
     /// What the manager is asked. The registry is asked each time, for a digest as for a tag: what it granted to a
@@ -105,40 +93,6 @@ impl ServedImages {
 
     fn tell(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
         node.parts().events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
-    }
-
-    fn measured(&self) -> MutexGuard<'_, Measured> {
-        self.filesystems.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn remembered(&self) -> ImageFilesystems {
-        let known = self.measured().told.clone();
-        known.unwrap_or_else(|| {
-            let nothing = FilesystemUsage::nothing(self.place.clone(), SystemTime::now());
-            ImageFilesystems { images: vec![nothing.clone()], containers: vec![nothing] }
-        })
-    }
-}
-
-/// What a store told of its file systems.
-#[derive(Debug, Default)]
-struct Measured {
-    told: Option<ImageFilesystems>,
-    /// Until when it holds; `None`: something was pulled or removed since.
-    fresh_until: Option<Instant>,
-}
-
-impl Measured {
-    fn fresh(&self, now: Instant) -> Option<ImageFilesystems> {
-        self.told.clone().filter(|_| self.fresh_until.is_some_and(|until| now < until))
-    }
-
-    fn keep(&mut self, told: ImageFilesystems, asked_at: Instant) {
-        (self.told, self.fresh_until) = (Some(told), Some(asked_at + FILESYSTEM_FRESH));
-    }
-
-    fn spoil(&mut self) {
-        self.fresh_until = None;
     }
 }
 
@@ -211,7 +165,7 @@ impl ImageService for ServedImages {
             }
         };
         let ensured = ensured.map_err(imagelet_core::manager::EnsureError::into_runtime_error)?;
-        self.measured().spoil();
+        self.filesystems.invalidate();
         Ok(ensured.id)
     }
 
@@ -231,7 +185,7 @@ impl ImageService for ServedImages {
         };
         let pins = parts.inventory.pins_of(&image);
         node.removed_on_request(ActCode::RemovedOnRequest, &image, &image.tags, "CRI", None);
-        self.measured().spoil();
+        self.filesystems.invalidate();
         let name = shown_name(&spec.image);
         if pins.is_empty() {
             Self::tell(
@@ -261,46 +215,9 @@ impl ImageService for ServedImages {
         node.parts().runtime.layers().await
     }
 
-    /// Always succeeds: a runtime that is away, hangs or says nothing is answered for with what it told last.
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        let Some(node) = self.started.now() else { return Ok(self.remembered()) };
-        let now = Instant::now();
-        if let Some(fresh) = self.measured().fresh(now) {
-            return Ok(fresh);
-        }
-        let told = match tokio::time::timeout(FILESYSTEM_MAX, node.parts().runtime.filesystem()).await {
-            Ok(Ok(told)) if !told.images.is_empty() => Ok(told),
-            Ok(Ok(_)) => Err("it names none".to_owned()),
-            Ok(Err(error)) => Err(error.chain()),
-            Err(_) => Err(format!("no answer within {} s", FILESYSTEM_MAX.as_secs())),
-        };
-        match told {
-            Ok(told) => {
-                self.measured().keep(told.clone(), now);
-                Ok(told)
-            }
-            Err(error) => {
-                tracing::warn!(error, "the file systems of the images are told as last known");
-                Ok(self.remembered())
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn file_systems_are_told_again_for_a_moment_and_not_after_a_change() {
-        let (mut measured, now) = (Measured::default(), Instant::now());
-        assert_eq!(measured.fresh(now), None);
-        measured.keep(ImageFilesystems::default(), now);
-        assert!(measured.fresh(now + FILESYSTEM_FRESH / 2).is_some());
-        assert_eq!(measured.fresh(now + FILESYSTEM_FRESH), None);
-        measured.keep(ImageFilesystems::default(), now);
-        measured.spoil();
-        assert_eq!(measured.fresh(now), None);
-        assert!(measured.told.is_some(), "what was told last stays for when the runtime is away");
+        // A kubelet does not start without an answer; the store that is still opened gives one soon.
+        let Some(node) = self.started.now() else { return Ok(self.filesystems.last()) };
+        self.filesystems.answer(node.parts().runtime.filesystem()).await
     }
 }

@@ -1,0 +1,174 @@
+//! What callers over CRI are answered of the images' file systems, also while the runtime does not answer.
+
+use std::{
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use imagelet_core::runtime::{FilesystemUsage, ImageFilesystems, RuntimeError, RuntimeErrorKind};
+use tokio::time::Instant;
+
+/// A runtime that takes longer to report its file systems is answered for: a kubelet does not start without an answer.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// An answer is repeated for this long: kubelets ask with each round of statistics, and each store counts afresh.
+const FRESH: Duration = Duration::from_secs(1);
+/// The last answer stands for a silent runtime no longer than this: a kubelet must not decide on old figures for ever.
+const SILENCE_MAX: Duration = Duration::from_mins(1);
+
+/// The last answer about the file systems, and since when there has been no other.
+#[derive(Debug)]
+pub(super) struct FilesystemAnswers {
+    state: Mutex<Answered>,
+    /// A directory that is there as long as the daemon is.
+    place: PathBuf,
+}
+
+#[derive(Debug, Default)]
+struct Answered {
+    last: Option<ImageFilesystems>,
+    /// Until when it is repeated; `None`: something was pulled or removed since.
+    fresh_until: Option<Instant>,
+    /// When the first call was made that was not answered, since the last one that was.
+    silent_since: Option<Instant>,
+}
+
+impl FilesystemAnswers {
+    /// Nothing was answered yet.
+    pub(super) fn new(place: PathBuf) -> Self {
+        Self { state: Mutex::default(), place }
+    }
+
+    /// The next call asks again: something was pulled or removed.
+    pub(super) fn invalidate(&self) {
+        self.state().fresh_until = None;
+    }
+
+    /// What is known without asking: the last answer, or file systems without images.
+    pub(super) fn last(&self) -> ImageFilesystems {
+        let known = self.state().last.clone();
+        known.unwrap_or_else(|| {
+            let nothing = FilesystemUsage::nothing(self.place.clone(), SystemTime::now());
+            ImageFilesystems { images: vec![nothing.clone()], containers: vec![nothing] }
+        })
+    }
+
+    /// The answer to a call. `ask` asks the runtime, and is not run while the last answer is fresh.
+    ///
+    /// # Errors
+    /// `Unavailable`, where the runtime has not answered for longer than [`SILENCE_MAX`].
+    pub(super) async fn answer(
+        &self,
+        ask: impl Future<Output = Result<ImageFilesystems, RuntimeError>>,
+    ) -> Result<ImageFilesystems, RuntimeError> {
+        let now = Instant::now();
+        if let Some(fresh) = self.state().fresh(now) {
+            return Ok(fresh);
+        }
+        let error = match tokio::time::timeout(ANSWER_MAX, ask).await {
+            Ok(Ok(answer)) if !answer.images.is_empty() => {
+                self.state().keep(answer.clone(), now);
+                return Ok(answer);
+            }
+            Ok(Ok(_)) => RuntimeError::other("the runtime reports no file system of images"),
+            Ok(Err(error)) => error,
+            Err(_) => RuntimeError::new(
+                RuntimeErrorKind::TimedOut,
+                format!("the runtime did not answer within {} s", ANSWER_MAX.as_secs()),
+            ),
+        };
+        if let Some(silence) = self.state().silence(now) {
+            let message = format!(
+                "the runtime has not reported its file systems for {} s; an older answer is repeated for {} s",
+                silence.as_secs(),
+                SILENCE_MAX.as_secs()
+            );
+            return Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(error));
+        }
+        tracing::warn!(
+            error = error.chain(),
+            "the runtime does not report its file systems; the last answer is repeated"
+        );
+        Ok(self.last())
+    }
+
+    fn state(&self) -> MutexGuard<'_, Answered> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Answered {
+    fn fresh(&self, now: Instant) -> Option<ImageFilesystems> {
+        self.last.clone().filter(|_| self.fresh_until.is_some_and(|until| now < until))
+    }
+
+    fn keep(&mut self, answer: ImageFilesystems, asked_at: Instant) {
+        *self = Self { last: Some(answer), fresh_until: Some(asked_at + FRESH), silent_since: None };
+    }
+
+    /// How long the runtime has been silent, where that is longer than [`SILENCE_MAX`]: a call made at `asked_at` was
+    /// not answered.
+    fn silence(&mut self, asked_at: Instant) -> Option<Duration> {
+        let silence = self.silent_since.get_or_insert(asked_at).elapsed();
+        (silence > SILENCE_MAX).then_some(silence)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    fn usage(used: u64) -> ImageFilesystems {
+        let place = FilesystemUsage {
+            used: imagelet_core::image::ByteSize(used),
+            ..FilesystemUsage::nothing("/images".into(), SystemTime::UNIX_EPOCH)
+        };
+        ImageFilesystems { images: vec![place], containers: Vec::new() }
+    }
+
+    fn used(answer: Result<ImageFilesystems, RuntimeError>) -> u64 {
+        answer.expect("an answer").images[0].used.0
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_repeated_for_a_moment_and_not_after_a_change() {
+        let answers = FilesystemAnswers::new("/store".into());
+        assert_eq!(used(answers.answer(ready(Ok(usage(1)))).await), 1);
+        assert_eq!(used(answers.answer(ready(Ok(usage(2)))).await), 1, "fresh");
+        answers.invalidate();
+        assert_eq!(used(answers.answer(ready(Ok(usage(3)))).await), 3, "changed");
+        tokio::time::advance(FRESH).await;
+        assert_eq!(used(answers.answer(ready(Ok(usage(4)))).await), 4, "old");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_is_silent_for_longer_than_a_minute_is_unavailable_until_it_answers() {
+        let answers = FilesystemAnswers::new("/store".into());
+        let silent = || async { answers.answer(pending()).await };
+        let refused = || async {
+            let error = RuntimeError::new(RuntimeErrorKind::Unavailable, "connection refused");
+            answers.answer(ready(Err(error))).await
+        };
+        assert_eq!(used(refused().await), 0, "a kubelet starts without the runtime");
+        assert_eq!(used(answers.answer(ready(Ok(usage(7)))).await), 7);
+        // However old the last answer is, the silence begins with the first call that is not answered.
+        tokio::time::advance(Duration::from_hours(1)).await;
+        let begin = Instant::now();
+        assert_eq!(used(silent().await), 7);
+        while Instant::now() + ANSWER_MAX <= begin + SILENCE_MAX {
+            assert_eq!(used(silent().await), 7, "{:?}", begin.elapsed());
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for unanswered in
+            [silent().await, refused().await, answers.answer(ready(Ok(ImageFilesystems::default()))).await]
+        {
+            let error = unanswered.expect_err("silent for longer than a minute");
+            assert_eq!(error.kind(), RuntimeErrorKind::Unavailable);
+            assert!(error.to_string().contains("for 6") && error.to_string().contains("60 s"), "{error}");
+        }
+        assert_eq!(used(answers.answer(ready(Ok(usage(8)))).await), 8, "it answers again");
+        assert_eq!(used(silent().await), 8, "a new silence has a minute of its own");
+    }
+}
