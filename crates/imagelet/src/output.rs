@@ -1,6 +1,7 @@
 //! How results look: aligned tables for people, JSON and YAML for programs.
 
 use std::{
+    borrow::Cow,
     fmt::{self, Write as _},
     io::{self, StdoutLock},
     time::SystemTime,
@@ -13,6 +14,8 @@ use crate::cli::Format;
 
 /// Long answers are written in few pieces.
 const OUT_BUFFER: usize = 256 << 10;
+/// How much of a digest tells images apart: `sha256:` and 12 digits.
+const DIGEST_SHOWN: usize = 7 + 12;
 /// Blanks between columns.
 const GAP: usize = 3;
 
@@ -198,12 +201,26 @@ impl fmt::Display for Age {
     }
 }
 
-/// Names as the table shows them: the shortest spelling people use, then how many more there are.
-pub(crate) fn names(names: &[String]) -> String {
-    match names {
-        [] => "<none>".into(),
-        [one] => one.clone(),
-        [first, rest @ ..] => format!("{first} (+{})", rest.len()),
+/// What stands for an image's name where it has none.
+pub(crate) const NAMELESS: &str = "<none>";
+
+/// An image's name in a table: its first tag, else its first digest, else [`NAMELESS`]; then how many more there are.
+pub(crate) fn names(names: &[String], digests: &[String]) -> String {
+    match if names.is_empty() { digests } else { names } {
+        [] => NAMELESS.into(),
+        [one] => cut_digest(one).into_owned(),
+        [first, rest @ ..] => format!("{} (+{})", cut_digest(first), rest.len()),
+    }
+}
+
+/// A name with the digest in it cut as ids are, for tables that are no wider than a screen.
+pub(crate) fn cut_digest(name: &str) -> Cow<'_, str> {
+    match name.rsplit_once('@') {
+        Some((repository, digest)) if digest.len() > DIGEST_SHOWN => {
+            let end = (0..=DIGEST_SHOWN).rev().find(|at| digest.is_char_boundary(*at)).unwrap_or(0);
+            format!("{repository}@{}…", &digest[..end]).into()
+        }
+        _ => name.into(),
     }
 }
 
@@ -221,6 +238,23 @@ mod tests {
         let mut out = Vec::new();
         table.write(&mut out).expect("memory takes it");
         assert_eq!(String::from_utf8_lossy(&out), "NAME     SIZE\n日本     1MB\na?[31m\n");
+    }
+
+    #[test]
+    fn an_image_is_named_by_its_tag_then_by_its_digest() {
+        let texts = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let digest = format!("r/a@sha256:{}", "0123456789abcdef".repeat(4));
+        for (tags, digests, shown) in [
+            (&["r/a:1"][..], &[digest.as_str()][..], "r/a:1"),
+            (&["r/a:1", "r/a:2"], &[], "r/a:1 (+1)"),
+            (&[], &[&digest], "r/a@sha256:0123456789ab…"),
+            (&[], &[&digest, "r/b@sha256:12"], "r/a@sha256:0123456789ab… (+1)"),
+            (&[], &["r/b@sha256:12"], "r/b@sha256:12"),
+            (&[], &["r/b@sha256:12345678901ä2345"], "r/b@sha256:12345678901…"),
+            (&[], &[], "<none>"),
+        ] {
+            assert_eq!(names(&texts(tags), &texts(digests)), shown);
+        }
     }
 
     #[test]

@@ -101,6 +101,7 @@ mod tests {
         let decisions = images.iter().map(|(id, size, goes)| GcDecision {
             key: ImageKey::new(ImageId::new(id), String::new()),
             tags: Vec::new().into(),
+            digests: Vec::new().into(),
             size: ByteSize(*size),
             verdict: if *goes { GcVerdict::Remove { phase: crate::gc::GcPhase::Space } } else { GcVerdict::Keep },
             reason: Reason::NotNeeded,

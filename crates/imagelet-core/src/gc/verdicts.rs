@@ -14,8 +14,10 @@ use crate::{
 pub struct GcDecision {
     /// Which.
     pub key: ImageKey,
-    /// Its names.
+    /// Its names with tag.
     pub tags: SharedNames,
+    /// Its names with digest.
+    pub digests: SharedNames,
     /// What the runtime says it takes.
     pub size: ByteSize,
     /// Stay or go.
@@ -27,7 +29,8 @@ pub struct GcDecision {
 impl GcDecision {
     pub(super) fn of(entry: &Entry, verdict: GcVerdict, reason: Reason) -> Self {
         let image = &entry.image;
-        Self { key: entry.key(), tags: SharedNames::tags_of(image), size: image.size, verdict, reason }
+        let (tags, digests) = (SharedNames::tags_of(image), SharedNames::digests_of(image));
+        Self { key: entry.key(), tags, digests, size: image.size, verdict, reason }
     }
 }
 

@@ -58,7 +58,8 @@ fn plan(done: &Collected, format: Format) -> Table {
         let id = if wide { row.id.as_str() } else { id.short() };
         let size = ByteSize(row.size).to_string();
         let frees = row.frees.map_or_else(|| "-".into(), |bytes| ByteSize(bytes).to_string());
-        let mut cells = vec![names(&row.names), id.to_owned(), size, frees, row.verdict.clone(), row.reason.clone()];
+        let mut cells =
+            vec![names(&row.names, &row.digests), id.to_owned(), size, frees, row.verdict.clone(), row.reason.clone()];
         if wide {
             cells.push(super::why::coded(&row.code, &row.inputs));
         }

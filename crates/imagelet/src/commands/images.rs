@@ -8,7 +8,7 @@ use crate::{
     cli::{DfArgs, Format, InspectArgs, LsArgs},
     failure::Failure,
     node::{ImageRow, InspectRequest, Node, Rows, Usage, UsageRequest, no_steps},
-    output::{Age, Table, age, names, print},
+    output::{Age, NAMELESS, Table, age, cut_digest, names, print},
 };
 
 pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
@@ -16,11 +16,6 @@ pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Res
     let packed = node.list(brief).await?;
     let listed =
         packed.rows().ok_or_else(|| Failure::new("Failed", "could not read the list of images: it is not whole"))?;
-    let listed = match (arguments.all, arguments.digests) {
-        (true, _) => listed,
-        (false, true) => listed.only(|image| !image.names.is_empty() || !image.digests.is_empty()),
-        (false, false) => listed.only(|image| !image.names.is_empty()),
-    };
     if arguments.quiet {
         let ids = |out: &mut dyn Write| listed.iter().try_for_each(|image| writeln!(out, "{}", image.id));
         print(Format::Table, &(), ids)?;
@@ -43,11 +38,12 @@ fn table(images: Rows<'_>, format: Format, digests: bool) -> Table {
     let mut table = Table::sized(images.len(), header.len(), images.bytes());
     table.row(header);
     for image in images.iter() {
-        match image.names.iter().next() {
-            None => table.cell("<none>"),
-            Some(name) if image.names.len() == 1 => table.cell(name),
-            Some(_) if wide => table.cell(&image.names.joined()),
-            Some(first) => table.cell(&format!("{first} (+{})", image.names.len() - 1)),
+        let names = if image.names.is_empty() { image.digests } else { image.names };
+        match names.iter().next() {
+            None => table.cell(NAMELESS),
+            Some(name) if names.len() == 1 => table.cell(&if wide { name.into() } else { cut_digest(name) }),
+            Some(_) if wide => table.cell(&names.joined()),
+            Some(first) => table.cell(&format!("{} (+{})", cut_digest(first), names.len() - 1)),
         }
         if digests {
             table.cell(image.digests.iter().next().map_or("-", |name| name.rsplit('@').next().unwrap_or(name)));
@@ -93,7 +89,7 @@ pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format
             return Ok(ExitCode::FAILURE);
         }
         return Err(Failure::new("NotFound", format!("no image `{}`", shown_name(&arguments.image)))
-            .or_hint("`imagelet ls --all` lists what is present"));
+            .or_hint("`imagelet ls` lists what is present"));
     };
     if arguments.quiet {
         return Ok(ExitCode::SUCCESS);
@@ -171,7 +167,7 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     images.sort_by_key(|image| std::cmp::Reverse(image.unique.unwrap_or(image.size)));
     for image in images {
         let mut row = vec![
-            names(&image.names),
+            names(&image.names, &image.digests),
             ImageId::new(&image.id).short().to_owned(),
             ByteSize(image.size).to_string(),
             size(image.unique),

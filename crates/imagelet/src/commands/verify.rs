@@ -105,7 +105,7 @@ fn table(verified: &Verified, format: Format) -> Table {
 }
 
 fn label(image: &VerifiedImage) -> String {
-    names(if image.names.is_empty() { &image.digests } else { &image.names })
+    names(&image.names, &image.digests)
 }
 
 /// `3 ok`, `2 ok, 1 damaged`

@@ -34,7 +34,11 @@ fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut impl Write)
     let wide = format == Format::Wide;
     let id = ImageId::new(&image.id);
     let mut head = Table::plain();
-    let shown = if wide && !image.names.is_empty() { image.names.join(", ") } else { names(&image.names) };
+    let shown = if wide && !image.names.is_empty() {
+        image.names.join(", ")
+    } else {
+        names(&image.names, image.now.as_ref().map_or(&[], |now| &now.digests))
+    };
     head.row(["Image:", &shown]);
     head.row(["Id:", if wide { image.id.as_str() } else { id.short() }]);
     let now = if is_unknown { "unknown, the runtime does not answer".to_owned() } else { standing(image) };

@@ -267,6 +267,7 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
         CollectedRow {
             id: decision.key.id().to_string(),
             names: decision.tags.to_vec(),
+            digests: decision.digests.to_vec(),
             size: decision.size.0,
             frees: frees.get(&decision.key).copied().filter(|_| verdict.starts_with("remove")),
             verdict: verdict.into(),

@@ -211,7 +211,7 @@ impl LocalNode {
         self.listed(false, &sizes).await
     }
 
-    /// All images; a brief row has neither digests nor what the image shares with others.
+    /// All images; a brief row has neither what the image shares with others nor, where it has a tag, digests.
     async fn listed(&self, brief: bool, sizes: &KnownSizes) -> Result<Vec<ImageRow>, Failure> {
         let refreshed = self.refresh().await;
         let shares = sizes.shares();
@@ -223,11 +223,9 @@ impl LocalNode {
             }
         };
         if brief {
-            for row in &mut rows {
-                row.digests.clear();
-            }
+            rows.iter_mut().filter(|row| !row.names.is_empty()).for_each(|row| row.digests.clear());
         }
-        rows.sort_by(|a, b| (&a.names, &a.id).cmp(&(&b.names, &b.id)));
+        rows.sort_by(|a, b| (a.shown_names(), &a.id).cmp(&(b.shown_names(), &b.id)));
         Ok(rows)
     }
 
@@ -236,7 +234,7 @@ impl LocalNode {
         let found = self.look(text).await?;
         found.ok_or_else(|| {
             Failure::new("NotFound", format!("no image `{}`", shown_name(text)))
-                .or_hint("`imagelet ls --all` lists what is present")
+                .or_hint("`imagelet ls` lists what is present")
         })
     }
 

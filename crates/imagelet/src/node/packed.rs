@@ -40,7 +40,6 @@ pub(crate) struct PackedList(Bytes);
 pub(crate) struct Rows<'a> {
     bytes: &'a [u8],
     count: usize,
-    is_wanted: fn(&Row<'_>) -> bool,
 }
 
 /// An image; prints as the [`ImageRow`] that it was, or would have been.
@@ -92,7 +91,8 @@ pub(super) struct Unpacked<'a> {
 }
 
 impl PackedList {
-    /// What a pass has seen; a brief list has neither digests nor what images share.
+    /// What a pass has seen; a brief list has neither what images share nor
+    /// digests, but for those of images without a tag.
     pub(super) fn of_entries<'a>(entries: impl Iterator<Item = &'a Entry>, shares: &Shares<'_>, brief: bool) -> Self {
         Self::of(&entries.map(|entry| Unpacked::of_entry(entry, shares, brief)).collect::<Vec<_>>())
     }
@@ -143,17 +143,12 @@ impl PackedList {
             Row::take(&mut rest)?;
             count += 1;
         }
-        Some(Rows { bytes, count, is_wanted: |_| true })
+        Some(Rows { bytes, count })
     }
 }
 
 impl<'a> Rows<'a> {
-    /// Those of which this is true.
-    pub(crate) fn only(self, is_wanted: fn(&Row<'_>) -> bool) -> Self {
-        Self { is_wanted, ..self }
-    }
-
-    /// How many there are, wanted or not.
+    /// How many there are.
     pub(crate) fn len(self) -> usize {
         self.count
     }
@@ -166,7 +161,7 @@ impl<'a> Rows<'a> {
     /// One after the other.
     pub(crate) fn iter(self) -> impl Iterator<Item = Row<'a>> {
         let mut rest = self.bytes;
-        std::iter::from_fn(move || Row::take(&mut rest)).filter(self.is_wanted)
+        std::iter::from_fn(move || Row::take(&mut rest))
     }
 }
 
@@ -204,7 +199,7 @@ impl<'a> Unpacked<'a> {
             id: image.id.as_str(),
             runtime_handler: &image.spec.runtime_handler,
             names: in_order(&image.tags),
-            digests: if brief { Cow::Borrowed(&[]) } else { in_order(&image.digests) },
+            digests: if brief && !image.tags.is_empty() { Cow::Borrowed(&[]) } else { in_order(&image.digests) },
             size: image.size.0,
             unique,
             shared,
@@ -385,23 +380,28 @@ fn in_order(names: &[String]) -> Cow<'_, [String]> {
     Cow::Owned(names)
 }
 
+/// What rows are in order of: tags, or digests where there is no tag.
+fn order<'a>(row: &'a Unpacked<'_>) -> &'a [String] {
+    if row.names.is_empty() { &row.digests } else { &row.names }
+}
+
 /// The places of the rows by names, then by id. Most names begin alike, and what comes behind that tells most apart.
 pub(super) fn sorted(rows: &[Unpacked<'_>]) -> Vec<usize> {
-    let names = || rows.iter().filter_map(|row| row.names.first()).map(String::as_bytes);
+    let names = || rows.iter().filter_map(|row| order(row).first()).map(String::as_bytes);
     let shared = names().next().map_or(0, |one| {
         names().fold(one.len(), |shared, other| {
             one[..shared].iter().zip(other).take_while(|(one, other)| one == other).count()
         })
     });
     let head = |row: &Unpacked<'_>| {
-        let rest = row.names.first().map_or(&[][..], |name| &name.as_bytes()[shared..]);
+        let rest = order(row).first().map_or(&[][..], |name| &name.as_bytes()[shared..]);
         let mut head = [0; 8];
         let length = rest.len().min(head.len());
         head[..length].copy_from_slice(&rest[..length]);
         u64::from_be_bytes(head)
     };
     let mut places: Vec<(u64, usize)> = rows.iter().map(head).zip(0..).collect();
-    let whole = |at: usize| (&rows[at].names, rows[at].id);
+    let whole = |at: usize| (order(&rows[at]), rows[at].id);
     places.sort_unstable_by(|one, other| one.0.cmp(&other.0).then_with(|| whole(one.1).cmp(&whole(other.1))));
     places.into_iter().map(|(_, place)| place).collect()
 }

@@ -53,6 +53,13 @@ impl Shares<'_> {
     }
 }
 
+impl ImageRow {
+    /// The names that it is shown and sorted by: those with tag, or with digest where it has no tag.
+    pub(super) fn shown_names(&self) -> &[String] {
+        if self.names.is_empty() { &self.digests } else { &self.names }
+    }
+}
+
 /// What is told of an image that a pass has seen.
 pub(super) fn row(entry: &Entry, shares: &Shares<'_>) -> ImageRow {
     ImageRow {

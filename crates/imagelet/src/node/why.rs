@@ -173,7 +173,7 @@ impl Command for WhyRequest {
             let message = format!("nothing is on record of `{image}`, and it is not present");
             let since = history.since.and_then(moment).map_or_else(
                 || "nothing is on record at all; see docs/why.md".to_owned(),
-                |since| format!("the record goes back to {since}; `imagelet ls --all` lists what is present"),
+                |since| format!("the record goes back to {since}; `imagelet ls` lists what is present"),
             );
             return Err(Failure::new("NotFound", message).or_hint(&since));
         }

@@ -103,7 +103,8 @@ documents! {
     }
     /// Asks for the list of images.
     ListRequest {
-        /// Leaves out what takes long with very many images and few look at: digests, and sizes alone and shared.
+        /// Leaves out what takes long with very many images and few look at: sizes alone and shared, and digests of
+        /// images that have a tag.
         brief: bool,
         /// Understands the packed form; who does not know the field answers in JSON.
         packed: bool,
@@ -254,8 +255,10 @@ documents! {
     CollectedRow {
         /// Its id.
         id: String,
-        /// Its names.
+        /// Its names with tag.
         names: Vec<String>,
+        /// Its names with digest.
+        digests: Vec<String>,
         /// What it is listed with.
         size: u64,
         /// What its removal frees after those before it; absent where it stays, and in the kubelet's way.

@@ -23,6 +23,7 @@ mod kubelet_way;
 mod leases;
 mod lifecycle;
 mod lifetime;
+mod listing;
 mod mounts;
 mod one_socket;
 mod operator;
