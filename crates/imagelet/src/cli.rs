@@ -1,9 +1,13 @@
 //! The command line: commands, flags, and how they are told apart from a mistake.
 
+mod kubelet;
+
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, parser::ValueSource};
 use imagelet_core::image::{ByteSize, Percent, Platform};
+
+pub(crate) use kubelet::KubeletFlags;
 
 use crate::{config::GoDuration, size::parse_size};
 
@@ -169,6 +173,8 @@ pub(crate) struct ServeArgs {
     /// Keep images in this CRI runtime instead of the embedded store.
     #[arg(long, value_name = "URI")]
     pub(crate) runtime_endpoint: Option<String>,
+    #[command(flatten)]
+    pub(crate) kubelet: KubeletFlags,
 }
 
 #[derive(Debug, Args)]
@@ -229,9 +235,9 @@ pub(crate) struct LsArgs {
     /// Print ids only.
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// Also images without a tag.
-    #[arg(short, long)]
-    pub(crate) all: bool,
+    /// Understood, as in earlier versions; images without a tag are listed without it.
+    #[arg(short, long, hide = true)]
+    all: bool,
     /// Also the names by digest.
     #[arg(long)]
     pub(crate) digests: bool,

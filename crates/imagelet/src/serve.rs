@@ -94,6 +94,9 @@ pub(crate) fn layers(
             layers.add_flag(flag, key, absolute(path));
         }
     }
+    for (flag, key, value) in arguments.kubelet.given() {
+        layers.add_flag(flag, key, value);
+    }
     if let Some(endpoint) = &arguments.runtime_endpoint {
         layers.add_flag("--runtime-endpoint", "imageService.cri.endpoint", endpoint.clone());
     }

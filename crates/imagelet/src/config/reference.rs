@@ -107,6 +107,9 @@ fn page() -> String {
          Values come from the defaults, then the file given with `--kubelet-config` (only the kubelet's own keys, the rest\n\
          of that file is passed over), then the file given with `--config`, then flags; `imagelet config show` tells which\n\
          of them each value came from. SIGHUP reads the files again; a file with a mistake changes nothing.\n\n\
+         `serve` and `config show` take the kubelet's flags for these keys, too, and they win over both files:\n\
+         `--image-gc-high-threshold`, `--image-gc-low-threshold`, `--minimum-image-ttl-duration`, `--maximum-image-ttl-duration`,\n\
+         `--serialize-image-pulls`, `--registry-qps`, `--registry-burst`, `--max-parallel-image-pulls`.\n\n\
          The defaults are those of root; another user's socket is below `$XDG_RUNTIME_DIR`, the store below\n\
          `$XDG_DATA_HOME` or `~/.local/share`.\n\n\
          | key | type | default | meaning |\n|---|---|---|---|\n"

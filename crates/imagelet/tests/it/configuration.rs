@@ -5,6 +5,7 @@
 //! starts, and to one that runs.
 
 mod cases;
+mod flags;
 mod reload;
 
 use std::{
