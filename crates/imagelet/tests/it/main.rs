@@ -54,5 +54,6 @@ mod takeover;
 mod testbed;
 mod trace;
 mod tree;
+mod units;
 mod vectors;
 mod verify;
