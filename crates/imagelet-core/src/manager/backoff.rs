@@ -64,6 +64,11 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         self.keys.remove(key);
     }
 
+    /// The keys of this kind that failed.
+    pub(crate) fn alike(&self, is_alike: impl Fn(&K) -> bool) -> Vec<K> {
+        self.keys.keys().filter(|key| is_alike(key)).cloned().collect()
+    }
+
     /// Forgets what is older than twice the longest window.
     pub(crate) fn forget_expired(&mut self, now: Instant) {
         let max = self.max;

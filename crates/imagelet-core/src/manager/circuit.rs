@@ -6,7 +6,10 @@
 //! the registry names a time. When its window ends one probe is let through, and the others wait on until the registry
 //! answered it, or for [`PROBE_MAX`] where a probe is still under way.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -17,7 +20,7 @@ const OPENS_AFTER: u32 = 3;
 /// The longest window of our own choice. A probe is cheap, and a registry that is back shall not wait for long.
 const WINDOW_MAX: Duration = Duration::from_mins(1);
 /// The longest that a registry may ask for.
-const RETRY_AFTER_MAX: Duration = Duration::from_mins(15);
+const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
 /// After this another probe is let through: the first works, or hangs.
 const PROBE_MAX: Duration = Duration::from_secs(10);
 /// A circuit that nobody touched for this long is forgotten.
@@ -81,6 +84,43 @@ pub(crate) struct Refusal {
     pub(crate) class: ErrorClass,
 }
 
+/// A registry that is not asked at present, for all pulls or for some. Names no image: a circuit is shared by tenants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenCircuit {
+    /// Host and port.
+    pub registry: String,
+    /// Which pulls wait.
+    pub scope: CircuitScope,
+    /// What went wrong last.
+    pub class: ErrorClass,
+    /// The most failures in a row of a circuit in this scope.
+    pub failures: u32,
+    /// When the next attempt is let through; in the past while one is under way.
+    pub next_attempt: Instant,
+}
+
+/// Which pulls wait for a registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CircuitScope {
+    /// All of them.
+    AllPulls,
+    /// Those with some credentials.
+    Credentials,
+    /// Those of some images with some credentials.
+    Images,
+}
+
+impl CircuitScope {
+    /// The word for machines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllPulls => "all-pulls",
+            Self::Credentials => "credentials",
+            Self::Images => "images",
+        }
+    }
+}
+
 /// All circuits of a node.
 #[derive(Debug)]
 pub(crate) struct Circuits {
@@ -119,8 +159,17 @@ impl Trouble {
         }
     }
 
+    fn scope(self) -> CircuitScope {
+        match self {
+            Self::Unreachable | Self::Broken => CircuitScope::AllPulls,
+            Self::Limited => CircuitScope::Credentials,
+            Self::Denied => CircuitScope::Images,
+        }
+    }
+
     fn key(self, route: &Route) -> Key {
-        let (by_credentials, by_image) = (self >= Self::Limited, self == Self::Denied);
+        let scope = self.scope();
+        let (by_credentials, by_image) = (scope >= CircuitScope::Credentials, scope == CircuitScope::Images);
         Key {
             registry: route.registry.clone(),
             trouble: self,
@@ -147,18 +196,45 @@ impl Circuits {
 
     /// Whether a pull may begin. Where it may be the probe of an open circuit, it is from now on.
     pub(crate) fn admit(&mut self, route: &Route, now: Instant) -> Result<(), Refusal> {
-        let keys = Trouble::ALL.map(|trouble| trouble.key(route));
-        for key in &keys {
-            if let Some(refusal) = self.circuits.get(key).and_then(|circuit| circuit.refusal(key.trouble, now)) {
+        for key in Trouble::ALL.map(|trouble| trouble.key(route)) {
+            if let Some(refusal) = self.circuits.get(&key).and_then(|circuit| circuit.refusal(key.trouble, now)) {
                 return Err(refusal);
             }
         }
-        for key in &keys {
-            if let Some(circuit) = self.circuits.get_mut(key).filter(|circuit| circuit.until.is_some()) {
+        self.probe(route, now);
+        Ok(())
+    }
+
+    /// A pull begins, whether or not circuits are open: it is the probe of those that are.
+    pub(crate) fn probe(&mut self, route: &Route, now: Instant) {
+        for trouble in Trouble::ALL {
+            if let Some(circuit) = self.circuits.get_mut(&trouble.key(route)).filter(|it| it.until.is_some()) {
                 circuit.probe = Some(now);
             }
         }
-        Ok(())
+    }
+
+    /// The registries that are not asked now, by name and scope; of circuits alike the one that ends first.
+    pub(crate) fn open(&self, now: Instant) -> Vec<OpenCircuit> {
+        let mut open: BTreeMap<(&str, CircuitScope), OpenCircuit> = BTreeMap::new();
+        for (Key { registry, trouble, .. }, circuit) in &self.circuits {
+            let Some(until) = circuit.until.filter(|_| circuit.refusal(*trouble, now).is_some()) else { continue };
+            let scope = trouble.scope();
+            let found = OpenCircuit {
+                registry: registry.clone(),
+                scope,
+                class: circuit.class,
+                failures: circuit.failures,
+                next_attempt: until,
+            };
+            let shown = open.entry((registry, scope)).or_insert_with(|| found.clone());
+            let failures = shown.failures.max(found.failures);
+            if found.next_attempt < shown.next_attempt {
+                *shown = found;
+            }
+            shown.failures = failures;
+        }
+        open.into_values().collect()
     }
 
     /// The registry handed something out.
@@ -205,12 +281,6 @@ impl Circuits {
         };
         let window = fault.retry_after.map_or(circuit.window, |asked| asked.min(RETRY_AFTER_MAX).max(circuit.window));
         circuit.until = Some(now + window);
-    }
-
-    /// How many circuits are open.
-    #[cfg(test)]
-    pub(crate) fn open(&self) -> usize {
-        self.circuits.values().filter(|circuit| circuit.until.is_some()).count()
     }
 
     fn make_room(&mut self, now: Instant) {
@@ -327,14 +397,14 @@ mod tests {
         let refusal = failed.admit(&other, then).expect_err("left alone for longer");
         assert_eq!((refusal.remaining, refusal.class), (FIRST * 2, ErrorClass::HostNotFound));
         circuits.answered(&own);
-        assert_eq!((circuits.admit(&other, then), circuits.open()), (Ok(()), 0));
+        assert_eq!((circuits.admit(&other, then), circuits.open(then)), (Ok(()), vec![]));
     }
 
     #[test]
     fn a_registry_that_names_a_time_is_left_alone_for_it() {
         let now = Instant::now();
         let own = route("r.io", "ada", "r.io/a:v1");
-        for (asked, held) in [(30, 30), (1, 10), (86_400, 900)] {
+        for (asked, held) in [(30, 30), (1, 10), (299, 299), (300, 300), (301, 300), (86_400, 300)] {
             let mut circuits = Circuits::new(FIRST);
             let limited = Fault { retry_after: Some(Duration::from_secs(asked)), ..fault(ErrorClass::RateLimited) };
             circuits.failed(&own, &limited, now);
@@ -362,6 +432,58 @@ mod tests {
             circuits.failed(&own, &fault(then), now);
             assert_eq!(circuits.admit(&own, now).is_ok(), ended, "{before}, then {then}");
         }
+    }
+
+    #[test]
+    fn a_command_is_the_probe_of_an_open_circuit_and_its_outcome_counts() {
+        let now = Instant::now();
+        let (own, pod) = (route("r.io", "ada", "r.io/a:v1"), route("r.io", "bob", "r.io/b:v1"));
+        let soon = now + Duration::from_secs(1);
+        for (outcome, remaining) in [
+            (Some(ErrorClass::Unreachable), Some(FIRST * 2)),
+            (Some(ErrorClass::ImageUnknown), None),
+            (Some(ErrorClass::Unauthorized), None),
+            (Some(ErrorClass::DiskFull), Some(FIRST.saturating_sub(Duration::from_secs(1)))),
+            (None, None),
+        ] {
+            let mut circuits = after(3, ErrorClass::Unreachable, &own, now);
+            circuits.probe(&own, soon);
+            assert!(circuits.admit(&pod, soon).is_err(), "pods wait on: {outcome:?}");
+            match outcome {
+                Some(class) => circuits.failed(&own, &fault(class), soon),
+                None => circuits.answered(&own),
+            }
+            assert_eq!(circuits.admit(&pod, soon).err().map(|refusal| refusal.remaining), remaining, "{outcome:?}");
+        }
+        let mut closed = after(1, ErrorClass::Unreachable, &own, now);
+        closed.probe(&own, now);
+        closed.failed(&own, &fault(ErrorClass::Unreachable), now);
+        assert_eq!(closed.admit(&pod, now), Ok(()), "two are not enough");
+        closed.failed(&own, &fault(ErrorClass::Unreachable), now);
+        assert!(closed.admit(&pod, now).is_err(), "a command's failures count");
+    }
+
+    #[test]
+    fn open_circuits_are_shown_by_registry_and_scope_and_name_no_image() {
+        let now = Instant::now();
+        let mut circuits = after(3, ErrorClass::Unreachable, &route("r.io", "ada", "r.io/secret:v1"), now);
+        for (image, later) in [("r.io/one:v1", 5), ("r.io/two:v1", 2)] {
+            for _ in 0..3 {
+                let at = now + Duration::from_secs(later);
+                circuits.failed(&route("s.io", "ada", image), &fault(ErrorClass::Unauthorized), at);
+            }
+        }
+        circuits.failed(&route("t.io", "", ""), &fault(ErrorClass::RateLimited), now);
+        let shown = |at| -> Vec<(String, &str, u64)> {
+            let open = circuits.open(at).into_iter();
+            open.map(|it| (it.registry, it.scope.name(), (it.next_attempt - now).as_secs())).collect()
+        };
+        let all = [("r.io".to_owned(), "all-pulls", 10), ("s.io".to_owned(), "images", 12)];
+        assert_eq!(shown(now), all);
+        assert_eq!(shown(now + FIRST), all[1..]);
+        assert!(!format!("{:?}", circuits.open(now)).contains("secret"));
+        circuits.probe(&route("r.io", "ada", "r.io/secret:v1"), now + FIRST);
+        assert_eq!(circuits.open(now + FIRST).len(), 2, "a probe is under way");
     }
 
     #[test]

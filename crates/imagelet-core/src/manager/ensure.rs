@@ -187,8 +187,7 @@ impl Ensuring<'_> {
             Some(intent) => intent,
             None => self.intend().await?,
         };
-        let is_client = self.request.caller.is_client();
-        if !is_client {
+        if self.request.caller == Caller::Pod {
             self.manager.backoff().begin(&key);
         }
         if let Some(recorder) = &self.manager.recorder {
@@ -207,9 +206,7 @@ impl Ensuring<'_> {
         match outcome {
             Ok((pulled, begun)) => {
                 begun.fulfil(&pulled).await;
-                if !is_kubelet {
-                    self.manager.backoff().forget(&key);
-                }
+                self.succeeded(&key);
                 self.remember_verified(&spec, &pulled.id).await;
                 Ok(self.hand_out_pulled(pulled, spec, began.elapsed()))
             }
@@ -227,19 +224,48 @@ impl Ensuring<'_> {
                     self.withdraw(intent).await;
                 }
                 let error = EnsureError::of_pull(image, with_causes(failure, missing), self.manager.compatibility);
-                let remembered = format!("{}: {}", error.reason(), error.message());
-                if !is_client {
-                    self.manager.backoff().advance(key, remembered, Instant::now());
-                }
+                self.failed(key, &error);
                 Err(error)
             }
+        }
+    }
+
+    /// Ends the back-off of what succeeded: for a pod its own, for a command that of all pods that wait for the same.
+    fn succeeded(&self, key: &BackoffKey) {
+        let mut backoff = self.manager.backoff();
+        match self.request.caller {
+            Caller::Command => {
+                for alike in backoff.alike(|other| other.is_alike(key)) {
+                    backoff.forget(&alike);
+                }
+            }
+            Caller::Pod | Caller::Client { .. } if self.manager.compatibility.is_kubelet() => {}
+            Caller::Pod | Caller::Client { .. } => backoff.forget(key),
+        }
+    }
+
+    /// Starts or lengthens the back-off of what failed: a pod's own; of a command's, that of the pods that wait already.
+    fn failed(&self, key: BackoffKey, error: &EnsureError) {
+        let (mut backoff, now) = (self.manager.backoff(), Instant::now());
+        let keys = match self.request.caller {
+            Caller::Pod => vec![key],
+            Caller::Command => {
+                let mut waiting = backoff.alike(|other| other.is_alike(&key));
+                waiting.retain(|other| backoff.held(other, now).is_some());
+                waiting
+            }
+            Caller::Client { .. } => return,
+        };
+        let failure = format!("{}: {}", error.reason(), error.message());
+        for key in keys {
+            backoff.advance(key, failure.clone(), now);
         }
     }
 
     /// Whether the registry may be asked now: nothing is left alone for this pod, then none for all.
     fn is_free(&self, key: &BackoffKey, work: &Work) -> Result<(), EnsureError> {
         let image = self.request.image.clone();
-        if !self.request.caller.is_client()
+        if self.request.caller == Caller::Pod
             && let Some(held) = self.manager.backoff().held(key, Instant::now())
         {
             return Err(EnsureError::HeldBack { image, failure: held.failure.clone() });

@@ -30,6 +30,7 @@ use std::{
 use tokio::time::Instant;
 
 use backoff::Backoff;
+pub use circuit::{CircuitScope, OpenCircuit};
 use ensure::Ensuring;
 pub use error::EnsureError;
 use meters::{Meters, QueueMeters, Tally};
@@ -49,7 +50,7 @@ use crate::{
     credentials::{CredentialProvider, Keyring, NodeKeyring},
     decisions::DecisionLog,
     events::EventSink,
-    image::ImageKey,
+    image::{ImageKey, Reference},
     inventory::Inventory,
     records::PullRecords,
     runtime::{Progress, RuntimeManager},
@@ -82,6 +83,16 @@ struct BackoffKey {
     image: String,
     /// The hashes of the credentials shown, so that a changed secret is tried at once. None with the kubelet.
     credentials: Vec<String>,
+}
+
+impl BackoffKey {
+    /// Whether what one of them met says the same of the other: one image, however it is spelled, shown the same
+    /// credentials.
+    fn is_alike(&self, other: &Self) -> bool {
+        let name = |key: &Self| key.image.parse::<Reference>().map(|name| name.canonical().to_string());
+        let is_same = || matches!((name(self), name(other)), (Ok(one), Ok(other)) if one == other);
+        self.credentials == other.credentials && (self.image == other.image || is_same())
+    }
 }
 
 impl ImageManager {
@@ -169,7 +180,7 @@ impl ImageManager {
             })
             .collect();
         held_back.sort_by(|a, b| (a.until, &a.image, &a.pod_uid).cmp(&(b.until, &b.image, &b.pod_uid)));
-        ManagerStatus { pulls: self.puller.status(), held_back }
+        ManagerStatus { pulls: self.puller.status(), held_back, open_circuits: self.puller.open_circuits(now) }
     }
 
     /// The node's own credentials, as its files have them.

@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
-    circuit::{Circuits, Refusal, Route},
+    circuit::{Circuits, OpenCircuit, Refusal, Route},
     flights::{Asking, Departure, FlightKey, FlightStatus, Flights, Keepsake},
     meters::QueueMeters,
     queue::{Gate, Manner, Newcomer, Place, Queue, Size, Standing},
@@ -121,8 +121,12 @@ impl Puller {
         if self.flights.has(&self.flights.key(work, self.compatibility)) {
             return Ok(());
         }
-        let mut circuits = circuits.lock().unwrap_or_else(PoisonError::into_inner);
-        circuits.admit(&route, Instant::now()).map_err(|refusal| {
+        let (mut circuits, now) = (circuits.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+        if work.caller == Caller::Command {
+            circuits.probe(&route, now);
+            return Ok(());
+        }
+        circuits.admit(&route, now).map_err(|refusal| {
             let Refusal { trouble, failures, remaining, class } = refusal;
             let (registry, seconds) = (&route.registry, remaining.as_secs() + 1);
             let next = if remaining.is_zero() {
@@ -133,6 +137,12 @@ impl Puller {
             let message = format!("circuit open for registry `{registry}` after {failures} failures ({class}); {next}");
             LeftAlone { message, kind: trouble.kind() }
         })
+    }
+
+    /// The registries that are not asked now.
+    pub(crate) fn open_circuits(&self, now: Instant) -> Vec<OpenCircuit> {
+        let Some(circuits) = &self.circuits else { return Vec::new() };
+        circuits.lock().unwrap_or_else(PoisonError::into_inner).open(now)
     }
 
     /// What a pull's end, or its manifest, says of the registry.
@@ -331,7 +341,7 @@ impl Work {
     fn gate(&self) -> Gate {
         match self.caller {
             Caller::Client { is_limited: false, .. } => Gate::Free,
-            Caller::Client { is_limited: true, .. } | Caller::Pod => Gate::Limited,
+            Caller::Client { is_limited: true, .. } | Caller::Pod | Caller::Command => Gate::Limited,
         }
     }
 

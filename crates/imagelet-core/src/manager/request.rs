@@ -4,7 +4,7 @@ use std::{fmt, num::NonZeroUsize, str::FromStr, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{startup::PullRecorder, throttle::PullRate};
+use super::{circuit::OpenCircuit, startup::PullRecorder, throttle::PullRate};
 use crate::{
     credentials::{Credential, CredentialProvider, CredentialQuery, NodeKeyring, PullSecret},
     events::{EventSink, EventSubject},
@@ -221,9 +221,12 @@ pub struct PodIdentity {
 /// Who asks, and so who decides when to ask and how often to try again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Caller {
-    /// A pod, or a person: both are decided here.
+    /// A pod: decided here.
     #[default]
     Pod,
+    /// A command of an operator, for no pod. Neither a back-off nor an open circuit holds it back: it is attempted at
+    /// once, and its outcome counts for the pods that wait for the same.
+    Command,
     /// A client that has decided itself, as a kubelet that asks a runtime to pull: it has policies, records and a back-off
     /// of its own. It is never held back for its own failures, gets what is here only by a right that is on record, and
     /// shares a pull with whoever asks the same.
@@ -239,7 +242,7 @@ pub enum Caller {
 impl Caller {
     /// Whether it decides itself.
     pub fn is_client(self) -> bool {
-        self != Self::Pod
+        matches!(self, Self::Client { .. })
     }
 }
 
@@ -372,6 +375,8 @@ pub struct ManagerStatus {
     pub pulls: Vec<PullStatus>,
     /// Images left alone because they failed, soonest free first.
     pub held_back: Vec<HeldBack>,
+    /// Registries that are not asked at present.
+    pub open_circuits: Vec<OpenCircuit>,
 }
 
 impl ManagerStatus {

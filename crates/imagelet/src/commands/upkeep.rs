@@ -157,6 +157,24 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
             }
             table.write(&mut out)?;
         }
+        if !status.registries.is_empty() {
+            writeln!(out)?;
+            let mut table = Table::new(["REGISTRY", "NOT ASKED FOR", "NEXT ATTEMPT IN", "BECAUSE"]);
+            for open in &status.registries {
+                let pulls = match open.pulls.as_str() {
+                    "all-pulls" => "all pulls",
+                    "credentials" => "pulls with some credentials",
+                    _ => "pulls of some images",
+                };
+                let next = match open.remaining_seconds {
+                    0 => "now".to_owned(),
+                    seconds => duration(seconds * 1000),
+                };
+                let because = format!("{} failures ({})", open.failures, open.class);
+                table.row([open.registry.clone(), pulls.into(), next, because]);
+            }
+            table.write(&mut out)?;
+        }
         Ok(())
     })?;
     Ok(ExitCode::SUCCESS)

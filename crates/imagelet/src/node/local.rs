@@ -15,7 +15,7 @@ use imagelet_core::{
     gc::{GcRuns, ImageGc, OrderError, RunTold, UsedImages},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, shown_name},
     inventory::{Inventory, Snapshot, node_images},
-    manager::{EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
+    manager::{Caller, EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
     records::PullRecords,
     runtime::{Certainty, ImportingImages, Progress, RuntimeManager},
@@ -26,10 +26,11 @@ use super::adopt::Adoption;
 use super::brief::BriefList;
 use super::reasons::{Collections, declare};
 use super::rows::{KnownSizes, row, row_without_uses};
+use super::waiting::WaitingRows;
 use super::{
-    Command, HeldBackRow, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest,
-    Mounted, PackedList, PullBoard, PullRequest, PullRow, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps,
-    UnmountRequest, UntagRequest, Usage, UsageRequest, pods::secrets, pressure::pressure,
+    Command, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest, Mounted,
+    PackedList, PullBoard, PullRequest, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps, UnmountRequest,
+    UntagRequest, Usage, UsageRequest, pods::secrets, pressure::pressure,
 };
 use crate::{
     config::{CollectionMode, Settings},
@@ -320,7 +321,9 @@ fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
         server_address: String::new(),
     });
     let pod = asked.pod.clone().unwrap_or_default();
+    let is_for_a_pod = !(pod.name.is_empty() && pod.uid.is_empty());
     Ok(EnsureRequest {
+        caller: if is_for_a_pod { Caller::Pod } else { Caller::Command },
         pod: PodIdentity { namespace: pod.namespace.into(), name: pod.name.into(), uid: pod.uid.into() },
         container: asked.field.as_str().into(),
         credentials: credentials.collect(),
@@ -521,9 +524,7 @@ impl Command for StatusRequest {
         let images = pressure.stats.as_ref().map(|stats| &stats.images);
         let full = images.and_then(|stats| Fullness::of(stats.capacity_bytes, stats.available_bytes).ok());
         let settings = node.settings();
-        let manager = node.parts.manager.status();
-        let now = tokio::time::Instant::now();
-        let milliseconds = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let WaitingRows { pulls, held_back, registries } = WaitingRows::of(node.parts.manager.status());
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         problems.dedup();
         let runtime_import = match &node.parts.imports {
@@ -553,27 +554,9 @@ impl Command for StatusRequest {
             last_collection: node.collections.last(),
             shadow: (settings.collection.mode == CollectionMode::Shadow).then(|| node.collections.shadow()),
             decisions_lost: node.parts.decisions.lost().0,
-            pulls: manager
-                .pulls
-                .into_iter()
-                .map(|pull| PullRow {
-                    image: pull.image,
-                    state: pull.state.name().into(),
-                    position: pull.position,
-                    priority: pull.priority,
-                    for_ms: milliseconds(now.saturating_duration_since(pull.since)),
-                    askers: pull.askers,
-                })
-                .collect(),
-            held_back: manager
-                .held_back
-                .into_iter()
-                .map(|held| HeldBackRow {
-                    image: held.image,
-                    remaining_ms: milliseconds(held.remaining),
-                    failure: held.failure,
-                })
-                .collect(),
+            pulls,
+            held_back,
+            registries,
             problems,
         })
     }

@@ -390,6 +390,8 @@ documents! {
         pulls: Vec<PullRow>,
         /// Images left alone because they failed.
         held_back: Vec<HeldBackRow>,
+        /// Registries that are not asked at present.
+        registries: Vec<OpenCircuitRow>,
         /// What went wrong when asking; the rest is good.
         problems: Vec<String>,
     }
@@ -538,6 +540,21 @@ documents! {
         remaining_ms: u64,
         /// Why it failed.
         failure: String,
+    }
+    /// A registry that is not asked at present.
+    OpenCircuitRow {
+        /// Host and port.
+        registry: String,
+        /// Which pulls wait: `all-pulls`, those with some `credentials`, or those of some `images`.
+        pulls: String,
+        /// What went wrong last; see `docs/errors.md`.
+        class: String,
+        /// How often in a row.
+        failures: u32,
+        /// When the next attempt is let through.
+        next_attempt_at: Option<String>,
+        /// How long that is from now; zero while an attempt is under way.
+        remaining_seconds: u64,
     }
 }
 

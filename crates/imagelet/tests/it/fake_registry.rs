@@ -30,6 +30,8 @@ pub(crate) struct Answer {
     pub(crate) cut_at: Option<usize>,
     /// Wait this long between slices of the body.
     pub(crate) pause: Duration,
+    /// The value of `Retry-After`.
+    pub(crate) retry_after: Option<&'static str>,
 }
 
 impl Answer {
@@ -40,6 +42,7 @@ impl Answer {
             body: body.to_vec(),
             cut_at: None,
             pause: Duration::ZERO,
+            retry_after: None,
         }
     }
 
@@ -273,6 +276,9 @@ fn write_answer(mut stream: &TcpStream, method: &str, answer: &Answer, first: us
     );
     if partial {
         write!(head, "Content-Range: bytes {first}-{}/{total}\r\n", total - 1).expect("a string takes all");
+    }
+    if let Some(value) = answer.retry_after {
+        write!(head, "Retry-After: {value}\r\n").expect("a string takes all");
     }
     head += "\r\n";
     stream.write_all(head.as_bytes())?;

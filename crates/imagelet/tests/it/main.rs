@@ -4,6 +4,7 @@ mod admission;
 mod architecture;
 mod bare;
 mod between;
+mod by_hand;
 mod cases;
 mod collection;
 mod configuration;

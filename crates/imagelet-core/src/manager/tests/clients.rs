@@ -38,6 +38,58 @@ async fn a_client_is_not_held_back_for_its_own_failures_and_a_pod_is() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_command_is_held_back_by_nothing_and_its_outcome_counts_for_the_pods_that_wait() {
+    for compatibility in [Compatibility::Imagelet, Compatibility::Kubelet] {
+        let runtime = FakeRuntime::new();
+        runtime.fail(
+            "pull",
+            RuntimeErrorKind::RegistryUnavailable,
+            "dial tcp 10.0.0.1:443: connect: connection refused",
+        );
+        let settings = PullSettings { compatibility, ..PullSettings::default() };
+        let node = TestNode::new(Arc::new(runtime.clone()), Wanted { settings, ..Wanted::default() });
+        let pod = |uid: &str, image: &str| {
+            let pod = PodIdentity { namespace: "default".into(), name: uid.into(), uid: uid.into() };
+            EnsureRequest { pod, ..EnsureRequest::new(image, PullPolicy::Always) }
+        };
+        let command = |image: &str| EnsureRequest {
+            caller: Caller::Command,
+            ..EnsureRequest::new(image, PullPolicy::IfNotPresent)
+        };
+        for uid in ["a", "b", "c"] {
+            node.ensure(&pod(uid, "reg.test/app")).await.unwrap_err();
+        }
+        node.ensure(&pod("a", "reg.test/other:v1")).await.unwrap_err();
+        let remaining = |uid: &str, image: &str| {
+            let held = node.manager.status().held_back;
+            held.into_iter()
+                .find(|held| &*held.pod_uid == uid && held.image == image)
+                .map(|held| held.remaining.as_secs())
+        };
+        for round in 1..=3 {
+            runtime.take_calls();
+            node.ensure(&command("reg.test/app:latest")).await.unwrap_err();
+            let asked = runtime.take_calls().iter().filter(|call| call.starts_with("pull")).count();
+            assert_eq!(asked, 1, "round {round}, {compatibility:?}");
+            assert_eq!(remaining("a", "reg.test/app"), Some(10 << round), "a failure counts, {compatibility:?}");
+        }
+        assert_eq!(remaining("", "reg.test/app:latest"), None, "a command waits for nothing itself");
+        let open: Vec<String> = node.manager.status().open_circuits.into_iter().map(|open| open.registry).collect();
+        assert_eq!(open, if compatibility.is_kubelet() { vec![] } else { vec!["reg.test".to_owned()] });
+
+        runtime.heal();
+        runtime.offer("reg.test/app:latest", "app", 10);
+        runtime.offer("reg.test/other:v1", "other", 10);
+        assert_eq!(node.ensure(&pod("a", "reg.test/app")).await.unwrap_err().reason(), "ImagePullBackOff");
+        node.ensure(&command("reg.test/app:latest")).await.unwrap();
+        assert_eq!((remaining("a", "reg.test/app"), node.manager.status().open_circuits), (None, vec![]));
+        for uid in ["a", "b", "c", "d"] {
+            node.ensure(&pod(uid, "reg.test/app")).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_registry_left_alone_is_told_to_a_client_as_one_that_is_away() {
     let runtime = FakeRuntime::new();
     runtime.fail("pull", RuntimeErrorKind::RegistryUnavailable, "dial tcp 10.0.0.1:443: connect: connection refused");

@@ -1,0 +1,60 @@
+//! The pulls of a manager as `status` shows them: those under way, and what holds others back.
+
+use std::time::{Duration, SystemTime};
+
+use imagelet_core::manager::{HeldBack, ManagerStatus, OpenCircuit, PullStatus};
+use tokio::time::Instant;
+
+use super::{
+    local::moment,
+    words::{HeldBackRow, OpenCircuitRow, PullRow},
+};
+
+/// The rows of one moment.
+pub(super) struct WaitingRows {
+    pub(super) pulls: Vec<PullRow>,
+    pub(super) held_back: Vec<HeldBackRow>,
+    pub(super) registries: Vec<OpenCircuitRow>,
+}
+
+impl WaitingRows {
+    pub(super) fn of(status: ManagerStatus) -> Self {
+        let now = Instant::now();
+        Self {
+            pulls: status.pulls.into_iter().map(|pull| pull_row(pull, now)).collect(),
+            held_back: status.held_back.into_iter().map(held_back_row).collect(),
+            registries: status.open_circuits.into_iter().map(|open| open_circuit_row(open, now)).collect(),
+        }
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn pull_row(pull: PullStatus, now: Instant) -> PullRow {
+    PullRow {
+        image: pull.image,
+        state: pull.state.name().into(),
+        position: pull.position,
+        priority: pull.priority,
+        for_ms: milliseconds(now.saturating_duration_since(pull.since)),
+        askers: pull.askers,
+    }
+}
+
+fn held_back_row(held: HeldBack) -> HeldBackRow {
+    HeldBackRow { image: held.image, remaining_ms: milliseconds(held.remaining), failure: held.failure }
+}
+
+fn open_circuit_row(open: OpenCircuit, now: Instant) -> OpenCircuitRow {
+    let remaining = open.next_attempt.saturating_duration_since(now);
+    OpenCircuitRow {
+        registry: open.registry,
+        pulls: open.scope.name().into(),
+        class: open.class.word().into(),
+        failures: open.failures,
+        next_attempt_at: moment(SystemTime::now() + remaining),
+        remaining_seconds: remaining.as_secs(),
+    }
+}
