@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 
+import between
 import candidates
 import corpus
 import crowd
@@ -31,7 +32,7 @@ from source import registry
 
 DISK_BYTES = 4 << 30
 IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd")
-FUNCTIONS = (pods.podstart, node.rss, node.idle, layers.present, layers.stacking, node.together, crowd.callers, full.full, network.slow)
+FUNCTIONS = (pods.podstart, node.rss, node.idle, layers.present, layers.stacking, between.between, node.together, crowd.callers, full.full, network.slow)
 FIGURES = {function.__name__: function for function in FUNCTIONS}
 # What a figure pulls, beside what it makes itself.
 NEEDS = {"podstart": "web", "rss": "web", "present": "web", "stacking": "web", "together": "web", "slow": "web"}
@@ -50,6 +51,10 @@ class Bench:
 
     def started(self, who, disk_bytes=DISK_BYTES):
         return candidates.started(who, self.place, self.programs, self.pause, disk_bytes)
+
+    def started_behind(self, who):
+        """A runtime, and imagelet between it and its callers."""
+        return candidates.started_behind(who, self.place, self.programs, self.pause, DISK_BYTES)
 
     def keep(self, figure, who, found):
         self.values.setdefault(figure, {}).setdefault(who, {}).update(found)

@@ -23,6 +23,37 @@ state = "{place}/state"
   restrict_oom_score_adj = true
   sandbox_image = "{pause}"
 """
+# No networks, and nothing outside of its place.
+CRIO_CONFIG = """[crio]
+root = "{place}/root"
+runroot = "{place}/run"
+storage_driver = "overlay"
+log_dir = "{place}/pods"
+version_file = "{place}/version"
+version_file_persist = "{place}/version-persist"
+clean_shutdown_file = "{place}/clean"
+[crio.api]
+listen = "{place}/crio.sock"
+stream_port = "0"
+[crio.runtime]
+container_exits_dir = "{place}/exits"
+container_attach_socket_dir = "{place}/attach"
+namespaces_dir = "{place}/namespaces"
+hooks_dir = ["{place}/hooks"]
+cgroup_manager = "cgroupfs"
+conmon_cgroup = "pod"
+irqbalance_config_restore_file = "disable"
+disable_hostport_mapping = true
+log_level = "warn"
+[crio.image]
+pause_image = "{pause}"
+signature_policy = "{policy}"
+[crio.network]
+network_dir = "{place}/cni"
+plugin_dirs = ["{place}/cni"]
+[crio.nri]
+enable_nri = false
+"""
 
 
 @dataclasses.dataclass
@@ -198,34 +229,55 @@ class Containerd(Daemon):
         return entries(self.place / "root/io.containerd.snapshotter.v1.overlayfs/snapshots")
 
 
+class Crio(Daemon):
+    """CRI-O, where it is installed."""
+
+    name = "crio"
+    environment = None
+
+    def __init__(self, place, program, pause):
+        super().__init__(place)
+        self.socket = self.pods = place / "crio.sock"
+        folders = {name: place / name for name in ("root", "run", "pods", "config.d", "hooks", "cni")}
+        for folder in folders.values():
+            folder.mkdir(exist_ok=True)
+        policy, config, settings = place / "policy.json", place / "crio.conf", place / "home/.config/containers"
+        settings.mkdir(parents=True)
+        (settings / "registries.conf").write_text(f'[[registry]]\nlocation = "{pause.partition("/")[0]}"\ninsecure = true\n')
+        policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}\n')
+        config.write_text(CRIO_CONFIG.format(place=place, pause=pause, policy=policy))
+        self.environment = {"HOME": str(place / "home")}
+        self.command = [program, "--config", config, "--config-dir", folders["config.d"]]
+
+
 class ForwardingDaemon(Daemon):
-    """`imagelet serve` between a kubelet and containerd, which pulls; both processes are measured."""
+    """`imagelet serve` between a kubelet and a runtime, which pulls; both processes are measured."""
 
     name = "forwarded"
     environment = None
     settings = "runtimeImport: never\n"
 
-    def __init__(self, place, program, containerd):
+    def __init__(self, place, program, runtime):
         super().__init__(place)
-        self.containerd, self.pods, self.socket = containerd, containerd.socket, place / "imagelet.sock"
+        self.runtime, self.pods, self.socket = runtime, runtime.socket, place / "imagelet.sock"
         config = place / "config.yaml"
         config.write_text(f"{DAEMON_CONFIG}{self.settings}store: {{directory: '{place}/state'}}\n")
-        runtime = ["--runtime-endpoint", f"unix://{containerd.socket}"]
-        self.command = [program, "serve", "--config", config, *runtime, "--socket", self.socket]
+        endpoint = ["--runtime-endpoint", f"unix://{runtime.socket}"]
+        self.command = [program, "serve", "--config", config, *endpoint, "--socket", self.socket]
 
     def start(self):
-        self.containerd.start()
+        self.runtime.start()
         return super().start()
 
     def stop(self):
         super().stop()
-        self.containerd.stop()
+        self.runtime.stop()
 
     def processes(self):
-        return [self.process, self.containerd.process]
+        return [self.process, self.runtime.process]
 
     def is_empty(self):
-        return self.containerd.is_empty()
+        return self.runtime.is_empty()
 
 
 class ImportingDaemon(ForwardingDaemon):
@@ -306,3 +358,21 @@ def started(who, folder, programs, pause, disk_bytes):
             yield candidate
         finally:
             candidate.stop()
+
+
+def is_installed(runtime):
+    """Whether its program is there; containerd has to be."""
+    return runtime == Containerd.name or shutil.which(Crio.name) is not None
+
+
+@contextlib.contextmanager
+def started_behind(runtime, folder, programs, pause, disk_bytes):
+    """A runtime on a disk of its own, and imagelet between it and its callers."""
+    with disk(folder, f"behind-{runtime}", disk_bytes) as place:
+        behind = Containerd(place, programs[1], pause) if runtime == Containerd.name else Crio(place, Crio.name, pause)
+        daemon = ForwardingDaemon(place, programs[0], behind)
+        try:
+            daemon.start()
+            yield behind, daemon
+        finally:
+            daemon.stop()

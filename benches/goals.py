@@ -8,6 +8,10 @@ OURS = ("imagelet", "daemon", "background")
 DURABLE = ("imagelet", "daemon")
 # imagelet between a kubelet and containerd, and containerd given the layers: of containerd's own pull in the same run.
 IMPORTED = ("imported",)
+# imagelet between a kubelet and a runtime that pulls.
+FORWARDED = ("forwarded",)
+COLUMNS = OURS + IMPORTED + FORWARDED
+ADDED_MS = 10
 WALL_IMPORTED = {"web": 0.36, "many": 0.50, "ml": 0.50}
 CPU_IMPORTED = 0.5
 PODSTART = 0.45
@@ -65,6 +69,8 @@ def goals(values, containerd):
     large = next((one["image"] for one in values.get("rss", {}).values()), "")
     found += [
         Goal("a pod of web starts, image absent: wall / containerd", "podstart", "x_wall", PODSTART, who=IMPORTED),
+        *(Goal(f"{call} of a small image through imagelet adds over {runtime}, ms", "between", f"{runtime}_{call}_added", ADDED_MS, None, MILLISECOND, 1, FORWARDED)
+          for runtime in ("containerd", "crio") for call in ("pull", "remove")),
         Goal(f"peak above idle while pulling {large}, MB", "rss", "above", 40, 20, MEGABYTE, 1),
         Goal("idle daemon, empty store, MB", "idle", "rss_empty", 12, 8, MEGABYTE, 1),
         Goal(f"idle daemon, {images} images, MB", "idle", "rss", 12, 8, MEGABYTE, 1),
@@ -96,7 +102,7 @@ def judge(values, containerd):
     """Prints each goal that was measured with its verdicts; answers them."""
     rows, verdicts = [], []
     for goal in goals(values, containerd):
-        measured = {who: values.get(goal.figure, {}).get(who, {}).get(goal.key) for who in OURS + IMPORTED}
+        measured = {who: values.get(goal.figure, {}).get(who, {}).get(goal.key) for who in COLUMNS}
         if not any(measured[who] is not None for who in goal.who):
             continue
         cells = []
@@ -111,7 +117,7 @@ def judge(values, containerd):
         limit = "-" if goal.stretch is None else f"{goal.stretch:g}"
         rows.append([goal.text, f"{goal.must:g}", limit, *cells])
     if rows:
-        table("goals (at most)", ["goal", "must", "stretch", *OURS, *IMPORTED], rows)
+        table("goals (at most)", ["goal", "must", "stretch", *COLUMNS], rows)
         missed = sum(one["verdict"] == "MISSED" for one in verdicts)
         print(f"\n{len(verdicts) - missed} met, {missed} missed")
     return verdicts

@@ -22,6 +22,7 @@ import time
 
 PIECE = 1 << 20
 SLOW_PIECE = 64 << 10
+TLS_HANDSHAKE = b"\x16"
 HEAD_LINES_MAX = 100
 MANIFEST = re.compile(r"/v2/(?P<name>[a-z0-9._/-]+)/manifests/(?P<tag>[A-Za-z0-9._:-]+)")
 BLOB = re.compile(r"/v2/[a-z0-9._/-]+/blobs/sha256:(?P<hex>[0-9a-f]{64})")
@@ -71,6 +72,10 @@ class Handler(socketserver.StreamRequestHandler):
 
     def head(self):
         """Method, path and the headers that matter, or nothing at the end of the connection."""
+        if self.rfile.peek(1)[:1] == TLS_HANDSHAKE:
+            # A client that tries TLS first goes on without it once it is answered by HTTP.
+            self.connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            return None
         first = self.rfile.readline(8192).split()
         if len(first) != 3:
             return None

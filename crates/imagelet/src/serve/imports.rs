@@ -98,14 +98,16 @@ impl RuntimeSite {
 #[async_trait]
 impl ImportSite for RuntimeSite {
     async fn survey(&self) -> Result<RuntimeFacts, RuntimeError> {
-        let (version, mut configuration, filesystems) = tokio::try_join!(
-            self.parts.containers.version(),
-            self.parts.containers.configuration(),
-            self.parts.images.filesystem()
-        )?;
+        let version = self.parts.containers.version().await?;
+        let runtime = RuntimeFacts::named(version.name, version.version);
+        if !runtime.is_containerd() {
+            // CRI-O walks through all its files to answer for its disks.
+            return Ok(runtime);
+        }
+        let (mut configuration, filesystems) =
+            tokio::try_join!(self.parts.containers.configuration(), self.parts.images.filesystem())?;
         configuration.sandbox_images.extend(self.parts.sandbox_images.iter().cloned());
-        let places = SnapshotterPlace::all(&filesystems);
-        Ok(RuntimeFacts { name: version.name, version: version.version, places, configuration })
+        Ok(RuntimeFacts { places: SnapshotterPlace::all(&filesystems), configuration, ..runtime })
     }
 
     async fn open(&self, runtime: &RuntimeFacts) -> Result<OpenedSite, ForwardReason> {

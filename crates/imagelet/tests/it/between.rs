@@ -2,7 +2,10 @@
 
 use std::{path::Path, time::Duration};
 
-use imagelet_core::runtime::{ErrorClass, Hop, RuntimeError, RuntimeErrorKind};
+use imagelet_core::{
+    image::ImageSpec,
+    runtime::{ErrorClass, Hop, ImageService as _, RuntimeError, RuntimeErrorKind},
+};
 use serde_json::Value;
 
 use crate::{
@@ -152,6 +155,28 @@ impl Hanging {
             self.clients.block_on(async { pull(&connect(&self.daemon).await, &request("reg.test/next:v1")).await });
         assert_eq!(pulled.unwrap(), scripted::id_of("reg.test/next:v1"));
     }
+}
+
+#[test]
+fn a_pull_and_a_removal_cost_the_runtime_no_more_calls_than_they_need() {
+    const NAME: &str = "reg.test/next:v1";
+    let scene = Hanging::start();
+    let heard = |what: &str| scene.runtime.with(|script| script.methods.iter().any(|method| method == what));
+    wait_until("the first pass", || heard("ListImages") && heard("ListContainers"));
+    let methods = || scene.runtime.with(|script| std::mem::take(&mut script.methods));
+    scene.clients.block_on(async {
+        let client = connect(&scene.daemon).await;
+        pull(&client, &request(NAME)).await.unwrap();
+        methods();
+        pull(&client, &request(NAME)).await.unwrap();
+        // By its name it is no runtime that images are imported into; a look at its disks may take it long.
+        assert_eq!(methods(), ["Version", "PullImage", "ImageStatus"]);
+        client.remove(&ImageSpec::new(NAME)).await.unwrap();
+        let mut asked = methods();
+        // Who uses it is asked for at once.
+        asked.sort_unstable();
+        assert_eq!(asked, ["ImageStatus", "ListContainers", "ListPodSandbox", "RemoveImage"]);
+    });
 }
 
 #[test]

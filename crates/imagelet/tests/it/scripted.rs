@@ -39,6 +39,8 @@ pub(crate) struct Script {
     pub(crate) asked: Vec<v1::PullImageRequest>,
     /// Every call that changes something, in order.
     pub(crate) calls: Vec<String>,
+    /// Every call's method, in order.
+    pub(crate) methods: Vec<String>,
     /// Handlers it says it has.
     pub(crate) handlers: Vec<String>,
     /// Lists come in streams, too, so many images a message; zero: it has none.
@@ -67,8 +69,15 @@ impl Runtime {
         let serving = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = serving.block_on(async { tokio::net::UnixListener::bind(&socket) }).unwrap();
         let acting = Acting { script: Arc::clone(&script), snapshots };
+        let heard = Arc::clone(&script);
+        let hearing = tower::util::MapRequestLayer::new(move |request: tonic::codegen::http::Request<_>| {
+            let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+            heard.lock().unwrap().methods.push(method);
+            request
+        });
         serving.spawn(
             Server::builder()
+                .layer(hearing)
                 .add_service(ImageServiceServer::new(acting.clone()).max_encoding_message_size(usize::MAX))
                 .add_service(RuntimeServiceServer::new(acting))
                 .serve_with_incoming(UnixListenerStream::new(listener)),

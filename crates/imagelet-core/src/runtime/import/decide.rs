@@ -16,8 +16,6 @@ use crate::{
 
 /// By this annotation of a pod containerd knows the handler that an image is pulled for.
 const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
-/// The one runtime with stores that images can be imported into.
-const RUNTIME: &str = "containerd";
 /// For so long a registry is forwarded first after forwarding helped.
 const PREFERRED_FOR: Duration = Duration::from_mins(10);
 /// Most registries that are remembered.
@@ -67,7 +65,7 @@ fn obstacle(question: &ImportQuestion<'_>) -> Option<ForwardReason> {
         return Some(ForwardReason::SwitchedOff);
     }
     let runtime = match question.runtime {
-        Ok(runtime) if runtime.name == RUNTIME => runtime,
+        Ok(runtime) if runtime.is_containerd() => runtime,
         Ok(other) => return Some(ForwardReason::OtherRuntime(other.name.clone())),
         Err(why) => return Some(ForwardReason::RuntimeUnknown(why.to_owned())),
     };

@@ -10,6 +10,8 @@ use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use super::super::{ImageFilesystems, default_sandbox_image, details::lenient};
 use crate::image::Reference;
 
+/// The one runtime with stores that images can be imported into.
+const RUNTIME: &str = "containerd";
 /// The snapshotter that layers can be imported into.
 pub(super) const SNAPSHOTTER: &str = "overlayfs";
 /// A folder of a snapshotter of containerd is its name behind this.
@@ -130,6 +132,16 @@ impl RegistrySettings {
 }
 
 impl RuntimeFacts {
+    /// A runtime by its name and version alone.
+    pub fn named(name: String, version: String) -> Self {
+        Self { name, version, ..Self::default() }
+    }
+
+    /// Whether it is the one runtime with stores that images can be imported into.
+    pub fn is_containerd(&self) -> bool {
+        self.name == RUNTIME
+    }
+
     /// Where the layers lie that imports stand on.
     pub fn place(&self) -> Option<&SnapshotterPlace> {
         self.places.iter().find(|place| place.snapshotter == SNAPSHOTTER)

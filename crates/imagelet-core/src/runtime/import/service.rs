@@ -50,7 +50,7 @@ static PULLS: Family = Family {
 /// Where imports begin: what a runtime is, and what is opened beside it.
 #[async_trait]
 pub trait ImportSite: Send + Sync + fmt::Debug {
-    /// Asks the runtime what it is and how it is configured.
+    /// Asks the runtime what it is and how it is configured; of one that is not containerd, its name and version suffice.
     async fn survey(&self) -> Result<RuntimeFacts, RuntimeError>;
 
     /// Opens staging and the runtime's own interface.
