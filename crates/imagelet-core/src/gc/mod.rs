@@ -42,7 +42,7 @@ mod records_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod threshold_tests;
+mod vector_tests;
 
 use std::{
     fmt,

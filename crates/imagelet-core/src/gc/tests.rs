@@ -1,19 +1,14 @@
-//! The vectors of whole collections, and stories of a full disk over the fake runtime.
+//! Stories of a full disk over the fake runtime.
 
 use std::{io, path::Path, sync::Mutex, time::SystemTime};
 
-use async_trait::async_trait;
-use serde_json::Value;
-
-use super::*;
+use super::{vector_tests::Scripted, *};
 use crate::{
-    image::{Image, ImageSpec, ImageUser},
-    runtime::{
-        Container, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress, PullRequest,
-        RuntimeErrorKind, Sandbox,
-    },
-    testing::{FakeRuntime, vectors},
+    image::ImageSpec,
+    runtime::{Container, ContainerService, ContainerState, ImageService, RuntimeErrorKind, Sandbox},
+    testing::FakeRuntime,
 };
+use async_trait::async_trait;
 
 /// A disk of fixed size on which only the fake's images take room, beyond what others take.
 #[derive(Debug)]
@@ -302,164 +297,11 @@ async fn only_as_much_goes_as_was_asked_for() {
     assert_eq!(node.left().await, ["docker.io/library/c:1"]);
 }
 
-/// The runtime of a whole-collection vector.
-#[derive(Debug)]
-struct Scripted {
-    input: Value,
-    images: Mutex<Vec<Value>>,
-    removals: Mutex<Vec<ImageSpec>>,
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
-fn texts(value: &Value) -> Vec<String> {
-    value.as_array().into_iter().flatten().map(text).collect()
-}
-
-fn image(value: &Value) -> Image {
-    Image {
-        id: ImageId::new(text(&value["id"])),
-        tags: Vec::new(),
-        digests: Vec::new(),
-        size: ByteSize(value["size"].as_u64().unwrap()),
-        user: ImageUser::Unset,
-        spec: ImageSpec { runtime_handler: text(&value["runtime_handler"]), ..ImageSpec::default() },
-        pinned: value["pinned"].as_bool().unwrap_or(false),
-    }
-}
-
-#[async_trait]
-impl ImageService for Scripted {
-    async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
-        if let Some(error) = self.input["list_images_error"].as_str() {
-            return Err(RuntimeError::other(error));
-        }
-        Ok(self.images.lock().unwrap().iter().map(|name| Arc::new(image(name))).collect())
-    }
-    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        Ok(self.images.lock().unwrap().iter().map(image).rfind(|it| it.id.as_str() == spec.image))
-    }
-    async fn pull(&self, _request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
-        Err(RuntimeError::unsupported("scripted"))
-    }
-    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        let mut images = self.images.lock().unwrap();
-        if let Some(error) = images.iter().find(|it| it["id"] == *spec.image).and_then(|it| it["delete_error"].as_str())
-        {
-            return Err(RuntimeError::other(error));
-        }
-        images.retain(|it| it["id"] != *spec.image);
-        self.removals.lock().unwrap().push(spec.clone());
-        Ok(())
-    }
-    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        let stats = &self.input["stats"];
-        match stats["error"].as_str() {
-            Some(error) => Err(RuntimeError::other(error)),
-            None => FakeRuntime::new().filesystem().await,
-        }
-    }
-}
-
-#[async_trait]
-impl ContainerService for Scripted {
-    async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
-        let pods = self.input["pods"].as_array().unwrap();
-        let container = |it: &Value| Container {
-            id: text(&it["id"]),
-            sandbox_id: "sandbox".to_owned(),
-            name: text(&it["id"]),
-            image: ImageSpec::default(),
-            image_ref: String::new(),
-            image_id: text(&it["image_id"]),
-            state: ContainerState::Running,
-            created_at: SystemTime::UNIX_EPOCH,
-            labels: std::collections::BTreeMap::new(),
-        };
-        Ok(pods.iter().flat_map(|pod| pod["containers"].as_array().unwrap()).map(container).collect())
-    }
-    async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
-        Ok(Vec::new())
-    }
-    async fn mounted_images(&self, _container_id: &str) -> Result<Vec<String>, RuntimeError> {
-        Ok(Vec::new())
-    }
-}
-
-#[derive(Debug)]
-struct FixedDisk(DiskUse);
-
-impl DiskProbe for FixedDisk {
-    fn look(&self, _directory: &Path) -> io::Result<DiskUse> {
-        Ok(self.0.clone())
-    }
-}
-
-#[tokio::test]
-async fn whole_collections_match_the_kubelets_vectors() {
-    let cases = vectors("gc-garbage-collect.json");
-    assert_eq!(cases.len(), 13);
-    for case in cases {
-        let (input, expected) = (case["input"].clone(), case["expected"].clone());
-        let (name, policy) = (&case["name"], &input["policy"]);
-        let nanos = |value: &Value| Duration::from_nanos(value.as_u64().unwrap_or(0));
-        let policy = GcPolicy::new(
-            policy["high_threshold_percent"].as_i64().unwrap(),
-            policy["low_threshold_percent"].as_i64().unwrap(),
-            nanos(&policy["min_age"]),
-            Some(nanos(&policy["max_age"])),
-        )
-        .unwrap()
-        .counting(AgeCounts::FromUse)
-        .in_way(GcWay::Kubelet);
-        let bytes = |field: &str| ByteSize(input["stats"][field].as_u64().unwrap_or(0));
-        let disk = DiskUse::of(bytes("capacity_bytes"), bytes("available_bytes"));
-        let scripted = Arc::new(Scripted {
-            images: Mutex::new(input["images"].as_array().unwrap().clone()),
-            removals: Mutex::default(),
-            input: input.clone(),
-        });
-        let runtime = RuntimeManager::new(scripted.clone(), scripted.clone());
-        let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
-        let started_before = nanos(&input["loop_started_before"]);
-        if !started_before.is_zero() {
-            // The loop's start is when the watch began.
-            inventory.refresh(at(10_000) - started_before).await.unwrap();
-        }
-        let gc = ImageGc::new(runtime, inventory).with_probe(Arc::new(FixedDisk(disk)));
-        let goal = match input["operation"].as_str() {
-            Some("DeleteUnusedImages") => GcGoal::AllUnused,
-            _ => GcGoal::Threshold,
-        };
-        let collected = gc.collect(&GcRequest { policy, goal, dry_run: false }, at(10_000)).await;
-        let (error, events) = match &collected {
-            Ok(report) => (report.failure(), report.events.clone()),
-            Err(error) => (Some(error.to_string()), error.event().into_iter().collect()),
-        };
-        assert_eq!(error.as_deref(), expected["error"].as_str(), "{name}");
-        let events: Vec<_> = events.iter().map(|event| format!("Warning {} {}", event.reason, event.message)).collect();
-        assert_eq!(events, texts(&expected["events"]), "{name}");
-        let runs_hooks = collected.as_ref().is_ok_and(|report| report.hook.is_some());
-        assert_eq!(expected["hooks_run"], runs_hooks, "{name}");
-        let removals = scripted.removals.lock().unwrap();
-        let mut removals: Vec<String> = removals.iter().map(|spec| spec.image.clone()).collect();
-        removals.sort();
-        let wanted = ["deleted", "remove_calls", "deleted_unordered"].into_iter().find(|it| !expected[it].is_null());
-        assert_eq!(removals, texts(&expected[wanted.unwrap()]), "{name}");
-    }
-}
-
 #[tokio::test]
 async fn a_removal_names_the_handler_of_its_image_and_the_kubelets_the_id_alone() {
     for (way, handler) in [(GcWay::Imagelet, "kata"), (GcWay::Kubelet, "")] {
         let image = serde_json::json!({"id": "sha256:a", "size": 1, "runtime_handler": "kata"});
-        let scripted = Arc::new(Scripted {
-            images: Mutex::new(vec![image]),
-            removals: Mutex::default(),
-            input: serde_json::json!({"pods": []}),
-        });
+        let scripted = Arc::new(Scripted::holding(vec![image]));
         let runtime = RuntimeManager::new(scripted.clone(), scripted.clone());
         let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
         let policy = GcPolicy::new(85, 80, Duration::ZERO, None).unwrap().in_way(way);

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, iter::Peekable, sync::Arc, time::SystemTime};
 use super::{
     Entries, Entry, Flaw, LEASE_UNSEEN_MAX, PullCost, Snapshot, State,
     changes::{Loose, Trace},
-    detect::{DetectRules, DetectTimes, Record, Survey, Users, Uses, detect, uses_among},
+    detect::{DetectTimes, Record, Survey, Users, Uses, detect, in_order_of_keys, uses_among},
     memory::Remembered,
     names::Among,
     steady::{SteadyClock, moved},
@@ -48,7 +48,7 @@ impl State {
         let used_before = self.used_before();
         let uses = self.uses(&survey, Among::Listed(&survey.images));
         self.watch.advance(survey.runtime_containers(), now);
-        detect(&mut self.records, &survey, &uses.by_image, DetectRules::INVENTORY, times);
+        detect(&mut self.records, &survey, &uses.by_image, times);
         self.stirred.clear();
         // Where old versions were not looked for, nobody has noted what was renamed.
         let is_regrouped = self.memory.absorb(&mut self.records, &uses, &survey.images, now);
@@ -67,7 +67,7 @@ impl State {
 
     /// Who uses which of these images, the times in it steady ones.
     pub(super) fn uses(&self, survey: &Survey, among: Among<'_>) -> Uses {
-        let mut uses = uses_among(among, survey, DetectRules::INVENTORY, |id| !self.mounts.contains_key(id));
+        let mut uses = uses_among(among, survey, |id| !self.mounts.contains_key(id));
         for fresh in uses.fresh.values_mut().flatten() {
             fresh.created = fresh.created.map(|at| moved(at, -self.shift));
         }
@@ -208,10 +208,6 @@ impl State {
             image,
         }
     }
-}
-
-pub(super) fn in_order_of_keys(one: &Image, other: &Image) -> std::cmp::Ordering {
-    one.id.cmp(&other.id).then_with(|| one.spec.runtime_handler.cmp(&other.spec.runtime_handler))
 }
 
 /// The next of a sorted row that has this key.

@@ -189,7 +189,7 @@ impl Trace {
         // What is known and what arrived, by key.
         let arrived = std::mem::take(&mut compared.arrived);
         let mut arrived: Vec<(usize, Arc<Image>)> = (count..).zip(arrived).collect();
-        arrived.sort_by(|(_, one), (_, other)| super::absorb::in_order_of_keys(one, other));
+        arrived.sort_by(|(_, one), (_, other)| super::detect::in_order_of_keys(one, other));
         let mut arrived = arrived.into_iter().peekable();
         let changed: HashSet<usize> = compared.changed.iter().map(|(place, _)| *place).collect();
         let (mut gone, mut marks) = (Vec::new(), Marks::default());
@@ -198,7 +198,7 @@ impl Trace {
         let due = std::mem::replace(&mut self.due, Vec::with_capacity(places.len()));
         let sums = std::mem::replace(&mut self.sums, Vec::with_capacity(places.len()));
         self.listed = Vec::with_capacity(places.len());
-        let is_before = |one: &Image, other: &Image| super::absorb::in_order_of_keys(one, other).is_lt();
+        let is_before = |one: &Image, other: &Image| super::detect::in_order_of_keys(one, other).is_lt();
         for (place, ((entry, due), sum)) in before.into_iter().zip(due).zip(sums).enumerate() {
             while let Some((old, image)) = arrived.next_if(|(_, image)| is_before(image, &entry.image)) {
                 places[old] = u32_of(entries.len());

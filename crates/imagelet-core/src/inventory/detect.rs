@@ -69,36 +69,6 @@ impl Survey {
     }
 }
 
-/// How images and their users are brought together.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DetectRules {
-    /// Images are told apart by the handler they are stored for, too.
-    pub(crate) handler_keys: bool,
-    /// Images mounted as volumes are in use.
-    pub(crate) image_volumes: bool,
-    /// Any spelling counts: tag, digest, short id, whatever the handler. Without it only the exact id does.
-    pub(crate) any_spelling: bool,
-}
-
-impl DetectRules {
-    /// What the inventory goes by. A runtime may remove all that has one id, so a use under any handler protects them all.
-    pub(crate) const INVENTORY: Self = Self { handler_keys: true, image_volumes: true, any_spelling: true };
-
-    /// The key of a listed image.
-    pub(super) fn key(self, image: &Image) -> ImageKey {
-        self.key_of(image.id.clone(), &image.spec.runtime_handler)
-    }
-
-    /// The handler in it.
-    fn handler(self, image: &Image) -> &str {
-        if self.handler_keys { &image.spec.runtime_handler } else { "" }
-    }
-
-    fn key_of(self, id: ImageId, handler: &str) -> ImageKey {
-        ImageKey::new(id, if self.handler_keys { handler.to_owned() } else { String::new() })
-    }
-}
-
 /// The two clocks of a pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DetectTimes {
@@ -109,12 +79,10 @@ pub(crate) struct DetectTimes {
 }
 
 /// Brings the records up to what was listed and is used.
-pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, rules: DetectRules, times: DetectTimes) {
+pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, times: DetectTimes) {
     let mut listed: Vec<&Image> = survey.images.iter().map(Arc::as_ref).collect();
     // An image listed twice stays in the order of the listing.
-    listed.sort_by(|one, other| one.id.cmp(&other.id).then_with(|| rules.handler(one).cmp(rules.handler(other))));
-    let to =
-        |image: &Image, key: &ImageKey| image.id.cmp(key.id()).then_with(|| rules.handler(image).cmp(key.handler()));
+    listed.sort_by(|one, other| in_order_of_keys(one, other));
     let mut listed = listed.into_iter().peekable();
     let mut used = users.keys().peekable();
     let mut arrived = Vec::new();
@@ -122,7 +90,7 @@ pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, rule
     records.retain(|key, record| {
         let mut is_listed = false;
         while let Some(image) = listed.peek() {
-            match to(image, key) {
+            match image.cmp_key(key) {
                 Ordering::Less => arrived.push(*image),
                 // The later entry wins for what is overwritten.
                 Ordering::Equal => {
@@ -141,7 +109,7 @@ pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, rule
     });
     arrived.extend(listed);
     for image in arrived {
-        let key = rules.key(image);
+        let key = image.key();
         let last_used = users.contains_key(&key).then_some(times.now);
         // And the first for what is set once.
         let record = records.entry(key).or_insert_with(|| Record {
@@ -155,33 +123,31 @@ pub(crate) fn detect(records: &mut Records, survey: &Survey, users: &Users, rule
     }
 }
 
+/// Orders images by their keys.
+pub(super) fn in_order_of_keys(one: &Image, other: &Image) -> Ordering {
+    one.id.cmp(&other.id).then_with(|| one.spec.runtime_handler.cmp(&other.spec.runtime_handler))
+}
+
 /// Who uses which image.
-pub(crate) fn users(survey: &Survey, rules: DetectRules) -> Users {
-    uses(survey, rules, |_| false).by_image
+pub(crate) fn users(survey: &Survey) -> Users {
+    uses(survey, |_| false).by_image
 }
 
 /// Who uses which image, and which containers are new by what is known of their ids.
-pub(crate) fn uses(survey: &Survey, rules: DetectRules, is_fresh: impl Fn(&str) -> bool) -> Uses {
-    uses_among(Among::Listed(&survey.images), survey, rules, is_fresh)
+pub(crate) fn uses(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> Uses {
+    uses_among(Among::Listed(&survey.images), survey, is_fresh)
 }
 
 /// The same of images that are known; those of the survey do not count.
-pub(super) fn uses_among(
-    images: Among<'_>,
-    survey: &Survey,
-    rules: DetectRules,
-    is_fresh: impl Fn(&str) -> bool,
-) -> Uses {
+pub(super) fn uses_among(images: Among<'_>, survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> Uses {
     let containers = || survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it)));
     let mounted = |container: &Container| survey.mounts.get(&container.id).into_iter().flatten();
     let texts = containers().flat_map(|(_, container)| {
         let own = [&container.image_id, &container.image_ref, &container.image.image].into_iter();
-        own.chain(mounted(container).filter(|_| rules.image_volumes)).map(String::as_str)
+        own.chain(mounted(container)).map(String::as_str)
     });
     let of_sandboxes = survey.sandboxes.values().flatten().map(String::as_str);
-    let names = Names::of(images, rules, texts.chain(of_sandboxes));
-    let has_mounts = rules.image_volumes && containers().any(|(_, container)| mounted(container).next().is_some());
-    let is_listed = has_mounts.then(|| images.ids());
+    let names = Names::of(images, texts.chain(of_sandboxes));
     let mut uses = Uses::default();
     for (pod, container) in containers() {
         let user = user_text(pod, container);
@@ -195,29 +161,20 @@ pub(super) fn uses_among(
                 found.push(key);
             }
         };
-        add(rules.key_of(ImageId::new(&container.image_id), &container.image.runtime_handler), &user);
-        if rules.any_spelling {
-            for text in [&container.image_id, &container.image_ref, &container.image.image] {
-                names.find(text, rules).into_iter().for_each(|key| add(key, &user));
-            }
-        }
-        if !rules.image_volumes {
-            continue;
+        // Listed or not: what is used may have been removed a moment ago.
+        add(ImageKey::new(ImageId::new(&container.image_id), container.image.runtime_handler.clone()), &user);
+        for text in [&container.image_id, &container.image_ref, &container.image.image] {
+            names.find(text).into_iter().for_each(|key| add(key, &user));
         }
         let volume_user = format!("{user} (volume)");
         for mounted in mounted(container) {
-            if is_listed.as_ref().is_some_and(|is_listed| is_listed(mounted)) {
-                add(ImageKey::new(ImageId::new(mounted), String::new()), &volume_user);
-            }
-            if rules.any_spelling {
-                names.find(mounted, rules).into_iter().for_each(|key| add(key, &volume_user));
-            }
+            names.find(mounted).into_iter().for_each(|key| add(key, &volume_user));
         }
         note_fresh(&mut uses, found, pod, container, &is_fresh);
     }
     for (pod, sandbox) in survey.pods.iter().flat_map(|pod| pod.sandboxes.iter().map(move |it| (pod, it))) {
         let Some(image) = survey.sandboxes.get(&sandbox.id).and_then(Option::as_ref) else { continue };
-        for key in names.find(image, rules) {
+        for key in names.find(image) {
             uses.sandboxes.entry(sandbox.id.clone()).or_insert_with(|| Some(key.id().to_string()));
             let list = uses.by_image.entry(key).or_default();
             let user = sandbox_text(pod, sandbox);

@@ -8,8 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use super::{Entry, detect::DetectRules};
-use crate::image::{Image, ImageId, ImageKey, Reference};
+use super::Entry;
+use crate::image::{Image, ImageKey, Reference};
 
 /// Fewest hexadecimal digits by which an image is recognised; what runtimes print as a short id.
 pub(super) const ID_PREFIX_MIN: usize = 12;
@@ -47,22 +47,6 @@ impl<'a> Among<'a> {
             Self::Known(_, marks) => marks.longest,
         }
     }
-
-    /// Tells which ids are here, in full.
-    pub(super) fn ids(self) -> impl Fn(&str) -> bool + use<'a> {
-        let listed: HashSet<&str> = match self {
-            Self::Listed(images) => images.iter().map(|image| image.id.as_str()).collect(),
-            Self::Known(..) => HashSet::new(),
-        };
-        move |id| match self {
-            Self::Listed(_) => listed.contains(id),
-            Self::Known(entries, _) => {
-                let id = ImageId::new(id);
-                let place = entries.partition_point(|entry| entry.image.id < id);
-                entries.get(place).is_some_and(|entry| entry.image.id == id)
-            }
-        }
-    }
 }
 
 /// What texts may be asked about, and which of the images each of them names.
@@ -76,12 +60,9 @@ pub(super) struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Looks for what these texts name. Without any spelling allowed they name nothing.
-    pub(super) fn of<'t>(images: Among<'a>, rules: DetectRules, texts: impl Iterator<Item = &'t str>) -> Self {
+    /// Looks for what these texts name.
+    pub(super) fn of<'t>(images: Among<'a>, texts: impl Iterator<Item = &'t str>) -> Self {
         let mut names = Self { images, spellings: HashMap::new(), prefixes: HashMap::new() };
-        if !rules.any_spelling {
-            return names;
-        }
         let mut asked: HashSet<&str> = HashSet::new();
         for text in texts.filter(|text| !text.is_empty()) {
             if asked.insert(text) {
@@ -96,15 +77,15 @@ impl<'a> Names<'a> {
     }
 
     /// The keys of the images that a text names, in the order of the listing. Only texts that were announced are known.
-    pub(super) fn find(&self, text: &str, rules: DetectRules) -> Vec<ImageKey> {
-        if text.is_empty() || !rules.any_spelling {
+    pub(super) fn find(&self, text: &str) -> Vec<ImageKey> {
+        if text.is_empty() {
             return Vec::new();
         }
         let by_spelling = spellings(text).into_iter().filter_map(|spelling| self.spellings.get(&spelling));
         let mut found: Vec<usize> = by_spelling.chain(self.prefixes.get(bare_id(text))).flatten().copied().collect();
         found.sort_unstable();
         found.dedup();
-        found.into_iter().map(|index| rules.key(self.images.image(index))).collect()
+        found.into_iter().map(|index| self.images.image(index).key()).collect()
     }
 
     /// Notes every image under each spelling of its id and names that is asked for.
@@ -327,8 +308,7 @@ mod tests {
     }
 
     fn found(images: &[Arc<Image>], text: &str) -> Vec<ImageKey> {
-        let rules = DetectRules::INVENTORY;
-        Names::of(Among::Listed(images), rules, [text].into_iter()).find(text, rules)
+        Names::of(Among::Listed(images), [text].into_iter()).find(text)
     }
 
     #[test]
@@ -391,10 +371,9 @@ mod tests {
                     Arc::new(image(id, &tags, &digests))
                 })
                 .collect();
-            let rules = DetectRules::INVENTORY;
-            let names = Names::of(Among::Listed(&images), rules, texts.iter().map(String::as_str));
+            let names = Names::of(Among::Listed(&images), texts.iter().map(String::as_str));
             for text in &texts {
-                prop_assert_eq!(names.find(text, rules), plainly(&images, text), "{}", text);
+                prop_assert_eq!(names.find(text), plainly(&images, text), "{}", text);
             }
         }
     }

@@ -12,8 +12,9 @@ use std::{
 
 use super::{
     FLUSH_EVERY, Inventory, State,
+    files::nanos,
     flaws::{Flaw, Flaws},
-    ledger::Content,
+    ledger::{Content, PassLine},
     memory::Remembered,
 };
 use crate::{
@@ -48,6 +49,24 @@ impl Inventory {
             }
         }
         inventory.leasing(lasts, now)
+    }
+
+    /// What a process finds whose passes watched images since then, the last of them a moment before `now`: each image
+    /// with when it was first seen and last used.
+    pub(crate) fn watching(
+        runtime: RuntimeManager,
+        since: SystemTime,
+        now: SystemTime,
+        images: impl IntoIterator<Item = (ImageKey, SystemTime, Option<SystemTime>)>,
+    ) -> Self {
+        let remembered = |(key, first_seen, last_used)| {
+            (key, Remembered { first_seen: Some(first_seen), last_used, ..Remembered::default() })
+        };
+        let pass = PassLine { since: Some(nanos(since)), at: Some(nanos(now)), ..PassLine::default() };
+        let images = images.into_iter().map(remembered).collect();
+        let inventory = Self::open(runtime, None).unwrap();
+        inventory.lock().restore(Content { pass, images, ..Content::default() });
+        inventory
     }
 
     /// Keeps the ledger as a pass does that ended then.

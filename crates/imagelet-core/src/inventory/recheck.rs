@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     Entry, Inventory, InventoryError, Removal,
-    detect::{DetectRules, Survey, users},
+    detect::{Survey, users},
     flaws::Flaw,
     watch::VANISHED_DOUBT,
 };
@@ -87,7 +87,7 @@ impl Inventory {
         if seen.is_some_and(|seen| seen.containers > 0) && survey.runtime_containers() == 0 {
             return Ok(Ordered::Doubtful);
         }
-        Ok(match users(&survey, DetectRules::INVENTORY).remove(&image.key()) {
+        Ok(match users(&survey).remove(&image.key()) {
             Some(users) => Ordered::InUse(users),
             None => Ordered::Free(removal),
         })
@@ -131,7 +131,7 @@ impl Inventory {
         if containers > 0 && survey.runtime_containers() == 0 && !self.has(Flaw::EmptyListBelieved) {
             return Ok(Err(Standing::Doubtful));
         }
-        if let Some(users) = users(&survey, DetectRules::INVENTORY).remove(&survey.images[0].key()) {
+        if let Some(users) = users(&survey).remove(&survey.images[0].key()) {
             return Ok(Err(Standing::InUse(users)));
         }
         self.reload_pins().await;

@@ -2,12 +2,16 @@
 
 #![allow(clippy::missing_panics_doc, reason = "a test helper panics to fail its test")]
 
+mod differences;
 mod fake;
+mod ways;
 
 pub mod conformance;
 
+pub use differences::differences_table;
 pub use fake::FakeRuntime;
 use serde_json::Value;
+pub use ways::{VectorCase, VectorRun, Way};
 
 /// The cases of a vector file in `tests/vectors` of the workspace.
 pub fn vectors(file: &str) -> Vec<Value> {

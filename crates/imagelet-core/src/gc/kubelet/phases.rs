@@ -212,141 +212,8 @@ impl SpacePhase {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
     use crate::{image::ImageKey, testing::vectors};
-
-    /// Nanoseconds on the vectors' clock; null is no time.
-    fn time(value: &Value) -> Option<SystemTime> {
-        value.as_i64().map(|nanos| {
-            let span = Duration::from_nanos(nanos.unsigned_abs());
-            if nanos < 0 { SystemTime::UNIX_EPOCH - span } else { SystemTime::UNIX_EPOCH + span }
-        })
-    }
-
-    fn duration(value: &Value) -> Duration {
-        Duration::from_nanos(value.as_u64().unwrap())
-    }
-
-    fn key(value: &Value) -> ImageKey {
-        ImageKey::parse(value["key"].as_str().or(value["id"].as_str()).unwrap())
-    }
-
-    fn candidate(value: &Value) -> Candidate {
-        Candidate {
-            nameless: key(value).id().as_str().is_empty(),
-            size: ByteSize(value["size"].as_u64().unwrap()),
-            first_seen: time(&value["first_detected"]),
-            last_used: time(&value["last_used"]),
-            leased_at: None,
-            in_use: false,
-            pinned: value["pinned"].as_bool().unwrap_or(false),
-        }
-    }
-
-    fn candidates(value: &Value) -> Vec<(ImageKey, Candidate, Option<String>)> {
-        let error = |it: &Value| it["delete_error"].as_str().map(str::to_owned);
-        value.as_array().unwrap().iter().map(|it| (key(it), candidate(it), error(it))).collect()
-    }
-
-    fn texts(value: &Value) -> Vec<String> {
-        value.as_array().into_iter().flatten().map(|it| it.as_str().unwrap().to_owned()).collect()
-    }
-
-    #[test]
-    fn candidates_come_in_the_kubelets_order() {
-        let cases = vectors("gc-eviction-order.json");
-        assert_eq!(cases.len(), 13);
-        for case in cases {
-            let in_use = texts(&case["input"]["in_use"]);
-            let all = candidates(&case["input"]["records"]).into_iter().map(|(key, candidate, _)| {
-                let in_use = in_use.contains(&key.to_string());
-                (key, Candidate { in_use, ..candidate })
-            });
-            let (order, nameless) = eviction_order(all.collect());
-            let ids: Vec<_> = order.iter().map(|(key, _)| key.id().to_string()).collect();
-            // The one case without an order upstream is in ours, by id.
-            assert_eq!(ids, texts(&case["expected"]["order"]), "{}", case["name"]);
-            let events: Vec<_> = nameless
-                .iter()
-                .map(|key| {
-                    let event = crate::gc::invalid_id_event(key);
-                    format!("Warning {} {}", event.reason, event.message)
-                })
-                .collect();
-            assert_eq!(events, texts(&case["expected"]["events"]), "{}", case["name"]);
-        }
-    }
-
-    /// Images with whether their removal fails, as the phases take them.
-    type Listed = Vec<((ImageKey, Option<String>), Candidate)>;
-
-    fn listed(value: &Value) -> Listed {
-        candidates(value).into_iter().map(|(key, candidate, error)| ((key, error), candidate)).collect()
-    }
-
-    fn ids<'a>(images: impl IntoIterator<Item = &'a (ImageKey, Option<String>)>) -> Vec<String> {
-        images.into_iter().map(|(key, _)| key.id().to_string()).collect()
-    }
-
-    /// Whom it was told to remove and did.
-    #[derive(Default)]
-    struct Deleted(Vec<String>);
-
-    #[async_trait]
-    impl Carries<(ImageKey, Option<String>)> for Deleted {
-        fn keep(&mut self, _image: &(ImageKey, Option<String>), _reason: Reason) {}
-
-        async fn remove(&mut self, (key, error): &(ImageKey, Option<String>)) -> Attempt {
-            if let Some(error) = error {
-                return Attempt::Failed(error.clone());
-            }
-            self.0.push(key.id().to_string());
-            Attempt::Removed
-        }
-    }
-
-    #[tokio::test]
-    async fn space_is_freed_as_the_kubelet_frees_it() {
-        let cases = vectors("gc-free-space.json");
-        assert_eq!(cases.len(), 25);
-        for case in cases {
-            let (input, expected) = (&case["input"], &case["expected"]);
-            let wanted = input["bytes_to_free"].as_i64().unwrap();
-            let mut phase = SpacePhase::new(wanted, duration(&input["min_age"]), time(&input["free_time"]).unwrap());
-            let mut deleted = Deleted::default();
-            let left = phase.run(listed(&input["candidates"]), &mut deleted).await;
-            let error = phase.error().map(|error| error.to_string());
-            assert_eq!(error.as_deref(), expected["error"].as_str(), "{}", case["name"]);
-            assert_eq!(deleted.0, texts(&expected["deleted"]), "{}", case["name"]);
-            assert_eq!(phase.freed().0, expected["freed"].as_u64().unwrap(), "{}", case["name"]);
-            assert_eq!(error.is_some(), expected["remaining"].is_null(), "{}", case["name"]);
-            if error.is_none() {
-                assert_eq!(ids(&left), texts(&expected["remaining"]), "{}", case["name"]);
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn old_images_go_as_the_kubelet_lets_them_go() {
-        let cases = vectors("gc-max-age.json");
-        assert_eq!(cases.len(), 10);
-        for case in cases {
-            let (input, expected) = (&case["input"], &case["expected"]);
-            let policy = GcPolicy::new(85, 80, Duration::ZERO, Some(duration(&input["max_age"]))).unwrap();
-            let policy = policy.counting(AgeCounts::FromUse);
-            let [began, now] = ["began_gc", "free_time"].map(|field| time(&input[field]).unwrap());
-            let (mut left, mut deleted, mut error) = (listed(&input["candidates"]), Deleted::default(), None);
-            if let Some(mut phase) = AgePhase::opens(&policy, began, now) {
-                left = phase.run(left, &mut deleted).await;
-                error = phase.error().map(|error| error.to_string());
-            }
-            assert_eq!(error.as_deref(), expected["error"].as_str(), "{}", case["name"]);
-            assert_eq!(deleted.0, texts(&expected["deleted"]), "{}", case["name"]);
-            assert_eq!(ids(left.iter().map(|(image, _)| image)), texts(&expected["remaining"]), "{}", case["name"]);
-        }
-    }
 
     #[test]
     fn a_just_pulled_image_is_not_old_unless_the_kubelet_says_so() {
@@ -355,7 +222,15 @@ mod tests {
         let takes = |counts, minutes| {
             let phase = AgePhase::opens(&policy.counting(counts), SystemTime::UNIX_EPOCH, now).unwrap();
             let first_seen = Some(now - Duration::from_mins(minutes));
-            phase.takes(&Candidate { first_seen, ..candidate(&serde_json::json!({"id": "a", "size": 1})) })
+            phase.takes(&Candidate {
+                nameless: false,
+                size: ByteSize(1),
+                first_seen,
+                last_used: None,
+                leased_at: None,
+                in_use: false,
+                pinned: false,
+            })
         };
         assert!(!takes(AgeCounts::FromUseOrSight, 59) && takes(AgeCounts::FromUseOrSight, 61));
         assert!(takes(AgeCounts::FromUse, 0));

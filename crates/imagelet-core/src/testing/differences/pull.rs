@@ -1,0 +1,178 @@
+//! Pulls and their records.
+
+use serde_json::{Value, json};
+
+use super::{BOTH, COMPATIBILITY, Difference, SHIPPED, texts};
+use crate::testing::VectorCase;
+
+pub(super) const DIFFERENCES: &[Difference] = &[
+    Difference {
+        about: "what kind of failure a pull met",
+        kubelet: "the text begins with the letters of `RegistryUnavailable` or `SignatureValidationFailed`",
+        imagelet: "it begins with that word, whole",
+        reason: "another word that begins alike is another failure",
+        ways: SHIPPED,
+        setting: COMPATIBILITY,
+        files: &["pull-error-classification.json"],
+        expect: whole_word,
+    },
+    Difference {
+        about: "a pull secret that cannot be read",
+        kubelet: "the pull is not tried; Go's text is waiting reason and message",
+        imagelet: "the secret is passed over, and the others are tried",
+        reason: "one broken secret must not keep a pod from a public image",
+        ways: SHIPPED,
+        setting: COMPATIBILITY,
+        files: &["pull-with-secrets.json", "pull-ensure-image.json"],
+        expect: secret_passed_over,
+    },
+    Difference {
+        about: "an image that could not be looked for",
+        kubelet: "the message quotes an empty name",
+        imagelet: "the message names the image",
+        reason: "a reader has to know which",
+        ways: SHIPPED,
+        setting: COMPATIBILITY,
+        files: &["pull-ensure-image.json"],
+        expect: inspected_by_name,
+    },
+    Difference {
+        about: "the record of an image that is held back",
+        kubelet: "its intent is written, then taken back",
+        imagelet: "no intent is written",
+        reason: "no pull begins, so no disk is touched",
+        ways: SHIPPED,
+        setting: COMPATIBILITY,
+        files: &["pull-ensure-image.json"],
+        expect: no_intent_while_held_back,
+    },
+    Difference {
+        about: "a pull that cannot be put on record",
+        kubelet: "the raw error text is the waiting reason, and there is no event",
+        imagelet: "the reason is `ErrImagePull`, with an event `Failed`",
+        reason: "a reason is one of a known few, and a failure is seen where pods are described",
+        ways: SHIPPED,
+        setting: COMPATIBILITY,
+        files: &["pull-ensure-image.json"],
+        expect: unrecorded_pull_fails,
+    },
+    Difference {
+        about: "callers of a serial puller",
+        kubelet: "ten wait in a queue, others block before it",
+        imagelet: "all wait in one queue, in sight",
+        reason: "`imagelet status` shows each with its place",
+        ways: BOTH,
+        setting: "none",
+        files: &["pull-scheduling.json"],
+        expect: one_queue,
+    },
+    Difference {
+        about: "pulls beyond the limit while slow ones hold every slot",
+        kubelet: "wait",
+        imagelet: "up to 4 small ones run beside",
+        reason: "a large image does not delay small ones",
+        ways: SHIPPED,
+        setting: COMPATIBILITY,
+        files: &["pull-scheduling.json"],
+        expect: small_ones_beside,
+    },
+];
+
+fn whole_word(case: &mut VectorCase) {
+    if case.input["cri_error"] == "RegistryUnavailableX" {
+        case.expected = json!({"reason": "ErrImagePull", "message": case.input["cri_error"]});
+    }
+}
+
+fn secret_passed_over(case: &mut VectorCase) {
+    let secrets = case.input.get("secrets").or(case.input.get("pull_secrets"));
+    let secrets = secrets.and_then(Value::as_array).into_iter().flatten();
+    let mut documents = secrets.filter_map(|secret| secret["data"].as_object()?.values().next()?.as_str());
+    let is_broken = documents.any(|document| serde_json::from_str::<Value>(document).is_err());
+    if is_broken && case.expected.get("pull_attempts").is_some() {
+        case.expected = json!({"auth_of_first_attempt": null, "ok": true, "pull_attempts": 1});
+        return;
+    }
+    let is_broken = is_broken || !case.input["must_attempt_error"].is_null();
+    let image = image(case);
+    for step in steps(case).filter(|step| is_broken && !step["reason"].is_null()) {
+        // It goes on as without secrets, which have to be shown to the registry.
+        let id = format!("{image}:latest");
+        let (calls, asked) = (texts(&step["cri_calls"]), texts(&step["pull_manager_calls"]));
+        let events = [
+            format!("Pulling image \"{image}\""),
+            format!("Successfully pulled image \"{image}\" in 0s (0s including waiting). Image size: 0 bytes."),
+        ];
+        let [pulling, pulled] = events;
+        step["cri_calls"] = json!([calls, texts(&json!(["PullImage", "GetImageSize"]))].concat());
+        let recorded = [format!("RecordPullIntent({image})"), format!("RecordImagePulled({image},{id})")];
+        step["pull_manager_calls"] = json!([&asked[..], &recorded[..]].concat());
+        step["events"] = json!([
+            {"type": "Normal", "reason": "Pulling", "message": pulling},
+            {"type": "Normal", "reason": "Pulled", "message": pulled},
+        ]);
+        step["startup_recorder"] = json!(["started", "finished"]);
+        step["metric_labels"]["pull_required"] = "true".into();
+        (step["image_ref"], step["message"], step["reason"]) = (id.into(), "".into(), Value::Null);
+    }
+}
+
+fn image(case: &VectorCase) -> String {
+    case.input["image"].as_str().unwrap_or_default().to_owned()
+}
+
+fn steps(case: &mut VectorCase) -> impl Iterator<Item = &mut Value> {
+    case.expected.get_mut("steps").and_then(Value::as_array_mut).into_iter().flatten()
+}
+
+fn inspected_by_name(case: &mut VectorCase) {
+    let named = format!("inspect image \"{}\":", image(case));
+    for step in steps(case).filter(|step| step["reason"] == "ImageInspectError") {
+        let message: Value = step["message"].as_str().unwrap_or_default().replace("inspect image \"\":", &named).into();
+        (step["message"], step["events"][0]["message"]) = (message.clone(), message);
+    }
+}
+
+fn no_intent_while_held_back(case: &mut VectorCase) {
+    for step in steps(case).filter(|step| step["reason"] == "ImagePullBackOff") {
+        let mut calls = texts(&step["pull_manager_calls"]);
+        calls.retain(|call| !call.starts_with("RecordPullIntent") && !call.starts_with("RecordImagePullFailed"));
+        step["pull_manager_calls"] = json!(calls);
+    }
+}
+
+fn unrecorded_pull_fails(case: &mut VectorCase) {
+    let (image, is_broken) = (image(case), !case.input["record_intent_error"].is_null());
+    for step in steps(case).filter(|_| is_broken) {
+        let message = format!(
+            "Failed to record image pull intent for container image \"{image}\": could not write the pull record of \
+             `{image}`: disk full"
+        );
+        step["events"] = json!([{"type": "Warning", "reason": "Failed", "message": message}]);
+        (step["message"], step["reason"]) = (message.into(), "ErrImagePull".into());
+    }
+}
+
+fn one_queue(case: &mut VectorCase) {
+    let blocked = case.expected["callers_blocked_on_submit"].as_u64();
+    if let (Some(queued), Some(blocked)) = (case.expected["queued"].as_u64(), blocked) {
+        case.expected["queued"] = (queued + blocked).into();
+        case.expected["callers_blocked_on_submit"] = 0.into();
+    }
+}
+
+fn small_ones_beside(case: &mut VectorCase) {
+    const BESIDE_MAX: u64 = 4;
+    let slots = if case.input["mode"] == "serial" { 1 } else { case.input["max_parallel"].as_u64().unwrap_or(0) };
+    let (mut submitted, mut finished) = (0, 0);
+    let steps = case.input["steps"].as_array().into_iter().flatten();
+    let calls = case.expected["runtime_pull_calls_after_each"].as_array_mut().into_iter().flatten();
+    for (step, calls) in steps.zip(calls) {
+        submitted += step["submit"].as_u64().unwrap_or_default();
+        finished += step["finish"].as_u64().unwrap_or_default();
+        // None is slow before the first one ends, as the vector has it.
+        if slots > 0 && finished > 0 {
+            *calls = (finished + slots + BESIDE_MAX).min(submitted).into();
+        }
+    }
+}
