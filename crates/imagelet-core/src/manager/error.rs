@@ -268,20 +268,23 @@ fn rest(text: &str, word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::testing::vectors;
+    use crate::testing::{VectorRun, Way};
 
     #[test]
-    fn every_classification_vector_holds() {
-        let cases = vectors("pull-error-classification.json");
-        for case in &cases {
-            let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
-            let source = Arc::new(RuntimeError::other(text(&case["input"]["cri_error"])));
-            let error = EnsureError::of_pull(&text(&case["input"]["image"]), source, Compatibility::Kubelet);
-            assert_eq!(error.reason(), text(&case["expected"]["reason"]), "{}", case["name"]);
-            assert_eq!(error.message(), text(&case["expected"]["message"]), "{}", case["name"]);
+    fn every_classification_vector_holds_in_both_ways() {
+        for way in Way::BOTH {
+            let mut run = VectorRun::of("pull-error-classification.json", way);
+            while let Some(case) = run.next_case() {
+                let text = |field: &str| case.input[field].as_str().expect("a text");
+                let source = Arc::new(RuntimeError::other(text("cri_error")));
+                let error = EnsureError::of_pull(text("image"), source, way.compatibility());
+                run.compare(&case, &json!({"reason": error.reason(), "message": error.message()}));
+            }
+            run.end();
         }
-        assert!(!cases.is_empty());
     }
 
     #[test]
