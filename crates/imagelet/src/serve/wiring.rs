@@ -475,3 +475,31 @@ pub(super) async fn configure_providers(providers: &Arc<Providers>, settings: &S
             .or_hint("see docs/credentials.md for their configuration")
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use imagelet_core::{gc::GcPolicy, testing::Way};
+
+    use super::*;
+    use crate::{
+        config::{Environment, Layers},
+        node::policy,
+    };
+
+    #[test]
+    fn the_vectors_are_run_under_what_the_program_makes_of_its_configuration() {
+        for (way, compatibility) in [(Way::Kubelet, Some("kubelet")), (Way::Shipped, None)] {
+            let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+            if let Some(compatibility) = compatibility {
+                layers.add_flag("--test", "compatibility", compatibility);
+            }
+            let settings = layers.settings().expect("the defaults hold");
+            assert_eq!(settings.compatibility, way.compatibility());
+            assert_eq!(pull_settings(&settings, Role::Daemon), way.pull_settings(), "{way}");
+            let records = records_settings(&settings).expect("they hold").expect("pulls are recorded");
+            assert_eq!(records.guard, way.guard(), "{way}");
+            let marks = GcPolicy::new(85, 80, Duration::from_mins(2), None).expect("the defaults hold");
+            assert_eq!(policy(&settings), Ok(way.collecting(marks)), "{way}");
+        }
+    }
+}
