@@ -4,14 +4,15 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     path::Path,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use serde_json::Value;
 
 use super::{
-    read::{Damage, RunTold, Told, read},
-    record::{Act, ActCode, Decision, OutcomeResult},
+    line::{Line, RunLine},
+    read::{Damage, read},
+    record::{Act, ActCode, Decision, Outcome, OutcomeResult, RunHead},
 };
 use crate::image::Reference;
 
@@ -101,62 +102,76 @@ impl History {
     pub(super) fn of(directory: &Path, text: &str) -> io::Result<Self> {
         let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let mut history = Self::default();
-        let first = |at: SystemTime, since: &mut Option<SystemTime>| {
-            *since = Some(since.map_or(at, |since| since.min(at)));
-        };
-        history.damage = read(directory, |told| match told {
-            Told::Act(act) => {
-                first(act.at, &mut history.since);
-                let is_named = !matches!(act.code, ActCode::Pinned | ActCode::Unpinned);
-                for key in &act.keys {
-                    let known = names.entry(key.clone()).or_default();
-                    known.extend(act.names.iter().filter(|_| is_named).cloned());
+        history.damage = read(directory, |_, line| {
+            let at = match line {
+                Line::Act(act) => {
+                    let is_named = !matches!(act.code, ActCode::Pinned | ActCode::Unpinned);
+                    for key in &act.keys {
+                        note_names(&mut names, key, if is_named { &act.names } else { &[] });
+                    }
+                    act.at
                 }
-            }
-            Told::Run(run) => {
-                first(run.first, &mut history.since);
-                for (key, now, _) in run.images().into_iter().flatten() {
-                    note_names(&mut names, key, now);
+                Line::Run(run) => {
+                    for decision in &run.decided {
+                        note_names(&mut names, &decision.key, &decision.names);
+                    }
+                    for outcome in &run.outcomes {
+                        note_names(&mut names, &outcome.key, &outcome.names);
+                    }
+                    history.lost += run.left_out;
+                    run.first
                 }
-                for outcome in run.outcomes {
-                    note_names(&mut names, &outcome.key, &outcome.names);
+                Line::Lost(lost) => {
+                    history.lost += lost.count;
+                    lost.at
                 }
-            }
-            Told::Lost { at, count, .. } => {
-                first(at, &mut history.since);
-                history.lost += count;
-            }
+            };
+            history.since = Some(history.since.map_or(at, |since| since.min(at)));
         })?;
         let wanted = Wanted::new(text);
         names.retain(|key, names| wanted.is(key, names));
-        let mut images: BTreeMap<String, ImageHistory> = BTreeMap::new();
-        for (key, names) in names {
-            let names = names.into_iter().collect();
-            images.insert(key.clone(), ImageHistory { key, names, ..ImageHistory::default() });
+        if names.is_empty() {
+            return Ok(history);
         }
-        if !images.is_empty() {
-            read(directory, |told| {
-                for image in images.values_mut() {
-                    image.hear(&told);
+        let mut facts: BTreeMap<&str, Facts> = names.keys().map(|key| (key.as_str(), Facts::default())).collect();
+        let mut passes = Vec::new();
+        read(directory, |_, line| match line {
+            Line::Act(act) => {
+                for key in &act.keys {
+                    if let Some(facts) = facts.get_mut(key.as_str()) {
+                        facts.act(&act);
+                    }
                 }
-            })?;
-        }
-        history.images = images.into_values().collect();
+            }
+            Line::Run(run) => {
+                for (key, facts) in &mut facts {
+                    facts.run(key, &run);
+                }
+                if run.count > 0 {
+                    passes.push(Fact::of_run(&run, FactKind::Pass(run.count)));
+                }
+            }
+            Line::Lost(_) => {}
+        })?;
+        let told = facts.into_iter().map(|(key, facts)| (key.to_owned(), facts.story(&passes))).collect::<Vec<_>>();
+        let images = told.into_iter().map(|(key, story)| {
+            let names = names.remove(&key).unwrap_or_default().into_iter().collect();
+            let Story { size, is_present, happenings, .. } = story;
+            ImageHistory { key, names, size, is_present, happenings }
+        });
+        history.images = images.collect();
         Ok(history)
     }
 }
 
 fn note_names(names: &mut BTreeMap<String, BTreeSet<String>>, key: &str, now: &[String]) {
-    match names.get_mut(key) {
-        Some(known) => {
-            for name in now {
-                if !known.contains(name) {
-                    known.insert(name.clone());
-                }
-            }
-        }
-        None => {
-            names.insert(key.to_owned(), now.iter().cloned().collect());
+    if !names.contains_key(key) {
+        names.insert(key.to_owned(), BTreeSet::new());
+    }
+    let Some(known) = names.get_mut(key) else { return };
+    for name in now {
+        if !known.contains(name) {
+            known.insert(name.clone());
         }
     }
 }
@@ -199,27 +214,143 @@ impl Wanted {
     }
 }
 
-impl ImageHistory {
-    fn hear(&mut self, told: &Told<'_>) {
-        match told {
-            Told::Act(act) if act.keys.contains(&self.key) => self.act(act),
-            Told::Run(run) => self.run(run),
-            Told::Act(_) | Told::Lost { .. } => {}
+/// What the log says of one image, in the order in which it was written.
+#[derive(Debug, Default)]
+struct Facts(Vec<Fact>);
+
+/// One thing that the log says.
+#[derive(Clone, Debug)]
+struct Fact {
+    at: SystemTime,
+    /// It was seen no later than this.
+    until: SystemTime,
+    /// The collection that tells of it; an act has none.
+    head: RunHead,
+    kind: FactKind,
+}
+
+#[derive(Clone, Debug)]
+enum FactKind {
+    Act(Act),
+    /// A collection listed it, and tells what it decided.
+    Listed(Decision),
+    /// A collection tried to remove it, and had put on record why.
+    Tried(Outcome, String),
+    /// A collection did not list it any more.
+    Gone,
+    /// So many collections decided of each image that they do not mention as the one before.
+    Pass(u64),
+}
+
+impl Fact {
+    fn of_run(run: &RunLine, kind: FactKind) -> Self {
+        let at = if matches!(kind, FactKind::Pass(_)) { run.first } else { run.head.at };
+        Self { at, until: run.head.until, head: run.head.clone(), kind }
+    }
+}
+
+impl Facts {
+    fn act(&mut self, act: &Act) {
+        let kind = FactKind::Act(act.clone());
+        self.0.push(Fact { at: act.at, until: act.at, head: RunHead::default(), kind });
+    }
+
+    fn run(&mut self, key: &str, run: &RunLine) {
+        for decision in run.decided.iter().filter(|decision| decision.key == key) {
+            self.0.push(Fact::of_run(run, FactKind::Listed(decision.clone())));
+        }
+        if run.gone.iter().any(|gone| gone == key) {
+            self.0.push(Fact::of_run(run, FactKind::Gone));
+        }
+        for outcome in run.outcomes.iter().filter(|outcome| outcome.key == key) {
+            let fact = Fact::of_run(run, FactKind::Tried(outcome.clone(), String::new()));
+            // That the removal was about to happen was on record before, with the moment and the reason.
+            let before = self.0.iter().rposition(Fact::is_removing);
+            let before = before.filter(|_| !matches!(outcome.result, OutcomeResult::Spared { .. }));
+            match before.map(|place| self.0.remove(place)) {
+                Some(Fact { at, kind: FactKind::Act(act), .. }) => {
+                    self.0.push(Fact { at, kind: FactKind::Tried(outcome.clone(), act.why), ..fact });
+                }
+                _ => self.0.push(fact),
+            }
+        }
+    }
+
+    /// Tells them in the order in which they happened.
+    fn story(self, passes: &[Fact]) -> Story {
+        let tried: BTreeSet<SystemTime> =
+            self.0.iter().filter(|fact| matches!(fact.kind, FactKind::Tried(..))).map(|fact| fact.head.at).collect();
+        let mut facts: Vec<&Fact> = self.0.iter().chain(passes).collect();
+        facts.sort_by_key(|fact| fact.at);
+        let mut story = Story::default();
+        for fact in facts {
+            story.hear(fact, &tried);
+        }
+        story.attribute();
+        story
+    }
+}
+
+impl Fact {
+    fn is_removing(&self) -> bool {
+        matches!(&self.kind, FactKind::Act(act) if act.code == ActCode::Removing)
+    }
+}
+
+/// What happened to one image so far.
+#[derive(Debug, Default)]
+struct Story {
+    size: u64,
+    is_present: bool,
+    /// What the last collection that mentions it decided, and when that was.
+    standing: Option<Decision>,
+    listed_at: Option<SystemTime>,
+    happenings: Vec<Happening>,
+}
+
+impl Story {
+    /// Takes in the next fact. `tried`: the collections that tell what came of its removal.
+    fn hear(&mut self, fact: &Fact, tried: &BTreeSet<SystemTime>) {
+        match &fact.kind {
+            FactKind::Act(act) => self.act(act),
+            FactKind::Listed(decision) => {
+                self.listed(fact);
+                self.size = decision.size;
+                self.listed_at = Some(fact.head.at);
+                if !tried.contains(&fact.head.at) {
+                    self.decided(decision, fact, 1);
+                }
+                self.standing = Some(decision.clone());
+            }
+            FactKind::Pass(count) => {
+                // The collections that mention it are among these.
+                let is_listed = self.listed_at.is_some_and(|at| at < fact.at) && !tried.contains(&fact.head.at);
+                if let Some(decision) = self.standing.clone().filter(|_| is_listed) {
+                    self.listed(fact);
+                    self.decided(&decision, fact, *count);
+                }
+            }
+            FactKind::Tried(outcome, why) => self.tried(outcome, why, fact),
+            FactKind::Gone => {
+                self.standing = None;
+                if std::mem::take(&mut self.is_present) && !self.end_removal() {
+                    self.happenings.push(Happening::of(HappeningKind::Gone, "gone_elsewhere", fact));
+                }
+            }
         }
     }
 
     fn act(&mut self, act: &Act) {
-        if matches!(act.code, ActCode::Pulled | ActCode::Adopted) {
-            self.end_removal();
-        }
         match act.code {
-            ActCode::Pulled | ActCode::Adopted => self.is_present = true,
+            ActCode::Pulled | ActCode::Adopted => {
+                self.end_removal();
+                self.is_present = true;
+            }
             ActCode::RemovedOnRequest => self.is_present = false,
             ActCode::Removing => {
-                if !self.is_present {
+                if !std::mem::replace(&mut self.is_present, true) {
                     self.happenings.push(Happening::new(HappeningKind::Found, "found", act.at, ""));
                 }
-                self.is_present = true;
             }
             ActCode::UntaggedOnRequest | ActCode::Pinned | ActCode::Unpinned => {}
         }
@@ -232,64 +363,34 @@ impl ImageHistory {
         });
     }
 
-    fn run(&mut self, run: &RunTold<'_>) {
-        if let Some(is_listed) = run.lists(&self.key) {
-            if is_listed && !self.is_present {
-                self.happenings.push(Happening::new(HappeningKind::Found, "found", run.first, ""));
-            }
-            if !is_listed && self.end_removal() {
-                self.is_present = false;
-            }
-            if !is_listed && self.is_present {
-                self.happenings.push(Happening::new(HappeningKind::Gone, "gone_elsewhere", run.first, ""));
-            }
-            self.is_present = is_listed;
-            let listed = run.images().into_iter().flatten().find(|(key, _, _)| *key == self.key);
-            self.size = listed.map_or(self.size, |(_, _, size)| size);
-        }
-        let changed = run.changed.iter().find(|decision| decision.key == self.key);
-        let decision = run.decision(&self.key).or(changed);
-        if let Some(outcome) = run.outcomes.iter().find(|outcome| outcome.key == self.key) {
-            // The collection lived to tell what came of it.
-            let began = self.happenings.pop_if(|last| last.is_removing());
-            let tried = self.tried(&outcome.result, Happening::decided(HappeningKind::Removed, decision, run));
-            // What was decided is told once, and what it rests on moves on: the line before the removal has it as it was.
-            self.happenings.push(match began {
-                Some(began) if tried.kind == HappeningKind::Removed && !began.text.is_empty() => {
-                    Happening { text: began.text, ..tried }
-                }
-                _ => tried,
-            });
-            return;
-        }
-        if let Some(decision) = decision {
-            let kind = if decision.goes { HappeningKind::Chosen } else { HappeningKind::Kept };
-            let happening = Happening::decided(kind, Some(decision), run);
-            match self.happenings.last_mut() {
-                Some(last) if last.is_same(&happening) => {
-                    last.count += happening.count;
-                    last.until = happening.until;
-                }
-                _ => self.happenings.push(happening),
-            }
+    /// A collection listed it.
+    fn listed(&mut self, fact: &Fact) {
+        if !std::mem::replace(&mut self.is_present, true) {
+            self.happenings.push(Happening { by: String::new(), ..Happening::of(HappeningKind::Found, "found", fact) });
         }
     }
-}
 
-impl ImageHistory {
-    /// A collection was about to remove it and never told what came of that, and it is gone: the removal was the last
-    /// that was done. True: so it is.
-    fn end_removal(&mut self) -> bool {
-        let Some(last) = self.happenings.last_mut().filter(|last| last.is_removing()) else { return false };
-        last.kind = HappeningKind::Removed;
-        true
+    fn decided(&mut self, decision: &Decision, fact: &Fact, count: u64) {
+        let kind = if decision.goes { HappeningKind::Chosen } else { HappeningKind::Kept };
+        let happening = Happening { count, until: fact.head.at, ..Happening::decided(kind, Some(decision), fact) };
+        match self.happenings.last_mut() {
+            Some(last) if last.is_same(&happening) => {
+                last.count += happening.count;
+                last.until = happening.until;
+            }
+            _ => self.happenings.push(happening),
+        }
     }
 
-    fn tried(&mut self, result: &OutcomeResult, happening: Happening) -> Happening {
-        match result {
+    fn tried(&mut self, outcome: &Outcome, why: &str, fact: &Fact) {
+        let decision = self.standing.clone();
+        let happening = Happening::decided(HappeningKind::Removed, decision.as_ref(), fact);
+        self.happenings.push(match &outcome.result {
             OutcomeResult::Removed(bytes) => {
-                self.is_present = false;
-                Happening { bytes: Some(*bytes), ..happening }
+                (self.is_present, self.standing) = (false, None);
+                // What it rests on moves on; the reason is told as it was when the removal began.
+                let text = if why.is_empty() { happening.text } else { why.to_owned() };
+                Happening { bytes: Some(*bytes), text, ..happening }
             }
             OutcomeResult::Failed(error) => Happening { kind: HappeningKind::Failed, text: error.clone(), ..happening },
             OutcomeResult::Spared { code, text } => Happening {
@@ -299,6 +400,42 @@ impl ImageHistory {
                 inputs: Value::Null,
                 ..happening
             },
+        });
+    }
+
+    /// A collection was about to remove it and never told what came of that, and it is gone: the removal was the last
+    /// that was done. True: so it is.
+    fn end_removal(&mut self) -> bool {
+        let Some(last) = self.happenings.last_mut().filter(|last| last.is_removing()) else { return false };
+        last.kind = HappeningKind::Removed;
+        true
+    }
+
+    /// A collection may list images shortly before what brought or removed one is on record: that was it, and nothing
+    /// else.
+    fn attribute(&mut self) {
+        let happenings = &mut self.happenings;
+        let mut place = 0;
+        while place < happenings.len() {
+            let (kind, seen) = (happenings[place].kind, happenings[place].until);
+            let next = happenings.iter().skip(place + 1).position(|next| next.kind != HappeningKind::Kept);
+            let next = next.map(|after| place + 1 + after);
+            let cause = next.filter(|next| match (kind, happenings[*next].kind) {
+                (HappeningKind::Found, HappeningKind::Act(ActCode::Pulled)) => {
+                    let Happening { at, took_ms, .. } = happenings[*next];
+                    at.checked_sub(Duration::from_millis(took_ms.unwrap_or(0))).is_some_and(|began| began <= seen)
+                }
+                (HappeningKind::Gone, HappeningKind::Removed | HappeningKind::Act(ActCode::RemovedOnRequest)) => true,
+                _ => false,
+            });
+            if let Some(cause) = cause {
+                let cause = happenings.remove(cause);
+                for later in &mut happenings[place + 1..] {
+                    (later.at, later.until) = (later.at.max(cause.at), later.until.max(cause.at));
+                }
+                happenings[place] = cause;
+            }
+            place += 1;
         }
     }
 }
@@ -321,15 +458,17 @@ impl Happening {
         }
     }
 
-    fn decided(kind: HappeningKind, decision: Option<&Decision>, run: &RunTold<'_>) -> Self {
+    fn of(kind: HappeningKind, code: &str, fact: &Fact) -> Self {
+        Self { until: fact.until, ..Self::new(kind, code, fact.at, &fact.head.by) }
+    }
+
+    fn decided(kind: HappeningKind, decision: Option<&Decision>, fact: &Fact) -> Self {
         let code = decision.map_or("", |decision| &decision.code);
         Self {
-            until: run.head.at,
-            count: run.count,
             inputs: decision.map_or(Value::Null, |decision| decision.inputs.clone()),
             text: decision.map_or_else(String::new, |decision| decision.text.clone()),
-            shadow: run.head.shadow,
-            ..Self::new(kind, code, run.first, &run.head.by)
+            shadow: fact.head.shadow,
+            ..Self::new(kind, code, fact.at, &fact.head.by)
         }
     }
 

@@ -1,67 +1,153 @@
-//! One line of a segment: a checksum, and a document that is compressed where it is long.
+//! The lines of the log: one JSON document each, of a bounded length.
 //!
 //! ```text
-//! CCCCCCCC {"act":…}        CRC-32 of what follows the mark, in hex; blank: the document as it is
-//! CCCCCCCC~eJyrVkpU…        tilde: deflated, in base64
+//! {"act":{"at":"2026-03-01T04:10:00Z","code":"pulled",…}}      something was done
+//! {"run":{"head":{"at":…,"by":"timer"},"decided":[…],…}}       images were collected
+//! {"lost":{"at":…,"count":3,"error":…}}                        so much could not be written
 //! ```
 //!
-//! No document has a line end in it, so whoever comes upon damage goes on with the next line.
+//! No document has a line end in it, so a reader that comes upon damage goes on with the next line. A newer version adds
+//! fields; readers pass over what they do not know.
 
-use std::io::{Read as _, Write as _};
+use std::{
+    io::{self, BufRead, Read as _},
+    time::SystemTime,
+};
 
-use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
-use flate2::{Compression, Crc, read::ZlibDecoder, write::ZlibEncoder};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
-/// Documents shorter than this stay readable for `grep`.
-const PLAIN_LENGTH_MAX: usize = 4096;
-/// The longest document; the inputs of a hundred thousand images fit.
-const DOCUMENT_LENGTH_MAX: u64 = 256 << 20;
-/// Checksum and mark.
-const PREFIX_LENGTH: usize = 9;
+use super::record::{Act, Decision, Outcome, RunHead, moment};
 
-/// Writes a document as a line with its end.
-pub(super) fn encode(document: &impl Serialize) -> std::io::Result<Vec<u8>> {
-    let plain = serde_json::to_vec(document).map_err(std::io::Error::other)?;
-    let (mark, payload) = if plain.len() <= PLAIN_LENGTH_MAX {
-        (b' ', plain)
-    } else {
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
-        encoder.write_all(&plain)?;
-        drop(plain);
-        (b'~', STANDARD_NO_PAD.encode(encoder.finish()?).into_bytes())
-    };
-    let mut line = format!("{:08x}", checksum(&payload)).into_bytes();
-    line.reserve(payload.len() + 2);
-    line.push(mark);
-    line.extend(payload);
-    line.push(b'\n');
-    Ok(line)
+/// The longest line that is written or read, with its end; longer ones are split, or passed over.
+pub(super) const LINE_LENGTH_MAX: usize = 64 << 10;
+/// What a line of a collection takes beside its head and what it tells.
+const OWN_LENGTH: usize = 256;
+
+/// What one line says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Line {
+    Act(Act),
+    Run(RunLine),
+    Lost(LostLine),
 }
 
-/// Reads a line without its end; `None`: it is damaged.
-pub(super) fn decode<T: DeserializeOwned>(line: &[u8]) -> Option<T> {
-    let (prefix, payload) = line.split_at_checked(PREFIX_LENGTH)?;
-    let told = u32::from_str_radix(std::str::from_utf8(&prefix[..PREFIX_LENGTH - 1]).ok()?, 16).ok()?;
-    if told != checksum(payload) {
-        return None;
+/// A collection, told by how it differs from the one before; or several that decided nothing new. A long one takes
+/// several lines, of which only the last has a count.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct RunLine {
+    /// The last of them.
+    pub(super) head: RunHead,
+    /// When the first of them was.
+    #[serde(with = "moment")]
+    pub(super) first: SystemTime,
+    /// How many.
+    pub(super) count: u64,
+    /// What was decided otherwise than before, or of images listed with other names or another size.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) decided: Vec<Decision>,
+    /// Images that are not listed any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) gone: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) outcomes: Vec<Outcome>,
+    /// Decisions there was no room for.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) left_out: u64,
+}
+
+/// What could not be written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct LostLine {
+    /// When this was written, after all.
+    #[serde(with = "moment")]
+    pub(super) at: SystemTime,
+    /// How many acts and collections.
+    pub(super) count: u64,
+    /// Why.
+    pub(super) error: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl RunLine {
+    /// One that tells of nothing but itself.
+    pub(super) fn new(head: RunHead) -> Self {
+        let first = head.at;
+        Self { head, first, count: 0, decided: Vec::new(), gone: Vec::new(), outcomes: Vec::new(), left_out: 0 }
     }
-    match prefix[PREFIX_LENGTH - 1] {
-        b' ' => serde_json::from_slice(payload).ok(),
-        b'~' => {
-            let mut plain = Vec::new();
-            let packed = STANDARD_NO_PAD.decode(payload).ok()?;
-            ZlibDecoder::new(packed.as_slice()).take(DOCUMENT_LENGTH_MAX).read_to_end(&mut plain).ok()?;
-            serde_json::from_slice(&plain).ok()
+
+    /// As many lines as all of it takes, decisions before outcomes; the last has the count.
+    pub(super) fn split(self) -> Vec<Self> {
+        let Self { head, first, count, decided, gone, outcomes, mut left_out } = self;
+        let own = length(&head) + OWN_LENGTH;
+        let mut lines = vec![Self { first, ..Self::new(head.clone()) }];
+        let mut taken = own;
+        let mut place = |length: usize, add: &mut dyn FnMut(&mut Self)| {
+            if own + length > LINE_LENGTH_MAX {
+                left_out += 1;
+                return;
+            }
+            if taken + length > LINE_LENGTH_MAX {
+                lines.push(Self { first, ..Self::new(head.clone()) });
+                taken = own;
+            }
+            taken += length;
+            lines.last_mut().into_iter().for_each(add);
+        };
+        for decision in &decided {
+            place(length(decision), &mut |line| line.decided.push(decision.clone()));
         }
-        _ => None,
+        for key in &gone {
+            place(length(key), &mut |line| line.gone.push(key.clone()));
+        }
+        for outcome in &outcomes {
+            place(length(outcome), &mut |line| line.outcomes.push(outcome.clone()));
+        }
+        if let Some(last) = lines.last_mut() {
+            (last.count, last.left_out) = (count, left_out);
+        }
+        lines
     }
 }
 
-fn checksum(bytes: &[u8]) -> u32 {
-    let mut checksum = Crc::new();
-    checksum.update(bytes);
-    checksum.sum()
+impl Line {
+    /// The line with its end.
+    ///
+    /// # Errors
+    /// When it is too long.
+    pub(super) fn encode(&self, out: &mut Vec<u8>) -> io::Result<()> {
+        let before = out.len();
+        serde_json::to_writer(&mut *out, self).map_err(io::Error::other)?;
+        out.push(b'\n');
+        let length = out.len() - before;
+        if length > LINE_LENGTH_MAX {
+            out.truncate(before);
+            let why = format!("a line of {length} bytes; the limit is {LINE_LENGTH_MAX}");
+            return Err(io::Error::other(why));
+        }
+        Ok(())
+    }
+}
+
+/// The next line without its end, and how long it is with it; of one that is too long only the beginning.
+pub(super) fn next(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<u64> {
+    line.clear();
+    let mut length = reader.by_ref().take(LINE_LENGTH_MAX as u64).read_until(b'\n', line)? as u64;
+    if line.last() == Some(&b'\n') {
+        line.pop();
+    } else if length == LINE_LENGTH_MAX as u64 {
+        length += reader.skip_until(b'\n')? as u64;
+    }
+    Ok(length)
+}
+
+/// How long a part of a line is, with its comma.
+fn length(part: &impl Serialize) -> usize {
+    serde_json::to_vec(part).map_or(LINE_LENGTH_MAX, |text| text.len() + 1)
 }
 
 #[cfg(test)]
@@ -69,33 +155,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_documents_stay_readable_and_long_ones_are_packed() {
-        let short = vec!["kept".to_owned()];
-        let line = encode(&short).unwrap();
-        assert!(line.ends_with(b" [\"kept\"]\n"), "{}", String::from_utf8_lossy(&line));
-        assert_eq!(decode::<Vec<String>>(line.trim_ascii_end()), Some(short));
-        let long: Vec<String> = (0..2000).map(|number| format!("image-{number}")).collect();
-        let line = encode(&long).unwrap();
-        assert_eq!(line.iter().position(|byte| *byte == b'\n'), Some(line.len() - 1));
-        assert!(line.len() < serde_json::to_vec(&long).unwrap().len() / 2);
-        assert_eq!(decode::<Vec<String>>(&line[..line.len() - 1]), Some(long));
-    }
-
-    #[test]
-    fn every_changed_byte_is_seen() {
-        let line = encode(&["a pinned image", "stays"]).unwrap();
-        let line = &line[..line.len() - 1];
-        for place in 0..line.len() {
-            for bit in 0..8 {
-                let mut damaged = line.to_vec();
-                damaged[place] ^= 1 << bit;
-                // Hex digits may be written large, which changes nothing.
-                if damaged.eq_ignore_ascii_case(line) && place < PREFIX_LENGTH - 1 {
-                    continue;
-                }
-                assert_eq!(decode::<Vec<String>>(&damaged), None, "bit {bit} of byte {place}");
-            }
-            assert_eq!(decode::<Vec<String>>(&line[..place]), None, "cut at {place}");
-        }
+    fn a_reader_takes_of_a_line_without_end_no_more_than_a_line() {
+        let text = [vec![b'x'; 3 * LINE_LENGTH_MAX], b"\nshort\n".to_vec(), b"torn".to_vec()].concat();
+        let (mut reader, mut line) = (&text[..], Vec::new());
+        assert_eq!(next(&mut reader, &mut line).unwrap(), 3 * LINE_LENGTH_MAX as u64 + 1);
+        assert_eq!(line.len(), LINE_LENGTH_MAX);
+        assert_eq!((next(&mut reader, &mut line).unwrap(), line.as_slice()), (6, &b"short"[..]));
+        assert_eq!((next(&mut reader, &mut line).unwrap(), line.as_slice()), (4, &b"torn"[..]));
+        assert_eq!(next(&mut reader, &mut line).unwrap(), 0);
     }
 }

@@ -1,22 +1,18 @@
 //! Keeps on disk what was decided on images and why, for whoever asks later.
 //!
 //! ```text
-//! DIRECTORY/NNNNNNNNNN.log   segments, the youngest has the highest number; the oldest is dropped when room is wanted
-//! DIRECTORY/lock             held while lines are added, by whichever process
+//! DIRECTORY/NNNNNNNNNN.jsonl   segments, the youngest has the highest number; the oldest is dropped when room is wanted
+//! DIRECTORY/lock               held while lines are added, by whichever process
 //! ```
 //!
 //! Nothing in it is a root: all of it may be deleted at any time, and nothing but the answers to "why" is lost. A line
-//! has a checksum (`line.rs`); a crash leaves at worst a torn last line, which the next writer cuts off. Several processes
-//! may write: each has chains of its own, in which a collection is told by how it differs from the one before
-//! (`encode.rs`), and a chain never reaches across segments. Whoever reads takes no lock. A version that does not know
-//! a segment's version passes the segment over.
+//! is one JSON document (`line.rs`); a crash leaves at worst a torn last line, which readers pass over. Several processes
+//! may write. A collection is told by how it differs from the one before, as the log has it, and each segment tells of
+//! every image again, so that none needs an older one. Readers take no lock; other files in the folder are ignored.
 //!
 //! **Invariant:** writing never fails a caller and never makes one wait: what cannot be written, on a full disk or
 //! behind a slow one, is counted and told once writing goes well again.
 
-mod clock;
-mod encode;
-mod entry;
 mod history;
 mod line;
 mod read;
@@ -39,8 +35,8 @@ use std::{
 
 pub use self::{
     history::{Happening, HappeningKind, History, ImageHistory},
-    read::{Damage, RunTold, Told},
-    record::{Act, ActCode, Decision, ImageInput, LayersInput, Outcome, OutcomeResult, Run, RunHead, RunInput},
+    read::Damage,
+    record::{Act, ActCode, Decision, Outcome, OutcomeResult, Run, RunHead},
 };
 use self::{segments::Segments, write::Writer};
 
@@ -143,19 +139,10 @@ impl DecisionLog {
         self.directory.as_deref().map_or(0, segments::size)
     }
 
-    /// Tells everything on record, oldest first. Blocks.
-    ///
-    /// # Errors
-    /// When the folder cannot be read at all; an absent one is an empty log, and damage is passed over.
-    pub fn read(&self, hear: impl FnMut(Told<'_>)) -> io::Result<Damage> {
-        self.flush();
-        self.directory.as_deref().map_or_else(|| Ok(Damage::default()), |directory| read::read(directory, hear))
-    }
-
     /// Everything about the images that a text means: by name, id, digest, or the beginning of one. Blocks.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// When the folder cannot be read at all; an absent one is an empty log, and damage is passed over.
     pub fn history(&self, text: &str) -> io::Result<History> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))

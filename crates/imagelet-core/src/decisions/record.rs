@@ -1,9 +1,6 @@
-//! What is put on record: single acts, and collections with all they were decided on.
+//! What is put on record: single acts, and collections with what they decided.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, SystemTime},
-};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,7 +9,7 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Act {
     /// When.
-    #[serde(with = "nanos")]
+    #[serde(with = "moment")]
     pub at: SystemTime,
     /// What.
     pub code: ActCode,
@@ -81,14 +78,12 @@ impl ActCode {
     }
 }
 
-/// A collection: what it was decided on, what was decided, what came of it.
+/// A collection: what was decided, and what came of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
     /// What it was and did as a whole.
     pub head: RunHead,
-    /// All it was decided on.
-    pub input: RunInput,
-    /// One for each image.
+    /// One for each image that was listed.
     pub decisions: Vec<Decision>,
     /// The removals that were tried, in order.
     pub outcomes: Vec<Outcome>,
@@ -97,17 +92,17 @@ pub struct Run {
 /// What a collection was and did as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunHead {
-    /// When it was decided.
-    #[serde(with = "nanos")]
+    /// When it began.
+    #[serde(with = "moment")]
     pub at: SystemTime,
+    /// When it was over: images were listed between the two.
+    #[serde(with = "moment")]
+    pub until: SystemTime,
     /// Who asked: `timer`, `command`, `pull`, `pressure`.
     pub by: String,
     /// It told what it would do, and did nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
-    /// What the whole decision hashes to, so that a replay can be compared.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub digest: String,
     /// Bytes of the removed images as listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub claimed: u64,
@@ -123,9 +118,9 @@ impl Default for RunHead {
     fn default() -> Self {
         Self {
             at: SystemTime::UNIX_EPOCH,
+            until: SystemTime::UNIX_EPOCH,
             by: String::new(),
             shadow: false,
-            digest: String::new(),
             claimed: 0,
             measured: None,
             failures: Vec::new(),
@@ -138,49 +133,18 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// All that a collection was decided on, cut into the pieces that change and those that do not.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RunInput {
-    /// Everything that is not about one image.
-    pub common: Value,
-    /// Moments that move with every pass: where a fact of an image equals one of them, it is no change.
-    pub clocks: Vec<Value>,
-    /// The images, sorted by key.
-    pub images: Vec<ImageInput>,
-    /// Which layers they share, where that was known.
-    pub layers: Option<LayersInput>,
-}
-
-/// What was known of one image.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ImageInput {
-    /// Its key.
-    pub key: String,
-    /// Its names.
-    pub names: Vec<String>,
-    /// What it is listed with, in bytes.
-    pub size: u64,
-    /// The rest.
-    pub facts: Value,
-}
-
-/// Layers and who has them.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct LayersInput {
-    /// Each layer's id and what is known of it, in the order that `images` counts them by.
-    pub layers: Vec<(String, Value)>,
-    /// The layers of each image.
-    pub images: BTreeMap<String, Vec<u32>>,
-    /// How sure that is.
-    pub certainty: Value,
-}
-
 /// What was decided on one image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// The image's key.
     pub key: String,
+    /// Its names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+    /// What it is listed with, in bytes.
+    pub size: u64,
     /// Whether it goes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub goes: bool,
     /// The stable word of the reason.
     pub code: String,
@@ -220,21 +184,19 @@ pub enum OutcomeResult {
     },
 }
 
-/// Times as nanoseconds since 1970, exact; what is before counts as 1970.
-pub(super) mod nanos {
-    use super::{Duration, SystemTime};
-    use serde::{Deserialize as _, Deserializer, Serializer};
+/// Times as RFC 3339, exact.
+pub(super) mod moment {
+    use std::time::SystemTime;
 
-    pub(in super::super) fn of(time: SystemTime) -> u64 {
-        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-    }
+    use jiff::Timestamp;
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _, ser::Error as _};
 
     pub(in super::super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(of(*time))
+        serializer.collect_str(&Timestamp::try_from(*time).map_err(S::Error::custom)?)
     }
 
     pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
-        u64::deserialize(deserializer).map(|nanos| SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos))
+        let text = String::deserialize(deserializer)?;
+        text.parse::<Timestamp>().map(SystemTime::from).map_err(D::Error::custom)
     }
 }

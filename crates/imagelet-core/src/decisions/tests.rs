@@ -3,20 +3,24 @@
 #![expect(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
 
 use std::{
-    collections::BTreeMap,
     fs,
     time::{Duration, SystemTime},
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
-    HappeningKind::{Kept, Removed},
+    HappeningKind::{Found, Gone, Kept, Removed},
+    line::{LINE_LENGTH_MAX, Line},
     *,
 };
 
+const PULLED: HappeningKind = HappeningKind::Act(ActCode::Pulled);
+const REMOVING: HappeningKind = HappeningKind::Act(ActCode::Removing);
+const ON_REQUEST: HappeningKind = HappeningKind::Act(ActCode::RemovedOnRequest);
+
 /// A generator of the same numbers in every run (splitmix64).
-pub(super) struct Dice(pub(super) u64);
+struct Dice(u64);
 
 impl Dice {
     fn next(&mut self, below: u64) -> u64 {
@@ -31,25 +35,25 @@ fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000 + seconds)
 }
 
-fn moment(time: SystemTime) -> Value {
-    serde_json::to_value(time).unwrap()
-}
-
 fn id(number: u64) -> String {
     format!("sha256:{}", crate::image::Digest::of(&number.to_le_bytes()).hex())
 }
 
-fn image(number: u64, used: SystemTime) -> ImageInput {
-    ImageInput {
+/// What a collection decides of an image: to keep it.
+fn kept(number: u64, code: &str) -> Decision {
+    Decision {
         key: id(number),
         names: vec![format!("registry.example/team-{}/service-{number}:v{}", number % 40, number % 7)],
         size: 10_000_000 + number,
-        facts: json!({"first_seen": moment(at(number)), "last_used": moment(used), "pinned_by": [], "use_count": 3}),
+        goes: false,
+        code: code.into(),
+        inputs: Value::Null,
+        text: code.replace('_', " "),
     }
 }
 
-fn kept(key: &str, code: &str) -> Decision {
-    Decision { key: key.into(), goes: false, code: code.into(), inputs: json!({"n": 1}), text: code.replace('_', " ") }
+fn goes(number: u64, code: &str) -> Decision {
+    Decision { goes: true, ..kept(number, code) }
 }
 
 fn act(seconds: u64, code: ActCode, number: u64) -> Act {
@@ -65,55 +69,41 @@ fn act(seconds: u64, code: ActCode, number: u64) -> Act {
     }
 }
 
-/// A collection that keeps everything.
-fn quiet(seconds: u64, images: Vec<ImageInput>) -> Run {
-    let mut images = images;
-    images.sort_by(|a, b| a.key.cmp(&b.key));
-    let decisions = images.iter().map(|image| kept(&image.key, "not_needed")).collect();
-    Run {
-        head: RunHead { at: at(seconds), by: "timer".into(), ..RunHead::default() },
-        input: RunInput {
-            common: json!({"now": moment(at(seconds)), "available": seconds}),
-            clocks: vec![moment(at(seconds))],
-            images,
-            layers: None,
-        },
-        decisions,
-        outcomes: Vec::new(),
-    }
+/// A collection that removes nothing.
+fn quiet(seconds: u64, decisions: Vec<Decision>) -> Run {
+    let head = RunHead { at: at(seconds), until: at(seconds), by: "timer".into(), ..RunHead::default() };
+    Run { head, decisions, outcomes: Vec::new() }
 }
 
-/// What a reader hears, in a form that can be kept.
-#[derive(Debug, PartialEq)]
-enum Heard {
-    Act(Act),
-    Run { count: u64, at: SystemTime, input: Option<RunInput>, outcomes: Vec<Outcome>, codes: BTreeMap<String, String> },
-    Lost(u64),
+fn all(numbers: impl IntoIterator<Item = u64>) -> Vec<Decision> {
+    numbers.into_iter().map(|number| kept(number, "not_needed")).collect()
 }
 
-fn hear(log: &DecisionLog) -> (Vec<Heard>, Damage) {
-    let mut heard = Vec::new();
-    let damage = log
-        .read(|told| {
-            heard.push(match told {
-                Told::Act(act) => Heard::Act(act.clone()),
-                Told::Lost { count, .. } => Heard::Lost(count),
-                Told::Run(run) => {
-                    let input = run.input();
-                    let keys = input.iter().flat_map(|input| &input.images).map(|image| image.key.clone());
-                    let code = |key: String| Some((key.clone(), run.decision(&key)?.code.clone()));
-                    Heard::Run {
-                        count: run.count,
-                        at: run.head.at,
-                        codes: keys.filter_map(code).collect(),
-                        input,
-                        outcomes: run.outcomes.to_vec(),
-                    }
-                }
-            });
-        })
-        .unwrap();
-    (heard, damage)
+fn removed(number: u64) -> Outcome {
+    Outcome { key: id(number), names: Vec::new(), result: OutcomeResult::Removed(5) }
+}
+
+/// All lines, as they are on the disk.
+fn lines(log: &DecisionLog) -> (Vec<Line>, Damage) {
+    log.flush();
+    let mut lines = Vec::new();
+    let damage = read::read(log.directory.as_deref().unwrap(), |_, line| lines.push(line)).unwrap();
+    (lines, damage)
+}
+
+/// How many collections are told.
+fn told(lines: &[Line]) -> u64 {
+    lines.iter().map(|line| if let Line::Run(run) = line { run.count } else { 0 }).sum()
+}
+
+/// What happened to one image.
+fn story(log: &DecisionLog, number: u64) -> Vec<(HappeningKind, u64, SystemTime)> {
+    let history = log.history(&id(number)).unwrap();
+    history.images.iter().flat_map(|image| &image.happenings).map(|it| (it.kind, it.count, it.at)).collect()
+}
+
+fn kinds(log: &DecisionLog, number: u64) -> Vec<HappeningKind> {
+    story(log, number).into_iter().map(|(kind, ..)| kind).collect()
 }
 
 fn segments_of(directory: &Path) -> Vec<PathBuf> {
@@ -130,9 +120,23 @@ fn what_was_put_on_record_is_told_in_order_after_a_restart() {
     drop(log);
     let log = DecisionLog::new(&directory, 1 << 20);
     log.act(act(2, ActCode::RemovedOnRequest, 7));
-    let (heard, damage) = hear(&log);
-    assert_eq!(heard, [Heard::Act(act(1, ActCode::Pulled, 7)), Heard::Act(act(2, ActCode::RemovedOnRequest, 7))]);
+    let (lines, damage) = lines(&log);
+    assert_eq!(lines, [Line::Act(act(1, ActCode::Pulled, 7)), Line::Act(act(2, ActCode::RemovedOnRequest, 7))]);
     assert!(damage.is_none() && log.lost() == (0, None));
+}
+
+#[test]
+fn every_line_is_one_document_that_people_can_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = DecisionLog::new(folder.path(), 1 << 20);
+    log.act(act(1, ActCode::Pulled, 7));
+    log.run(quiet(300, all([7])));
+    log.flush();
+    let text = fs::read_to_string(&segments_of(folder.path())[0]).unwrap();
+    let documents: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(documents[0]["act"]["at"], "2027-01-15T08:00:01Z");
+    assert_eq!(documents[1]["run"]["decided"][0]["code"], "not_needed");
+    assert_eq!(documents.len(), 2);
 }
 
 #[test]
@@ -140,112 +144,124 @@ fn a_log_that_is_off_or_only_read_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let log = DecisionLog::read_only(&folder.path().join("decisions"));
     log.act(act(1, ActCode::Pulled, 7));
-    assert_eq!(hear(&log), (Vec::new(), Damage::default()));
+    assert_eq!(lines(&log), (Vec::new(), Damage::default()));
     assert!(!folder.path().join("decisions").exists());
     DecisionLog::off().act(act(1, ActCode::Pulled, 7));
     assert_eq!(DecisionLog::off().history("x").unwrap(), History::default());
 }
 
-/// Random collections with layers: images come, go and change, layers are shared, decisions vary.
-fn random_run(dice: &mut Dice, seconds: u64, images: &mut BTreeMap<u64, SystemTime>, with_layers: bool) -> Run {
-    let now = at(seconds);
-    for _ in 0..dice.next(4) {
-        images.insert(dice.next(40), at(seconds.saturating_sub(dice.next(3) * 100)));
-    }
-    if dice.next(3) == 0 {
-        images.remove(&dice.next(40));
-    }
-    for used in images.values_mut() {
-        if dice.next(10) == 0 {
-            *used = now;
-        }
-    }
-    let listed: Vec<ImageInput> = images.iter().map(|(number, used)| image(*number, *used)).collect();
-    let mut run = quiet(seconds, listed);
-    if dice.next(2) == 0 {
-        run.decisions = run
-            .input
-            .images
-            .iter()
-            .map(|image| {
-                let goes = dice.next(3) == 0;
-                Decision { goes, ..kept(&image.key, ["in_use", "too_young", "least_worth"][dice.next(3) as usize]) }
-            })
-            .collect();
-    }
-    for image in run.input.images.iter().take(usize::from(dice.next(4) == 0)) {
-        let result = OutcomeResult::Removed(image.size);
-        run.outcomes.push(Outcome { key: image.key.clone(), names: image.names.clone(), result });
-    }
-    if with_layers {
-        let mut places: BTreeMap<String, u32> = BTreeMap::new();
-        let mut layers =
-            LayersInput { certainty: json!(["exact", "claimed"][dice.next(2) as usize]), ..Default::default() };
-        for (number, _) in images.iter() {
-            let own = [0, number % 3, 100 + number];
-            let list = own.iter().map(|layer| {
-                let next = u32::try_from(places.len()).unwrap();
-                *places.entry(format!("layer-{layer}")).or_insert_with(|| {
-                    layers.layers.push((format!("layer-{layer}"), json!({"bytes": layer * 10 + dice.next(2)})));
-                    next
-                })
-            });
-            layers.images.insert(id(*number), list.collect());
-        }
-        run.input.layers = Some(layers);
-    }
-    run
-}
-
 #[test]
-fn the_inputs_of_random_collections_come_back_to_the_bit() {
-    for seed in 0..200 {
-        let folder = tempfile::tempdir().unwrap();
-        let log = DecisionLog::new(folder.path(), 1 << 20);
-        let mut dice = Dice(seed);
-        let mut images = BTreeMap::new();
-        let mut runs = Vec::new();
-        for step in 0..dice.next(20) + 3 {
-            let with_layers = seed % 3 > 0 && dice.next(8) > 0;
-            let run = random_run(&mut dice, 1000 + step * 300, &mut images, with_layers);
-            log.run(run.clone());
-            runs.push(run);
-            if dice.next(6) == 0 {
-                log.flush();
-            }
-        }
-        let (heard, damage) = hear(&log);
-        assert!(damage.is_none(), "{damage:?}");
-        let mut told = 0;
-        for one in heard {
-            let Heard::Run { count, at, input, outcomes, codes } = one else { panic!("{one:?}") };
-            told += count as usize;
-            let run = &runs[told - 1];
-            assert_eq!((at, &outcomes), (run.head.at, &run.outcomes), "seed {seed}");
-            assert_eq!(input.as_ref(), Some(&run.input), "seed {seed}, collection {told}");
-            let expected: BTreeMap<_, _> = run.decisions.iter().map(|it| (it.key.clone(), it.code.clone())).collect();
-            assert_eq!(codes, expected, "seed {seed}, collection {told}");
-        }
-        assert_eq!(told, runs.len(), "seed {seed}");
-    }
-}
-
-#[test]
-fn collections_that_decide_nothing_new_are_one_line() {
+fn collections_that_decide_nothing_new_are_one_line_and_stand_before_what_follows() {
     let folder = tempfile::tempdir().unwrap();
     let log = DecisionLog::new(folder.path(), 1 << 20);
-    // An image in use is last used "now" each time, which is no change.
-    let run = |seconds| quiet(seconds, vec![image(1, at(0)), image(2, at(seconds))]);
-    for pass in 1..=10 {
-        log.run(run(pass * 300));
+    for pass in 1..=8 {
+        log.run(quiet(pass * 300, all([1])));
     }
-    log.act(act(4000, ActCode::Pulled, 9));
-    let (heard, _) = hear(&log);
-    let counts: Vec<u64> =
-        heard.iter().filter_map(|it| if let Heard::Run { count, .. } = it { Some(*count) } else { None }).collect();
-    assert_eq!(counts, [1, 9]);
-    let last = heard.iter().rev().find_map(|it| if let Heard::Run { input, .. } = it { input.clone() } else { None });
-    assert_eq!(last, Some(run(3000).input));
+    log.act(act(2500, ActCode::Pulled, 2));
+    log.run(quiet(2700, all([1, 2])));
+    let (lines, _) = lines(&log);
+    let counts: Vec<u64> = lines.iter().map(|line| if let Line::Run(run) = line { run.count } else { 0 }).collect();
+    assert_eq!(counts, [1, 7, 0, 1]);
+    assert_eq!(story(&log, 1), [(Found, 1, at(300)), (Kept, 9, at(300))]);
+    assert_eq!(story(&log, 2), [(PULLED, 1, at(2500)), (Kept, 1, at(2700))]);
+}
+
+/// One step of a story, at its second.
+#[derive(Clone, Copy)]
+enum Step {
+    Pull(u64),
+    Rm(u64),
+    /// A collection that finds image 1.
+    Pass(u64),
+    /// One that does not.
+    Without(u64),
+    /// One that removes it, in this second.
+    Collect(u64, u64),
+    Restart,
+}
+
+#[test]
+fn stories_are_true_whatever_the_order_in_which_they_are_written() {
+    use Step::{Collect, Pass, Pull, Restart, Rm, Without};
+    let cases: &[(&str, &[Step], &[HappeningKind])] = &[
+        ("brought and kept", &[Without(1), Pull(5), Pass(9), Pass(12)], &[PULLED, Kept]),
+        ("a collection that began before the pull was over", &[Without(1), Pull(9), Pass(8)], &[PULLED, Kept]),
+        ("a pull written after the pass that saw it", &[Without(1), Pass(8), Pull(9)], &[PULLED, Kept]),
+        ("brought by something else", &[Without(1), Pass(8), Pass(9)], &[Found, Kept]),
+        ("brought by something else and pulled anew", &[Pass(1), Pull(900)], &[Found, Kept, PULLED]),
+        ("removed by something else", &[Pull(1), Pass(2), Without(3), Without(4)], &[PULLED, Kept, Gone]),
+        ("removed on request", &[Pull(1), Pass(2), Rm(3), Without(4)], &[PULLED, Kept, ON_REQUEST]),
+        ("removed on request while a pass looked", &[Pull(1), Pass(2), Without(3), Rm(4)], &[PULLED, Kept, ON_REQUEST]),
+        (
+            "removed and pulled again between two passes",
+            &[Pull(1), Pass(2), Rm(3), Pull(4), Pass(5)],
+            &[PULLED, Kept, ON_REQUEST, PULLED, Kept],
+        ),
+        ("collected", &[Pull(1), Pass(2), Collect(3, 4), Without(9)], &[PULLED, Kept, Removed]),
+        ("collected and pulled again", &[Pull(1), Collect(3, 4), Pull(9), Pass(10)], &[PULLED, Removed, PULLED, Kept]),
+        (
+            "collected while another pull brought it back",
+            &[Pull(1), Pass(2), Pull(8), Collect(3, 4), Pass(10)],
+            &[PULLED, Kept, Removed, PULLED, Kept],
+        ),
+        ("pulled and removed by something else before any pass", &[Pull(1), Without(3)], &[PULLED, Gone]),
+        ("over restarts", &[Pull(1), Restart, Pass(2), Restart, Pass(3), Restart, Without(4)], &[PULLED, Kept, Gone]),
+    ];
+    for (name, steps, expected) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = DecisionLog::new(folder.path(), 1 << 20);
+        for step in *steps {
+            match *step {
+                Pull(second) => log.act(Act { took_ms: Some(2000), ..act(second, ActCode::Pulled, 1) }),
+                Rm(second) => log.act(act(second, ActCode::RemovedOnRequest, 1)),
+                Pass(second) => log.run(quiet(second, all([1, 2]))),
+                Without(second) => log.run(quiet(second, all([2]))),
+                Collect(began, second) => {
+                    log.act(act(second, ActCode::Removing, 1));
+                    let decisions = vec![goes(1, "room"), kept(2, "not_needed")];
+                    log.run(Run { outcomes: vec![removed(1)], ..quiet(began, decisions) });
+                }
+                Restart => log = DecisionLog::new(folder.path(), 1 << 20),
+            }
+            log.flush();
+        }
+        let story = story(&log, 1);
+        assert_eq!(kinds(&log, 1), *expected, "{name}");
+        assert!(story.is_sorted_by_key(|(_, _, at)| *at), "{name}: {story:?}");
+    }
+}
+
+#[test]
+fn every_collection_of_random_days_is_counted_for_every_image_that_it_kept() {
+    for seed in 0..100 {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = DecisionLog::new(folder.path(), 1 << 20);
+        let mut dice = Dice(seed);
+        let mut images: std::collections::BTreeMap<u64, &str> = std::collections::BTreeMap::new();
+        let mut passes = [0_u64; 20];
+        let steps = dice.next(40) + 3;
+        for step in 0..steps {
+            match dice.next(6) {
+                0 => drop(images.insert(dice.next(20), "in_use")),
+                1 => drop(images.insert(dice.next(20), "not_needed")),
+                2 => drop(images.remove(&dice.next(20))),
+                3 => log.act(act(step * 300, ActCode::Pinned, dice.next(20))),
+                4 if dice.next(3) == 0 => log = DecisionLog::new(folder.path(), 1 << 20),
+                _ => {}
+            }
+            for number in images.keys() {
+                passes[*number as usize] += 1;
+            }
+            log.run(quiet(step * 300 + 1, images.iter().map(|(number, code)| kept(*number, code)).collect()));
+        }
+        let (lines, damage) = lines(&log);
+        assert!(damage.is_none() && told(&lines) == steps, "seed {seed}");
+        for (number, passes) in passes.iter().enumerate() {
+            let counted: u64 =
+                story(&log, number as u64).iter().filter(|(kind, ..)| *kind == Kept).map(|(_, count, _)| count).sum();
+            assert_eq!(counted, *passes, "seed {seed}, image {number}");
+        }
+    }
 }
 
 #[test]
@@ -255,32 +271,21 @@ fn a_day_of_ten_thousand_images_fits_several_times() {
     const PASSES: u64 = 8;
     let folder = tempfile::tempdir().unwrap();
     let log = DecisionLog::new(folder.path(), 16 << 20);
-    let mut all: Vec<ImageInput> = (0..IMAGES).map(|number| image(number, at(number % 5000))).collect();
-    all.sort_by(|a, b| a.key.cmp(&b.key));
     let mut sizes = Vec::new();
     for pass in 0..PASSES {
-        let now = 10_000 + pass * 300;
         // 250 pods use an image each; five of them are others than five minutes before.
-        let in_use = |place: u64| place >= pass * 5 && place < 250 + pass * 5;
-        for (image, place) in all.iter_mut().zip(0..).filter(|(_, place)| in_use(*place)) {
-            image.facts["last_used"] = moment(at(now));
-            image.size = 10_000_000 + place;
-        }
-        let mut run = quiet(now, all.clone());
-        for (decision, _) in run.decisions.iter_mut().zip(0..).filter(|(_, place)| in_use(*place)) {
-            decision.code = "in_use".into();
-        }
-        log.run(run);
+        let in_use = |number: u64| number >= pass * 5 && number < 250 + pass * 5;
+        let code = |number: u64| if in_use(number) { "in_use" } else { "not_needed" };
+        log.run(quiet(10_000 + pass * 300, (0..IMAGES).map(|number| kept(number, code(number))).collect()));
         log.flush();
         sizes.push(log.size());
     }
     let (whole, more) = (sizes[0], (sizes[7] - sizes[0]) / (PASSES - 1));
     println!("10,000 images: {whole} bytes once, then {more} bytes a collection");
-    assert!(whole < 2 << 20 && more < 4096, "{sizes:?}");
-    assert!(whole + 288 * more < 3 << 20, "a day takes less than a fifth of the log");
-    let mut told = 0;
-    log.read(|it| told += if let Told::Run(run) = it { run.count } else { 0 }).unwrap();
-    assert_eq!(told, PASSES);
+    assert!(whole < 3 << 20 && more < 4096, "{sizes:?}");
+    assert!(whole + 288 * more < 16 << 18, "a day takes less than a quarter of the log");
+    assert_eq!(told(&lines(&log).0), PASSES);
+    assert_eq!(story(&log, 9999), [(Found, 1, at(10_000)), (Kept, PASSES, at(10_000))]);
 }
 
 #[test]
@@ -290,118 +295,92 @@ fn the_log_stays_within_its_size_and_loses_the_oldest() {
     let log = DecisionLog::new(folder.path(), bytes_max);
     for number in 0..3000 {
         log.act(act(number, ActCode::Pulled, number));
-        if number % 200 == 0 {
-            log.run(quiet(number, (0..50).map(|other| image(number + other, at(number))).collect()));
+        if number % 100 == 0 {
+            log.run(quiet(number, all(0..50)));
             log.flush();
             assert!(log.size() <= bytes_max, "{} bytes", log.size());
         }
-        if number % 100 == 0 {
-            log.flush();
-        }
     }
-    let (heard, damage) = hear(&log);
+    let (lines, damage) = lines(&log);
     assert!(damage.is_none() && log.lost().0 == 0);
-    let acts: Vec<u64> =
-        heard.iter().filter_map(|it| if let Heard::Act(act) = it { act.bytes } else { None }).collect();
+    let acts: Vec<u64> = lines.iter().filter_map(|it| if let Line::Act(act) = it { act.bytes } else { None }).collect();
     assert_eq!(acts.last(), Some(&2999));
-    assert!(acts.len() > 400 && acts[0] > 0, "{} acts from {}", acts.len(), acts[0]);
+    assert!(acts.len() > 300 && acts[0] > 0, "{} acts from {}", acts.len(), acts[0]);
     assert!(acts.windows(2).all(|pair| pair[0] + 1 == pair[1]), "none is missing in between");
-    // Chains begin anew in each segment: none needs one that is gone.
-    assert!(heard.iter().all(|it| !matches!(it, Heard::Run { input: None, .. })));
+    // Each segment tells of every image again: none needs one that is gone.
+    for path in segments_of(folder.path()).iter().rev().skip(1) {
+        let text = fs::read_to_string(path).unwrap();
+        assert!((0..50).all(|number| text.contains(&format!("/service-{number}:"))), "{}", path.display());
+    }
 }
 
 #[test]
-fn inputs_too_long_for_the_log_are_left_out_and_the_outcomes_stay() {
+fn of_more_images_than_the_log_has_room_for_those_are_told_that_go() {
     let folder = tempfile::tempdir().unwrap();
     let log = DecisionLog::new(folder.path(), BYTES_MIN);
-    let mut run = quiet(1, (0..3000).map(|number| image(number, at(0))).collect());
-    let key = id(5);
-    let place = run.decisions.iter().position(|decision| decision.key == key).unwrap();
-    run.decisions[place] = Decision { goes: true, ..kept(&key, "least_worth") };
-    run.outcomes = vec![Outcome { key: key.clone(), names: vec!["a:v1".into()], result: OutcomeResult::Removed(5) }];
-    log.run(run.clone());
-    run.head.at = at(2);
+    let mut run = quiet(1, all(0..3000));
+    run.decisions[5] = goes(5, "least_worth");
+    run.outcomes = vec![removed(5)];
     log.run(run);
+    log.run(quiet(2, all((0..3000).filter(|number| *number != 5))));
     log.flush();
     assert!(log.size() <= BYTES_MIN, "{}", log.size());
     assert_eq!(log.lost(), (0, None));
-    let mut left_out = 0;
-    log.read(|told| {
-        left_out += u64::from(matches!(told, Told::Run(run) if run.left_out.is_some() && run.changed.len() == 1));
-    })
-    .unwrap();
-    assert_eq!(left_out, 2);
-    let history = log.history("a:v1").unwrap();
-    assert_eq!(history.images[0].happenings.iter().filter(|it| it.kind == HappeningKind::Removed).count(), 2);
-    assert_eq!(history.images[0].happenings[0].code, "least_worth");
+    assert_eq!(kinds(&log, 5), [Found, Removed]);
+    assert_eq!(log.history(&id(5)).unwrap().lost, 2999);
 }
 
 #[test]
-fn a_line_torn_at_any_byte_is_cut_and_told_and_costs_only_itself() {
+fn an_image_whose_names_fill_a_line_is_left_out_and_the_others_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = DecisionLog::new(folder.path(), 16 << 20);
+    let long = Decision { names: vec!["x".repeat(LINE_LENGTH_MAX)], ..kept(1, "not_needed") };
+    log.run(quiet(1, [vec![long], all(2..2000)].concat()));
+    let (lines, damage) = lines(&log);
+    assert!(damage.is_none() && lines.len() > 4 && told(&lines) == 1);
+    assert_eq!((kinds(&log, 1999), log.history(&id(1999)).unwrap().lost), (vec![Found, Kept], 1));
+    let keys = (0..2000).map(id).collect();
+    log.act(Act { keys, ..act(2, ActCode::Pinned, 1) });
+    assert_eq!(kinds(&log, 1999), [Found, Kept, HappeningKind::Act(ActCode::Pinned)]);
+    log.act(Act { names: vec!["x".repeat(LINE_LENGTH_MAX)], ..act(3, ActCode::Pulled, 1) });
+    log.flush();
+    assert_eq!(log.lost().0, 1);
+}
+
+#[test]
+fn a_line_torn_at_any_byte_costs_only_itself() {
     let folder = tempfile::tempdir().unwrap();
     let whole = folder.path().join("whole");
     let log = DecisionLog::new(&whole, 1 << 20);
     log.act(act(1, ActCode::Pulled, 1));
     log.flush();
     let before = log.size() as usize;
-    log.run(quiet(2, vec![image(1, at(0)), image(2, at(1))]));
+    log.run(quiet(2, all([1, 2])));
     drop(log);
     let content = fs::read(&segments_of(&whole)[0]).unwrap();
-    for cut in before + 1..content.len() {
+    // A line without its end alone is whole.
+    for cut in before + 1..content.len() - 1 {
         let directory = folder.path().join(format!("cut-{cut}"));
         fs::create_dir(&directory).unwrap();
-        fs::write(directory.join("0000000001.log"), &content[..cut]).unwrap();
+        fs::write(directory.join("0000000001.jsonl"), &content[..cut]).unwrap();
         let log = DecisionLog::new(&directory, 1 << 20);
-        // Whoever only reads passes over it.
-        let (heard, damage) = hear(&DecisionLog::read_only(&directory));
-        assert_eq!((heard.len(), damage.lines, damage.bytes as usize), (1, 1, cut - before), "cut at {cut}");
         log.act(act(3, ActCode::Pulled, 3));
-        let (heard, damage) = hear(&log);
-        assert!(damage.is_none(), "cut at {cut}: {damage:?}");
+        let (lines, damage) = lines(&log);
         assert_eq!(
-            heard,
-            [Heard::Act(act(1, ActCode::Pulled, 1)), Heard::Lost(1), Heard::Act(act(3, ActCode::Pulled, 3))],
+            lines,
+            [Line::Act(act(1, ActCode::Pulled, 1)), Line::Act(act(3, ActCode::Pulled, 3))],
             "cut at {cut}"
         );
+        assert_eq!(damage.lines, 1, "cut at {cut}");
     }
-}
-
-#[test]
-fn a_damaged_line_costs_itself_and_what_builds_on_it_until_the_chain_begins_anew() {
-    let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(folder.path(), 1 << 20);
-    for pass in 0..4 {
-        log.act(act(pass * 10, ActCode::Pulled, pass));
-        log.run(quiet(pass * 10 + 1, (0..=pass).map(|number| image(number, at(0))).collect()));
-    }
-    drop(log);
-    let path = &segments_of(folder.path())[0];
-    let content = fs::read(path).unwrap();
-    let mut lines: Vec<Vec<u8>> = content.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
-    // Segment, then act and collection in turn: the second collection is hit.
-    assert_eq!(lines.len(), 9);
-    let middle = lines[4].len() / 2;
-    lines[4][middle] ^= 1;
-    fs::write(path, lines.concat()).unwrap();
-    let log = DecisionLog::new(folder.path(), 1 << 20);
-    log.run(quiet(100, vec![image(9, at(0))]));
-    let (heard, damage) = hear(&log);
-    assert_eq!((damage.lines, damage.segments), (1, 0));
-    let known: Vec<bool> = heard
-        .iter()
-        .filter_map(|it| if let Heard::Run { input, .. } = it { Some(input.is_some()) } else { None })
-        .collect();
-    assert_eq!(known, [true, false, false, true]);
-    assert_eq!(heard.iter().filter(|it| matches!(it, Heard::Act(_))).count(), 4);
 }
 
 #[test]
 fn random_damage_never_fails_a_reader_or_a_writer() {
     let folder = tempfile::tempdir().unwrap();
     let log = DecisionLog::new(&folder.path().join("whole"), 1 << 20);
-    let (mut dice, mut images) = (Dice(3), BTreeMap::new());
     for step in 0..30 {
-        log.run(random_run(&mut dice, step * 300, &mut images, true));
+        log.run(quiet(step * 300, all(step % 7..step % 7 + 9)));
         log.act(act(step, ActCode::Pulled, step));
     }
     drop(log);
@@ -419,16 +398,27 @@ fn random_damage_never_fails_a_reader_or_a_writer() {
         }
         let directory = folder.path().join(format!("damaged-{seed}"));
         fs::create_dir(&directory).unwrap();
-        fs::write(directory.join("0000000001.log"), &damaged).unwrap();
+        fs::write(directory.join("0000000001.jsonl"), &damaged).unwrap();
         let log = DecisionLog::new(&directory, 1 << 20);
         log.act(act(9000, ActCode::Pinned, 77));
-        let (heard, _) = hear(&log);
-        assert_eq!(heard.last(), Some(&Heard::Act(act(9000, ActCode::Pinned, 77))), "seed {seed}");
+        assert_eq!(lines(&log).0.last(), Some(&Line::Act(act(9000, ActCode::Pinned, 77))), "seed {seed}");
         assert_eq!(log.lost().0, 0);
         for text in ["app-3:v1", &id(3), "nothing"] {
             log.history(text).unwrap();
         }
     }
+}
+
+#[test]
+fn files_of_others_in_the_folder_are_ignored_and_a_folder_in_place_of_a_segment_is_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("0000000007.log"), [0, 255, 10]).unwrap();
+    fs::create_dir(folder.path().join("0000000001.jsonl")).unwrap();
+    let log = DecisionLog::new(folder.path(), 1 << 20);
+    log.act(act(1, ActCode::Pulled, 1));
+    log.flush();
+    assert_eq!(log.lost().0, 1);
+    assert_eq!(lines(&log), (Vec::new(), Damage { segments: 1, ..Damage::default() }));
 }
 
 #[test]
@@ -438,47 +428,36 @@ fn what_cannot_be_written_is_counted_and_told_when_writing_goes_well_again() {
     fs::write(&directory, "a file where the folder should be").unwrap();
     let log = DecisionLog::new(&directory, 1 << 20);
     log.act(act(1, ActCode::Pulled, 1));
-    log.run(quiet(2, vec![image(1, at(0))]));
+    log.run(quiet(2, all([1])));
     log.flush();
     let (lost, error) = log.lost();
     assert_eq!(lost, 2);
     assert!(error.is_some());
     fs::remove_file(&directory).unwrap();
-    log.run(quiet(3, vec![image(1, at(0))]));
-    let (heard, damage) = hear(&log);
-    assert_eq!(heard[0], Heard::Lost(2));
+    log.run(quiet(3, all([1])));
+    let (lines, damage) = lines(&log);
+    assert!(matches!(&lines[0], Line::Lost(lost) if lost.count == 2), "{lines:?}");
     // What was lost is not built upon.
-    assert!(matches!(&heard[1], Heard::Run { input: Some(input), .. } if input.images.len() == 1));
-    assert!(heard.len() == 2 && damage.is_none());
+    assert!(matches!(&lines[1], Line::Run(run) if run.decided.len() == 1), "{lines:?}");
+    assert!(lines.len() == 2 && damage.is_none());
     assert_eq!(log.lost(), (2, None));
 }
 
 #[test]
-fn two_processes_write_one_log_without_losing_a_line() {
+fn two_processes_write_one_log_and_each_builds_on_what_the_other_wrote() {
     let folder = tempfile::tempdir().unwrap();
-    let logs = [(); 3].map(|()| DecisionLog::new(folder.path(), 1 << 20));
+    let logs = [(); 2].map(|()| DecisionLog::new(folder.path(), 1 << 20));
     for pass in 0..40 {
-        for (number, log) in logs.iter().enumerate() {
-            let images = (0..=pass).map(|other| image(other * 3 + number as u64, at(0))).collect();
-            log.run(quiet(pass * 300, images));
-        }
-        // Otherwise one of them might fill its queue.
+        logs[usize::from(pass % 3 == 0)].run(quiet(pass * 300, all([1, 2])));
+        // Otherwise the order would be another one.
         logs.iter().for_each(DecisionLog::flush);
     }
-    let (heard, damage) = hear(&logs[0]);
-    assert!(damage.is_none());
-    let known = heard.iter().filter(|it| matches!(it, Heard::Run { input: Some(_), .. })).count();
-    assert_eq!((heard.len(), known), (120, 120));
-}
-
-#[test]
-fn a_segment_of_a_newer_version_is_passed_over() {
-    let folder = tempfile::tempdir().unwrap();
-    let newer = line::encode(&entry::Entry::Segment { version: 99 }).unwrap();
-    let act_line = line::encode(&entry::Entry::Act(act(1, ActCode::Pulled, 1))).unwrap();
-    fs::write(folder.path().join("0000000001.log"), [newer, act_line].concat()).unwrap();
-    let (heard, damage) = hear(&DecisionLog::read_only(folder.path()));
-    assert_eq!((heard.len(), damage.segments), (0, 1));
+    logs[0].run(quiet(12_000, all([1])));
+    let (lines, damage) = lines(&logs[0]);
+    assert!(damage.is_none() && told(&lines) == 41);
+    let decided: usize = lines.iter().map(|line| if let Line::Run(run) = line { run.decided.len() } else { 0 }).sum();
+    assert_eq!(decided, 2, "neither tells again what the other told");
+    assert_eq!(story(&logs[1], 2), [(Found, 1, at(0)), (Kept, 40, at(0)), (Gone, 1, at(12_000))]);
 }
 
 #[test]
@@ -488,24 +467,17 @@ fn the_history_of_an_image_tells_all_that_happened_to_it_also_when_it_is_gone() 
     let name = "docker.io/library/app-7:v1";
     log.act(act(1, ActCode::Pulled, 7));
     let run = |seconds| {
-        let mut run = quiet(seconds, vec![ImageInput { names: vec![name.into()], ..image(7, at(0)) }, image(8, at(0))]);
-        for decision in &mut run.decisions {
-            *decision = kept(&decision.key, if seconds < 1000 { "in_use" } else { "not_needed" });
-        }
-        run
+        let code = if seconds < 1000 { "in_use" } else { "not_needed" };
+        quiet(seconds, vec![Decision { names: vec![name.into()], ..kept(7, code) }, kept(8, code)])
     };
     for seconds in [300, 600, 900, 1200, 1500] {
         log.run(run(seconds));
     }
     let mut last = run(1800);
-    for decision in &mut last.decisions {
-        if decision.key == id(7) {
-            *decision = Decision { goes: true, ..kept(&id(7), "least_worth") };
-        }
-    }
+    last.decisions[0] = Decision { names: vec![name.into()], ..goes(7, "least_worth") };
     last.outcomes = vec![Outcome { key: id(7), names: vec![name.into()], result: OutcomeResult::Removed(123) }];
     log.run(last);
-    log.run(quiet(2100, vec![image(8, at(0))]));
+    log.run(quiet(2100, all([8])));
     log.run(quiet(2400, Vec::new()));
     for text in ["app-7:v1", name, &id(7), &id(7)[..20], &id(7)[7..19]] {
         let history = log.history(text).unwrap();
@@ -539,10 +511,8 @@ fn a_removal_is_told_with_the_reason_as_it_was_then() {
     let log = DecisionLog::new(folder.path(), 1 << 20);
     log.act(act(1, ActCode::Pulled, 7));
     log.act(Act { why: "unused: last used 20s ago".into(), ..act(10, ActCode::Removing, 7) });
-    let mut run = quiet(11, vec![image(7, at(0))]);
-    run.decisions = vec![Decision { goes: true, text: "unused: last used 15s ago".into(), ..kept(&id(7), "unused") }];
-    run.outcomes = vec![Outcome { key: id(7), names: Vec::new(), result: OutcomeResult::Removed(5) }];
-    log.run(run);
+    let decisions = vec![Decision { text: "unused: last used 15s ago".into(), ..goes(7, "unused") }];
+    log.run(Run { outcomes: vec![removed(7)], ..quiet(9, decisions) });
     let history = log.history(&id(7)).unwrap();
     let last = history.images[0].happenings.last().unwrap();
     assert_eq!((last.kind, last.code.as_str(), last.text.as_str()), (Removed, "unused", "unused: last used 20s ago"));
@@ -560,14 +530,13 @@ fn a_removal_whose_collection_was_cut_off_is_told_as_one_where_the_image_is_gone
     }
     // The process ended here. The first went and came back, the second went, the third is there.
     log.act(act(20, ActCode::Pulled, 1));
-    log.run(quiet(300, vec![image(1, at(0)), image(3, at(0))]));
+    log.run(quiet(300, all([1, 3])));
     let told = |number| {
         let history = log.history(&id(number)).unwrap();
         let happenings = history.images[0].happenings.clone();
         (happenings.iter().map(|it| it.kind).collect::<Vec<_>>(), happenings[1].text.clone())
     };
-    let pulled = HappeningKind::Act(ActCode::Pulled);
-    assert_eq!(told(1), (vec![pulled, Removed, pulled, Kept], "room is wanted".to_owned()));
-    assert_eq!(told(2).0, [pulled, Removed], "nobody else removed it");
-    assert_eq!(told(3).0, [pulled, HappeningKind::Act(ActCode::Removing), Kept]);
+    assert_eq!(told(1), (vec![PULLED, Removed, PULLED, Kept], "room is wanted".to_owned()));
+    assert_eq!(told(2).0, [PULLED, Removed], "nobody else removed it");
+    assert_eq!(told(3).0, [PULLED, REMOVING, Kept]);
 }

@@ -1,21 +1,20 @@
-//! A collection as it is put on record: what it was decided on, cut so that what does not change is told once, and back.
+//! A collection as it is put on record: what it decided of each image, and what came of it.
 
-use std::{collections::BTreeMap, time::SystemTime};
-
-use serde_json::{Value, json};
-
-use super::{
-    GcDecision, GcOutcome, GcRemoval, GcReport, GcVerdict, ImageGc, Plan, PlanInput, Planned, Reason, facts::Facts,
-    plan,
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::SystemTime,
 };
+
+use super::{GcDecision, GcOutcome, GcRemoval, GcReport, GcVerdict, ImageGc, Reason};
 use crate::{
-    decisions::{Act, ActCode, Decision, ImageInput, LayersInput, Outcome, OutcomeResult, Run, RunHead, RunInput},
-    image::{Digest, ImageKey},
+    decisions::{Act, ActCode, Decision, Outcome, OutcomeResult, Run, RunHead},
+    image::ImageKey,
     inventory::Entry,
 };
 
-/// Digits of a digest that tell two plans apart.
-const DIGEST_LENGTH: usize = 16;
+/// Failures of one collection that are put on record, and bytes of each text that comes from outside.
+const FAILURES_MAX: usize = 16;
+const TEXT_LENGTH_MAX: usize = 1024;
 
 /// Who wanted a collection, and whether anything was to be done about it.
 #[derive(Clone, Debug)]
@@ -44,56 +43,30 @@ impl ImageGc {
 }
 
 impl GcReport {
-    /// What goes on record of it: one collection for each time it planned.
-    pub fn on_record(&self, asked: &Asked, at: SystemTime) -> Vec<Run> {
-        let head = RunHead {
-            at,
-            by: asked.by.clone(),
-            shadow: asked.shadow,
-            claimed: self.claimed.0,
-            measured: self.measured.map(|bytes| bytes.0),
-            failures: self.failures.iter().map(ToString::to_string).collect(),
-            ..RunHead::default()
-        };
-        let mut tried: BTreeMap<&ImageKey, Option<&GcRemoval>> =
-            self.removed.iter().map(|removal| (&removal.key, Some(removal))).collect();
-        let mut runs: Vec<Run> = Vec::new();
-        for planned in &self.planned {
-            let mut run = of_plan(planned);
-            run.head.at = at;
-            run.head.by.clone_from(&asked.by);
-            run.head.shadow = asked.shadow;
-            for step in &planned.plan.steps {
-                run.outcomes.extend(match tried.get_mut(&step.key) {
-                    // Tried once, and told with the plan that wanted it.
-                    Some(removal) => removal.take().map(outcome),
-                    None if asked.shadow => None,
-                    None => self.decisions.of(&step.key).and_then(|decision| spared(&decision)),
-                });
-            }
-            runs.push(run);
-        }
-        match runs.last_mut() {
-            // What the whole came to is told with its end.
-            Some(last) => last.head = RunHead { digest: last.head.digest.clone(), ..head },
-            None => runs.push(self.without_plan(head)),
-        }
-        runs
-    }
-
-    /// The kubelet's way decides image by image: there is nothing to plan again from, only what came of it.
-    fn without_plan(&self, head: RunHead) -> Run {
-        let images = self.decisions.iter().map(|decision| ImageInput {
-            key: decision.key.to_string(),
-            names: decision.tags.to_vec(),
-            size: decision.size.0,
-            facts: Value::Null,
+    /// What goes on record of it: it began and was over at these moments.
+    pub fn on_record(&self, asked: &Asked, (at, until): (SystemTime, SystemTime)) -> Run {
+        let removed: BTreeSet<&ImageKey> = self.removed.iter().map(|removal| &removal.key).collect();
+        let steps = self.planned.iter().flat_map(|planned| &planned.plan.steps);
+        let planned: BTreeMap<&ImageKey, &Reason> = steps.map(|step| (&step.key, &step.reason)).collect();
+        let untried = planned.keys().filter(|key| !removed.contains(*key));
+        let spared = untried.filter_map(|key| spared(&self.decisions.of(key)?));
+        let decided = self.decisions.iter().map(|decided| match planned.get(&decided.key) {
+            // What was tried is told with what it was tried for, also where it failed.
+            Some(reason) if removed.contains(&decided.key) => decision(&decided, true, reason),
+            _ => decision(&decided, matches!(decided.verdict, GcVerdict::Remove { .. }), &decided.reason),
         });
         Run {
-            head,
-            input: RunInput { images: images.collect(), ..RunInput::default() },
-            decisions: self.decisions.iter().map(|decided| decision(&decided)).collect(),
-            outcomes: self.removed.iter().map(outcome).collect(),
+            head: RunHead {
+                at,
+                until,
+                by: asked.by.clone(),
+                shadow: asked.shadow,
+                claimed: self.claimed.0,
+                measured: self.measured.map(|bytes| bytes.0),
+                failures: self.failures.iter().take(FAILURES_MAX).map(|error| cut(&error.to_string())).collect(),
+            },
+            decisions: decided.collect(),
+            outcomes: self.removed.iter().map(outcome).chain(spared).collect(),
         }
     }
 }
@@ -102,123 +75,33 @@ impl GcReport {
 fn spared(decision: &GcDecision) -> Option<Outcome> {
     (decision.verdict == GcVerdict::Keep).then(|| Outcome {
         key: decision.key.to_string(),
-        names: decision.tags.to_vec(),
-        result: OutcomeResult::Spared { code: decision.reason.code().into(), text: decision.reason.to_string() },
+        names: decision.names(),
+        result: OutcomeResult::Spared { code: decision.reason.code().into(), text: cut(&decision.reason.to_string()) },
     })
 }
 
 fn outcome(removal: &GcRemoval) -> Outcome {
     let result = match &removal.outcome {
         GcOutcome::Removed { claimed } => OutcomeResult::Removed(claimed.0),
-        GcOutcome::Failed { error } => OutcomeResult::Failed(error.clone()),
+        GcOutcome::Failed { error } => OutcomeResult::Failed(cut(error)),
     };
     Outcome { key: removal.key.to_string(), names: removal.tags.clone(), result }
 }
 
-fn decision(decided: &GcDecision) -> Decision {
-    decided_on(&decided.key, matches!(decided.verdict, GcVerdict::Remove { .. }), &decided.reason)
-}
-
-fn decided_on(key: &ImageKey, goes: bool, reason: &Reason) -> Decision {
+fn decision(decided: &GcDecision, goes: bool, reason: &Reason) -> Decision {
     Decision {
-        key: key.to_string(),
+        key: decided.key.to_string(),
+        names: decided.names(),
+        size: decided.size.0,
         goes,
         code: reason.code().into(),
         inputs: reason.inputs(),
-        text: reason.to_string(),
+        text: cut(&reason.to_string()),
     }
 }
 
-/// A plan with all it was made from.
-fn of_plan(planned: &Planned) -> Run {
-    let Planned { input, plan } = planned;
-    let kept = plan.kept.iter().map(|(place, reason)| decided_on(&input.images.at(place).key(), false, reason));
-    let goes = plan.steps.iter().map(|step| decided_on(&step.key, true, &step.reason));
-    Run {
-        head: RunHead { digest: digest(plan), ..RunHead::default() },
-        input: cut(input),
-        decisions: goes.chain(kept).collect(),
-        outcomes: Vec::new(),
-    }
-}
-
-/// What tells two plans apart.
-pub fn digest(plan: &Plan) -> String {
-    let text = serde_json::to_vec(plan).unwrap_or_default();
-    Digest::of(&text).hex().chars().take(DIGEST_LENGTH).collect()
-}
-
-/// The digest of the plan that an input on record leads to today; `None`: the input does not read any more.
-pub fn replay(input: &RunInput) -> Option<String> {
-    joined(input).map(|input| digest(&plan(&input))).ok()
-}
-
-/// Cuts an input into what is common to all images, the images, and the layers.
-fn cut(input: &PlanInput) -> RunInput {
-    let mut rest = input.clone();
-    let (images, layers) = (std::mem::take(&mut rest.images), rest.layers.take());
-    let youngest = images.iter().filter_map(Facts::last_used).max();
-    let clocks = [Some(input.now), youngest].into_iter().flatten().filter_map(|time| serde_json::to_value(time).ok());
-    RunInput {
-        common: serde_json::to_value(&rest).unwrap_or_default(),
-        clocks: clocks.collect(),
-        images: images.written().map(|facts| image(&facts)).collect(),
-        layers: layers.map(|graph| LayersInput {
-            layers: graph.layers.iter().map(layer).collect(),
-            images: graph.images.iter().map(|(id, layers)| (id.to_string(), layers.clone())).collect(),
-            certainty: serde_json::to_value(graph.certainty).unwrap_or_default(),
-        }),
-    }
-}
-
-/// Key, names and size stand for themselves; how many of the names have a tag is kept.
-fn image(facts: &super::ImageFacts) -> ImageInput {
-    let mut rest = serde_json::to_value(facts).unwrap_or_default();
-    if let Value::Object(fields) = &mut rest {
-        for field in ["key", "digests", "size"] {
-            fields.remove(field);
-        }
-        fields.insert("tags".into(), json!(facts.tags.len()));
-        // Most images lack most of it.
-        fields.retain(|_, value| !value.is_null());
-    }
-    let (key, size) = (facts.key.to_string(), facts.size.0);
-    ImageInput { key, names: facts.tags.iter().chain(&*facts.digests).cloned().collect(), size, facts: rest }
-}
-
-fn layer(facts: &crate::runtime::LayerFacts) -> (String, Value) {
-    let mut rest = serde_json::to_value(facts).unwrap_or_default();
-    if let Value::Object(fields) = &mut rest {
-        fields.remove("id");
-    }
-    (facts.id.to_string(), rest)
-}
-
-/// Puts together what [`cut`] has cut.
-fn joined(input: &RunInput) -> Result<PlanInput, serde_json::Error> {
-    let mut common = input.common.clone();
-    let images = input.images.iter().map(|image| {
-        let mut facts = image.facts.clone();
-        let tags = facts["tags"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
-        let (tags, digests) = image.names.split_at(tags.min(image.names.len()));
-        facts["tags"] = json!(tags);
-        facts["digests"] = json!(digests);
-        facts["key"] = json!(image.key);
-        facts["size"] = json!(image.size);
-        facts
-    });
-    common["images"] = images.collect();
-    if let Some(layers) = &input.layers {
-        let facts = layers.layers.iter().map(|(id, facts)| {
-            let mut facts = facts.clone();
-            facts["id"] = json!(id);
-            facts
-        });
-        let images: BTreeMap<_, _> = layers.images.iter().collect();
-        common["layers"] =
-            json!({"layers": facts.collect::<Vec<_>>(), "images": images, "certainty": layers.certainty});
-    }
-    serde_json::from_value(common)
+fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT_LENGTH_MAX)].to_owned()
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub use self::{
     disk::{DiskProbe, DiskUse, StatVfs},
     facts::{ImageFacts, Images},
     input::PlanInput,
-    journal::{Asked, digest, replay},
+    journal::Asked,
     kept::Kept,
     ordered::{OrderError, UsedImages},
     plan::{Plan, Step, plan},

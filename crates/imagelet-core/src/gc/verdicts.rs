@@ -32,6 +32,11 @@ impl GcDecision {
         let (tags, digests) = (SharedNames::tags_of(image), SharedNames::digests_of(image));
         Self { key: entry.key(), tags, digests, size: image.size, verdict, reason }
     }
+
+    /// All its names.
+    pub fn names(&self) -> Vec<String> {
+        self.tags.iter().chain(&*self.digests).cloned().collect()
+    }
 }
 
 /// What becomes of all images, one for each.

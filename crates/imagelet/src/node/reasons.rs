@@ -112,9 +112,7 @@ impl LocalNode {
     /// Puts a collection on record, in the log on disk and wherever else it is told.
     pub(super) fn put_on_record(&self, report: &GcReport, asked: &Asked, began: SystemTime, took: Duration) {
         if self.parts.decisions.is_on() {
-            for run in report.on_record(asked, began) {
-                self.parts.decisions.run(run);
-            }
+            self.parts.decisions.run(report.on_record(asked, (began, SystemTime::now())));
         }
         if asked.shadow {
             self.collections.shadow.lock().unwrap_or_else(PoisonError::into_inner).hear(report);

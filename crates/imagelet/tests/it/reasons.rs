@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs};
 
 use crate::{
     images::Image,
-    program::Daemon,
+    program::{Daemon, write_store_config},
     source::{repository, without_comments_and_strings},
     testbed::{Registry, scratch},
 };
@@ -89,4 +89,35 @@ fn the_history_of_an_image_outlives_the_image() {
     daemon.run(["rm", &spare]).ok();
     let text = daemon.run(["why", &spare]).ok();
     assert!(text.contains("asked for by command"), "{text}");
+}
+
+/// What happened to an image, as `why` shows it: `what` of each line, oldest first.
+fn story(daemon: &Daemon, image: &str) -> Vec<String> {
+    let why = daemon.run(["why", image, "-o", "json"]).json();
+    let history = why["images"][0]["history"].as_array().unwrap().clone();
+    let moments: Vec<_> = history.iter().map(|it| it["at"].as_str().unwrap().to_owned()).collect();
+    assert!(moments.is_sorted(), "{why:#}");
+    history.iter().map(|it| it["what"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn after_equal_passes_a_pull_and_a_collection_nothing_else_is_blamed_for_what_imagelet_did() {
+    let (registry, folder) = (Registry::start(), scratch());
+    let [base, web] = ["base", "web"].map(|name| registry.push(&format!("{name}:v1"), &Image::busybox(name)));
+    let store = folder.path().join("store");
+    let config = write_store_config(folder.path(), "");
+    let daemon = Daemon::start(folder.path(), ["--store", store.to_str().unwrap(), "--config", &config]);
+    let collect = || daemon.run(["gc", "--high", "100"]).ok();
+    daemon.run(["pull", &base]).ok();
+    for _ in 0..4 {
+        collect();
+    }
+    daemon.run(["pull", &web]).ok();
+    collect();
+    assert_eq!(story(&daemon, &web), ["pulled", "kept"]);
+    assert_eq!(story(&daemon, &base), ["pulled", "kept"]);
+    daemon.run(["rm", &web]).ok();
+    daemon.run(["pull", &web]).ok();
+    collect();
+    assert_eq!(story(&daemon, &web), ["pulled", "kept", "removed", "pulled", "kept"]);
 }
