@@ -226,11 +226,11 @@ impl Peer {
             Ok(Err(status)) => match self.error(call, &status) {
                 // Nobody here gave up, so what the peer calls a cancel is the deadline it was told.
                 error if error.kind() == RuntimeErrorKind::Cancelled && Instant::now() >= deadline => {
-                    Err(self.timed_out())
+                    Err(self.timed_out(call))
                 }
                 error => Err(error),
             },
-            Err(_) => Err(self.timed_out()),
+            Err(_) => Err(self.timed_out(call)),
         }
     }
 
@@ -260,7 +260,7 @@ impl Peer {
         let error = error_from_status(call, status);
         match error.kind() {
             // A pull has no deadline of ours: what took too long the peer says.
-            RuntimeErrorKind::TimedOut if !matches!(call, Call::Pull) => self.timed_out(),
+            RuntimeErrorKind::TimedOut if !matches!(call, Call::Pull) => self.timed_out(call),
             RuntimeErrorKind::Unavailable => RuntimeError::new(
                 RuntimeErrorKind::Unavailable,
                 format!("cannot reach the runtime at `{}`", self.endpoint),
@@ -271,11 +271,10 @@ impl Peer {
         }
     }
 
-    fn timed_out(&self) -> RuntimeError {
-        RuntimeError::new(
-            RuntimeErrorKind::TimedOut,
-            format!("the runtime at `{}` did not answer within {:?}", self.endpoint, self.timeout),
-        )
+    fn timed_out(&self, call: Call) -> RuntimeError {
+        let (endpoint, method, timeout) = (&self.endpoint, call.method(), self.timeout);
+        let message = format!("the runtime at `{endpoint}` did not answer `{method}` within {timeout:?}");
+        RuntimeError::new(RuntimeErrorKind::TimedOut, message)
     }
 
     /// What is said of a pull that was ended for want of signs of life.

@@ -34,6 +34,10 @@ pub(crate) struct Global {
     /// the store wait for 30 s, `serve` for 10 s; those that only look need not wait.
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_wait, help_heading = "Global options")]
     pub(crate) lock_timeout: Option<Duration>,
+    /// How long a daemon or runtime may take to answer: `30s`, `2m`, 0 for without end; 10 s unless given. Pulls,
+    /// collections and checks may take longer while the daemon answers.
+    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_wait, help_heading = "Global options")]
+    pub(crate) timeout: Option<Duration>,
     /// How to print.
     #[arg(
         short,
@@ -419,6 +423,12 @@ impl Cli {
                     "`serve` listens on '--socket <PATH>' and asks '--runtime-endpoint <URI>'; it has no '--endpoint'",
                 ));
             }
+            if typed("timeout") {
+                return Err(command.error(
+                    clap::error::ErrorKind::ArgumentConflict,
+                    "`serve` has no '--timeout <DURATION>'; `runtimeRequestTimeout` limits what it asks of a runtime",
+                ));
+            }
             if serve.runtime_endpoint.is_some() && typed("store") {
                 return Err(command.error(
                     clap::error::ErrorKind::ArgumentConflict,
@@ -489,6 +499,10 @@ mod tests {
             "completions tcsh",
             "ls --lock-timeout soon",
             "ls --lock-timeout=-1s",
+            "ls --timeout soon",
+            "ls --timeout=-1s",
+            "serve --timeout 5s",
+            "--timeout 5s serve",
         ] {
             let error = read(line).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");

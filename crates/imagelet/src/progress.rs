@@ -129,6 +129,7 @@ fn line(layers: &mut BTreeMap<String, LayerProgress>, step: &Step) -> Option<Str
             let plural = if resolved.len() == 1 { "" } else { "s" };
             Some(format!("{} layer{plural}, {total} to fetch at most", resolved.len()))
         }
+        Step::Silence { note } => Some(printable(note)),
         Step::Fetching { .. } => None,
         Step::Present { digest } => Some(format!("layer {} is present", short(digest))),
         Step::Done { digest } => {
@@ -325,6 +326,10 @@ impl Bars {
                 return;
             }
             // Those of a pod's images come one by one, to a screen of their own.
+            Step::Silence { note } => {
+                drop(self.screen.println(printable(&note)));
+                return;
+            }
             Step::Asked { .. } | Step::Image { .. } | Step::Settled { .. } => return,
         }
         self.total.set_position(layers.values().map(|(_, layer)| layer.received).sum());

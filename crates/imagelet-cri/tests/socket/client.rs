@@ -251,7 +251,7 @@ async fn a_runtime_that_does_not_answer_is_given_up() {
     let client = RemoteImageService::lazy(&served.endpoint, Duration::from_millis(50)).unwrap();
     let error = client.list(None).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::TimedOut, "{}", error.chain());
-    assert!(error.to_string().contains("did not answer within 50ms"), "{error}");
+    assert!(error.to_string().contains("did not answer `ListImages` within 50ms"), "{error}");
 }
 
 #[tokio::test]

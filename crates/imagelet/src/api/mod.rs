@@ -15,9 +15,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::Stream;
 use hyper_util::rt::TokioIo;
-use tokio::{net::UnixStream, sync::mpsc};
+use tokio::{net::UnixStream, sync::mpsc, time::Instant};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
-use tonic::{Code, Request, Response, Status, codegen::http::Uri, transport::Channel};
+use tonic::{Code, Request, Response, Status, Streaming, codegen::http::Uri, transport::Channel};
 use zeroize::Zeroizing;
 
 use v1::{CallReply, CallRequest, call_reply::Reply, node_client::NodeClient, node_server::NodeServer};
@@ -34,8 +34,6 @@ const WINDOW_BYTES: u32 = 16 << 20;
 const FRAME_BYTES_MAX: u32 = 1 << 20;
 /// Progress that a slow reader has not taken yet; what comes on top is dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
-/// A daemon on the same machine answers within this, or is none.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Where documents about how far a command is go, while its reader is there.
 #[derive(Clone, Debug)]
@@ -83,6 +81,8 @@ pub(crate) enum CallError {
     NotOurs,
     /// Nobody listens there.
     Absent(std::io::Error),
+    /// Nothing came for as long as is waited.
+    Silent,
     /// The command failed; the document says why.
     Failed(Vec<u8>),
     /// The connection or the daemon gave out.
@@ -178,28 +178,46 @@ fn reply(reply: Reply) -> CallReply {
     CallReply { reply: Some(reply) }
 }
 
+/// How the answer to a call is waited for. Its beginning is due within the client's patience either way.
+#[derive(Clone, Copy)]
+pub(crate) enum Wait<'a> {
+    /// The whole answer is due within the client's patience.
+    Whole,
+    /// It takes as long as it takes. After each silence as long as the client's patience the daemon is probed, and this is
+    /// called with whether it answered; `false` ends the call.
+    Long(&'a (dyn Fn(bool) -> bool + Send + Sync)),
+}
+
 /// A daemon on a unix socket. Each call has a connection of its own, but for the first after a probe.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     socket: std::path::PathBuf,
+    /// How long a daemon may be silent.
+    patience: Duration,
     /// Where a probe was answered, until the next call.
     probed: Arc<Mutex<Option<Channel>>>,
 }
 
 impl Client {
     /// The daemon at this path, asked with the first call.
-    pub(crate) fn new(socket: impl Into<std::path::PathBuf>) -> Self {
-        Self { socket: socket.into(), probed: Arc::default() }
+    pub(crate) fn new(socket: impl Into<std::path::PathBuf>, patience: Duration) -> Self {
+        Self { socket: socket.into(), patience, probed: Arc::default() }
     }
 
     /// Asks for nothing: only those that speak this interface say so in its words. Never answers a document.
     pub(crate) async fn probe(&self) -> Result<(), CallError> {
         let channel = self.connect().await?;
-        let answer = Self::call_on(channel.clone(), "", Vec::new(), &|_| {}).await;
-        if !matches!(answer, Err(CallError::NotOurs)) {
+        let answer = match self.begin(channel.clone(), "", Vec::new()).await {
+            Ok(mut replies) => match self.in_time(replies.next()).await? {
+                Some(Err(status)) => Err(refused(&status)),
+                _ => Ok(()),
+            },
+            Err(error) => Err(error),
+        };
+        if !matches!(answer, Err(CallError::NotOurs | CallError::Silent)) {
             *self.probed.lock().unwrap_or_else(PoisonError::into_inner) = Some(channel);
         }
-        answer.map(drop)
+        answer
     }
 
     /// Runs a command there.
@@ -208,27 +226,26 @@ impl Client {
         command: &str,
         body: Vec<u8>,
         progress: &(dyn Fn(&[u8]) + Send + Sync),
+        wait: Wait<'_>,
     ) -> Result<Bytes, CallError> {
+        let due = Instant::now().checked_add(self.patience);
         let probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner).take();
         let channel = match probed {
             Some(channel) => channel,
             None => self.connect().await?,
         };
-        Self::call_on(channel, command, body, progress).await
-    }
-
-    async fn call_on(
-        channel: Channel,
-        command: &str,
-        body: Vec<u8>,
-        progress: &(dyn Fn(&[u8]) + Send + Sync),
-    ) -> Result<Bytes, CallError> {
-        let request = CallRequest { command: command.to_owned(), body };
-        let mut client = NodeClient::new(channel)
-            .max_decoding_message_size(REPLY_BYTES_MAX)
-            .max_encoding_message_size(REQUEST_BYTES_MAX);
-        let mut replies = client.call(request).await.map_err(|status| refused(&status))?.into_inner();
-        while let Some(message) = replies.next().await {
+        let mut replies = self.begin(channel, command, body).await?;
+        loop {
+            let left = match (wait, due) {
+                (Wait::Whole, Some(due)) => due.saturating_duration_since(Instant::now()),
+                _ => self.patience,
+            };
+            let message = match (tokio::time::timeout(left, replies.next()).await, wait) {
+                (Ok(Some(message)), _) => message,
+                (Ok(None), _) => break,
+                (Err(_), Wait::Long(goes_on)) if goes_on(self.answers().await) => continue,
+                (Err(_), _) => return Err(CallError::Silent),
+            };
             match message.map_err(|status| refused(&status))?.reply {
                 Some(Reply::Progress(document)) => progress(&document),
                 Some(Reply::Result(document)) => return Ok(document),
@@ -239,25 +256,40 @@ impl Client {
         Err(CallError::Broken("the daemon ended the call without an answer".into()))
     }
 
+    /// Sends a call; its answer has begun.
+    async fn begin(&self, channel: Channel, command: &str, body: Vec<u8>) -> Result<Streaming<CallReply>, CallError> {
+        let request = CallRequest { command: command.to_owned(), body };
+        let mut client = NodeClient::new(channel)
+            .max_decoding_message_size(REPLY_BYTES_MAX)
+            .max_encoding_message_size(REQUEST_BYTES_MAX);
+        let begun = self.in_time(client.call(request)).await?;
+        Ok(begun.map_err(|status| refused(&status))?.into_inner())
+    }
+
+    /// Whether the daemon answers another call meanwhile.
+    async fn answers(&self) -> bool {
+        let other = Self::new(&self.socket, self.patience);
+        matches!(other.probe().await, Ok(()) | Err(CallError::Broken(_) | CallError::Failed(_)))
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, CallError> {
+        tokio::time::timeout(self.patience, work).await.map_err(|_| CallError::Silent)
+    }
+
     /// Connects by hand first: only that tells a socket nobody listens on from a broken call.
     async fn connect(&self) -> Result<Channel, CallError> {
-        let timed_out = || std::io::Error::from(std::io::ErrorKind::TimedOut);
-        let stream = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(&self.socket)).await {
-            Ok(connected) => connected.map_err(CallError::Absent)?,
-            Err(_) => return Err(CallError::Absent(timed_out())),
-        };
+        let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
         let stream = Mutex::new(Some(stream));
         let connector = tower::service_fn(move |_: Uri| {
             let stream = stream.lock().ok().and_then(|mut stream| stream.take());
             async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::other("the connection is gone")) }
         });
-        tonic::transport::Endpoint::from_static("http://localhost")
+        let endpoint = tonic::transport::Endpoint::from_static("http://localhost")
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
-            .max_frame_size(FRAME_BYTES_MAX)
-            .connect_with_connector(connector)
-            .await
-            .map_err(|error| CallError::Broken(error.to_string()))
+            .max_frame_size(FRAME_BYTES_MAX);
+        let connected = self.in_time(endpoint.connect_with_connector(connector)).await?;
+        connected.map_err(|error| CallError::Broken(error.to_string()))
     }
 }
 
@@ -305,26 +337,76 @@ mod tests {
         let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
         let server = tonic::transport::Server::builder().add_service(service(Arc::new(Echo)));
         let served = tokio::spawn(server.serve_with_incoming(incoming));
-        let client = Client::new(&path);
+        let client = Client::new(&path, Duration::from_mins(1));
         let steps = Mutex::new(Vec::new());
         let note = |step: &[u8]| steps.lock().expect("no panic").push(step.to_vec());
-        assert_eq!(client.call("echo", b"x".to_vec(), &note).await.expect("a result"), "x");
+        assert_eq!(client.call("echo", b"x".to_vec(), &note, Wait::Whole).await.expect("a result"), "x");
         assert_eq!(*steps.lock().expect("no panic"), [b"1".to_vec(), b"2".to_vec()]);
         steps.lock().expect("no panic").clear();
-        client.call("recite", Vec::new(), &note).await.expect("a result");
+        client.call("recite", Vec::new(), &note, Wait::Long(&|_| true)).await.expect("a result");
         let heard = steps.lock().expect("no panic").split_off(2);
         assert_eq!(heard, (0..2000_u32).map(|line| line.to_string().into_bytes()).collect::<Vec<_>>());
-        assert!(matches!(client.probe().await, Err(CallError::Broken(_))), "it is there");
-        assert_eq!(client.call("echo", b"y".to_vec(), &note).await.expect("on the probe's connection"), "y");
-        assert_eq!(client.call("echo", b"z".to_vec(), &note).await.expect("on another one"), "z");
-        let failed = client.call("fail", Vec::new(), &|_| {}).await;
+        assert!(matches!(client.probe().await, Ok(()) | Err(CallError::Broken(_))), "it is there");
+        assert_eq!(
+            client.call("echo", b"y".to_vec(), &note, Wait::Whole).await.expect("on the probe's connection"),
+            "y"
+        );
+        assert_eq!(client.call("echo", b"z".to_vec(), &note, Wait::Whole).await.expect("on another one"), "z");
+        let failed = client.call("fail", Vec::new(), &|_| {}, Wait::Whole).await;
         assert!(matches!(failed, Err(CallError::Failed(why)) if why == b"why"));
-        let unknown = client.call("frob", Vec::new(), &|_| {}).await;
+        let unknown = client.call("frob", Vec::new(), &|_| {}, Wait::Whole).await;
         assert!(matches!(unknown, Err(CallError::Broken(why)) if why.contains("frob")));
         served.abort();
-        let absent = Client::new(folder.path().join("none.sock")).call("echo", Vec::new(), &|_| {}).await;
+        let absent = Client::new(folder.path().join("none.sock"), Duration::from_mins(1));
+        let called = absent.call("echo", Vec::new(), &|_| {}, Wait::Whole).await;
+        assert!(matches!(called, Err(CallError::Absent(_))));
+        let absent = absent.probe().await;
         assert!(matches!(absent, Err(CallError::Absent(_))));
-        let absent = Client::new(folder.path().join("none.sock")).probe().await;
-        assert!(matches!(absent, Err(CallError::Absent(_))));
+    }
+
+    #[tokio::test]
+    async fn silence_ends_a_call_or_is_asked_about() {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let folder = tempfile::tempdir().expect("a directory");
+        let [deaf, slow] = ["deaf.sock", "slow.sock"].map(|name| folder.path().join(name));
+        // Connections are taken by the kernel, and nothing is ever read.
+        let _deaf = tokio::net::UnixListener::bind(&deaf).expect("a socket");
+        let listener = tokio::net::UnixListener::bind(&slow).expect("a socket");
+        let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+        let server = tonic::transport::Server::builder().add_service(service(Arc::new(Hangs)));
+        let served = tokio::spawn(server.serve_with_incoming(incoming));
+
+        let client = Client::new(&deaf, PATIENCE);
+        assert!(matches!(client.probe().await, Err(CallError::Silent)));
+        for wait in [Wait::Whole, Wait::Long(&|_| panic!("its answer has not begun"))] {
+            let answer = client.call("hang", Vec::new(), &|_| {}, wait).await;
+            assert!(matches!(answer, Err(CallError::Silent)), "{answer:?}");
+        }
+
+        let client = Client::new(&slow, PATIENCE);
+        let answer = client.call("hang", Vec::new(), &|_| {}, Wait::Whole).await;
+        assert!(matches!(answer, Err(CallError::Silent)), "{answer:?}");
+        let probes = Mutex::new(Vec::new());
+        let twice = |answers| {
+            let mut probes = probes.lock().expect("no panic");
+            probes.push(answers);
+            probes.len() < 2
+        };
+        let answer = client.call("hang", Vec::new(), &|_| {}, Wait::Long(&twice)).await;
+        assert!(matches!(answer, Err(CallError::Silent)), "{answer:?}");
+        assert_eq!(*probes.lock().expect("no panic"), [true, true], "the daemon answers other calls");
+        served.abort();
+    }
+
+    struct Hangs;
+
+    #[async_trait]
+    impl Handler for Hangs {
+        async fn handle(&self, command: &str, _: &[u8], _: Replies) -> Result<Bytes, Refusal> {
+            match command {
+                "hang" => std::future::pending().await,
+                other => Err(Refusal::Unknown(format!("no command `{other}`"))),
+            }
+        }
     }
 }

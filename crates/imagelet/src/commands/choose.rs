@@ -7,12 +7,14 @@ use imagelet_oci::Access;
 
 use crate::{
     cli::{Global, Intent},
-    config::{Backend, Environment, Layers, Settings, Source},
+    config::{Backend, Environment, GoDuration, Layers, Settings, Source},
     failure::Failure,
     node::{Node, Probed, RemoteNode},
     serve::{Role, StoreAccess, open_node},
 };
 
+/// How long a daemon or runtime may take to answer, unless `--timeout` says otherwise.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// How long a command waits for another one that changes the store.
 const LOCK_WAIT: Duration = Duration::from_secs(30);
 
@@ -34,7 +36,7 @@ pub(super) async fn choose(global: &Global, environment: &Environment, intent: I
     }
     let configured = configured_socket(&layers)?;
     for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
-        let node = RemoteNode::new(&socket);
+        let node = RemoteNode::new(&socket, patience(global));
         match choice(node.probe().await, configured.is_some()) {
             Choice::Daemon => return Ok(Node::Remote(node)),
             Choice::Next => {}
@@ -42,6 +44,15 @@ pub(super) async fn choose(global: &Global, environment: &Environment, intent: I
         }
     }
     open(&layers, global, environment, intent).await
+}
+
+/// How long an answer that is due is waited for.
+fn patience(global: &Global) -> Duration {
+    match global.timeout {
+        None => ANSWER_MAX,
+        Some(Duration::ZERO) => Duration::MAX,
+        Some(timeout) => timeout,
+    }
 }
 
 /// What a socket leads to.
@@ -92,7 +103,7 @@ async fn by_endpoint(
     let address: Endpoint = endpoint.parse().map_err(|error: imagelet_cri::EndpointError| {
         Failure::because(format!("`{endpoint}` is no endpoint"), &error)
     })?;
-    let node = RemoteNode::new(address.path());
+    let node = RemoteNode::new(address.path(), patience(global));
     match node.probe().await {
         Probed::OtherCri => {}
         Probed::Silent(error) => return Err(node.unreachable(&error)),
@@ -120,10 +131,22 @@ fn text(path: &Path) -> Result<String, Failure> {
 }
 
 async fn open(layers: &Layers, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
-    let settings = layers.settings().map_err(|error| Failure::of(&error))?;
+    let settings = within(patience(global), layers)?;
     let is_named = global.store.is_some() || !is_at_default(&settings, environment);
     let wanted = StoreAccess { access: access(intent, is_named), lock_wait: global.lock_timeout.unwrap_or(LOCK_WAIT) };
     Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
+}
+
+/// The settings of a command: it waits for a runtime no longer than it may, and never longer than is configured.
+fn within(patience: Duration, layers: &Layers) -> Result<Settings, Failure> {
+    let failed = |error: crate::config::ConfigError| Failure::of(&error);
+    let settings = layers.settings().map_err(failed)?;
+    if settings.runtime_request_timeout <= patience {
+        return Ok(settings);
+    }
+    let mut layers = layers.clone();
+    layers.add_flag("--timeout", "runtimeRequestTimeout", GoDuration::from_std(patience));
+    layers.settings().map_err(failed)
 }
 
 fn is_at_default(settings: &Settings, environment: &Environment) -> bool {
@@ -165,6 +188,21 @@ mod tests {
         }
         assert_eq!(choice(Probed::Missing, false), Choice::Next);
         assert!(matches!(choice(Probed::Missing, true), Choice::Refuse(_)));
+    }
+
+    #[test]
+    fn a_runtime_has_no_longer_than_the_command_or_the_configuration_gives_it() {
+        let limit = |patience: Duration, configured: Option<i64>| {
+            let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+            if let Some(seconds) = configured {
+                layers.add_flag("--test", "runtimeRequestTimeout", GoDuration::seconds(seconds));
+            }
+            within(patience, &layers).expect("it holds").runtime_request_timeout.as_secs()
+        };
+        assert_eq!(limit(ANSWER_MAX, None), 10);
+        assert_eq!(limit(ANSWER_MAX, Some(3)), 3);
+        assert_eq!(limit(Duration::from_secs(30), Some(60)), 30);
+        assert_eq!(limit(Duration::MAX, None), 120, "0 waits as long as is configured");
     }
 
     #[test]

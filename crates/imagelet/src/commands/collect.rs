@@ -8,7 +8,7 @@ use super::upkeep::{complain, note};
 use crate::{
     cli::{Format, GcArgs},
     failure::Failure,
-    node::{CollectRequest, Collected, CollectedRow, Node, no_steps},
+    node::{CollectRequest, Collected, CollectedRow, Node, silences},
     output::{Table, names, print, printable},
 };
 
@@ -22,7 +22,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
         enforce: arguments.enforce,
     };
     let is_by_threshold = request.free.is_none() && !request.all_unused;
-    let done = node.ask(request, no_steps()).await?;
+    let done = node.ask(request, silences(note)).await?;
     print(format, &done, |mut out| {
         plan(&done, format).write(&mut out)?;
         writeln!(out, "{}", summary(&done, is_by_threshold))

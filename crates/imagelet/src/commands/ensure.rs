@@ -130,6 +130,7 @@ impl Board {
                 drop(self.shown().remove(&image));
                 self.screen.say(&format!("{}{}", printable(&self.prefix), told(&row)));
             }
+            Step::Silence { note } => self.screen.say(&printable(&format!("{}{note}", self.prefix))),
             _ => {}
         }
     }

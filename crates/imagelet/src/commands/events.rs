@@ -26,7 +26,7 @@ pub(super) async fn run(node: &Node, arguments: &EventsArgs, format: Format) -> 
 async fn recent(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let heard = Mutex::new(Vec::new());
     let hear = |told| heard.lock().unwrap_or_else(PoisonError::into_inner).push(told);
-    node.follow(&EventsRequest::default(), &hear).await?;
+    node.follow(&EventsRequest::default(), &hear, &|_| {}).await?;
     let heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = if is_document(format) {
@@ -90,7 +90,8 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let asked = EventsRequest { follow: true, progress_ms };
     let followed = async {
         loop {
-            let failure = match node.follow(&asked, &hear).await {
+            let note = |text: &str| aside(&screen, text);
+            let failure = match node.follow(&asked, &hear, &note).await {
                 Ok(()) => return Ok(ExitCode::SUCCESS),
                 Err(failure) => failure,
             };
@@ -99,7 +100,7 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
                 return Err(failure);
             }
             heard.lock().unwrap_or_else(PoisonError::into_inner).lost();
-            away(&screen, &failure.message);
+            aside(&screen, &format!("{}; waiting for it", failure.message));
             wait_for(node).await;
         }
     };
@@ -138,20 +139,20 @@ impl Heard {
     }
 }
 
-/// Takes the lines of pulls away and tells why.
-fn away(screen: &Mutex<Option<PullScreen>>, why: &str) {
+/// Takes the lines of pulls away and says why.
+fn aside(screen: &Mutex<Option<PullScreen>>, why: &str) {
     let mut screen = screen.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(screen) = screen.as_mut() {
         screen.clear();
     }
-    drop(writeln!(io::stderr(), "-- {why}; waiting for it --"));
+    drop(writeln!(io::stderr(), "-- {} --", printable(why)));
 }
 
 /// Waits until the daemon answers.
 async fn wait_for(node: &Node) {
     loop {
         tokio::time::sleep(TELL_EVERY).await;
-        if node.follow(&EventsRequest::default(), &|_| {}).await.is_ok() {
+        if node.follow(&EventsRequest::default(), &|_| {}, &|_| {}).await.is_ok() {
             return;
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     failure::Failure,
     node::{
         LastCollection, MountRequest, Node, PinRequest, PinsRequest, RemoveRequest, ShadowRow, Status, StatusRequest,
-        UnmountRequest, UnpinRequest, UntagRequest, no_steps,
+        UnmountRequest, UnpinRequest, UntagRequest, no_steps, silences,
     },
     output::{Table, print, printable},
 };
@@ -21,7 +21,7 @@ use super::imports;
 pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> Result<ExitCode, Failure> {
     let (mut removed, mut failed) = (Vec::new(), false);
     for image in &arguments.images {
-        match node.ask(RemoveRequest { image: image.clone() }, no_steps()).await {
+        match node.ask(RemoveRequest { image: image.clone() }, silences(note)).await {
             Ok(one) => {
                 if let Some(until) = &one.held_until {
                     note(&format!(
@@ -53,7 +53,7 @@ pub(super) fn complain(failure: &Failure) {
 }
 
 pub(super) async fn untag(node: &Node, arguments: UntagArgs, format: Format) -> Result<ExitCode, Failure> {
-    let removed = node.ask(UntagRequest { image: arguments.image }, no_steps()).await?;
+    let removed = node.ask(UntagRequest { image: arguments.image }, silences(note)).await?;
     print(format, &removed, |out| removed.names.iter().try_for_each(|name| writeln!(out, "{name}")))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -89,7 +89,7 @@ pub(super) async fn unpin(node: &Node, arguments: PatternArgs, format: Format) -
 
 /// Something worth knowing that is no failure.
 pub(super) fn note(text: &str) {
-    drop(writeln!(std::io::stderr(), "{text}"));
+    drop(writeln!(std::io::stderr(), "{}", printable(text)));
 }
 
 pub(super) async fn pins(node: &Node, format: Format) -> Result<ExitCode, Failure> {

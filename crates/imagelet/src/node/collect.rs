@@ -21,7 +21,7 @@ use imagelet_core::{
 
 use tracing::{Instrument as _, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
-use super::{CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps, events};
+use super::{AnswerTime, CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps, events};
 use crate::{
     config::{CollectionMode, CollectionOrder, GcSettings, Settings},
     failure::Failure,
@@ -38,6 +38,7 @@ static COLLECTED: Family = Family {
 #[async_trait]
 impl Command for CollectRequest {
     const NAME: &'static str = "collect";
+    const TIME: AnswerTime = AnswerTime::WhileAlive;
     type Answer = Collected;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Collected, Failure> {

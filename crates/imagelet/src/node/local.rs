@@ -28,9 +28,9 @@ use super::reasons::{Collections, declare};
 use super::rows::{KnownSizes, row, row_without_uses};
 use super::waiting::WaitingRows;
 use super::{
-    Command, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest, Mounted,
-    PackedList, PullBoard, PullRequest, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps, UnmountRequest,
-    UntagRequest, Usage, UsageRequest, pods::secrets, pressure::pressure,
+    AnswerTime, Command, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest,
+    Mounted, PackedList, PullBoard, PullRequest, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps,
+    UnmountRequest, UntagRequest, Usage, UsageRequest, pods::secrets, pressure::pressure,
 };
 use crate::{
     config::{CollectionMode, Settings},
@@ -278,6 +278,7 @@ pub(super) fn moment(time: SystemTime) -> Option<String> {
 #[async_trait]
 impl Command for PullRequest {
     const NAME: &'static str = "pull";
+    const TIME: AnswerTime = AnswerTime::Unlimited;
     type Answer = Pulled;
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Pulled, Failure> {
@@ -414,6 +415,7 @@ fn disk_of(directory: &std::path::Path) -> Option<imagelet_core::gc::DiskUse> {
 #[async_trait]
 impl Command for RemoveRequest {
     const NAME: &'static str = "remove";
+    const TIME: AnswerTime = AnswerTime::WhileAlive;
     type Answer = Removed;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Removed, Failure> {
@@ -462,6 +464,7 @@ impl Command for RemoveRequest {
 #[async_trait]
 impl Command for UntagRequest {
     const NAME: &'static str = "untag";
+    const TIME: AnswerTime = AnswerTime::WhileAlive;
     type Answer = Removed;
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Removed, Failure> {

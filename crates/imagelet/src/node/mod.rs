@@ -15,6 +15,7 @@ mod reasons;
 mod remote;
 mod room;
 mod rows;
+mod steps;
 mod verify;
 mod waiting;
 mod why;
@@ -39,6 +40,7 @@ pub(crate) use packed::{PackedList, Rows};
 pub(crate) use pods::{PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use remote::{Probed, RemoteNode};
 pub(crate) use room::RoomByCollection;
+pub(crate) use steps::{LayerSize, Step};
 pub(crate) use verify::{Verified, VerifiedImage, VerifiedPart, VerifyRequest};
 #[cfg(test)]
 pub(crate) use verify::{VerifiedFinding, VerifiedLayer};
@@ -56,6 +58,15 @@ pub(crate) type Steps = Arc<dyn Fn(Step) + Send + Sync>;
 /// Hears nothing.
 pub(crate) fn no_steps() -> Steps {
     Arc::new(|_| {})
+}
+
+/// Hears silences alone.
+pub(crate) fn silences(note: impl Fn(&str) + Send + Sync + 'static) -> Steps {
+    Arc::new(move |step| {
+        if let Step::Silence { note: text } = step {
+            note(&text);
+        }
+    })
 }
 
 /// What a command tells of a step of a pull, if anything.
@@ -90,11 +101,24 @@ pub(crate) enum Node {
     Remote(RemoteNode),
 }
 
+/// How long a daemon may take for a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AnswerTime {
+    /// As long as `--timeout` says.
+    Limited,
+    /// As long as it works, and answers other calls meanwhile.
+    WhileAlive,
+    /// As long as it takes; a silence is only reported.
+    Unlimited,
+}
+
 /// A command: its arguments are this type, its answer is `Answer`.
 #[async_trait]
 pub(crate) trait Command: Serialize + DeserializeOwned + Send + Sync {
     /// Its name on the socket.
     const NAME: &'static str;
+    /// How long its answer may take.
+    const TIME: AnswerTime = AnswerTime::Limited;
     /// What it answers.
     type Answer: Serialize + DeserializeOwned + Send;
 
@@ -124,6 +148,7 @@ impl Node {
         &self,
         asked: &EventsRequest,
         hear: &(dyn Fn(Told) + Send + Sync),
+        note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<(), Failure> {
         match self {
             Self::Local(node) => {
@@ -131,7 +156,7 @@ impl Node {
                 Err(Failure::new("Unsupported", format!("nobody keeps events of {backend}"))
                     .or_hint("a daemon does: `imagelet serve`, then `imagelet events` or `--endpoint` with its socket"))
             }
-            Self::Remote(node) => node.follow(asked, hear).await,
+            Self::Remote(node) => node.follow(asked, hear, note).await,
         }
     }
 }

@@ -20,7 +20,7 @@ use imagelet_core::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
-use super::{Command, LocalNode, PodName, PullSecretText, Step, Steps, local::moment, step};
+use super::{AnswerTime, Command, LocalNode, PodName, PullSecretText, Step, Steps, local::moment, step};
 use crate::failure::Failure;
 
 /// Most images of one pod; whoever names more means something else.
@@ -136,6 +136,7 @@ pub(crate) struct EventRow {
 #[async_trait]
 impl Command for PodRequest {
     const NAME: &'static str = "ensure";
+    const TIME: AnswerTime = AnswerTime::Unlimited;
     type Answer = PodEnsured;
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<PodEnsured, Failure> {

@@ -2,43 +2,48 @@
 
 use std::{
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{Command, EventsRequest, ListRequest, PackedList, Step, Steps, Told};
+use super::{AnswerTime, Command, EventsRequest, ListRequest, PackedList, Step, Steps, Told};
 use crate::{
-    api::{BODY_BYTES_MAX, CallError, Client},
+    api::{BODY_BYTES_MAX, CallError, Client, Wait},
+    config::GoDuration,
     failure::Failure,
 };
-
-/// A daemon says within this time that it is there.
-const PROBE_MAX: Duration = Duration::from_secs(5);
 
 /// A daemon to ask.
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteNode {
     socket: PathBuf,
+    /// How long it may be silent.
+    patience: Duration,
     client: Client,
 }
 
 impl RemoteNode {
-    /// The daemon that listens at this path, asked with the first command.
-    pub(crate) fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_owned(), client: Client::new(socket) }
+    /// The daemon that listens at this path, asked with the first command. An answer that is due takes no longer than
+    /// `patience`.
+    pub(crate) fn new(socket: &Path, patience: Duration) -> Self {
+        Self { socket: socket.to_owned(), patience, client: Client::new(socket, patience) }
     }
 
     /// What is at the socket. Answers within a bound.
     pub(crate) async fn probe(&self) -> Probed {
         // No daemon knows this command; only those that speak our interface say so in its words.
-        match tokio::time::timeout(PROBE_MAX, self.client.probe()).await {
-            Err(_) => Probed::Silent(std::io::ErrorKind::TimedOut.into()),
-            Ok(Err(CallError::Absent(error))) if error.kind() == std::io::ErrorKind::NotFound => Probed::Missing,
-            Ok(Err(CallError::Absent(error))) => Probed::Silent(error),
-            Ok(Err(CallError::NotOurs)) => Probed::OtherCri,
-            Ok(_) => Probed::Ours,
+        match self.client.probe().await {
+            Err(CallError::Silent) => {
+                let message = format!("it did not answer a first call within {}", self.patience());
+                Probed::Silent(std::io::Error::new(std::io::ErrorKind::TimedOut, message))
+            }
+            Err(CallError::Absent(error)) if error.kind() == std::io::ErrorKind::NotFound => Probed::Missing,
+            Err(CallError::Absent(error)) => Probed::Silent(error),
+            Err(CallError::NotOurs) => Probed::OtherCri,
+            _ => Probed::Ours,
         }
     }
 
@@ -49,17 +54,18 @@ impl RemoteNode {
     }
 
     pub(super) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
-        let progress = move |document: &[u8]| {
+        let progress = |document: &[u8]| {
             if let Ok(step) = serde_json::from_slice::<Step>(document) {
                 steps(step);
             }
         };
-        self.call(C::NAME, &command, &progress).await
+        let note = |note: &str| steps(Step::Silence { note: note.to_owned() });
+        self.call(C::NAME, &command, &progress, C::TIME, &note).await
     }
 
     pub(super) async fn list(&self, brief: bool) -> Result<PackedList, Failure> {
         let asked = ListRequest { brief, packed: true };
-        let answer = self.document(ListRequest::NAME, &asked, &|_| {}).await?;
+        let answer = self.document(ListRequest::NAME, &asked, &|_| {}, AnswerTime::Limited, &|_| {}).await?;
         PackedList::of_answer(answer).map_err(|why| self.unreadable(why))
     }
 
@@ -67,6 +73,7 @@ impl RemoteNode {
         &self,
         asked: &EventsRequest,
         hear: &(dyn Fn(Told) + Send + Sync),
+        note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<(), Failure> {
         let told = |document: &[u8]| {
             // A later version may tell what this one does not know.
@@ -74,7 +81,8 @@ impl RemoteNode {
                 hear(told);
             }
         };
-        let _: serde_json::Value = self.call(EventsRequest::NAME, asked, &told).await?;
+        let time = if asked.follow { AnswerTime::Unlimited } else { AnswerTime::Limited };
+        let _: serde_json::Value = self.call(EventsRequest::NAME, asked, &told, time, note).await?;
         Ok(())
     }
 
@@ -83,9 +91,16 @@ impl RemoteNode {
         name: &str,
         arguments: &(impl Serialize + Sync),
         progress: &(dyn Fn(&[u8]) + Send + Sync),
+        time: AnswerTime,
+        note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<A, Failure> {
-        let document = self.document(name, arguments, progress).await?;
+        let document = self.document(name, arguments, progress, time, note).await?;
         serde_json::from_slice(&document).map_err(|error| self.unreadable(error.to_string()))
+    }
+
+    /// How long it may be silent, as people read it.
+    fn patience(&self) -> GoDuration {
+        GoDuration::from_std(self.patience)
     }
 
     fn unreadable(&self, why: String) -> Failure {
@@ -101,6 +116,8 @@ impl RemoteNode {
         name: &str,
         arguments: &(impl Serialize + Sync),
         progress: &(dyn Fn(&[u8]) + Send + Sync),
+        time: AnswerTime,
+        note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<Bytes, Failure> {
         let socket = self.socket.display();
         let body = serde_json::to_vec(arguments)
@@ -113,12 +130,35 @@ impl RemoteNode {
             return Err(Failure::new("InvalidArgument", message)
                 .or_hint("shorten annotations and secrets, or work without the daemon: `--store DIR`"));
         }
-        match self.client.call(name, body, progress).await {
+        let is_noted = AtomicBool::new(false);
+        let goes_on = |answers: bool| {
+            let silence = on_silence(time, name == EventsRequest::NAME, answers);
+            match silence {
+                Silence::End => return false,
+                Silence::Quiet => is_noted.store(false, Ordering::Relaxed),
+                Silence::Report if is_noted.swap(true, Ordering::Relaxed) => {}
+                Silence::Report if answers => note(&format!(
+                    "no progress of `{name}` for {}; the daemon at `{socket}` answers, and the command waits",
+                    self.patience()
+                )),
+                Silence::Report => note(&format!(
+                    "the daemon at `{socket}` does not answer; `{name}` waits for it and ends with Ctrl-C"
+                )),
+            }
+            true
+        };
+        let wait = if time == AnswerTime::Limited { Wait::Whole } else { Wait::Long(&goes_on) };
+        match self.client.call(name, body, progress, wait).await {
             Ok(document) => Ok(document),
             Err(CallError::Failed(document)) => Err(serde_json::from_slice(&document).unwrap_or_else(|_| {
                 Failure::new("Failed", format!("the daemon at `{socket}` failed without a reason"))
             })),
             Err(CallError::Absent(error)) => Err(self.unreachable(&error)),
+            Err(CallError::Silent) => {
+                let message = format!("the daemon at `{socket}` did not answer `{name}` within {}", self.patience());
+                Err(Failure::new("TimedOut", message)
+                    .or_hint("see `systemctl status imagelet`; `--timeout` sets another limit"))
+            }
             Err(CallError::NotOurs) => {
                 Err(Failure::new("Unsupported", format!("whoever listens at `{socket}` is no imagelet")))
             }
@@ -127,6 +167,27 @@ impl RemoteNode {
                 ..Failure::new("Unavailable", format!("the daemon at `{socket}` gave the command up"))
             }),
         }
+    }
+}
+
+/// What a silence of the daemon comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Silence {
+    /// The command fails.
+    End,
+    /// It is no matter: nothing happens there.
+    Quiet,
+    /// The user is told, once.
+    Report,
+}
+
+/// Decides on a silence of a call that takes longer: `answers` says whether the daemon answered another call meanwhile.
+fn on_silence(time: AnswerTime, are_events: bool, answers: bool) -> Silence {
+    match time {
+        AnswerTime::Limited => Silence::End,
+        AnswerTime::WhileAlive if !answers => Silence::End,
+        AnswerTime::Unlimited if are_events && answers => Silence::Quiet,
+        AnswerTime::WhileAlive | AnswerTime::Unlimited => Silence::Report,
     }
 }
 
@@ -141,4 +202,25 @@ pub(crate) enum Probed {
     Missing,
     /// A socket on which nothing answers, or that this user may not use.
     Silent(std::io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pulls_and_events_outlive_a_daemon_that_does_not_answer() {
+        for (time, are_events, answers, expected) in [
+            (AnswerTime::Limited, false, true, Silence::End),
+            (AnswerTime::Limited, false, false, Silence::End),
+            (AnswerTime::WhileAlive, false, true, Silence::Report),
+            (AnswerTime::WhileAlive, false, false, Silence::End),
+            (AnswerTime::Unlimited, false, true, Silence::Report),
+            (AnswerTime::Unlimited, false, false, Silence::Report),
+            (AnswerTime::Unlimited, true, true, Silence::Quiet),
+            (AnswerTime::Unlimited, true, false, Silence::Report),
+        ] {
+            assert_eq!(on_silence(time, are_events, answers), expected, "{time:?} {are_events} {answers}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use imagelet_core::{image::Reference, runtime::Progress};
 use imagelet_oci::{Engine, Findings, ImageCheck, LayerCheck, LayerName, Verdict, VerifyReport};
 use serde::{Deserialize, Serialize};
 
-use super::{Command, LocalNode, Step, Steps, step};
+use super::{AnswerTime, Command, LocalNode, Step, Steps, step};
 use crate::failure::Failure;
 
 /// Asks for a check.
@@ -103,6 +103,7 @@ pub(crate) struct VerifiedFinding {
 #[async_trait]
 impl Command for VerifyRequest {
     const NAME: &'static str = "verify";
+    const TIME: AnswerTime = AnswerTime::WhileAlive;
     type Answer = Verified;
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Verified, Failure> {

@@ -12,6 +12,7 @@ mod contract;
 mod crash;
 mod critest;
 mod daemon;
+mod deadlines;
 mod events;
 mod failpoints;
 mod fake_registry;

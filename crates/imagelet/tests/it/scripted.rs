@@ -31,6 +31,8 @@ pub(crate) struct Script {
     pub(crate) holds_removals: bool,
     /// Ids that it does not remove.
     pub(crate) refused: BTreeSet<String>,
+    /// How long it takes to list its images.
+    pub(crate) list_delay: std::time::Duration,
     /// It lists nothing, as one that has just been started anew.
     pub(crate) is_blank: bool,
     /// What it is asked to pull comes to be, by name; anything else hangs.
@@ -145,6 +147,7 @@ impl ImageService for Acting {
     type StreamImagesStream = Streamed<v1::StreamImagesResponse>;
 
     async fn list_images(&self, _: Request<v1::ListImagesRequest>) -> Result<Response<v1::ListImagesResponse>, Status> {
+        tokio::time::sleep(self.act(|script| script.list_delay)?.into_inner()).await;
         self.act(|script| {
             let images = if script.is_blank { Vec::new() } else { script.images.clone() };
             v1::ListImagesResponse { images }
