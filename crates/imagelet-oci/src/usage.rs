@@ -6,7 +6,6 @@ use imagelet_core::{
     image::{ByteSize, ImageId},
     runtime::RuntimeError,
 };
-use serde::Serialize;
 
 use crate::store::{Held, ImageRecord, LayerEntry, Store, storage_error};
 
@@ -35,7 +34,7 @@ pub struct ImageUsage {
 }
 
 /// Everything the store knows of one image.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct StoredImage {
     /// Digest of the configuration.
     pub id: String,

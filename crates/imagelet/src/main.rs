@@ -9,6 +9,7 @@ mod failure;
 mod guard;
 mod http;
 mod jobs;
+mod log;
 mod manifests;
 mod node;
 mod output;
@@ -17,13 +18,9 @@ mod rest;
 mod serve;
 mod size;
 
-use std::{
-    io::{IsTerminal as _, Write as _},
-    process::ExitCode,
-};
+use std::{io::Write as _, process::ExitCode};
 
 use tokio::runtime::{Builder, Runtime};
-use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command};
 use config::Environment;
@@ -46,7 +43,7 @@ fn main() -> ExitCode {
     };
     let environment = Environment::of_process();
     guard::hide_login(&arguments, &cli, &environment);
-    start_log(&environment, matches!(cli.command, Command::Serve(_)));
+    log::start(&environment, matches!(cli.command, Command::Serve(_)));
     let runtime = match runtime(&cli.command) {
         Ok(runtime) => runtime,
         Err(error) => return told(&failure::Failure::of(&error)),
@@ -70,19 +67,6 @@ fn runtime(command: &Command) -> std::io::Result<Runtime> {
         _ => Builder::new_multi_thread(),
     };
     builder.enable_all().build()
-}
-
-/// The daemon tells its decisions; a command only what would otherwise be lost, as its errors end on stderr anyway.
-fn start_log(environment: &Environment, is_daemon: bool) {
-    let default = if is_daemon { "info" } else { "error" };
-    let wanted = environment.log.as_deref().unwrap_or(default);
-    let filter = EnvFilter::try_new(wanted).unwrap_or_else(|_| EnvFilter::new(default));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if std::io::stderr().is_terminal() {
-        builder.with_target(false).init();
-    } else {
-        builder.json().flatten_event(true).init();
-    }
 }
 
 fn told(failure: &failure::Failure) -> ExitCode {

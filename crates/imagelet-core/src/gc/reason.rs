@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::text::duration_text;
 use crate::image::ByteSize;
@@ -191,16 +192,45 @@ impl Reason {
 }
 
 impl Reason {
-    /// What it rests on, as a document without the code; null where that is nothing.
-    pub fn inputs(&self) -> serde_json::Value {
-        match serde_json::to_value(self) {
-            Ok(serde_json::Value::Object(mut fields)) => {
-                fields.remove("code");
-                if fields.is_empty() { serde_json::Value::Null } else { fields.into() }
-            }
-            _ => serde_json::Value::Null,
+    /// What it rests on, as a document without the code, in the style of all documents for programs: keys in camelCase,
+    /// durations in seconds under a key that says so. Null where that is nothing.
+    pub fn inputs(&self) -> Value {
+        let Ok(Value::Object(mut fields)) = serde_json::to_value(self) else { return Value::Null };
+        fields.remove("code");
+        let mut document = serde_json::Map::new();
+        for (name, value) in fields {
+            let (name, value) = match (serde_json::from_value(value.clone()), name.as_str()) {
+                (Ok(Idle::Used(idle) | Idle::Never(idle)), "idle") => {
+                    document.insert("neverUsed".to_owned(), value.get("never").is_some().into());
+                    (name, serde_json::json!(idle))
+                }
+                _ => (name, value),
+            };
+            match serde_json::from_value::<Duration>(value.clone()) {
+                Ok(duration) => document.insert(camel_case(&name) + "Seconds", seconds(duration)),
+                Err(_) => document.insert(camel_case(&name), value),
+            };
         }
+        if document.is_empty() { Value::Null } else { document.into() }
     }
+}
+
+/// A number of seconds, whole where it can be; null for a time without a beginning.
+fn seconds(duration: Duration) -> Value {
+    match duration {
+        Duration::MAX => Value::Null,
+        whole if whole.subsec_nanos() == 0 => whole.as_secs().into(),
+        other => other.as_secs_f64().into(),
+    }
+}
+
+fn camel_case(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |name, word| {
+        let (head, tail) = word.split_at(word.chars().next().map_or(0, char::len_utf8));
+        name + &head.to_uppercase() + tail
+    })
 }
 
 impl fmt::Display for Reason {
@@ -274,6 +304,31 @@ mod tests {
             ),
         ] {
             assert_eq!(reason.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_a_reason_rests_on_is_a_document_with_its_units_in_the_names() {
+        use serde_json::json;
+
+        let (used, never) = (Duration::from_secs(90), Duration::from_hours(1));
+        for (reason, inputs) in [
+            (Reason::NotNeeded, Value::Null),
+            (Reason::InUse { by: vec!["a".to_owned()] }, json!({"by": ["a"]})),
+            (Reason::Young { age_min: Duration::from_mins(2) }, json!({"ageMinSeconds": 120})),
+            (Reason::Leased { lease: Duration::from_millis(1500) }, json!({"leaseSeconds": 1.5})),
+            (Reason::Awaited { until: Some(SystemTime::UNIX_EPOCH) }, json!({"until": "1970-01-01T00:00:00Z"})),
+            (
+                Reason::Old { idle: Idle::Used(used), age_max: Duration::from_mins(1) },
+                json!({"idleSeconds": 90, "neverUsed": false, "ageMaxSeconds": 60}),
+            ),
+            (
+                Reason::Room { idle: Idle::Never(never), frees: ByteSize(7) },
+                json!({"idleSeconds": 3600, "neverUsed": true, "frees": 7}),
+            ),
+            (Reason::Unused { idle: Idle::Never(Duration::MAX) }, json!({"idleSeconds": null, "neverUsed": true})),
+        ] {
+            assert_eq!(reason.inputs(), inputs, "{reason}");
         }
     }
 

@@ -15,6 +15,7 @@ mod why;
 use std::{io::Write as _, process::ExitCode};
 
 use clap::CommandFactory as _;
+use serde_json::json;
 
 use crate::{
     cli::{Cli, Command, Format, Intent},
@@ -22,6 +23,7 @@ use crate::{
     failure::Failure,
     manifests::Manifests,
     node::Node,
+    output::print,
     serve,
 };
 use choose::choose;
@@ -45,7 +47,11 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             clap_complete::generate(arguments.shell, &mut Cli::command(), "imagelet", &mut script);
             print_bytes(&script)
         }
-        Command::Version => print_bytes(format!("imagelet {}\n", env!("CARGO_PKG_VERSION")).as_bytes()),
+        Command::Version => {
+            let version = env!("CARGO_PKG_VERSION");
+            print(format, &json!({ "version": version }), |out| writeln!(out, "imagelet {version}"))?;
+            Ok(ExitCode::SUCCESS)
+        }
         command => {
             // Read before anything is opened: a mistake in it is the user's, and quickly told.
             let asked = Asked::read(&command, &environment)?;

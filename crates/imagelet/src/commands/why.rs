@@ -208,7 +208,10 @@ fn explained(happening: &WhyHappening) -> String {
     parts.join("; ")
 }
 
-/// The code and what it rests on, `room frees=8429568 idle.used=1m9s`; `-o json` has it as a document.
+/// How a key ends whose number is a duration.
+const SECONDS: &str = "Seconds";
+
+/// The code and what it rests on, `room frees=8429568 idle=1m9s`; `-o json` has it as a document.
 pub(super) fn coded(code: &str, inputs: &serde_json::Value) -> String {
     let mut text = code.to_owned();
     spell("", inputs, &mut text);
@@ -219,7 +222,15 @@ fn spell(name: &str, value: &serde_json::Value, out: &mut String) {
     use serde_json::Value;
     let plain = match value {
         Value::Null => return,
+        Value::Number(seconds) if name.ends_with(SECONDS) => {
+            let duration = seconds.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            let name = name.strip_suffix(SECONDS).unwrap_or(name);
+            let text = duration.map_or_else(|| seconds.to_string(), |it| GoDuration::from_std(it).to_string());
+            out.extend([" ", name, "=", &text]);
+            return;
+        }
         Value::Object(fields) => {
+            // As earlier versions wrote durations into the log.
             if let (2, Some(seconds), Some(nanos)) = (fields.len(), fields.get("secs"), fields.get("nanos")) {
                 let seconds = Duration::from_secs(seconds.as_u64().unwrap_or(0));
                 let nanos = Duration::from_nanos(nanos.as_u64().unwrap_or(0));

@@ -25,7 +25,7 @@ use imagelet_oci::{Engine, MountOptions, StoreUsage, UnmountedImage};
 use super::adopt::Adoption;
 use super::brief::BriefList;
 use super::reasons::{Collections, declare};
-use super::rows::{KnownSizes, row, row_without_uses};
+use super::rows::{KnownSizes, details_of, row, row_without_uses};
 use super::waiting::WaitingRows;
 use super::{
     AnswerTime, Command, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest,
@@ -360,8 +360,7 @@ impl Command for InspectRequest {
             Some(engine) => engine.stored(&ImageSpec::new(image.id.as_str())).await?,
             None => None,
         };
-        let details = details.and_then(|details| serde_json::to_value(details).ok());
-        Ok(Inspected { image: found, details })
+        Ok(Inspected { image: found, details: details.as_ref().map(details_of) })
     }
 }
 
@@ -547,8 +546,8 @@ impl Command for StatusRequest {
             in_use: entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count() as u64,
             used_percent: full.map(|full| full.used_percent()),
             disk_layout: pressure.layout.map(|layout| layout.name().into()),
-            image_fs: pressure.stats.as_ref().map(|stats| stats.images.clone()),
-            container_fs: pressure.stats.as_ref().map(|stats| stats.containers.clone()),
+            image_fs: pressure.stats.as_ref().map(|stats| (&stats.images).into()),
+            container_fs: pressure.stats.as_ref().map(|stats| (&stats.containers).into()),
             eviction: pressure.thresholds,
             node_images: node_images(&node.parts.inventory.image_list().await, settings.node.status_images_max),
             gc_high_percent: settings.gc.high.get(),

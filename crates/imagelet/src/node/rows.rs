@@ -1,15 +1,20 @@
 //! What is told of one image.
 
-use std::{collections::HashMap, time::SystemTime};
+use std::{
+    collections::HashMap,
+    time::{Duration, SystemTime},
+};
 
 use imagelet_core::{
+    disks::FsStats,
     image::{Image, ImageId},
     inventory::{Entry, Origin},
     runtime::{Certainty, LayerGraph},
 };
-use imagelet_oci::StoreUsage;
+use imagelet_oci::{LayerEntry, StoreUsage, StoredImage};
+use serde_json::json;
 
-use super::{ImageRow, local::moment};
+use super::{FsRow, ImageRow, local::moment};
 
 /// Who uses an image, where whoever runs containers from it does not answer.
 pub(super) const USES_UNKNOWN: &str = "nobody knows: the runtime does not answer";
@@ -58,6 +63,33 @@ impl ImageRow {
     pub(super) fn shown_names(&self) -> &[String] {
         if self.names.is_empty() { &self.digests } else { &self.names }
     }
+}
+
+impl From<&FsStats> for FsRow {
+    fn from(stats: &FsStats) -> Self {
+        Self {
+            time: jiff::Timestamp::from_nanosecond(stats.time.into()).ok().map(|time| time.to_string()),
+            available_bytes: stats.available_bytes,
+            capacity_bytes: stats.capacity_bytes,
+            used_bytes: stats.used_bytes,
+            inodes_free: stats.inodes_free,
+            inodes: stats.inodes,
+            inodes_used: stats.inodes_used,
+        }
+    }
+}
+
+/// What the embedded store knows of an image, as a document; the configuration is as the registry sent it.
+pub(super) fn details_of(stored: &StoredImage) -> serde_json::Value {
+    let layer = |layer: &LayerEntry| json!({ "blob": layer.blob, "size": layer.size, "diffId": layer.diff_id, "mediaType": layer.media_type });
+    json!({
+        "id": stored.id,
+        "manifest": stored.manifest,
+        "platform": stored.platform,
+        "layers": stored.layers.iter().map(layer).collect::<Vec<_>>(),
+        "pulledAt": moment(SystemTime::UNIX_EPOCH + Duration::from_secs(stored.pulled_at)),
+        "config": stored.config,
+    })
 }
 
 /// What is told of an image that a pass has seen.

@@ -1,11 +1,11 @@
 //! What a node is asked and what it answers: the documents of `-o json` and of the daemon's socket.
 //!
 //! Stable: fields are added, never renamed or removed, and readers skip what they do not know. Times are RFC 3339, sizes
-//! are bytes, ids and names are as the store spells them.
+//! are bytes, durations have their unit in the name, ids and names are as the store spells them.
 
 use std::{fmt, path::PathBuf};
 
-use imagelet_core::{credentials::Secret, disks::FsStats, inventory::NodeImage};
+use imagelet_core::{credentials::Secret, inventory::NodeImage};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A text that crosses the socket and is printed nowhere else.
@@ -365,9 +365,9 @@ documents! {
         /// Share of the disk in use, in percent; absent where it cannot be seen from here.
         used_percent: Option<u8>,
         /// Where images are, in the words of the kubelet's summary.
-        image_fs: Option<FsStats>,
+        image_fs: Option<FsRow>,
         /// Where writable layers are; the same numbers where that is the same place.
-        container_fs: Option<FsStats>,
+        container_fs: Option<FsRow>,
         /// `single`, `dedicated-images` or `split`: which of them share a disk with the kubelet's own files.
         disk_layout: Option<String>,
         /// The kubelet's eviction thresholds that are about disks.
@@ -394,6 +394,23 @@ documents! {
         registries: Vec<OpenCircuitRow>,
         /// What went wrong when asking; the rest is good.
         problems: Vec<String>,
+    }
+    /// A file system, in the words of the kubelet's summary; what is absent is unknown.
+    FsRow {
+        /// When it was measured.
+        time: Option<String>,
+        /// Bytes an ordinary user can still write.
+        available_bytes: Option<u64>,
+        /// All its bytes.
+        capacity_bytes: Option<u64>,
+        /// Bytes that images, or writable layers, take.
+        used_bytes: Option<u64>,
+        /// Inodes still free.
+        inodes_free: Option<u64>,
+        /// All its inodes.
+        inodes: Option<u64>,
+        /// Inodes that images, or writable layers, take.
+        inodes_used: Option<u64>,
     }
     /// An eviction threshold of the kubelet's.
     ThresholdRow {

@@ -13,6 +13,7 @@ mod crash;
 mod critest;
 mod daemon;
 mod deadlines;
+mod documents;
 mod events;
 mod failpoints;
 mod fake_registry;
