@@ -57,7 +57,8 @@ pub(crate) fn usage(store: &Store) -> StoreUsage {
 
 fn shares(held: Held<'_>) -> Vec<ImageUsage> {
     let layers: HashMap<&str, u64> = held.layers.iter().map(|(id, layer)| (id.as_str(), layer.disk_bytes)).collect();
-    let blobs: HashMap<&str, u64> = held.blobs.iter().map(|(blob, size)| (blob.as_str(), *size)).collect();
+    let blobs: HashMap<&str, u64> =
+        held.blobs.iter().map(|(blob, size)| (blob.as_str(), held.blob_takes(*size))).collect();
     let contents: Vec<Vec<Content<'_>>> =
         held.images.values().map(|record| content(record, !blobs.is_empty())).collect();
     let mut users: HashMap<Content<'_>, u32> = HashMap::with_capacity(contents.len());
@@ -65,7 +66,7 @@ fn shares(held: Held<'_>) -> Vec<ImageUsage> {
         *users.entry(*part).or_default() += 1;
     }
     let image = |((id, record), content): ((&ImageId, &ImageRecord), &Vec<Content<'_>>)| {
-        let (mut unique, mut shared) = (record.metadata_size, 0);
+        let (mut unique, mut shared) = (record.takes(), 0);
         for part in content {
             let size = match part {
                 Content::Layer(layer) => layers.get(layer),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::GcError;
 use crate::{
     image::ByteSize,
-    runtime::{Freed, RuntimeManager},
+    runtime::{Certainty, Freed, RuntimeManager},
 };
 
 /// What a file system holds. All zero where it could not be looked at.
@@ -51,6 +51,14 @@ impl DiskUse {
         let available = (self.available + freed.bytes).min(self.capacity);
         let inodes_free = self.inodes_free.map(|free| free.saturating_add(freed.inodes));
         Self { available, used: self.capacity.saturating_sub(available), inodes_free, ..self.clone() }
+    }
+
+    /// As much of what was claimed to come free as is in use: sizes as listed count shared layers in each image.
+    pub(crate) fn at_most_used(&self, freed: Freed, certainty: Certainty) -> Freed {
+        if certainty != Certainty::Claimed || self.capacity == ByteSize::ZERO {
+            return freed;
+        }
+        Freed { bytes: freed.bytes.min(self.used), ..freed }
     }
 
     /// The share in use, rounded up to the next percent; 100 for a disk without capacity.
@@ -116,6 +124,21 @@ mod tests {
         {
             let disk = DiskUse::of(ByteSize(capacity), ByteSize(available));
             assert_eq!(disk.used_percent(), percent, "{available} of {capacity}");
+        }
+    }
+
+    #[test]
+    fn no_more_is_claimed_to_come_free_than_is_in_use() {
+        let freed = |bytes| Freed { bytes: ByteSize(bytes), inodes: 7 };
+        for (capacity, certainty, claimed, counted) in [
+            (1000, Certainty::Claimed, 500, 400),
+            (1000, Certainty::Claimed, 300, 300),
+            (1000, Certainty::Exact, 500, 500),
+            // A disk that is not visible from here.
+            (0, Certainty::Claimed, 500, 500),
+        ] {
+            let disk = DiskUse::of(ByteSize(capacity), ByteSize(600));
+            assert_eq!(disk.at_most_used(freed(claimed), certainty), freed(counted), "{capacity} {certainty:?}");
         }
     }
 

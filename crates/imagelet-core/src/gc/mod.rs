@@ -128,7 +128,8 @@ pub struct GcReport {
     pub removed: Vec<GcRemoval>,
     /// The sizes of the removed images as the runtime lists them. Layers shared with others count although they stay.
     pub claimed: ByteSize,
-    /// What the removals free by what is known of shared layers; see `certainty`. Nothing in the kubelet's way.
+    /// What the removals free by what is known of shared layers; see `certainty`. In the kubelet's way, which does not
+    /// ask for layers on its own, the sizes as listed where no command asked.
     pub freed: Freed,
     /// What would be free if all that may go went.
     pub could_free: ByteSize,

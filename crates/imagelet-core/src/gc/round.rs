@@ -12,7 +12,7 @@ use crate::{
     image::{ByteSize, ImageId, ImageSpec},
     inventory::{Clearance, Entry, Snapshot, Standing},
     runtime::RuntimeErrorKind,
-    runtime::{Certainty, Freed},
+    runtime::{Certainty, Freed, LayerGraph},
     text::told_with_code,
 };
 
@@ -189,6 +189,23 @@ impl<'a> Round<'a> {
         self.failures.push(error);
     }
 
+    /// Counts what went, or would go, without a plan: by the layers where they are known.
+    pub(super) fn count_freed(&mut self, layers: Option<&LayerGraph>) {
+        let Some(layers) = layers else {
+            self.freed = Freed { bytes: self.claimed, inodes: 0 };
+            return;
+        };
+        let gone: Vec<ImageId> = if self.dry_run {
+            let goes = self.decisions.iter().filter(|it| matches!(it.verdict, GcVerdict::Remove { .. }));
+            goes.map(|it| it.key.id().clone()).collect()
+        } else {
+            let removed = self.removed.iter().filter(|it| matches!(it.outcome, GcOutcome::Removed { .. }));
+            removed.map(|it| it.key.id().clone()).collect()
+        };
+        self.freed = layers.freed_by(&gone);
+        self.certainty = layers.certainty;
+    }
+
     fn log(&self) {
         if !tracing::enabled!(tracing::Level::INFO) {
             return;
@@ -243,6 +260,7 @@ impl<'a> Round<'a> {
                 "image collection ended"
             );
         }
+        let freed = disk_before.at_most_used(self.freed, self.certainty);
         GcReport {
             disk_before,
             disk_after,
@@ -250,7 +268,7 @@ impl<'a> Round<'a> {
             decisions: self.decisions,
             removed: self.removed,
             claimed: self.claimed,
-            freed: self.freed,
+            freed,
             could_free: self.planned.first().map_or(self.claimed, |planned| planned.plan.could_free),
             certainty: self.certainty,
             measured,

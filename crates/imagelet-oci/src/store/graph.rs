@@ -27,11 +27,11 @@ impl Store {
     ///
     /// Measures what an older version left unmeasured, once; blocks on the disk only for that.
     pub(crate) fn graph(&self, in_use: &BTreeSet<ImageId>) -> LayerGraph {
-        let block = allocated::block_size(&self.root).unwrap_or(4096);
         let mut parts = Parts::default();
         let mut graph = LayerGraph::default();
         {
             let index = self.index();
+            let block = index.block();
             for (id, record) in &index.images {
                 let is_held = in_use.contains(id);
                 let mut own = Vec::with_capacity(record.layers.len() + 1);

@@ -82,6 +82,9 @@ pub(crate) use record::write_implicit;
 
 use crate::{failpoint::Step, scarce};
 
+/// The block of most file systems, where one does not say.
+const BLOCK_USUAL: u64 = 4096;
+
 /// When a pull may answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
@@ -157,8 +160,8 @@ impl Store {
         let boot = boot_id();
         let in_background = durability == Durability::Background && boot.is_some();
         let store = |root: PathBuf, index: Index, holds| Self {
+            index: Mutex::new(ready::Kept::new(index, allocated::block_size(&root).unwrap_or(BLOCK_USUAL))),
             root,
-            index: Mutex::new(ready::Kept::new(index)),
             sequence: AtomicU64::new(first_number()),
             trash: Mutex::new(()),
             views: Mutex::default(),
@@ -276,7 +279,7 @@ impl Store {
     /// Looks at what is here without copying it; nobody else does meanwhile.
     pub(crate) fn look<T>(&self, look: impl FnOnce(Held<'_>) -> T) -> T {
         let index = self.index();
-        look(Held { images: &index.images, layers: &index.layers, blobs: &index.blobs })
+        look(Held { images: &index.images, layers: &index.layers, blobs: &index.blobs, block: index.block() })
     }
 
     /// What each layer that is here came to, by the manifest that brought it, and the last ones that sinks have taken.
@@ -358,6 +361,14 @@ pub(crate) struct Held<'a> {
     pub(crate) layers: &'a HashMap<Digest, LayerRecord>,
     /// Compressed blobs that are kept, and their sizes.
     pub(crate) blobs: &'a BTreeMap<Digest, u64>,
+    block: u64,
+}
+
+impl Held<'_> {
+    /// What a blob of so many bytes takes on the disk.
+    pub(crate) fn blob_takes(&self, size: u64) -> u64 {
+        allocated::in_blocks(size, self.block)
+    }
 }
 
 /// A layer as it was fetched and as it is kept.

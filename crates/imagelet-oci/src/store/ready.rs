@@ -13,7 +13,7 @@ use imagelet_core::{
 
 use super::{
     Store,
-    allocated::Allocated,
+    allocated::{Allocated, in_blocks},
     index::Index,
     record::{ImageRecord, LayerRecord},
 };
@@ -28,20 +28,27 @@ pub(super) struct Kept {
     ready: Option<Listing>,
     /// What all of it takes; `None` likewise.
     takes: Option<Allocated>,
+    /// The size of a block of its file system.
+    block: u64,
 }
 
 /// The index, locked. Whoever may change it spoils what was made of it.
 pub(super) struct Locked<'a>(MutexGuard<'a, Kept>);
 
 impl Kept {
-    pub(super) fn new(index: Index) -> Self {
-        Self { index, edition: 0, ready: None, takes: None }
+    pub(super) fn new(index: Index, block: u64) -> Self {
+        Self { index, edition: 0, ready: None, takes: None, block }
     }
 }
 
 impl<'a> Locked<'a> {
     pub(super) fn new(guard: MutexGuard<'a, Kept>) -> Self {
         Self(guard)
+    }
+
+    /// The size of a block of the store's file system.
+    pub(super) fn block(&self) -> u64 {
+        self.0.block
     }
 }
 
@@ -68,7 +75,7 @@ impl Store {
         if let Some(ready) = &locked.0.ready {
             return ready.clone();
         }
-        let ready = Listing::from(locked.listed());
+        let ready = Listing::from(locked.listed(locked.block()));
         locked.0.ready = Some(ready.clone());
         ready
     }
@@ -84,7 +91,10 @@ impl Store {
         match &locked.0.ready {
             Some(ready) => ready.binary_search_by(|image| image.id.cmp(id)).ok().map(|at| Arc::clone(&ready[at])),
             // One is quicker found than all are made.
-            None => locked.images.get(id).map(|record| Arc::new(locked.image(id, record, &locked.names_of(id)))),
+            None => locked
+                .images
+                .get(id)
+                .map(|record| Arc::new(locked.image(id, record, &locked.names_of(id), locked.block()))),
         }
     }
 
@@ -94,26 +104,26 @@ impl Store {
         if let Some(takes) = locked.0.takes {
             return takes;
         }
-        let takes = Allocated { bytes: locked.bytes(), inodes: locked.inodes() };
+        let takes = Allocated { bytes: locked.bytes(locked.block()), inodes: locked.inodes() };
         locked.0.takes = Some(takes);
         takes
     }
 }
 
 impl Index {
-    fn listed(&self) -> Vec<Arc<Image>> {
+    fn listed(&self, block: u64) -> Vec<Arc<Image>> {
         let mut names: HashMap<&ImageId, Vec<&str>> = HashMap::with_capacity(self.images.len());
         for (name, id) in &self.names {
             names.entry(id).or_default().push(name);
         }
         let images = self.images.iter();
         let image = |(id, record): (&ImageId, &ImageRecord)| {
-            Arc::new(self.image(id, record, &names.remove(id).unwrap_or_default()))
+            Arc::new(self.image(id, record, &names.remove(id).unwrap_or_default(), block))
         };
         images.map(image).collect()
     }
 
-    fn image<N: AsRef<str>>(&self, id: &ImageId, record: &ImageRecord, names: &[N]) -> Image {
+    fn image<N: AsRef<str>>(&self, id: &ImageId, record: &ImageRecord, names: &[N], block: u64) -> Image {
         let layers = record.layers.iter().filter_map(|layer| self.layers.get(&layer.diff_id.parse::<Digest>().ok()?));
         let layers: u64 = layers.map(|layer| layer.disk_bytes).sum();
         let (tags, digests) = split_names(names.iter().map(AsRef::as_ref));
@@ -121,17 +131,18 @@ impl Index {
             id: id.clone(),
             tags,
             digests,
-            size: ByteSize(layers + self.blob_bytes(record) + record.metadata_size),
+            size: ByteSize(layers + self.blob_bytes(record, block) + record.takes()),
             user: ImageUser::of_config(&record.user),
             spec: ImageSpec::default(),
             pinned: false,
         }
     }
 
-    fn bytes(&self) -> u64 {
+    fn bytes(&self, block: u64) -> u64 {
         let layers = self.layers.values().map(|layer| layer.disk_bytes);
-        let documents = self.images.values().map(|image| image.metadata_size);
-        layers.chain(documents).chain(self.blobs.values().copied()).sum()
+        let documents = self.images.values().map(ImageRecord::takes);
+        let blobs = self.blobs.values().map(|size| in_blocks(*size, block));
+        layers.chain(documents).chain(blobs).sum()
     }
 
     fn inodes(&self) -> u64 {
@@ -143,11 +154,11 @@ impl Index {
     }
 
     /// What the kept blobs of an image take.
-    fn blob_bytes(&self, image: &ImageRecord) -> u64 {
+    fn blob_bytes(&self, image: &ImageRecord, block: u64) -> u64 {
         if self.blobs.is_empty() {
             return 0;
         }
         let blobs: BTreeSet<Digest> = image.layers.iter().filter_map(|layer| layer.blob.parse().ok()).collect();
-        blobs.iter().filter_map(|digest| self.blobs.get(digest)).sum()
+        blobs.iter().filter_map(|digest| self.blobs.get(digest)).map(|size| in_blocks(*size, block)).sum()
     }
 }

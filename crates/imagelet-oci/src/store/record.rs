@@ -116,6 +116,11 @@ impl LayerRecord {
 }
 
 impl ImageRecord {
+    /// What its own folder takes on the disk; where nobody measured it, the bytes of its documents.
+    pub(crate) fn takes(&self) -> u64 {
+        self.allocated.map_or(self.metadata_size, |allocated| allocated.bytes)
+    }
+
     /// The image's id.
     pub(crate) fn image_id(&self) -> ImageId {
         ImageId::new(&self.id)

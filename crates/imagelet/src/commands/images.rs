@@ -206,7 +206,13 @@ fn totals(usage: &Usage) -> Table {
         let disk = format!("{available} free of {capacity} ({}% used)", usage.used_percent);
         table.row(["Disk:", &disk]);
     }
-    table.row(["Images:", &format!("{} ({} on disk)", usage.images_count, ByteSize(usage.images_size))]);
+    let size = ByteSize(usage.images_size);
+    let size = match usage.images_certainty.as_str() {
+        "claimed" => format!("{size} as the runtime lists them; what they take on the disk is not known"),
+        "partial" => format!("about {size} on disk, not all layers could be measured"),
+        _ => format!("{size} on disk"),
+    };
+    table.row(["Images:", &format!("{} ({size})", usage.images_count)]);
     let reclaimable = ByteSize(usage.reclaimable);
     let reclaimable = match usage.certainty.as_str() {
         "claimed" => format!("about {reclaimable} (sizes as the runtime claims)"),

@@ -286,7 +286,7 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
         low_percent: request.policy.low().get(),
         wanted: report.goal_bytes.map(|bytes| bytes.0),
         claimed: report.claimed.0,
-        frees: if report.planned.is_empty() { report.claimed.0 } else { report.freed.bytes.0 },
+        frees: report.freed.bytes.0,
         certainty: report.certainty.name().into(),
         could_free: report.planned.first().map(|planned| planned.could_free().0),
         measured: report.measured.map(|bytes| bytes.0),

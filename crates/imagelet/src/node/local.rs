@@ -13,12 +13,12 @@ use imagelet_core::{
     disks::Fullness,
     events::LogEvents,
     gc::{GcRuns, ImageGc, OrderError, RunTold, UsedImages},
-    image::{ByteSize, Image, ImageKey, ImageSpec, Reference, shown_name},
+    image::{Image, ImageKey, ImageSpec, Reference, shown_name},
     inventory::{Inventory, Snapshot, node_images},
     manager::{Caller, EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
     metrics::Metrics,
     records::PullRecords,
-    runtime::{Certainty, ImportingImages, Progress, RuntimeManager},
+    runtime::{ImportingImages, Progress, RuntimeManager},
 };
 use imagelet_oci::{Engine, MountOptions, StoreUsage, UnmountedImage};
 
@@ -30,7 +30,7 @@ use super::waiting::WaitingRows;
 use super::{
     AnswerTime, Command, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest,
     Mounted, PackedList, PullBoard, PullRequest, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps,
-    UnmountRequest, UntagRequest, Usage, UsageRequest, pods::secrets, pressure::pressure,
+    UnmountRequest, UntagRequest, pods::secrets, pressure::pressure,
 };
 use crate::{
     config::{CollectionMode, Settings},
@@ -195,7 +195,7 @@ impl LocalNode {
     }
 
     /// What images take. A runtime that does not offer it is asked for everything else all the same.
-    async fn sizes(&self) -> Result<KnownSizes, Failure> {
+    pub(super) async fn sizes(&self) -> Result<KnownSizes, Failure> {
         let store = self.usage().await?;
         let layers = match &store {
             Some(_) => None,
@@ -213,7 +213,7 @@ impl LocalNode {
     }
 
     /// All images; a brief row has neither what the image shares with others nor, where it has a tag, digests.
-    async fn listed(&self, brief: bool, sizes: &KnownSizes) -> Result<Vec<ImageRow>, Failure> {
+    pub(super) async fn listed(&self, brief: bool, sizes: &KnownSizes) -> Result<Vec<ImageRow>, Failure> {
         let refreshed = self.refresh().await;
         let shares = sizes.shares();
         let mut rows: Vec<ImageRow> = match refreshed {
@@ -362,53 +362,6 @@ impl Command for InspectRequest {
         };
         Ok(Inspected { image: found, details: details.as_ref().map(details_of) })
     }
-}
-
-#[async_trait]
-impl Command for UsageRequest {
-    const NAME: &'static str = "usage";
-    type Answer = Usage;
-
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Usage, Failure> {
-        let sizes = node.sizes().await?;
-        let mut images = node.listed(false, &sizes).await?;
-        super::why::foretell_all(node, &mut images).await;
-        let filesystems = node.parts.runtime.filesystem().await?;
-        let place = filesystems.images.into_iter().next().unwrap_or_else(|| imagelet_core::runtime::FilesystemUsage {
-            measured_at: SystemTime::now(),
-            mountpoint: std::path::PathBuf::new(),
-            used: ByteSize::ZERO,
-            inodes_used: None,
-        });
-        let disk = disk_of(&place.mountpoint);
-        let (reclaimable, certainty) = match super::collect::reclaimable(node).await {
-            Ok(reclaimable) => reclaimable,
-            Err(failure) => {
-                tracing::warn!(error = failure.to_string(), "could not reckon what may go");
-                (0, Certainty::Claimed)
-            }
-        };
-        let total = sizes.total();
-        let store = sizes.store.map(|usage| serde_json::json!({ "total": usage.total.0, "layers": usage.layers }));
-        Ok(Usage {
-            mountpoint: place.mountpoint.display().to_string(),
-            capacity: disk.as_ref().map_or(0, |disk| disk.capacity.0),
-            available: disk.as_ref().map_or(0, |disk| disk.available.0),
-            used_percent: disk.as_ref().map_or(0, imagelet_core::gc::DiskUse::used_percent),
-            images_size: total.unwrap_or(place.used.0),
-            images_count: images.len() as u64,
-            reclaimable,
-            certainty: certainty.name().to_owned(),
-            images,
-            store,
-        })
-    }
-}
-
-/// The disk below a directory; `None` where it cannot be seen from here.
-fn disk_of(directory: &std::path::Path) -> Option<imagelet_core::gc::DiskUse> {
-    use imagelet_core::gc::{DiskProbe as _, StatVfs};
-    StatVfs.look(directory).ok().filter(|disk| disk.capacity > ByteSize::ZERO)
 }
 
 #[async_trait]

@@ -16,6 +16,7 @@ mod remote;
 mod room;
 mod rows;
 mod steps;
+mod usage;
 mod verify;
 mod waiting;
 mod why;

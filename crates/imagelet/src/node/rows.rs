@@ -40,10 +40,10 @@ impl KnownSizes {
         Some(graph.freed_by([image]).bytes.0)
     }
 
-    /// Bytes of all images, each shared layer once.
-    pub(super) fn total(&self) -> Option<u64> {
-        let store = self.store.as_ref().map(|usage| usage.total.0);
-        store.or_else(|| self.layers.as_ref().map(|graph| graph.total().0))
+    /// Bytes of all images, each shared layer once, and how sure that is.
+    pub(super) fn total(&self) -> Option<(u64, Certainty)> {
+        let store = self.store.as_ref().map(|usage| (usage.total.0, Certainty::Exact));
+        store.or_else(|| self.layers.as_ref().map(|graph| (graph.total().0, graph.certainty)))
     }
 }
 

@@ -169,8 +169,11 @@ documents! {
         available: u64,
         /// Share in use, in percent, rounded up.
         used_percent: u8,
-        /// Bytes all images take together, each shared layer once.
+        /// Bytes all images take together, each shared layer once; where `images_certainty` is `claimed`, the sum of their
+        /// sizes as the runtime lists them.
         images_size: u64,
+        /// How sure that is: `exact`, `partial` or `claimed`.
+        images_certainty: String,
         /// How many images.
         images_count: u64,
         /// Bytes that come free when everything goes that may: what `gc --all-unused` frees, as well as that is known.

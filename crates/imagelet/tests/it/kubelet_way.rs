@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     fake_registry::FakeRegistry,
-    images::Image,
+    images::{Image, Layer, noise},
     program::Daemon,
     testbed::{scratch, wait_until},
 };
@@ -76,4 +76,29 @@ fn the_status_shows_the_images_of_the_node_and_what_the_kubelet_calls_short() {
     assert_eq!((&short["met"], &short["lessThan"]), (&true.into(), &"1000Pi".into()));
     assert_eq!(short["reclaims"], serde_json::json!(["DeleteAllUnusedContainers", "DeleteUnusedImages"]));
     assert_eq!(threshold("nodefs.available")["met"], false);
+}
+
+#[test]
+fn what_a_collection_would_free_is_counted_by_the_layers() {
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let base = Layer::gzip().file("base", noise("base", 3 << 20), 0o644);
+    let names: Vec<String> = ["a", "b", "c"]
+        .iter()
+        .map(|name| {
+            let own = Layer::gzip().file(name, noise(name, 10_000), 0o644);
+            registry.put(&format!("{name}:v1"), &Image::oci(&[base.clone(), own]))
+        })
+        .collect();
+    let daemon = daemon(folder.path(), "gc: {enabled: false}\nimageMinimumGCAge: 1ms\n");
+    for name in &names {
+        daemon.run(["pull", name]).ok();
+    }
+    daemon.run(["ls"]).ok();
+    let usage = daemon.run(["df", "-o", "json"]).json();
+    let planned = daemon.run(["gc", "--all-unused", "--dry-run", "-o", "json"]).json();
+    let frees = usage["reclaimable"].as_u64().unwrap();
+    assert!((3 << 20..4 << 20).contains(&frees) && frees <= usage["imagesSize"].as_u64().unwrap(), "{usage:#}");
+    assert_eq!((&usage["certainty"], &planned["frees"]), (&"exact".into(), &frees.into()), "{planned:#}");
+    let done = daemon.run(["gc", "--all-unused", "-o", "json"]).json();
+    assert_eq!((&done["frees"], done["claimed"].as_u64() > Some(9 << 20)), (&frees.into(), true), "{done:#}");
 }

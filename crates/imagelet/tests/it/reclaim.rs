@@ -157,6 +157,9 @@ fn the_disk_has_again_what_was_planned_to_the_hundredth() {
     // No threshold is reached, and all that is asked says the same of what could go.
     let idle = node.gc(&["--dry-run"]);
     let usage = node.daemon.run(["df", "-o", "json"]).json();
+    let taken = usage["imagesSize"].as_u64().unwrap();
+    let used = usage["capacity"].as_u64().unwrap() - usage["available"].as_u64().unwrap();
+    assert!(most <= taken && taken <= used, "{usage:#}");
     assert_eq!((idle["couldFree"].as_u64(), usage["reclaimable"].as_u64()), (Some(most), Some(most)), "{usage:#}");
     let before = node.available();
     node.gc(&["--all-unused"]);

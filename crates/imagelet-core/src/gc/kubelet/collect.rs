@@ -40,6 +40,14 @@ pub(in crate::gc) async fn collect(gc: &ImageGc, request: &GcRequest, now: Syste
             DiskUse::default()
         });
     }
+    // The same goes for what images share.
+    let layers = match request.goal {
+        GcGoal::Threshold if !request.dry_run => None,
+        _ => gc.runtime.layers().await.unwrap_or_else(|error| {
+            tracing::warn!(error = error.chain(), "collecting without knowing what images share");
+            None
+        }),
+    };
     let rules = gc.rules();
     let ruled = held_by_rules(&gc.facts(&snapshot, &rules).await, &rules, now);
     let candidates = line_up(&mut run.round, &snapshot, &ruled);
@@ -62,6 +70,7 @@ pub(in crate::gc) async fn collect(gc: &ImageGc, request: &GcRequest, now: Syste
         }
         round.fail(error);
     }
+    round.count_freed(layers.as_ref());
     let hook = hook.filter(|_| !request.dry_run);
     let report = round.report(disk, wanted, now + began.elapsed()).await;
     Ok(GcReport { hook, ..report })

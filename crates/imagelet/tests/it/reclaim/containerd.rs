@@ -1,6 +1,7 @@
 //! The same beside containerd, whose own records say what each image takes: to the byte, whichever way it was pulled.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -18,6 +19,7 @@ use crate::{
     fake_registry::{Answer, FakeRegistry},
     images::{Image, Layer, Random},
     program::{Daemon, program, run},
+    scripted::{self, Runtime, Script},
     testbed::{Containerd, ContainerdRelease, ContainerdSetup, Disk, scratch, wait_until_within},
     tree,
 };
@@ -277,7 +279,39 @@ fn beside_a_runtime_with_cri_alone_sizes_are_as_listed_and_that_is_said() {
     let row = &usage["images"][0];
     assert_eq!((&row["size"], &row["unique"], &row["shared"]), (&listed, &Value::Null, &Value::Null), "{usage:#}");
     assert_eq!(usage["certainty"], "claimed", "{usage:#}");
+    assert_eq!((&usage["imagesSize"], &usage["imagesCertainty"]), (&listed, &json!("claimed")), "{usage:#}");
     assert!(daemon.run(["df"]).ok().contains("(sizes as the runtime claims)"));
     let planned = daemon.run(["gc", "--dry-run", "--all-unused", "-o", "json"]).json();
     assert_eq!(planned["certainty"], "claimed", "{planned:#}");
+}
+
+#[test]
+fn what_a_runtime_says_of_its_file_system_is_not_taken_for_the_size_of_its_images() {
+    let (folder, beside) = (scratch(), scratch());
+    // CRI-O measures the folder with the documents of its images, and lists each image with all its layers.
+    let images = vec![scripted::image("reg.test/app:v1", 20_000_000), scripted::image("reg.test/base:v1", 8_000_000)];
+    let runtime = Runtime::start(folder.path(), Script { images, used_bytes: Some(70_000), ..Script::default() });
+    let config = beside.path().join("config.yaml");
+    fs::write(&config, "imageMinimumGCAge: 1ms\n").unwrap();
+    let arguments = ["--runtime-endpoint", &runtime.endpoint(), "--config", config.to_str().unwrap()];
+    let daemon = Daemon::start(beside.path(), arguments);
+    daemon.run(["ls"]).ok();
+    let text = daemon.run(["df"]).ok();
+    assert!(text.contains("2 (28MB as the runtime lists them; what they take on the disk is not known)"), "{text}");
+    let usage = || daemon.run(["df", "-o", "json"]).json();
+    let planned = || daemon.run(["gc", "--all-unused", "--dry-run", "-o", "json"]).json()["frees"].clone();
+    let told = usage();
+    assert_eq!((&told["imagesCertainty"], &told["certainty"]), (&json!("claimed"), &json!("claimed")), "{told:#}");
+    assert_eq!(told["reclaimable"], planned(), "{told:#}");
+    assert_eq!((&told["imagesSize"], &told["reclaimable"]), (&json!(28_000_000), &json!(28_000_000)), "{told:#}");
+
+    // Layers that are shared count in each image: no disk has more again than is in use on it.
+    runtime.with(|script| script.images.push(scripted::image("reg.test/huge:v1", 1 << 60)));
+    daemon.run(["ls"]).ok();
+    let told = usage();
+    let (capacity, available) = (told["capacity"].as_u64().unwrap(), told["available"].as_u64().unwrap());
+    for claimed in [told["reclaimable"].as_u64().unwrap(), planned().as_u64().unwrap()] {
+        // Other tests write to this disk between two looks at it.
+        assert!(claimed <= capacity && claimed.abs_diff(capacity - available) < capacity / 10, "{claimed}: {told:#}");
+    }
 }

@@ -1,0 +1,75 @@
+//! Where the bytes are: what the images take, how full their disk is, and what a collection would free.
+
+use std::{collections::BTreeMap, path::Path};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    gc::{DiskProbe as _, DiskUse, StatVfs},
+    image::ByteSize,
+    runtime::Certainty,
+};
+
+use super::{Command, ImageRow, LocalNode, Steps, Usage, UsageRequest, collect::reclaimable};
+use crate::failure::Failure;
+
+#[async_trait]
+impl Command for UsageRequest {
+    const NAME: &'static str = "usage";
+    type Answer = Usage;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Usage, Failure> {
+        let sizes = node.sizes().await?;
+        let mut images = node.listed(false, &sizes).await?;
+        super::why::foretell_all(node, &mut images).await;
+        let filesystems = node.parts.runtime.filesystem().await?;
+        let mountpoint = filesystems.images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
+        let disk = disk_of(&mountpoint);
+        let (reclaimable, certainty) = match reclaimable(node).await {
+            Ok(reclaimable) => reclaimable,
+            Err(failure) => {
+                tracing::warn!(error = failure.to_string(), "could not reckon what may go");
+                (0, Certainty::Claimed)
+            }
+        };
+        // What the runtime says of its file system is no measure of its images: containerd counts its snapshots without
+        // its content, CRI-O the documents of its images without their layers.
+        let (images_size, images_certainty) = sizes.total().unwrap_or_else(|| (listed(&images), Certainty::Claimed));
+        let store = sizes.store.map(|usage| serde_json::json!({ "total": usage.total.0, "layers": usage.layers }));
+        Ok(Usage {
+            mountpoint: mountpoint.display().to_string(),
+            capacity: disk.as_ref().map_or(0, |disk| disk.capacity.0),
+            available: disk.as_ref().map_or(0, |disk| disk.available.0),
+            used_percent: disk.as_ref().map_or(0, DiskUse::used_percent),
+            images_size,
+            images_certainty: images_certainty.name().to_owned(),
+            images_count: images.len() as u64,
+            reclaimable,
+            certainty: certainty.name().to_owned(),
+            images,
+            store,
+        })
+    }
+}
+
+/// The sizes as listed. An image that several handlers have counts once.
+fn listed(images: &[ImageRow]) -> u64 {
+    let sizes: BTreeMap<&str, u64> = images.iter().map(|image| (image.id.as_str(), image.size)).collect();
+    sizes.into_values().fold(0, u64::saturating_add)
+}
+
+/// The disk below a directory; `None` where it cannot be seen from here.
+fn disk_of(directory: &Path) -> Option<DiskUse> {
+    StatVfs.look(directory).ok().filter(|disk| disk.capacity > ByteSize::ZERO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_of_several_handlers_is_listed_once() {
+        let row = |id: &str, size| ImageRow { id: id.to_owned(), size, ..ImageRow::default() };
+        assert_eq!(listed(&[row("a", 5), row("a", 5), row("b", 7)]), 12);
+        assert_eq!(listed(&[row("a", u64::MAX), row("b", 7)]), u64::MAX);
+    }
+}
