@@ -286,6 +286,7 @@ pub(crate) struct StatusArgs {
 }
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command")]
 pub(crate) struct GcArgs {
     /// Show the plan, remove nothing.
     #[arg(long)]
@@ -299,9 +300,12 @@ pub(crate) struct GcArgs {
     /// Free at least this much, whatever the thresholds say: `500M`, `1Gi`.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["high", "low"])]
     pub(crate) free: Option<ByteSize>,
-    /// Take everything nobody uses or pinned.
+    /// Take everything nobody uses or pinned and that is older than `imageMinimumGCAge`.
     #[arg(long, conflicts_with_all = ["high", "low", "free"])]
     pub(crate) all_unused: bool,
+    /// With `--all-unused`: take younger images, too.
+    #[arg(long, requires = "all_unused")]
+    pub(crate) now: bool,
     /// Remove although `gc.mode` is `shadow`, this once.
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) enforce: bool,

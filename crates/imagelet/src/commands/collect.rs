@@ -19,6 +19,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
         low: arguments.low.map(Percent::get),
         free: arguments.free.map(|size| size.0),
         all_unused: arguments.all_unused,
+        now: arguments.now,
         enforce: arguments.enforce,
     };
     let is_by_threshold = request.free.is_none() && !request.all_unused;

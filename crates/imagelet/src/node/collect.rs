@@ -220,9 +220,11 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
         (None, true) => GcGoal::AllUnused,
         (None, false) => GcGoal::Threshold,
     };
-    // Who asks for everything means the young ones, too; uses and pins still hold. The kubelet spares them even then.
-    let takes_young = goal == GcGoal::AllUnused && !settings.compatibility.is_kubelet();
-    let age_min = if takes_young { Duration::ZERO } else { configured.age_min };
+    if asked.now && goal != GcGoal::AllUnused {
+        return Err(Failure::new("InvalidArgument", "`now` goes with `allUnused` alone"));
+    }
+    // Uses, pins and leases hold all the same.
+    let age_min = if asked.now { Duration::ZERO } else { configured.age_min };
     let policy = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max)
         .map_err(|error| Failure::new("InvalidArgument", error.to_string()))?;
     Ok(GcRequest { policy: in_way(policy, settings), goal, dry_run: asked.dry_run })
@@ -324,13 +326,24 @@ mod tests {
     }
 
     #[test]
-    fn only_a_command_for_everything_takes_young_images() {
+    fn young_images_go_only_where_all_unused_ones_are_to_go_now() {
         let all = CollectRequest { all_unused: true, ..CollectRequest::default() };
-        let all = gc_request(&all, &configured("imagelet")).expect("a request");
-        assert_eq!((all.goal, all.policy.age_min()), (GcGoal::AllUnused, Duration::ZERO));
+        let now = CollectRequest { now: true, ..all.clone() };
         let some = CollectRequest { free: Some(1), ..CollectRequest::default() };
-        let some = gc_request(&some, &configured("imagelet")).expect("a request");
-        assert_eq!((some.goal, some.policy.age_min()), (GcGoal::Free(ByteSize(1)), Duration::from_mins(2)));
+        for compatibility in ["imagelet", "kubelet"] {
+            let ask = |asked: &CollectRequest| {
+                let request = gc_request(asked, &configured(compatibility)).expect("a request");
+                (request.goal, request.policy.age_min())
+            };
+            assert_eq!(ask(&all), (GcGoal::AllUnused, Duration::from_mins(2)), "{compatibility}");
+            assert_eq!(ask(&now), (GcGoal::AllUnused, Duration::ZERO), "{compatibility}");
+            assert_eq!(ask(&some), (GcGoal::Free(ByteSize(1)), Duration::from_mins(2)), "{compatibility}");
+        }
+        for without in [CollectRequest { now: true, ..some }, CollectRequest { now: true, ..CollectRequest::default() }]
+        {
+            let refused = gc_request(&without, &configured("imagelet")).expect_err("it is not all");
+            assert!(refused.to_string().contains("`allUnused` alone"), "{refused}");
+        }
     }
 
     #[test]

@@ -220,6 +220,8 @@ documents! {
         free: Option<u64>,
         /// Everything nobody uses or pinned.
         all_unused: bool,
+        /// With `all_unused`: images that are younger than the minimum age, too.
+        now: bool,
         /// Remove although the mode is `shadow`.
         enforce: bool,
     }

@@ -57,7 +57,7 @@ impl Scene {
     }
 
     fn collect(&self) -> Value {
-        self.daemon.run(["gc", "--all-unused", "-o", "json"]).json()
+        self.daemon.run(["gc", "--all-unused", "--now", "-o", "json"]).json()
     }
 
     /// The removals that the runtime was asked for.
@@ -124,7 +124,7 @@ fn a_runtime_that_lists_nothing_after_a_restart_loses_nothing() {
         script.containers = vec![scripted::container("web", FIRST)];
         script.is_blank = true;
     });
-    let outcome = scene.daemon.run(["gc", "--all-unused"]);
+    let outcome = scene.daemon.run(["gc", "--all-unused", "--now"]);
     assert!(!outcome.stderr.contains("panicked"), "{outcome:?}");
     assert_eq!(scene.removals(), Vec::<String>::new());
     scene.runtime.with(|script| script.is_blank = false);

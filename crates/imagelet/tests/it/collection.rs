@@ -144,7 +144,7 @@ fn over_the_store() -> Value {
     let stderr = daemon.run(["gc", "--free", "1000G"]).refused(&["Insufficient free disk space"]);
     assert!(stderr.contains("so none was deleted"), "{stderr}");
     assert!(names.all().iter().any(|name| present(&daemon, name)), "an image went in vain");
-    daemon.run(["gc", "--all-unused"]).ok();
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
     assert!(names.all().iter().all(|name| !present(&daemon, name)), "an image outlived its last use and its pin");
     listed
 }
@@ -168,7 +168,7 @@ async fn beside_containerd() -> Value {
     let listed = collect(&daemon, &[&names.if_not_present, &names.always], &names.never, &[&names.spare]);
 
     pods.remove_container(&exited).await.unwrap();
-    daemon.run(["gc", "--all-unused"]).ok();
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
     let left: Vec<bool> = names.all().iter().map(|name| present(&daemon, name)).collect();
     assert_eq!(left, [true, false, false, false], "only the running pod still holds its image");
     pods.remove_sandbox(&other).await.unwrap();

@@ -104,7 +104,7 @@ impl<'a> Lane<'a> {
         }
         daemon.run(["unpin", &self.samples[0].name]).ok();
         daemon.run(["unpin", PATTERN]);
-        daemon.run(["gc", "--all-unused"]).ok();
+        daemon.run(["gc", "--all-unused", "--now"]).ok();
         let store = self.folder.path().join("store");
         assert_sound(&store, &listing(daemon.run(["ls", "--all", "-o", "json"])), &[], &[], &self.title);
     }
@@ -148,7 +148,7 @@ impl<'a> Lane<'a> {
             works.push(match self.random.below(10) {
                 0..=4 => Work::Pull(images.swap_remove(at)),
                 5 | 6 => Work::Remove(images.swap_remove(at)),
-                7 => Work::Collect(&["--all-unused"]),
+                7 => Work::Collect(&["--all-unused", "--now"]),
                 8 => Work::Collect(&["--free", "100k"]),
                 _ => Work::Pin(self.random.below(2) == 0),
             });

@@ -157,10 +157,10 @@ fn a_pin_survives_a_restart() {
     assert!(daemon.stop(Signal::TERM).success());
     let daemon = Daemon::start(folder.path(), arguments);
     assert!(daemon.run(["pins"]).ok().contains(&pattern));
-    daemon.run(["gc", "--all-unused"]).ok();
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
     daemon.run(["inspect", "-q", &name]).ok();
     daemon.run(["unpin", &pattern]).ok();
-    daemon.run(["gc", "--all-unused"]).ok();
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
     assert_eq!(daemon.run(["inspect", "-q", &name]).code, 1);
 }
 

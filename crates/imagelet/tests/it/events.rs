@@ -76,7 +76,7 @@ fn events_are_kept_for_whoever_asks_later() {
     assert_eq!((&told[3]["class"], &told[3]["hop"]), (&"connection-refused".into(), &"connect".into()));
     let table = daemon.run(["events"]).ok();
     assert!(table.starts_with("TIME ") && table.lines().count() == 5, "{table}");
-    daemon.run(["gc", "--all-unused"]).ok();
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
     let told = lines(&daemon.run(["events", "-o", "json"]).ok());
     let collected = told.last().unwrap();
     assert_eq!(collected["reason"], "ImagesCollected");

@@ -186,7 +186,7 @@ const SCENARIOS: &[Scenario] = &[
     Scenario::new("a second name", Begins::WithKept, |run| words(&["pull", &run.bed.kept_again])),
     Scenario::new("a removal", Begins::WithKept, |run| words(&["rm", &run.bed.kept.name])).taking(),
     Scenario::new("the end of a name", Begins::WithKept, |run| words(&["untag", &run.bed.kept.name])).taking(),
-    Scenario::new("a collection", Begins::WithKept, |_| words(&["gc", "--all-unused"])).taking(),
+    Scenario::new("a collection", Begins::WithKept, |_| words(&["gc", "--all-unused", "--now"])).taking(),
     Scenario::new("a pin", Begins::WithKept, |run| words(&["pin", &run.bed.kept.name])),
     Scenario::new("a pin taken back", Begins::WithKept, |run| words(&["unpin", &run.bed.kept.name])).after(|run| {
         with_store(&run.store(), ["pin", &run.bed.kept.name]).ok();

@@ -55,7 +55,7 @@ fn rules_of_the_configuration_keep_and_a_dry_run_names_them() {
         under(&config, ["pull", "-q", name]).ok();
     }
     let tags = "kept by the rule `repository: */team/app, lastTags: 1`";
-    let plan = decided(under(&config, ["gc", "--all-unused", "--dry-run", "-o", "json"]));
+    let plan = decided(under(&config, ["gc", "--all-unused", "--now", "--dry-run", "-o", "json"]));
     for (name, decision) in [
         ("app:1.10", format!("keep: {tags}")),
         ("app:nightly", format!("keep: {tags}")),
@@ -68,7 +68,7 @@ fn rules_of_the_configuration_keep_and_a_dry_run_names_them() {
         assert!(plan[name].starts_with("remove: unused"), "{plan:#?}");
     }
 
-    under(&config, ["gc", "--all-unused"]).ok();
+    under(&config, ["gc", "--all-unused", "--now"]).ok();
     let left: Vec<bool> = names.iter().map(|name| under(&config, ["inspect", "-q", name]).code == 0).collect();
     assert_eq!(left, [false, false, true, true, true, false, true]);
 }
@@ -93,9 +93,9 @@ fn a_pin_of_the_configuration_is_shown_as_its_own_and_not_taken_back_by_a_comman
     // Gone by command and pulled again, it is pinned as before.
     under(&config, ["rm", &name]).ok();
     under(&config, ["pull", "-q", &name]).ok();
-    under(&config, ["gc", "--all-unused"]).ok();
+    under(&config, ["gc", "--all-unused", "--now"]).ok();
     assert_eq!(under(&config, ["inspect", "-q", &name]).code, 0, "it was collected");
     let config = configured(folder.path(), "");
-    under(&config, ["gc", "--all-unused"]).ok();
+    under(&config, ["gc", "--all-unused", "--now"]).ok();
     assert_eq!(under(&config, ["inspect", "-q", &name]).code, 1, "it is kept by a rule that is no more");
 }

@@ -80,9 +80,9 @@ fn an_image_that_a_pod_was_told_of_outlives_collections_and_a_crash_until_its_le
     }
     daemon.run(["pull", &by_hand]).ok();
 
-    let plan = daemon.run(["gc", "--all-unused", "--dry-run", "-o", "json"]).json();
+    let plan = daemon.run(["gc", "--all-unused", "--now", "--dry-run", "-o", "json"]).json();
     let until = held_until(&plan, &asked);
-    let done = daemon.run(["gc", "--all-unused", "-o", "json"]).json();
+    let done = daemon.run(["gc", "--all-unused", "--now", "-o", "json"]).json();
     assert_eq!(held_until(&done, &asked), until);
     assert!(!is_present(&daemon, &by_hand), "a person who pulls announces no container: {done:#}");
     let why = daemon.run(["why", &asked]).ok();
@@ -98,17 +98,17 @@ fn an_image_that_a_pod_was_told_of_outlives_collections_and_a_crash_until_its_le
 
     daemon.part.kill();
     // A command that works on the store meanwhile knows of the lease, too.
-    let command = ["--store", arguments[1], "gc", "--all-unused", "-o", "json"];
+    let command = ["--store", arguments[1], "gc", "--all-unused", "--now", "-o", "json"];
     held_until(&run(program().env("IMAGELET_CONFIG", &config).args(command)).json(), &asked);
     let daemon = Daemon::start(folder.path(), arguments);
-    let done = daemon.run(["gc", "--all-unused", "-o", "json"]).json();
+    let done = daemon.run(["gc", "--all-unused", "--now", "-o", "json"]).json();
     held_until(&done, &asked);
     assert!(is_present(&daemon, &asked));
 
     write_config(folder.path(), "1s", "");
     daemon.part.signal(Signal::HUP);
     wait_until("the lease's end", || {
-        daemon.run(["gc", "--all-unused"]).ok();
+        daemon.run(["gc", "--all-unused", "--now"]).ok();
         !is_present(&daemon, &asked)
     });
 }
@@ -141,7 +141,7 @@ fn containers_of_a_runtime_beside_the_store_hold_its_images_and_its_silence_hold
         let stopped = pods.run_container(&other, &exited, &["/bin/sleep", "3600"]).await.unwrap();
         pods.stop_container(&stopped).await.unwrap();
 
-        let done = daemon.run(["gc", "--all-unused", "-o", "json"]).json();
+        let done = daemon.run(["gc", "--all-unused", "--now", "-o", "json"]).json();
         for (image, user) in [(&running, "default/web/main"), (&exited, "default/job/main")] {
             let row = decision(&done, image);
             assert_eq!(row["code"], "in_use", "{row:#}");
@@ -156,7 +156,7 @@ fn containers_of_a_runtime_beside_the_store_hold_its_images_and_its_silence_hold
     containerd.kill();
     // Nobody needs the runtime for that.
     daemon.run(["pull", &late]).ok();
-    let refused = daemon.run(["gc", "--all-unused"]).refused(&["could not ask", &containerd.endpoint()]);
+    let refused = daemon.run(["gc", "--all-unused", "--now"]).refused(&["could not ask", &containerd.endpoint()]);
     assert!(refused.contains("which images of the store its containers use"), "{refused}");
     let listed = daemon.run(["ls", "-o", "json"]).json();
     for image in [&running, &exited, &late] {
@@ -257,7 +257,7 @@ fn pods_that_come_and_go_under_collections_without_end_never_miss_their_images()
             })
             .collect();
         while at_work.load(Ordering::SeqCst) > 0 {
-            let done = daemon.run(["gc", "--all-unused", "-o", "json"]).json();
+            let done = daemon.run(["gc", "--all-unused", "--now", "-o", "json"]).json();
             let rows = done["images"].as_array().unwrap();
             removed += rows.iter().filter(|row| row["verdict"] == "removed").count();
             collections += 1;
@@ -271,7 +271,7 @@ fn pods_that_come_and_go_under_collections_without_end_never_miss_their_images()
     write_config(folder.path(), "1s", "");
     daemon.part.signal(Signal::HUP);
     wait_until("the images that no container uses to go", || {
-        daemon.run(["gc", "--all-unused"]).ok();
+        daemon.run(["gc", "--all-unused", "--now"]).ok();
         !images.iter().flatten().any(|image| is_present(&daemon, image))
     });
     runtime.block_on(pods.remove_sandbox(&sandbox)).unwrap();

@@ -76,10 +76,10 @@ impl Bench {
 
     /// Looks at everything, collects all that is unused, and removes by hand: the image and what was written stay.
     fn assert_held(&self, place: &Path, what: &str) {
-        for look in [&["ls", "--all"][..], &["df", "-v"], &["gc", "--all-unused", "--dry-run"], &["status"]] {
+        for look in [&["ls", "--all"][..], &["df", "-v"], &["gc", "--all-unused", "--now", "--dry-run"], &["status"]] {
             self.run(look).ok();
         }
-        let collected = self.run(&["gc", "--all-unused"]);
+        let collected = self.run(&["gc", "--all-unused", "--now"]);
         assert!(!collected.stderr.contains("panicked"), "{what}: {}", collected.stderr);
         collected.ok();
         self.run(&["rm", &self.name]).refused(&["mount"]);
@@ -92,7 +92,7 @@ impl Bench {
 
     /// Nothing holds the image any more, and nothing of a mount is left once it is collected.
     fn assert_released(&self, what: &str) {
-        self.run(&["gc", "--all-unused"]).ok();
+        self.run(&["gc", "--all-unused", "--now"]).ok();
         assert_eq!(self.run(&["ls", "-q", "--all"]).ok(), "", "{what}: the image is still held");
         assert_eq!(self.notes(), Vec::<PathBuf>::new(), "{what}");
     }
@@ -268,7 +268,7 @@ fn a_damaged_note_holds_its_image_and_nothing_up() {
     bench.mount_and_write();
     fs::write(bench.note(), "{").unwrap();
     rustix::mount::unmount(bench.target(), UnmountFlags::empty()).unwrap();
-    bench.run(&["gc", "--all-unused"]).ok();
+    bench.run(&["gc", "--all-unused", "--now"]).ok();
     assert_eq!(bench.run(&["ls", "-q", "--all"]).ok(), "", "it holds its image for ever");
     assert!(bench.note().with_extension("").join("upper/written").exists(), "what was written is gone");
 }
@@ -299,7 +299,7 @@ fn a_mount_that_an_older_version_noted_is_held_at_its_place_and_given_up_by_forc
     let options = std::ffi::CString::new(options).unwrap();
     rustix::mount::mount("imagelet", &target, "overlay", MountFlags::RDONLY, options.as_c_str()).unwrap();
     for held in ["shown", "out of sight"] {
-        bench.run(&["gc", "--all-unused"]).ok();
+        bench.run(&["gc", "--all-unused", "--now"]).ok();
         bench.run(&["rm", &bench.name]).refused(&["mount"]);
         assert_eq!(bench.notes().len(), 2, "{held}");
         if held == "shown" {
@@ -322,7 +322,7 @@ fn a_target_whose_name_is_no_text_is_mounted_and_unmounted() {
         crate::program::run(program().arg("--store").arg(bench.store()).args(arguments).arg(&target))
     };
     run(&["mount", &bench.name]).ok();
-    bench.run(&["gc", "--all-unused"]).ok();
+    bench.run(&["gc", "--all-unused", "--now"]).ok();
     assert!(target.join("marker").exists(), "the image is not shown");
     run(&["unmount"]).ok();
     bench.assert_released("unmounted");

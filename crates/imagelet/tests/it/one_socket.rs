@@ -173,7 +173,7 @@ fn who_is_told_of_an_image_at_length_is_leased_it_as_who_is_told_briefly() {
             assert_eq!(told.image.unwrap().repo_tags, std::slice::from_ref(name));
         }
     });
-    let done = daemon.run(["gc", "--all-unused", "-o", "json"]).json();
+    let done = daemon.run(["gc", "--all-unused", "--now", "-o", "json"]).json();
     let code = |name: &String| {
         let rows = done["images"].as_array().unwrap();
         rows.iter().find(|row| row["names"][0] == name.as_str()).map(|row: &Value| row["code"].clone())

@@ -165,7 +165,7 @@ fn everything_is_durable_before_it_counts_and_before_it_is_told() {
     assert!(checked(&store, &["unpin", &one.name]).contains("pins"));
     assert!(checked(&store, &["untag", &again]).contains("names"));
     assert!(checked(&store, &["rm", &two.name]).contains("names"));
-    assert!(checked(&store, &["gc", "--all-unused"]).contains("names"));
+    assert!(checked(&store, &["gc", "--all-unused", "--now"]).contains("names"));
 }
 
 /// A pull as it has to be; the tests below doctor it.

@@ -107,7 +107,7 @@ fn an_image_lives_as_long_as_its_pod_and_imagelet_may_be_started_anew_meanwhile(
         assert_eq!(refused.kind(), RuntimeErrorKind::InUse, "{refused}");
         assert!(refused.to_string().contains("default/web/main"), "{refused}");
     });
-    daemon.run(["gc", "--all-unused"]).ok();
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
     assert!(present(&name) && present(&pause) && !present(&spare), "{}", daemon.run(["ls"]).ok());
     // A container that has ended holds its image; one that is removed does not.
     let other = in_runtime(async {
@@ -124,7 +124,7 @@ fn an_image_lives_as_long_as_its_pod_and_imagelet_may_be_started_anew_meanwhile(
         other
     });
     wait_until("the collection of what nobody uses", || {
-        daemon.run(["gc", "--all-unused"]);
+        daemon.run(["gc", "--all-unused", "--now"]);
         !present(&name)
     });
     assert!(present(&pause), "new sandboxes are started from it");
@@ -157,7 +157,7 @@ fn the_pause_image_stays_under_pods_and_for_new_ones_without_any_pin() {
     let containerd = Containerd::start(folder.path(), &registry);
     let daemon = before(folder.path(), &containerd.endpoint(), "", EAGER);
     let present = |name: &str| daemon.run(["inspect", "-q", name]).code == 0;
-    let collect = || daemon.run(["gc", "--all-unused", "-o", "json"]).json();
+    let collect = || daemon.run(["gc", "--all-unused", "--now", "-o", "json"]).json();
     for name in [&pause, &name, &spare] {
         daemon.run(["pull", name]).ok();
     }

@@ -88,7 +88,7 @@ impl Stocked {
             run(looking).ok();
         }
         assert!(run(&["pins"]).ok().contains(pinned), "a pin is not seen");
-        let plan = run(&["gc", "--all-unused", "--dry-run", "-o", "json"]).json();
+        let plan = run(&["gc", "--all-unused", "--now", "--dry-run", "-o", "json"]).json();
         let planned: Vec<_> =
             plan["images"].as_array().unwrap().iter().filter(|row| row["verdict"] == "remove").collect();
         assert_eq!(planned.len(), 1, "what is pinned stays: {plan}");
@@ -100,7 +100,7 @@ impl Stocked {
             &["pull", "--policy", "Always", pinned],
             &["rm", name],
             &["untag", name],
-            &["gc", "--all-unused"],
+            &["gc", "--all-unused", "--now"],
             &["verify", "--repair"],
             &["pin", "x"],
             &["unpin", pinned],

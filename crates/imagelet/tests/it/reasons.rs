@@ -61,11 +61,11 @@ fn the_history_of_an_image_outlives_the_image() {
         daemon.run(["pull", &web]).ok();
         daemon.run(["pull", &spare]).ok();
         daemon.run(["pin", &spare]).ok();
-        let plan = daemon.run(["gc", "--dry-run", "--all-unused", "-o", "json"]).json();
+        let plan = daemon.run(["gc", "--dry-run", "--all-unused", "--now", "-o", "json"]).json();
         let first = &plan["images"][0];
         assert_eq!((first["verdict"].as_str(), first["code"].as_str()), (Some("remove"), Some("unused")), "{plan:#}");
         assert!(first["inputs"]["idleSeconds"].is_u64(), "{plan:#}");
-        daemon.run(["gc", "--all-unused"]).ok();
+        daemon.run(["gc", "--all-unused", "--now"]).ok();
         let why = daemon.run(["why", &web, "-o", "json"]).json();
         let image = &why["images"][0];
         let told: Vec<_> = image["history"].as_array().unwrap().iter().map(|it| it["code"].as_str().unwrap()).collect();

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     fake_registry::FakeRegistry,
     images::{Compression, Image, Layer, noise},
-    program::Daemon,
+    program::{Daemon, program, run},
     testbed::{Disk, scratch},
 };
 
@@ -162,7 +162,7 @@ fn the_disk_has_again_what_was_planned_to_the_hundredth() {
     assert!(most <= taken && taken <= used, "{usage:#}");
     assert_eq!((idle["couldFree"].as_u64(), usage["reclaimable"].as_u64()), (Some(most), Some(most)), "{usage:#}");
     let before = node.available();
-    node.gc(&["--all-unused"]);
+    node.gc(&["--all-unused", "--now"]);
     let measured = node.available() - before;
     println!("all: {most} bytes predicted, {measured} measured");
     assert!(measured.abs_diff(most) * 100 <= most, "{most} predicted, {measured} measured");
@@ -190,4 +190,33 @@ fn a_threshold_out_of_reach_is_one_event_and_no_removal() {
     let events: Vec<&str> = log.lines().filter(|line| line.contains("FreeDiskSpaceFailed")).collect();
     assert_eq!(events.len(), 1, "{events:#?}");
     assert!(events[0].contains("by pinned images") && events[0].contains("by anything but images"), "{}", events[0]);
+}
+
+#[test]
+fn all_unused_images_go_once_they_are_old_enough_and_at_once_where_that_is_ordered() {
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let name = registry.put("app:v1", &Image::oci(&[layer("app", 300)]));
+    let store = folder.path().join("store");
+    let alone = |arguments: &[&str]| run(program().args([&["--store", store.to_str().unwrap()], arguments].concat()));
+    let told = |collected: &Value| {
+        let row = &collected["images"][0];
+        (row["verdict"].as_str().unwrap().to_owned(), row["code"].as_str().unwrap().to_owned())
+    };
+    let young = ("keep".to_owned(), "young".to_owned());
+    // Without a daemon and with one.
+    alone(&["pull", "-q", &name]).ok();
+    assert_eq!(told(&alone(&["gc", "--all-unused", "--dry-run", "-o", "json"]).json()), young);
+    assert_eq!(told(&alone(&["gc", "--all-unused", "-o", "json"]).json()), young);
+    let daemon = Daemon::start(folder.path(), ["--store", store.to_str().unwrap()]);
+    assert_eq!(told(&daemon.run(["gc", "--all-unused", "-o", "json"]).json()), young);
+    let plan = daemon.run(["gc", "--all-unused", "--dry-run"]).ok();
+    assert!(plan.contains("younger than 2m0s") && plan.contains("would remove 0 of 1 images"), "{plan}");
+    assert_eq!(daemon.run(["df", "-o", "json"]).json()["reclaimable"], 0);
+
+    let refused = daemon.run(["gc", "--now"]);
+    assert!(refused.code == 2 && refused.stderr.contains("--all-unused"), "{}", refused.stderr);
+    let planned = daemon.run(["gc", "--all-unused", "--now", "--dry-run", "-o", "json"]).json();
+    assert_eq!(told(&planned), ("remove".to_owned(), "unused".to_owned()));
+    let done = daemon.run(["gc", "--all-unused", "--now", "-o", "json"]).json();
+    assert_eq!((verdicts(&done, "removed"), &done["frees"]), (1, &planned["frees"]), "{done:#}");
 }

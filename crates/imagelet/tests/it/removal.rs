@@ -163,7 +163,7 @@ fn an_image_volume_of_a_runtime_holds_its_image_and_is_told_on_the_socket() {
         assert_eq!(refused.kind(), RuntimeErrorKind::InUse);
         assert!(refused.to_string().ends_with("in use by default/web/web (volume)"), "{refused}");
     });
-    daemon.run(["gc", "--all-unused"]).ok();
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
     assert_eq!(runtime.with(|script| script.images.len()), 2);
 }
 

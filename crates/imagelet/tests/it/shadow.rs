@@ -67,10 +67,10 @@ fn beside_containerd_shadow_mode_tells_what_it_would_do_and_changes_nothing() {
     let text = daemon.run(["status"]).ok();
     assert!(text.contains("Shadow mode:") && text.contains("would remove 2 images now"), "{text}");
 
-    for arguments in [&["gc", "--all-unused"][..], &["gc"], &["gc", "--free", "1Gi"]] {
+    for arguments in [&["gc", "--all-unused", "--now"][..], &["gc"], &["gc", "--free", "1Gi"]] {
         daemon.run(arguments.iter().copied()).refused(&["`shadow`", "--enforce"]);
     }
-    let plan = daemon.run(["gc", "--dry-run", "--all-unused", "-o", "json"]).json();
+    let plan = daemon.run(["gc", "--dry-run", "--all-unused", "--now", "-o", "json"]).json();
     let removed = plan["images"].as_array().unwrap().iter().filter(|row| row["verdict"] == "remove").count();
     assert_eq!(removed, 2, "{plan:#}");
     let why = daemon.run(["why", &names[0], "-o", "json"]).json();
@@ -87,7 +87,7 @@ fn beside_containerd_shadow_mode_tells_what_it_would_do_and_changes_nothing() {
     assert!(daemon.part.log().contains("in shadow mode"), "{}", daemon.part.log());
 
     // What another collector does is compared with what was foretold; here the operator plays it, with imagelet's leave.
-    daemon.run(["gc", "--all-unused", "--enforce"]).ok();
+    daemon.run(["gc", "--all-unused", "--now", "--enforce"]).ok();
     assert_eq!(census(&daemon).len(), 1);
     assert!(!changes(&containerd.log()[before_log..]).is_empty(), "the log would have told");
     let compared = wait_until_within(SETTLES_WITHIN, || {

@@ -38,7 +38,7 @@ fn looking(image: &str) -> Vec<Vec<&str>> {
         vec!["status"],
         vec!["pins"],
         vec!["gc", "--dry-run"],
-        vec!["gc", "--dry-run", "--all-unused"],
+        vec!["gc", "--dry-run", "--all-unused", "--now"],
         vec!["verify", "-q"],
     ]
 }
@@ -51,7 +51,7 @@ fn a_mistyped_store_is_refused_and_not_made() {
     let changing = [
         vec!["rm", "x"],
         vec!["untag", "x:v1"],
-        vec!["gc", "--all-unused"],
+        vec!["gc", "--all-unused", "--now"],
         vec!["verify", "--repair"],
         vec!["unpin", "x"],
         vec!["unmount", "/mnt"],

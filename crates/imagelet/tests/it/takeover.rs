@@ -163,7 +163,7 @@ fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
     daemon.part.kill();
     daemon = Daemon::start(folder.path(), arguments);
     wait_until("the pass after the start", || origins(&daemon) == told);
-    let plan = daemon.run(["gc", "--dry-run", "--all-unused", "-o", "json"]).json();
+    let plan = daemon.run(["gc", "--dry-run", "--all-unused", "--now", "-o", "json"]).json();
     let verdicts = by_name(&plan, "verdict");
     let goes: Vec<&str> = verdicts.iter().filter(|(_, it)| **it == "remove").map(|(name, _)| name.as_str()).collect();
     assert_eq!(goes, ["broken:v1", "good:v1", "later:v1"], "{plan:#}");
@@ -171,7 +171,7 @@ fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
 
     // What the kubelet pulls from now on is adopted at the next pass.
     let later = Kubelet::record(&ids["loaded:v1"]);
-    daemon.run(["gc", "--all-unused"]).ok();
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
     assert_eq!(kubelet.state(), before, "nothing of the kubelet's is changed");
     kubelet.pulled(&ids["loaded:v1"], &later);
     wait_until("what the kubelet pulled since", || {
@@ -183,7 +183,7 @@ fn what_a_kubelet_pulled_is_adopted_and_may_go_and_what_was_found_stays() {
     let whats: Vec<&str> = history(&why).into_iter().map(|(what, _)| what).collect();
     assert_eq!((whats.first(), whats.last()), (Some(&"adopted"), Some(&"removed")), "{why:#}");
     assert_eq!(whats.iter().filter(|what| **what == "adopted").count(), 1, "{why:#}");
-    daemon.run(["gc", "--all-unused"]).ok();
+    daemon.run(["gc", "--all-unused", "--now"]).ok();
     let left: Vec<String> = origins(&daemon).into_iter().map(|(name, _)| name).collect();
     assert_eq!(left, ["begun:v1", "linked:v1", "other:v1"]);
 

@@ -246,7 +246,7 @@ fn a_runtime_gone_bad_is_told_of_and_taken_back_once_it_is_sane() {
 
     for (what, misbehave) in misbehaviours() {
         between.turn(Some(misbehave));
-        for command in [&["ls"][..], &["inspect", name], &["gc", "--all-unused"]] {
+        for command in [&["ls"][..], &["inspect", name], &["gc", "--all-unused", "--now"]] {
             let outcome = daemon.run(command);
             // An empty message is a good answer to some calls; none of them is taken for «nothing is in use».
             assert!(outcome.code == 1 || outcome.code == 0, "{what}, {command:?}: {outcome:?}");

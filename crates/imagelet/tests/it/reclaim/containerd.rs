@@ -210,8 +210,8 @@ async fn random_sets(release: &ContainerdRelease, snapshotter: &'static str, set
     }
     assert_eq!((&usage["reclaimable"], &usage["certainty"]), (&json!(all), &json!("exact")), "{usage:#}");
     let (before, planned) =
-        (beside.takes(), beside.daemon.run(["gc", "--dry-run", "--all-unused", "-o", "json"]).json());
-    let done = beside.daemon.run(["gc", "--all-unused", "-o", "json"]).json();
+        (beside.takes(), beside.daemon.run(["gc", "--dry-run", "--all-unused", "--now", "-o", "json"]).json());
+    let done = beside.daemon.run(["gc", "--all-unused", "--now", "-o", "json"]).json();
     for collected in [&planned, &done] {
         assert_eq!((&collected["frees"], &collected["certainty"]), (&json!(all), &json!("exact")), "{collected:#}");
     }
@@ -281,7 +281,7 @@ fn beside_a_runtime_with_cri_alone_sizes_are_as_listed_and_that_is_said() {
     assert_eq!(usage["certainty"], "claimed", "{usage:#}");
     assert_eq!((&usage["imagesSize"], &usage["imagesCertainty"]), (&listed, &json!("claimed")), "{usage:#}");
     assert!(daemon.run(["df"]).ok().contains("(sizes as the runtime claims)"));
-    let planned = daemon.run(["gc", "--dry-run", "--all-unused", "-o", "json"]).json();
+    let planned = daemon.run(["gc", "--dry-run", "--all-unused", "--now", "-o", "json"]).json();
     assert_eq!(planned["certainty"], "claimed", "{planned:#}");
 }
 
