@@ -1,11 +1,14 @@
 //! Which of the images that may go do go for room, and what holds the room that nobody can make.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    GcOrder, PlanInput,
+    GcOrder, PlanInput, Step,
     facts::Facts,
     reclaim::{self, Answer, Apart, Candidate, Question},
     worth,
@@ -21,6 +24,8 @@ pub(super) struct May {
     pub(super) place: usize,
     /// What the runtime lists it with.
     pub(super) size: ByteSize,
+    /// Idle for so long that it goes although the goal is out of reach.
+    pub(super) is_idle: bool,
     /// What it is expected to cost that it went, were all of it its own; where room is made by cost and nobody knows of
     /// layers.
     pub(super) cost: u64,
@@ -31,8 +36,10 @@ pub(super) struct May {
 pub(super) struct Wanted {
     /// To be where the goal is.
     pub(super) all: Freed,
-    /// With less than this nothing is won, and images would go in vain.
+    /// With less than this the goal is out of reach.
     pub(super) least: Freed,
+    /// Where it is out of reach: what is idle goes, and more until this is free. `None`: nothing goes.
+    pub(super) relief: Option<Freed>,
 }
 
 /// What goes for room.
@@ -42,11 +49,13 @@ pub(super) struct Room {
     pub(super) goes: Vec<(usize, Freed)>,
     /// What would come free if everything that may go went.
     pub(super) possible: Freed,
-    /// The goal is out of reach.
+    /// All that may go is not enough to be where the goal is.
     pub(super) is_short: bool,
+    /// Not even enough for the least that is wanted.
+    pub(super) is_out_of_reach: bool,
 }
 
-/// What holds the space. The parts add up to what is used on the disk.
+/// What holds the space once all that is planned has gone. The parts add up to what is used on the disk then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shortage {
     /// By images in use alone.
@@ -58,7 +67,7 @@ pub struct Shortage {
     /// By layers of images that may go, which images that stay have as well, or running pulls.
     #[serde(default)]
     pub shared: ByteSize,
-    /// By what could go, all at once.
+    /// By what could go, all at once, and stays.
     #[serde(default)]
     pub free: ByteSize,
     /// By anything but images.
@@ -70,41 +79,108 @@ pub struct Shortage {
 
 /// Chooses from `may`, which comes in the order of last use; `gone` went for their age.
 pub(super) fn room(input: &PlanInput, gone: &[usize], may: &[May], wanted: Option<Wanted>) -> Room {
-    let Some(graph) = &input.layers else { return room_by_size(input, may, wanted) };
-    let may: &[usize] = &may.iter().map(|it| it.place).collect::<Vec<_>>();
-    let graph = without(graph, input, gone);
-    let (candidates, places) = candidates(input, may);
-    let ask = |wanted| Question { graph: &graph, candidates: &candidates, wanted };
-    let possible = reclaim::most(&ask(Freed::default()));
-    let Some(wanted) = wanted else {
-        return Room { goes: in_order(&graph, input, may), possible, is_short: false };
-    };
-    if !possible.meets(wanted.least) {
-        return Room { possible, is_short: true, ..Room::default() };
+    let field = Field::new(input, gone);
+    let possible = field.most(may);
+    let Some(wanted) = wanted else { return Room { goes: field.all(may), possible, ..Room::default() } };
+    if field.may_meet(possible, wanted.least) {
+        let is_short = !possible.meets(wanted.all);
+        let target = if is_short { field.within(wanted.all, possible) } else { wanted.all };
+        return Room { goes: field.select(may, target), possible, is_short, is_out_of_reach: false };
     }
-    let is_short = !possible.meets(wanted.all);
-    let wanted = if is_short { wanted.all.at_most(possible) } else { wanted.all };
-    let goes = match input.policy.order() {
-        GcOrder::Cost => {
-            let Answer::Enough(choice) = reclaim::choose(&ask(wanted)) else { return Room::default() };
-            let places = |image: &ImageId| places.get(image).cloned().unwrap_or_default();
-            choice.images.iter().flat_map(|chosen| spread(places(&chosen.image), chosen.frees)).collect()
+    let goes = wanted.relief.map(|least| relieve(&field, gone, may, least)).unwrap_or_default();
+    Room { goes, possible, is_short: true, is_out_of_reach: true }
+}
+
+/// What goes although the goal is out of reach: what is idle, and of the rest as much as frees `least` with it.
+fn relieve(field: &Field<'_>, gone: &[usize], may: &[May], least: Freed) -> Vec<(usize, Freed)> {
+    let id = |it: &May| field.input.images.at(it.place).id();
+    // An image that several handlers have is as idle as the one that used it last.
+    let recent: BTreeSet<&ImageId> = may.iter().filter(|it| !it.is_idle).map(id).collect();
+    let idle: Vec<May> = may.iter().copied().filter(|it| !recent.contains(id(it))).collect();
+    let mut goes = field.select(&idle, field.most(&idle));
+    let freed = goes.iter().fold(Freed::default(), |sum, (_, frees)| sum.plus(*frees));
+    if freed.meets(least) {
+        return goes;
+    }
+    let first: BTreeSet<usize> = goes.iter().map(|(place, _)| *place).collect();
+    let rest: Vec<May> = may.iter().copied().filter(|it| !first.contains(&it.place)).collect();
+    let gone: Vec<usize> = gone.iter().copied().chain(first).collect();
+    let field = Field::new(field.input, &gone);
+    goes.extend(field.select(&rest, field.within(least.less(freed), field.most(&rest))));
+    goes
+}
+
+/// What images free: by the layers that they share, or by their sizes where layers are not known.
+struct Field<'a> {
+    input: &'a PlanInput,
+    graph: Option<Cow<'a, LayerGraph>>,
+}
+
+impl<'a> Field<'a> {
+    fn new(input: &'a PlanInput, gone: &[usize]) -> Self {
+        Self { input, graph: input.layers.as_ref().map(|graph| without(graph, input, gone)) }
+    }
+
+    /// What would come free if all of them went.
+    fn most(&self, may: &[May]) -> Freed {
+        let Some(graph) = &self.graph else { return freed(may.iter().map(|it| it.size).sum()) };
+        let (candidates, _) = candidates(self.input, may);
+        reclaim::most(&Question { graph, candidates: &candidates, wanted: Freed::default() })
+    }
+
+    fn all(&self, may: &[May]) -> Vec<(usize, Freed)> {
+        match &self.graph {
+            Some(graph) => in_order(graph, self.input, &places(may)),
+            None => may.iter().map(|it| (it.place, freed(it.size))).collect(),
         }
-        GcOrder::Lru => {
-            let mut chosen: Vec<usize> = Vec::new();
-            let mut freed = Freed::default();
-            for (place, frees) in in_order(&graph, input, may) {
-                if freed.meets(wanted) {
-                    break;
-                }
-                freed = freed.plus(frees);
-                chosen.push(place);
+    }
+
+    /// Whether so much may be enough. Sizes do not tell inodes: only bytes can say that it is not.
+    fn may_meet(&self, possible: Freed, wanted: Freed) -> bool {
+        possible.meets(if self.graph.is_some() { wanted } else { freed(wanted.bytes) })
+    }
+
+    /// As much of what is wanted as is possible; all where it is not known how much that is.
+    fn within(&self, wanted: Freed, possible: Freed) -> Freed {
+        if self.graph.is_none() && wanted.inodes > 0 { possible } else { wanted.at_most(possible) }
+    }
+
+    /// Those that free so much, which is possible, in the order in which they go.
+    fn select(&self, may: &[May], wanted: Freed) -> Vec<(usize, Freed)> {
+        let input = self.input;
+        match (&self.graph, input.policy.order()) {
+            (Some(graph), GcOrder::Cost) => {
+                let (candidates, places) = candidates(input, may);
+                let question = Question { graph, candidates: &candidates, wanted };
+                let Answer::Enough(choice) = reclaim::choose(&question) else { return Vec::new() };
+                let places = |image: &ImageId| places.get(image).cloned().unwrap_or_default();
+                choice.images.iter().flat_map(|chosen| spread(places(&chosen.image), chosen.frees)).collect()
             }
-            leave_out(&graph, input, &mut chosen, wanted);
-            in_order(&graph, input, &chosen)
+            (Some(graph), GcOrder::Lru) => {
+                let in_turn = until(in_order(graph, input, &places(may)), wanted);
+                let mut chosen: Vec<usize> = in_turn.into_iter().map(|(place, _)| place).collect();
+                leave_out(graph, input, &mut chosen, wanted);
+                in_order(graph, input, &chosen)
+            }
+            (None, GcOrder::Cost) => {
+                let apart: Vec<Apart> = may.iter().map(|it| Apart { cost: it.cost, frees: it.size }).collect();
+                let chosen = reclaim::choose_apart(&apart, wanted).into_iter();
+                chosen.map(|at| (may[at].place, freed(may[at].size))).collect()
+            }
+            (None, GcOrder::Lru) => until(self.all(may), wanted),
         }
+    }
+}
+
+/// The first of them that are enough together.
+fn until(goes: Vec<(usize, Freed)>, wanted: Freed) -> Vec<(usize, Freed)> {
+    let mut sum = Freed::default();
+    let is_wanted = |(_, frees): &(usize, Freed)| {
+        let is_wanted = !sum.meets(wanted);
+        sum = sum.plus(*frees);
+        is_wanted
     };
-    Room { goes, possible, is_short }
+    goes.into_iter().take_while(is_wanted).collect()
 }
 
 /// What comes free when these go one after the other.
@@ -129,49 +205,22 @@ pub(super) fn in_order(graph: &LayerGraph, input: &PlanInput, images: &[usize]) 
 pub(super) fn frees(input: &PlanInput, images: &[usize]) -> Vec<(usize, Freed)> {
     match &input.layers {
         Some(graph) => in_order(graph, input, images),
-        None => images.iter().map(|place| (*place, by_size(input.images.at(*place)))).collect(),
+        None => images.iter().map(|place| (*place, freed(input.images.at(*place).size()))).collect(),
     }
 }
 
-fn by_size(image: Facts<'_>) -> Freed {
-    Freed { bytes: image.size(), inodes: 0 }
+fn freed(bytes: ByteSize) -> Freed {
+    Freed { bytes, inodes: 0 }
 }
 
-fn room_by_size(input: &PlanInput, may: &[May], wanted: Option<Wanted>) -> Room {
-    let freed = |bytes| Freed { bytes, inodes: 0 };
-    let sized = || may.iter().map(|it| (it.place, freed(it.size)));
-    let possible = freed(may.iter().map(|it| it.size).sum());
-    let Some(wanted) = wanted else { return Room { goes: sized().collect(), possible, is_short: false } };
-    // Nobody knows what inodes come free: only bytes can tell that nothing would be won.
-    if !possible.meets(freed(wanted.least.bytes)) {
-        return Room { possible, is_short: true, ..Room::default() };
-    }
-    let is_short = !possible.meets(wanted.all);
-    let goes = if is_short {
-        sized().collect()
-    } else if input.policy.order() == GcOrder::Lru {
-        let mut sum = Freed::default();
-        let mut goes = Vec::new();
-        for (place, frees) in sized() {
-            if sum.meets(wanted.all) {
-                break;
-            }
-            sum = sum.plus(frees);
-            goes.push((place, frees));
-        }
-        goes
-    } else {
-        let apart: Vec<Apart> = may.iter().map(|it| Apart { cost: it.cost, frees: it.size }).collect();
-        let chosen = reclaim::choose_apart(&apart, wanted.all).into_iter();
-        chosen.map(|at| (may[at].place, freed(may[at].size))).collect()
-    };
-    Room { goes, possible, is_short }
+fn places(may: &[May]) -> Vec<usize> {
+    may.iter().map(|it| it.place).collect()
 }
 
 /// The graph without what is gone.
-fn without<'a>(graph: &'a LayerGraph, input: &PlanInput, gone: &[usize]) -> std::borrow::Cow<'a, LayerGraph> {
+fn without<'a>(graph: &'a LayerGraph, input: &PlanInput, gone: &[usize]) -> Cow<'a, LayerGraph> {
     if gone.is_empty() {
-        return std::borrow::Cow::Borrowed(graph);
+        return Cow::Borrowed(graph);
     }
     let goes: BTreeSet<usize> = gone.iter().copied().collect();
     let stays = input.images.iter().enumerate().filter(|(place, _)| !goes.contains(place));
@@ -180,14 +229,14 @@ fn without<'a>(graph: &'a LayerGraph, input: &PlanInput, gone: &[usize]) -> std:
     for id in gone.iter().map(|place| input.images.at(*place).id()).filter(|id| !stays.contains(id)) {
         graph.images.remove(id);
     }
-    std::borrow::Cow::Owned(graph)
+    Cow::Owned(graph)
 }
 
 /// Who may go as an image: one that several handlers have may only if all of them let it.
-fn candidates<'a>(input: &'a PlanInput, may: &[usize]) -> (Vec<Candidate>, BTreeMap<&'a ImageId, Vec<usize>>) {
+fn candidates<'a>(input: &'a PlanInput, may: &[May]) -> (Vec<Candidate>, BTreeMap<&'a ImageId, Vec<usize>>) {
     let mut places: BTreeMap<&ImageId, Vec<usize>> = BTreeMap::new();
-    for place in may {
-        places.entry(input.images.at(*place).id()).or_default().push(*place);
+    for it in may {
+        places.entry(input.images.at(it.place).id()).or_default().push(it.place);
     }
     if places.values().any(|places| places.len() > 1) || input.images.len() > may.len() {
         let mut all: BTreeMap<&ImageId, usize> = BTreeMap::new();
@@ -197,7 +246,7 @@ fn candidates<'a>(input: &'a PlanInput, may: &[usize]) -> (Vec<Candidate>, BTree
         places.retain(|id, places| all.get(id) == Some(&places.len()));
     }
     let is_by_cost = input.policy.order() == GcOrder::Cost;
-    let costs = if is_by_cost { worth::costs_by_place(input, may) } else { Vec::new() };
+    let costs = if is_by_cost { worth::costs_by_place(input, &self::places(may)) } else { Vec::new() };
     let cost = |places: &Vec<usize>| {
         places.iter().filter_map(|place| costs.get(*place)).fold(0, |sum: u64, cost| sum.saturating_add(*cost))
     };
@@ -227,13 +276,16 @@ fn leave_out(graph: &LayerGraph, input: &PlanInput, chosen: &mut Vec<usize>, wan
     }
 }
 
-/// Splits what is used on the disk by who holds it. `may`: images that may go.
-pub(super) fn shortage(input: &PlanInput, may: &[May], missing: Freed) -> Shortage {
+/// Splits what is used on the disk by who holds it, once `steps` have gone. `may`: images that may go.
+pub(super) fn shortage(input: &PlanInput, may: &[May], steps: &[Step], missing: Freed) -> Shortage {
     let mut shortage = Shortage { missing, ..Shortage::default() };
     let may: BTreeSet<usize> = may.iter().map(|it| it.place).collect();
+    let gone: BTreeSet<usize> = steps.iter().map(|step| step.place).collect();
     let mut holds: BTreeMap<&ImageId, Hold> = BTreeMap::new();
     for (place, image) in input.images.iter().enumerate() {
-        let hold = if !image.in_use_by().is_empty() {
+        let hold = if gone.contains(&place) {
+            Hold::Gone
+        } else if !image.in_use_by().is_empty() {
             Hold::InUse
         } else if !image.pinned_by().is_empty() {
             Hold::Pinned
@@ -255,6 +307,9 @@ pub(super) fn shortage(input: &PlanInput, may: &[May], missing: Freed) -> Shorta
         let mut of: Vec<Option<(Hold, Hold)>> = vec![None; graph.layers.len()];
         for (image, parts) in &graph.images {
             let hold = holds.get(image).copied().unwrap_or(Hold::Kept);
+            if hold == Hold::Gone {
+                continue;
+            }
             for part in parts {
                 let Some(known) = usize::try_from(*part).ok().and_then(|part| of.get_mut(part)) else { continue };
                 *known = Some(known.map_or((hold, hold), |(weak, strong)| (weak.min(hold), strong.max(hold))));
@@ -267,7 +322,8 @@ pub(super) fn shortage(input: &PlanInput, may: &[May], missing: Freed) -> Shorta
         }
     }
     let images = shortage.in_use + shortage.pinned + shortage.kept + shortage.shared + shortage.free;
-    let used = input.disk.as_ref().map_or(ByteSize::ZERO, |disk| disk.used);
+    let freed = steps.iter().fold(input.aged.plus(input.freed), |sum, step| sum.plus(step.freed()));
+    let used = input.disk.as_ref().map_or(ByteSize::ZERO, |disk| disk.used).saturating_sub(freed.bytes);
     shortage.others = used.saturating_sub(images);
     shortage
 }
@@ -275,6 +331,7 @@ pub(super) fn shortage(input: &PlanInput, may: &[May], missing: Freed) -> Shorta
 /// How firmly an image is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Hold {
+    Gone,
     Free,
     Kept,
     Pinned,
@@ -284,6 +341,7 @@ enum Hold {
 impl Shortage {
     fn add(&mut self, weak: Hold, strong: Hold, bytes: ByteSize) {
         let part = match (weak, strong) {
+            (_, Hold::Gone) => return,
             (_, Hold::Free) => &mut self.free,
             (Hold::Free, _) => &mut self.shared,
             (_, Hold::Kept) => &mut self.kept,

@@ -219,7 +219,8 @@ fn finish(round: &mut Round<'_>, request: &GcRequest, progress: &Progress) {
     if round.aborted.is_some() || request.goal == GcGoal::AllUnused {
         return;
     }
-    let short = planned.iter().find_map(|planned| Some((planned, planned.plan.shortage?)));
+    // What came between is known to the last plan alone.
+    let short = planned.last().and_then(|planned| Some((planned, planned.plan.shortage?)));
     let Some((planned, shortage)) = short else {
         round.gc.shortages.over();
         return;

@@ -88,7 +88,7 @@ async fn a_goal_out_of_reach_is_told_once_until_something_changes_and_nothing_go
     }
     assert_eq!(node.removals(), [""; 0]);
     let text = "Insufficient free disk space on the node's image filesystem (99% of 1000 B used). 100 B must go, unused \
-                images can free 0 B, so none was deleted. Used: 10 B by images in use, 100 B by pinned images, 0 B by \
+                images can free only 0 B, and none was deleted. Used: 10 B by images in use, 100 B by pinned images, 0 B by \
                 images kept by rules or too young, 620 B by layers that these share with unused images, 0 B by unused \
                 images, 260 B by anything but images.";
     assert_eq!(messages, [("FreeDiskSpaceFailed", text.to_owned())]);
@@ -97,12 +97,12 @@ async fn a_goal_out_of_reach_is_told_once_until_something_changes_and_nothing_go
     node.inventory.unpin("own:1").unwrap();
     let asked = GcRequest { policy: policy(GcOrder::Cost), goal: GcGoal::Threshold, dry_run: true };
     let told = node.gc.collect(&asked, at(10_000)).await.unwrap().failures[0].to_string();
-    assert!(told.contains("and 100 B would be freed by them"), "{told}");
+    assert!(told.contains("and 100 B would be freed by removing unused images. Used then: 10 B"), "{told}");
     let report = collect(&node, GcOrder::Cost, GcGoal::Threshold).await;
     assert_eq!((node.removals(), report.events.len()), (vec![format!("remove {own}")], 1));
     // All that had to go went, so that is not what is missing.
     let told = &report.events[0].message;
-    let text = "The low threshold is out of reach, unused images can free 100 B, and 100 B was freed by them.";
+    let text = "The low threshold is out of reach, and 100 B was freed by removing unused images. Used now: 10 B";
     assert!(told.contains(text) && !told.contains("must go"), "{told}");
 }
 

@@ -62,7 +62,7 @@ pub use self::{
     kept::Kept,
     ordered::{OrderError, UsedImages},
     plan::{Plan, Step, plan},
-    policy::{AgeCounts, GcOrder, GcPolicy, GcPolicyError, GcWay, InodeMarks},
+    policy::{AgeCounts, GcOrder, GcPolicy, GcPolicyError, GcWay, InodeMarks, ReliefMarks},
     reason::{Idle, Reason},
     rules::{GcRules, KEEP_RULES_MAX, Keep, KeepRule, KeepRuleError, KeepRuleText, LAST_TAGS_MAX},
     runs::{GcRuns, RunLevel, RunTold},
@@ -310,16 +310,16 @@ pub enum GcError {
         /// What went.
         freed: u64,
     },
-    /// All that may go together is not enough, which was seen before anything went.
+    /// All that may go together is not enough.
     #[error("{}", shortage::message(*used_percent, *capacity, *outcome, shortage, *certainty))]
     OutOfReach {
         /// How full the disk was before.
         used_percent: u8,
         /// How large it is.
         capacity: ByteSize,
-        /// What went all the same, because it brings the disk below the high threshold.
+        /// What went all the same.
         outcome: ShortOutcome,
-        /// What holds the rest.
+        /// What holds the space now.
         shortage: Shortage,
         /// How sure that is.
         certainty: Certainty,

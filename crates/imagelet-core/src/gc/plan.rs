@@ -1,14 +1,14 @@
 //! Which images go, in which order, and why each other stays: a plain function of its input (`spec/gc.md §6-§8, §21`).
 //!
 //! First what is too old goes, whatever the disk. Then, where room is wanted, as much as is wanted and no image more;
-//! where not even all that may go would be enough, none goes in vain.
+//! where not even all that may go would be enough, what was idle for long, and on a disk that is nearly full more.
 
 use std::{cmp::Ordering, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AgeCounts, GcGoal, GcOrder, GcPhase, Kept, PlanInput, Reason, Shortage,
+    AgeCounts, GcGoal, GcOrder, GcPhase, Kept, PlanInput, Reason, ReliefMarks, Shortage,
     choice::{self, May, Wanted, frees},
     facts::Facts,
     keeping::held_by_rules,
@@ -43,7 +43,7 @@ pub struct Plan {
     /// How sure that is.
     #[serde(default)]
     pub certainty: Certainty,
-    /// What holds the space where the goal is out of reach.
+    /// What holds the space after the steps, where the goal is out of reach.
     pub shortage: Option<Shortage>,
 }
 
@@ -112,7 +112,7 @@ pub fn plan(input: &PlanInput) -> Plan {
         if it.is_fresh {
             fresh.push(it.place);
         } else {
-            may.push(May { place: it.place, size: it.size, cost: it.cost });
+            may.push(May { place: it.place, size: it.size, is_idle: is_idle(it, input), cost: it.cost });
         }
     }
     let room = match (input.goal, wanted) {
@@ -120,8 +120,6 @@ pub fn plan(input: &PlanInput) -> Plan {
         (_, None) => choice::Room::default(),
         (_, Some(wanted)) => choice::room(input, &old, &may, Some(wanted)),
     };
-    let is_in_vain = room.is_short && room.goes.is_empty();
-    let shortage = wanted.filter(|_| room.is_short).map(|wanted| choice::shortage(input, &may, wanted.least));
     let phase = if input.goal == GcGoal::AllUnused { GcPhase::All } else { GcPhase::Space };
     for (place, frees) in room.goes {
         let image = input.images.at(place);
@@ -133,9 +131,19 @@ pub fn plan(input: &PlanInput) -> Plan {
         steps.push(Step::new(image, place, phase, reason, frees));
     }
 
-    if is_in_vain {
+    let shortage = wanted.filter(|_| room.is_short).map(|wanted| {
+        let freed = steps.iter().filter(|step| step.phase != GcPhase::Age).map(Step::freed);
+        choice::shortage(input, &may, &steps, wanted.least.less(freed.fold(Freed::default(), Freed::plus)))
+    });
+    if room.is_out_of_reach {
+        let relief = input.policy.relief().filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
         for it in &may {
-            kept.keep(it.place, Reason::InVain);
+            let recent = relief.filter(|_| !it.is_idle);
+            let reason = recent.map(|ReliefMarks { idle_min, .. }| {
+                let idle = idle(input.images.at(it.place), input);
+                Reason::Recent { idle, idle_min }
+            });
+            kept.keep(it.place, reason.unwrap_or(Reason::InVain));
         }
     }
     for place in fresh.into_iter().filter(|_| is_room_wanted) {
@@ -221,6 +229,13 @@ fn too_fresh(image: Facts<'_>, input: &PlanInput) -> Option<Reason> {
     is_leased.then_some(Reason::Leased { lease: age_min })
 }
 
+/// Whether it was idle for so long that it goes although the goal is out of reach.
+fn is_idle(image: &Free, input: &PlanInput) -> bool {
+    let leased_at = || input.images.at(image.place).leased_at();
+    let since = || image.last_used.max(image.first_seen).max(leased_at());
+    input.policy.relief().is_some_and(|relief| !is_younger(since(), relief.idle_min, input.now))
+}
+
 fn is_old(image: &Free, input: &PlanInput) -> bool {
     let Some(age_max) = input.policy.age_max().filter(|_| input.goal == GcGoal::Threshold) else { return false };
     if !is_older(Some(input.watched_since), age_max, input.now) {
@@ -240,11 +255,11 @@ fn is_old(image: &Free, input: &PlanInput) -> bool {
 /// beyond the goal as much more must be free.
 fn wanted(input: &PlanInput, aged: Freed) -> Option<Wanted> {
     let aged = input.aged.plus(aged);
-    let (all, least) = match input.goal {
+    let (all, least, relief) = match input.goal {
         GcGoal::AllUnused => return None,
         GcGoal::Free(bytes) => {
             let wanted = Freed { bytes, inodes: 0 }.less(aged);
-            (wanted, wanted)
+            (wanted, wanted, None)
         }
         GcGoal::Threshold => {
             let disk = input.disk.as_ref().filter(|disk| disk.capacity > ByteSize::ZERO)?.with_more_available(aged);
@@ -264,10 +279,12 @@ fn wanted(input: &PlanInput, aged: Freed) -> Option<Wanted> {
                 bytes: bytes.map_or(ByteSize::ZERO, |bytes| bytes + disk.reserved.bytes),
                 inodes: inodes.map_or(0, |(all, _)| all.saturating_add(disk.reserved.inodes)),
             };
-            (all, least)
+            (all, least, input.policy.relief_wanted(&disk))
         }
     };
-    Some(Wanted { all: all.less(input.freed), least: least.less(input.freed) }).filter(|wanted| !wanted.all.is_none())
+    let missing = |of: Freed| of.less(input.freed);
+    let wanted = Wanted { all: missing(all), least: missing(least), relief: relief.map(missing) };
+    Some(wanted).filter(|wanted| !wanted.all.is_none())
 }
 
 impl Step {

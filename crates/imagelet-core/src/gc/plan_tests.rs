@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
-    gc::{DiskUse, GcPolicy, GcRules, ImageFacts, Images},
-    image::ImageId,
+    gc::{DiskUse, GcPolicy, GcRules, ImageFacts, Images, InodeMarks},
+    image::{ImageId, Percent},
     inventory::{Origin, ReuseTable, UseHistory},
     runtime::{LayerFacts, LayerGraph},
 };
@@ -143,4 +143,149 @@ fn a_disk_of_unknown_size_makes_no_image_go() {
         input.policy = GcPolicy::new(90, 80, AGE_MIN, None).unwrap();
         assert_eq!(plan(&input).wanted.is_some(), capacity > 0, "{capacity}");
     }
+}
+
+/// An image of its own layer of so many bytes, idle for so many minutes.
+fn idle_for(name: &str, minutes: u64, bytes: u64) -> ImageFacts {
+    let since = Some(now() - Duration::from_mins(minutes));
+    let key = ImageKey::new(ImageId::new(name), String::new());
+    ImageFacts { key, size: ByteSize(bytes), first_seen: since, last_used: since, ..idle() }
+}
+
+/// What goes of images idle for 10, 59, 61 and 600 minutes on a disk of 1000 bytes with 50 in each of them, and why the
+/// others stay.
+fn relief(available: u64, change: impl Fn(&mut PlanInput)) -> (Vec<String>, Vec<&'static str>, Option<Shortage>) {
+    let ages = [("10", 10), ("59", 59), ("61", 61), ("600", 600)];
+    let images: Vec<ImageFacts> = ages.iter().map(|(name, minutes)| idle_for(name, *minutes, 50)).collect();
+    let mut input = input(GcGoal::Threshold, images);
+    let marks = ReliefMarks { idle_min: Duration::from_hours(1), critical: Percent::new(95).unwrap() };
+    // 410 bytes have to be free at least; the images have 200.
+    input.policy = GcPolicy::new(60, 50, AGE_MIN, None).unwrap().relieving(Some(marks));
+    input.disk = Some(DiskUse::of(ByteSize(1000), ByteSize(available)));
+    change(&mut input);
+    let plan = plan(&input);
+    let gone = plan.steps.iter().map(|step| step.key.id().to_string()).collect();
+    let kept = plan.kept.iter().map(|(_, reason)| reason.code()).collect();
+    (gone, kept, plan.shortage)
+}
+
+fn by_layers(input: &mut PlanInput) {
+    let layer = |name: &str| LayerFacts { id: name.into(), bytes: ByteSize(50), inodes: Some(1), held: false };
+    let ids: Vec<ImageId> = input.images.iter().map(|image| image.id().clone()).collect();
+    input.layers = Some(LayerGraph {
+        layers: ids.iter().map(|id| layer(id.as_str())).collect(),
+        images: ids.into_iter().zip(0..).map(|(id, place)| (id, vec![place])).collect(),
+        certainty: Certainty::Exact,
+    });
+}
+
+#[test]
+fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_disk_more() {
+    let ways = [GcOrder::Lru, GcOrder::Cost].into_iter().flat_map(|order| [(order, false), (order, true)]);
+    for (order, has_layers) in ways {
+        let planned = |available: u64, change: &dyn Fn(&mut PlanInput)| {
+            relief(available, |input| {
+                input.policy = input.policy.in_order(order);
+                if has_layers {
+                    by_layers(input);
+                }
+                change(input);
+            })
+        };
+        let asis = |_: &mut PlanInput| {};
+        let case = format!("{order:?}, layers: {has_layers}");
+        let sorted = |mut names: Vec<String>| {
+            names.sort();
+            names
+        };
+
+        // 90 percent: far from the goal of 41 percent free, and not critical.
+        let (gone, kept, shortage) = planned(100, &asis);
+        assert_eq!((sorted(gone), kept), (vec!["600".to_owned(), "61".into()], vec!["recent", "recent"]), "{case}");
+        let shortage = shortage.expect("the goal is out of reach");
+        assert_eq!(
+            (shortage.free, shortage.others, shortage.missing.bytes),
+            (ByteSize(100), ByteSize(700), ByteSize(210))
+        );
+
+        // 95 percent in use: the long idle ones bring it below that.
+        assert_eq!(sorted(planned(50, &asis).0), ["600", "61"], "{case}");
+        // 100 percent in use: so they do, as 60 bytes have to go for that.
+        assert_eq!(sorted(planned(0, &asis).0), ["600", "61"], "{case}");
+        // 140 bytes have to go to be below 85 percent: one more goes.
+        let lower = |input: &mut PlanInput| {
+            let marks = input.policy.relief().map(|it| ReliefMarks { critical: Percent::new(85).unwrap(), ..it });
+            input.policy = input.policy.relieving(marks);
+        };
+        let (gone, kept, _) = planned(20, &lower);
+        assert_eq!((gone.len(), kept), (3, vec!["recent"]), "{case}");
+        // More than all of them: all go.
+        let (gone, kept, shortage) = planned(0, &|input: &mut PlanInput| {
+            lower(input);
+            input.policy = input
+                .policy
+                .relieving(input.policy.relief().map(|it| ReliefMarks { critical: Percent::new(0).unwrap(), ..it }));
+        });
+        assert_eq!((gone.len(), kept.len()), (4, 0), "{case}");
+        assert_eq!(shortage.map(|it| (it.free, it.others)), Some((ByteSize(0), ByteSize(800))), "{case}");
+        // In the kubelet's way there are no such marks; bytes that were asked for are all or nothing.
+        let without = |input: &mut PlanInput| input.policy = input.policy.relieving(None);
+        assert_eq!(planned(0, &without).1, ["in_vain"; 4], "{case}");
+        let asked = |input: &mut PlanInput| input.goal = GcGoal::Free(ByteSize(201));
+        assert_eq!(planned(0, &asked).1, ["in_vain"; 4], "{case}");
+        // In reach, nothing of this holds.
+        assert_eq!(planned(250, &asis).0.len(), 4, "{case}: the low threshold alone is out of reach");
+    }
+}
+
+#[test]
+fn what_nobody_may_take_stays_however_full_the_disk_is() {
+    let until = now() + MINUTE;
+    let young = ImageFacts { first_seen: Some(now() - MINUTE), ..idle_for("young", 600, 50) };
+    let asked = ImageFacts { leased_at: Some(now() - Duration::from_mins(30)), ..idle_for("asked", 600, 50) };
+    let images = vec![
+        ImageFacts { in_use_by: vec!["web".to_owned()], ..idle_for("used", 600, 50) },
+        ImageFacts { pinned_by: vec!["x".to_owned()], ..idle_for("pinned", 600, 50) },
+        ImageFacts { leased_until: Some(until), ..idle_for("leased", 600, 50) },
+        young,
+        asked,
+    ];
+    let (gone, kept, _) = relief(100, |input| input.images = Images::from(images.clone()));
+    assert_eq!((gone, kept), (vec![], vec!["in_use", "pinned", "awaited", "young", "recent"]));
+    let (gone, ..) = relief(10, |input| input.images = Images::from(images.clone()));
+    assert_eq!(gone, ["asked"], "nearly full: asked for is not in use");
+}
+
+#[test]
+fn inodes_are_a_reason_for_relief_where_they_are_watched() {
+    let percent = |value| Percent::new(value).unwrap();
+    let short_of_inodes = |input: &mut PlanInput| {
+        by_layers(input);
+        let disk = DiskUse { inodes: Some(100), inodes_free: Some(3), ..DiskUse::of(ByteSize(1000), ByteSize(900)) };
+        input.disk = Some(disk);
+        input.policy = input.policy.watching_inodes(Some(InodeMarks::new(percent(90), percent(80))));
+    };
+    // At 97 of 100; three must go to be below 95, of which two are long idle.
+    let (gone, kept, shortage) = relief(900, short_of_inodes);
+    assert_eq!((gone.len(), kept), (3, vec!["recent"]));
+    assert_eq!(shortage.map(|it| it.missing), Some(Freed { bytes: ByteSize::ZERO, inodes: 5 }));
+    let (gone, ..) = relief(900, |input| {
+        short_of_inodes(input);
+        input.policy = input.policy.watching_inodes(None);
+    });
+    assert_eq!(gone, [""; 0], "not watched");
+}
+
+#[test]
+fn an_image_of_two_handlers_is_as_idle_as_the_one_that_used_it_last() {
+    let twin = ImageFacts {
+        key: ImageKey::new(ImageId::new("600"), "kata".to_owned()),
+        last_used: Some(now() - MINUTE),
+        ..idle_for("600", 600, 50)
+    };
+    let (gone, kept, _) = relief(100, |input| {
+        let images: Vec<ImageFacts> = input.images.written().chain([twin.clone()]).collect();
+        input.images = Images::from(images);
+    });
+    assert_eq!((gone, kept), (vec!["61".to_owned()], vec!["recent", "recent", "in_vain", "recent"]));
 }

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::image::{ByteSize, Percent};
-
 use super::disk::DiskUse;
+use crate::{
+    image::{ByteSize, Percent},
+    runtime::Freed,
+};
 
 /// When to collect, and how far. `low <= high` by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +25,9 @@ pub struct GcPolicy {
     /// `None`: inodes are not looked at.
     #[serde(default)]
     inodes: Option<InodeMarks>,
+    /// `None`: nothing goes where the goal is out of reach.
+    #[serde(default)]
+    relief: Option<ReliefMarks>,
 }
 
 /// Which images go first, where room is wanted.
@@ -48,6 +53,15 @@ impl InodeMarks {
     pub fn new(high: Percent, low: Percent) -> Self {
         Self { high, low: low.min(high) }
     }
+}
+
+/// What a collection takes although the thresholds are out of reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReliefMarks {
+    /// Images go that were idle for at least this long.
+    pub idle_min: Duration,
+    /// From this share of the disk in use on, in percent, other images go as well, until less is in use.
+    pub critical: Percent,
 }
 
 /// Whose way of collecting.
@@ -111,6 +125,7 @@ impl GcPolicy {
             way: GcWay::default(),
             order: GcOrder::default(),
             inodes: None,
+            relief: None,
         })
     }
 
@@ -136,6 +151,17 @@ impl GcPolicy {
     #[must_use]
     pub fn watching_inodes(self, inodes: Option<InodeMarks>) -> Self {
         Self { inodes, ..self }
+    }
+
+    /// The same policy, taking some images although the thresholds are out of reach. The kubelet's way takes all.
+    #[must_use]
+    pub fn relieving(self, relief: Option<ReliefMarks>) -> Self {
+        Self { relief, ..self }
+    }
+
+    /// What goes where the thresholds are out of reach.
+    pub fn relief(&self) -> Option<ReliefMarks> {
+        self.relief
     }
 
     /// Which images go first.
@@ -182,13 +208,20 @@ impl GcPolicy {
     /// while the disk is below it, or does not count them.
     pub(crate) fn inodes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
         let marks = self.inodes?;
+        let least = inodes_below(marks.high, disk)?;
         let (all, free) = (u128::from(disk.inodes?), u128::from(disk.inodes_free?));
-        if all == 0 || 100 - free.min(all) * 100 / all < u128::from(marks.high.get()) {
-            return None;
-        }
-        let missing = |free_wanted: u128| u64::try_from(free_wanted.saturating_sub(free)).unwrap_or(u64::MAX);
-        let low = missing(all * u128::from(100 - marks.low.get()) / 100);
-        Some((low, missing((all * u128::from(101 - marks.high.get())).div_ceil(100)).min(low)))
+        let missing = (all * u128::from(100 - marks.low.get()) / 100).saturating_sub(free);
+        let low = u64::try_from(missing).unwrap_or(u64::MAX);
+        Some((low, least.min(low)))
+    }
+
+    /// How much must go for this disk to be below the critical mark, nothing where it is; `None`: nothing goes where the
+    /// thresholds are out of reach.
+    pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
+        let critical = self.relief?.critical;
+        let bytes = if disk.used_percent() < critical.get() { ByteSize::ZERO } else { room_below(critical, disk) };
+        let inodes = self.inodes.and_then(|_| inodes_below(critical, disk)).unwrap_or_default();
+        Some(Freed { bytes, inodes })
     }
 
     /// How much must go for this disk to come down to the low threshold; `None` while it is below the high one.
@@ -208,16 +241,29 @@ impl GcPolicy {
     ///
     /// More than the disk holds where the threshold is so low that no disk is ever below it.
     pub(crate) fn room_below_high(&self, disk: &DiskUse) -> ByteSize {
-        let free_wanted = (u128::from(disk.capacity.0) * u128::from(101 - self.high.get())).div_ceil(100);
-        let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
-        ByteSize(u64::try_from(missing).unwrap_or(u64::MAX))
+        room_below(self.high, disk)
     }
+}
+
+fn room_below(mark: Percent, disk: &DiskUse) -> ByteSize {
+    let free_wanted = (u128::from(disk.capacity.0) * u128::from(101 - mark.get())).div_ceil(100);
+    let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
+    ByteSize(u64::try_from(missing).unwrap_or(u64::MAX))
+}
+
+/// `None`: the disk is below the mark, or does not count inodes.
+fn inodes_below(mark: Percent, disk: &DiskUse) -> Option<u64> {
+    let (all, free) = (u128::from(disk.inodes?), u128::from(disk.inodes_free?));
+    if all == 0 || 100 - free.min(all) * 100 / all < u128::from(mark.get()) {
+        return None;
+    }
+    let free_wanted = (all * u128::from(101 - mark.get())).div_ceil(100);
+    Some(u64::try_from(free_wanted.saturating_sub(free)).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Freed;
     use crate::testing::vectors;
 
     fn freed(bytes: ByteSize) -> Freed {

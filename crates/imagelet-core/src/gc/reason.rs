@@ -61,8 +61,16 @@ pub enum Reason {
     JustUsed,
     /// Stays: there was no need, or enough goes before it.
     NotNeeded,
-    /// Stays: not even everything that may go would reach the goal, so nothing goes in vain.
+    /// Stays: not even everything that may go would reach the goal, and its removal would win nothing.
     InVain,
+    /// Stays: not even everything that may go would reach the goal, and it was not idle for long enough to go all the
+    /// same.
+    Recent {
+        /// How long it was not used.
+        idle: Idle,
+        /// How long it would have to be.
+        idle_min: Duration,
+    },
     /// It was gone before its turn came.
     Gone,
     /// Stays: the collection ended early.
@@ -180,6 +188,7 @@ impl Reason {
             Self::JustUsed => "just_used",
             Self::NotNeeded => "not_needed",
             Self::InVain => "in_vain",
+            Self::Recent { .. } => "recent",
             Self::Gone => "gone",
             Self::Aborted { .. } => "aborted",
             Self::Refused { .. } => "refused",
@@ -269,6 +278,9 @@ impl fmt::Display for Reason {
             Self::JustUsed => f.write_str("used since the collection began"),
             Self::NotNeeded => f.write_str("not needed"),
             Self::InVain => f.write_str("would be removed in vain: all that may go is not enough"),
+            Self::Recent { idle, idle_min } => {
+                write!(f, "idle for less than {}, and the goal is out of reach: {idle}", duration_text(*idle_min))
+            }
             Self::Gone => f.write_str("gone already"),
             Self::Aborted { why } => write!(f, "the collection ended early: {why}"),
             Self::Refused { error } => write!(f, "the runtime refused to remove it: {error}"),
@@ -294,6 +306,10 @@ mod tests {
             (Reason::Pinned { by: vec!["runtime".to_owned(), "x*".to_owned()] }, "pinned by the runtime, `x*`"),
             (Reason::Pinned { by: vec!["sandbox image".to_owned()] }, "pinned by the sandbox image setting"),
             (Reason::Young { age_min: Duration::from_mins(2) }, "younger than 2m0s"),
+            (
+                Reason::Recent { idle: Idle::Used(Duration::from_secs(90)), idle_min: Duration::from_hours(1) },
+                "idle for less than 1h0m0s, and the goal is out of reach: last used 1m30s ago",
+            ),
             (Reason::NotNeeded, "not needed"),
             (Reason::Refused { error: "held".to_owned() }, "the runtime refused to remove it: held"),
             (Reason::Rule { rule: "namespace: kube-*".to_owned() }, "kept by the rule `namespace: kube-*`"),

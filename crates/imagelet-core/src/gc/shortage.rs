@@ -8,8 +8,8 @@ use crate::{
     runtime::{Certainty, Freed},
 };
 
-/// The shortage that the node was told of last. It is told once, and again when it was over in between, when a part of
-/// it has changed by a hundredth of the disk, or after a restart.
+/// The shortage that was reported last. It is reported once, and again when it was over in between, when a part of it has
+/// changed by more than a twentieth of the disk, or after a restart.
 #[derive(Debug, Default)]
 pub(super) struct Shortages(Mutex<Option<Shortage>>);
 
@@ -30,13 +30,17 @@ impl Shortages {
     }
 }
 
+/// Pods that come and go change less than this.
+const CHANGE_MIN_PERCENT: u64 = 5;
+
 fn is_alike(one: &Shortage, other: &Shortage, disk: &DiskUse) -> bool {
     let parts = |it: &Shortage| {
         [it.in_use, it.pinned, it.kept, it.shared, it.free, it.others, it.missing.bytes].map(|part| part.0)
     };
-    let bytes = parts(one).into_iter().zip(parts(other)).all(|(a, b)| a.abs_diff(b) <= disk.capacity.0 / 100);
+    let is_small = |change: u64, whole: u64| change <= whole / 100 * CHANGE_MIN_PERCENT;
+    let bytes = parts(one).into_iter().zip(parts(other)).all(|(a, b)| is_small(a.abs_diff(b), disk.capacity.0));
     let inodes = one.missing.inodes.abs_diff(other.missing.inodes);
-    bytes && inodes <= disk.inodes.unwrap_or_default() / 100
+    bytes && is_small(inodes, disk.inodes.unwrap_or_default())
 }
 
 /// What came of a collection whose goal is out of reach.
@@ -58,39 +62,43 @@ pub(super) fn message(
 ) -> String {
     let size = |bytes: ByteSize| size_text(bytes.0);
     let Shortage { in_use, pinned, kept, shared, free, others, missing } = *shortage;
-    let (freed, verb) = match outcome {
-        ShortOutcome::Freed(freed) => (freed, "was"),
-        ShortOutcome::WouldFree(freed) => (freed, "would be"),
+    let (freed, verb, now) = match outcome {
+        ShortOutcome::Freed(freed) => (freed, "was", " now"),
+        ShortOutcome::WouldFree(freed) => (freed, "would be", " then"),
     };
-    let mut wanted = Vec::new();
+    let mut more = Vec::new();
     if missing.bytes > ByteSize::ZERO {
-        wanted.push(size(missing.bytes));
+        more.push(size(missing.bytes));
     }
     if missing.inodes > 0 {
-        wanted.push(format!("{} inodes", missing.inodes));
+        more.push(format!("{} inodes", missing.inodes));
     }
-    // What must go at least goes: only the low threshold is out of reach.
-    let is_eased = !freed.is_none() && missing.bytes <= free && missing.inodes <= freed.inodes;
-    let goal = if is_eased || wanted.is_empty() {
-        "The low threshold is out of reach".to_owned()
-    } else {
-        format!("{} must go", wanted.join(" and "))
+    let done = match (freed.is_none(), more.is_empty()) {
+        (true, true) => format!("The low threshold is out of reach, and unused images can free {}", size(free)),
+        (true, false) => {
+            let more = more.join(" and ");
+            format!("{more} must go, unused images can free only {}, and none {verb} deleted", size(free))
+        }
+        (false, true) => {
+            format!(
+                "The low threshold is out of reach, and {} {verb} freed by removing unused images",
+                size(freed.bytes)
+            )
+        }
+        (false, false) => {
+            let more = more.join(" and ");
+            format!("{} {verb} freed by removing unused images, and {more} more must go", size(freed.bytes))
+        }
     };
-    let done = if freed.is_none() {
-        format!("so none {verb} deleted")
-    } else {
-        format!("and {} {verb} freed by them", size(freed.bytes))
-    };
+    let now = if freed.is_none() { "" } else { now };
     let sure = match certainty {
         Certainty::Exact => String::new(),
         certainty => format!(" Sizes are {certainty}."),
     };
     format!(
-        "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). {goal}, unused images \
-         can free {}, {done}. Used: {} by images in use, {} by pinned images, {} by images kept by rules or too young, {} \
-         by layers that these share with unused images, {} by unused images, {} by anything but images.{sure}",
+        "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). {done}. \
+         Used{now}: {} by images in use, {} by pinned images, {} by images kept by rules or too young, {} by layers that these share with unused images, {} by unused images, {} by anything but images.{sure}",
         size(capacity),
-        size(free),
         size(in_use),
         size(pinned),
         size(kept),

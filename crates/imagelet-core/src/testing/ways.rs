@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{differences, vectors};
 use crate::{
-    gc::{AgeCounts, GcOrder, GcPolicy, GcWay, InodeMarks},
+    gc::{AgeCounts, GcOrder, GcPolicy, GcWay, InodeMarks, ReliefMarks},
     image::Percent,
     manager::{Compatibility, Concurrency, PullRate, PullSettings},
     records::Guard,
@@ -63,7 +63,9 @@ impl Way {
         match self {
             Self::Kubelet => policy.in_order(GcOrder::Lru).counting(AgeCounts::FromUse).in_way(GcWay::Kubelet),
             Self::Shipped => {
-                policy.in_order(GcOrder::Cost).watching_inodes(Some(InodeMarks::new(percent(95), percent(90))))
+                let relief = ReliefMarks { idle_min: Duration::from_hours(1), critical: percent(95) };
+                let inodes = InodeMarks::new(percent(95), percent(90));
+                policy.in_order(GcOrder::Cost).watching_inodes(Some(inodes)).relieving(Some(relief))
             }
         }
     }

@@ -35,15 +35,8 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
         complain(&Failure::new("Failed", failure.clone()));
     }
     // Who only asks has the answer.
-    let failed = !done.dry_run && (!done.failures.is_empty() || is_in_vain(&done, is_by_threshold));
+    let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-/// Who wants room and gets none has to be told, a script by the exit code. A low threshold is as far as it goes, and zero
-/// says just that.
-fn is_in_vain(done: &Collected, is_by_threshold: bool) -> bool {
-    let made_room = done.images.iter().any(|row| row.verdict == "removed" && row.code == "room");
-    done.shortfall.is_some() && !(is_by_threshold && (made_room || done.low_percent == 0))
 }
 
 fn plan(done: &Collected, format: Format) -> Table {
@@ -145,19 +138,5 @@ mod tests {
             "removed 1 of 2 images (64MB as listed, frees 22MB, the disk gained 22MB, 20MB wanted)\n\
              the disk is 20% full, before it was 26%"
         );
-    }
-
-    #[test]
-    fn a_goal_that_nothing_was_won_towards_is_a_failure() {
-        let row = |code: &str| CollectedRow { verdict: "removed".into(), code: code.into(), ..CollectedRow::default() };
-        let is_in_vain = |images: &[CollectedRow], low_percent, is_by_threshold| {
-            let shortfall = Some("Insufficient free disk space".to_owned());
-            let done = Collected { images: images.to_vec(), low_percent, shortfall, ..Collected::default() };
-            super::is_in_vain(&done, is_by_threshold)
-        };
-        assert!(is_in_vain(&[], 80, true) && is_in_vain(&[row("old")], 80, true));
-        assert!(!is_in_vain(&[row("room")], 80, true), "below the high threshold, and not down to the low one");
-        assert!(!is_in_vain(&[], 0, true), "as far as it goes");
-        assert!(is_in_vain(&[row("room")], 0, false), "so many bytes were to come free, and did not");
     }
 }

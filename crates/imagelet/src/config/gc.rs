@@ -3,7 +3,7 @@
 use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
 use imagelet_core::{
-    gc::{GcRules, KEEP_RULES_MAX, KeepRule, KeepRuleText},
+    gc::{GcRules, KEEP_RULES_MAX, KeepRule, KeepRuleText, ReliefMarks},
     image::Percent,
     manager::Compatibility,
 };
@@ -22,6 +22,10 @@ const DECISIONS_MOST: u64 = 16 << 30;
 /// A kubelet that was told that an image is here creates the container within seconds, or asks again: its longest
 /// back-off is five minutes.
 const LEASE_DEFAULT: GoDuration = GoDuration::minutes(10);
+/// An image that was used within the hour is likely to be pulled again soon: its removal gives room for minutes.
+const OUT_OF_REACH_IDLE_DEFAULT: GoDuration = GoDuration::minutes(60);
+/// In percent. The kubelet evicts pods and taints the node at 85 to 95 % by its defaults.
+const CRITICAL_DEFAULT: i32 = 95;
 /// Where a kubelet keeps its data unless it is told otherwise.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 /// An image is not held for longer than this without anybody using it.
@@ -52,6 +56,12 @@ pub(super) struct GcFile {
     /// Collect until no more than this are in use, in percent. Must be lower than the high one, unless that is off.
     #[serde(rename = "inodesLowPercent", skip_serializing_if = "Option::is_none")]
     pub(super) inodes_low: Option<i32>,
+    /// Where all that may go is not enough to come below the thresholds, images go that were idle for at least this long; see [what a collection frees](reclaim.md). No effect where `compatibility` is `kubelet`, where all go.
+    #[serde(rename = "outOfReachIdle", skip_serializing_if = "Option::is_none")]
+    pub(super) out_of_reach_idle: Option<GoDuration>,
+    /// From so much of the image filesystem in use on, in percent, 0 to 100, all images that may go do go where they are not enough to come below the thresholds, until less is in use; inodes count as well where they are looked at. No effect where `compatibility` is `kubelet`.
+    #[serde(rename = "critical", skip_serializing_if = "Option::is_none")]
+    pub(super) critical: Option<i32>,
     /// Images that stay although nobody uses them: a list of rules, see [keep rules](keep.md). Each has exactly one of `repository` (with `lastTags`), `label`, `namespace` and `image`, and may have `for`.
     #[serde(rename = "keep", skip_serializing_if = "Option::is_none")]
     pub(super) keep: Option<Vec<KeepFile>>,
@@ -115,6 +125,8 @@ pub(crate) struct Collection {
     pub(crate) order: CollectionOrder,
     /// When so many inodes are in use, collect down to so many; `None`: inodes are not looked at.
     pub(crate) inodes: Option<InodeMarks>,
+    /// What goes although the thresholds are out of reach.
+    pub(crate) relief: ReliefMarks,
     /// What stays.
     pub(crate) keep: Vec<KeepRule>,
     /// Only what imagelet brought or adopted goes.
@@ -201,6 +213,8 @@ impl GcFile {
             policy: Some(if like_kubelet { "lru" } else { "cost" }.into()),
             inodes_high: Some(if like_kubelet { 100 } else { 95 }),
             inodes_low: Some(90),
+            out_of_reach_idle: Some(OUT_OF_REACH_IDLE_DEFAULT),
+            critical: Some(CRITICAL_DEFAULT),
             keep: Some(Vec::new()),
             only_owned: Some(false),
             adopt_from: Some(KUBELET_ROOT.into()),
@@ -225,6 +239,7 @@ pub(super) fn check(
         mode: mode(file.mode.as_deref(), complaints),
         order: order(file.policy.as_deref(), compatibility, complaints),
         inodes: inodes(file, complaints),
+        relief: relief(file, complaints),
         keep: keep(file.keep.as_deref().unwrap_or_default(), complaints),
         only_owned: file.only_owned.unwrap_or_default(),
         adopt_from: adopt_from(file.adopt_from.as_deref().unwrap_or_default(), complaints),
@@ -315,6 +330,21 @@ fn inodes(file: &GcFile, complaints: &mut Complaints) -> Option<InodeMarks> {
     }
     let percent = |value: i32| Percent::new(i64::from(value)).ok();
     Some(InodeMarks { high: percent(high)?, low: percent(low)? })
+}
+
+fn relief(file: &GcFile, complaints: &mut Complaints) -> ReliefMarks {
+    const IDLE: &str = "gc.outOfReachIdle";
+    const CRITICAL: &str = "gc.critical";
+    let idle_min = file.out_of_reach_idle.unwrap_or(OUT_OF_REACH_IDLE_DEFAULT);
+    if idle_min.0 < 0 {
+        complaints.add(IDLE, format!("{IDLE} {idle_min} must not be negative"));
+    }
+    let critical = file.critical.unwrap_or(CRITICAL_DEFAULT);
+    if !(0..=100).contains(&critical) {
+        complaints.add(CRITICAL, format!("{CRITICAL} {critical} must be between 0 and 100, inclusive"));
+    }
+    let critical = Percent::new(i64::from(critical.clamp(0, 100))).expect("it is a percentage");
+    ReliefMarks { idle_min: idle_min.to_std(), critical }
 }
 
 /// One complaint for each rule that is none, at the line of the rule.

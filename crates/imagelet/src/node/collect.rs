@@ -206,7 +206,8 @@ fn in_way(policy: GcPolicy, settings: &Settings) -> GcPolicy {
     if settings.compatibility.is_kubelet() {
         return policy.counting(AgeCounts::FromUse).in_way(GcWay::Kubelet);
     }
-    policy.watching_inodes(settings.collection.inodes.map(|marks| InodeMarks::new(marks.high, marks.low)))
+    let inodes = settings.collection.inodes.map(|marks| InodeMarks::new(marks.high, marks.low));
+    policy.watching_inodes(inodes).relieving(Some(settings.collection.relief))
 }
 
 /// What is asked over what is configured.
@@ -294,6 +295,7 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
         measured: report.measured.map(|bytes| bytes.0),
         images: images.collect(),
         shortfall: report.failures.iter().find(|error| is_shortfall(error)).map(ToString::to_string),
+        out_of_reach: report.failures.iter().any(|error| is_unmet(error, request)),
         failures: failures.map(|error| Failure::of(error).to_string()).collect(),
     }
 }
@@ -302,8 +304,23 @@ fn is_shortfall(error: &GcError) -> bool {
     matches!(error, GcError::NotEnough { .. } | GcError::OutOfReach { .. })
 }
 
+/// Whether not even the least that was wanted was freed. A low threshold of zero wants as much as can go.
+fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
+    match error {
+        GcError::OutOfReach { shortage, .. } => !shortage.missing.is_none(),
+        // The kubelet's way knows the low threshold alone.
+        GcError::NotEnough { freed, .. } => *freed == 0 && request.policy.low().get() > 0,
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use imagelet_core::{
+        gc::{ShortOutcome, Shortage},
+        runtime::Freed,
+    };
+
     use crate::config::{Environment, Layers};
 
     use super::*;
@@ -347,13 +364,39 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelets_way_spares_young_images_whatever_is_asked_for() {
-        let all = CollectRequest { all_unused: true, ..CollectRequest::default() };
-        let all = gc_request(&all, &configured("kubelet")).expect("a request");
-        assert_eq!((all.policy.way(), all.policy.age_counts()), (GcWay::Kubelet, AgeCounts::FromUse));
-        assert_eq!((all.goal, all.policy.age_min()), (GcGoal::AllUnused, Duration::from_mins(2)));
-        assert_eq!(policy(&configured("kubelet")).expect("a policy").way(), GcWay::Kubelet);
-        assert_eq!(policy(&configured("imagelet")).expect("a policy").way(), GcWay::Imagelet);
+    fn the_configuration_says_whose_way_of_collecting_is_gone() {
+        let kubelet = policy(&configured("kubelet")).expect("a policy");
+        assert_eq!((kubelet.way(), kubelet.age_counts(), kubelet.relief()), (GcWay::Kubelet, AgeCounts::FromUse, None));
+        let own = policy(&configured("imagelet")).expect("a policy");
+        let relief = own.relief().map(|it| (it.idle_min, it.critical.get()));
+        assert_eq!((own.way(), relief), (GcWay::Imagelet, Some((Duration::from_hours(1), 95))));
+    }
+
+    #[test]
+    fn a_goal_is_out_of_reach_where_its_least_is_not_met() {
+        let request = |low: u8| {
+            let asked = CollectRequest { low: Some(low), ..CollectRequest::default() };
+            gc_request(&asked, &configured("imagelet")).expect("a request")
+        };
+        let short = |missing| GcError::OutOfReach {
+            used_percent: 97,
+            capacity: ByteSize(1000),
+            outcome: ShortOutcome::Freed(Freed { bytes: ByteSize(10), inodes: 0 }),
+            shortage: Shortage { missing, ..Shortage::default() },
+            certainty: Certainty::Exact,
+        };
+        let freed = |freed| GcError::NotEnough { used_percent: 97, capacity: ByteSize(1000), freed };
+        for (error, low, is_out) in [
+            (short(Freed { bytes: ByteSize(1), inodes: 0 }), 80, true),
+            (short(Freed { bytes: ByteSize::ZERO, inodes: 1 }), 80, true),
+            (short(Freed::default()), 80, false),
+            (freed(0), 80, true),
+            (freed(1), 80, false),
+            (freed(0), 0, false),
+            (GcError::NoCapacity, 80, false),
+        ] {
+            assert_eq!(is_unmet(&error, &request(low)), is_out, "{error}");
+        }
     }
 
     #[test]

@@ -170,7 +170,7 @@ impl LocalNode {
         for decision in report.decisions.iter() {
             let goes = matches!(decision.verdict, GcVerdict::Remove { .. });
             let code = decision.reason.code();
-            candidates += u64::from(goes || matches!(code, "not_needed" | "in_vain"));
+            candidates += u64::from(goes || matches!(code, "not_needed" | "in_vain" | "recent"));
             *decided.entry((if goes { "remove" } else { "keep" }, code)).or_default() += 1;
         }
         metrics.set(&CANDIDATES, &[], candidates as f64);

@@ -253,6 +253,8 @@ documents! {
         images: Vec<CollectedRow>,
         /// Everything went as planned, and the disk is still fuller than wanted.
         shortfall: Option<String>,
+        /// What had to be freed at least was not: the disk is not below the high threshold, or less is free than asked for.
+        out_of_reach: bool,
         /// What went wrong on the way.
         failures: Vec<String>,
     }

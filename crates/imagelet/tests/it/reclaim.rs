@@ -66,7 +66,11 @@ struct Node {
 
 impl Node {
     fn start(rules: &str) -> Self {
-        let (disk, folder) = (Disk::new(DISK_MEBIBYTES), scratch());
+        Self::start_on(DISK_MEBIBYTES, rules)
+    }
+
+    fn start_on(mebibytes: u64, rules: &str) -> Self {
+        let (disk, folder) = (Disk::new(mebibytes), scratch());
         let text = format!(
             "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\nimageMinimumGCAge: 1ms\n{rules}\n"
         );
@@ -101,6 +105,24 @@ impl Node {
         assert_eq!(done.code, 1, "{}", done.stderr);
         assert!(done.stderr.starts_with("warning: Insufficient free disk space"), "{}", done.stderr);
         serde_json::from_str(&done.stdout).unwrap()
+    }
+
+    /// Fills the disk with a file of something else until so many percent are in use.
+    fn fill(&self, percent: u64) {
+        self.available();
+        let stat = rustix::fs::statvfs(self.disk.path()).unwrap();
+        let available = stat.f_bavail * stat.f_frsize;
+        let wanted = stat.f_blocks * stat.f_frsize / 200 * (201 - 2 * percent);
+        let path = self.disk.path().join("other");
+        let other = File::options().create(true).append(true).open(path).unwrap();
+        let len = (other.metadata().unwrap().len() + available).checked_sub(wanted).unwrap();
+        other.set_len(len).unwrap();
+        rustix::fs::fallocate(&other, rustix::fs::FallocateFlags::empty(), 0, len).unwrap();
+    }
+
+    fn short_events(&self) -> Vec<String> {
+        let log = self.daemon.part.log();
+        log.lines().filter(|line| line.contains("FreeDiskSpaceFailed")).map(str::to_owned).collect()
     }
 
     fn count(&self) -> usize {
@@ -148,12 +170,12 @@ fn the_disk_has_again_what_was_planned_to_the_hundredth() {
 
     // More than all of them: nothing goes in vain.
     let asked = node.gc(&["--dry-run", "--free", "1Gi"]);
-    assert!(asked["shortfall"].as_str().unwrap().contains("so none would be deleted"), "{asked:#}");
+    assert!(asked["shortfall"].as_str().unwrap().contains("and none would be deleted"), "{asked:#}");
     let done = node.gc_in_vain(&["--free", "1Gi"]);
     assert_eq!((verdicts(&done, "removed"), done["frees"].as_u64(), node.count()), (0, Some(0), images.len()));
     let most = done["couldFree"].as_u64().unwrap();
     let told = done["shortfall"].as_str().unwrap();
-    assert!(told.contains("so none was deleted") && told.contains("by unused images"), "{told}");
+    assert!(told.contains("and none was deleted") && told.contains("by unused images"), "{told}");
     // No threshold is reached, and all that is asked says the same of what could go.
     let idle = node.gc(&["--dry-run"]);
     let usage = node.daemon.run(["df", "-o", "json"]).json();
@@ -169,7 +191,7 @@ fn the_disk_has_again_what_was_planned_to_the_hundredth() {
 }
 
 #[test]
-fn a_threshold_out_of_reach_is_one_event_and_no_removal() {
+fn a_threshold_out_of_reach_is_one_event_and_takes_no_image_that_was_just_used() {
     let node = Node::start("imageGCHighThresholdPercent: 5\nimageGCLowThresholdPercent: 4");
     let registry = FakeRegistry::start();
     let names: Vec<String> =
@@ -186,10 +208,62 @@ fn a_threshold_out_of_reach_is_one_event_and_no_removal() {
     assert_eq!(node.count(), 3);
     let status = node.daemon.run(["status"]).ok();
     assert!(status.contains("by command: removed nothing, which was not enough"), "{status}");
-    let log = node.daemon.part.log();
-    let events: Vec<&str> = log.lines().filter(|line| line.contains("FreeDiskSpaceFailed")).collect();
+    let events = node.short_events();
     assert_eq!(events.len(), 1, "{events:#?}");
     assert!(events[0].contains("by pinned images") && events[0].contains("by anything but images"), "{}", events[0]);
+}
+
+fn codes(collected: &Value, code: &str) -> usize {
+    collected["images"].as_array().unwrap().iter().filter(|row| row["code"] == code).count()
+}
+
+/// Three images that share nothing, of 19 MB together.
+fn put_alone(registry: &FakeRegistry) -> Vec<String> {
+    let alone = images().into_iter().filter(|(name, _)| name.starts_with("alone"));
+    alone.map(|(name, image)| registry.put(&format!("{name}:v1"), &image)).collect()
+}
+
+#[test]
+fn a_disk_that_something_else_fills_is_relieved_of_images_when_it_is_nearly_full() {
+    let (node, registry) = (Node::start_on(512, ""), FakeRegistry::start());
+    node.pull(&put_alone(&registry));
+    node.fill(97);
+    let asked = node.gc(&["--dry-run"]);
+    let done = node.gc_in_vain(&[]);
+    // All of them would leave it above 85 percent; two of them bring it below 95.
+    assert_eq!((verdicts(&done, "removed"), codes(&done, "recent"), node.count()), (2, 1, 1), "{done:#}");
+    assert_eq!((verdicts(&asked, "remove"), &asked["frees"]), (2, &done["frees"]), "{asked:#}");
+    assert_eq!((&done["usedPercentBefore"], &done["outOfReach"]), (&97.into(), &true.into()), "{done:#}");
+    assert!(done["usedPercentAfter"].as_u64().unwrap() < 95, "{done:#}");
+    let told = done["shortfall"].as_str().unwrap();
+    assert!(told.contains("was freed by removing unused images, and") && told.contains("more must go"), "{told}");
+
+    // Not nearly full: what was used within the hour stays, which is news once.
+    node.fill(88);
+    for _ in 0..3 {
+        let done = node.gc_in_vain(&[]);
+        assert_eq!((verdicts(&done, "removed"), codes(&done, "recent")), (0, 1), "{done:#}");
+    }
+    let plan = node.daemon.run(["gc", "--dry-run"]).ok();
+    assert!(plan.contains("idle for less than 1h0m0s, and the goal is out of reach"), "{plan}");
+    let events = node.short_events();
+    assert_eq!(events.len(), 2, "{events:#?}");
+}
+
+#[test]
+fn where_the_goal_is_out_of_reach_what_was_idle_for_long_enough_goes() {
+    let (node, registry) = (Node::start_on(512, "gc: {outOfReachIdle: 1ms}"), FakeRegistry::start());
+    let names = put_alone(&registry);
+    node.pull(&names);
+    node.daemon.run(["pin", &names[0]]).ok();
+    node.fill(90);
+    let done = node.gc_in_vain(&[]);
+    assert_eq!((verdicts(&done, "removed"), codes(&done, "pinned"), node.count()), (2, 1, 1), "{done:#}");
+    let again = node.gc_in_vain(&[]);
+    assert_eq!(verdicts(&again, "removed"), 0, "{again:#}");
+    let events = node.short_events();
+    assert_eq!(events.len(), 1, "{events:#?}");
+    assert!(events[0].contains("Used now: ") && events[0].contains("0 B by unused images"), "{}", events[0]);
 }
 
 #[test]

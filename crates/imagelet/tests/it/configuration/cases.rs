@@ -209,6 +209,8 @@ fn out_of_range() -> Vec<Case> {
         ),
         own(Range, "a mode nobody knows", "gc:\n  mode: dry\n", 2, &["`dry`", "shadow"]),
         own(Range, "an order nobody knows", "gc:\n  policy: fifo\n", 2, &["`fifo`", "lru"]),
+        own(Range, "nearly full beyond full", "gc:\n  critical: 101\n", 2, &["gc.critical 101", "between 0 and 100"]),
+        own(Range, "idle for less than nothing", "gc: {outOfReachIdle: -1h}\n", 1, &["must not be negative"]),
         own(Range, "no inodes at all", "gc:\n  inodesHighPercent: 0\n", 2, &["between 1 and 100"]),
         own(Range, "less than no inodes", "gc:\n  inodesLowPercent: -1\n", 2, &["between 0 and 100"]),
         own(Range, "a lease below zero", "gc:\n  leaseFor: -1s\n", 2, &["between 0s and 168h0m0s"]),
@@ -529,6 +531,8 @@ pub(super) fn accepted() -> Vec<(String, &'static str, Value)> {
         (own("store: &s {directory: /a}\n"), "store.directory", json!("/a")),
         (own("compatibility: kubelet\n"), "gc.policy", json!("lru")),
         (own("compatibility: kubelet\n"), "gc.inodesHighPercent", json!(100)),
+        (own("gc: {critical: 80}\n"), "gc.outOfReachIdle", json!("1h0m0s")),
+        (own("gc: {outOfReachIdle: 0s}\n"), "gc.critical", json!(95)),
         (own("gc: {inodesHighPercent: 100, inodesLowPercent: 100}\n"), "gc.inodesLowPercent", json!(100)),
         (
             own("gc: {keep: [{namespace: 'kube-*', for: 1h}]}\n"),
