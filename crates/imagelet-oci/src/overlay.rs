@@ -45,11 +45,15 @@ impl OverlayFolder {
         Self(path)
     }
 
-    /// Makes it with links to `layers`, topmost first. `upper/` is the caller's to make, after this.
+    /// Makes it with links to `layers`, topmost first; an overlay without layers is over an empty folder. `upper/` is the
+    /// caller's to make, after this.
     pub(crate) fn create(&self, layers: &[PathBuf]) -> io::Result<()> {
         fs::create_dir(&self.0)?;
         fs::create_dir(self.0.join(WORK))?;
         fs::create_dir(self.0.join(LOWER))?;
+        if layers.is_empty() {
+            fs::create_dir(self.0.join(LOWER).join("0"))?;
+        }
         for (at, layer) in layers.iter().enumerate() {
             symlink(layer, self.0.join(LOWER).join(at.to_string()))?;
         }
@@ -117,7 +121,7 @@ pub(crate) fn attach(mount: &OwnedFd, target: &Path) -> io::Result<()> {
 
 /// The options, seen from the folder of the links.
 fn options(layers: usize) -> String {
-    let lower: Vec<String> = (0..layers).map(|at| at.to_string()).collect();
+    let lower: Vec<String> = (0..layers.max(1)).map(|at| at.to_string()).collect();
     format!("lowerdir={},upperdir=../{UPPER},workdir=../{WORK}", lower.join(":"))
 }
 
@@ -136,6 +140,7 @@ mod tests {
     #[test]
     fn the_options_of_500_layers_fit_in_the_smallest_page() {
         assert_eq!(options(3), "lowerdir=0:1:2,upperdir=../upper,workdir=../work");
+        assert_eq!(options(0), options(1), "overlayfs takes no empty list");
         assert!(options(500).len() < 4096, "{}", options(500).len());
     }
 }

@@ -6,6 +6,7 @@ use imagelet_core::{
     image::{ByteSize, ImageId},
     runtime::RuntimeError,
 };
+use serde_json::value::RawValue;
 
 use crate::store::{Held, ImageRecord, LayerEntry, Store, storage_error};
 
@@ -47,7 +48,7 @@ pub struct StoredImage {
     /// When it was pulled, in seconds since 1970.
     pub pulled_at: u64,
     /// The configuration as it came.
-    pub config: serde_json::Value,
+    pub config: Box<RawValue>,
 }
 
 pub(crate) fn usage(store: &Store) -> StoreUsage {

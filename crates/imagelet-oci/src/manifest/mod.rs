@@ -34,6 +34,9 @@ pub const LAYERS_MAX: usize = 500;
 /// Largest layer, as packed, that is fetched. The largest images there are have layers of some tens of GiB.
 pub const LAYER_BYTES_MAX: u64 = 256 << 30;
 
+/// Most objects and lists within one another in a document: more than any tool writes, and few enough for every reader.
+pub const NESTING_MAX: usize = 128;
+
 /// Most bytes of what a parser says of a document.
 const REASON_MAX: usize = 256;
 
@@ -344,11 +347,38 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// Reads a JSON object. Serde would take an array for a struct; Go would not.
+///
+/// Serde passes over fields that nothing reads however deep they are nested, so that levels are counted before.
 fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
+    let levels = nesting(bytes);
+    if levels > NESTING_MAX {
+        return Err(serde_json::Error::custom(format!(
+            "nested {levels} levels deep; more than {NESTING_MAX} are refused"
+        )));
+    }
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(serde_json::Error::custom("a list where an object is expected"));
     }
     serde_json::from_slice(bytes).map_err(brief)
+}
+
+/// How many objects and lists are within one another in a JSON text, at most. Of what is no JSON it says nothing.
+fn nesting(bytes: &[u8]) -> usize {
+    let (mut level, mut deepest, mut in_text, mut is_escaped) = (0_usize, 0, false, false);
+    for byte in bytes {
+        match (in_text, byte) {
+            (true, _) if is_escaped => is_escaped = false,
+            (true, b'\\') => is_escaped = true,
+            (_, b'"') => in_text = !in_text,
+            (false, b'{' | b'[') => {
+                level += 1;
+                deepest = deepest.max(level);
+            }
+            (false, b'}' | b']') => level = level.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
 }
 
 /// Serde quotes what it did not expect at full length: of a text of megabytes that is no message.

@@ -204,3 +204,34 @@ fn a_long_text_in_the_wrong_place_is_not_quoted_at_length() {
     let short = ManifestDocument::parse(br#"{"layers":"x"}"#, "").unwrap_err().chain();
     assert!(short.ends_with("invalid type: string \"x\", expected a list at line 1 column 13"), "{short}");
 }
+
+#[test]
+fn a_document_is_nested_128_levels_at_most_also_where_nothing_reads_it() {
+    let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+    let manifest = |field: &str| {
+        let config = format!(r#"{{"digest":"sha256:{HEX}","size":1}}"#);
+        format!(r#"{{"schemaVersion":2,"mediaType":"{OCI}","config":{config},"layers":[],{field}}}"#)
+    };
+    let index = |field: &str| format!(r#"{{"schemaVersion":2,"mediaType":"{INDEX}","manifests":[],{field}}}"#);
+    let config = |field: &str| format!(r#"{{"rootfs":{{"diff_ids":[]}},{field}}}"#);
+    type Read = fn(&str) -> Result<(), RuntimeError>;
+    let document: Read = |text| ManifestDocument::parse(text.as_bytes(), "").map(drop);
+    let configuration: Read = |text| ImageConfig::parse(text.as_bytes()).map(drop);
+    let documents: [(&dyn Fn(&str) -> String, Read); 3] =
+        [(&manifest, document), (&index, document), (&config, configuration)];
+    for (of, read) in documents {
+        let beside = |levels: usize| read(&of(&format!(r#""unread":{}"#, deep(levels - 1))));
+        beside(127).and_then(|()| beside(128)).expect("no deeper than that");
+        for levels in [129, 400_000] {
+            let error = beside(levels).expect_err("deeper").chain();
+            let told = format!("nested {levels} levels deep; more than 128 are refused");
+            assert!(error.contains(&told), "{error}");
+        }
+        // Brackets in texts are no levels.
+        for text in ["[".repeat(200), r#"\"[{"#.repeat(200), format!(r"\\{}", "{".repeat(200))] {
+            read(&of(&format!(r#""unread":"{text}""#))).expect(&text);
+        }
+        let hidden = of(&format!(r#""unread":["\\",{}]"#, deep(200)));
+        read(&hidden).expect_err("the text ends before the levels");
+    }
+}

@@ -3,7 +3,13 @@
 //! A mount's upper layer starts with directories, each with the metadata of the uppermost layer that names it. The layers
 //! themselves stay as they are, shared, and an image may have as many as overlayfs takes.
 
-use std::{collections::BTreeSet, ffi::OsStr, fs, io, os::unix::ffi::OsStrExt as _, path::Path};
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    fs, io,
+    os::unix::{ffi::OsStrExt as _, fs::PermissionsExt as _},
+    path::Path,
+};
 
 use imagelet_core::{
     image::Digest,
@@ -11,6 +17,9 @@ use imagelet_core::{
 };
 
 use crate::store::Store;
+
+/// The root of an image without layers, as runtimes make it.
+const ROOT_MODE: u32 = 0o755;
 
 /// Builds the directories in `folder`, which is made, for `layers` from the top down.
 pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Result<()> {
@@ -25,6 +34,10 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
         below.push(LayerFolders::open(&store.layer_tree(layer), implicit)?);
     }
     fs::create_dir(folder)?;
+    if layers.is_empty() {
+        // No layer has a root whose metadata it could take.
+        fs::set_permissions(folder, fs::Permissions::from_mode(ROOT_MODE))?;
+    }
     let mut made = Vec::new();
     // Parents sort before what is in them.
     for path in wanted {

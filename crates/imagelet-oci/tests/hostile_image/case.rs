@@ -21,6 +21,11 @@ use super::{
 /// A look at what was pulled.
 pub(crate) type Look = fn(&Listed, &StoredImage);
 
+/// The configuration as it is told.
+pub(crate) fn config_of(details: &StoredImage) -> serde_json::Value {
+    serde_json::from_str(details.config.get()).expect("a configuration is JSON")
+}
+
 /// What has to come of a pull.
 #[derive(Clone, Debug)]
 enum Want {

@@ -7,7 +7,7 @@ use imagelet_core::{
 use serde_json::json;
 
 use super::{
-    case::{Bench, Case, Look},
+    case::{Bench, Case, Look, config_of},
     child,
     image::{ARCHITECTURE, Image, Layer, OTHER},
     registry::Answer,
@@ -50,6 +50,11 @@ fn b064() -> Vec<Case> {
         text("an empty object", "{}").fails(Corrupt, &["rootfs"]),
         text("rootfs twice", "{\"rootfs\":{},\"rootfs\":{\"diff_ids\":[]}}"),
         bytes("deep", "{\"history\":".repeat(300_000).into_bytes()),
+        text(
+            "nested too deeply where nothing reads it",
+            &format!("{{\"rootfs\":{{}},\"unread\":{}{}}}", "[".repeat(128), "]".repeat(128)),
+        )
+        .fails(Corrupt, &["nested 129 levels deep"]),
         bytes("no UTF-8", b"{\"os\":\"\xff\",\"rootfs\":{}}".to_vec()),
         machine("another processor", "linux", OTHER, &[OTHER, ARCHITECTURE]),
         machine("another system", "windows", ARCHITECTURE, &["windows", "linux"]),
@@ -139,18 +144,18 @@ fn b066() -> Vec<Case> {
             |listed, details| {
                 assert!(!listed.pinned, "a label pinned it");
                 assert_eq!(listed.tags.len(), 1, "a label made a name");
-                assert_eq!(details.config["config"]["Labels"]["io.cri-containerd.pinned"], "pinned");
+                assert_eq!(config_of(details)["config"]["Labels"]["io.cri-containerd.pinned"], "pinned");
             },
         ),
         labelled("a label of 6 KiB", json!({"long": "x".repeat(6 << 10)}), |_, details| {
-            assert_eq!(details.config["config"]["Labels"]["long"].as_str().map(str::len), Some(6 << 10));
+            assert_eq!(config_of(details)["config"]["Labels"]["long"].as_str().map(str::len), Some(6 << 10));
         }),
         labelled("a name of 6 KiB", json!({"x".repeat(6 << 10): "1"}), |listed, _| assert!(!listed.pinned)),
         labelled("a thousand labels", (0..1000).map(|number| (format!("l{number}"), json!("v"))).collect::<serde_json::Map<_, _>>().into(), |_, details| {
-            assert_eq!(details.config["config"]["Labels"].as_object().map(serde_json::Map::len), Some(1000));
+            assert_eq!(config_of(details)["config"]["Labels"].as_object().map(serde_json::Map::len), Some(1000));
         }),
         labelled("labels with what breaks lines", json!({"a\nb": "c\u{0}d\u{1b}[31m", "": ""}), |_, details| {
-            assert_eq!(details.config["config"]["Labels"]["a\nb"], "c\u{0}d\u{1b}[31m");
+            assert_eq!(config_of(details)["config"]["Labels"]["a\nb"], "c\u{0}d\u{1b}[31m");
         }),
         Case::new("B066", "annotations like those that control", Image::good("a").manifest(|manifest| {
             manifest["annotations"] = json!({"org.opencontainers.image.ref.name": "library/other:latest", "io.containerd.image.name": "docker.io/library/other:latest"});
@@ -162,12 +167,13 @@ fn b066() -> Vec<Case> {
 
 fn b067() -> Vec<Case> {
     let volumes: Look = |_, details| {
-        let volumes = details.config["config"]["Volumes"].as_object().expect("volumes");
+        let config = config_of(details);
+        let volumes = config["config"]["Volumes"].as_object().expect("volumes");
         for path in ["/../../etc", "/etc", "..", "", "/var/lib/imagelet", "/proc/self/root", "a\u{0}b"] {
             assert!(volumes.contains_key(path), "`{path}` is not told as it was written");
         }
-        assert_eq!(details.config["config"]["WorkingDir"], "../../..");
-        assert_eq!(details.config["config"]["Entrypoint"][0], "/../../bin/sh");
+        assert_eq!(config_of(details)["config"]["WorkingDir"], "../../..");
+        assert_eq!(config_of(details)["config"]["Entrypoint"][0], "/../../bin/sh");
     };
     let with = Image::good("v").config(|config| {
         config["config"] = json!({
@@ -190,7 +196,7 @@ fn b067() -> Vec<Case> {
             "volumes with values",
             Image::good("v").config(|config| config["config"] = json!({"Volumes": {"/data": {"source": "/etc"}}})),
         )
-        .looks(|_, details| assert_eq!(details.config["config"]["Volumes"]["/data"]["source"], "/etc")),
+        .looks(|_, details| assert_eq!(config_of(details)["config"]["Volumes"]["/data"]["source"], "/etc")),
     ]
 }
 

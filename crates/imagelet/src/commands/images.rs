@@ -3,6 +3,7 @@
 use std::{io::Write, process::ExitCode, time::SystemTime};
 
 use imagelet_core::image::{ByteSize, ImageId, shown_name};
+use serde::Deserialize;
 
 use crate::{
     cli::{DfArgs, Format, InspectArgs, LsArgs},
@@ -112,22 +113,33 @@ pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format
         rows("Last used:", age(time(image.last_used.as_deref()), now));
         rows("In use by:", list(&image.in_use_by));
         rows("Pinned by:", list(&image.pinned_by));
-        if let Some(details) = &found.details {
-            let text = |key: &str| details[key].as_str().unwrap_or("-").to_owned();
-            rows("Platform:", text("platform"));
-            rows("Manifest:", text("manifest"));
-            let layers = details["layers"].as_array().into_iter().flatten();
-            let layers: Vec<String> = layers
-                .map(|layer| {
-                    let size = ByteSize(layer["size"].as_u64().unwrap_or(0));
-                    format!("{} {size}", layer["blob"].as_str().unwrap_or("-"))
-                })
-                .collect();
-            rows("Layers:", list(&layers));
+        if let Some(details) = found.details.as_ref().and_then(|it| serde_json::from_str::<ShownDetails>(it.get()).ok())
+        {
+            let or_none = |text: String| if text.is_empty() { "-".into() } else { text };
+            rows("Platform:", or_none(details.platform));
+            rows("Manifest:", or_none(details.manifest));
+            let layer = |layer: ShownLayer| format!("{} {}", or_none(layer.blob), ByteSize(layer.size));
+            rows("Layers:", list(&details.layers.into_iter().map(layer).collect::<Vec<_>>()));
         }
         table.write(&mut out)
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What of an image's details is shown to people.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ShownDetails {
+    platform: String,
+    manifest: String,
+    layers: Vec<ShownLayer>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ShownLayer {
+    blob: String,
+    size: u64,
 }
 
 /// As listed, and what it takes on the disk where that is known.

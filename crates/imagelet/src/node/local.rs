@@ -360,7 +360,7 @@ impl Command for InspectRequest {
             Some(engine) => engine.stored(&ImageSpec::new(image.id.as_str())).await?,
             None => None,
         };
-        Ok(Inspected { image: found, details: details.as_ref().map(details_of) })
+        Ok(Inspected { image: found, details: details.as_ref().and_then(details_of) })
     }
 }
 

@@ -12,7 +12,8 @@ use imagelet_core::{
     runtime::{Certainty, LayerGraph},
 };
 use imagelet_oci::{LayerEntry, StoreUsage, StoredImage};
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{json, value::RawValue};
 
 use super::{FsRow, ImageRow, local::moment};
 
@@ -79,17 +80,31 @@ impl From<&FsStats> for FsRow {
     }
 }
 
-/// What the embedded store knows of an image, as a document; the configuration is as the registry sent it.
-pub(super) fn details_of(stored: &StoredImage) -> serde_json::Value {
+/// What the embedded store knows of an image, as a document.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StoredDetails<'a> {
+    id: &'a str,
+    manifest: &'a str,
+    platform: &'a str,
+    layers: Vec<serde_json::Value>,
+    pulled_at: Option<String>,
+    /// As the registry sent it.
+    config: &'a RawValue,
+}
+
+/// The details of an image, as the text that they are written as.
+pub(super) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
     let layer = |layer: &LayerEntry| json!({ "blob": layer.blob, "size": layer.size, "diffId": layer.diff_id, "mediaType": layer.media_type });
-    json!({
-        "id": stored.id,
-        "manifest": stored.manifest,
-        "platform": stored.platform,
-        "layers": stored.layers.iter().map(layer).collect::<Vec<_>>(),
-        "pulledAt": moment(SystemTime::UNIX_EPOCH + Duration::from_secs(stored.pulled_at)),
-        "config": stored.config,
-    })
+    let details = StoredDetails {
+        id: &stored.id,
+        manifest: &stored.manifest,
+        platform: &stored.platform,
+        layers: stored.layers.iter().map(layer).collect(),
+        pulled_at: moment(SystemTime::UNIX_EPOCH + Duration::from_secs(stored.pulled_at)),
+        config: &stored.config,
+    };
+    serde_json::value::to_raw_value(&details).ok()
 }
 
 /// What is told of an image that a pass has seen.

@@ -3,32 +3,13 @@
 //! Stable: fields are added, never renamed or removed, and readers skip what they do not know. Times are RFC 3339, sizes
 //! are bytes, durations have their unit in the name, ids and names are as the store spells them.
 
-use std::{fmt, path::PathBuf};
+use std::path::PathBuf;
 
-use imagelet_core::{credentials::Secret, inventory::NodeImage};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use imagelet_core::inventory::NodeImage;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
-/// A text that crosses the socket and is printed nowhere else.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Hidden(pub(crate) Secret);
-
-impl fmt::Debug for Hidden {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Serialize for Hidden {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.0.expose())
-    }
-}
-
-impl<'de> Deserialize<'de> for Hidden {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer).map(|text| Self(Secret::new(text)))
-    }
-}
+use super::fields::{Hidden, laid_out};
 
 macro_rules! documents {
     ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {$(
@@ -155,7 +136,8 @@ documents! {
         /// Absent when there is no such image.
         image: Option<ImageRow>,
         /// What the embedded store knows beyond that: manifest, configuration, layers.
-        details: Option<serde_json::Value>,
+        #[serde(serialize_with = "laid_out")]
+        details: Option<Box<RawValue>>,
     }
     /// Asks where the bytes are.
     UsageRequest {}

@@ -367,9 +367,14 @@ impl Image {
     }
 
     /// The same image with this label in its configuration.
-    pub(crate) fn labelled(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn labelled(self, name: &str, value: &str) -> Self {
+        self.configured(|config| config["config"]["Labels"][name] = value.into())
+    }
+
+    /// The same image with another configuration, wrong or right.
+    pub(crate) fn configured(mut self, edit: impl FnOnce(&mut serde_json::Value)) -> Self {
         let mut config: serde_json::Value = serde_json::from_slice(&self.config.bytes).unwrap();
-        config["config"]["Labels"][name] = value.into();
+        edit(&mut config);
         self.config = Blob::new(serde_json::to_vec(&config).unwrap(), &self.config.media_type);
         let descriptor = self.config.descriptor();
         self.with_manifest(|manifest| manifest["config"] = descriptor)

@@ -391,3 +391,43 @@ fn a_mounted_root_has_the_mode_that_the_image_gives_it() {
         bench.unmount(&bench.target()).ok();
     }
 }
+
+#[test]
+fn an_image_without_layers_is_an_empty_folder() {
+    let bench = Bench::with(&Image::oci(&[]));
+    let target = bench.target();
+    for flags in [&[][..], &["--rw"]] {
+        bench.mount(flags);
+        assert_eq!(fs::read_dir(&target).unwrap().count(), 0, "{flags:?}");
+        assert_eq!(fs::metadata(&target).unwrap().permissions().mode() & 0o7777, 0o755, "{flags:?}");
+        let written = fs::write(target.join("written"), WRITTEN);
+        assert_eq!(written.is_ok(), !flags.is_empty(), "{flags:?}: {written:?}");
+        bench.run(&["rm", &bench.name]).refused(&["mount"]);
+        bench.unmount(&target).ok();
+        assert_eq!(fs::read_dir(&target).unwrap().count(), 0, "{flags:?}");
+    }
+    bench.run(&["verify"]).ok();
+    bench.assert_released("an image without layers");
+}
+
+#[test]
+fn a_configuration_is_inspected_however_deep_it_is_nested_and_refused_beyond_128_levels() {
+    /// With a field that nothing reads, so that the whole has so many levels.
+    fn nested(levels: usize) -> Image {
+        let deep = (1..levels).fold(serde_json::json!("end"), |inner, _| serde_json::json!([inner]));
+        Image::marked("nested", 1000).configured(|config| config["unread"] = deep)
+    }
+    for levels in [100, 125, 128] {
+        let bench = Bench::with(&nested(levels));
+        let text = bench.run(&["inspect", &bench.name]).ok();
+        assert!(text.contains("Manifest:") && text.contains("sha256:"), "{levels}: {text}");
+        let json = bench.run(&["inspect", &bench.name, "-o", "json"]).ok();
+        assert!(json.contains("\"unread\"") && json.contains("end"), "{levels}: {json}");
+        bench.mount(&[]);
+        bench.unmount(&bench.target()).ok();
+    }
+    let (folder, registry) = (scratch(), FakeRegistry::start());
+    let name = registry.put("deep:v1", &nested(129));
+    let refused = with_store(&folder.path().join("store"), ["pull", &name]);
+    refused.refused(&["the image configuration cannot be read", "nested 129 levels deep; more than 128 are refused"]);
+}

@@ -1,0 +1,38 @@
+//! Fields of documents that are written otherwise than serde writes their types.
+
+use std::fmt;
+
+use imagelet_core::credentials::Secret;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+/// A text that crosses the socket and is printed nowhere else.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Hidden(pub(crate) Secret);
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for Hidden {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.expose())
+    }
+}
+
+impl<'de> Deserialize<'de> for Hidden {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(|text| Self(Secret::new(text)))
+    }
+}
+
+/// As a document in this one; as it came where it is nested too deeply for that.
+#[expect(clippy::ref_option, reason = "the shape that serde calls")]
+pub(super) fn laid_out<S: Serializer>(details: &Option<Box<RawValue>>, serializer: S) -> Result<S::Ok, S::Error> {
+    match details.as_ref().map(|details| serde_json::from_str::<serde_json::Value>(details.get())) {
+        Some(Ok(details)) => details.serialize(serializer),
+        _ => details.serialize(serializer),
+    }
+}
