@@ -345,6 +345,11 @@ impl Memory {
         }
     }
 
+    /// Whether images were handed out that no pass has listed yet.
+    pub(super) fn awaits_pass(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// The next flush writes of it.
     pub(super) fn change(&mut self, key: &ImageKey) {
         if self.images.contains_key(key) {

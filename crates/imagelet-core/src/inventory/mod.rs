@@ -357,6 +357,11 @@ impl Inventory {
         state.dirty = true;
     }
 
+    /// Whether images were handed out that no pass has listed yet.
+    pub fn awaits_pass(&self) -> bool {
+        self.lock().memory.awaits_pass()
+    }
+
     /// Lists images before pods: an image that a new container uses is then at worst not listed yet.
     async fn survey(&self) -> Result<Survey, InventoryError> {
         let images = self.runtime.list(None).await.map_err(InventoryError::List)?;

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError, RwLock, atomic::AtomicUsize},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -36,6 +36,9 @@ use crate::{
     config::{CollectionMode, Settings},
     failure::Failure,
 };
+
+/// How long the end of a command waits for a runtime to list its images.
+const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
 /// What a node is made of.
 pub(crate) struct NodeParts {
@@ -132,11 +135,16 @@ impl LocalNode {
         {
             return;
         }
-        // A store of our own answers at once; a runtime is not asked again, as nobody waits for its answer.
-        if self.parts.engine.is_some()
-            && let Err(failure) = self.refresh().await
-        {
-            tracing::warn!(error = failure.to_string(), "could not take stock of the images");
+        // A store of our own answers at once; a runtime is asked only where an image came that no pass has seen: without one
+        // nothing would be remembered of its pull.
+        if self.parts.engine.is_some() || self.parts.inventory.awaits_pass() {
+            match tokio::time::timeout(LAST_PASS_MAX, self.refresh()).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(failure)) => {
+                    tracing::warn!(error = failure.to_string(), "could not take stock of the images");
+                }
+                Err(_) => tracing::warn!("the runtime takes too long to list its images"),
+            }
         }
         let inventory = Arc::clone(&self.parts.inventory);
         match tokio::task::spawn_blocking(move || inventory.flush()).await {

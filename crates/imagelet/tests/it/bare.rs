@@ -64,3 +64,22 @@ fn images_of_a_bare_containerd_are_listed_pulled_inspected_and_removed() {
     drop(containerd);
     ask(&["ls"]).refused(&["error: could not reach", "hint: "]);
 }
+
+#[test]
+fn what_a_command_pulls_without_a_daemon_is_pulled_by_imagelet() {
+    let (registry, folder) = (Registry::start(), scratch());
+    let [first, second] = ["first", "second"].map(|name| registry.push(&format!("{name}:v1"), &Image::busybox(name)));
+    let containerd = Containerd::start(folder.path(), &registry);
+    let ask = |arguments: &[&str]| -> Outcome {
+        let mut command = program();
+        command.env("XDG_DATA_HOME", folder.path()).env("HOME", folder.path());
+        run(command.args(["--endpoint", &containerd.endpoint()]).args(arguments))
+    };
+    for name in [&first, &second] {
+        ask(&["pull", name]).ok();
+        let why = ask(&["why", name, "-o", "json"]).json();
+        assert_eq!(why["images"][0]["now"]["origin"], "pulled", "{why:#}");
+        assert_eq!(why["images"][0]["history"][0]["what"], "pulled", "{why:#}");
+    }
+    drop(containerd);
+}
