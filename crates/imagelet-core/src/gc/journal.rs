@@ -33,7 +33,7 @@ impl ImageGc {
             at,
             code: ActCode::Removing,
             keys: vec![entry.key().to_string()],
-            names: entry.image.tags.clone(),
+            names: entry.image.names().to_vec(),
             by: String::new(),
             bytes: Some(entry.image.size.0),
             took_ms: None,
@@ -85,7 +85,7 @@ fn outcome(removal: &GcRemoval) -> Outcome {
         GcOutcome::Removed { claimed } => OutcomeResult::Removed(claimed.0),
         GcOutcome::Failed { error } => OutcomeResult::Failed(cut(error)),
     };
-    Outcome { key: removal.key.to_string(), names: removal.tags.clone(), result }
+    Outcome { key: removal.key.to_string(), names: removal.names.clone(), result }
 }
 
 fn decision(decided: &GcDecision, goes: bool, reason: &Reason) -> Decision {

@@ -223,8 +223,8 @@ impl fmt::Display for GcPhase {
 pub struct GcRemoval {
     /// Which image.
     pub key: ImageKey,
-    /// Its names.
-    pub tags: Vec<String>,
+    /// Its names, as [`crate::image::Image::names`] has them.
+    pub names: Vec<String>,
     /// What for.
     pub phase: GcPhase,
     /// How it went.

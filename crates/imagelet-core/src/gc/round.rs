@@ -115,8 +115,9 @@ impl<'a> Round<'a> {
         self.decide(entry, GcVerdict::Remove { phase }, reason);
         let id = entry.image.id.to_string();
         let runtime_handler = entry.image.spec.runtime_handler.as_str();
-        // The kubelet's line, with its names of the fields.
-        tracing::info!(imageID = %id, size = size.0, runtimeHandler = runtime_handler, %phase, "Removing image to free bytes");
+        // The kubelet's line, with its names of the fields; the names of the image are ours.
+        let names = entry.image.names().join(" ");
+        tracing::info!(imageID = %id, names, size = size.0, runtimeHandler = runtime_handler, %phase, "Removing image to free bytes");
         let spec = match self.policy.way() {
             GcWay::Imagelet => ImageSpec { image: id, ..entry.image.spec.clone() },
             // The kubelet's names the id alone; a use under any handler kept the image from coming this far.
@@ -137,7 +138,7 @@ impl<'a> Round<'a> {
                 (GcOutcome::Failed { error: error.clone() }, Attempt::Failed(error))
             }
         };
-        self.removed.push(GcRemoval { key: entry.key(), tags: entry.image.tags.clone(), phase, outcome });
+        self.removed.push(GcRemoval { key: entry.key(), names: entry.image.names().to_vec(), phase, outcome });
         attempt
     }
 

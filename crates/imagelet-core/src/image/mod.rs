@@ -103,6 +103,11 @@ impl Image {
         ImageKey::new(self.id.clone(), self.spec.runtime_handler.clone())
     }
 
+    /// The names that it is reported with: those with tag, where it has any, else those with digest.
+    pub fn names(&self) -> &[String] {
+        if self.tags.is_empty() { &self.digests } else { &self.tags }
+    }
+
     /// Where its key stands to another one, without making it.
     pub fn cmp_key(&self, key: &ImageKey) -> Ordering {
         self.id.cmp(key.id()).then_with(|| self.spec.runtime_handler.as_str().cmp(key.handler()))

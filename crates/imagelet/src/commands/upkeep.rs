@@ -19,7 +19,7 @@ use crate::{
 use super::imports;
 
 pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> Result<ExitCode, Failure> {
-    let (mut removed, mut failed) = (Vec::new(), false);
+    let (mut removed, mut asked, mut failed) = (Vec::new(), Vec::new(), false);
     for image in &arguments.images {
         match node.ask(RemoveRequest { image: image.clone() }, silences(note)).await {
             Ok(one) => {
@@ -34,6 +34,7 @@ pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> R
                     note(&format!("warning: `{image}` was pinned by {}", printable(&pins)));
                 }
                 removed.push(one);
+                asked.push(image.as_str());
             }
             Err(failure) => {
                 failed = true;
@@ -42,10 +43,24 @@ pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> R
         }
     }
     print(format, &json!({ "removed": removed }), |out| {
-        removed.iter().try_for_each(|one| writeln!(out, "{}", one.id))
+        removed.iter().zip(&asked).try_for_each(|(one, asked)| match &one.names[..] {
+            // Asked for by its id, an image is reported with its names, too.
+            names if !names.is_empty() && is_id(&one.id, asked) => {
+                writeln!(out, "{}  {}", one.id, printable(&names.join(" ")))
+            }
+            _ => writeln!(out, "{}", one.id),
+        })
     })?;
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
+
+/// Whether a text is this id or the beginning of it.
+fn is_id(id: &str, text: &str) -> bool {
+    id.starts_with(text) || id.trim_start_matches("sha256:").starts_with(text)
+}
+
+/// Pods whose start is shown.
+const PODS_SHOWN_MAX: usize = 10;
 
 /// One of several things failed; the others go on.
 pub(super) fn complain(failure: &Failure) {

@@ -161,7 +161,7 @@ pub(super) fn of_removals(report: &GcReport) -> Option<String> {
     let removed: Vec<&GcRemoval> = removed.collect();
     let named = removed.iter().take(NAMED_MAX).map(|removal| {
         let name = removal
-            .tags
+            .names
             .first()
             .map_or_else(|| removal.key.id().short().to_owned(), |tag| shown_name(tag).into_owned());
         format!("{name} ({})", removal.phase.reason())

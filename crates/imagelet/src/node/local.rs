@@ -405,19 +405,19 @@ impl Command for RemoveRequest {
             other => Failure::of(&other),
         })?;
         let after = node.usage().await?;
-        tracing::info!(image = %image.id, names = ?image.tags, "removed an image on request");
+        tracing::info!(image = %image.id, names = ?image.names(), "removed an image on request");
         let freed = match (&before.store, after) {
             (Some(before), Some(after)) => Some(before.total.saturating_sub(after.total).0),
             _ => before.freed_by(&image.id),
         };
-        node.removed_on_request(ActCode::RemovedOnRequest, &image, &image.tags, "command", freed);
+        node.removed_on_request(ActCode::RemovedOnRequest, &image, image.names(), "command", freed);
         if let Some(until) = &held_until {
             tracing::warn!(image = %image.id, until, "the removed image was held for a container that may still come");
         }
         if !pinned_by.is_empty() {
             tracing::warn!(image = %image.id, ?pinned_by, "the removed image was pinned");
         }
-        Ok(Removed { id: image.id.to_string(), names: image.tags, freed, held_until, pinned_by })
+        Ok(Removed { id: image.id.to_string(), names: image.names().to_vec(), freed, held_until, pinned_by })
     }
 }
 

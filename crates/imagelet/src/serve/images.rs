@@ -25,6 +25,9 @@ use tokio_util::sync::CancellationToken;
 use super::{filesystems::FilesystemAnswers, started::Started};
 use crate::{config::CriCallers, node::LocalNode};
 
+/// Names of a removed image in its event.
+const NAMES_MAX: usize = 10;
+
 /// A node's images for callers that know the runtime interface alone.
 #[derive(Debug)]
 pub(super) struct ServedImages {
@@ -184,9 +187,11 @@ impl ImageService for ServedImages {
             return Self::remove_unlisted(&node, spec).await;
         };
         let pins = parts.inventory.pins_of(&image);
-        node.removed_on_request(ActCode::RemovedOnRequest, &image, &image.tags, "CRI", None);
+        node.removed_on_request(ActCode::RemovedOnRequest, &image, image.names(), "CRI", None);
         self.filesystems.invalidate();
-        let name = shown_name(&spec.image);
+        // A kubelet removes by id; people know an image by its names.
+        let names: Vec<_> = image.names().iter().take(NAMES_MAX).map(|name| shown_name(name)).collect();
+        let name = if names.is_empty() { shown_name(&spec.image).into_owned() } else { names.join("`, `") };
         if pins.is_empty() {
             Self::tell(
                 &node,
