@@ -35,7 +35,7 @@ pub struct History {
 /// What the log knows of one image.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImageHistory {
-    /// Its key.
+    /// Its key; empty where only pulls of a name are on record that brought nothing.
     pub key: String,
     /// All names it had.
     pub names: Vec<String>,
@@ -130,12 +130,16 @@ impl History {
         })?;
         let wanted = Wanted::new(text);
         names.retain(|key, names| wanted.is(key, names));
-        if names.is_empty() {
-            return Ok(history);
-        }
+        let (mut attempts, mut nameless) = (Vec::new(), BTreeSet::new());
         let mut facts: BTreeMap<&str, Facts> = names.keys().map(|key| (key.as_str(), Facts::default())).collect();
         let mut passes = Vec::new();
         read(directory, |_, line| match line {
+            Line::Act(act) if act.is_of_a_name() => {
+                let is_of_an_image = names.values().any(|names| act.names.iter().any(|name| names.contains(name)));
+                if is_of_an_image || wanted.names(&act.names) {
+                    attempts.push(act);
+                }
+            }
             Line::Act(act) => {
                 for key in &act.keys {
                     if let Some(facts) = facts.get_mut(key.as_str()) {
@@ -153,7 +157,19 @@ impl History {
             }
             Line::Lost(_) => {}
         })?;
+        for act in attempts {
+            // It is told with the image that had the name last.
+            let has_it =
+                |key: &str| names.get(key).is_some_and(|names| act.names.iter().any(|name| names.contains(name)));
+            let named = facts.iter().filter(|(key, _)| has_it(key));
+            let last = named.max_by_key(|(_, facts)| facts.last_at()).map_or("", |(key, _)| *key);
+            facts.entry(last).or_default().act(&act);
+            if last.is_empty() {
+                nameless.extend(act.names);
+            }
+        }
         let told = facts.into_iter().map(|(key, facts)| (key.to_owned(), facts.story(&passes))).collect::<Vec<_>>();
+        names.insert(String::new(), nameless);
         let images = told.into_iter().map(|(key, story)| {
             let names = names.remove(&key).unwrap_or_default().into_iter().collect();
             let Story { size, is_present, happenings, .. } = story;
@@ -206,11 +222,13 @@ impl Wanted {
         key == self.text
             || id == self.text
             || begins(id)
-            || names.iter().any(|name| {
-                *name == self.text
-                    || self.canonical.as_ref() == Some(name)
-                    || name.split_once('@').is_some_and(|(_, digest)| begins(digest))
-            })
+            || self.names(names)
+            || names.iter().any(|name| name.split_once('@').is_some_and(|(_, digest)| begins(digest)))
+    }
+
+    /// Whether it is one of these names.
+    fn names<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> bool {
+        names.into_iter().any(|name| *name == self.text || self.canonical.as_ref() == Some(name))
     }
 }
 
@@ -250,6 +268,10 @@ impl Fact {
 }
 
 impl Facts {
+    fn last_at(&self) -> Option<SystemTime> {
+        self.0.iter().map(|fact| fact.until).max()
+    }
+
     fn act(&mut self, act: &Act) {
         let kind = FactKind::Act(act.clone());
         self.0.push(Fact { at: act.at, until: act.at, head: RunHead::default(), kind });
@@ -352,15 +374,26 @@ impl Story {
                     self.happenings.push(Happening::new(HappeningKind::Found, "found", act.at, ""));
                 }
             }
-            ActCode::UntaggedOnRequest | ActCode::Pinned | ActCode::Unpinned => {}
+            ActCode::UntaggedOnRequest
+            | ActCode::Pinned
+            | ActCode::Unpinned
+            | ActCode::PullFailed
+            | ActCode::PullGivenUp => {}
         }
-        self.happenings.push(Happening {
+        let happening = Happening {
             names: act.names.clone(),
             bytes: act.bytes,
             took_ms: act.took_ms,
             text: act.why.clone(),
             ..Happening::new(HappeningKind::Act(act.code), act.code.code(), act.at, &act.by)
-        });
+        };
+        match self.happenings.last_mut() {
+            Some(last) if act.is_of_a_name() && last.is_same(&happening) && last.text == act.why => {
+                last.count += 1;
+                last.until = act.at;
+            }
+            _ => self.happenings.push(happening),
+        }
     }
 
     /// A collection listed it.

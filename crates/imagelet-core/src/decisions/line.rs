@@ -35,6 +35,7 @@ pub(super) enum Line {
 /// A collection, told by how it differs from the one before; or several that decided nothing new. A long one takes
 /// several lines, of which only the last has a count.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct RunLine {
     /// The last of them.
     pub(super) head: RunHead,

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 /// Something that somebody did to one image, or to the pins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Act {
     /// When.
     #[serde(with = "moment")]
@@ -48,19 +49,32 @@ pub enum ActCode {
     Unpinned,
     /// Another manager of the node pulled it, and its records say so.
     Adopted,
+    /// A pull of this name failed. No image is known by it, so there are names and no key.
+    PullFailed,
+    /// A pull of this name was given up: its caller is gone. Names and no key, too.
+    PullGivenUp,
     /// A collection is about to remove it: what came of that is in the collection's own lines, if it lived to write them.
     Removing,
 }
 
+impl Act {
+    /// Whether it tells of a pull that brought nothing: of a name, and no image.
+    pub(super) fn is_of_a_name(&self) -> bool {
+        matches!(self.code, ActCode::PullFailed | ActCode::PullGivenUp)
+    }
+}
+
 impl ActCode {
     /// All there are.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Pulled,
         Self::RemovedOnRequest,
         Self::UntaggedOnRequest,
         Self::Pinned,
         Self::Unpinned,
         Self::Adopted,
+        Self::PullFailed,
+        Self::PullGivenUp,
         Self::Removing,
     ];
 
@@ -73,6 +87,8 @@ impl ActCode {
             Self::Pinned => "pinned_on_request",
             Self::Unpinned => "unpinned_on_request",
             Self::Adopted => "adopted",
+            Self::PullFailed => "pull_failed",
+            Self::PullGivenUp => "pull_given_up",
             Self::Removing => "removing",
         }
     }

@@ -135,6 +135,7 @@ fn every_line_is_one_document_that_people_can_read() {
     let text = fs::read_to_string(&segments_of(folder.path())[0]).unwrap();
     let documents: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(documents[0]["act"]["at"], "2027-01-15T08:00:01Z");
+    assert_eq!(documents[0]["act"]["tookMs"], 1);
     assert_eq!(documents[1]["run"]["decided"][0]["code"], "not_needed");
     assert_eq!(documents.len(), 2);
 }

@@ -54,12 +54,14 @@ impl Writer {
     }
 
     pub(super) fn act(&mut self, act: Act) {
-        let brought: Vec<String> = brought(&act).to_vec();
+        let (brought, is_of_a_name) = (brought(&act).to_vec(), act.is_of_a_name());
         let parts: Vec<Line> = match act.keys.len() {
             0..=KEYS_MAX => vec![Line::Act(act)],
             _ => act.keys.chunks(KEYS_MAX).map(|keys| Line::Act(Act { keys: keys.to_vec(), ..act.clone() })).collect(),
         };
-        let written = self.youngest().and_then(|youngest| self.append(youngest, parts, true));
+        // A registry that is away makes many of those, and none of them changed anything.
+        let is_weighty = !is_of_a_name;
+        let written = self.youngest().and_then(|youngest| self.append(youngest, parts, is_weighty));
         remember(&mut self.known, &brought);
         self.note(written, 1);
     }

@@ -2,16 +2,19 @@
 
 use std::{
     borrow::Borrow,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
-use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
     BackoffKey, ImageManager,
-    access::{access_of, asker_of},
+    access::asker_of,
+    begun::{Announced, Begun},
     decide::{Decision, Presence, decide, wants_look},
     error::EnsureError,
     flights::Keepsake,
@@ -19,6 +22,7 @@ use super::{
     puller::{LeftAlone, Pulled, Work},
     request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy},
     secrets::OfSecrets,
+    startup::ImageEnd,
     text::{quoted, whole_milliseconds},
 };
 use crate::{
@@ -152,7 +156,7 @@ impl Ensuring<'_> {
         let image = quoted(&self.request.image);
         let message = ["Container image ", &image, " already present on machine", suffix].concat();
         self.tell(EventKind::Normal, "Pulled", message.clone());
-        self.finished();
+        self.settled(ImageEnd::Present);
         self.touch(key, None);
         let (id, handler) = (key.id().clone(), key.handler().to_owned());
         Ensured { id, handler, reference: spec.image, origin: Origin::AlreadyPresent, message }
@@ -191,16 +195,25 @@ impl Ensuring<'_> {
             self.manager.backoff().begin(&key);
         }
         if let Some(recorder) = &self.manager.recorder {
-            recorder.pull_started(&self.request.pod.uid);
+            recorder.pull_started(&self.request.pod, image);
         }
         self.tell(EventKind::Normal, "Pulling", format!("Pulling image {}", quoted(image)));
         let began = Instant::now();
-        let begun = Begun { intent, records: Arc::clone(&self.manager.records), credentials: credentials.clone() };
+        let is_begun = Arc::new(AtomicBool::new(false));
+        let begun = Begun {
+            intent,
+            records: Arc::clone(&self.manager.records),
+            credentials: credentials.clone(),
+            announced: Announced::new(self.manager, self.request, began, Arc::clone(&is_begun)),
+        };
         let outcome = match self.manager.puller.pull(&work, Keepsake { kept: begun, conclude: Begun::conclude }) {
-            Ok(asking) => match asking.outcome(&progress).await {
-                (Ok(pulled), begun) => Ok((pulled, begun)),
-                (Err(failure), begun) => Err((failure, Some(begun.intent))),
-            },
+            Ok(asking) => {
+                is_begun.store(true, Ordering::Relaxed);
+                match asking.outcome(&progress).await {
+                    (Ok(pulled), begun) => Ok((pulled, begun)),
+                    (Err(failure), begun) => Err((failure, Some(begun.failed()))),
+                }
+            }
             Err(refused) => Err((refused, None)),
         };
         match outcome {
@@ -220,6 +233,8 @@ impl Ensuring<'_> {
                 }
                 let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
                 self.tell_failure(EventKind::Warning, "Failed", message, &failure.fault());
+                self.settled(ImageEnd::Failed);
+                self.manager.decisions.act(self.request.act(ActCode::PullFailed, began.elapsed(), failure.chain()));
                 if let Some(intent) = intent.filter(|_| withdrawn) {
                     self.withdraw(intent).await;
                 }
@@ -300,11 +315,13 @@ impl Ensuring<'_> {
     }
 
     fn hand_out_pulled(&self, pulled: Pulled, spec: ImageSpec, waited: Duration) -> Ensured {
-        self.finished();
+        self.settled(ImageEnd::Pulled);
+        // Of a pull that was under way before a caller joined it, only what that caller saw of it is its own.
+        let took = pulled.took.min(waited);
         let message = format!(
             "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",
             quoted(&self.request.image),
-            whole_milliseconds(pulled.took),
+            whole_milliseconds(took),
             whole_milliseconds(waited),
             pulled.size.0
         );
@@ -312,30 +329,22 @@ impl Ensuring<'_> {
         self.manager.meters.pulled(pulled.size, waited);
         self.manager.backoff().forget_expired(Instant::now());
         self.touch(&pulled.key(), Some((pulled.fetched, pulled.took)));
-        self.put_on_record(&pulled);
-        let origin = Origin::Pulled { took: pulled.took, size: pulled.size };
+        self.pulled_on_record(&pulled);
+        let origin = Origin::Pulled { took, size: pulled.size };
         let Pulled { id, handler, .. } = pulled;
         Ensured { id, handler, reference: spec.image, origin, message: String::new() }
     }
 
     /// Puts on record for whom it was pulled, as far as that is known.
-    fn put_on_record(&self, pulled: &Pulled) {
-        let pod = &self.request.pod;
-        let by = match (pod.name.is_empty(), self.request.caller.is_client()) {
-            (false, _) => format!("pod {}/{}", pod.namespace, pod.name),
-            (true, true) => "CRI".to_owned(),
-            (true, false) => "command".to_owned(),
-        };
-        let name = self.request.image.parse::<Reference>().map(|name| name.canonical().to_string());
+    fn pulled_on_record(&self, pulled: &Pulled) {
         self.manager.decisions.act(Act {
-            at: SystemTime::now(),
-            code: ActCode::Pulled,
             keys: vec![pulled.key().to_string()],
-            names: vec![name.unwrap_or_else(|_| self.request.image.clone())],
-            by,
             bytes: Some(pulled.fetched.0).filter(|size| *size > 0),
-            took_ms: u64::try_from(pulled.took.as_millis()).ok(),
-            why: pulled.way.as_ref().map(ToString::to_string).unwrap_or_default(),
+            ..self.request.act(
+                ActCode::Pulled,
+                pulled.took,
+                pulled.way.as_ref().map(ToString::to_string).unwrap_or_default(),
+            )
         });
     }
 
@@ -393,9 +402,9 @@ impl Ensuring<'_> {
         }
     }
 
-    pub(super) fn finished(&self) {
+    pub(super) fn settled(&self, end: ImageEnd) {
         if let Some(recorder) = &self.manager.recorder {
-            recorder.pull_finished(&self.request.pod.uid);
+            recorder.image_settled(&self.request.pod, end);
         }
     }
 
@@ -424,31 +433,6 @@ impl Ensuring<'_> {
     }
 }
 
-/// A pull that is on record as begun. Dropped, it stays so until somebody has looked for what it brought.
-struct Begun {
-    intent: Intent,
-    records: Arc<PullRecords>,
-    credentials: Vec<TrackedCredential>,
-}
-
-impl Begun {
-    /// Puts on record that the pull succeeded, before anybody is told. A failure leaves the intent, and lets nobody in.
-    async fn fulfil(self, pulled: &Pulled) {
-        let Self { intent, records, credentials } = self;
-        let access = access_of(pulled.credential.and_then(|index| credentials.get(index)));
-        let id = pulled.id.clone();
-        let fulfilled = on_disk(&records, move || intent.fulfil(&id, &access, SystemTime::now())).await;
-        if let Err(error) = fulfilled {
-            tracing::error!(image = %pulled.id, %error, "an image was pulled and could not be put on record");
-        }
-    }
-
-    /// The same for a pull that ended after its last asker went away: it is here, and whose right it was is known.
-    fn conclude(self, pulled: Pulled) -> BoxFuture<'static, ()> {
-        async move { self.fulfil(&pulled).await }.boxed()
-    }
-}
-
 /// Who asks, borrowed from where it is known.
 enum Known {
     Shown(Asker),
@@ -465,7 +449,7 @@ impl Borrow<Asker> for Known {
 }
 
 /// Does what may wait for a disk off the async threads. Given up by its caller, it is still done to its end.
-async fn on_disk<T: Send + 'static>(records: &PullRecords, work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) async fn on_disk<T: Send + 'static>(records: &PullRecords, work: impl FnOnce() -> T + Send + 'static) -> T {
     if !records.is_durable() {
         return work();
     }

@@ -2,6 +2,7 @@
 
 mod access;
 mod backoff;
+mod begun;
 mod circuit;
 mod decide;
 mod ensure;
@@ -15,7 +16,6 @@ mod queue;
 mod request;
 mod secrets;
 mod stale;
-mod starts;
 mod startup;
 mod text;
 mod throttle;
@@ -42,8 +42,7 @@ pub use request::{
 };
 use secrets::SecretsCache;
 pub use stale::StaleUse;
-pub use starts::{StartMeters, Waiting, WaitingReasons};
-pub use startup::{PodSeen, PodStage, PullRecorder, StartupTracker};
+pub use startup::{ImageEnd, PodImages, PodStarts, PullRecorder};
 pub use throttle::PullRate;
 
 use crate::{

@@ -1,12 +1,19 @@
 //! What is asked of the manager, and what it answers.
 
-use std::{fmt, num::NonZeroUsize, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    num::NonZeroUsize,
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use tokio::time::Instant;
 
 use super::{circuit::OpenCircuit, startup::PullRecorder, throttle::PullRate};
 use crate::{
     credentials::{Credential, CredentialProvider, CredentialQuery, NodeKeyring, PullSecret},
+    decisions::{Act, ActCode},
     events::{EventSink, EventSubject},
     image::{ByteSize, ImageId, Platform, Reference, ReferenceError},
     inventory::HandedOut,
@@ -14,6 +21,9 @@ use crate::{
     records::PullRecords,
     runtime::{EncodedPod, RuntimeManager, SandboxConfig},
 };
+
+/// Most of a failure's text that goes on record, in bytes; it comes from a registry or a runtime.
+const REASON_LENGTH_MAX: usize = 2048;
 
 /// Told of each image handed out, for whom and at what cost, so that an inventory knows it as used.
 pub type Touched = Arc<dyn Fn(&HandedOut) + Send + Sync>;
@@ -36,7 +46,7 @@ pub struct ManagerParts {
     pub metrics: Arc<Metrics>,
     /// Told of each image handed out.
     pub touched: Option<Touched>,
-    /// Told when pulls begin and images are there, by pod.
+    /// Hears when pulls begin and what became of each image, by pod.
     pub recorder: Option<Arc<dyn PullRecorder>>,
 }
 
@@ -309,6 +319,27 @@ impl EnsureRequest {
             name: self.pod.name.clone(),
             uid: self.pod.uid.clone(),
             field_path: self.container.clone(),
+        }
+    }
+
+    /// What goes on record of a pull for it, of no image yet.
+    pub(super) fn act(&self, code: ActCode, took: Duration, mut why: String) -> Act {
+        let by = match (self.pod.name.is_empty(), self.caller.is_client()) {
+            (false, _) => format!("pod {}/{}", self.pod.namespace, self.pod.name),
+            (true, true) => "CRI".to_owned(),
+            (true, false) => "command".to_owned(),
+        };
+        let name = self.image.parse::<Reference>().map(|name| name.canonical().to_string());
+        why.truncate(why.floor_char_boundary(REASON_LENGTH_MAX));
+        Act {
+            at: SystemTime::now(),
+            code,
+            keys: Vec::new(),
+            names: vec![name.unwrap_or_else(|_| self.image.clone())],
+            by,
+            bytes: None,
+            took_ms: u64::try_from(took.as_millis()).ok(),
+            why,
         }
     }
 

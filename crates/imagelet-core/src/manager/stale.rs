@@ -13,6 +13,7 @@ use std::{
 use super::{
     ensure::Ensuring,
     request::{Ensured, Origin, PullPolicy},
+    startup::ImageEnd,
     text::{quoted, whole_milliseconds},
     verified::{Subject, Verified, VerifiedNames},
 };
@@ -103,7 +104,7 @@ impl Ensuring<'_> {
         tracing::warn!(image = self.request.image, id = %found.id, error = failure.chain(), "used an image unverified");
         self.tell(EventKind::Normal, "Pulled", message.clone());
         self.manager.meters.used_stale();
-        self.finished();
+        self.settled(ImageEnd::Pulled);
         let key = found.key();
         self.touch(&key, None);
         let (id, handler) = (key.id().clone(), key.handler().to_owned());

@@ -1,7 +1,8 @@
-//! How long pods take to start, without what their images took (`spec/pull.md §9.4`).
+//! How long the images of pods take: for each pod from the begin of its first pull to the end of its last one, and how much
+//! of that was pulling (`spec/pull.md §9.4`).
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
@@ -9,164 +10,209 @@ use std::{
 
 use tokio::time::Instant;
 
+use super::request::PodIdentity;
 use crate::metrics::{Family, MetricKind, Metrics};
 
-/// Most pods kept track of. A node has some hundred; past this new ones are not measured.
-const PODS_MAX: usize = 16_384;
-/// Most pulls kept for one pod that has not started; past this the oldest are forgotten.
+/// Most pods whose pulls go on; past this the one that was silent for longest is forgotten.
+const PODS_MAX: usize = 1024;
+/// Pods that are over and still shown.
+const OVER_MAX: usize = 100;
+/// Most pulls kept for one pod; past this the oldest are forgotten.
 const SESSIONS_MAX: usize = 1024;
+/// Images of one pod that are named.
+const IMAGES_MAX: usize = 64;
+/// A pod without a pull for so long has all its images.
+const SETTLED_AFTER: Duration = Duration::from_mins(1);
+/// A pod whose last pull failed, and that does not try again for so long, is gone; the longest back-off is far shorter.
+const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
-const SECONDS: &[f64] = &[
-    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0,
-    600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
-];
-
-static START: Family = Family {
-    name: "kubelet_pod_start_sli_duration_seconds",
-    help: "Duration in seconds to start a pod, excluding time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch",
-    kind: MetricKind::Histogram(SECONDS),
-    labels: &[],
-};
-
-static START_TOTAL: Family = Family {
-    name: "kubelet_pod_start_total_duration_seconds",
-    help: "Duration in seconds to start a pod since creation, including time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch",
-    kind: MetricKind::Histogram(SECONDS),
+static POD_IMAGES: Family = Family {
+    name: "imagelet_pod_images_duration_seconds",
+    help: "From the begin of the first pull for a pod to the moment its last image was there.",
+    kind: MetricKind::Histogram(&[
+        0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0,
+        600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+    ]),
     labels: &[],
 };
 
 /// Hears of pulls by pod. Must not block: it is called on the way of a pull.
 pub trait PullRecorder: Send + Sync + fmt::Debug {
     /// A pull for a pod is about to begin.
-    fn pull_started(&self, pod_uid: &str);
+    fn pull_started(&self, pod: &PodIdentity, image: &str);
 
-    /// An image is there for a pod, pulled or found.
-    fn pull_finished(&self, pod_uid: &str);
+    /// What became of an image that a pod asked for.
+    fn image_settled(&self, pod: &PodIdentity, end: ImageEnd);
 }
 
-/// Measures pods from their creation until they run. Whoever watches pods tells it of each change it sees.
+/// What became of an image that a pod asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageEnd {
+    /// It is there, at the end of a pull.
+    Pulled,
+    /// It was there.
+    Present,
+    /// Its pull failed or was given up.
+    Failed,
+}
+
+/// How long the images of one pod took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodImages {
+    /// Which pod.
+    pub pod: PodIdentity,
+    /// The images that were pulled for it, as it spells them.
+    pub images: Vec<String>,
+    /// When the first pull began.
+    pub began: SystemTime,
+    /// From then to the moment its last image was there; so far, while it is not over.
+    pub took: Duration,
+    /// How much of that was pulling; what overlaps counts once, and the time between failed attempts counts.
+    pub pulling: Duration,
+    /// Whether no pull for it goes on or is to be expected.
+    pub is_over: bool,
+}
+
+/// Measures pods by their pulls.
 #[derive(Debug)]
-pub struct StartupTracker {
+pub struct PodStarts {
     metrics: Arc<Metrics>,
     pods: Mutex<Pods>,
 }
 
 #[derive(Debug, Default)]
 struct Pods {
-    tracked: HashMap<String, Starting>,
-    /// Seen as unschedulable: when they start says nothing about the node.
-    excluded: HashSet<String>,
+    /// By uid.
+    pulling: HashMap<Arc<str>, Starting>,
+    /// The latest last.
+    over: VecDeque<PodImages>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Starting {
+    pod: PodIdentity,
+    images: Vec<String>,
+    began: (SystemTime, Instant),
+    /// When an image was there last.
+    ended: Option<Instant>,
+    /// When a pull began or ended last.
+    stirred: Instant,
+    running: usize,
+    /// The last that ended did so without an image.
+    is_failing: bool,
     pulls: Pulls,
-    /// It was measured; it stays until it ends, so that nobody takes it for a new one.
-    measured: bool,
 }
 
-/// A pod as a watch shows it.
-#[derive(Clone, Copy, Debug)]
-pub struct PodSeen<'a> {
-    /// Its uid.
-    pub uid: &'a str,
-    /// When it was created.
-    pub created: SystemTime,
-    /// Where it stands.
-    pub stage: PodStage,
-    /// How long its init containers ran.
-    pub init_took: Duration,
-    /// It has storage of its own; what that takes is not the node's to answer for.
-    pub is_stateful: bool,
-}
-
-/// Where a pod stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PodStage {
-    /// The scheduler finds no node for it.
-    Unschedulable,
-    /// No start time is on record yet.
-    Fresh,
-    /// It was taken up; not all its containers run.
-    Starting,
-    /// All its containers were reported as started.
-    Running,
-    /// It succeeded or failed.
-    Ended,
-}
-
-impl StartupTracker {
-    /// None tracked yet.
+impl PodStarts {
+    /// No pod yet.
     pub fn new(metrics: Arc<Metrics>) -> Self {
-        metrics.declare(&START);
-        metrics.declare(&START_TOTAL);
+        metrics.declare(&POD_IMAGES);
         Self { metrics, pods: Mutex::default() }
     }
 
-    /// Takes in what a watch showed at `now`. A pod that already had started when it was first seen is not measured.
-    pub fn observe(&self, pod: &PodSeen<'_>, now: SystemTime) {
-        let mut pods = self.lock();
-        if pod.stage == PodStage::Ended {
-            pods.forget(pod.uid);
-            return;
-        }
-        let Some(starting) = pods.tracked.get_mut(pod.uid) else {
-            pods.meet(pod);
-            return;
-        };
-        if pod.stage != PodStage::Running || starting.measured {
-            return;
-        }
-        starting.measured = true;
-        let pulling = total(&starting.pulls.sessions);
-        let took = now.duration_since(pod.created).unwrap_or_default();
-        drop(pods);
-        self.metrics.observe(&START_TOTAL, &[], took.as_secs_f64());
-        if !pod.is_stateful {
-            let own = took.as_secs_f64() - pulling.as_secs_f64() - pod.init_took.as_secs_f64();
-            self.metrics.observe(&START, &[], own);
-        }
+    /// All pods that are known, the latest first.
+    pub fn all(&self) -> Vec<PodImages> {
+        let now = Instant::now();
+        let pods = self.settled(now);
+        let mut all: Vec<PodImages> = pods.pulling.values().map(|starting| starting.told(now, false)).collect();
+        all.extend(pods.over.iter().cloned());
+        all.sort_by(|a, b| (b.began, &b.pod.uid).cmp(&(a.began, &a.pod.uid)));
+        all
     }
 
-    /// Forgets a pod that is gone.
-    pub fn forget(&self, uid: &str) {
-        self.lock().forget(uid);
+    /// Counts the pods that are over; for readers of metrics.
+    pub fn settle(&self) {
+        drop(self.settled(Instant::now()));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pods> {
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl PullRecorder for StartupTracker {
-    fn pull_started(&self, pod_uid: &str) {
-        if let Some(starting) = self.lock().tracked.get_mut(pod_uid) {
-            starting.pulls.start(Instant::now());
-        }
-    }
-
-    fn pull_finished(&self, pod_uid: &str) {
-        if let Some(starting) = self.lock().tracked.get_mut(pod_uid) {
-            starting.pulls.finish(Instant::now());
-        }
+    /// The pods, once those that are over are counted.
+    fn settled(&self, now: Instant) -> MutexGuard<'_, Pods> {
+        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let Pods { pulling, over } = &mut *pods;
+        pulling.retain(|_, starting| {
+            if !starting.is_over(now) {
+                return true;
+            }
+            if starting.ended.is_some() {
+                let told = starting.told(now, true);
+                self.metrics.observe(&POD_IMAGES, &[], told.took.as_secs_f64());
+                over.push_back(told);
+            }
+            false
+        });
+        let more = over.len().saturating_sub(OVER_MAX);
+        over.drain(..more);
+        pods
     }
 }
 
-impl Pods {
-    fn meet(&mut self, pod: &PodSeen<'_>) {
-        if self.tracked.len() + self.excluded.len() >= PODS_MAX || self.excluded.contains(pod.uid) {
+impl PullRecorder for PodStarts {
+    fn pull_started(&self, pod: &PodIdentity, image: &str) {
+        if pod.uid.is_empty() {
             return;
         }
-        match pod.stage {
-            PodStage::Unschedulable => drop(self.excluded.insert(pod.uid.to_owned())),
-            PodStage::Fresh => drop(self.tracked.insert(pod.uid.to_owned(), Starting::default())),
-            _ => {}
+        let now = Instant::now();
+        let mut pods = self.settled(now);
+        if pods.pulling.len() >= PODS_MAX && !pods.pulling.contains_key(&pod.uid) {
+            let silent =
+                pods.pulling.iter().min_by_key(|(_, starting)| starting.stirred).map(|(uid, _)| Arc::clone(uid));
+            silent.and_then(|uid| pods.pulling.remove(&uid));
+        }
+        let starting = pods.pulling.entry(Arc::clone(&pod.uid)).or_insert_with(|| Starting::new(pod.clone(), now));
+        starting.pulls.start(now);
+        starting.running += 1;
+        starting.stirred = now;
+        if starting.images.len() < IMAGES_MAX && !starting.images.iter().any(|known| known == image) {
+            starting.images.push(image.to_owned());
         }
     }
 
-    fn forget(&mut self, uid: &str) {
-        self.tracked.remove(uid);
-        self.excluded.remove(uid);
+    fn image_settled(&self, pod: &PodIdentity, end: ImageEnd) {
+        let now = Instant::now();
+        let mut pods = self.settled(now);
+        let Some(starting) = pods.pulling.get_mut(&pod.uid) else { return };
+        starting.stirred = now;
+        if end != ImageEnd::Present {
+            starting.running = starting.running.saturating_sub(1);
+            starting.is_failing = end == ImageEnd::Failed;
+        }
+        if end != ImageEnd::Failed {
+            starting.pulls.finish(now);
+            starting.ended = Some(now);
+        }
+    }
+}
+
+impl Starting {
+    fn new(pod: PodIdentity, now: Instant) -> Self {
+        Self {
+            pod,
+            images: Vec::new(),
+            began: (SystemTime::now(), now),
+            ended: None,
+            stirred: now,
+            running: 0,
+            is_failing: false,
+            pulls: Pulls::default(),
+        }
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        let silent = now.saturating_duration_since(self.stirred);
+        self.running == 0 && silent >= if self.is_failing { FORGOTTEN_AFTER } else { SETTLED_AFTER }
+    }
+
+    fn told(&self, now: Instant, is_over: bool) -> PodImages {
+        let is_there = self.running == 0 && !self.is_failing;
+        let end = self.ended.filter(|_| is_over || is_there).unwrap_or(now);
+        PodImages {
+            pod: self.pod.clone(),
+            images: self.images.clone(),
+            began: self.began.0,
+            took: end.saturating_duration_since(self.began.1),
+            pulling: total(&self.pulls.sessions),
+            is_over,
+        }
     }
 }
 
@@ -254,59 +300,95 @@ mod tests {
         assert_eq!(cases, 12);
     }
 
-    fn pod(stage: PodStage) -> PodSeen<'static> {
-        let created = SystemTime::UNIX_EPOCH;
-        PodSeen { uid: "u", created, stage, init_took: Duration::from_secs(3), is_stateful: false }
+    fn pod(number: u64) -> PodIdentity {
+        let text = |word: &str| Arc::from(format!("{word}-{number}"));
+        PodIdentity { namespace: Arc::from("shop"), name: text("web"), uid: text("uid") }
     }
 
-    fn seconds(seconds: u64) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+    fn sum(metrics: &Metrics) -> (f64, Option<String>) {
+        let name = format!("{}_sum ", POD_IMAGES.name);
+        let sum = metrics.render().lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned));
+        (metrics.value(&POD_IMAGES, &[]), sum)
     }
 
-    fn sum(metrics: &Metrics, family: &Family) -> Option<String> {
-        let name = format!("{}_sum ", family.name);
-        metrics.render().lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned))
+    async fn pass(seconds: u64) {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pod_is_measured_once_and_its_pulls_and_init_containers_are_not_its_own_time() {
+    async fn a_pod_is_measured_once_from_its_first_pull_to_its_last_image() {
         let metrics = Arc::new(Metrics::new());
-        let tracker = StartupTracker::new(Arc::clone(&metrics));
-        tracker.pull_started("u");
-        tracker.observe(&pod(PodStage::Fresh), seconds(1));
-        tracker.pull_started("u");
-        tokio::time::advance(Duration::from_secs(4)).await;
-        tracker.pull_finished("u");
-        tracker.observe(&pod(PodStage::Starting), seconds(9));
-        tracker.observe(&pod(PodStage::Running), seconds(10));
-        tracker.observe(&pod(PodStage::Running), seconds(20));
-        assert_eq!(sum(&metrics, &START_TOTAL).as_deref(), Some("10"));
-        assert_eq!(sum(&metrics, &START).as_deref(), Some("3"));
-        tracker.observe(&pod(PodStage::Ended), seconds(30));
-        assert!(tracker.lock().tracked.is_empty());
+        let starts = PodStarts::new(Arc::clone(&metrics));
+        starts.pull_started(&pod(1), "a");
+        pass(2).await;
+        starts.pull_started(&pod(1), "b");
+        pass(2).await;
+        starts.image_settled(&pod(1), ImageEnd::Pulled);
+        assert_eq!(starts.all()[0].took, Duration::from_secs(4), "it goes on");
+        pass(2).await;
+        starts.image_settled(&pod(1), ImageEnd::Pulled);
+        // The kubelet pulls the next image once a container is started.
+        pass(10).await;
+        assert!(!starts.all()[0].is_over);
+        starts.pull_started(&pod(1), "c");
+        pass(4).await;
+        starts.image_settled(&pod(1), ImageEnd::Pulled);
+        pass(60).await;
+        starts.settle();
+        starts.settle();
+        assert_eq!(sum(&metrics), (1.0, Some("20".to_owned())));
+        let all = starts.all();
+        assert_eq!(all.len(), 1);
+        assert_eq!(
+            (all[0].took, all[0].pulling, all[0].is_over),
+            (Duration::from_secs(20), Duration::from_secs(10), true)
+        );
+        assert_eq!(all[0].images, ["a", "b", "c"]);
     }
 
-    #[test]
-    fn pods_that_started_before_or_waited_for_a_node_are_not_measured() {
-        for first in [PodStage::Starting, PodStage::Running, PodStage::Unschedulable] {
-            let metrics = Arc::new(Metrics::new());
-            let tracker = StartupTracker::new(Arc::clone(&metrics));
-            for stage in [first, PodStage::Fresh, PodStage::Running] {
-                if first == PodStage::Unschedulable || stage != PodStage::Fresh {
-                    tracker.observe(&pod(stage), seconds(10));
-                }
-            }
-            assert_eq!(sum(&metrics, &START_TOTAL).as_deref(), Some("0"), "{first:?}");
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_waits_for_an_image_that_fails_and_is_forgotten_when_it_never_comes() {
+        let metrics = Arc::new(Metrics::new());
+        let starts = PodStarts::new(Arc::clone(&metrics));
+        for number in [1, 2] {
+            starts.pull_started(&pod(number), "a");
+            starts.image_settled(&pod(number), ImageEnd::Failed);
         }
+        pass(300).await;
+        starts.pull_started(&pod(1), "a");
+        pass(5).await;
+        starts.image_settled(&pod(1), ImageEnd::Pulled);
+        pass(3600).await;
+        assert_eq!(starts.all().len(), 1, "the one that never came is gone");
+        assert_eq!(sum(&metrics), (1.0, Some("305".to_owned())));
     }
 
-    #[test]
-    fn of_a_stateful_pod_only_the_whole_is_told() {
-        let metrics = Arc::new(Metrics::new());
-        let tracker = StartupTracker::new(Arc::clone(&metrics));
-        for stage in [PodStage::Fresh, PodStage::Running] {
-            tracker.observe(&PodSeen { is_stateful: true, ..pod(stage) }, seconds(10));
+    #[tokio::test(start_paused = true)]
+    async fn an_image_that_was_there_does_not_end_the_pull_of_another() {
+        let starts = PodStarts::new(Arc::new(Metrics::new()));
+        starts.pull_started(&pod(1), "a");
+        starts.image_settled(&pod(1), ImageEnd::Present);
+        pass(600).await;
+        assert!(!starts.all()[0].is_over);
+        starts.image_settled(&pod(1), ImageEnd::Pulled);
+        assert_eq!(starts.all()[0].took, Duration::from_mins(10));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_are_bounded_and_pulls_for_no_pod_are_not_measured() {
+        let starts = PodStarts::new(Arc::new(Metrics::new()));
+        starts.pull_started(&PodIdentity::default(), "a");
+        starts.image_settled(&PodIdentity::default(), ImageEnd::Pulled);
+        for number in 0..=PODS_MAX as u64 {
+            starts.pull_started(&pod(number), "a");
+            pass(1).await;
         }
-        assert_eq!((metrics.value(&START, &[]), metrics.value(&START_TOTAL, &[])), (0.0, 1.0));
+        assert_eq!(starts.all().len(), PODS_MAX);
+        assert!(starts.all().iter().all(|it| it.pod != pod(0)), "the one that was silent for longest goes");
+        for number in 0..=PODS_MAX as u64 {
+            starts.image_settled(&pod(number), ImageEnd::Pulled);
+        }
+        pass(60).await;
+        assert_eq!(starts.all().len(), OVER_MAX);
     }
 }

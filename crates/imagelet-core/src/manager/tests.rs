@@ -36,6 +36,7 @@ mod ensure_vectors;
 mod handed;
 mod runtime_layer;
 mod stale;
+mod story;
 
 /// A manager over some store, and what can be seen of it.
 struct TestNode {

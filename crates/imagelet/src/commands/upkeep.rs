@@ -172,6 +172,17 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
             }
             table.write(&mut out)?;
         }
+        if !status.pod_starts.is_empty() {
+            writeln!(out)?;
+            let mut table = Table::new(["POD", "IMAGES", "TOOK", "SINCE"]);
+            for pod in status.pod_starts.iter().take(PODS_SHOWN_MAX) {
+                let took = GoDuration::from_std(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
+                let took = if pod.over { took.to_string() } else { format!("{took} so far") };
+                let since = pod.began_at.clone().unwrap_or_default();
+                table.row([format!("{}/{}", pod.namespace, pod.pod), pod.images.len().to_string(), took, since]);
+            }
+            table.write(&mut out)?;
+        }
         if !status.registries.is_empty() {
             writeln!(out)?;
             let mut table = Table::new(["REGISTRY", "NOT ASKED FOR", "NEXT ATTEMPT IN", "BECAUSE"]);

@@ -12,9 +12,12 @@ use crate::{
     cli::{Format, WhyArgs},
     config::GoDuration,
     failure::Failure,
-    node::{ImageRow, Node, Why, WhyHappening, WhyImage, WhyNext, WhyRequest, no_steps},
+    node::{ImageRow, Node, PodStartRow, Why, WhyHappening, WhyImage, WhyNext, WhyRequest, no_steps},
     output::{Table, names, print, printable},
 };
+
+/// Pods whose start is shown with an image.
+const PODS_SHOWN_MAX: usize = 3;
 
 pub(super) async fn why(node: &Node, arguments: WhyArgs, format: Format) -> Result<ExitCode, Failure> {
     let why = node.ask(WhyRequest { image: arguments.image }, no_steps()).await?;
@@ -40,7 +43,9 @@ fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut impl Write)
         names(&image.names, image.now.as_ref().map_or(&[], |now| &now.digests))
     };
     head.row(["Image:", &shown]);
-    head.row(["Id:", if wide { image.id.as_str() } else { id.short() }]);
+    if !image.id.is_empty() {
+        head.row(["Id:", if wide { image.id.as_str() } else { id.short() }]);
+    }
     let now = if is_unknown { "unknown, the runtime does not answer".to_owned() } else { standing(image) };
     head.row(["Now:", &now]);
     if let Some(now) = &image.now {
@@ -48,6 +53,13 @@ fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut impl Write)
         if image.uses > 0 {
             head.row(["Uses:", &uses(image)]);
         }
+    }
+    for held in &image.held_back {
+        let next = GoDuration::from_std(Duration::from_secs(held.remaining_ms.div_ceil(1000)));
+        head.row(["Back-off:", &format!("a pod's next attempt in {next}: {}", held.failure)]);
+    }
+    for pod in image.pod_starts.iter().take(PODS_SHOWN_MAX) {
+        head.row(["Pod start:", &pod_start(pod)]);
     }
     if let Some(next) = &image.next {
         head.row(["Next collection:", &foretold(next, wide)]);
@@ -79,6 +91,18 @@ fn standing(image: &WhyImage) -> String {
         );
     };
     format!("present, {}, {}", size(now), held(now))
+}
+
+/// How long the images of a pod took, in one line.
+fn pod_start(pod: &PodStartRow) -> String {
+    let began = pod.began_at.as_deref().map_or_else(String::new, |at| format!(", since {}", clock(at)));
+    let so_far = if pod.over { "" } else { " so far" };
+    let took = GoDuration::from_std(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
+    format!("{}/{}: {}, {took}{so_far}{began}", pod.namespace, pod.pod, count(pod.images.len(), "image"))
+}
+
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// How it came here, and since when.
@@ -178,6 +202,12 @@ fn explained(happening: &WhyHappening) -> String {
             parts.extend(happening.names.first().map(|name| format!("as {name}")));
             parts.extend(Some(happening.reason.clone()).filter(|way| !way.is_empty()));
         }
+        "pull failed" | "given up" => {
+            parts.push(format!("for {}", happening.by));
+            parts.extend(happening.names.first().map(|name| format!("as {name}")));
+            parts.push(happening.reason.clone());
+            parts.extend(repeated(happening));
+        }
         "found" => parts.push("something else brought it, or it came before the record began".into()),
         "adopted" => parts.push(format!("{} has it on record as pulled", happening.by)),
         "gone" => parts.push("something else removed it".into()),
@@ -198,14 +228,16 @@ fn explained(happening: &WhyHappening) -> String {
             if happening.code == "removing" {
                 parts.push("the collection was cut off before it could tell more".to_owned());
             }
-            if happening.count > 1 {
-                let until = happening.until.as_deref().map_or_else(String::new, clock);
-                parts.push(format!("{} times, last {until}", happening.count));
-            }
+            parts.extend(repeated(happening));
         }
     }
     parts.retain(|part| !part.is_empty());
     parts.join("; ")
+}
+
+fn repeated(happening: &WhyHappening) -> Option<String> {
+    let until = happening.until.as_deref().map_or_else(String::new, clock);
+    (happening.count > 1).then(|| format!("{} times, last {until}", happening.count))
 }
 
 /// How a key ends whose number is a duration.

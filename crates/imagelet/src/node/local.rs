@@ -15,7 +15,7 @@ use imagelet_core::{
     gc::{GcRuns, ImageGc, OrderError, RunTold, UsedImages},
     image::{Image, ImageKey, ImageSpec, Reference, shown_name},
     inventory::{Inventory, Snapshot, node_images},
-    manager::{Caller, EnsureRequest, ImageManager, Origin, PodIdentity, PullPolicy},
+    manager::{Caller, EnsureRequest, ImageManager, Origin, PodIdentity, PodStarts, PullPolicy},
     metrics::Metrics,
     records::PullRecords,
     runtime::{ImportingImages, Progress, RuntimeManager},
@@ -29,8 +29,8 @@ use super::rows::{KnownSizes, details_of, row, row_without_uses};
 use super::waiting::WaitingRows;
 use super::{
     AnswerTime, Command, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest,
-    Mounted, PackedList, PullBoard, PullRequest, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps,
-    UnmountRequest, UntagRequest, pods::secrets, pressure::pressure,
+    Mounted, PackedList, PodStartRow, PullBoard, PullRequest, Pulled, RemoveRequest, Removed, Status, StatusRequest,
+    Steps, UnmountRequest, UntagRequest, pods::secrets, pressure::pressure,
 };
 use crate::{
     config::{CollectionMode, Settings},
@@ -50,6 +50,8 @@ pub(crate) struct NodeParts {
     pub(crate) manager: ImageManager,
     /// How far pulls are.
     pub(crate) pulls: PullBoard,
+    /// How long the images of pods take.
+    pub(crate) pod_starts: Arc<PodStarts>,
     /// What happens.
     pub(crate) events: Arc<LogEvents>,
     /// The node's own credentials.
@@ -520,6 +522,7 @@ impl Command for StatusRequest {
             pulls,
             held_back,
             registries,
+            pod_starts: PodStartRow::all(&node.parts.pod_starts),
             problems,
         })
     }

@@ -16,6 +16,7 @@ mod reasons;
 mod remote;
 mod room;
 mod rows;
+mod starts;
 mod steps;
 mod usage;
 mod verify;
@@ -43,6 +44,7 @@ pub(crate) use packed::{PackedList, Rows};
 pub(crate) use pods::{PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use remote::{Probed, RemoteNode};
 pub(crate) use room::RoomByCollection;
+pub(crate) use starts::PodStartRow;
 pub(crate) use steps::{LayerSize, Step};
 pub(crate) use verify::{Verified, VerifiedImage, VerifiedPart, VerifyRequest};
 #[cfg(test)]

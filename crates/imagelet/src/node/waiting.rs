@@ -2,7 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use imagelet_core::manager::{HeldBack, ManagerStatus, OpenCircuit, PullStatus};
+use imagelet_core::{
+    image::Reference,
+    manager::{HeldBack, ManagerStatus, OpenCircuit, PullStatus},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -25,6 +28,17 @@ impl WaitingRows {
             held_back: status.held_back.into_iter().map(held_back_row).collect(),
             registries: status.open_circuits.into_iter().map(|open| open_circuit_row(open, now)).collect(),
         }
+    }
+}
+
+impl WaitingRows {
+    /// What is held back of the images of these names.
+    pub(super) fn held_back(status: &ManagerStatus, names: &[String]) -> Vec<HeldBackRow> {
+        let is_named = |held: &&HeldBack| {
+            let name = held.image.parse::<Reference>().map(|name| name.canonical().to_string());
+            names.contains(&held.image) || name.is_ok_and(|name| names.contains(&name))
+        };
+        status.held_back.iter().filter(is_named).cloned().map(held_back_row).collect()
     }
 }
 

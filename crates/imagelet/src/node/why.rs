@@ -12,7 +12,9 @@ use imagelet_core::{
 use serde::{Deserialize, Serialize};
 use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
-use super::{Command, ImageRow, LocalNode, Steps, local::moment, policy};
+use super::{
+    Command, HeldBackRow, ImageRow, LocalNode, PodStartRow, Steps, local::moment, policy, waiting::WaitingRows,
+};
 use crate::failure::Failure;
 
 /// More images than these are no answer.
@@ -68,6 +70,10 @@ pub(crate) struct WhyImage {
     pub(crate) pulled_in_ms: Option<u64>,
     /// What the next collection would do with it.
     pub(crate) next: Option<WhyNext>,
+    /// Pods whose next pull of it waits, as earlier ones failed.
+    pub(crate) held_back: Vec<HeldBackRow>,
+    /// How long the images of the pods took that pulled it, since the daemon's start; the latest first.
+    pub(crate) pod_starts: Vec<PodStartRow>,
     /// What happened, oldest first.
     pub(crate) history: Vec<WhyHappening>,
 }
@@ -106,7 +112,7 @@ pub(crate) struct WhyHappening {
     pub(crate) until: Option<String>,
     /// How often in a row.
     pub(crate) count: u64,
-    /// `pulled`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`, `pinned`, `unpinned`.
+    /// `pulled`, `adopted`, `removing`, `found`, `kept`, `chosen`, `removed`, `failed`, `spared`, `gone`, `untagged`, `pinned`, `unpinned`, `pull failed`, `given up`.
     pub(crate) what: String,
     /// The machine's word for why; stable.
     pub(crate) code: String,
@@ -158,6 +164,13 @@ impl Command for WhyRequest {
                 history.images.push(image);
             }
         }
+        // Failed pulls of a name belong to the image that has it now.
+        if let Some(image) = &present
+            && history.images.iter().all(|known| known.key != image.key().to_string())
+            && let Some(nameless) = history.images.iter_mut().find(|known| known.key.is_empty())
+        {
+            nameless.key = image.key().to_string();
+        }
         if let Some(image) = &present
             && history.images.iter().all(|known| known.key != image.key().to_string())
         {
@@ -195,6 +208,11 @@ impl Command for WhyRequest {
             images.iter_mut().filter(|image| image.now.is_some()).for_each(|image| image.remember(&snapshot));
         }
         images.sort_by_key(|image| image.now.is_none());
+        let status = node.parts.manager.status();
+        for image in &mut images {
+            image.held_back = WaitingRows::held_back(&status, &image.names);
+            image.pod_starts = PodStartRow::pulling(&node.parts.pod_starts, &image.names);
+        }
         problems.dedup();
         Ok(Why {
             images,
@@ -309,6 +327,8 @@ fn told(image: ImageHistory, rows: &[ImageRow], foretold: &Foretold) -> WhyImage
         pulled_at: None,
         pulled_bytes: None,
         pulled_in_ms: None,
+        held_back: Vec::new(),
+        pod_starts: Vec::new(),
         history: image.happenings.into_iter().map(happening).collect(),
     }
 }
@@ -322,6 +342,8 @@ fn happening(happening: Happening) -> WhyHappening {
             imagelet_core::decisions::ActCode::Pinned => "pinned",
             imagelet_core::decisions::ActCode::Unpinned => "unpinned",
             imagelet_core::decisions::ActCode::Adopted => "adopted",
+            imagelet_core::decisions::ActCode::PullFailed => "pull failed",
+            imagelet_core::decisions::ActCode::PullGivenUp => "given up",
             imagelet_core::decisions::ActCode::Removing => "removing",
         },
         HappeningKind::Found => "found",

@@ -381,6 +381,8 @@ documents! {
         held_back: Vec<HeldBackRow>,
         /// Registries that are not asked at present.
         registries: Vec<OpenCircuitRow>,
+        /// How long the images of pods took, since the start; the latest first.
+        pod_starts: Vec<super::PodStartRow>,
         /// What went wrong when asking; the rest is good.
         problems: Vec<String>,
     }

@@ -18,7 +18,7 @@ use imagelet_core::{
     gc::ImageGc,
     image::Digest,
     inventory::{HandedOut, Inventory, MemoryRules},
-    manager::{Concurrency, ImageManager, ManagerParts, PullRate, PullSettings, StaleUse},
+    manager::{Concurrency, ImageManager, ManagerParts, PodStarts, PullRate, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
     records::{Allowlist, Guard, OthersRecords, PullRecords, RecordsSettings, VerificationPolicy},
     runtime::{
@@ -112,6 +112,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     let providers = Arc::new(Providers::new(tokens, Arc::clone(&metrics)));
     configure_providers(&providers, &settings).await?;
     let events = Arc::new(LogEvents::new(EVENTS_MAX));
+    let pod_starts = Arc::new(PodStarts::new(Arc::clone(&metrics)));
     let manager = ImageManager::new(ManagerParts {
         runtime: runtime.clone(),
         settings: pull_settings(&settings, role),
@@ -121,7 +122,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         events: Arc::clone(&events) as Arc<dyn EventSink>,
         metrics: Arc::clone(&metrics),
         touched: Some(touched),
-        recorder: None,
+        recorder: Some(Arc::clone(&pod_starts) as Arc<dyn PullRecorder>),
     })
     .with_stale_use(stale)
     .with_decisions(Arc::clone(&decisions))
@@ -132,6 +133,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         inventory,
         manager,
         pulls,
+        pod_starts,
         events,
         keyring,
         providers,

@@ -53,6 +53,7 @@ mod socket;
 mod soundness;
 mod source;
 mod stale;
+mod story;
 mod takeover;
 mod testbed;
 mod trace;

@@ -27,14 +27,17 @@ impl EventSink for Watching {
 struct Recorder(Mutex<Vec<&'static str>>);
 
 impl PullRecorder for Recorder {
-    fn pull_started(&self, pod_uid: &str) {
-        assert_eq!(pod_uid, "bar");
+    fn pull_started(&self, pod: &PodIdentity, _image: &str) {
+        assert_eq!(&*pod.uid, "bar");
         self.0.lock().expect("no test panics here").push("started");
     }
 
-    fn pull_finished(&self, pod_uid: &str) {
-        assert_eq!(pod_uid, "bar");
-        self.0.lock().expect("no test panics here").push("finished");
+    fn image_settled(&self, pod: &PodIdentity, end: ImageEnd) {
+        assert_eq!(&*pod.uid, "bar");
+        // The kubelet's is not called at the end of a pull that failed.
+        if end != ImageEnd::Failed {
+            self.0.lock().expect("no test panics here").push("finished");
+        }
     }
 }
 

@@ -1,0 +1,123 @@
+//! What is reported of pulls that fail, that callers leave, and that several callers share.
+
+use super::*;
+use crate::decisions::{ActCode, DecisionLog, Happening, HappeningKind};
+
+/// A node whose pulls go on record.
+struct Recorded {
+    node: TestNode,
+    log: Arc<DecisionLog>,
+    _folder: tempfile::TempDir,
+}
+
+impl Recorded {
+    fn new(fake: &FakeRuntime, grace: Duration) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Arc::new(DecisionLog::new(folder.path(), 1 << 20));
+        let settings = PullSettings { grace, ..Wanted::default().settings };
+        let mut node = TestNode::new(Arc::new(fake.clone()), Wanted { settings, ..Wanted::default() });
+        let manager = Arc::into_inner(node.manager).expect("no other has it");
+        node.manager = Arc::new(manager.with_decisions(Arc::clone(&log)));
+        Self { node, log, _folder: folder }
+    }
+
+    fn reasons(&self) -> Vec<&'static str> {
+        self.node.told().into_iter().map(|(_, reason, _)| reason).collect()
+    }
+
+    fn happened(&self, image: &str) -> Vec<Happening> {
+        self.log.history(image).unwrap().images.into_iter().flat_map(|image| image.happenings).collect()
+    }
+
+    fn codes(&self, image: &str) -> Vec<String> {
+        self.happened(image).into_iter().map(|it| it.code).collect()
+    }
+}
+
+/// Lets a caller go.
+async fn abort<T: std::fmt::Debug>(caller: tokio::task::JoinHandle<T>) {
+    caller.abort();
+    assert!(caller.await.unwrap_err().is_cancelled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_pull_is_on_record_under_its_name_and_equal_ones_are_one_line() {
+    let fake = FakeRuntime::new();
+    let recorded = Recorded::new(&fake, Duration::ZERO);
+    for _ in 0..3 {
+        recorded.node.ensure(&request("reg.io/app:v1")).await.unwrap_err();
+        assert_eq!(recorded.node.ensure(&request("reg.io/app:v1")).await.unwrap_err().reason(), "ImagePullBackOff");
+        advance(Duration::from_mins(5)).await;
+    }
+    let failed = recorded.happened("reg.io/app:v1");
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    assert_eq!(
+        (failed[0].code.as_str(), failed[0].count, failed[0].by.as_str()),
+        ("pull_failed", 3, "pod default/web")
+    );
+    assert!(!failed[0].text.is_empty());
+    fake.offer("reg.io/app:v1", "app", 1000);
+    recorded.node.ensure(&request("reg.io/app:v1")).await.unwrap();
+    assert_eq!(recorded.codes("reg.io/app:v1"), ["pull_failed", "pulled"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_its_caller_leaves_ends_with_an_event_and_is_on_record() {
+    let fake = FakeRuntime::new();
+    fake.offer("reg.io/app:v1", "app", 1000);
+    fake.set_pull_takes(Duration::from_mins(1));
+    for grace in [Duration::ZERO, Duration::from_secs(2)] {
+        let recorded = Recorded::new(&fake, grace);
+        let caller = recorded.node.begin(&request("reg.io/app:v1")).await;
+        advance(Duration::from_secs(5)).await;
+        abort(caller).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(recorded.reasons(), ["Pulling", "PullGivenUp"]);
+        let (_, _, message) = recorded.node.told().pop().expect("two events");
+        assert!(message.starts_with("Gave up pulling image \"reg.io/app:v1\" after "), "{message}");
+        assert_eq!(recorded.codes("reg.io/app:v1"), ["pull_given_up"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_ends_after_its_caller_was_gone_is_reported_as_pulled() {
+    let fake = FakeRuntime::new();
+    fake.offer("reg.io/app:v1", "app", 1000);
+    fake.set_pull_takes(Duration::from_secs(10));
+    let recorded = Recorded::new(&fake, Duration::from_secs(2));
+    let caller = recorded.node.begin(&request("reg.io/app:v1")).await;
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    abort(caller).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let told = recorded.node.told();
+    assert_eq!(recorded.reasons(), ["Pulling", "Pulled"], "{told:?}");
+    assert!(told[1].2.contains("after its caller was gone"), "{told:?}");
+    let happened: Vec<HappeningKind> = recorded.happened("reg.io/app:v1").into_iter().map(|it| it.kind).collect();
+    assert_eq!(happened, [HappeningKind::Act(ActCode::Pulled)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_fails_or_is_refused_is_not_given_up_as_well() {
+    let fake = FakeRuntime::new();
+    let recorded = Recorded::new(&fake, Duration::from_secs(2));
+    recorded.node.ensure(&request("reg.io/app:v1")).await.unwrap_err();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(recorded.reasons(), ["Pulling", "Failed"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_joins_a_pull_is_told_no_more_time_than_it_waited() {
+    let fake = FakeRuntime::new();
+    fake.offer("app:v1", "app", 1000);
+    fake.set_pull_takes(Duration::from_secs(10));
+    let node = TestNode::new(Arc::new(fake.clone()), Wanted::default());
+    let first = node.begin(&request("app:v1")).await;
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    let second = node.begin(&request("app:v1")).await;
+    first.await.unwrap().unwrap();
+    let joined = second.await.unwrap().unwrap();
+    let pulled: Vec<String> = node.told().into_iter().filter(|(_, it, _)| *it == "Pulled").map(|it| it.2).collect();
+    assert!(pulled[0].contains(" in 10s (10s including waiting)"), "{pulled:?}");
+    assert!(pulled[1].contains(" in 3s (3s including waiting)"), "{pulled:?}");
+    assert!(matches!(joined.origin, Origin::Pulled { took, .. } if took == Duration::from_secs(3)));
+}
