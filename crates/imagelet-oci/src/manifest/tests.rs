@@ -205,6 +205,11 @@ fn a_long_text_in_the_wrong_place_is_not_quoted_at_length() {
     assert!(short.ends_with("invalid type: string \"x\", expected a list at line 1 column 13"), "{short}");
 }
 
+/// Makes a document with one more field.
+type Write<'a> = &'a dyn Fn(&str) -> String;
+/// Reads a document.
+type Read = fn(&str) -> Result<(), RuntimeError>;
+
 #[test]
 fn a_document_is_nested_128_levels_at_most_also_where_nothing_reads_it() {
     let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
@@ -214,11 +219,9 @@ fn a_document_is_nested_128_levels_at_most_also_where_nothing_reads_it() {
     };
     let index = |field: &str| format!(r#"{{"schemaVersion":2,"mediaType":"{INDEX}","manifests":[],{field}}}"#);
     let config = |field: &str| format!(r#"{{"rootfs":{{"diff_ids":[]}},{field}}}"#);
-    type Read = fn(&str) -> Result<(), RuntimeError>;
     let document: Read = |text| ManifestDocument::parse(text.as_bytes(), "").map(drop);
     let configuration: Read = |text| ImageConfig::parse(text.as_bytes()).map(drop);
-    let documents: [(&dyn Fn(&str) -> String, Read); 3] =
-        [(&manifest, document), (&index, document), (&config, configuration)];
+    let documents: [(Write<'_>, Read); 3] = [(&manifest, document), (&index, document), (&config, configuration)];
     for (of, read) in documents {
         let beside = |levels: usize| read(&of(&format!(r#""unread":{}"#, deep(levels - 1))));
         beside(127).and_then(|()| beside(128)).expect("no deeper than that");

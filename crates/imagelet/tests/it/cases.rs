@@ -363,7 +363,7 @@ const INSTANCES: &[(&str, &str, &str)] = &[
     ("B102", include_str!("cases.rs"), "an_image_that_is_used_after_the_plan_is_not_removed"),
     ("B103", include_str!("cases.rs"), "an_image_that_the_runtime_refuses_to_remove_is_told_and_the_next_one_goes"),
     ("B104", include_str!("cases.rs"), "a_runtime_that_lists_nothing_after_a_restart_loses_nothing"),
-    ("B105", include_str!("reclaim.rs"), "a_threshold_out_of_reach_is_one_event_and_no_removal"),
+    ("B105", include_str!("reclaim.rs"), "a_threshold_out_of_reach_is_one_event_and_takes_no_image_that_was_just_used"),
     ("B106", include_str!("critest.rs"), "public_image_should_timeout_if_requested"),
     ("B106", include_str!("relay.rs"), "a_pull_ends_when_its_last_caller_hangs_up"),
     ("B107", include_str!("cases.rs"), "a_hundred_callers_share_one_pull_and_one_that_goes_takes_nothing_along"),

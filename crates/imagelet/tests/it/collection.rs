@@ -142,7 +142,7 @@ fn over_the_store() -> Value {
     assert_eq!(fs::read_to_string(mountpoint.path().join("marker")).unwrap(), "if-not-present");
     daemon.run(["unmount", target]).ok();
     let stderr = daemon.run(["gc", "--free", "1000G"]).refused(&["Insufficient free disk space"]);
-    assert!(stderr.contains("so none was deleted"), "{stderr}");
+    assert!(stderr.contains("and none was deleted"), "{stderr}");
     assert!(names.all().iter().any(|name| present(&daemon, name)), "an image went in vain");
     daemon.run(["gc", "--all-unused", "--now"]).ok();
     assert!(names.all().iter().all(|name| !present(&daemon, name)), "an image outlived its last use and its pin");
