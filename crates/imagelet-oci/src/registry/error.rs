@@ -6,6 +6,7 @@ use imagelet_core::{
     credentials::spellings,
     runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
 };
+use rustls::{CertificateError, InvalidMessage};
 use zeroize::Zeroizing;
 
 /// Most of a registry's own words that a message repeats.
@@ -65,10 +66,15 @@ pub(super) fn unavailable(message: impl Into<String>) -> RuntimeError {
 
 /// A request that got no answer.
 pub(super) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
-    let hint = tls_hint(&cause, host);
     let fault = connect_fault(&cause);
+    let refusal = tls_refusal(&cause).cloned();
+    if let Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) = refusal {
+        let message = format!("could not speak TLS with registry `{host}`: the server speaks plain HTTP");
+        let hint = format!("if that is meant, say `server = \"http://{host}\"` in `{host}/hosts.toml`");
+        return unavailable(message).with_fault(fault).with_hint(hint).not_an_outage();
+    }
     let error = unavailable(format!("could not reach registry `{host}`")).caused_by(cause).with_fault(fault);
-    match hint {
+    match refusal.and_then(|refusal| tls_hint(&refusal, host)) {
         // Something is there, and is not what is meant.
         Some(hint) => error.with_hint(hint).not_an_outage(),
         None => error,
@@ -129,20 +135,38 @@ pub(super) fn status_fault(status: u16, hop: Hop, retry_after: Option<Duration>)
 }
 
 /// What a user can do about a failed handshake.
-fn tls_hint(error: &(dyn StdError + 'static), host: &str) -> Option<String> {
+fn tls_hint(refusal: &rustls::Error, host: &str) -> Option<String> {
+    use CertificateError::{
+        Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet, NotValidYetContext,
+    };
+    match refusal {
+        rustls::Error::InvalidCertificate(problem) => Some(match problem {
+            Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
+                format!("renew the certificate of `{host}`, or set the clock of this node")
+            }
+            NotValidForName | NotValidForNameContext { .. } => {
+                format!(
+                    "the certificate is for other names: ask for one with `{host}` in it, or pull by one of its names"
+                )
+            }
+            _ => format!(
+                "if you trust it, name its certificate authority, or the certificate itself, as `ca` in `{host}/hosts.toml`, \
+                 or where another registry's `hosts.toml` names this host"
+            ),
+        }),
+        rustls::Error::InvalidMessage(_) => {
+            Some(format!("if it speaks plain HTTP, say `server = \"http://{host}\"` in `{host}/hosts.toml`"))
+        }
+        _ => None,
+    }
+}
+
+/// What TLS refused, where it did.
+fn tls_refusal<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
-        match error.downcast_ref::<rustls::Error>() {
-            Some(rustls::Error::InvalidCertificate(_)) => {
-                return Some(format!("if you trust it, name its certificate authority as `ca` in `{host}/hosts.toml`"));
-            }
-            Some(rustls::Error::InvalidMessage(_)) => {
-                return Some(format!(
-                    "if it speaks plain HTTP, say `server = \"http://{host}\"` in `{host}/hosts.toml`"
-                ));
-            }
-            Some(_) => return None,
-            None => {}
+        if let Some(refusal) = error.downcast_ref::<rustls::Error>() {
+            return Some(refusal);
         }
         // What an I/O error wraps is not its source but stands in its place.
         let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);

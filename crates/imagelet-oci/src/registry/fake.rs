@@ -115,10 +115,20 @@ impl FakeRegistry {
 
     /// The same that asks its clients for a certificate: this one; without it they are served as well.
     pub(crate) async fn start_asking_for(client: Option<CertificateDer<'static>>) -> (Self, String) {
+        let parameters = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).expect("a name");
+        Self::start_showing(&parameters, client).await
+    }
+
+    /// One whose own certificate is signed by itself and made so.
+    pub(crate) async fn start_showing(
+        parameters: &rcgen::CertificateParams,
+        client: Option<CertificateDer<'static>>,
+    ) -> (Self, String) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
-        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
-        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
+        let signing_key = rcgen::KeyPair::generate().expect("a key");
+        let certificate = parameters.self_signed(&signing_key).expect("a certificate");
+        let key = rustls::pki_types::PrivateKeyDer::try_from(signing_key.serialize_der()).expect("a key");
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -132,11 +142,11 @@ impl FakeRegistry {
             }
             None => config.with_no_client_auth(),
         };
-        let config = config.with_single_cert(vec![made.cert.der().clone()], key).expect("a server configuration");
+        let config = config.with_single_cert(vec![certificate.der().clone()], key).expect("a server configuration");
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
         let identified = Arc::<AtomicUsize>::default();
         let listener = Encrypted { listener, acceptor, identified: Arc::clone(&identified) };
-        (Self::serving(address, listener, identified), made.cert.pem())
+        (Self::serving(address, listener, identified), certificate.pem())
     }
 
     fn serving<L: axum::serve::Listener<Addr = SocketAddr>>(

@@ -136,6 +136,8 @@ impl Registry {
 }
 
 #[cfg(test)]
+mod certificate_tests;
+#[cfg(test)]
 pub(crate) mod fake;
 #[cfg(test)]
 mod silence_tests;

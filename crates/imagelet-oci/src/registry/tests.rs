@@ -541,7 +541,9 @@ async fn a_plain_registry_asked_over_tls_says_how_to_mend_it() {
     let error = resolved.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
     assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Hop::Tls));
-    assert!(error.hint().unwrap().contains("plain HTTP"), "{}", error.chain());
+    assert!(error.to_string().contains("the server speaks plain HTTP"), "{}", error.chain());
+    assert!(!error.chain().contains("InvalidContentType"), "{}", error.chain());
+    assert!(error.hint().unwrap().contains(&format!("server = \"http://{}\"", fake.address)), "{}", error.chain());
     assert!(!error.is_outage());
     assert!(fake.seen().is_empty());
 }

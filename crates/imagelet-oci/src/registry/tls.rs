@@ -16,10 +16,15 @@ use hyper_util::{
 };
 use imagelet_core::runtime::RuntimeError;
 use rustls::{
-    ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_name,
+    },
     crypto::CryptoProvider,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    server::ParsedCertificate,
 };
 
 use tokio::sync::OnceCell;
@@ -104,10 +109,12 @@ impl Clients {
     fn tls_config(&self, mut roots: RootCertStore, settings: &TlsSettings) -> Result<ClientConfig, RuntimeError> {
         let unusable =
             |what: &str| RuntimeError::other(format!("the {what} in the registry configuration cannot be used"));
+        let mut named = Vec::new();
         for pem in &settings.authorities {
             for certificate in CertificateDer::pem_slice_iter(pem) {
                 let certificate = certificate.map_err(|error| unusable("`ca`").caused_by(error))?;
-                roots.add(certificate).map_err(|error| unusable("`ca`").caused_by(error))?;
+                roots.add(certificate.clone()).map_err(|error| unusable("`ca`").caused_by(error))?;
+                named.push(certificate);
             }
         }
         let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
@@ -116,8 +123,13 @@ impl Clients {
         let builder = if settings.skip_verify {
             let verifier = AnyCertificate { provider: Arc::clone(&self.provider) };
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
-        } else {
+        } else if named.is_empty() {
             builder.with_root_certificates(roots)
+        } else {
+            let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&self.provider));
+            let webpki = webpki.build().map_err(|error| unusable("`ca`").caused_by(error))?;
+            let verifier = NamedCertificates { webpki, named };
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         };
         let Some(identity) = &settings.identity else { return Ok(builder.with_no_client_auth()) };
         // The causes are left out: they could quote the key.
@@ -142,6 +154,65 @@ fn system_roots() -> RootCertStore {
 impl fmt::Debug for Clients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Clients").field("made", &self.lock().len()).finish_non_exhaustive()
+    }
+}
+
+/// The authorities of the system and of a configuration, and the very certificates that the configuration names.
+///
+/// A server that signed its own certificate shows one that says it is an authority. Webpki refuses an authority as a
+/// server; where that very certificate is named as `ca`, there is nothing left to prove but its names.
+#[derive(Debug)]
+struct NamedCertificates {
+    webpki: Arc<WebPkiServerVerifier>,
+    named: Vec<CertificateDer<'static>>,
+}
+
+impl NamedCertificates {
+    /// Whether webpki refused only that an authority is the server. It looks at the time before that.
+    fn is_authority_as_server(error: &rustls::Error) -> bool {
+        let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
+        matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
+    }
+}
+
+impl ServerCertVerifier for NamedCertificates {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        match self.webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            Err(error) if Self::is_authority_as_server(&error) && self.named.contains(end_entity) => {
+                verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.webpki.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.webpki.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.webpki.supported_verify_schemes()
     }
 }
 
