@@ -8,8 +8,12 @@ use super::{
     PullSecretKind, Secret,
     document::{TypeError, Value},
     json,
+    registry::{is_default_registry, registry_key},
 };
 
+/// The default registry in the names of images, and as helpers know it.
+const DOCKER_HUB: &str = "docker.io";
+const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
 /// Longest document that is read; a Kubernetes secret holds at most this much.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
 
@@ -18,6 +22,33 @@ pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
 pub struct DockerConfig {
     /// Keys as written: hosts, URLs, globs.
     pub entries: BTreeMap<String, DockerEntry>,
+    /// Programs that know more. The kubelet reads none.
+    pub helpers: HelperNames,
+}
+
+/// The credential helpers that a document names: `credsStore` and `credHelpers`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HelperNames {
+    /// For all registries.
+    store: String,
+    /// For one registry, by its host; an empty name is none.
+    by_host: BTreeMap<String, String>,
+}
+
+impl HelperNames {
+    /// The helper for a repository, and the server it is asked for, as `docker` does.
+    pub(super) fn helper_for(&self, repository: &str) -> Option<(&str, String)> {
+        let registry = if is_default_registry(repository) { DOCKER_HUB } else { registry_key(repository) };
+        let name = self.by_host.get(registry).unwrap_or(&self.store);
+        let server = if registry == DOCKER_HUB { DOCKER_HUB_SERVER } else { registry };
+        (!name.is_empty()).then(|| (name.as_str(), server.to_owned()))
+    }
+
+    fn take(&mut self, host: &str, name: String) {
+        let host = host.split_once("://").map_or(host, |(_, rest)| rest).split('/').next().unwrap_or_default();
+        let host = if matches!(host, "index.docker.io" | "registry-1.docker.io") { DOCKER_HUB } else { host };
+        self.by_host.insert(host.to_ascii_lowercase(), name);
+    }
 }
 
 /// One entry. `Debug` hides the password.
@@ -71,7 +102,7 @@ impl DockerConfig {
         }
         match read.error {
             Some(error) => Err(error),
-            None => Ok(Self { entries: read.entries }),
+            None => Ok(Self { entries: read.entries, helpers: read.helpers }),
         }
     }
 }
@@ -86,6 +117,7 @@ const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
 #[derive(Default)]
 struct Reading {
     entries: BTreeMap<String, DockerEntry>,
+    helpers: HelperNames,
     error: Option<DockerConfigError>,
     /// An entry is wrong.
     stopped: bool,
@@ -114,6 +146,14 @@ impl Reading {
                 self.entries(value, Some("DockerConfigJSON.auths"));
             } else if name.eq_ignore_ascii_case("HttpHeaders") {
                 self.headers(&value);
+            } else if name.eq_ignore_ascii_case("credsStore") {
+                self.helpers.store = text(value).unwrap_or_default();
+            } else if name.eq_ignore_ascii_case("credHelpers")
+                && let Value::Object(members) = value
+            {
+                // What is no text here is none of the kubelet's concern, and no name.
+                let named = members.into_iter().filter_map(|(host, name)| Some((host, text(name)?)));
+                named.for_each(|(host, name)| self.helpers.take(&host, name));
             }
         }
     }
@@ -159,6 +199,13 @@ impl Reading {
 impl From<TypeError> for DockerConfigError {
     fn from(error: TypeError) -> Self {
         Self::Json(error.to_string())
+    }
+}
+
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::Text(text) => Some(text),
+        _ => None,
     }
 }
 
@@ -310,7 +357,7 @@ mod tests {
                             };
                             (key.clone(), entry)
                         });
-                        assert_eq!(parsed, Ok(DockerConfig { entries: entries.collect() }), "{}", case["name"]);
+                        assert_eq!(parsed.map(|read| read.entries), Ok(entries.collect()), "{}", case["name"]);
                     }
                 }
                 Some("hash") => {}
@@ -328,6 +375,28 @@ mod tests {
         let expected = "json: cannot unmarshal object into Go struct field DockerConfigJSON.auths.auth of type string";
         assert_eq!(error.to_string(), expected);
         assert!(!format!("{error} {error:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn a_helper_is_chosen_by_host_before_the_store_and_by_no_wrong_type() {
+        let helpers =
+            |text: &str| DockerConfig::parse(PullSecretKind::DockerConfigJson, text.as_bytes()).unwrap().helpers;
+        let both = r#"{"credsStore": "all", "credHelpers": {"https://R.io:5000/v1/": "one", "index.docker.io": "hub", "off.io": "", "n.io": 5}}"#;
+        for (document, repository, wanted) in [
+            (both, "r.io:5000/team/app", Some(("one", "r.io:5000"))),
+            (both, "r.io/team/app", Some(("all", "r.io"))),
+            (both, "docker.io/library/busybox", Some(("hub", "https://index.docker.io/v1/"))),
+            (both, "off.io/app", None),
+            (both, "n.io/app", Some(("all", "n.io"))),
+            (r#"{"credsStore": "all"}"#, "docker.io/library/busybox", Some(("all", "https://index.docker.io/v1/"))),
+            (r#"{"credsStore": 5, "credHelpers": []}"#, "r.io/app", None),
+            (r#"{"auths": {"r.io": {}}}"#, "r.io/app", None),
+        ] {
+            let wanted = wanted.map(|(name, server)| (name, server.to_owned()));
+            assert_eq!(helpers(document).helper_for(repository), wanted, "{repository} by {document}");
+        }
+        let cfg = DockerConfig::parse(PullSecretKind::DockerCfg, br#"{"credsStore": {}}"#).unwrap();
+        assert_eq!(cfg.helpers, HelperNames::default(), "an entry of the old form");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::{
     Credential, CredentialKind, Secret,
     docker_config::{DockerConfig, DockerConfigError},
     glob::{Location, matches},
+    registry::is_default_registry,
 };
 use crate::image::{Digest, shown_name};
 
@@ -192,6 +193,22 @@ impl Keyring {
 }
 
 impl TrackedCredential {
+    /// Itself, unless it is an entry without user and password. `docker` leaves such entries beside a credential store:
+    /// they hold no credential, and a registry that is shown one answers 401 for what is public.
+    pub fn usable(self) -> Option<Self> {
+        let is_empty = match &self.credential.kind {
+            CredentialKind::Basic { username, password } => username.is_empty() && password.expose().is_empty(),
+            CredentialKind::IdentityToken(token) | CredentialKind::RegistryToken(token) => token.expose().is_empty(),
+        };
+        (!is_empty).then_some(self)
+    }
+
+    /// The node's own, as a helper knows it.
+    pub(super) fn of_node(credential: Credential) -> Self {
+        let hash = hash_of(&credential);
+        Self { credential, source: CredentialSource::Node, hash }
+    }
+
     /// One that came with the request itself.
     pub fn of_request(credential: Credential) -> Self {
         let hash = hash_of(&credential);
@@ -203,21 +220,6 @@ impl fmt::Display for ObjectIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
-}
-
-/// Whether a name belongs to the registry that is meant when none is named.
-pub fn is_default_registry(repository: &str) -> bool {
-    match repository.split_once('/') {
-        Some(("", _)) => false,
-        None => !repository.is_empty(),
-        Some(("docker.io" | "index.docker.io", _)) => true,
-        Some((first, _)) => !first.contains(['.', ':']),
-    }
-}
-
-/// The registry under which a credential provider's answer is kept: the repository up to its first slash.
-pub fn registry_key(repository: &str) -> &str {
-    repository.split_once('/').map_or(repository, |(registry, _)| registry)
 }
 
 fn with_scheme(key: &str) -> String {
@@ -282,6 +284,7 @@ fn canonical_json(fields: &[(&str, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::credentials::registry_key;
     use crate::{image::Reference, testing::vectors};
 
     fn text(value: &serde_json::Value) -> String {

@@ -8,19 +8,20 @@ mod keyring;
 mod node;
 mod port;
 mod provider;
+mod registry;
 mod secret;
 mod spelling;
 mod token_cache;
 mod tokens;
 
-pub use docker_config::{AuthError, DockerConfig, DockerConfigError, DockerEntry};
+pub use docker_config::{AuthError, DockerConfig, DockerConfigError, DockerEntry, HelperNames};
 pub use keyring::{
     CredentialSource, Keyring, KeyringError, ObjectIdentity, PullSecret, PullSecretKind, TrackedCredential,
-    is_default_registry, registry_key,
 };
 pub use node::NodeKeyring;
 pub use port::{CredentialProvider, CredentialQuery, NoProviders, Provided, ProviderFailure};
 pub use provider::{Gates, ProviderConfigError, ProviderOptions, ProviderRulesError, Providers, ProvidersError};
+pub use registry::{is_default_registry, registry_key};
 pub use secret::Secret;
 pub use spelling::spellings;
 pub use token_cache::TokenCache;

@@ -1,6 +1,7 @@
 //! The node's own docker configuration, looked for where the kubelet looks and read anew now and then (`spec/pull.md §6.5`).
 
 use std::{
+    ffi::OsString,
     fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
@@ -12,9 +13,11 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::{
-    CredentialSource, DockerConfig, Keyring, PullSecretKind,
+    CredentialSource, DockerConfig, HelperNames, Keyring, PullSecretKind, TrackedCredential,
     docker_config::{DOCKER_CONFIG_LENGTH_MAX, DockerConfigError},
+    provider::{CredentialHelpers, HelperError},
 };
+use crate::trusted_files;
 
 /// What was read is good for this long; the kubelet's number.
 const CACHED_FOR: Duration = Duration::from_mins(5);
@@ -23,6 +26,8 @@ const CACHED_FOR: Duration = Duration::from_mins(5);
 #[derive(Debug)]
 pub struct NodeKeyring {
     state: Mutex<State>,
+    /// `None`: what a document names is not run.
+    helpers: Option<CredentialHelpers>,
 }
 
 #[derive(Debug)]
@@ -41,11 +46,20 @@ enum Source {
     Files(Vec<NodeFile>),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Cached {
     keyring: Arc<Keyring>,
+    helpers: Arc<NodeHelpers>,
     /// `None`: for good.
     until: Option<Instant>,
+}
+
+/// The credential helpers of the node's document.
+#[derive(Debug, Default)]
+struct NodeHelpers {
+    names: HelperNames,
+    /// Why none of them is run: others may change the document.
+    refused: Option<String>,
 }
 
 /// A file that may hold the node's credentials.
@@ -67,8 +81,15 @@ enum NodeFileError {
 impl NodeKeyring {
     /// One that reads no file.
     pub fn fixed(keyring: Keyring) -> Self {
-        let cached = Cached { keyring: Arc::new(keyring), until: None };
-        Self { state: Mutex::new(State { source: Source::Fixed, cached: Some(cached), generation: 0 }) }
+        let cached = Cached { keyring: Arc::new(keyring), helpers: Arc::default(), until: None };
+        let state = State { source: Source::Fixed, cached: Some(cached), generation: 0 };
+        Self { state: Mutex::new(state), helpers: None }
+    }
+
+    /// Runs the credential helpers that the node's document names, with these variables, each for so long at most.
+    #[must_use]
+    pub fn running_helpers(self, environment: Vec<(OsString, OsString)>, limit: Duration) -> Self {
+        Self { helpers: Some(CredentialHelpers::new(environment, limit)), ..self }
     }
 
     /// One of a single `config.json`.
@@ -96,21 +117,46 @@ impl NodeKeyring {
     }
 
     fn of_files(files: Vec<NodeFile>) -> Self {
-        Self { state: Mutex::new(State { source: Source::Files(files), cached: None, generation: 0 }) }
+        let state = State { source: Source::Files(files), cached: None, generation: 0 };
+        Self { state: Mutex::new(state), helpers: None }
+    }
+
+    /// What the helper knows of a repository that the node's document names for it, and what keeps it from answering.
+    /// Dropped, it ends what it started.
+    pub async fn ask_helper(&self, repository: &str) -> (Option<TrackedCredential>, Option<String>) {
+        let Some(helpers) = &self.helpers else { return (None, None) };
+        let named = self.read_now().await.helpers;
+        let Some((name, server)) = named.names.helper_for(repository) else { return (None, None) };
+        if let Some(refused) = &named.refused {
+            return (None, Some(format!("the credential helper `{name}` is not run: {refused}")));
+        }
+        match helpers.ask(name, &server).await {
+            Ok(known) => (known.map(TrackedCredential::of_node), None),
+            Err(error) => {
+                if !matches!(error, HelperError::Missing { .. }) {
+                    tracing::warn!(repository, %error, "a credential helper gave no credential");
+                }
+                (None, Some(error.to_string()))
+            }
+        }
     }
 
     /// What the files hold; reads them where what is cached is too old, also when it is that there are none. While files
     /// are there and none reads, what was read before holds.
     pub async fn keyring(&self) -> Arc<Keyring> {
+        self.read_now().await.keyring
+    }
+
+    async fn read_now(&self) -> Cached {
         let (files, generation) = {
             let state = self.state();
             if let Some(cached) = &state.cached
                 && cached.until.is_none_or(|until| Instant::now() < until)
             {
-                return Arc::clone(&cached.keyring);
+                return cached.clone();
             }
             match &state.source {
-                Source::Fixed => return Arc::default(),
+                Source::Fixed => return Cached { keyring: Arc::default(), helpers: Arc::default(), until: None },
                 Source::Files(files) => (files.clone(), state.generation),
             }
         };
@@ -118,18 +164,20 @@ impl NodeKeyring {
         let read = tokio::task::spawn_blocking(move || first_readable(&files)).await;
         let found = read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let mut state = self.state();
-        let keyring = match (found, &state.cached) {
-            (Found::Keyring(keyring), _) => Arc::new(keyring),
+        let cached = match (found, &state.cached) {
+            (Found::Document(keyring, helpers), _) => {
+                Cached { keyring: Arc::new(keyring), helpers: Arc::new(helpers), until }
+            }
             (Found::Broken, Some(cached)) => {
                 tracing::error!("the node's credentials that were read before stay in force");
-                Arc::clone(&cached.keyring)
+                Cached { until, ..cached.clone() }
             }
-            (Found::Broken | Found::Nothing, _) => Arc::default(),
+            (Found::Broken | Found::Nothing, _) => Cached { keyring: Arc::default(), helpers: Arc::default(), until },
         };
         if state.generation == generation {
-            state.cached = Some(Cached { keyring: Arc::clone(&keyring), until });
+            state.cached = Some(cached.clone());
         }
-        keyring
+        cached
     }
 
     /// Looks where another one looks, and reads at the next question. Where what is there does not read, what was read
@@ -149,7 +197,7 @@ impl NodeKeyring {
 
 /// What a look at the files came to.
 enum Found {
-    Keyring(Keyring),
+    Document(Keyring, NodeHelpers),
     /// None reads, and one is there.
     Broken,
     Nothing,
@@ -160,10 +208,11 @@ fn first_readable(files: &[NodeFile]) -> Found {
     let mut found = Found::Nothing;
     for NodeFile { path, kind } in files {
         match read(path, *kind) {
-            Ok(document) => {
+            Ok((document, refused)) => {
+                let helpers = NodeHelpers { names: document.helpers.clone(), refused };
                 let mut keyring = Keyring::new();
                 keyring.add(&CredentialSource::Node, document);
-                return Found::Keyring(keyring);
+                return Found::Document(keyring, helpers);
             }
             Err(NodeFileError::Io(error))
                 if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
@@ -176,12 +225,15 @@ fn first_readable(files: &[NodeFile]) -> Found {
     found
 }
 
-fn read(path: &Path, kind: PullSecretKind) -> Result<DockerConfig, NodeFileError> {
+/// A document, and why what it says about programs does not count: others may have written it.
+fn read(path: &Path, kind: PullSecretKind) -> Result<(DockerConfig, Option<String>), NodeFileError> {
     let mut document = Zeroizing::new(Vec::new());
     // One byte more than is allowed, so that a file that is too long is refused and not cut.
     let length_max = u64::try_from(DOCKER_CONFIG_LENGTH_MAX).unwrap_or(u64::MAX);
-    File::open(path)?.take(length_max + 1).read_to_end(&mut document)?;
-    Ok(DockerConfig::parse(kind, &document)?)
+    let mut file = File::open(path)?;
+    let refused = trusted_files::check(path, &file).err().map(|error| error.to_string().replace('\n', "; "));
+    file.by_ref().take(length_max + 1).read_to_end(&mut document)?;
+    Ok((DockerConfig::parse(kind, &document)?, refused))
 }
 
 #[cfg(test)]

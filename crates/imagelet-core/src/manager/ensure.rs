@@ -353,7 +353,7 @@ impl Ensuring<'_> {
         self.look_up_credentials().await.as_ref().map_err(|error| self.credentials_error(error))
     }
 
-    /// Asks pull secrets, then the node's own documents, then the providers; the first time only.
+    /// Asks pull secrets, then the node's own helpers and documents, then the providers; the first time only.
     async fn look_up_credentials(&self) -> &Result<Found, KeyringError> {
         if let Some(found) = self.credentials.get() {
             return found;
@@ -373,9 +373,18 @@ impl Ensuring<'_> {
         let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Found::default()) };
         let of_secrets = self.of_secrets()?;
         let (mut credentials, mut missing) = (of_secrets.credentials.clone(), of_secrets.missing.clone());
-        credentials.extend(self.manager.keyring.keyring().await.lookup(reference.repository()));
-        let provided = self.manager.providers.provide(&self.request.query(reference.repository())).await;
+        let (repository, is_kubelet) = (reference.repository(), self.manager.compatibility.is_kubelet());
+        if !is_kubelet {
+            let (known, problem) = self.manager.keyring.ask_helper(repository).await;
+            credentials.extend(known);
+            missing.extend(problem);
+        }
+        credentials.extend(self.manager.keyring.keyring().await.lookup(repository));
+        let provided = self.manager.providers.provide(&self.request.query(repository)).await;
         credentials.extend(provided.credentials);
+        if !is_kubelet {
+            credentials = credentials.into_iter().filter_map(TrackedCredential::usable).collect();
+        }
         missing.extend(provided.failures.iter().map(ToString::to_string));
         Ok(Found { credentials, missing })
     }

@@ -109,7 +109,10 @@ impl OfSecrets {
             text
         });
         let missing = missing.collect();
-        let credentials = keyring.lookup(reference.repository());
+        let mut credentials = keyring.lookup(reference.repository());
+        if !compatibility.is_kubelet() {
+            credentials = credentials.into_iter().filter_map(TrackedCredential::usable).collect();
+        }
         let asker = asker_of(&credentials);
         Ok(Self { credentials, asker, missing })
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use imagelet_core::{image::Reference, runtime::Progress};
+use imagelet_core::{credentials::TrackedCredential, image::Reference, runtime::Progress};
 use imagelet_oci::{Engine, Findings, ImageCheck, LayerCheck, LayerName, Verdict, VerifyReport};
 use serde::{Deserialize, Serialize};
 
@@ -162,7 +162,8 @@ async fn repair(node: &LocalNode, engine: &Engine, image: &mut VerifiedImage, st
     });
     let keyring = node.parts().manager.node_keyring().await;
     let credentials = |reference: &Reference| {
-        keyring.lookup(reference.repository()).into_iter().map(|tracked| tracked.credential).collect()
+        let found = keyring.lookup(reference.repository()).into_iter().filter_map(TrackedCredential::usable);
+        found.map(|tracked| tracked.credential).collect()
     };
     match engine.repair(&imagelet_core::image::ImageId::new(&image.id), &credentials, &progress).await {
         Ok(_) => {

@@ -41,6 +41,8 @@ use crate::{
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 /// Events kept for whoever asks later.
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
+/// A credential helper that answers later than this is ended; as long as a credential provider has by default.
+const HELPER_MAX: Duration = Duration::from_mins(1);
 /// The kubelet's default.
 const PODS_MAX: usize = 110;
 /// A start does not wait longer than this for a runtime's list of images.
@@ -448,8 +450,8 @@ fn verification(configured: &Verification) -> Result<Option<VerificationPolicy>,
 
 /// Where the node's own credentials are.
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
-    let Surroundings { home, docker_config, .. } = &settings.surroundings;
-    match (settings.docker_config.as_ref().or(docker_config.as_ref()), role) {
+    let Surroundings { home, docker_config, variables } = &settings.surroundings;
+    let keyring = match (settings.docker_config.as_ref().or(docker_config.as_ref()), role) {
         (Some(path), _) => NodeKeyring::of_file(path),
         (None, Role::Daemon) => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
         // A command runs anywhere: what lies in its working directory is nobody's credential.
@@ -457,7 +459,8 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
             Some(path) => NodeKeyring::of_file(path),
             None => NodeKeyring::fixed(Keyring::new()),
         },
-    }
+    };
+    keyring.running_helpers(variables.0.clone(), HELPER_MAX)
 }
 
 /// Takes the credential providers that a configuration names into use, instead of those before.

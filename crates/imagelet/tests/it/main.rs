@@ -13,6 +13,7 @@ mod crash;
 mod critest;
 mod daemon;
 mod deadlines;
+mod docker_helpers;
 mod documents;
 mod events;
 mod failpoints;

@@ -137,7 +137,7 @@ impl Response {
         let response = Self {
             cache_key_type: text(key_type)?,
             cache_duration: optional_text(duration)?.map(|text| parse_duration(&text)).transpose()?,
-            auth: DockerConfig { entries },
+            auth: DockerConfig { entries, ..DockerConfig::default() },
         };
         if strict.findings.is_empty() { Ok(response) } else { Err(ResponseError::Decode) }
     }

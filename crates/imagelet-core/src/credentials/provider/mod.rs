@@ -5,6 +5,7 @@
 //! plugin    one provider: when it is asked, and for whom      cache     what it said, as long as that is good
 //! codec     question and answer                               exec      one run, which leaves nothing behind
 //! redact    what of its complaints may be shown               meters    what is counted
+//! helper    programs that a docker configuration names, run the same way
 //! ```
 //!
 //! Nothing is kept on disk. A plugin learns of an image and, where it asks for one, of a service account's token, over
@@ -14,6 +15,7 @@ mod cache;
 mod codec;
 mod config;
 mod exec;
+mod helper;
 mod meters;
 mod plugin;
 mod redact;
@@ -31,6 +33,7 @@ use async_trait::async_trait;
 use config::ProviderConfig;
 pub use config::ProviderConfigError;
 use futures_util::future::join_all;
+pub(super) use helper::{CredentialHelpers, HelperError};
 use tokio::sync::Semaphore;
 pub use validate::{Gates, ProviderRulesError};
 

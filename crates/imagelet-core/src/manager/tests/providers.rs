@@ -123,3 +123,53 @@ async fn a_provider_that_failed_is_the_hint_of_the_failure_and_changes_no_messag
     }
     assert_eq!(messages[0], messages[1]);
 }
+
+/// `docker login` with a credential store leaves such entries: they say where a login is, and hold none.
+#[tokio::test(start_paused = true)]
+async fn an_entry_without_user_and_password_is_no_credential_and_the_registry_is_asked_anonymously() {
+    let empty = [
+        r#"{"auths": {"reg.io": {}}}"#,
+        r#"{"auths": {"reg.io": {"auth": ""}}}"#,
+        r#"{"auths": {"reg.io": {"username": "", "password": "", "email": "a@b.c"}}}"#,
+        r#"{"auths": {"reg.io": {"auth": "Og=="}}}"#,
+        r#"{"auths": {"reg.io": {"identitytoken": "eyJ"}}}"#,
+    ];
+    for document in empty {
+        for (compatibility, shown) in [(Compatibility::Imagelet, None), (Compatibility::Kubelet, Some(""))] {
+            let mut keyring = Keyring::new();
+            let parsed = DockerConfig::parse(PullSecretKind::DockerConfigJson, document.as_bytes()).unwrap();
+            keyring.add(&CredentialSource::Node, parsed);
+            let settings = PullSettings { compatibility, ..PullSettings::default() };
+            let runtime = FakeRuntime::new();
+            runtime.offer("reg.io/app:v1", "app", 10);
+            runtime.offer("reg.io/other:v1", "other", 10);
+            let node = TestNode::new(Arc::new(runtime.clone()), Wanted { settings, keyring, ..Wanted::default() });
+            node.ensure(&request("reg.io/app:v1")).await.unwrap();
+            let wants = EnsureRequest { secrets: vec![secret("s", document)], ..request("reg.io/other:v1") };
+            node.ensure(&wants).await.unwrap();
+            for asked in runtime.pull_requests() {
+                let user = asked.credential.map(|credential| match credential.kind {
+                    CredentialKind::Basic { username, .. } => username,
+                    other => panic!("{other:?}"),
+                });
+                assert_eq!(user.as_deref(), shown, "{document}, {compatibility:?}");
+            }
+            assert_eq!(runtime.pull_requests().len(), 2);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn beside_an_empty_entry_the_others_are_tried_and_recorded() {
+    let runtime = FakeRuntime::new();
+    runtime.offer_to("reg.io/team/app:v1", "app", 10, Some(("ada", "p")));
+    let wanted = Wanted { records: PullRecords::in_memory(), ..Wanted::default() };
+    let node = TestNode::new(Arc::new(runtime.clone()), wanted);
+    let document = r#"{"auths": {"reg.io/team": {}, "reg.io": {"username": "ada", "password": "p"}}}"#;
+    let with = |document: &str| EnsureRequest { secrets: vec![secret("s", document)], ..request("reg.io/team/app:v1") };
+    node.ensure(&with(document)).await.unwrap();
+    // A secret that holds no credential any more proves nothing.
+    let empty = with(r#"{"auths": {"reg.io": {}}}"#);
+    assert_eq!(node.ensure(&empty).await.unwrap_err().reason(), "ErrImagePull");
+    assert_eq!(node.ensure(&with(document)).await.unwrap().origin, Origin::AlreadyPresent);
+}

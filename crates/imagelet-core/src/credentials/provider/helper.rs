@@ -1,0 +1,206 @@
+//! Credential helpers of docker configurations: `docker-credential-NAME get`, run as plugins are.
+//!
+//! Only the node's own configuration chooses one. What a pull secret names is never run: a pod chooses no program.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    path::PathBuf,
+    time::Duration,
+};
+
+use tokio::sync::Semaphore;
+use zeroize::Zeroizing;
+
+use super::{
+    exec::{Environment, Output, Plugin, RunError, executable},
+    redact::{redact, texts_of},
+};
+use crate::{
+    credentials::{Credential, CredentialKind, Secret},
+    trusted_files,
+};
+
+/// Helpers that run at once.
+const RUNS_MAX: usize = 8;
+/// Longest name of a helper.
+const NAME_LENGTH_MAX: usize = 64;
+/// What a helper writes where it knows nothing of a registry, in all helpers made with Docker's library.
+const NOT_FOUND: &str = "credentials not found in native keychain";
+/// The user of an answer whose secret is an identity token.
+const TOKEN_USER: &str = "<token>";
+
+/// Runs credential helpers.
+pub(in crate::credentials) struct CredentialHelpers {
+    environment: Vec<(OsString, OsString)>,
+    limit: Duration,
+    permits: Semaphore,
+}
+
+/// A helper should have answered and did not. Shows no secret.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::credentials) enum HelperError {
+    #[error("`{}` names no credential helper", shown(.0))]
+    Name(String),
+    #[error("the credential helper `{program}` is in no folder of the PATH of imagelet (`{path}`)")]
+    Missing { program: String, path: String },
+    #[error("the credential helper `{program}` is not run: {}", .source.to_string().replace('\n', "; "))]
+    Refused { program: String, source: io::Error },
+    #[error("the credential helper `{program}` did not answer within {} s", .limit.as_secs_f32())]
+    TimedOut { program: String, limit: Duration },
+    #[error("the credential helper `{program}` failed: {error}{said}")]
+    Failed { program: String, error: String, said: String },
+    #[error("the credential helper `{program}` answered with no JSON object of `Username` and `Secret`")]
+    Answer { program: String },
+}
+
+impl CredentialHelpers {
+    /// Runs them with these variables and no others, each for so long at most.
+    pub(in crate::credentials) fn new(environment: Vec<(OsString, OsString)>, limit: Duration) -> Self {
+        Self { environment, limit, permits: Semaphore::new(RUNS_MAX) }
+    }
+
+    /// What a helper knows of a server; `None`: nothing. Dropped, it ends what it started.
+    pub(in crate::credentials) async fn ask(
+        &self,
+        name: &str,
+        server: &str,
+    ) -> Result<Option<Credential>, HelperError> {
+        if !is_name(name) {
+            return Err(HelperError::Name(name.to_owned()));
+        }
+        let program = format!("docker-credential-{name}");
+        let folders = self.environment.iter().rev().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
+        let folders = folders.unwrap_or_default();
+        let found = tokio::task::spawn_blocking({
+            let program = program.clone();
+            move || find(&program, &folders)
+        });
+        let path = found.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let environment = Environment::new(&self.environment, &[]);
+        let plugin = Plugin { path, args: vec!["get".to_owned()], environment, limit: self.limit };
+        let _permit = self.permits.acquire().await.expect("nothing closes it");
+        read(&program, self.limit, plugin.run(server.as_bytes()).await)
+    }
+}
+
+impl std::fmt::Debug for CredentialHelpers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CredentialHelpers").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+/// Whether a name is one part of a file's name and nothing else.
+fn is_name(name: &str) -> bool {
+    (1..=NAME_LENGTH_MAX).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}
+
+fn shown(name: &str) -> String {
+    name.chars().filter(|character| !character.is_control()).take(NAME_LENGTH_MAX).collect()
+}
+
+/// The first program of this name in the folders of a `PATH`, which only root and the own user may change. A relative
+/// folder is passed over.
+fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
+    for folder in std::env::split_paths(folders).filter(|folder| folder.is_absolute()) {
+        if let Ok(path) = executable(&folder, program) {
+            let refused = |source| HelperError::Refused { program: program.to_owned(), source };
+            trusted_files::check_program(&path).map_err(refused)?;
+            return Ok(path);
+        }
+    }
+    Err(HelperError::Missing { program: program.to_owned(), path: folders.to_string_lossy().into_owned() })
+}
+
+/// What a helper answers, beside the server it was asked for.
+#[derive(serde::Deserialize)]
+struct Answer {
+    #[serde(rename = "Username", default)]
+    username: String,
+    #[serde(rename = "Secret", default)]
+    secret: Zeroizing<String>,
+}
+
+/// What a run came to.
+fn read(program: &str, limit: Duration, output: Output) -> Result<Option<Credential>, HelperError> {
+    let program = || program.to_owned();
+    let stdout = Zeroizing::new(output.stdout);
+    match output.result {
+        Ok(()) => {}
+        Err(RunError::TimedOut) => return Err(HelperError::TimedOut { program: program(), limit }),
+        Err(_) if stdout.trim_ascii() == NOT_FOUND.as_bytes() => return Ok(None),
+        Err(error) => {
+            let known = texts_of(&stdout);
+            let complaint = [stdout.as_slice(), &output.stderr].join(&b' ');
+            let text = redact(&Zeroizing::new(complaint), known.iter().map(Secret::expose));
+            let line: String =
+                text.trim().chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
+            let said = if line.is_empty() { line } else { format!(": {line}") };
+            return Err(HelperError::Failed { program: program(), error: error.to_string(), said });
+        }
+    }
+    let answer: Answer = serde_json::from_slice(&stdout).map_err(|_| HelperError::Answer { program: program() })?;
+    let secret = Secret::new(answer.secret.as_str());
+    Ok(match answer.username.as_str() {
+        _ if secret.expose().is_empty() => None,
+        TOKEN_USER => Some(Credential { kind: CredentialKind::IdentityToken(secret), server_address: String::new() }),
+        user => Some(Credential::basic("", user, secret)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+
+    use super::*;
+
+    fn ran(code: i32, stdout: &str, stderr: &str) -> Result<Option<Credential>, String> {
+        let status = std::process::ExitStatus::from_raw(code << 8);
+        let result = if code == 0 { Ok(()) } else { Err(RunError::Failed(status)) };
+        let output = Output { stdout: stdout.into(), stderr: stderr.into(), result };
+        read("docker-credential-x", Duration::from_secs(1), output).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_answer_is_a_credential_a_token_or_nothing() {
+        let basic = Credential::basic("", "u", Secret::new("p"));
+        let token = Credential { kind: CredentialKind::IdentityToken(Secret::new("t")), server_address: String::new() };
+        for (stdout, wanted) in [
+            (r#"{"ServerURL":"r.io","Username":"u","Secret":"p"}"#, Some(basic)),
+            (r#"{"ServerURL":"r.io","Username":"<token>","Secret":"t"}"#, Some(token)),
+            (r#"{"Username":"","Secret":""}"#, None),
+            ("{}", None),
+        ] {
+            assert_eq!(ran(0, stdout, ""), Ok(wanted), "{stdout}");
+        }
+        assert_eq!(ran(1, "credentials not found in native keychain\n", ""), Ok(None));
+    }
+
+    #[test]
+    fn a_complaint_names_the_helper_and_shows_no_secret() {
+        for (code, stdout, stderr, wanted) in [
+            (0, "hello", "", "answered with no JSON object"),
+            (0, r#"{"Username":5,"Secret":"hunter2-hunter2"}"#, "", "answered with no JSON object"),
+            (1, "", "token=hunter2-hunter2 expired\nlog in", "exit status 1: token=[redacted] expired log in"),
+            (2, r#"{"Secret":"hunter2-hunter2"}"#, "hunter2-hunter2", "exit status 2"),
+            (3, "", "", "failed: exit status 3"),
+        ] {
+            let told = ran(code, stdout, stderr).expect_err("a failure");
+            assert!(told.contains(wanted) && told.contains("`docker-credential-x`"), "{told}");
+            assert!(!told.contains("hunter2") && !told.contains('\n'), "{told}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_that_leaves_its_folder_is_refused_and_one_that_is_nowhere_is_named() {
+        let variables = vec![("PATH".into(), "/nonexistent:relative".into())];
+        let helpers = CredentialHelpers::new(variables, Duration::from_secs(1));
+        for name in ["", "../sh", "a/b", "a b", &"x".repeat(65), "ü"] {
+            let told = helpers.ask(name, "r.io").await.expect_err("refused").to_string();
+            assert!(told.ends_with("names no credential helper"), "{told}");
+        }
+        let told = helpers.ask("ecr-login", "r.io").await.expect_err("missing").to_string();
+        assert!(told.contains("`docker-credential-ecr-login`") && told.contains("`/nonexistent:relative`"), "{told}");
+    }
+}
