@@ -23,7 +23,7 @@ pub(crate) fn refusal(
     if let Some(could_free) = could_free {
         let more = match could_free {
             ByteSize::ZERO => "nothing".to_owned(),
-            ByteSize(bytes) => format!("at most {}", size(bytes)),
+            size => format!("at most {size}"),
         };
         text += "; a collection could free ";
         text += &more;
@@ -42,14 +42,14 @@ pub(crate) fn refusal(
 fn bytes_needed(admission: Admission, demand: &Demand) -> String {
     let amount = &demand.amount;
     let blobs = if demand.keeps_blobs { ", blobs kept" } else { "" };
-    let packed = format!("{} not here, {} compressed", layers(demand.layers), size(demand.compressed));
+    let packed = format!("{} not here, {} compressed", layers(demand.layers), ByteSize(demand.compressed));
     let ratio = ratio(demand);
     match admission {
-        Admission::Strict => format!("needs {} ({packed} x {ratio}{blobs})", size(amount.bytes)),
+        Admission::Strict => format!("needs {} ({packed} x {ratio}{blobs})", ByteSize(amount.bytes)),
         Admission::Compressed | Admission::Off => format!(
             "needs at least {} ({packed}{blobs}), about {} at x {ratio}",
-            size(amount.bytes_min),
-            size(amount.bytes)
+            ByteSize(amount.bytes_min),
+            ByteSize(amount.bytes)
         ),
     }
 }
@@ -64,9 +64,9 @@ fn ratio(demand: &Demand) -> String {
 }
 
 fn bytes_there(space: &Space) -> String {
-    let mut text = format!("{} free", size(space.free_bytes));
-    let reserved = (space.reserved.bytes > 0).then(|| reserved(&size(space.reserved.bytes), space.pulls));
-    let floor = (space.bytes_floor > 0).then(|| format!("{} kept by freeBytesFloor", size(space.bytes_floor)));
+    let mut text = format!("{} free", ByteSize(space.free_bytes));
+    let reserved = (space.reserved.bytes > 0).then(|| reserved(ByteSize(space.reserved.bytes), space.pulls));
+    let floor = (space.bytes_floor > 0).then(|| format!("{} kept by freeBytesFloor", ByteSize(space.bytes_floor)));
     text += &of_which(reserved, floor);
     text
 }
@@ -83,13 +83,13 @@ fn inodes_needed(admission: Admission, demand: &Demand) -> String {
 
 fn inodes_there(space: &Space) -> String {
     let mut text = format!("{} inodes free", space.free_inodes.unwrap_or_default());
-    let reserved = (space.reserved.inodes > 0).then(|| reserved(&space.reserved.inodes.to_string(), space.pulls));
+    let reserved = (space.reserved.inodes > 0).then(|| reserved(space.reserved.inodes, space.pulls));
     let floor = (space.inodes_floor > 0).then(|| format!("{} kept by freeInodesFloor", space.inodes_floor));
     text += &of_which(reserved, floor);
     text
 }
 
-fn reserved(amount: &str, pulls: usize) -> String {
+fn reserved(amount: impl std::fmt::Display, pulls: usize) -> String {
     format!("{amount} reserved by {pulls} pull{}", if pulls == 1 { "" } else { "s" })
 }
 
@@ -103,16 +103,4 @@ fn of_which(reserved: Option<String>, floor: Option<String>) -> String {
 
 fn layers(number: usize) -> String {
     format!("{number} layer{}", if number == 1 { "" } else { "s" })
-}
-
-/// Binary units with one digit behind the point, and none where it is a zero: the floors are set in these units.
-pub(crate) fn size(bytes: u64) -> String {
-    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let (mut value, mut unit) = (bytes as f64, 0);
-    // What would print as `1024.0` is one of the next unit.
-    while value >= 1023.95 && unit + 1 < UNITS.len() {
-        (value, unit) = (value / 1024.0, unit + 1);
-    }
-    let number = format!("{value:.1}");
-    format!("{} {}", number.strip_suffix(".0").unwrap_or(&number), UNITS[unit])
 }

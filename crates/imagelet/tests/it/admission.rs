@@ -90,9 +90,9 @@ fn a_pull_that_cannot_fit_is_refused_before_a_layer_is_asked_for() {
     let stderr = with_store(&store, ["pull", &name]).refused(&[
         &name,
         "not enough free space",
-        "MiB (1 layer not here, 6",
+        "MB (1 layer not here, 6",
         "at x 3.0 assumed",
-        "of which 16 MiB kept by freeBytesFloor",
+        "of which 16.8MB kept by freeBytesFloor",
         "a collection could free nothing more",
         "hint: ",
     ]);
@@ -133,7 +133,7 @@ fn pulls_see_what_others_have_reserved_and_get_it_when_those_end() {
     let held = node.registry.hold("first", &first.layers[0].digest);
     let mut running = node.pulling(&name);
     held.until_asked();
-    let stderr = node.pull(&other).refused(&["not enough free space", "reserved by 1 pull and 12 MiB kept by"]);
+    let stderr = node.pull(&other).refused(&["not enough free space", "reserved by 1 pull and 12.6MB kept by"]);
     assert!(!stderr.contains("a collection"), "nothing is collected for pulls here: {stderr}");
     assert_eq!(asked(&node.registry, &second), 0, "{stderr}");
 
@@ -145,7 +145,7 @@ fn pulls_see_what_others_have_reserved_and_get_it_when_those_end() {
     let again = node.registry.put("second:again", &second);
     node.pull(&again).ok();
     let again = node.registry.put("first:again", &first);
-    let stderr = node.pull(&again).refused(&["not enough free space", "MiB free of which 12 MiB kept by"]);
+    let stderr = node.pull(&again).refused(&["not enough free space", "MB free of which 12.6MB kept by"]);
     assert!(!stderr.contains("reserved"), "a pull that is over reserves nothing: {stderr}");
     node.daemon.run(["rm", &node.registry.name("second:again")]).ok();
     node.pull(&node.registry.put("first:once-more", &first)).ok();
@@ -187,7 +187,7 @@ fn a_collection_makes_room_for_a_pull_under_the_usual_rules() {
     node.daemon.run(["unpin", &name]).ok();
     let large = image("large", 45);
     let large_name = node.registry.put("large:v1", &large);
-    node.pull(&large_name).refused(&["not enough free space", "a collection could free at most 20"]);
+    node.pull(&large_name).refused(&["not enough free space", "a collection could free at most 21MB more"]);
     assert!(node.has(&name), "an image went for a pull that was refused all the same");
 
     let other = node.registry.put("new:again", &new);
