@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use imagelet_core::{image::Digest, manager::PodRole};
 
 use crate::node::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
-use objects::{AccountManifest, Named, Object, ObjectError, PodManifest, SecretManifest, objects};
+use objects::{AccountManifest, ClassManifest, Named, Object, ObjectError, PodManifest, SecretManifest, objects};
 
 /// Longest file of manifests that is read.
 pub(crate) const FILE_LENGTH_MAX: u64 = tree::TEXT_LENGTH_MAX as u64;
@@ -102,6 +102,7 @@ struct Cluster {
     /// With the file each came in.
     secrets: Vec<(SecretManifest, String)>,
     accounts: Vec<AccountManifest>,
+    classes: Vec<ClassManifest>,
     /// How many of each kind were passed over, by file.
     others: BTreeMap<String, BTreeMap<String, usize>>,
 }
@@ -123,6 +124,7 @@ impl Cluster {
             Object::Pod(pod) => self.pods.push(pod),
             Object::Secret(secret) => self.secrets.push((secret, file.to_owned())),
             Object::ServiceAccount(account) => self.accounts.push(account),
+            Object::RuntimeClass(class) => self.classes.push(class),
             Object::Other { kind } => {
                 *self.others.entry(file.to_owned()).or_default().entry(kind).or_default() += 1;
             }
@@ -132,6 +134,7 @@ impl Cluster {
     fn merge(&mut self, other: Self) {
         self.secrets.extend(other.secrets);
         self.accounts.extend(other.accounts);
+        self.classes.extend(other.classes);
         self.others.extend(other.others);
     }
 
@@ -174,10 +177,27 @@ impl Cluster {
             pod: pod_name(pod),
             annotations: pod.annotations.iter().cloned().collect(),
             service_account: account.to_owned(),
+            runtime_handler: self.runtime_handler(pod, notes),
             secrets,
             secrets_unread,
             images: pod.images.iter().map(image_request).collect(),
         }
+    }
+
+    /// The handler of a pod's runtime class, whose manifest is among the files; empty is the default one.
+    fn runtime_handler(&self, pod: &PodManifest, notes: &mut Vec<String>) -> String {
+        if pod.runtime_class.is_empty() {
+            return String::new();
+        }
+        if let Some(class) = self.classes.iter().rfind(|class| class.name == pod.runtime_class) {
+            return class.handler.clone();
+        }
+        let (class, name) = (&pod.runtime_class, full_name(&pod.named));
+        notes.push(format!(
+            "the runtime class `{class}` of the pod `{name}` was not given with -f; its images are asked for without a \
+             runtime handler"
+        ));
+        String::new()
     }
 
     /// A pod that names no pull secrets has those of its service account, as the API server sees to it.
@@ -214,6 +234,7 @@ fn kinds(cluster: &Cluster) -> Vec<String> {
     let mut kinds: Vec<String> = cluster.pods.iter().map(|pod| pod.kind.clone()).collect();
     kinds.extend(cluster.secrets.iter().map(|_| "Secret".to_owned()));
     kinds.extend(cluster.accounts.iter().map(|_| "ServiceAccount".to_owned()));
+    kinds.extend(cluster.classes.iter().map(|_| "RuntimeClass".to_owned()));
     kinds.extend(cluster.others.values().flat_map(BTreeMap::keys).cloned());
     kinds.sort();
     kinds.dedup();

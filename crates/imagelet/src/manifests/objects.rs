@@ -17,6 +17,7 @@ pub(super) enum Object {
     Pod(PodManifest),
     Secret(SecretManifest),
     ServiceAccount(AccountManifest),
+    RuntimeClass(ClassManifest),
     /// Something that names no images.
     Other {
         kind: String,
@@ -31,6 +32,7 @@ pub(super) struct PodManifest {
     pub(super) images: Vec<ImageField>,
     pub(super) pull_secrets: Vec<String>,
     pub(super) service_account: String,
+    pub(super) runtime_class: String,
 }
 
 /// Name, namespace and uid of an object; what is not written is empty.
@@ -65,6 +67,12 @@ pub(super) struct SecretManifest {
 pub(super) struct AccountManifest {
     pub(super) named: Named,
     pub(super) pull_secrets: Vec<String>,
+}
+
+/// A `RuntimeClass`, which belongs to no namespace.
+pub(super) struct ClassManifest {
+    pub(super) name: String,
+    pub(super) handler: String,
 }
 
 /// Why an object cannot be used. Shows nothing of what a secret holds.
@@ -124,6 +132,10 @@ fn collect(place: &Place<'_>, depth: usize, found: &mut Vec<Object>) -> Result<(
             named: named(place)?,
             pull_secrets: names(&place.at("imagePullSecrets")?)?,
         }),
+        "RuntimeClass" => Object::RuntimeClass(ClassManifest {
+            name: named(place)?.name,
+            handler: place.at("handler")?.text()?.to_owned(),
+        }),
         _ => match template(place) {
             Some(template) => Object::Pod(pod(kind, place, &template)?),
             None => Object::Other { kind: kind.to_owned() },
@@ -176,6 +188,7 @@ fn pod(kind: &str, object: &Place<'_>, template: &Place<'_>) -> Result<PodManife
         images,
         pull_secrets: names(&spec.at("imagePullSecrets")?)?,
         service_account: account.to_owned(),
+        runtime_class: spec.at("runtimeClassName")?.text()?.to_owned(),
     })
 }
 
@@ -323,7 +336,7 @@ mod tests {
         assert_eq!((pod.images[1].mounts.as_slice(), pod.images[3].position), (&["m".to_owned()][..], 1));
         assert_eq!(pod.annotations, [("a".into(), "1".into()), ("b".into(), "2".into())]);
         assert_eq!(pod.pull_secrets, ["a", "", ""]);
-        assert_eq!(pod.service_account, "robot");
+        assert_eq!((pod.service_account.as_str(), pod.runtime_class.as_str()), ("robot", "kata"));
         assert_eq!((pod.named.namespace.as_str(), pod.named.name.as_str()), ("default", "web"));
     }
 

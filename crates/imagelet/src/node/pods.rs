@@ -42,6 +42,8 @@ pub(crate) struct PodRequest {
     pub(crate) annotations: BTreeMap<String, String>,
     /// The name of its service account; empty where it has none.
     pub(crate) service_account: String,
+    /// The handler of its runtime class; empty is the default one.
+    pub(crate) runtime_handler: String,
     /// Its pull secrets that could be read, in the pod's order.
     pub(crate) secrets: Vec<PullSecretText>,
     /// Names of those that could not.
@@ -140,7 +142,11 @@ impl Command for PodRequest {
     type Answer = PodEnsured;
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<PodEnsured, Failure> {
-        let request = core_request(&self)?;
+        let mut request = core_request(&self)?;
+        if node.settings().compatibility.is_kubelet() {
+            // The kubelet sends one behind a feature gate alone, which is off.
+            request.common.runtime_handler = String::new();
+        }
         let mut listening = Listening::new(node.parts().events.follow(), &request);
         let is_silent = node.parts().engine.is_none();
         let telling = Telling { asked: &self, request: &request, steps, is_silent };
@@ -165,6 +171,7 @@ fn core_request(asked: &PodRequest) -> Result<CoreRequest, Failure> {
         },
         service_account: Some(asked.service_account.clone()).filter(|name| !name.is_empty()),
         annotations: asked.annotations.clone().into_iter().collect(),
+        runtime_handler: asked.runtime_handler.clone(),
         secrets: secrets(&asked.secrets),
         ..EnsureRequest::new("", PullPolicy::IfNotPresent)
     };

@@ -46,6 +46,7 @@ mod refusals;
 mod relay;
 mod removal;
 mod rights;
+mod runtime_class;
 mod runtime_import;
 mod scripted;
 mod shadow;
