@@ -121,6 +121,9 @@ pub(crate) struct File {
     #[serde(rename = "featureGates", skip_serializing_if = "Option::is_none")]
     feature_gates: Option<FeatureGatesFile>,
 
+    /// How many pods may run on the node. The pull records kept in memory are sized by it; 0 is the default.
+    #[serde(rename = "maxPods", skip_serializing_if = "Option::is_none")]
+    pods_max: Option<i32>,
     /// How many images the Node's status lists, the largest first; -1 is all. `imagelet status -o json` shows that list.
     #[serde(rename = "nodeStatusMaxImages", skip_serializing_if = "Option::is_none")]
     status_images_max: Option<i32>,
@@ -339,6 +342,7 @@ impl File {
                 ensure_secret_pulled_images: Some(true),
                 image_maximum_gc_age: Some(true),
             }),
+            pods_max: Some(110),
             status_images_max: Some(50),
             status_update: Some(GoDuration::seconds(10)),
             status_report: Some(given.status_update.unwrap_or(GoDuration::minutes(5))),
@@ -388,6 +392,7 @@ impl File {
     /// The kubelet's defaulting turns an explicit 0, or an empty text, of these keys into their default.
     fn drop_zeros(&mut self) {
         self.gc_age_min = self.gc_age_min.filter(|age| age.0 != 0);
+        self.pods_max = self.pods_max.filter(|pods| *pods != 0);
         self.pulls_burst = self.pulls_burst.filter(|burst| *burst != 0);
         self.events_burst = self.events_burst.filter(|burst| *burst != 0);
         for span in [&mut self.status_update, &mut self.status_report, &mut self.pressure_transition] {

@@ -15,6 +15,39 @@ use super::{File, GoDuration, validate::Complaints};
 pub(super) const MAPS: [&str; 4] =
     ["evictionHard", "evictionSoft", "evictionSoftGracePeriod", "evictionMinimumReclaim"];
 
+/// The keys taken from a kubelet's file; everything else in it is not about images.
+pub(super) const KUBELET_KEYS: [&str; 29] = [
+    "imageGCHighThresholdPercent",
+    "imageGCLowThresholdPercent",
+    "imageMinimumGCAge",
+    "imageMaximumGCAge",
+    "serializeImagePulls",
+    "maxParallelImagePulls",
+    "registryPullQPS",
+    "registryBurst",
+    "runtimeRequestTimeout",
+    "imagePullCredentialsVerificationPolicy",
+    "preloadedImagesVerificationAllowlist",
+    "featureGates",
+    "maxPods",
+    "nodeStatusMaxImages",
+    "nodeStatusUpdateFrequency",
+    "nodeStatusReportFrequency",
+    "containerRuntimeEndpoint",
+    "imageServiceEndpoint",
+    "evictionHard",
+    "evictionSoft",
+    "evictionSoftGracePeriod",
+    "evictionMinimumReclaim",
+    "evictionPressureTransitionPeriod",
+    "mergeDefaultEvictionSettings",
+    "localStorageCapacityIsolation",
+    "eventRecordQPS",
+    "eventBurst",
+    "tracing",
+    "podInfraContainerImage",
+];
+
 /// The runtime behind a socket so called is the one whose stores the kubelet looks at itself.
 const CRIO_SOCKET: &str = "run/crio/crio.sock";
 
@@ -47,6 +80,8 @@ pub(super) struct TracingFile {
 pub(crate) struct NodeSettings {
     /// So many images are listed on the Node; `None`: all.
     pub(crate) status_images_max: Option<usize>,
+    /// So many pods run on the node; what is kept in memory of pulls is made for so many.
+    pub(crate) pods_max: usize,
     /// How often the Node's status is computed.
     pub(crate) status_update: Duration,
     /// How often it is sent although nothing changed.
@@ -94,6 +129,10 @@ pub(super) fn check(file: &File, complaints: &mut Complaints) -> NodeSettings {
             format!("nodeStatusMaxImages (--node-status-max-images) {images_max} must be -1 or greater"),
         );
     }
+    let pods_max = file.pods_max.unwrap_or_default();
+    if pods_max < 0 {
+        complaints.add("maxPods", format!("maxPods (--max-pods) {pods_max} must not be a negative number"));
+    }
     if let Some(false) = file.feature_gates.as_ref().and_then(|gates| gates.image_maximum_gc_age)
         && file.gc_age_max.is_some_and(|age| age.0 != 0)
     {
@@ -116,6 +155,7 @@ pub(super) fn check(file: &File, complaints: &mut Complaints) -> NodeSettings {
     let span = |duration: Option<GoDuration>| duration.unwrap_or_default().to_std();
     NodeSettings {
         status_images_max: usize::try_from(images_max).ok(),
+        pods_max: usize::try_from(pods_max).unwrap_or_default(),
         status_update: span(file.status_update),
         status_report: span(file.status_report),
         thresholds,
@@ -258,6 +298,30 @@ mod tests {
             let refused = settings("", &format!("sandboxImage: {name}\n")).expect_err("refused").to_string();
             assert!(refused.contains("imagelet.yaml:2: invalid configuration: sandboxImage `"), "{refused}");
         }
+    }
+
+    #[test]
+    fn the_number_of_pods_is_taken_from_the_kubelets_file_and_from_our_own() {
+        let folder = tempfile::tempdir().expect("a directory for the test");
+        let settings = |kubelet: &str, own: &str| {
+            let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+            let (file, ours) = (folder.path().join("kubelet.yaml"), folder.path().join("imagelet.yaml"));
+            std::fs::write(&file, format!("kind: KubeletConfiguration\n{kubelet}")).expect("a file");
+            std::fs::write(&ours, format!("socket: /s\n{own}")).expect("a file");
+            layers.add_kubelet_file(&file).expect("it is read");
+            layers.add_file(&ours).expect("it is read");
+            layers.settings()
+        };
+        for (kubelet, own, pods) in [
+            ("", "", 110),
+            ("maxPods: 250\n", "", 250),
+            ("maxPods: 250\n", "maxPods: 30\n", 30),
+            ("maxPods: 0\n", "", 110),
+        ] {
+            assert_eq!(settings(kubelet, own).expect("it holds").node.pods_max, pods, "{kubelet}{own}");
+        }
+        let refused = settings("", "maxPods: -1\n").expect_err("refused").to_string();
+        assert!(refused.contains("maxPods (--max-pods) -1 must not be a negative number"), "{refused}");
     }
 
     #[test]

@@ -13,41 +13,9 @@ use serde_json::Value;
 use super::{
     ConfigError, Environment, File, GoDuration, KUBELET_KIND, Settings,
     document::{Lines, parse, read},
-    kubelet::MAPS,
+    kubelet::{KUBELET_KEYS, MAPS},
     validate,
 };
-
-/// The keys taken from a kubelet's file; everything else in it is not about images.
-const KUBELET_KEYS: [&str; 28] = [
-    "imageGCHighThresholdPercent",
-    "imageGCLowThresholdPercent",
-    "imageMinimumGCAge",
-    "imageMaximumGCAge",
-    "serializeImagePulls",
-    "maxParallelImagePulls",
-    "registryPullQPS",
-    "registryBurst",
-    "runtimeRequestTimeout",
-    "imagePullCredentialsVerificationPolicy",
-    "preloadedImagesVerificationAllowlist",
-    "featureGates",
-    "nodeStatusMaxImages",
-    "nodeStatusUpdateFrequency",
-    "nodeStatusReportFrequency",
-    "containerRuntimeEndpoint",
-    "imageServiceEndpoint",
-    "evictionHard",
-    "evictionSoft",
-    "evictionSoftGracePeriod",
-    "evictionMinimumReclaim",
-    "evictionPressureTransitionPeriod",
-    "mergeDefaultEvictionSettings",
-    "localStorageCapacityIsolation",
-    "eventRecordQPS",
-    "eventBurst",
-    "tracing",
-    "podInfraContainerImage",
-];
 
 /// Of a kubelet's feature gates, those that are about images.
 const FEATURE_GATES: [&str; 2] = ["KubeletEnsureSecretPulledImages", "ImageMaximumGCAge"];

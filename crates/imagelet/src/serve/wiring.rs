@@ -43,8 +43,6 @@ const KUBELET_ROOT: &str = "/var/lib/kubelet";
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
 /// A credential helper that answers later than this is ended; as long as a credential provider has by default.
 const HELPER_MAX: Duration = Duration::from_mins(1);
-/// The kubelet's default.
-const PODS_MAX: usize = 110;
 /// A start does not wait longer than this for a runtime's list of images.
 const RECOVER_MAX: Duration = Duration::from_millis(500);
 
@@ -432,7 +430,11 @@ fn records_settings(settings: &Settings) -> Result<Option<RecordsSettings>, Fail
     let parallel_max = if settings.pulls.serial { Some(1) } else { settings.pulls.parallel_max };
     let Some(policy) = verification(&settings.verification)? else { return Ok(None) };
     let kept = RecordsSettings::new(policy);
-    Ok(Some(RecordsSettings { guard, age_max: settings.record_age_max, ..kept.sized(PODS_MAX, parallel_max) }))
+    Ok(Some(RecordsSettings {
+        guard,
+        age_max: settings.record_age_max,
+        ..kept.sized(settings.node.pods_max, parallel_max)
+    }))
 }
 
 fn verification(configured: &Verification) -> Result<Option<VerificationPolicy>, Failure> {
