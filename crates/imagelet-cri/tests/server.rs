@@ -541,7 +541,8 @@ async fn a_socket_answers_images_as_the_vectors_say() {
                     }));
                 }
                 for task in tasks {
-                    assert_eq!(task.await.unwrap(), None, "{name}");
+                    let status = expected.get("status_image").and_then(wire);
+                    assert_eq!(task.await.unwrap(), status, "{name}: right after the removal");
                 }
                 let left = socket.images().await.list_images(v1::ListImagesRequest::default()).await.unwrap();
                 assert_eq!(left.into_inner().images.len(), expected["store_after"].as_array().unwrap().len(), "{name}");

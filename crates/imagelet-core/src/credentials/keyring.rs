@@ -343,6 +343,7 @@ mod tests {
                     })
                     .collect();
                 assert_eq!(found, expected, "{}: {}", case["name"], lookup["image"]);
+                assert_eq!(lookup["found"], !found.is_empty(), "{}: {}", case["name"], lookup["image"]);
             }
         }
         assert_eq!(cases.len(), 39);

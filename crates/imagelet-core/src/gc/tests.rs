@@ -6,7 +6,7 @@ use super::{vector_tests::Scripted, *};
 use crate::{
     image::ImageSpec,
     runtime::{Container, ContainerService, ContainerState, ImageService, RuntimeErrorKind, Sandbox},
-    testing::FakeRuntime,
+    testing::{FakeRuntime, Way},
 };
 use async_trait::async_trait;
 
@@ -115,10 +115,8 @@ impl Node {
         self.gc.collect(&GcRequest { policy, goal, dry_run: false }, at(10_000)).await.unwrap()
     }
 
-    /// The same in the kubelet's way.
-    pub(super) async fn collect_as_kubelet(&self, goal: GcGoal) -> GcReport {
-        let policy = GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap();
-        let policy = policy.counting(AgeCounts::FromUse).in_way(GcWay::Kubelet);
+    pub(super) async fn collect_in(&self, way: Way, goal: GcGoal) -> GcReport {
+        let policy = way.collecting(GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap());
         self.gc.collect(&GcRequest { policy, goal, dry_run: false }, at(10_000)).await.unwrap()
     }
 

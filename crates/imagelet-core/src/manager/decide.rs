@@ -40,33 +40,3 @@ pub(crate) fn decide(policy: PullPolicy, presence: Presence) -> Decision {
         (PullPolicy::Never, _) => Decision::Refuse,
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::vectors;
-
-    #[test]
-    fn every_decision_vector_holds() {
-        let cases = vectors("pull-policy-decision.json");
-        for case in &cases {
-            let (input, expected) = (&case["input"], &case["expected"]);
-            let policy: PullPolicy = input["pull_policy"].as_str().expect("a policy").parse().expect("known");
-            assert_eq!(Some(wants_look(policy)), expected["image_status_called"].as_bool());
-            let presence = match (wants_look(policy), input["present"].as_bool(), input["must_attempt_pull"].as_bool())
-            {
-                (false, ..) => Presence::Unchecked,
-                (true, Some(false), _) => Presence::Absent,
-                (true, _, Some(true)) => Presence::Guarded,
-                (true, ..) => Presence::Usable,
-            };
-            let action = match decide(policy, presence) {
-                Decision::Use => "use_present",
-                Decision::Pull => "pull",
-                Decision::Refuse => "ErrImageNeverPull",
-            };
-            assert_eq!(Some(action), expected["action"].as_str(), "{}", case["name"]);
-        }
-        assert_eq!(cases.len(), 14);
-    }
-}

@@ -74,6 +74,8 @@ mod tests {
             let changed =
                 merge(&mut record, input["mapping_key"].as_str().expect("a name"), &access.unwrap_or_default());
             assert_eq!(Some(changed), expected["changed"].as_bool(), "{}", case["name"]);
+            // What changed is written with its time; that it is then is a vector of the life of records.
+            assert_eq!(Some(changed), expected["last_updated_time_bumped"].as_bool(), "{}", case["name"]);
             assert_eq!(record.mapping, mapping(&expected["mapping"]), "{}", case["name"]);
         }
         assert_eq!(cases.len(), 25);

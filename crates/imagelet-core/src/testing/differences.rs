@@ -3,6 +3,7 @@
 //! A rule computes from a case what is expected in place of the kubelet's answer. A run of the vectors fails where that
 //! does not come true, and where something differs that no rule speaks of.
 
+mod cri;
 mod gc;
 mod pull;
 
@@ -35,7 +36,7 @@ const COMPATIBILITY: &str = "`compatibility`";
 
 /// All of them. Later ones see what earlier ones expect.
 pub(super) fn all() -> impl Iterator<Item = &'static Difference> {
-    gc::DIFFERENCES.iter().chain(pull::DIFFERENCES)
+    gc::DIFFERENCES.iter().chain(pull::DIFFERENCES).chain(cri::DIFFERENCES)
 }
 
 /// Turns what the kubelet does into what is expected in a way.
@@ -49,8 +50,9 @@ pub(super) fn apply(file: &str, way: Way, case: &mut VectorCase) {
 ///
 /// A rule that concerns no case of one of its files is refused: the table would name what is not so.
 pub fn differences_table() -> String {
-    let mut table =
-        String::from("| what | the kubelet | imagelet | because | setting | cases |\n|---|---|---|---|---|---:|\n");
+    let mut table = String::from(
+        "| what | the kubelet, or who is named | imagelet | because | setting | cases |\n|---|---|---|---|---|---:|\n",
+    );
     for it in all() {
         let shown: Vec<usize> = it.files.iter().map(|file| concerned(it, file)).collect();
         assert!(!shown.contains(&0), "no case of one of {:?} shows this: {}", it.files, it.about);

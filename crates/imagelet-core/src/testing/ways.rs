@@ -109,9 +109,14 @@ impl VectorRun {
         Self::where_input(file, way, |_| true)
     }
 
-    /// Those cases of a file whose input is the driver's own, where several drivers share the file.
+    /// Cases of a file that is about what no way decides: those whose input is the driver's own, where several drivers
+    /// share the file.
     #[must_use]
-    pub fn where_input(file: &'static str, way: Way, is_mine: impl Fn(&Value) -> bool) -> Self {
+    pub fn once(file: &'static str, is_mine: impl Fn(&Value) -> bool) -> Self {
+        Self::where_input(file, Way::Shipped, is_mine)
+    }
+
+    fn where_input(file: &'static str, way: Way, is_mine: impl Fn(&Value) -> bool) -> Self {
         let mut cases = cases(file);
         cases.retain(|case| is_mine(&case.input));
         for case in &mut cases {

@@ -8,13 +8,13 @@ use std::{
 use imagelet_core::{
     image::{ByteSize, Image, ImageId, ImageSpec, ImageUser},
     runtime::{ImageService as _, RuntimeError, RuntimeErrorKind, no_progress},
-    testing::{FakeRuntime, vectors},
+    testing::{FakeRuntime, VectorRun, vectors},
 };
 use imagelet_cri::{
     Endpoint, RemoteImageService, Tracing,
     v1::{self, image_service_server::ImageServiceServer},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
 use tonic::{Code, Status};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -256,61 +256,60 @@ async fn a_runtime_that_does_not_answer_is_given_up() {
 
 #[tokio::test]
 async fn lists_stream_as_the_vectors_say() {
-    let cases = vectors("cri-list-streaming.json");
-    assert_eq!(cases.len(), 9);
-    for case in cases {
-        let (input, expected, name) = (&case["input"], &case["expected"], &case["name"]);
-        if input["side"] == "server" {
-            // How many go in one message is free; ours has its own bound, and loses and repeats none.
-            let fake = FakeRuntime::new();
-            let count = usize::try_from(input["image_count"].as_u64().unwrap()).unwrap();
-            for number in 0..count {
-                fake.insert(Image {
-                    id: ImageId::new(number.to_string()),
-                    tags: Vec::new(),
-                    digests: Vec::new(),
-                    size: ByteSize(1),
-                    user: ImageUser::Unset,
-                    spec: ImageSpec::default(),
-                    pinned: false,
-                });
-            }
-            let served = Served::images(fake).await;
-            let stream = served.raw().await.stream_images(v1::StreamImagesRequest::default()).await.unwrap();
-            let messages: Vec<_> = stream.into_inner().map(|message| message.unwrap().images).collect().await;
-            let sizes: Vec<usize> = messages.iter().map(Vec::len).collect();
-            assert!(sizes.iter().all(|size| (1..=1000).contains(size)), "{name}: {sizes:?}");
-            let wanted: u64 = expected["messages"].as_array().unwrap().iter().map(|size| size.as_u64().unwrap()).sum();
-            assert_eq!(sizes.iter().sum::<usize>() as u64, wanted, "{name}");
-            let ids: std::collections::BTreeSet<_> = messages.iter().flatten().map(|image| &image.id).collect();
-            assert_eq!(ids.len(), count, "{name}");
-            continue;
-        }
-        let end = &input["stream_error"];
-        let stream_end = end["code"].as_str().map(|code| match code {
-            "Unimplemented" => Status::unimplemented("no streams here"),
-            "Internal" => Status::internal(end["message"].as_str().unwrap()),
-            other => panic!("no such code: {other}"),
-        });
-        let script = Scripted {
-            batches: serde_json::from_value(input["stream"].clone()).unwrap_or_default(),
-            unary: serde_json::from_value(input["unary"].clone()).ok(),
-            stream_end,
-            ..Scripted::default()
-        };
-        let asked = Arc::clone(&script.asked);
-        let (_served, client) = scripted(script).await;
-        let client = if input["use_streaming"] == true { client.with_streaming_lists() } else { client };
-        let result = client.list(None).await;
-        let calls = |asked: &Mutex<Vec<&'static str>>| serde_json::to_value(asked.lock().unwrap().clone()).unwrap();
-        assert_eq!(calls(&asked), expected["calls"], "{name}");
-        assert_eq!(result.as_ref().err().map(ToString::to_string).as_deref(), expected["error"].as_str(), "{name}");
-        let ids: Option<Vec<String>> =
-            result.ok().map(|images| images.into_iter().map(|image| image.id.to_string()).collect());
-        assert_eq!(serde_json::to_value(ids).unwrap(), expected["images"], "{name}");
-        asked.lock().unwrap().clear();
-        let _ = client.list(None).await;
-        let next = if expected["streaming_after"] == true { "StreamImages" } else { "ListImages" };
-        assert_eq!(asked.lock().unwrap()[0], next, "{name}");
+    let mut run = VectorRun::once("cri-list-streaming.json", |_| true);
+    while let Some(case) = run.next_case() {
+        let found =
+            if case.input["side"] == "server" { list_served(&case.input).await } else { list_asked(&case.input).await };
+        run.compare(&case, &found);
     }
+    run.end();
+}
+
+/// How many images each message of the server has; it loses and repeats none.
+async fn list_served(input: &Value) -> Value {
+    let fake = FakeRuntime::new();
+    let count = usize::try_from(input["image_count"].as_u64().unwrap()).unwrap();
+    for number in 0..count {
+        fake.insert(Image {
+            id: ImageId::new(number.to_string()),
+            tags: Vec::new(),
+            digests: Vec::new(),
+            size: ByteSize(1),
+            user: ImageUser::Unset,
+            spec: ImageSpec::default(),
+            pinned: false,
+        });
+    }
+    let served = Served::images(fake).await;
+    let stream = served.raw().await.stream_images(v1::StreamImagesRequest::default()).await.unwrap();
+    let messages: Vec<_> = stream.into_inner().map(|message| message.unwrap().images).collect().await;
+    let ids: std::collections::BTreeSet<_> = messages.iter().flatten().map(|image| &image.id).collect();
+    assert_eq!(ids.len(), count);
+    json!({"messages": messages.iter().map(Vec::len).collect::<Vec<_>>()})
+}
+
+/// What the client asks a server that does as the vector says, and what it makes of the answers.
+async fn list_asked(input: &Value) -> Value {
+    let end = &input["stream_error"];
+    let stream_end = end["code"].as_str().map(|code| match code {
+        "Unimplemented" => Status::unimplemented("no streams here"),
+        "Internal" => Status::internal(end["message"].as_str().unwrap()),
+        other => panic!("no such code: {other}"),
+    });
+    let script = Scripted {
+        batches: serde_json::from_value(input["stream"].clone()).unwrap_or_default(),
+        unary: serde_json::from_value(input["unary"].clone()).ok(),
+        stream_end,
+        ..Scripted::default()
+    };
+    let asked = Arc::clone(&script.asked);
+    let (_served, client) = scripted(script).await;
+    let client = if input["use_streaming"] == true { client.with_streaming_lists() } else { client };
+    let result = client.list(None).await;
+    let calls = std::mem::take(&mut *asked.lock().unwrap());
+    let error = result.as_ref().err().map(ToString::to_string);
+    let ids = result.ok().map(|images| images.into_iter().map(|image| image.id.to_string()).collect::<Vec<_>>());
+    let _ = client.list(None).await;
+    let streams_after = asked.lock().unwrap()[0] == "StreamImages";
+    json!({"calls": calls, "images": ids, "error": error, "streaming_after": streams_after})
 }

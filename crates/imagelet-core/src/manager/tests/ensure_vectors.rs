@@ -80,6 +80,39 @@ async fn every_ensure_vector_holds_in_both_ways() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn every_decision_vector_holds_in_both_ways() {
+    for way in Way::BOTH {
+        let mut run = VectorRun::of("pull-policy-decision.json", way);
+        while let Some(case) = run.next_case() {
+            let mut input = json!({
+                "image": "app", "images_present": [], "pod_uid": "bar", "backoff_initial_ms": 1000, "backoff_max_ms": 60_000,
+            });
+            if case.input["present"] == true {
+                input["images_present"] = json!(["app:latest"]);
+            }
+            for field in ["pull_policy", "feature_ensure_secret_pulled_images", "must_attempt_pull"] {
+                input[field] = case.input[field].clone();
+            }
+            let step = Bed::new(&input, false, way).step().await;
+            let (cri, asked) = (texts(&step["cri_calls"]), texts(&step["pull_manager_calls"]));
+            let action = match step["reason"].as_str() {
+                Some(reason) => reason,
+                None if cri.iter().any(|call| call == "PullImage") => "pull",
+                None => "use_present",
+            };
+            let found = json!({
+                "action": action,
+                "image_status_called": cri.iter().any(|call| call == "GetImageRef"),
+                "pull_manager_consulted": asked.iter().any(|call| call.starts_with("MustAttemptImagePull(")),
+                "metric": step["metric_labels"],
+            });
+            run.compare(&case, &found);
+        }
+        run.end();
+    }
+}
+
 /// Whether the vector's stub of the records looked at the asker's credentials, without more being said of its answer:
 /// they cannot be read, and that it was asked is expected.
 fn is_judged(case: &VectorCase) -> bool {

@@ -57,6 +57,36 @@ pub(super) const DIFFERENCES: &[Difference] = &[
         expect: unrecorded_pull_fails,
     },
     Difference {
+        about: "a pull that was begun and is not on record as done",
+        kubelet: "guards the one spelling it was begun under",
+        imagelet: "guards the image under all its names, its digest and its id",
+        reason: "else the image is open to all under any other name, after a crash for good",
+        ways: SHIPPED,
+        setting: COMPATIBILITY,
+        files: &["pull-records-lifecycle.json", "pull-records-must-attempt.json"],
+        expect: guarded_by_image,
+    },
+    Difference {
+        about: "records of images that stay when a collection runs",
+        kubelet: "are lost where the image was in use, pinned or not looked at; it is then open to all",
+        imagelet: "are kept",
+        reason: "no pod may use what it has no right to because the disk was full",
+        ways: BOTH,
+        setting: "none",
+        files: &["pull-records-gc-interplay.json"],
+        expect: records_stay,
+    },
+    Difference {
+        about: "the list that a collection hands to hooks",
+        kubelet: "the images it looked at and kept",
+        imagelet: "is not made",
+        reason: "records are pruned by what is present",
+        ways: SHIPPED,
+        setting: COMPATIBILITY,
+        files: &["pull-records-gc-interplay.json"],
+        expect: no_hook,
+    },
+    Difference {
         about: "callers of a serial puller",
         kubelet: "ten wait in a queue, others block before it",
         imagelet: "all wait in one queue, in sight",
@@ -150,6 +180,43 @@ fn unrecorded_pull_fails(case: &mut VectorCase) {
         );
         step["events"] = json!([{"type": "Warning", "reason": "Failed", "message": message}]);
         (step["message"], step["reason"]) = (message.into(), "ErrImagePull".into());
+    }
+}
+
+fn guarded_by_image(case: &mut VectorCase) {
+    match case.name.as_str() {
+        "intent under another spelling of the same image is not found" => {
+            case.expected["must_pull"] = true.into();
+            case.expected["metric_result"] = "mustAuthenticate".into();
+        }
+        "startup: untagged intent is not matched to :latest RepoTag"
+        | "startup: short-name intent is not matched to the fully qualified RepoTag"
+        | "startup: tag+digest intent is not matched" => {
+            case.expected["intents_left"] = json!([]);
+            case.expected["record_image_refs"] = json!(["sha256:1"]);
+            let afterwards = "must_pull_afterwards_policy_NeverVerifyPreloadedImages_no_credentials";
+            for asked in case.expected[afterwards].as_array_mut().into_iter().flatten() {
+                asked["must_pull"] = true.into();
+            }
+        }
+        _ => {}
+    }
+}
+
+fn records_stay(case: &mut VectorCase) {
+    if case.expected["hook_called"] == true {
+        let left = match case.input["op"].as_str() {
+            Some("collect") => json!(["in-use", "old1", "old2", "pinned"]),
+            _ => json!(["in-use", "pinned"]),
+        };
+        case.expected["records_left"] = left;
+        case.expected["pod_without_credentials_must_pull_in_use_image_after"] = true.into();
+    }
+}
+
+fn no_hook(case: &mut VectorCase) {
+    if case.expected["hook_called"] == true {
+        (case.expected["hook_called"], case.expected["hook_list"]) = (false.into(), Value::Null);
     }
 }
 
