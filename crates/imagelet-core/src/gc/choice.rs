@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use super::{
     GcOrder, PlanInput, Step,
     facts::Facts,
-    policy::Relief,
     reclaim::{self, Answer, Apart, Candidate, Question},
     worth,
 };
@@ -39,8 +38,8 @@ pub(super) struct Wanted {
     pub(super) all: Freed,
     /// With less than this the goal is out of reach.
     pub(super) least: Freed,
-    /// What goes where it is out of reach. `None`: nothing.
-    pub(super) relief: Option<Relief>,
+    /// Where it is out of reach: what is idle goes, and more until this is free. `None`: nothing goes.
+    pub(super) relief: Option<Freed>,
 }
 
 /// What goes for room.
@@ -88,20 +87,27 @@ pub(super) fn room(input: &PlanInput, gone: &[usize], may: &[May], wanted: Optio
         let target = if is_short { field.within(wanted.all, possible) } else { wanted.all };
         return Room { goes: field.select(may, target), possible, is_short, is_out_of_reach: false };
     }
-    let relieving = match wanted.relief {
-        None => Vec::new(),
-        Some(Relief::Idle) => idle(input, may),
-        Some(Relief::All) => may.to_vec(),
-    };
-    let goes = field.select(&relieving, field.most(&relieving));
+    let goes = wanted.relief.map(|least| relieve(&field, gone, may, least)).unwrap_or_default();
     Room { goes, possible, is_short: true, is_out_of_reach: true }
 }
 
-/// Those that were idle for long. An image that several handlers have is as idle as the one that used it last.
-fn idle(input: &PlanInput, may: &[May]) -> Vec<May> {
-    let id = |it: &May| input.images.at(it.place).id();
+/// What goes although the goal is out of reach: what is idle, and of the rest as much as frees `least` with it.
+fn relieve(field: &Field<'_>, gone: &[usize], may: &[May], least: Freed) -> Vec<(usize, Freed)> {
+    let id = |it: &May| field.input.images.at(it.place).id();
+    // An image that several handlers have is as idle as the one that used it last.
     let recent: BTreeSet<&ImageId> = may.iter().filter(|it| !it.is_idle).map(id).collect();
-    may.iter().copied().filter(|it| !recent.contains(id(it))).collect()
+    let idle: Vec<May> = may.iter().copied().filter(|it| !recent.contains(id(it))).collect();
+    let mut goes = field.select(&idle, field.most(&idle));
+    let freed = goes.iter().fold(Freed::default(), |sum, (_, frees)| sum.plus(*frees));
+    if freed.meets(least) {
+        return goes;
+    }
+    let first: BTreeSet<usize> = goes.iter().map(|(place, _)| *place).collect();
+    let rest: Vec<May> = may.iter().copied().filter(|it| !first.contains(&it.place)).collect();
+    let gone: Vec<usize> = gone.iter().copied().chain(first).collect();
+    let field = Field::new(field.input, &gone);
+    goes.extend(field.select(&rest, field.within(least.less(freed), field.most(&rest))));
+    goes
 }
 
 /// What images free: by the layers that they share, or by their sizes where layers are not known.

@@ -1,7 +1,7 @@
 //! Which images go, in which order, and why each other stays: a plain function of its input (`spec/gc.md §6-§8, §21`).
 //!
 //! First what is too old goes, whatever the disk. Then, where room is wanted, as much as is wanted and no image more;
-//! where not even all that may go would be enough, what was idle for long, and on a disk that is nearly full all of it.
+//! where not even all that may go would be enough, what was idle for long, and on a disk that is nearly full more.
 
 use std::{cmp::Ordering, time::SystemTime};
 
@@ -12,7 +12,6 @@ use super::{
     choice::{self, May, Wanted, frees},
     facts::Facts,
     keeping::held_by_rules,
-    policy::Relief,
     reason::Idle,
     time::{is_older, is_younger},
     worth::Worth,
@@ -137,8 +136,7 @@ pub fn plan(input: &PlanInput) -> Plan {
         choice::shortage(input, &may, &steps, wanted.least.less(freed.fold(Freed::default(), Freed::plus)))
     });
     if room.is_out_of_reach {
-        let is_idle_wanted = wanted.is_some_and(|wanted| wanted.relief == Some(Relief::Idle));
-        let relief = input.policy.relief().filter(|_| is_idle_wanted);
+        let relief = input.policy.relief().filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
         for it in &may {
             let recent = relief.filter(|_| !it.is_idle);
             let reason = recent.map(|ReliefMarks { idle_min, .. }| {
@@ -281,11 +279,11 @@ fn wanted(input: &PlanInput, aged: Freed) -> Option<Wanted> {
                 bytes: bytes.map_or(ByteSize::ZERO, |bytes| bytes + disk.reserved.bytes),
                 inodes: inodes.map_or(0, |(all, _)| all.saturating_add(disk.reserved.inodes)),
             };
-            (all, least, input.policy.relief_of(&disk))
+            (all, least, input.policy.relief_wanted(&disk))
         }
     };
     let missing = |of: Freed| of.less(input.freed);
-    let wanted = Wanted { all: missing(all), least: missing(least), relief };
+    let wanted = Wanted { all: missing(all), least: missing(least), relief: relief.map(missing) };
     Some(wanted).filter(|wanted| !wanted.all.is_none())
 }
 

@@ -180,7 +180,7 @@ fn by_layers(input: &mut PlanInput) {
 }
 
 #[test]
-fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_disk_all() {
+fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_disk_more() {
     let ways = [GcOrder::Lru, GcOrder::Cost].into_iter().flat_map(|order| [(order, false), (order, true)]);
     for (order, has_layers) in ways {
         let planned = |available: u64, change: &dyn Fn(&mut PlanInput)| {
@@ -208,14 +208,26 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
             (ByteSize(100), ByteSize(700), ByteSize(210))
         );
 
-        // 94 percent is not critical, 95 is: all go, also where the long idle ones alone would bring it below that.
-        assert_eq!(sorted(planned(60, &asis).0), ["600", "61"], "{case}");
-        for available in [50, 0] {
-            let (gone, kept, shortage) = planned(available, &asis);
-            assert_eq!((sorted(gone).join(" "), kept), ("10 59 600 61".to_owned(), vec![]), "{case}");
-            let left = shortage.map(|it| (it.free, it.others));
-            assert_eq!(left, Some((ByteSize(0), ByteSize(800 - available))), "{case}");
-        }
+        // 95 percent in use: the long idle ones bring it below that.
+        assert_eq!(sorted(planned(50, &asis).0), ["600", "61"], "{case}");
+        // 100 percent in use: so they do, as 60 bytes have to go for that.
+        assert_eq!(sorted(planned(0, &asis).0), ["600", "61"], "{case}");
+        // 140 bytes have to go to be below 85 percent: one more goes.
+        let lower = |input: &mut PlanInput| {
+            let marks = input.policy.relief().map(|it| ReliefMarks { critical: Percent::new(85).unwrap(), ..it });
+            input.policy = input.policy.relieving(marks);
+        };
+        let (gone, kept, _) = planned(20, &lower);
+        assert_eq!((gone.len(), kept), (3, vec!["recent"]), "{case}");
+        // More than all of them: all go.
+        let (gone, kept, shortage) = planned(0, &|input: &mut PlanInput| {
+            lower(input);
+            input.policy = input
+                .policy
+                .relieving(input.policy.relief().map(|it| ReliefMarks { critical: Percent::new(0).unwrap(), ..it }));
+        });
+        assert_eq!((gone.len(), kept.len()), (4, 0), "{case}");
+        assert_eq!(shortage.map(|it| (it.free, it.others)), Some((ByteSize(0), ByteSize(800))), "{case}");
         // In the kubelet's way there are no such marks; bytes that were asked for are all or nothing.
         let without = |input: &mut PlanInput| input.policy = input.policy.relieving(None);
         assert_eq!(planned(0, &without).1, ["in_vain"; 4], "{case}");
@@ -253,10 +265,10 @@ fn inodes_are_a_reason_for_relief_where_they_are_watched() {
         input.disk = Some(disk);
         input.policy = input.policy.watching_inodes(Some(InodeMarks::new(percent(90), percent(80))));
     };
-    // At 97 of 100, with eight too many to be below 90.
+    // At 97 of 100; three must go to be below 95, of which two are long idle.
     let (gone, kept, shortage) = relief(900, short_of_inodes);
-    assert_eq!((gone.len(), kept), (4, vec![]));
-    assert_eq!(shortage.map(|it| it.missing), Some(Freed { bytes: ByteSize::ZERO, inodes: 4 }));
+    assert_eq!((gone.len(), kept), (3, vec!["recent"]));
+    assert_eq!(shortage.map(|it| it.missing), Some(Freed { bytes: ByteSize::ZERO, inodes: 5 }));
     let (gone, ..) = relief(900, |input| {
         short_of_inodes(input);
         input.policy = input.policy.watching_inodes(None);

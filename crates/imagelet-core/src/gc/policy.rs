@@ -5,7 +5,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::disk::DiskUse;
-use crate::image::{ByteSize, Percent};
+use crate::{
+    image::{ByteSize, Percent},
+    runtime::Freed,
+};
 
 /// When to collect, and how far. `low <= high` by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,17 +60,8 @@ impl InodeMarks {
 pub struct ReliefMarks {
     /// Images go that were idle for at least this long.
     pub idle_min: Duration,
-    /// From this share of the disk in use on, in percent, all images go that may.
+    /// From this share of the disk in use on, in percent, other images go as well, until less is in use.
     pub critical: Percent,
-}
-
-/// Which of the images that may go do so where the thresholds are out of reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Relief {
-    /// Those that were idle for long.
-    Idle,
-    /// All whose removal frees anything.
-    All,
 }
 
 /// Whose way of collecting.
@@ -221,12 +215,13 @@ impl GcPolicy {
         Some((low, least.min(low)))
     }
 
-    /// What goes where the thresholds are out of reach on this disk; `None`: nothing.
-    pub(crate) fn relief_of(&self, disk: &DiskUse) -> Option<Relief> {
+    /// How much must go for this disk to be below the critical mark, nothing where it is; `None`: nothing goes where the
+    /// thresholds are out of reach.
+    pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
         let critical = self.relief?.critical;
-        let inodes_are_critical = self.inodes.is_some() && inodes_below(critical, disk).is_some();
-        let is_critical = disk.used_percent() >= critical.get() || inodes_are_critical;
-        Some(if is_critical { Relief::All } else { Relief::Idle })
+        let bytes = if disk.used_percent() < critical.get() { ByteSize::ZERO } else { room_below(critical, disk) };
+        let inodes = self.inodes.and_then(|_| inodes_below(critical, disk)).unwrap_or_default();
+        Some(Freed { bytes, inodes })
     }
 
     /// How much must go for this disk to come down to the low threshold; `None` while it is below the high one.
@@ -246,10 +241,14 @@ impl GcPolicy {
     ///
     /// More than the disk holds where the threshold is so low that no disk is ever below it.
     pub(crate) fn room_below_high(&self, disk: &DiskUse) -> ByteSize {
-        let free_wanted = (u128::from(disk.capacity.0) * u128::from(101 - self.high.get())).div_ceil(100);
-        let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
-        ByteSize(u64::try_from(missing).unwrap_or(u64::MAX))
+        room_below(self.high, disk)
     }
+}
+
+fn room_below(mark: Percent, disk: &DiskUse) -> ByteSize {
+    let free_wanted = (u128::from(disk.capacity.0) * u128::from(101 - mark.get())).div_ceil(100);
+    let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
+    ByteSize(u64::try_from(missing).unwrap_or(u64::MAX))
 }
 
 /// `None`: the disk is below the mark, or does not count inodes.
@@ -265,7 +264,6 @@ fn inodes_below(mark: Percent, disk: &DiskUse) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Freed;
     use crate::testing::vectors;
 
     fn freed(bytes: ByteSize) -> Freed {
