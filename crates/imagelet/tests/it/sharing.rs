@@ -334,7 +334,7 @@ fn a_daemon_that_is_configured_and_does_not_answer_is_an_error_and_no_other_stor
     fs::remove_file(&socket).unwrap();
     // One that hangs takes connections and says nothing.
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    refused("timed out");
+    refused("did not answer a first call within 10s");
     drop(listener);
     fs::remove_file(&socket).unwrap();
     // Who names a store wants that one.
