@@ -300,7 +300,7 @@ pub(crate) struct GcArgs {
     /// Free at least this much, whatever the thresholds say: `500M`, `1Gi`.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["high", "low"])]
     pub(crate) free: Option<ByteSize>,
-    /// Take everything nobody uses or pinned and that is older than `imageMinimumGCAge`.
+    /// Remove every image that is not in use, not pinned and older than `imageMinimumGCAge`.
     #[arg(long, conflicts_with_all = ["high", "low", "free"])]
     pub(crate) all_unused: bool,
     /// With `--all-unused`: take younger images, too.

@@ -59,7 +59,7 @@ pub(super) const DIFFERENCES: &[Difference] = &[
     Difference {
         about: "a threshold that is out of reach",
         kubelet: "each run removes all that may go and fails; none says what holds the space",
-        imagelet: "what was idle for an hour goes, and from 95 % in use on as much more as brings the disk below that; one event tells what holds the space; the run does not fail",
+        imagelet: "what was idle for an hour goes, and from 95 % in use on as much more as brings the disk below that; one event says what holds the space; the run does not fail",
         reason: "an image that was just used is pulled again soon; it is a state of the disk and no failure of a run",
         ways: SHIPPED,
         setting: "`gc.outOfReachIdle`, `gc.critical`; `compatibility`",
