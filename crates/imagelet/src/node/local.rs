@@ -30,13 +30,17 @@ use super::waiting::WaitingRows;
 use super::{
     AnswerTime, Command, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest,
     Mounted, PackedList, PodStartRow, PullBoard, PullRequest, Pulled, RemoveRequest, Removed, Status, StatusRequest,
-    Steps, UnmountRequest, UntagRequest, pods::secrets, pressure::pressure,
+    Steps, UnmountRequest, UntagRequest,
+    pods::secrets,
+    pressure::{Pressure, pressure},
 };
 use crate::{
     config::{CollectionMode, Settings},
     failure::Failure,
 };
 
+/// How long a status waits for the runtime: shorter than a command waits for a daemon, so that it can say who is silent.
+const STATUS_WAIT_MAX: Duration = Duration::from_secs(4);
 /// How long the end of a command waits for a runtime to list its images.
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
@@ -484,18 +488,45 @@ impl Command for StatusRequest {
 
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Status, Failure> {
         let mut problems = Vec::new();
-        let snapshot = node.refresh().await.map_err(|failure| problems.push(failure.to_string())).ok();
-        let pressure = pressure(node, &mut problems).await;
+        let seen = async {
+            let snapshot = node.refresh().await;
+            (snapshot, node.parts.inventory.image_list().await)
+        };
+        let disks = async {
+            let mut problems = Vec::new();
+            (pressure(node, &mut problems).await, problems)
+        };
+        let imports = async {
+            match &node.parts.imports {
+                Some(images) => Some(ImportStatus::of(images).await),
+                None => None,
+            }
+        };
+        let (seen, disks, runtime_import) = tokio::join!(
+            tokio::time::timeout(STATUS_WAIT_MAX, seen),
+            tokio::time::timeout(STATUS_WAIT_MAX, disks),
+            imports
+        );
+        let silence = || format!("no answer within {} s from {}", STATUS_WAIT_MAX.as_secs(), node.parts.backend);
+        let (snapshot, listed) = match seen {
+            Ok((Ok(snapshot), listed)) => (Some(snapshot), listed),
+            Ok((Err(failure), listed)) => {
+                problems.push(failure.to_string());
+                (None, listed)
+            }
+            Err(_) => {
+                problems.push(silence());
+                (None, Arc::default())
+            }
+        };
+        let (pressure, of_disks) = disks.unwrap_or_else(|_| (Pressure::default(), vec![silence()]));
+        problems.extend(of_disks);
         let images = pressure.stats.as_ref().map(|stats| &stats.images);
         let full = images.and_then(|stats| Fullness::of(stats.capacity_bytes, stats.available_bytes).ok());
         let settings = node.settings();
         let WaitingRows { pulls, held_back, registries } = WaitingRows::of(node.parts.manager.status());
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         problems.dedup();
-        let runtime_import = match &node.parts.imports {
-            Some(images) => Some(ImportStatus::of(images).await),
-            None => None,
-        };
         Ok(Status {
             runtime_import,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -512,7 +543,7 @@ impl Command for StatusRequest {
             image_fs: pressure.stats.as_ref().map(|stats| (&stats.images).into()),
             container_fs: pressure.stats.as_ref().map(|stats| (&stats.containers).into()),
             eviction: pressure.thresholds,
-            node_images: node_images(&node.parts.inventory.image_list().await, settings.node.status_images_max),
+            node_images: node_images(&listed, settings.node.status_images_max),
             gc_high_percent: settings.gc.high.get(),
             gc_low_percent: settings.gc.low.get(),
             gc_mode: settings.collection.mode.name().into(),

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{AnswerTime, Command, EventsRequest, ListRequest, PackedList, Step, Steps, Told};
+use super::{AnswerTime, Command, EventsRequest, ListRequest, PackedList, StatusRequest, Step, Steps, Told};
 use crate::{
     api::{BODY_BYTES_MAX, CallError, Client, Wait},
     config::GoDuration,
@@ -156,8 +156,11 @@ impl RemoteNode {
             Err(CallError::Absent(error)) => Err(self.unreachable(&error)),
             Err(CallError::Silent) => {
                 let message = format!("the daemon at `{socket}` did not answer `{name}` within {}", self.patience());
-                Err(Failure::new("TimedOut", message)
-                    .or_hint("see `systemctl status imagelet`; `--timeout` sets another limit"))
+                let hint = match name {
+                    StatusRequest::NAME => "see `systemctl status imagelet`; `--timeout` sets another limit",
+                    _ => "`imagelet status` says whether its runtime answers; `--timeout` sets another limit",
+                };
+                Err(Failure::new("TimedOut", message).or_hint(hint))
             }
             Err(CallError::NotOurs) => {
                 Err(Failure::new("Unsupported", format!("whoever listens at `{socket}` is no imagelet")))

@@ -20,6 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustix::process::Signal;
 
 use crate::{
+    between::before,
     fake_registry::FakeRegistry,
     images::Image,
     program::{Daemon, Outcome, program, run},
@@ -183,4 +184,20 @@ fn a_runtime_that_hangs_is_named_with_what_was_asked() {
     command.env("XDG_DATA_HOME", folder.path().join("home")).args(["--timeout", "1s", "--endpoint"]);
     let told = run(command.arg(runtime.endpoint()).arg("ls"));
     told.refused(&[&runtime.endpoint(), "did not answer `", "within 1s"]);
+}
+
+#[test]
+fn a_daemon_whose_runtime_is_silent_says_so_in_its_status() {
+    let folder = scratch();
+    let runtime = folder.path().join("deaf.sock");
+    // The kernel takes connections, and nothing is ever read.
+    let _deaf = std::os::unix::net::UnixListener::bind(&runtime).unwrap();
+    let endpoint = format!("unix://{}", runtime.display());
+    let daemon = before(folder.path(), &endpoint, "", "");
+    let status = daemon.run(["status", "-o", "json"]).json();
+    let problems = status["problems"].to_string();
+    assert!(problems.contains("no answer within 4 s") && problems.contains(&endpoint), "{status:#}");
+    assert_eq!(status["imagesUnknown"], true);
+    let refused = daemon.run(["--timeout", "1s", "ls"]);
+    refused.refused(&["did not answer `list` within 1s", "hint: `imagelet status`"]);
 }

@@ -88,6 +88,9 @@ fn the_socket_answers_while_a_daemon_has_no_free_descriptor() {
     let daemon = Daemon::start(folder.path(), arguments(folder.path(), &port));
     wait_until("the HTTP listener", || TcpStream::connect(port.address()).is_ok());
     let runtime = tokio::runtime::Runtime::new().unwrap();
+    // What a start opens, and what its first pass opens for a moment, is open or closed before.
+    wait_until("the end of its start", || daemon.part.log().contains("\"serving\""));
+    daemon.run(["status"]).ok();
     // From now on it may open no number above those it opened itself; what it inherited may lie far above.
     let open: BTreeSet<usize> = fs::read_dir(format!("/proc/{}/fd", daemon.part.id()))
         .unwrap()
