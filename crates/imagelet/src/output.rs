@@ -14,7 +14,7 @@ use crate::cli::Format;
 
 /// Long answers are written in few pieces.
 const OUT_BUFFER: usize = 256 << 10;
-/// How much of a digest tells images apart: `sha256:` and 12 digits.
+/// How much of a digest distinguishes images: `sha256:` and 12 digits.
 const DIGEST_SHOWN: usize = 7 + 12;
 /// Blanks between columns.
 const GAP: usize = 3;

@@ -31,7 +31,7 @@ pub struct DockerConfig {
 pub struct HelperNames {
     /// For all registries.
     store: String,
-    /// For one registry, by its host; an empty name is none.
+    /// For one registry, by its host. An empty name turns the helper off for that registry.
     by_host: BTreeMap<String, String>,
 }
 
@@ -151,7 +151,7 @@ impl Reading {
             } else if name.eq_ignore_ascii_case("credHelpers")
                 && let Value::Object(members) = value
             {
-                // What is no text here is none of the kubelet's concern, and no name.
+                // A value that is not a text is skipped: the kubelet ignores this field, so it must not refuse the document.
                 let named = members.into_iter().filter_map(|(host, name)| Some((host, text(name)?)));
                 named.for_each(|(host, name)| self.helpers.take(&host, name));
             }

@@ -158,7 +158,7 @@ impl History {
             Line::Lost(_) => {}
         })?;
         for act in attempts {
-            // It is told with the image that had the name last.
+            // It is shown with the image that had the name last.
             let has_it =
                 |key: &str| names.get(key).is_some_and(|names| act.names.iter().any(|name| names.contains(name)));
             let named = facts.iter().filter(|(key, _)| has_it(key));
@@ -242,7 +242,7 @@ struct Fact {
     at: SystemTime,
     /// It was seen no later than this.
     until: SystemTime,
-    /// The collection that tells of it; an act has none.
+    /// The collection that recorded it; an act has none.
     head: RunHead,
     kind: FactKind,
 }
@@ -250,7 +250,7 @@ struct Fact {
 #[derive(Clone, Debug)]
 enum FactKind {
     Act(Act),
-    /// A collection listed it, and tells what it decided.
+    /// A collection listed it and recorded its decision.
     Listed(Decision),
     /// A collection tried to remove it, and had put on record why.
     Tried(Outcome, String),
@@ -298,7 +298,7 @@ impl Facts {
         }
     }
 
-    /// Tells them in the order in which they happened.
+    /// Returns them in the order in which they happened.
     fn story(self, passes: &[Fact]) -> Story {
         let tried: BTreeSet<SystemTime> =
             self.0.iter().filter(|fact| matches!(fact.kind, FactKind::Tried(..))).map(|fact| fact.head.at).collect();
@@ -331,7 +331,7 @@ struct Story {
 }
 
 impl Story {
-    /// Takes in the next fact. `tried`: the collections that tell what came of its removal.
+    /// Takes in the next fact. `tried`: the collections that recorded the outcome of its removal.
     fn hear(&mut self, fact: &Fact, tried: &BTreeSet<SystemTime>) {
         match &fact.kind {
             FactKind::Act(act) => self.act(act),
@@ -421,7 +421,7 @@ impl Story {
         self.happenings.push(match &outcome.result {
             OutcomeResult::Removed(bytes) => {
                 (self.is_present, self.standing) = (false, None);
-                // What it rests on moves on; the reason is told as it was when the removal began.
+                // What it rests on moves on; the reason stays as it was when the removal began.
                 let text = if why.is_empty() { happening.text } else { why.to_owned() };
                 Happening { bytes: Some(*bytes), text, ..happening }
             }
@@ -436,7 +436,7 @@ impl Story {
         });
     }
 
-    /// A collection was about to remove it and never told what came of that, and it is gone: the removal was the last
+    /// A collection was about to remove it and recorded no outcome, and it is gone: the removal was the last
     /// that was done. True: so it is.
     fn end_removal(&mut self) -> bool {
         let Some(last) = self.happenings.last_mut().filter(|last| last.is_removing()) else { return false };

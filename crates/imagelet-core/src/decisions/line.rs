@@ -20,7 +20,7 @@ use super::record::{Act, Decision, Outcome, RunHead, moment};
 
 /// The longest line that is written or read, with its end; longer ones are split, or passed over.
 pub(super) const LINE_LENGTH_MAX: usize = 64 << 10;
-/// What a line of a collection takes beside its head and what it tells.
+/// What a line of a collection takes beside its head and its decisions.
 const OWN_LENGTH: usize = 256;
 
 /// What one line says.
@@ -32,7 +32,7 @@ pub(super) enum Line {
     Lost(LostLine),
 }
 
-/// A collection, told by how it differs from the one before; or several that decided nothing new. A long one takes
+/// A collection as its differences from the one before; or several that decided nothing new. A long one takes
 /// several lines, of which only the last has a count.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -75,7 +75,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl RunLine {
-    /// One that tells of nothing but itself.
+    /// One without decisions.
     pub(super) fn new(head: RunHead) -> Self {
         let first = head.at;
         Self { head, first, count: 0, decided: Vec::new(), gone: Vec::new(), outcomes: Vec::new(), left_out: 0 }

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! DIRECTORY/NNNNNNNNNN.jsonl   segments, the youngest has the highest number; the oldest is dropped when room is wanted
-//! DIRECTORY/lock               held while lines are added, by whichever process
+//! DIRECTORY/lock               held while a process adds lines
 //! ```
 //!
 //! Nothing in it is a root: all of it may be deleted at any time, and nothing but the answers to "why" is lost. A line
 //! is one JSON document (`line.rs`); a crash leaves at worst a torn last line, which readers pass over. Several processes
-//! may write. A collection is told by how it differs from the one before, as the log has it, and each segment tells of
-//! every image again, so that none needs an older one. Readers take no lock; other files in the folder are ignored.
+//! may write. A collection is written as its differences from the one before in the log, and each segment lists
+//! every image anew, so that none needs an older one. Readers take no lock; other files in the folder are ignored.
 //!
 //! **Invariant:** writing never fails a caller and never makes one wait: what cannot be written, on a full disk or
 //! behind a slow one, is counted and told once writing goes well again.

@@ -1,4 +1,4 @@
-//! Reads the log back: what is whole is told in order, what is damaged is passed over and counted.
+//! Reads the log back: whole lines are returned in order, damaged ones are skipped and counted.
 
 use std::{
     fs::File,
@@ -40,7 +40,7 @@ pub(super) fn read(directory: &Path, mut hear: impl FnMut(u64, Line)) -> io::Res
         let read = File::open(&path).and_then(|file| read_segment(file, number, &mut damage, &mut hear));
         match read {
             Ok(()) => {}
-            // Dropped meanwhile, by whichever process writes.
+            // Removed meanwhile by the process that writes.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 tracing::warn!(segment = %path.display(), %error, "passing over a segment of the decision log");

@@ -58,7 +58,7 @@ pub enum ActCode {
 }
 
 impl Act {
-    /// Whether it tells of a pull that brought nothing: of a name, and no image.
+    /// Whether it records a pull that brought nothing: a name without an image.
     pub(super) fn is_of_a_name(&self) -> bool {
         matches!(self.code, ActCode::PullFailed | ActCode::PullGivenUp)
     }

@@ -91,7 +91,7 @@ fn lines(log: &DecisionLog) -> (Vec<Line>, Damage) {
     (lines, damage)
 }
 
-/// How many collections are told.
+/// How many collections are recorded.
 fn told(lines: &[Line]) -> u64 {
     lines.iter().map(|line| if let Line::Run(run) = line { run.count } else { 0 }).sum()
 }
@@ -308,7 +308,7 @@ fn the_log_stays_within_its_size_and_loses_the_oldest() {
     assert_eq!(acts.last(), Some(&2999));
     assert!(acts.len() > 300 && acts[0] > 0, "{} acts from {}", acts.len(), acts[0]);
     assert!(acts.windows(2).all(|pair| pair[0] + 1 == pair[1]), "none is missing in between");
-    // Each segment tells of every image again: none needs one that is gone.
+    // Each segment lists every image anew: it needs no removed one.
     for path in segments_of(folder.path()).iter().rev().skip(1) {
         let text = fs::read_to_string(path).unwrap();
         assert!((0..50).all(|number| text.contains(&format!("/service-{number}:"))), "{}", path.display());

@@ -42,9 +42,9 @@ pub(super) struct Writer {
 /// An image as the log has it.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// The segment that tells of it.
+    /// The segment that describes it.
     segment: u64,
-    /// Of what it tells.
+    /// What it describes.
     hash: u64,
 }
 
@@ -115,7 +115,7 @@ impl Writer {
         let told: usize =
             decided.iter().map(|decision| serde_json::to_vec(decision).map_or(0, |text| text.len())).sum();
         if told as u64 > self.segments.append_max() / 2 {
-            // Of more images than the log has room for those are told that go, and the others once that changes.
+            // Where the log has no room for all images, those that go are written, and the others once that changes.
             let all = decided.len();
             decided.retain(|decision| decision.goes);
             left_out = (all - decided.len()) as u64;
@@ -192,14 +192,14 @@ fn brought(act: &Act) -> &[String] {
     }
 }
 
-/// Remembers images that no collection has told of.
+/// Remembers images that no collection has recorded.
 fn remember(known: &mut HashMap<String, Known>, keys: &[String]) {
     for key in keys.iter().take(IMAGES_MAX.saturating_sub(known.len())) {
         known.entry(key.clone()).or_insert(Known { segment: 0, hash: 0 });
     }
 }
 
-/// Of what is told anew once it changes; the text and what it rests on move with every pass.
+/// Of what is written anew once it changes; the text and what it rests on move with every pass.
 fn hash(decision: &Decision) -> u64 {
     let Decision { names, size, goes, code, .. } = decision;
     // The same in one process, which is all that is asked of it.

@@ -135,7 +135,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Whether so much may be enough. Sizes do not tell inodes: only bytes can say that it is not.
+    /// Whether so much may be enough. Sizes say nothing of inodes: only bytes can say that it is not.
     fn may_meet(&self, possible: Freed, wanted: Freed) -> bool {
         possible.meets(if self.graph.is_some() { wanted } else { freed(wanted.bytes) })
     }

@@ -51,7 +51,7 @@ impl GcReport {
         let untried = planned.keys().filter(|key| !removed.contains(*key));
         let spared = untried.filter_map(|key| spared(&self.decisions.of(key)?));
         let decided = self.decisions.iter().map(|decided| match planned.get(&decided.key) {
-            // What was tried is told with what it was tried for, also where it failed.
+            // An attempt is recorded with its reason, also where it failed.
             Some(reason) if removed.contains(&decided.key) => decision(&decided, true, reason),
             _ => decision(&decided, matches!(decided.verdict, GcVerdict::Remove { .. }), &decided.reason),
         });

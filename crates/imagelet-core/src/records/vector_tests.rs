@@ -114,7 +114,7 @@ fn must_attempt(case: &VectorCase, way: Way, holds_all: bool) -> Value {
     let verdict = match verdict {
         Ok(verdict) => verdict.expect("the records are on"),
         Err(error) => {
-            // Counted and told by the manager, whose vectors show it.
+            // Counted and reported by the manager, whose vectors show it.
             return json!({
                 "must_pull": true, "metric_result": "error", "error": error, "record_written": false,
                 "credentials_looked_up": looked_up.get(),

@@ -116,7 +116,7 @@ impl LayerRecord {
 }
 
 impl ImageRecord {
-    /// What its own folder takes on the disk; where nobody measured it, the bytes of its documents.
+    /// What its own folder takes on the disk; where it was not measured, the bytes of its documents.
     pub(crate) fn takes(&self) -> u64 {
         self.allocated.map_or(self.metadata_size, |allocated| allocated.bytes)
     }

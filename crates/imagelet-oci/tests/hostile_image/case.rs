@@ -21,7 +21,7 @@ use super::{
 /// A look at what was pulled.
 pub(crate) type Look = fn(&Listed, &StoredImage);
 
-/// The configuration as it is told.
+/// The configuration as the store returns it.
 pub(crate) fn config_of(details: &StoredImage) -> serde_json::Value {
     serde_json::from_str(details.config.get()).expect("a configuration is JSON")
 }

@@ -180,7 +180,7 @@ enum Silence {
     End,
     /// It is no matter: nothing happens there.
     Quiet,
-    /// The user is told, once.
+    /// One line for the user, once.
     Report,
 }
 

@@ -88,7 +88,7 @@ impl Stalling {
 async fn answer(request: Request<Incoming>) -> Result<Response<Never>, Infallible> {
     let body = request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let response = Response::builder().header("content-type", "application/grpc");
-    // A message has five bytes before it; a call that names no command is how we are told from others.
+    // A message has five bytes before it; a call without a command distinguishes our interface from others.
     let response = if body.len() <= 5 { response.header("grpc-status", "3") } else { response };
     Ok(response.body(Never).unwrap())
 }

@@ -1,4 +1,4 @@
-//! What is told of pulls and removals afterwards: by events, `why`, `status` and metrics, over restarts.
+//! What is reported of pulls and removals afterwards: by events, `why`, `status` and metrics, over restarts.
 
 use std::fs;
 

@@ -186,9 +186,9 @@ mod tests {
             (2, r#"{"Secret":"hunter2-hunter2"}"#, "hunter2-hunter2", "exit status 2"),
             (3, "", "", "failed: exit status 3"),
         ] {
-            let told = ran(code, stdout, stderr).expect_err("a failure");
-            assert!(told.contains(wanted) && told.contains("`docker-credential-x`"), "{told}");
-            assert!(!told.contains("hunter2") && !told.contains('\n'), "{told}");
+            let message = ran(code, stdout, stderr).expect_err("a failure");
+            assert!(message.contains(wanted) && message.contains("`docker-credential-x`"), "{message}");
+            assert!(!message.contains("hunter2") && !message.contains('\n'), "{message}");
         }
     }
 
@@ -197,10 +197,13 @@ mod tests {
         let variables = vec![("PATH".into(), "/nonexistent:relative".into())];
         let helpers = CredentialHelpers::new(variables, Duration::from_secs(1));
         for name in ["", "../sh", "a/b", "a b", &"x".repeat(65), "ü"] {
-            let told = helpers.ask(name, "r.io").await.expect_err("refused").to_string();
-            assert!(told.ends_with("names no credential helper"), "{told}");
+            let message = helpers.ask(name, "r.io").await.expect_err("refused").to_string();
+            assert!(message.ends_with("names no credential helper"), "{message}");
         }
-        let told = helpers.ask("ecr-login", "r.io").await.expect_err("missing").to_string();
-        assert!(told.contains("`docker-credential-ecr-login`") && told.contains("`/nonexistent:relative`"), "{told}");
+        let message = helpers.ask("ecr-login", "r.io").await.expect_err("missing").to_string();
+        assert!(
+            message.contains("`docker-credential-ecr-login`") && message.contains("`/nonexistent:relative`"),
+            "{message}"
+        );
     }
 }

@@ -284,7 +284,7 @@ fn volumes_mounted(input: &Value) -> Value {
         let has_volumes = input["results"].as_object().is_some_and(|results| !results.is_empty());
         return json!({"image_volumes": has_volumes.then_some(mounted), "error": null});
     };
-    // That it is a warning of this reason is told by the story of a pod with a volume that failed.
+    // That it is a warning of this reason is proven by the story of a pod with a volume that failed.
     let event = json!({"type": "Warning", "reason": "Failed", "message": start_failed_text(error)});
     json!({"image_volumes": null, "error": error, "event": event})
 }
