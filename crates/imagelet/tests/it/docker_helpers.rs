@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     images::Image,
-    program::{Daemon, Outcome, program, run, write_store_config},
+    program::{Daemon, Outcome, program, run, write_script, write_store_config},
     testbed::{Registry, scratch},
 };
 
@@ -35,8 +35,7 @@ impl Bed {
     fn helper(&self, name: &str, body: &str) {
         let path = self.path("bin").join(format!("docker-credential-{name}"));
         let notes = self.path(name);
-        fs::write(&path, format!("#!/bin/sh\necho \"$* $(cat)\" >> {}\n{body}", notes.display())).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&path, &format!("echo \"$* $(cat)\" >> {}\n{body}", notes.display()));
     }
 
     fn runs(&self, name: &str) -> String {

@@ -1,6 +1,6 @@
 //! Credential provider plugins, good and bad, before a private registry.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
+use std::{fs, time::Duration};
 
 use rustix::process::{Pid, Signal, test_kill_process};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     images::Image,
     ports::Port,
-    program::{Daemon, program, run},
+    program::{Daemon, program, run, write_script},
     testbed::{Registry, http, scratch, wait_until, wait_until_within},
 };
 
@@ -37,9 +37,8 @@ impl Bed {
     fn plugin(&self, name: &str, body: &str) {
         let path = self.folder.path().join("bin").join(name);
         let notes = self.path(name);
-        let text = format!("#!/bin/sh\nnotes='{notes}'\necho x >> $notes.runs\necho $$ > $notes.leader\n{body}");
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let text = format!("notes='{notes}'\necho x >> $notes.runs\necho $$ > $notes.leader\n{body}");
+        write_script(&path, &text);
     }
 
     fn configure(&self, providers: &[Value]) {

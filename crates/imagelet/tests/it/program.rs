@@ -4,6 +4,7 @@ use std::{
     ffi::OsStr,
     fs::File,
     io::{Read as _, Seek as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -86,6 +87,12 @@ fn read(file: &mut File) -> String {
 /// Runs `imagelet --store STORE ARGUMENTS`.
 pub(crate) fn with_store<S: AsRef<OsStr>>(store: &Path, arguments: impl IntoIterator<Item = S>) -> Outcome {
     run(program().arg("--store").arg(store).args(arguments))
+}
+
+/// Writes a shell script that every user may run.
+pub(crate) fn write_script(path: &Path, body: &str) {
+    std::fs::write(path, format!("#!/bin/sh\n{body}")).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 /// Writes a configuration with these settings of the store, and answers its path.

@@ -1,6 +1,6 @@
 //! What credential provider plugins are given and answer is seen nowhere.
 
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::fs;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rustix::process::Signal;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Marker, Scene, Seen, TRACE, ask, look_at, pod_of, run_watched};
 use crate::{
     ports::Port,
-    program::{Daemon, run},
+    program::{Daemon, run, write_script},
     testbed::wait_until,
 };
 
@@ -43,8 +43,7 @@ impl Plugins {
 
     fn plugin(&self, name: &str, body: &str) {
         let path = self.scene.folder.path().join("bin").join(name);
-        fs::write(&path, format!("#!/bin/sh\n{body}")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&path, body);
     }
 
     fn provider(&self, name: &str) -> Value {
