@@ -1,19 +1,12 @@
 //! How results look: aligned tables for people, JSON and YAML for programs.
 
-use std::{
-    borrow::Cow,
-    fmt::{self, Write as _},
-    io::{self, StdoutLock},
-    time::SystemTime,
-};
+use std::{borrow::Cow, io, time::SystemTime};
 
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
 use crate::cli::Format;
 
-/// Long answers are written in few pieces.
-const OUT_BUFFER: usize = 256 << 10;
 /// How much of a digest distinguishes images: `sha256:` and 12 digits.
 const DIGEST_SHOWN: usize = 7 + 12;
 /// Blanks between columns.
@@ -21,14 +14,7 @@ const GAP: usize = 3;
 
 /// A table whose columns are as wide as their widest cell.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
-    /// All cells, one after the other: very long tables are made of few pieces.
-    text: String,
-    /// Where each cell ends.
-    cells: Vec<u32>,
-    /// At which cell each row ends.
-    rows: Vec<u32>,
-}
+pub(crate) struct Table(Vec<Vec<String>>);
 
 impl Table {
     /// A table with a header.
@@ -43,117 +29,35 @@ impl Table {
         Self::default()
     }
 
-    /// A table of names and values of which there will be so many, and so much text: what grows step by step is written
-    /// more than once.
-    pub(crate) fn sized(rows: usize, columns: usize, text: usize) -> Self {
-        let rows = rows + 1;
-        Self {
-            text: String::with_capacity(text),
-            cells: Vec::with_capacity(rows * columns),
-            rows: Vec::with_capacity(rows),
-        }
-    }
-
     /// Adds a row. Control characters, which names from outside may bring, are shown as `?`.
     pub(crate) fn row<I: IntoIterator<Item = S>, S: AsRef<str>>(&mut self, cells: I) {
-        for cell in cells {
-            self.cell(cell.as_ref());
-        }
-        self.end_row();
-    }
-
-    /// Adds a cell to the row that is being made.
-    pub(crate) fn cell(&mut self, cell: &str) {
-        if is_plain(cell) {
-            self.text.push_str(cell);
-        } else {
-            self.text.extend(printable_chars(cell));
-        }
-        self.cells.push(place(self.text.len()));
-    }
-
-    /// The same with something that prints plain characters alone.
-    pub(crate) fn show(&mut self, cell: impl fmt::Display) {
-        // A string takes everything.
-        let _ = write!(self.text, "{cell}");
-        self.cells.push(place(self.text.len()));
-    }
-
-    /// Ends the row.
-    pub(crate) fn end_row(&mut self) {
-        self.rows.push(place(self.cells.len()));
+        self.0.push(cells.into_iter().map(|cell| printable(cell.as_ref())).collect());
     }
 
     /// Prints it; nothing trails a row.
     pub(crate) fn write(&self, out: &mut impl io::Write) -> io::Result<()> {
         let mut widths: Vec<usize> = Vec::new();
-        for row in self.cells_by_row() {
-            for (column, cell) in row.enumerate() {
-                if column == widths.len() {
-                    widths.push(0);
-                }
-                widths[column] = widths[column].max(width(cell));
+        for row in &self.0 {
+            widths.resize(widths.len().max(row.len()), 0);
+            for (cell, widest) in row.iter().zip(&mut widths) {
+                *widest = (*widest).max(cell.width());
             }
         }
-        let mut line = String::new();
-        for row in self.cells_by_row() {
-            line.clear();
-            for (cell, widest) in row.zip(&widths) {
+        for row in &self.0 {
+            let mut line = String::new();
+            for (cell, widest) in row.iter().zip(&widths) {
                 line.push_str(cell);
-                line.extend(std::iter::repeat_n(' ', widest - width(cell) + GAP));
+                line.extend(std::iter::repeat_n(' ', widest - cell.width() + GAP));
             }
-            line.truncate(line.trim_end().len());
-            line.push('\n');
-            out.write_all(line.as_bytes())?;
+            writeln!(out, "{}", line.trim_end())?;
         }
         Ok(())
     }
-
-    fn cells_by_row(&self) -> impl Iterator<Item = impl Iterator<Item = &str>> {
-        let end = |ends: &[u32], at: usize| ends[at] as usize;
-        let begin = move |ends: &[u32], at: usize| if at == 0 { 0 } else { end(ends, at - 1) };
-        (0..self.rows.len()).map(move |row| {
-            let cells = begin(&self.rows, row)..end(&self.rows, row);
-            cells.map(move |cell| &self.text[begin(&self.cells, cell)..end(&self.cells, cell)])
-        })
-    }
-}
-
-/// Where something is in a table. One of four gigabytes is nothing that anybody prints.
-fn place(at: usize) -> u32 {
-    u32::try_from(at).expect("a table is smaller than four gigabytes")
-}
-
-/// The standard output past the library's own buffer, which looks for the end of each line.
-struct Stdout(StdoutLock<'static>);
-
-impl io::Write for Stdout {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::write(&self.0, bytes)?)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Nearly every cell is as it shall be shown.
-fn is_plain(cell: &str) -> bool {
-    cell.bytes().all(|byte| (b' '..=b'~').contains(&byte))
-}
-
-/// The columns a terminal needs for a cell that is safe on it.
-fn width(cell: &str) -> usize {
-    if cell.is_ascii() { cell.len() } else { cell.width() }
 }
 
 /// Text from outside, safe on a terminal.
 pub(crate) fn printable(text: &str) -> String {
-    printable_chars(text).collect()
-}
-
-fn printable_chars(text: &str) -> impl Iterator<Item = char> {
-    text.chars().map(|c| if c.is_control() { '?' } else { c })
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// Prints a result to stdout, as a document or as whatever `human` makes of it.
@@ -164,7 +68,7 @@ pub(crate) fn print<T: Serialize>(
     result: &T,
     human: impl FnOnce(&mut dyn io::Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut out = io::BufWriter::with_capacity(OUT_BUFFER, Stdout(io::stdout().lock()));
+    let mut out = io::BufWriter::new(io::stdout().lock());
     let written = match format {
         Format::Table | Format::Wide => human(&mut out),
         Format::Json => serde_json::to_writer_pretty(&mut out, result)
@@ -182,22 +86,12 @@ pub(crate) fn print<T: Serialize>(
 
 /// How long ago something was, to two digits or so: `42s`, `7m`, `3h`, `12d`; `-` when it never was.
 pub(crate) fn age(since: Option<SystemTime>, now: SystemTime) -> String {
-    since.map_or_else(|| "-".into(), |since| Age(now.duration_since(since).map_or(0, |age| age.as_secs())).to_string())
-}
-
-/// So many seconds, as [`age`] prints them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Age(pub(crate) u64);
-
-impl fmt::Display for Age {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0;
-        match seconds {
-            0..=119 => write!(f, "{seconds}s"),
-            120..=7199 => write!(f, "{}m", seconds / 60),
-            7200..=172_799 => write!(f, "{}h", seconds / 3600),
-            _ => write!(f, "{}d", seconds / 86400),
-        }
+    let Some(since) = since else { return "-".into() };
+    match now.duration_since(since).map_or(0, |age| age.as_secs()) {
+        seconds @ 0..=119 => format!("{seconds}s"),
+        seconds @ 120..=7199 => format!("{}m", seconds / 60),
+        seconds @ 7200..=172_799 => format!("{}h", seconds / 3600),
+        seconds => format!("{}d", seconds / 86400),
     }
 }
 

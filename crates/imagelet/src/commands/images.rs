@@ -8,25 +8,23 @@ use serde::Deserialize;
 use crate::{
     cli::{DfArgs, Format, InspectArgs, LsArgs},
     failure::Failure,
-    node::{ImageRow, InspectRequest, Node, Rows, Usage, UsageRequest, no_steps},
-    output::{Age, NAMELESS, Table, age, cut_digest, names, print},
+    node::{ImageRow, InspectRequest, ListRequest, Node, Usage, UsageRequest, no_steps},
+    output::{Table, age, names, print},
 };
 
 pub(super) async fn list(node: &Node, arguments: &LsArgs, format: Format) -> Result<ExitCode, Failure> {
     let brief = (arguments.quiet || format == Format::Table) && !arguments.digests;
-    let packed = node.list(brief).await?;
-    let listed =
-        packed.rows().ok_or_else(|| Failure::new("Failed", "could not read the list of images: it is not whole"))?;
+    let listed = node.ask(ListRequest { brief }, no_steps()).await?;
     if arguments.quiet {
-        let ids = |out: &mut dyn Write| listed.iter().try_for_each(|image| writeln!(out, "{}", image.id));
+        let ids = |out: &mut dyn Write| listed.images.iter().try_for_each(|image| writeln!(out, "{}", image.id));
         print(Format::Table, &(), ids)?;
         return Ok(ExitCode::SUCCESS);
     }
-    print(format, &listed, |mut out| table(listed, format, arguments.digests).write(&mut out))?;
+    print(format, &listed, |mut out| table(&listed.images, format, arguments.digests).write(&mut out))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(images: Rows<'_>, format: Format, digests: bool) -> Table {
+fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
     let wide = format == Format::Wide;
     let mut header = vec!["NAME", "ID", "SIZE", "AGE", "LAST USED", "USE"];
     if digests {
@@ -36,47 +34,41 @@ fn table(images: Rows<'_>, format: Format, digests: bool) -> Table {
         header.extend(["UNIQUE", "SHARED", "ORIGIN", "PINNED BY", "IN USE BY"]);
     }
     let now = SystemTime::now();
-    let mut table = Table::sized(images.len(), header.len(), images.bytes());
+    let joined = |texts: &[String]| if texts.is_empty() { "-".into() } else { texts.join(",") };
+    let mut table = Table::plain();
     table.row(header);
-    for image in images.iter() {
-        let names = if image.names.is_empty() { image.digests } else { image.names };
-        match names.iter().next() {
-            None => table.cell(NAMELESS),
-            Some(name) if names.len() == 1 => table.cell(&if wide { name.into() } else { cut_digest(name) }),
-            Some(_) if wide => table.cell(&names.joined()),
-            Some(first) => table.cell(&format!("{} (+{})", cut_digest(first), names.len() - 1)),
-        }
+    for image in images {
+        let shown = image.shown_names();
+        let mut row = vec![
+            if wide && !shown.is_empty() { shown.join(",") } else { names(shown, &[]) },
+            if wide { image.id.clone() } else { ImageId::shorten(&image.id).to_owned() },
+            ByteSize(image.size).to_string(),
+            age(time(image.first_seen.as_deref()), now),
+            age(time(image.last_used.as_deref()), now),
+            match (image.in_use_by.is_empty(), image.pinned_by.is_empty()) {
+                (false, false) => "in use, pinned",
+                (false, true) => "in use",
+                (true, false) => "pinned",
+                (true, true) => "-",
+            }
+            .to_owned(),
+        ];
         if digests {
-            table.cell(image.digests.iter().next().map_or("-", |name| name.rsplit('@').next().unwrap_or(name)));
+            let digest = image.digests.first().map_or("-", |name| name.rsplit('@').next().unwrap_or(name));
+            row.insert(1, digest.to_owned());
         }
-        table.cell(if wide { image.id } else { ImageId::shorten(image.id) });
-        table.show(ByteSize(image.size));
-        for moment in [image.first_seen, image.last_used] {
-            match moment {
-                Some(moment) => table.show(Age(moment.seconds_until(now))),
-                None => table.cell("-"),
-            }
-        }
-        table.cell(match (image.in_use_by.is_empty(), image.pinned_by.is_empty()) {
-            (false, false) => "in use, pinned",
-            (false, true) => "in use",
-            (true, false) => "pinned",
-            (true, true) => "-",
-        });
         if wide {
-            for size in [image.unique, image.shared] {
-                match size {
-                    Some(size) => table.show(ByteSize(size)),
-                    None => table.cell("-"),
-                }
-            }
-            table.cell(image.origin.unwrap_or("-"));
-            table.cell(&image.pinned_by.joined());
-            table.cell(&image.in_use_by.joined());
+            row.extend([image.unique, image.shared].map(known_size));
+            row.push(image.origin.clone().unwrap_or_else(|| "-".into()));
+            row.extend([&image.pinned_by, &image.in_use_by].map(|texts| joined(texts)));
         }
-        table.end_row();
+        table.row(row);
     }
     table
+}
+
+fn known_size(size: Option<u64>) -> String {
+    size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string())
 }
 
 fn time(text: Option<&str>) -> Option<SystemTime> {
@@ -174,7 +166,6 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     }
     let (mut table, now) = (Table::plain(), SystemTime::now());
     table.row(header);
-    let size = |size: Option<u64>| size.map_or_else(|| "-".into(), |size| ByteSize(size).to_string());
     let mut images: Vec<&ImageRow> = usage.images.iter().collect();
     images.sort_by_key(|image| std::cmp::Reverse(image.unique.unwrap_or(image.size)));
     for image in images {
@@ -182,8 +173,8 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
             names(&image.names, &image.digests),
             ImageId::new(&image.id).short().to_owned(),
             ByteSize(image.size).to_string(),
-            size(image.unique),
-            size(image.shared),
+            known_size(image.unique),
+            known_size(image.shared),
             age(time(image.last_used.as_deref()), now),
             held_by(image, wide),
             image.next_code.clone().unwrap_or_else(|| "-".into()),

@@ -23,14 +23,13 @@ use imagelet_core::{
 use imagelet_oci::{Engine, MountOptions, StoreUsage, UnmountedImage};
 
 use super::adopt::Adoption;
-use super::brief::BriefList;
 use super::reasons::{Collections, declare};
 use super::rows::{KnownSizes, details_of, row, row_without_uses};
 use super::waiting::WaitingRows;
 use super::{
     AnswerTime, Command, ImageList, ImageRow, ImportStatus, InspectRequest, Inspected, ListRequest, MountRequest,
-    Mounted, PackedList, PodStartRow, PullBoard, PullRequest, Pulled, RemoveRequest, Removed, Status, StatusRequest,
-    Steps, UnmountRequest, UntagRequest,
+    Mounted, PodStartRow, PullBoard, PullRequest, Pulled, RemoveRequest, Removed, Status, StatusRequest, Steps,
+    UnmountRequest, UntagRequest,
     pods::secrets,
     pressure::{Pressure, pressure},
 };
@@ -94,7 +93,6 @@ pub(crate) struct LocalNode {
     pub(super) followers: AtomicUsize,
     /// How the periodic collections went.
     gc_runs: Mutex<GcRuns>,
-    brief: BriefList,
     pub(super) adoption: Adoption,
 }
 
@@ -112,7 +110,6 @@ impl LocalNode {
             started_at: SystemTime::now(),
             followers: AtomicUsize::new(0),
             gc_runs: Mutex::default(),
-            brief: BriefList::default(),
         }
     }
 
@@ -175,21 +172,6 @@ impl LocalNode {
 
     pub(super) async fn refresh(&self) -> Result<Arc<Snapshot>, Failure> {
         Ok(self.parts.inventory.refresh(SystemTime::now()).await?)
-    }
-
-    /// The list as it is packed, straight from what a pass saw.
-    pub(super) async fn packed(&self, brief: bool) -> Result<PackedList, Failure> {
-        let refreshed = self.refresh().await;
-        let sizes = if brief { KnownSizes::default() } else { self.sizes().await? };
-        let shares = sizes.shares();
-        match refreshed {
-            Ok(snapshot) if brief => Ok(self.brief.of(&snapshot.entries)),
-            Ok(snapshot) => Ok(PackedList::of_entries(snapshot.entries.iter().map(|entry| &**entry), &shares, brief)),
-            Err(failure) => {
-                let images = self.without_uses(failure).await?;
-                Ok(PackedList::of_images(images.iter().map(|image| &**image), &shares, brief))
-            }
-        }
     }
 
     /// The store can be looked at although the runtime that runs from it is away.

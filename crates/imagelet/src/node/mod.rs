@@ -2,13 +2,11 @@
 
 mod adopt;
 mod board;
-mod brief;
 mod collect;
 mod events;
 mod fields;
 mod imports;
 mod local;
-mod packed;
 mod pins;
 mod pods;
 mod pressure;
@@ -40,7 +38,6 @@ pub(crate) use events::{EventsRequest, Told};
 pub(crate) use fields::Hidden;
 pub(crate) use imports::ImportStatus;
 pub(crate) use local::{LocalNode, NodeParts};
-pub(crate) use packed::{PackedList, Rows};
 pub(crate) use pods::{PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use remote::{Probed, RemoteNode};
 pub(crate) use room::RoomByCollection;
@@ -140,14 +137,6 @@ impl Node {
         }
     }
 
-    /// Lists the images, in the quickest way there is; a brief list leaves out what [`ListRequest`] says.
-    pub(crate) async fn list(&self, brief: bool) -> Result<PackedList, Failure> {
-        match self {
-            Self::Local(node) => node.packed(brief).await,
-            Self::Remote(node) => node.list(brief).await,
-        }
-    }
-
     /// What happens there, line by line, until the daemon or the reader ends it.
     pub(crate) async fn follow(
         &self,
@@ -173,7 +162,7 @@ impl Handler for LocalNode {
             EventsRequest::NAME => follow(self, body, &progress).await,
             PodRequest::NAME => answer::<PodRequest>(self, body, progress).await,
             PullRequest::NAME => answer::<PullRequest>(self, body, progress).await,
-            ListRequest::NAME => list(self, body, progress).await,
+            ListRequest::NAME => answer::<ListRequest>(self, body, progress).await,
             InspectRequest::NAME => answer::<InspectRequest>(self, body, progress).await,
             UsageRequest::NAME => answer::<UsageRequest>(self, body, progress).await,
             RemoveRequest::NAME => answer::<RemoveRequest>(self, body, progress).await,
@@ -203,18 +192,6 @@ async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: Replies) ->
     match command.run(node, steps).await {
         Ok(result) => Ok(document(serde_json::to_vec(&result)).into()),
         Err(failure) => Err(Refusal::Failed(document(serde_json::to_vec(&failure)))),
-    }
-}
-
-/// The one command whose answer need not be JSON.
-async fn list(node: &LocalNode, body: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
-    let asked: ListRequest = read(ListRequest::NAME, body)?;
-    if !asked.packed {
-        return answer::<ListRequest>(node, body, replies).await;
-    }
-    match node.packed(asked.brief).await {
-        Ok(list) => Ok(list.into_bytes()),
-        Err(failure) => Err(Refusal::Failed(serde_json::to_vec(&failure).unwrap_or_default())),
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{AnswerTime, Command, EventsRequest, ListRequest, PackedList, StatusRequest, Step, Steps, Told};
+use super::{AnswerTime, Command, EventsRequest, StatusRequest, Step, Steps, Told};
 use crate::{
     api::{BODY_BYTES_MAX, CallError, Client, Wait},
     config::GoDuration,
@@ -63,12 +63,6 @@ impl RemoteNode {
         self.call(C::NAME, &command, &progress, C::TIME, &note).await
     }
 
-    pub(super) async fn list(&self, brief: bool) -> Result<PackedList, Failure> {
-        let asked = ListRequest { brief, packed: true };
-        let answer = self.document(ListRequest::NAME, &asked, &|_| {}, AnswerTime::Limited, &|_| {}).await?;
-        PackedList::of_answer(answer).map_err(|why| self.unreadable(why))
-    }
-
     pub(super) async fn follow(
         &self,
         asked: &EventsRequest,
@@ -95,20 +89,15 @@ impl RemoteNode {
         note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<A, Failure> {
         let document = self.document(name, arguments, progress, time, note).await?;
-        serde_json::from_slice(&document).map_err(|error| self.unreadable(error.to_string()))
+        serde_json::from_slice(&document).map_err(|error| Failure {
+            causes: vec![error.to_string()],
+            ..Failure::new("Failed", format!("could not read the answer of the daemon at `{}`", self.socket.display()))
+        })
     }
 
     /// How long it may be silent, as people read it.
     fn patience(&self) -> GoDuration {
         GoDuration::from_std(self.patience)
-    }
-
-    fn unreadable(&self, why: String) -> Failure {
-        let socket = self.socket.display();
-        Failure {
-            causes: vec![why],
-            ..Failure::new("Failed", format!("could not read the answer of the daemon at `{socket}`"))
-        }
     }
 
     async fn document(

@@ -61,7 +61,7 @@ impl Shares<'_> {
 
 impl ImageRow {
     /// The names that it is shown and sorted by: those with tag, or with digest where it has no tag.
-    pub(super) fn shown_names(&self) -> &[String] {
+    pub(crate) fn shown_names(&self) -> &[String] {
         if self.names.is_empty() { &self.digests } else { &self.names }
     }
 }

@@ -87,8 +87,6 @@ documents! {
         /// Leaves out what takes long with very many images and few look at: sizes alone and shared, and digests of
         /// images that have a tag.
         brief: bool,
-        /// Understands the packed form; who does not know the field answers in JSON.
-        packed: bool,
     }
     /// All images.
     ImageList {
