@@ -1,4 +1,4 @@
-//! What a text that names an endpoint says, read as the interface's own clients read it (`spec/cri.md §1.1`, §1.2).
+//! What a text that names an endpoint says, read as the interface's own clients read it (`docs/spec/cri.md §1.1`, §1.2).
 //!
 //! Pure, and for either platform wherever it runs: a node of another system can be checked from here. What of it imagelet
 //! takes for its own sockets is decided by [`crate::Endpoint`].

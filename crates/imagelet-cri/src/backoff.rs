@@ -1,4 +1,4 @@
-//! When a peer that could not be reached is tried again (`spec/cri.md §2`): as gRPC clients do.
+//! When a peer that could not be reached is tried again (`docs/spec/cri.md §2`): as gRPC clients do.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! Whether lists come in a stream, of which none is too long for one message (`spec/cri.md §3.1`).
+//! Whether lists come in a stream, of which none is too long for one message (`docs/spec/cri.md §3.1`).
 
 use std::sync::{
     Arc,

@@ -1,4 +1,4 @@
-//! Docker's configuration documents, read as the kubelet reads them (`spec/pull.md §6.1-6.3`).
+//! Docker's configuration documents, read as the kubelet reads them (`docs/spec/pull.md §6.1-6.3`).
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Whether a key with wildcards is meant for a repository (`spec/pull.md §6.7`).
+//! Whether a key with wildcards is meant for a repository (`docs/spec/pull.md §6.7`).
 
 use crate::text::quoted;
 

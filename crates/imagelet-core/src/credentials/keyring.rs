@@ -1,4 +1,4 @@
-//! Which credentials open which repository (`spec/pull.md §6.4`).
+//! Which credentials open which repository (`docs/spec/pull.md §6.4`).
 
 use std::{cmp::Reverse, collections::BTreeMap, fmt};
 
@@ -29,7 +29,7 @@ pub struct TrackedCredential {
     pub credential: Credential,
     /// Whose it is.
     pub source: CredentialSource,
-    /// What tells it from others in the pull records (`spec/pull.md §6.6`).
+    /// What tells it from others in the pull records (`docs/spec/pull.md §6.6`).
     pub hash: String,
 }
 

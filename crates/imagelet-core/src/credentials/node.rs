@@ -1,4 +1,4 @@
-//! The node's own docker configuration, looked for where the kubelet looks and read anew now and then (`spec/pull.md §6.5`).
+//! The node's own docker configuration, looked for where the kubelet looks and read anew now and then (`docs/spec/pull.md §6.5`).
 
 use std::{
     ffi::OsString,

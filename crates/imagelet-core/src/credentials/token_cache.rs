@@ -1,4 +1,4 @@
-//! Keeps tokens of service accounts while they are good (`spec/pull.md §7.6`).
+//! Keeps tokens of service accounts while they are good (`docs/spec/pull.md §7.6`).
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! When the kubelet calls a node short of something, and what it reclaims before any pod (`spec/gc.md §14`).
+//! When the kubelet calls a node short of something, and what it reclaims before any pod (`docs/spec/gc.md §14`).
 //!
 //! All of it is plain decision: thresholds are read, brought into line with how the disks are laid out, compared with
 //! what is observed; nothing is removed from here.

@@ -1,4 +1,4 @@
-//! How full the disk is that images are on (`spec/gc.md §13.2`).
+//! How full the disk is that images are on (`docs/spec/gc.md §13.2`).
 
 use std::{
     fmt, io,

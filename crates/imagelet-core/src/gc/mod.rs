@@ -1,4 +1,4 @@
-//! Removes images that nobody needs, to make room or because they are old (`spec/gc.md §6-§8`).
+//! Removes images that nobody needs, to make room or because they are old (`docs/spec/gc.md §6-§8`).
 //!
 //! `plan.rs` decides, `collect.rs` acts: each removal is preceded by asking afresh whether the image is still free, and
 //! the disk is looked at again at the end. `kubelet/` does the same in the kubelet's way, for who wants that. **Invariant:** an image goes only if a listing that just succeeded shows no

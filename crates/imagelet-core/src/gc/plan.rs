@@ -1,4 +1,4 @@
-//! Which images go, in which order, and why each other stays: a plain function of its input (`spec/gc.md §6-§8, §21`).
+//! Which images go, in which order, and why each other stays: a plain function of its input (`docs/spec/gc.md §6-§8, §21`).
 //!
 //! First what is too old goes, whatever the disk. Then, where room is wanted, as much as is wanted and no image more;
 //! where not even all that may go would be enough, what was idle for long, and on a disk that is nearly full more.

@@ -71,7 +71,7 @@ pub enum GcWay {
     /// Ours: planned as a whole before the first removal.
     #[default]
     Imagelet,
-    /// The kubelet's, to the letter (`spec/gc.md §6-§8`).
+    /// The kubelet's, to the letter (`docs/spec/gc.md §6-§8`).
     Kubelet,
 }
 
@@ -199,7 +199,7 @@ impl GcPolicy {
         self.age_counts
     }
 
-    /// Whether the loop has anything to do at all (`spec/gc.md §9`). Who switches collection off so means inodes, too.
+    /// Whether the loop has anything to do at all (`docs/spec/gc.md §9`). Who switches collection off so means inodes, too.
     pub fn is_off(&self) -> bool {
         self.high.get() == 100 && self.age_max.is_none()
     }

@@ -1,4 +1,4 @@
-//! How the periodic runs go: one failure may be the beginning's, a second in a row is told on the node (`spec/gc.md §9`).
+//! How the periodic runs go: one failure may be the beginning's, a second in a row is told on the node (`docs/spec/gc.md §9`).
 
 use super::GcEvent;
 

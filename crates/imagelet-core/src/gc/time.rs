@@ -1,4 +1,4 @@
-//! Ages, where no time at all is infinitely long ago and the future is now (`spec/gc.md §0.2`).
+//! Ages, where no time at all is infinitely long ago and the future is now (`docs/spec/gc.md §0.2`).
 
 use std::time::{Duration, SystemTime};
 

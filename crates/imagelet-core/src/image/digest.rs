@@ -94,7 +94,7 @@ impl Digest {
 impl FromStr for Digest {
     type Err = DigestError;
 
-    /// Checks in the order of `spec/pull.md §5.2`: form of the algorithm, its name, length, digits.
+    /// Checks in the order of `docs/spec/pull.md §5.2`: form of the algorithm, its name, length, digits.
     fn from_str(text: &str) -> Result<Self, DigestError> {
         let (name, hex) = text.split_once(':').ok_or(DigestError::Format)?;
         if !is_algorithm_name(name) {

@@ -72,7 +72,7 @@ impl fmt::Debug for ImageId {
 
 /// An image in a handler's store: the inventory's key.
 ///
-/// Prints as the id alone when the handler is empty, else `ID,HANDLER` (`spec/gc.md §1.3`).
+/// Prints as the id alone when the handler is empty, else `ID,HANDLER` (`docs/spec/gc.md §1.3`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageKey {
     id: ImageId,

@@ -1,4 +1,4 @@
-//! What a text means that names an image which is here: an id, a name, or the beginning of an id (`spec/cri.md §5.1`).
+//! What a text means that names an image which is here: an id, a name, or the beginning of an id (`docs/spec/cri.md §5.1`).
 
 use super::{
     Digest, ImageId, Reference,

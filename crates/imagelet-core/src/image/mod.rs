@@ -58,7 +58,7 @@ const USER_LENGTH_MAX: usize = 256;
 impl ImageUser {
     /// Reads what a configuration says: `USER`, `UID`, `USER:GROUP`. A number is a uid, in range or not, and whatever is
     /// no number that 64 bits hold is a name: a kubelet that must not run root refuses what it cannot tell
-    /// (`spec/cri.md §5.4`).
+    /// (`docs/spec/cri.md §5.4`).
     pub fn of_config(text: &str) -> Self {
         let name = text.split(':').next().unwrap_or_default();
         if name.is_empty() {

@@ -1,4 +1,4 @@
-//! Names that a configuration pins, in containerd's notation and in CRI-O's (`spec/cri.md §5.8`).
+//! Names that a configuration pins, in containerd's notation and in CRI-O's (`docs/spec/cri.md §5.8`).
 
 use std::collections::BTreeSet;
 

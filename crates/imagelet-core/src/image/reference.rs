@@ -1,4 +1,4 @@
-//! Names of images, read as `distribution/reference` v0.6.0 reads them (`spec/pull.md §5`).
+//! Names of images, read as `distribution/reference` v0.6.0 reads them (`docs/spec/pull.md §5`).
 
 use std::{borrow::Cow, fmt, str::FromStr};
 

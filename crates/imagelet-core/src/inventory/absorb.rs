@@ -16,7 +16,7 @@ use crate::image::{Image, ImageKey};
 const SHIFT_MIN: i128 = 10_000_000;
 
 impl State {
-    /// Takes a survey in; `asked_at` and `now` are the two clocks of `spec/gc.md §5`.
+    /// Takes a survey in; `asked_at` and `now` are the two clocks of `docs/spec/gc.md §5`.
     pub(super) fn absorb(&mut self, mut survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
         let wall = now;
         let now = self.steady(now);

@@ -1,4 +1,4 @@
-//! Which images are there, since when, and who uses them: a plain function of what the runtime listed (`spec/gc.md §5`).
+//! Which images are there, since when, and who uses them: a plain function of what the runtime listed (`docs/spec/gc.md §5`).
 
 use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 

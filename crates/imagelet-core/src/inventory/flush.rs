@@ -22,7 +22,7 @@ pub struct MemoryRules {
     /// Ages count by the machine's boot clock, so that no setting of the wall clock changes them. Without it the times that
     /// callers tell are believed, as tests and replays want.
     pub is_steady: bool,
-    /// An image that was gone and comes back is a new one in all that is shown, as the kubelet has it (`spec/gc.md §5`).
+    /// An image that was gone and comes back is a new one in all that is shown, as the kubelet has it (`docs/spec/gc.md §5`).
     pub is_forgetful: bool,
 }
 

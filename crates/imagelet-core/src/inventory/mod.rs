@@ -1,4 +1,4 @@
-//! One pass that finds, dates and caches all images, for everybody who wants to know (`spec/gc.md §3-§5`).
+//! One pass that finds, dates and caches all images, for everybody who wants to know (`docs/spec/gc.md §3-§5`).
 //!
 //! Ages and uses survive a restart in the files that `ledger.rs` draws. The files are a memory, not a root: without them
 //! every image is new again, which keeps it longer and never loses it.

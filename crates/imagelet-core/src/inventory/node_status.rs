@@ -1,4 +1,4 @@
-//! The images as a Node object lists them, and the list that is kept for it (`spec/gc.md §4, §15`).
+//! The images as a Node object lists them, and the list that is kept for it (`docs/spec/gc.md §4, §15`).
 
 use std::{
     cmp::Reverse,

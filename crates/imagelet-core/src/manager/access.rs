@@ -1,4 +1,4 @@
-//! What credentials say about who may use an image, in the records' words (`spec/pull.md §2.3.2`, `§2.3.3`).
+//! What credentials say about who may use an image, in the records' words (`docs/spec/pull.md §2.3.2`, `§2.3.3`).
 
 use crate::{
     credentials::{CredentialSource, TrackedCredential},

@@ -1,4 +1,4 @@
-//! How long a key that failed is left alone (`spec/pull.md §3`).
+//! How long a key that failed is left alone (`docs/spec/pull.md §3`).
 
 use std::{collections::HashMap, hash::Hash, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Whether an image is used, pulled or refused: the table of `spec/pull.md §2.5`. Touches nothing.
+//! Whether an image is used, pulled or refused: the table of `docs/spec/pull.md §2.5`. Touches nothing.
 
 use super::request::PullPolicy;
 

@@ -1,4 +1,4 @@
-//! One request's walk from the name to the image (`spec/pull.md §2`).
+//! One request's walk from the name to the image (`docs/spec/pull.md §2`).
 
 use std::{
     borrow::Borrow,

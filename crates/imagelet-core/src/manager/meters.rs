@@ -1,4 +1,4 @@
-//! What the manager counts, under the kubelet's names (`spec/pull.md §9.1`).
+//! What the manager counts, under the kubelet's names (`docs/spec/pull.md §9.1`).
 
 use std::{sync::Arc, time::Duration};
 

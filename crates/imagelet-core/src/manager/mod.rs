@@ -1,4 +1,4 @@
-//! Sees to it that an image is there, and that whoever asks may use it (`spec/pull.md §2`).
+//! Sees to it that an image is there, and that whoever asks may use it (`docs/spec/pull.md §2`).
 
 mod access;
 mod backoff;

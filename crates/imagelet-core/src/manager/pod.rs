@@ -1,4 +1,4 @@
-//! All images of a pod: which start together, and what one's failure means for the others (`spec/pull.md §2.2`).
+//! All images of a pod: which start together, and what one's failure means for the others (`docs/spec/pull.md §2.2`).
 
 mod volumes;
 

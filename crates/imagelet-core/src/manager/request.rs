@@ -78,7 +78,7 @@ pub struct PullSettings {
 }
 
 impl Default for PullSettings {
-    /// Any number at once and at any rate, with the kubelet's back-off (`spec/pull.md §3.1`), and no grace.
+    /// Any number at once and at any rate, with the kubelet's back-off (`docs/spec/pull.md §3.1`), and no grace.
     fn default() -> Self {
         Self {
             concurrency: Concurrency::Parallel { max: None },

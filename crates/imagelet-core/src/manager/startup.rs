@@ -1,5 +1,5 @@
 //! How long the images of pods take: for each pod from the begin of its first pull to the end of its last one, and how much
-//! of that was pulling (`spec/pull.md §9.4`).
+//! of that was pulling (`docs/spec/pull.md §9.4`).
 
 use std::{
     collections::{HashMap, VecDeque},

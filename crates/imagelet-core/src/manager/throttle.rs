@@ -1,4 +1,4 @@
-//! How many pulls may begin in how much time (`spec/pull.md §4.1`).
+//! How many pulls may begin in how much time (`docs/spec/pull.md §4.1`).
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The two kinds of file, to the letter as the kubelet writes and reads them (`spec/pull.md §8.2`).
+//! The two kinds of file, to the letter as the kubelet writes and reads them (`docs/spec/pull.md §8.2`).
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! How many intents and records there are, under the kubelet's names (`spec/pull.md §9.1`).
+//! How many intents and records there are, under the kubelet's names (`docs/spec/pull.md §9.1`).
 
 use std::sync::{Arc, OnceLock};
 

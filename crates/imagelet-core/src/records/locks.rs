@@ -1,4 +1,4 @@
-//! So many locks for any number of keys (`spec/pull.md §8.8`).
+//! So many locks for any number of keys (`docs/spec/pull.md §8.8`).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

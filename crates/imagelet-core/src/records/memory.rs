@@ -1,4 +1,4 @@
-//! What of a folder is held in memory: the least recently asked for goes first (`spec/pull.md §8.7`).
+//! What of a folder is held in memory: the least recently asked for goes first (`docs/spec/pull.md §8.7`).
 
 use std::collections::HashMap;
 

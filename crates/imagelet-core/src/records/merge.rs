@@ -1,4 +1,4 @@
-//! What a record says after one more pull (`spec/pull.md §8.5`). Touches nothing.
+//! What a record says after one more pull (`docs/spec/pull.md §8.5`). Touches nothing.
 
 use super::file::{ImageAccess, PulledRecord};
 

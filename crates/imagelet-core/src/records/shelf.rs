@@ -1,4 +1,4 @@
-//! One kind of file: on disk, and some of it in memory in front (`spec/pull.md §8.7`).
+//! One kind of file: on disk, and some of it in memory in front (`docs/spec/pull.md §8.7`).
 
 use std::{
     io,

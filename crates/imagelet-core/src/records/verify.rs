@@ -1,4 +1,4 @@
-//! Whether an asker may use an image that is here (`spec/pull.md §8.3, §8.4`). Touches nothing.
+//! Whether an asker may use an image that is here (`docs/spec/pull.md §8.3, §8.4`). Touches nothing.
 
 use std::borrow::Borrow;
 

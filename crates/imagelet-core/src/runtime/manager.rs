@@ -1,4 +1,4 @@
-//! The one caller of the runtime ports: asks them, and assembles pods from what they answer (`spec/gc.md §11`).
+//! The one caller of the runtime ports: asks them, and assembles pods from what they answer (`docs/spec/gc.md §11`).
 
 use std::{
     cmp::Reverse,

@@ -1,4 +1,4 @@
-//! Counts what runtimes are asked, and how long they take to answer (`spec/pull.md §9.1`).
+//! Counts what runtimes are asked, and how long they take to answer (`docs/spec/pull.md §9.1`).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the file systems of images hold, summed up from what was measured of each store (`spec/cri.md §5.7`).
+//! What the file systems of images hold, summed up from what was measured of each store (`docs/spec/cri.md §5.7`).
 
 use std::{collections::BTreeMap, path::PathBuf, time::SystemTime};
 

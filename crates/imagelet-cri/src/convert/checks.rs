@@ -1,4 +1,4 @@
-//! Refuses answers of a runtime that leave out what every reader relies on (`spec/cri.md §3.3`).
+//! Refuses answers of a runtime that leave out what every reader relies on (`docs/spec/cri.md §3.3`).
 
 use imagelet_core::{runtime::RuntimeError, text::quoted};
 

@@ -1,4 +1,4 @@
-//! Turns refusals into gRPC statuses and back; the one place that reads a peer's message texts (`spec/cri.md §3.2`, §5.10).
+//! Turns refusals into gRPC statuses and back; the one place that reads a peer's message texts (`docs/spec/cri.md §3.2`, §5.10).
 
 use std::error::Error;
 

@@ -1,4 +1,4 @@
-//! Which handler's store a pull goes to (`spec/cri.md §5.5`).
+//! Which handler's store a pull goes to (`docs/spec/cri.md §5.5`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Puts a socket into place, so that a restart is clean and a running daemon is never cut off (`spec/cri.md §1.3`).
+//! Puts a socket into place, so that a restart is clean and a running daemon is never cut off (`docs/spec/cri.md §1.3`).
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},

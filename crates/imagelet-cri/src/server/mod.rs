@@ -1,4 +1,4 @@
-//! A store of images, served as a CRI image service: to kubelets, crictl and critest (`spec/cri.md §5`).
+//! A store of images, served as a CRI image service: to kubelets, crictl and critest (`docs/spec/cri.md §5`).
 
 mod authority;
 mod calls;

@@ -1,4 +1,4 @@
-//! Which image a name means: names move from image to image, and an image goes with its last one (`spec/cri.md §5.9`).
+//! Which image a name means: names move from image to image, and an image goes with its last one (`docs/spec/cri.md §5.9`).
 
 use imagelet_core::image::ImageId;
 

@@ -1,4 +1,4 @@
-//! What critest asks of an image service, asked of the daemon's socket over both backends (`spec/cri.md §7.3`).
+//! What critest asks of an image service, asked of the daemon's socket over both backends (`docs/spec/cri.md §7.3`).
 //!
 //! Names of the images and of the two registries are ours: the tests have no network. A test is named after what it
 //! proves; the last test holds their list against critest's.

@@ -1,4 +1,4 @@
-//! Answers of one plugin, kept as long as it said (`spec/pull.md §7.5`). Touches no clock.
+//! Answers of one plugin, kept as long as it said (`docs/spec/pull.md §7.5`). Touches no clock.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,4 @@
-//! What is written to a plugin, and how its answer is read (`spec/pull.md §7.4`).
+//! What is written to a plugin, and how its answer is read (`docs/spec/pull.md §7.4`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Reads which credential providers there are: one file, or all files of a folder (`spec/pull.md §7.1`).
+//! Reads which credential providers there are: one file, or all files of a folder (`docs/spec/pull.md §7.1`).
 
 use std::{
     fmt,

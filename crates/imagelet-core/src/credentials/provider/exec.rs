@@ -1,4 +1,4 @@
-//! Runs a plugin once: question in, answer out, and nothing of it left behind (`spec/pull.md §7.4`).
+//! Runs a plugin once: question in, answer out, and nothing of it left behind (`docs/spec/pull.md §7.4`).
 //!
 //! A plugin gets a process group of its own. Whatever way a run ends (answer, failure, time limit, a caller that went
 //! away), the whole group is killed before its leader is reaped, so that the group's number cannot be another's by then.

@@ -1,4 +1,4 @@
-//! Programs that know credentials: the kubelet's credential provider plugins (`spec/pull.md §7`).
+//! Programs that know credentials: the kubelet's credential provider plugins (`docs/spec/pull.md §7`).
 //!
 //! ```text
 //! config    the file or folder that says which there are      validate  its rules

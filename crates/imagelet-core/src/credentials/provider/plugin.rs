@@ -1,4 +1,4 @@
-//! One provider: for which images it is asked, for whom, and what of its answers is kept (`spec/pull.md §7.3, §7.6`).
+//! One provider: for which images it is asked, for whom, and what of its answers is kept (`docs/spec/pull.md §7.3, §7.6`).
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,4 @@
-//! The rules of the providers' configuration, in the kubelet's words and order (`spec/pull.md §7.2`).
+//! The rules of the providers' configuration, in the kubelet's words and order (`docs/spec/pull.md §7.2`).
 
 use std::{collections::BTreeSet, time::Duration};
 

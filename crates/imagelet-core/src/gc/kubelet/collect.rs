@@ -1,5 +1,5 @@
 //! The kubelet's way: what is too old goes, then the disk is looked at, then one image after the other goes until enough
-//! has gone (`spec/gc.md §6-§8`).
+//! has gone (`docs/spec/gc.md §6-§8`).
 //!
 //! Its steps, its order, its early ends and its errors are the kubelet's, known weaknesses too. What is ours is only what
 //! protects: an image is asked after once more before it goes, and no list that lost all containers at once is believed.

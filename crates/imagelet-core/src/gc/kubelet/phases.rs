@@ -1,4 +1,4 @@
-//! Which image goes, and when: candidates in order, the age phase, the space phase. Touches nothing (`spec/gc.md §6-§8`).
+//! Which image goes, and when: candidates in order, the age phase, the space phase. Touches nothing (`docs/spec/gc.md §6-§8`).
 
 use std::time::{Duration, SystemTime};
 

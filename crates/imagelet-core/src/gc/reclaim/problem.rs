@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::{Apart, Question};
 use crate::{image::ImageId, runtime::Freed};
 
-/// What a disk has again, wide enough for any sum (`spec/gc.md W21`).
+/// What a disk has again, wide enough for any sum (`docs/spec/gc.md W21`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Weight {
     pub(super) bytes: u128,

@@ -1,4 +1,4 @@
-//! What a container's start makes of the pod's image volumes (`spec/pull.md §2.9`).
+//! What a container's start makes of the pod's image volumes (`docs/spec/pull.md §2.9`).
 
 use super::{PodOutcome, PodRequest, PodRole};
 use crate::{

@@ -1,4 +1,4 @@
-//! Details as JSON texts by name, as a verbose status carries them: ours and other runtimes' (`spec/cri.md §5.4`).
+//! Details as JSON texts by name, as a verbose status carries them: ours and other runtimes' (`docs/spec/cri.md §5.4`).
 
 use std::collections::BTreeMap;
 
