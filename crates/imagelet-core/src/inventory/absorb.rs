@@ -4,10 +4,8 @@ use std::{collections::BTreeSet, iter::Peekable, sync::Arc, time::SystemTime};
 
 use super::{
     Entries, Entry, Flaw, LEASE_UNSEEN_MAX, PullCost, Snapshot, State,
-    changes::{Loose, Trace},
-    detect::{DetectTimes, Record, Survey, Users, Uses, detect, in_order_of_keys, uses_among},
+    detect::{DetectTimes, Record, Survey, Users, Uses, detect, in_order_of_keys, uses},
     memory::Remembered,
-    names::Among,
     steady::{SteadyClock, moved},
 };
 use crate::image::{Image, ImageKey};
@@ -22,37 +20,15 @@ impl State {
         let now = self.steady(now);
         self.clamp(now, wall);
         let times = DetectTimes { detected_at: Some(moved(asked_at, -self.shift)), now };
-        if self.leases.concern_all() || self.memory.wants_all() {
-            self.trace = None;
-        }
-        if let Some(trace) = self.trace.take() {
-            match self.absorb_changes(trace, survey, times, wall) {
-                Ok(snapshot) => return snapshot,
-                Err(returned) => survey = returned,
-            }
-        }
-        let snapshot = self.absorb_all(survey, times, wall);
-        if !self.leases.concern_all() {
-            self.trace = Some(Trace::of(&snapshot.entries, &self.memory));
-        }
-        snapshot
-    }
-
-    /// Looks at all images.
-    fn absorb_all(&mut self, mut survey: Survey, times: DetectTimes, wall: SystemTime) -> Arc<Snapshot> {
-        let now = times.now;
         // Once for all walks; an image listed twice stays in the order of the listing.
         let mut images = std::mem::take(&mut survey.images).into_images();
         images.sort_by(|one, other| in_order_of_keys(one, other));
         survey.images = images.into();
         let used_before = self.used_before();
-        let uses = self.uses(&survey, Among::Listed(&survey.images));
+        let uses = self.uses(&survey);
         self.watch.advance(survey.runtime_containers(), now);
         detect(&mut self.records, &survey, &uses.by_image, times);
-        self.stirred.clear();
-        // Where old versions were not looked for, nobody has noted what was renamed.
-        let is_regrouped = self.memory.absorb(&mut self.records, &uses, &survey.images, now);
-        self.loose = Loose { all: !is_regrouped, ..Loose::default() };
+        self.memory.absorb(&mut self.records, &uses, &survey.images, now);
         // A pull that nobody told of is none the safer for an image's age.
         for key in self.memory.take_dated() {
             self.touches.insert(key, wall);
@@ -65,9 +41,9 @@ impl State {
         snapshot
     }
 
-    /// Who uses which of these images, the times in it steady ones.
-    pub(super) fn uses(&self, survey: &Survey, among: Among<'_>) -> Uses {
-        let mut uses = uses_among(among, survey, |id| !self.mounts.contains_key(id));
+    /// Who uses which image, the times in it steady ones.
+    fn uses(&self, survey: &Survey) -> Uses {
+        let mut uses = uses(survey, |id| !self.mounts.contains_key(id));
         for fresh in uses.fresh.values_mut().flatten() {
             fresh.created = fresh.created.map(|at| moved(at, -self.shift));
         }
@@ -75,7 +51,7 @@ impl State {
     }
 
     /// What a pass leaves of who asked for images, and of those that were in use before.
-    pub(super) fn settle(
+    fn settle(
         &mut self,
         survey: &Survey,
         used_before: BTreeSet<ImageKey>,
@@ -107,14 +83,11 @@ impl State {
                 *time = correction.apply(*time);
             }
             self.memory.correct(correction);
-            self.look_at_all();
         }
         let steady = self.clock.now(wall);
         let shift = SteadyClock::shift(steady, wall);
         if (shift - self.shift).abs() >= SHIFT_MIN {
             self.shift = shift;
-            // All that is told is told otherwise.
-            self.trace = None;
         }
         steady
     }
@@ -131,7 +104,6 @@ impl State {
         if self.seen_at.replace(now).is_some_and(|seen| seen <= now) {
             return;
         }
-        self.look_at_all();
         self.memory.clamp(now);
         for record in self.records.values_mut() {
             record.first_seen = record.first_seen.map(|seen| seen.min(now));
@@ -139,12 +111,6 @@ impl State {
         }
         self.watch.since = self.watch.since.map(|since| since.min(now));
         self.watch.vanished_at = self.watch.vanished_at.map(|vanished| vanished.min(now));
-    }
-
-    /// More has changed than a pass would see: the next one looks at all images.
-    pub(super) fn look_at_all(&mut self) {
-        self.trace = None;
-        self.loose.all = true;
     }
 
     /// `images` come in the order of their keys.
@@ -169,7 +135,7 @@ impl State {
         self.snapshot_of(entries, now)
     }
 
-    pub(super) fn snapshot_of(&self, entries: Entries, now: SystemTime) -> Snapshot {
+    fn snapshot_of(&self, entries: Entries, now: SystemTime) -> Snapshot {
         let told = |time: SystemTime| moved(time, self.shift);
         Snapshot {
             taken_at: told(now),
@@ -182,7 +148,7 @@ impl State {
     }
 
     /// What is told of one image.
-    pub(super) fn entry(
+    fn entry(
         &self,
         image: Arc<Image>,
         key: &ImageKey,

@@ -2,10 +2,7 @@
 
 use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 
-use super::{
-    names::{Among, Names},
-    sandboxes::SandboxImages,
-};
+use super::{names::Names, sandboxes::SandboxImages};
 use crate::{
     image::{ByteSize, Image, ImageId, ImageKey},
     runtime::{Container, Listing, Pod, Sandbox},
@@ -135,11 +132,6 @@ pub(crate) fn users(survey: &Survey) -> Users {
 
 /// Who uses which image, and which containers are new by what is known of their ids.
 pub(crate) fn uses(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> Uses {
-    uses_among(Among::Listed(&survey.images), survey, is_fresh)
-}
-
-/// The same of images that are known; those of the survey do not count.
-pub(super) fn uses_among(images: Among<'_>, survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> Uses {
     let containers = || survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it)));
     let mounted = |container: &Container| survey.mounts.get(&container.id).into_iter().flatten();
     let texts = containers().flat_map(|(_, container)| {
@@ -147,7 +139,7 @@ pub(super) fn uses_among(images: Among<'_>, survey: &Survey, is_fresh: impl Fn(&
         own.chain(mounted(container)).map(String::as_str)
     });
     let of_sandboxes = survey.sandboxes.values().flatten().map(String::as_str);
-    let names = Names::of(images, texts.chain(of_sandboxes));
+    let names = Names::of(&survey.images, texts.chain(of_sandboxes));
     let mut uses = Uses::default();
     for (pod, container) in containers() {
         let user = user_text(pod, container);

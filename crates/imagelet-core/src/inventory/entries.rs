@@ -56,27 +56,9 @@ impl Glance {
 }
 
 impl Entries {
-    pub(super) fn with_capacity(count: usize) -> Self {
-        Self { all: Vec::with_capacity(count), glances: Vec::with_capacity(count) }
-    }
-
     /// What is glanced at, by place.
     pub fn glances(&self) -> &[Glance] {
         &self.glances
-    }
-
-    pub(super) fn push(&mut self, entry: Arc<Entry>) {
-        self.glances.push(Glance::of(&entry));
-        self.all.push(entry);
-    }
-
-    /// Puts another in its place.
-    pub(super) fn set(&mut self, place: usize, entry: Entry) {
-        self.glances[place] = Glance::of(&entry);
-        match Arc::get_mut(&mut self.all[place]) {
-            Some(known) => *known = entry,
-            None => self.all[place] = Arc::new(entry),
-        }
     }
 
     /// Changes one, without effect on who holds an earlier state of it.
@@ -84,11 +66,6 @@ impl Entries {
         let entry = Arc::make_mut(&mut self.all[place]);
         change(entry);
         self.glances[place] = Glance::of(entry);
-    }
-
-    /// The one at this place, where nobody else holds it. What is glanced at must not be changed.
-    pub(super) fn own(&mut self, place: usize) -> Option<&mut Entry> {
-        Arc::get_mut(&mut self.all[place])
     }
 }
 

@@ -99,7 +99,6 @@ fn flush(ledger: &Mutex<Writer>, state: &Mutex<State>) -> io::Result<()> {
         let mut state = held(state);
         if let Some(others) = turn.others.take() {
             state.memory.merge(others);
-            state.look_at_all();
         }
         state.dirty = false;
         state.flushed_at = Some(Instant::now());

@@ -195,16 +195,6 @@ impl Leases {
         ends.max(self.all_until).filter(|ends| *ends > now)
     }
 
-    /// Images that somebody asked for or works with.
-    pub(super) fn concerned(&self) -> impl Iterator<Item = &ImageId> {
-        self.images.keys().chain(self.holds.keys())
-    }
-
-    /// Whether any image may have been asked for.
-    pub(super) fn concern_all(&self) -> bool {
-        self.all_until.is_some()
-    }
-
     /// Forgets what has run out, and what begins in the future does so now: the clock was set back.
     pub(super) fn tidy(&mut self, now: SystemTime) {
         let lasts = self.lasts;

@@ -2,7 +2,6 @@
 //!
 //! All times in here are steady ones.
 
-mod changes;
 mod returned;
 
 use std::{
@@ -92,8 +91,6 @@ pub(super) struct Memory {
     forgotten: Vec<ImageKey>,
     everything_changed: bool,
     reuse_written: Option<SystemTime>,
-    /// Those that are gone, since when, and when the idle time of each comes into its next span.
-    ghosts: BTreeMap<ImageKey, (SystemTime, Option<SystemTime>)>,
     /// No pass has been since the start: containers that are there are not all new.
     is_resumed: bool,
 }
@@ -194,14 +191,8 @@ impl Memory {
         self.images.iter().filter(|(_, remembered)| remembered.gone.is_none())
     }
 
-    /// Takes a pass in, and puts what was known before into its records. True: old versions were looked for.
-    pub(super) fn absorb(
-        &mut self,
-        records: &mut Records,
-        uses: &Uses,
-        images: &[Arc<Image>],
-        now: SystemTime,
-    ) -> bool {
+    /// Takes a pass in, and puts what was known before into its records.
+    pub(super) fn absorb(&mut self, records: &mut Records, uses: &Uses, images: &[Arc<Image>], now: SystemTime) {
         self.begin_pass(records, now);
         let reuse = Arc::make_mut(&mut self.reuse);
         let mut regroup = false;
@@ -248,9 +239,6 @@ impl Memory {
         if regroup {
             self.regroup(images);
         }
-        let ghosts = self.images.iter().filter_map(|(key, it)| Some((key.clone(), (it.gone?, it.due()))));
-        self.ghosts = ghosts.collect();
-        regroup
     }
 
     /// An image is there that was not.

@@ -5,7 +5,6 @@
 
 mod absorb;
 mod asking;
-mod changes;
 mod detect;
 mod entries;
 mod files;
@@ -30,7 +29,7 @@ mod tests;
 mod watch;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt, io,
     path::{Path, PathBuf},
     sync::{
@@ -49,7 +48,6 @@ pub(crate) use self::recall::{Kept, step};
 pub(crate) use self::recheck::{Clearance, Ordered, Standing};
 use self::{
     asking::LeaseFile,
-    changes::{Loose, Trace},
     detect::{Records, Survey},
     files::StateDir,
     flaws::Flaws,
@@ -133,11 +131,6 @@ struct State {
     mounts: BTreeMap<String, Vec<String>>,
     sandboxes: Sandboxes,
     watch: Watch,
-    /// What the last pass left for one that looks at what changed alone; `None`: the next looks at all images.
-    trace: Option<Trace>,
-    /// Images that were handed out since the last pass.
-    stirred: BTreeSet<ImageId>,
-    loose: Loose,
     /// The ledger on disk is older than this state.
     dirty: bool,
     flushed_at: Option<Instant>,
@@ -347,7 +340,6 @@ impl Inventory {
         *lease = now.max(*lease);
         let at = state.clock.now(now);
         state.seen_at = state.seen_at.max(Some(at));
-        state.stirred.insert(handed.key.id().clone());
         if let Some(record) = state.records.get_mut(&handed.key) {
             record.last_used = record.last_used.max(Some(at));
         }

@@ -8,51 +8,15 @@ use std::{
     sync::Arc,
 };
 
-use super::Entry;
 use crate::image::{Image, ImageKey, Reference};
 
 /// Fewest hexadecimal digits by which an image is recognised; what runtimes print as a short id.
 pub(super) const ID_PREFIX_MIN: usize = 12;
 
-/// Images among which a text is looked for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Among<'a> {
-    /// As they were listed.
-    Listed(&'a [Arc<Image>]),
-    /// As they are known, in the order of their keys, with the marks of all of them.
-    Known(&'a [Arc<Entry>], &'a Marks),
-}
-
-impl<'a> Among<'a> {
-    fn len(self) -> usize {
-        match self {
-            Self::Listed(images) => images.len(),
-            Self::Known(entries, _) => entries.len(),
-        }
-    }
-
-    fn image(self, index: usize) -> &'a Image {
-        match self {
-            Self::Listed(images) => &images[index],
-            Self::Known(entries, _) => &entries[index].image,
-        }
-    }
-
-    /// The length of the longest id, without its algorithm.
-    fn longest(self) -> usize {
-        match self {
-            Self::Listed(images) => {
-                images.iter().map(|image| bare_id(image.id.as_str()).len()).max().unwrap_or_default()
-            }
-            Self::Known(_, marks) => marks.longest,
-        }
-    }
-}
-
 /// What texts may be asked about, and which of the images each of them names.
 #[derive(Debug)]
 pub(super) struct Names<'a> {
-    images: Among<'a>,
+    images: &'a [Arc<Image>],
     /// All spellings of each text, and by number what they name: indices of images, rising.
     spellings: HashMap<String, Vec<usize>>,
     /// By beginning of an id, which is no whole one.
@@ -61,7 +25,7 @@ pub(super) struct Names<'a> {
 
 impl<'a> Names<'a> {
     /// Looks for what these texts name.
-    pub(super) fn of<'t>(images: Among<'a>, texts: impl Iterator<Item = &'t str>) -> Self {
+    pub(super) fn of<'t>(images: &'a [Arc<Image>], texts: impl Iterator<Item = &'t str>) -> Self {
         let mut names = Self { images, spellings: HashMap::new(), prefixes: HashMap::new() };
         let mut asked: HashSet<&str> = HashSet::new();
         for text in texts.filter(|text| !text.is_empty()) {
@@ -85,7 +49,7 @@ impl<'a> Names<'a> {
         let mut found: Vec<usize> = by_spelling.chain(self.prefixes.get(bare_id(text))).flatten().copied().collect();
         found.sort_unstable();
         found.dedup();
-        found.into_iter().map(|index| self.images.image(index).key()).collect()
+        found.into_iter().map(|index| self.images[index].key()).collect()
     }
 
     /// Notes every image under each spelling of its id and names that is asked for.
@@ -103,13 +67,7 @@ impl<'a> Names<'a> {
             })
             .collect();
         let sieve = Sieve::of(self.spellings.keys().chain(&tails));
-        let images = self.images;
-        let marked: Vec<usize> = match images {
-            Among::Listed(images) => (0..images.len()).collect(),
-            Among::Known(_, marks) => marks.passing(&sieve).collect(),
-        };
-        for index in marked {
-            let image = images.image(index);
+        for (index, image) in self.images.iter().enumerate() {
             let mut note = |spelling: &str| {
                 if !sieve.may_have(spelling) {
                     return;
@@ -137,8 +95,8 @@ impl<'a> Names<'a> {
 
     /// Looks beginnings up among the sorted ids. One as long as the longest id is a whole one, which was looked for.
     fn find_prefixes<'t>(&mut self, prefixes: impl Iterator<Item = &'t str>) {
-        let bare = |index: usize| bare_id(self.images.image(index).id.as_str());
-        let longest = self.images.longest();
+        let bare = |index: usize| bare_id(self.images[index].id.as_str());
+        let longest = (0..self.images.len()).map(|index| bare(index).len()).max().unwrap_or_default();
         let prefixes: Vec<&str> = prefixes.filter(|prefix| prefix.len() < longest).collect();
         if prefixes.is_empty() {
             return;
@@ -172,10 +130,7 @@ impl Sieve {
     }
 
     fn may_have(&self, text: &str) -> bool {
-        self.has(Self::place(text))
-    }
-
-    fn has(&self, place: usize) -> bool {
+        let place = Self::place(text);
         self.0[place / 64] & (1 << (place % 64)) != 0
     }
 
@@ -185,66 +140,6 @@ impl Sieve {
         let mixed = text.bytes().rev().take(8).fold(text.len() as u64, |all, byte| (all << 8) ^ u64::from(byte));
         let mixed = (mixed ^ (text.len() as u64).rotate_left(32)).wrapping_mul(ODD) >> 48;
         usize::try_from(mixed).unwrap_or_default() % Self::BITS
-    }
-}
-
-/// Where in a sieve the names of images fall, so that a listing that is known need not be read again.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Marks {
-    /// Of all images, one after the other.
-    places: Vec<u16>,
-    /// Where those of each image end.
-    ends: Vec<u32>,
-    longest: usize,
-}
-
-impl Marks {
-    pub(super) fn of<'t>(images: impl Iterator<Item = &'t Image>) -> Self {
-        let mut marks = Self::default();
-        images.for_each(|image| marks.add(image));
-        marks
-    }
-
-    /// Those of the next image.
-    pub(super) fn add(&mut self, image: &Image) {
-        let id = bare_id(image.id.as_str());
-        self.longest = self.longest.max(id.len());
-        self.note(id);
-        for name in image.tags.iter().chain(&image.digests) {
-            self.note(name);
-            self.note(name.split_once('@').map_or_else(|| tail(name), |(_, digest)| bare_id(digest)));
-        }
-        self.end();
-    }
-
-    /// Those of the next image, as another table has them at this place.
-    pub(super) fn add_from(&mut self, other: &Self, index: usize) {
-        self.longest = self.longest.max(other.longest);
-        self.places.extend_from_slice(&other.places[other.range(index)]);
-        self.end();
-    }
-
-    fn note(&mut self, text: &str) {
-        self.places.push(u16::try_from(Sieve::place(text)).unwrap_or_default());
-    }
-
-    fn end(&mut self) {
-        self.ends.push(u32::try_from(self.places.len()).unwrap_or(u32::MAX));
-    }
-
-    fn range(&self, index: usize) -> std::ops::Range<usize> {
-        let end = |index: usize| usize::try_from(self.ends[index]).unwrap_or(usize::MAX);
-        index.checked_sub(1).map_or(0, end)..end(index)
-    }
-
-    /// The images of which a name may be among those that the sieve lets pass.
-    fn passing(&self, sieve: &Sieve) -> impl Iterator<Item = usize> {
-        let mut begin = 0;
-        self.ends.iter().enumerate().filter_map(move |(index, end)| {
-            let end = usize::try_from(*end).unwrap_or(usize::MAX);
-            let places = &self.places[std::mem::replace(&mut begin, end)..end];
-            places.iter().any(|place| sieve.has(usize::from(*place))).then_some(index)
-        })
     }
 }
 
@@ -308,7 +203,7 @@ mod tests {
     }
 
     fn found(images: &[Arc<Image>], text: &str) -> Vec<ImageKey> {
-        Names::of(Among::Listed(images), [text].into_iter()).find(text)
+        Names::of(images, [text].into_iter()).find(text)
     }
 
     #[test]
@@ -371,7 +266,7 @@ mod tests {
                     Arc::new(image(id, &tags, &digests))
                 })
                 .collect();
-            let names = Names::of(Among::Listed(&images), texts.iter().map(String::as_str));
+            let names = Names::of(&images, texts.iter().map(String::as_str));
             for text in &texts {
                 prop_assert_eq!(names.find(text), plainly(&images, text), "{}", text);
             }

@@ -118,7 +118,6 @@ impl Inventory {
                 if state.pins != pins {
                     state.pins = pins;
                     state.pins_edition += 1;
-                    state.trace = None;
                 }
             }
             Err(error) => {

@@ -54,7 +54,6 @@ impl Inventory {
         let are_ignored = configured.is_none();
         if state.sandboxes.are_ignored != are_ignored {
             state.sandboxes = Sandboxes { are_ignored, ..Sandboxes::default() };
-            state.look_at_all();
         }
         let configured = configured.unwrap_or_default();
         if state.sandboxes.configured != configured {
@@ -108,7 +107,6 @@ impl Inventory {
         if state.sandboxes.reported != reported && !state.sandboxes.are_ignored {
             state.sandboxes.reported = reported;
             state.pins_edition += 1;
-            state.trace = None;
         }
         Ok(())
     }
