@@ -3,17 +3,16 @@
 //! Does what the API server does before a kubelet sees a pod: defaults, and the pull secrets of the service account.
 
 mod objects;
-mod tree;
 
 use std::collections::BTreeMap;
 
-use imagelet_core::{image::Digest, manager::PodRole};
+use imagelet_core::image::Digest;
 
-use crate::node::{Hidden, PodImageRequest, PodName, PodRequest, PullSecretText};
+use crate::node::{Hidden, PodName, PodRequest, PullSecretText};
 use objects::{AccountManifest, ClassManifest, Named, Object, ObjectError, PodManifest, SecretManifest, objects};
 
 /// Longest file of manifests that is read.
-pub(crate) const FILE_LENGTH_MAX: u64 = tree::TEXT_LENGTH_MAX as u64;
+pub(crate) const FILE_LENGTH_MAX: u64 = objects::FILE_LENGTH_MAX as u64;
 /// Kinds named in a note; a bundle has many.
 const KINDS_TOLD_MAX: usize = 8;
 /// The account of pods that name none.
@@ -111,24 +110,18 @@ impl Cluster {
     fn take(&mut self, file: &ManifestFile) -> Result<(), ManifestError> {
         let unreadable =
             |error: ObjectError| ManifestError::Unreadable { file: file.name.clone(), source: error.into() };
-        for document in tree::documents(&file.text).map_err(|error| unreadable(error.into()))? {
-            for object in objects(&document).map_err(unreadable)? {
-                self.add(object, &file.name);
+        for object in objects(&file.text).map_err(unreadable)? {
+            match object {
+                Object::Pod(pod) => self.pods.push(pod),
+                Object::Secret(secret) => self.secrets.push((secret, file.name.clone())),
+                Object::ServiceAccount(account) => self.accounts.push(account),
+                Object::RuntimeClass(class) => self.classes.push(class),
+                Object::Other { kind } => {
+                    *self.others.entry(file.name.clone()).or_default().entry(kind).or_default() += 1;
+                }
             }
         }
         Ok(())
-    }
-
-    fn add(&mut self, object: Object, file: &str) {
-        match object {
-            Object::Pod(pod) => self.pods.push(pod),
-            Object::Secret(secret) => self.secrets.push((secret, file.to_owned())),
-            Object::ServiceAccount(account) => self.accounts.push(account),
-            Object::RuntimeClass(class) => self.classes.push(class),
-            Object::Other { kind } => {
-                *self.others.entry(file.to_owned()).or_default().entry(kind).or_default() += 1;
-            }
-        }
     }
 
     fn merge(&mut self, other: Self) {
@@ -175,12 +168,12 @@ impl Cluster {
         PodRequest {
             kind: pod.kind.clone(),
             pod: pod_name(pod),
-            annotations: pod.annotations.iter().cloned().collect(),
+            annotations: pod.annotations.clone(),
             service_account: account.to_owned(),
             runtime_handler: self.runtime_handler(pod, notes),
             secrets,
             secrets_unread,
-            images: pod.images.iter().map(image_request).collect(),
+            images: pod.images.clone(),
         }
     }
 
@@ -272,7 +265,7 @@ fn pod_name(pod: &PodManifest) -> PodName {
 
 /// `None` for a secret that holds no credentials: it can be read, and there is nothing in it, as far as a kubelet sees.
 fn secret_text(secret: &SecretManifest) -> Option<PullSecretText> {
-    let (_, document) = secret.document.as_ref()?;
+    let document = secret.document.as_ref()?;
     let Named { namespace, name, uid } = secret.named.clone();
     // Nobody vouches that a secret without a uid is the one of yesterday: it is, if it holds the same. By its name alone
     // whoever knows that name would be let in to what yesterday's has opened.
@@ -284,24 +277,6 @@ fn secret_text(secret: &SecretManifest) -> Option<PullSecretText> {
         r#type: secret.of_type.clone(),
         docker_config: Some(Hidden(document.clone())),
     })
-}
-
-fn image_request(field: &objects::ImageField) -> PodImageRequest {
-    PodImageRequest {
-        role: match field.role {
-            PodRole::Volume => "volume",
-            PodRole::Ephemeral => "ephemeral",
-            PodRole::Init if field.is_sidecar => "sidecar",
-            PodRole::Init => "init",
-            PodRole::Container => "container",
-        }
-        .into(),
-        name: field.name.clone(),
-        position: field.position,
-        image: field.image.clone(),
-        policy: field.policy.clone(),
-        mounts: field.mounts.clone(),
-    }
 }
 
 /// The same for the same parts at each call and on each node, and shaped like any other uid.

@@ -1,18 +1,31 @@
-//! The Kubernetes objects that say which images are wanted, and by what right.
+//! The Kubernetes objects that name images, and those that say by what right they are pulled.
 
-use imagelet_core::{
-    credentials::{PullSecretKind, Secret},
-    manager::PodRole,
-};
+use std::collections::BTreeMap;
 
-use super::tree::{Node, Place, TreeError};
+use imagelet_core::credentials::{PullSecretKind, Secret};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+use serde_saphyr::Spanned;
 
-/// Most images of one Pod; a manifest with more is none.
+use crate::node::PodImageRequest;
+
+/// Longest file of manifests that is read: bundles of an operator have a few megabytes.
+pub(super) const FILE_LENGTH_MAX: usize = 8 << 20;
+/// Manifests of one file.
+const DOCUMENTS_MAX: usize = 10_000;
+/// Lists and objects inside of one another; a pod template in a `CronJob` in a `List` has a dozen.
+const DEPTH_MAX: usize = 48;
+/// Values of one file, and those that aliases repeat.
+const NODES_MAX: usize = 400_000;
+/// Aliases of one file.
+const ALIASES_MAX: usize = 1_000;
+/// Images of one pod.
 const IMAGES_MAX: usize = 1000;
 /// Lists inside of lists.
 const LISTS_MAX: usize = 4;
+const POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
-/// What a manifest describes.
+/// What a manifest describes. Has no `Debug`: it may be a secret.
 pub(super) enum Object {
     Pod(PodManifest),
     Secret(SecretManifest),
@@ -28,8 +41,8 @@ pub(super) enum Object {
 pub(super) struct PodManifest {
     pub(super) kind: String,
     pub(super) named: Named,
-    pub(super) annotations: Vec<(String, String)>,
-    pub(super) images: Vec<ImageField>,
+    pub(super) annotations: BTreeMap<String, String>,
+    pub(super) images: Vec<PodImageRequest>,
     pub(super) pull_secrets: Vec<String>,
     pub(super) service_account: String,
     pub(super) runtime_class: String,
@@ -43,27 +56,14 @@ pub(super) struct Named {
     pub(super) uid: String,
 }
 
-/// A field that names an image.
-pub(super) struct ImageField {
-    pub(super) role: PodRole,
-    pub(super) position: usize,
-    pub(super) name: String,
-    pub(super) image: String,
-    /// Empty: the kubelet's default for the tag.
-    pub(super) policy: String,
-    pub(super) is_sidecar: bool,
-    pub(super) mounts: Vec<String>,
-}
-
 /// A Secret; only what may be a registry's credentials is kept of it.
 pub(super) struct SecretManifest {
     pub(super) named: Named,
     pub(super) of_type: String,
     /// `None`: it holds none, by its type or for want of the type's key.
-    pub(super) document: Option<(PullSecretKind, Secret)>,
+    pub(super) document: Option<Secret>,
 }
 
-/// A `ServiceAccount`.
 pub(super) struct AccountManifest {
     pub(super) named: Named,
     pub(super) pull_secrets: Vec<String>,
@@ -75,232 +75,284 @@ pub(super) struct ClassManifest {
     pub(super) handler: String,
 }
 
-/// Why an object cannot be used. Shows nothing of what a secret holds.
+/// Why a file of manifests cannot be used. Shows no value: it may be a secret.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(super) enum ObjectError {
-    /// It is not shaped like what it says it is.
-    #[error("{0}")]
-    Shape(TreeError),
-    /// It does not say what it is.
+    #[error("{}does not read as YAML or JSON, or has too many values", .line.map_or_else(String::new, |line| format!("line {line} ")))]
+    Syntax { line: Option<u64> },
+    #[error("`{field}` of the manifest in line {line} is not {wanted}")]
+    Shape { field: String, line: u64, wanted: String },
     #[error("the manifest in line {line} has no `{field}`")]
     Nameless { field: &'static str, line: u64 },
-    /// A container without an image.
-    #[error("`{field}` in line {line} names no image")]
+    #[error("`{field}` of the manifest in line {line} names no image")]
     NoImage { field: String, line: u64 },
-    /// No policy of the Kubernetes API.
-    #[error("`{field}` in line {line} is no pull policy; there are `Always`, `IfNotPresent` and `Never`")]
+    #[error("`{field}` of the manifest in line {line} has no pull policy of `Always`, `IfNotPresent` and `Never`")]
     Policy { field: String, line: u64 },
-    /// The API would not take such a secret.
-    #[error("`{field}` in line {line} is not in base64")]
-    Base64 { field: String, line: u64 },
-    /// More images than a Pod has.
-    #[error("the pod in line {0} has more than {IMAGES_MAX} images")]
-    TooMany(u64),
-    /// Lists in lists in lists.
-    #[error("the list in line {0} lies in too many others")]
-    Nested(u64),
+    #[error("`data.{key}` of the secret in line {line} is not base64")]
+    Base64 { key: &'static str, line: u64 },
+    #[error("the pod in line {line} has {count} images; the limit is {IMAGES_MAX}")]
+    TooMany { count: usize, line: u64 },
+    #[error("the list in line {line} is nested deeper than {LISTS_MAX} lists")]
+    Nested { line: u64 },
 }
 
-impl From<TreeError> for ObjectError {
-    fn from(error: TreeError) -> Self {
-        Self::Shape(error)
-    }
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", expecting = "an object")]
+struct Metadata {
+    name: String,
+    generate_name: String,
+    namespace: String,
+    uid: String,
+    annotations: BTreeMap<String, String>,
 }
 
-/// The objects of a document: one, or those of a `List`.
-pub(super) fn objects(document: &Node) -> Result<Vec<Object>, ObjectError> {
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "an object")]
+struct Template {
+    metadata: Metadata,
+    spec: PodSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", expecting = "an object")]
+struct PodSpec {
+    containers: Vec<Container>,
+    init_containers: Vec<Container>,
+    ephemeral_containers: Vec<Container>,
+    volumes: Vec<Volume>,
+    image_pull_secrets: Vec<ByName>,
+    service_account_name: String,
+    /// The older spelling, which the API still takes.
+    service_account: String,
+    runtime_class_name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", expecting = "an object")]
+struct Container {
+    name: String,
+    image: String,
+    image_pull_policy: String,
+    restart_policy: String,
+    volume_mounts: Vec<ByName>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "an object")]
+struct Volume {
+    name: String,
+    image: Option<ImageSource>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", expecting = "an object")]
+struct ImageSource {
+    reference: String,
+    pull_policy: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "an object")]
+struct ByName {
+    name: String,
+}
+
+/// All that is read of a Secret, a `ServiceAccount` and a `RuntimeClass`.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", expecting = "an object")]
+struct OtherObject {
+    metadata: Metadata,
+    r#type: String,
+    data: BTreeMap<String, String>,
+    string_data: BTreeMap<String, String>,
+    image_pull_secrets: Vec<ByName>,
+    handler: String,
+}
+
+/// The objects of a text, those of lists included.
+pub(super) fn objects(text: &str) -> Result<Vec<Object>, ObjectError> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: DEPTH_MAX,
+            max_documents: DOCUMENTS_MAX,
+            max_nodes: NODES_MAX,
+            max_aliases: ALIASES_MAX,
+            max_anchors: ALIASES_MAX,
+            max_total_scalar_bytes: 2 * FILE_LENGTH_MAX,
+        },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: NODES_MAX },
+        with_snippet: false,
+        // `on` and `no` are words here; only numbers and `true` and `false` are something else.
+        strict_booleans: true,
+    };
+    let documents: Vec<Spanned<Value>> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+        ObjectError::Syntax { line: error.location().map(|location| location.line()).filter(|line| *line > 0) }
+    })?;
     let mut found = Vec::new();
-    collect(&document.root(), 0, &mut found)?;
+    for mut document in documents {
+        remove_nulls(&mut document.value);
+        collect(document.value, document.referenced.line(), 0, &mut found)?;
+    }
     Ok(found)
 }
 
-fn collect(place: &Place<'_>, depth: usize, found: &mut Vec<Object>) -> Result<(), ObjectError> {
-    let kind = place.at("kind")?.text()?;
-    if kind.is_empty() {
-        return Err(ObjectError::Nameless { field: "kind", line: place.line() });
-    }
-    if kind.ends_with("List") && place.at("items")?.is_there() {
-        if depth == LISTS_MAX {
-            return Err(ObjectError::Nested(place.line()));
+/// A field that says `null` is not given.
+fn remove_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, field| !field.is_null());
+            fields.values_mut().for_each(remove_nulls);
         }
-        return place.at("items")?.list()?.iter().try_for_each(|item| collect(item, depth + 1, found));
+        Value::Array(items) => items.iter_mut().for_each(remove_nulls),
+        _ => {}
     }
-    found.push(match kind {
-        "Pod" => Object::Pod(pod(kind, place, place)?),
-        "Secret" => Object::Secret(secret(place)?),
-        "ServiceAccount" => Object::ServiceAccount(AccountManifest {
-            named: named(place)?,
-            pull_secrets: names(&place.at("imagePullSecrets")?)?,
-        }),
-        "RuntimeClass" => Object::RuntimeClass(ClassManifest {
-            name: named(place)?.name,
-            handler: place.at("handler")?.text()?.to_owned(),
-        }),
-        _ => match template(place) {
-            Some(template) => Object::Pod(pod(kind, place, &template)?),
-            None => Object::Other { kind: kind.to_owned() },
+}
+
+fn collect(mut object: Value, line: u64, depth: usize, found: &mut Vec<Object>) -> Result<(), ObjectError> {
+    let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+    if kind.is_empty() {
+        return Err(ObjectError::Nameless { field: "kind", line });
+    }
+    if kind.ends_with("List")
+        && let Some(Value::Array(items)) = object.get_mut("items").map(Value::take)
+    {
+        if depth == LISTS_MAX {
+            return Err(ObjectError::Nested { line });
+        }
+        return items.into_iter().try_for_each(|item| collect(item, line, depth + 1, found));
+    }
+    found.push(match kind.as_str() {
+        "Pod" => Object::Pod(pod(kind, line, &object, &object)?),
+        "Secret" => Object::Secret(secret(read(&object, line)?, line)?),
+        "ServiceAccount" => {
+            let account: OtherObject = read(&object, line)?;
+            let pull_secrets = names(account.image_pull_secrets);
+            Object::ServiceAccount(AccountManifest { named: account.metadata.named(), pull_secrets })
+        }
+        "RuntimeClass" => {
+            let class: OtherObject = read(&object, line)?;
+            Object::RuntimeClass(ClassManifest { name: class.metadata.name, handler: class.handler })
+        }
+        _ => match template(&object) {
+            Some(template) => Object::Pod(pod(kind, line, &object, template)?),
+            None => Object::Other { kind },
         },
     });
     Ok(())
 }
 
-/// The pod template of a `Deployment`, a `Job`, a `CronJob` and of whatever else has one where these have theirs.
-fn template<'a>(place: &Place<'a>) -> Option<Place<'a>> {
-    let below = |path: &[&str]| {
-        let at = |place: Option<Place<'a>>, name: &&str| place?.at(name).ok().filter(Place::is_object);
-        let root = Some(place.at(path.first()?).ok()?).filter(Place::is_object);
-        let found = path[1..].iter().fold(root, at)?;
-        found.at("spec").ok()?.at("containers").is_ok_and(|containers| containers.is_there()).then_some(found)
-    };
-    below(&["spec", "template"])
-        .or_else(|| below(&["spec", "jobTemplate", "spec", "template"]))
-        .or_else(|| below(&["template"]))
+/// The message of serde shows the value; only what it expected is taken of it.
+fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Result<T, ObjectError> {
+    serde_path_to_error::deserialize(object).map_err(|error| {
+        let field = error.path().to_string();
+        let message = error.into_inner().to_string();
+        let wanted = message.rsplit_once(", expected ").map_or("what it should be", |(_, wanted)| wanted).to_owned();
+        ObjectError::Shape { field, line, wanted }
+    })
 }
 
-fn pod(kind: &str, object: &Place<'_>, template: &Place<'_>) -> Result<PodManifest, ObjectError> {
-    let spec = template.at("spec")?;
+/// The pod template of a `Deployment`, a `Job`, a `CronJob` and of whatever else has one where these have theirs.
+fn template(object: &Value) -> Option<&Value> {
+    ["/spec/template", "/spec/jobTemplate/spec/template", "/template"]
+        .iter()
+        .filter_map(|path| object.pointer(path))
+        .find(|template| template.pointer("/spec/containers").is_some())
+}
+
+fn pod(kind: String, line: u64, object: &Value, template: &Value) -> Result<PodManifest, ObjectError> {
+    let Template { metadata: Metadata { annotations, .. }, spec } = read(template, line)?;
     let mut images = Vec::new();
-    for role in [PodRole::Init, PodRole::Container, PodRole::Ephemeral] {
-        for (position, container) in spec.at(role.field())?.list()?.iter().enumerate() {
-            images.push(image_of_container(role, position, container)?);
+    for (list, role, containers) in [
+        ("initContainers", "init", spec.init_containers),
+        ("containers", "container", spec.containers),
+        ("ephemeralContainers", "ephemeral", spec.ephemeral_containers),
+    ] {
+        for (position, container) in containers.into_iter().enumerate() {
+            let is_sidecar = role == "init" && container.restart_policy == "Always";
+            let role = if is_sidecar { "sidecar" } else { role };
+            let source = ImageSource { reference: container.image, pull_policy: container.image_pull_policy };
+            let mounts = names(container.volume_mounts);
+            images.push((list, image(role, position, container.name, source, mounts)));
         }
     }
-    let volumes = spec.at(PodRole::Volume.field())?.list()?;
-    for (position, volume) in volumes.iter().enumerate() {
-        if volume.at("image")?.is_there() {
-            images.push(image_of_volume(position, volume)?);
+    for (position, volume) in spec.volumes.into_iter().enumerate() {
+        if let Some(source) = volume.image {
+            images.push(("volumes", image("volume", position, volume.name, source, Vec::new())));
+        }
+    }
+    for (list, image) in &images {
+        let field = || format!("spec.{list}[{}]", image.position);
+        if image.image.is_empty() {
+            return Err(ObjectError::NoImage { field: field(), line });
+        }
+        if !POLICIES.contains(&image.policy.as_str()) {
+            return Err(ObjectError::Policy { field: field(), line });
         }
     }
     if images.len() > IMAGES_MAX {
-        return Err(ObjectError::TooMany(object.line()));
+        return Err(ObjectError::TooMany { count: images.len(), line });
     }
-    let named = named(object)?;
+    let metadata: Metadata = object.get("metadata").map_or_else(|| Ok(Metadata::default()), |it| read(it, line))?;
+    let named = metadata.named();
     if named.name.is_empty() {
-        return Err(ObjectError::Nameless { field: "metadata.name", line: object.line() });
+        return Err(ObjectError::Nameless { field: "metadata.name", line });
     }
-    let account = spec.at("serviceAccountName")?.text()?;
-    // The older spelling, which the API still takes.
-    let account = if account.is_empty() { spec.at("serviceAccount")?.text()? } else { account };
+    let account = spec.service_account_name;
     Ok(PodManifest {
-        kind: kind.to_owned(),
+        kind,
         named,
-        annotations: annotations(template)?,
-        images,
-        pull_secrets: names(&spec.at("imagePullSecrets")?)?,
-        service_account: account.to_owned(),
-        runtime_class: spec.at("runtimeClassName")?.text()?.to_owned(),
+        annotations,
+        images: images.into_iter().map(|(_, image)| image).collect(),
+        pull_secrets: names(spec.image_pull_secrets),
+        service_account: if account.is_empty() { spec.service_account } else { account },
+        runtime_class: spec.runtime_class_name,
     })
 }
 
-fn image_of_container(role: PodRole, position: usize, container: &Place<'_>) -> Result<ImageField, ObjectError> {
-    let mounts = container.at("volumeMounts")?.list()?;
-    let mounts =
-        mounts.iter().map(|mount| Ok(mount.at("name")?.text()?.to_owned())).collect::<Result<_, TreeError>>()?;
-    Ok(ImageField {
-        role,
-        position,
-        name: container.at("name")?.text()?.to_owned(),
-        image: image(container, "image")?,
-        policy: policy(&container.at("imagePullPolicy")?)?,
-        is_sidecar: role == PodRole::Init && container.at("restartPolicy")?.text()? == "Always",
-        mounts,
-    })
+fn image(role: &str, position: usize, name: String, source: ImageSource, mounts: Vec<String>) -> PodImageRequest {
+    PodImageRequest { role: role.into(), name, position, image: source.reference, policy: source.pull_policy, mounts }
 }
 
-fn image_of_volume(position: usize, volume: &Place<'_>) -> Result<ImageField, ObjectError> {
-    let source = volume.at("image")?;
-    Ok(ImageField {
-        role: PodRole::Volume,
-        position,
-        name: volume.at("name")?.text()?.to_owned(),
-        image: image(&source, "reference")?,
-        policy: policy(&source.at("pullPolicy")?)?,
-        is_sidecar: false,
-        mounts: Vec::new(),
-    })
+fn names(list: Vec<ByName>) -> Vec<String> {
+    list.into_iter().map(|one| one.name).collect()
 }
 
-fn image(place: &Place<'_>, field: &str) -> Result<String, ObjectError> {
-    let text = place.at(field)?.text()?;
-    if text.is_empty() {
-        return Err(ObjectError::NoImage { field: place.field().to_owned(), line: place.line() });
-    }
-    Ok(text.to_owned())
-}
-
-fn policy(place: &Place<'_>) -> Result<String, ObjectError> {
-    match place.text()? {
-        policy @ ("" | "Always" | "IfNotPresent" | "Never") => Ok(policy.to_owned()),
-        _ => Err(ObjectError::Policy { field: place.field().to_owned(), line: place.line() }),
+impl Metadata {
+    fn named(self) -> Named {
+        // An object with a generated name has none yet; people know it by the beginning.
+        let generated = self.generate_name.trim_end_matches('-').to_owned();
+        Named {
+            name: if self.name.is_empty() { generated } else { self.name },
+            namespace: if self.namespace.is_empty() { "default".into() } else { self.namespace },
+            uid: self.uid,
+        }
     }
 }
 
-fn named(object: &Place<'_>) -> Result<Named, ObjectError> {
-    let metadata = object.at("metadata")?;
-    let (name, prefix) = (metadata.at("name")?.text()?, metadata.at("generateName")?.text()?);
-    // Who has the name made up has none yet; its beginning is what people know it by.
-    let name = if name.is_empty() { prefix.trim_end_matches('-') } else { name };
-    let namespace = metadata.at("namespace")?.text()?;
-    let namespace = if namespace.is_empty() { "default" } else { namespace };
-    Ok(Named { namespace: namespace.into(), name: name.into(), uid: metadata.at("uid")?.text()?.into() })
-}
-
-fn annotations(object: &Place<'_>) -> Result<Vec<(String, String)>, ObjectError> {
-    let mut annotations: Vec<(String, String)> = object
-        .at("metadata")?
-        .at("annotations")?
-        .texts()?
-        .into_iter()
-        .map(|(name, text)| (name.to_owned(), text.to_owned()))
-        .collect();
-    annotations.sort();
-    Ok(annotations)
-}
-
-fn names(list: &Place<'_>) -> Result<Vec<String>, ObjectError> {
-    let names = list.list()?;
-    Ok(names.iter().map(|one| Ok(one.at("name")?.text()?.to_owned())).collect::<Result<_, TreeError>>()?)
-}
-
-fn secret(place: &Place<'_>) -> Result<SecretManifest, ObjectError> {
-    let of_type = place.at("type")?.text()?.to_owned();
-    let document = match PullSecretKind::from_type(&of_type) {
-        None => None,
-        Some(kind) => document(place, kind.key())?.map(|document| (kind, document)),
-    };
-    let document = document.filter(|(_, document)| !document.expose().is_empty());
-    Ok(SecretManifest { named: named(place)?, of_type, document })
-}
-
-/// What stands under a key; `stringData` wins, as it does in the API.
-fn document(secret: &Place<'_>, key: &str) -> Result<Option<Secret>, ObjectError> {
+/// `stringData` wins over `data`, as it does in the API.
+fn secret(object: OtherObject, line: u64) -> Result<SecretManifest, ObjectError> {
     use base64::Engine as _;
-    let plain = secret.at("stringData")?.at(key)?;
-    if plain.is_there() {
-        return Ok(Some(Secret::new(plain.text()?)));
-    }
-    let packed = secret.at("data")?.at(key)?;
-    if !packed.is_there() {
-        return Ok(None);
-    }
-    let text: String = packed.text()?.split_ascii_whitespace().collect();
-    let bytes = base64::engine::general_purpose::STANDARD
-        .decode(text)
-        .map_err(|_| ObjectError::Base64 { field: packed.field().to_owned(), line: packed.line() })?;
-    Ok(Some(Secret::new(String::from_utf8_lossy(&bytes).into_owned())))
+    let OtherObject { metadata, r#type: of_type, data, string_data, .. } = object;
+    let document = match PullSecretKind::from_type(&of_type).map(PullSecretKind::key) {
+        None => None,
+        Some(key) => match (string_data.get(key), data.get(key)) {
+            (Some(plain), _) => Some(Secret::new(plain)),
+            (None, Some(encoded)) => {
+                let text: String = encoded.split_ascii_whitespace().collect();
+                let bytes = base64::engine::general_purpose::STANDARD.decode(text);
+                let bytes = bytes.map_err(|_| ObjectError::Base64 { key, line })?;
+                Some(Secret::new(String::from_utf8_lossy(&bytes).into_owned()))
+            }
+            (None, None) => None,
+        },
+    };
+    let document = document.filter(|document| !document.expose().is_empty());
+    Ok(SecretManifest { named: metadata.named(), of_type, document })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::tree::documents, *};
-
-    fn read(text: &str) -> Result<Vec<Object>, ObjectError> {
-        let mut found = Vec::new();
-        for document in documents(text)? {
-            found.extend(objects(&document)?);
-        }
-        Ok(found)
-    }
+    use super::{objects as read, *};
 
     fn pod_of(text: &str) -> PodManifest {
         match read(text).expect("it reads").remove(0) {
@@ -321,20 +373,19 @@ mod tests {
         let told: Vec<_> = pod
             .images
             .iter()
-            .map(|one| (one.role, one.name.as_str(), one.image.as_str(), one.policy.as_str()))
+            .map(|one| (one.role.as_str(), one.name.as_str(), one.image.as_str(), one.policy.as_str()))
             .collect();
         assert_eq!(
             told,
             [
-                (PodRole::Init, "side", "a", ""),
-                (PodRole::Container, "app", "b:v1", "Never"),
-                (PodRole::Ephemeral, "debug", "d", ""),
-                (PodRole::Volume, "m", "c", "Always"),
+                ("sidecar", "side", "a", ""),
+                ("container", "app", "b:v1", "Never"),
+                ("ephemeral", "debug", "d", ""),
+                ("volume", "m", "c", "Always"),
             ]
         );
-        assert!(pod.images[0].is_sidecar);
         assert_eq!((pod.images[1].mounts.as_slice(), pod.images[3].position), (&["m".to_owned()][..], 1));
-        assert_eq!(pod.annotations, [("a".into(), "1".into()), ("b".into(), "2".into())]);
+        assert_eq!(pod.annotations, BTreeMap::from([("a".into(), "1".into()), ("b".into(), "2".into())]));
         assert_eq!(pod.pull_secrets, ["a", "", ""]);
         assert_eq!((pod.service_account.as_str(), pod.runtime_class.as_str()), ("robot", "kata"));
         assert_eq!((pod.named.namespace.as_str(), pod.named.name.as_str()), ("default", "web"));
@@ -365,16 +416,16 @@ mod tests {
         assert!(matches!(&found[1], Object::Other { kind } if kind == "ConfigMap"));
         assert!(matches!(&found[2], Object::Pod(pod) if pod.named.name == "p"));
         let nested = "{kind: List, items: [".repeat(LISTS_MAX + 2) + &"]}".repeat(LISTS_MAX + 2);
-        assert_eq!(read(&nested).err(), Some(ObjectError::Nested(1)));
+        assert_eq!(read(&nested).err(), Some(ObjectError::Nested { line: 1 }));
     }
 
     #[test]
     fn secrets_are_read_from_data_and_plain_text_and_others_hold_nothing() {
         let read_one = |text: &str| match read(text).expect("it reads").remove(0) {
-            Object::Secret(secret) => secret.document.map(|(kind, document)| (kind, document.expose().to_owned())),
+            Object::Secret(secret) => secret.document.map(|document| document.expose().to_owned()),
             _ => panic!("no secret"),
         };
-        let json = Some((PullSecretKind::DockerConfigJson, "{\"auths\":{}}".to_owned()));
+        let json = Some("{\"auths\":{}}".to_owned());
         let kind = "kind: Secret\ntype: kubernetes.io/dockerconfigjson\n";
         assert_eq!(read_one(&format!("{kind}data:\n  .dockerconfigjson: |\n    eyJhdXRo\n    cyI6e319\n")), json);
         assert_eq!(
@@ -384,7 +435,7 @@ mod tests {
             json
         );
         let older = "kind: Secret\ntype: kubernetes.io/dockercfg\ndata: {.dockercfg: e30=}\n";
-        assert_eq!(read_one(older), Some((PullSecretKind::DockerCfg, "{}".to_owned())));
+        assert_eq!(read_one(older), Some("{}".to_owned()));
         for text in [
             "kind: Secret\ntype: Opaque\ndata: {.dockerconfigjson: e30=}\n",
             "kind: Secret\ntype: kubernetes.io/dockercfg\ndata: {.dockerconfigjson: e30=}\n",
@@ -400,29 +451,65 @@ mod tests {
         for (text, complaint) in [
             ("spec: {}\n", "the manifest in line 1 has no `kind`"),
             ("# a\nkind: Pod\nspec: {}\n", "the manifest in line 2 has no `metadata.name`"),
-            ("kind: Pod\nspec:\n  containers:\n  - {name: x}\n", "`spec.containers[0]` in line 4 names no image"),
+            (
+                "kind: Pod\nspec:\n  containers:\n  - {name: x}\n",
+                "`spec.containers[0]` of the manifest in line 1 names no image",
+            ),
             (
                 "kind: Pod\nspec:\n  volumes: [{name: v, image: {}}]\n",
-                "`spec.volumes[0].image` in line 3 names no image",
+                "`spec.volumes[0]` of the manifest in line 1 names no image",
             ),
-            ("kind: Pod\nspec: [hunter2]\n", "`spec` in line 2 is a list, not an object"),
+            ("kind: Service\n---\nkind: Pod\nspec: hunter2\n", "`spec` of the manifest in line 3 is not an object"),
+            (
+                "kind: Pod\nspec: {containers: [{image: a}, {image: {hunter2: 1}}]}\n",
+                "`spec.containers[1].image` of the manifest in line 1 is not a string",
+            ),
             (
                 "kind: Pod\nspec: {containers: [{image: a, imagePullPolicy: hunter2}]}\n",
-                "`spec.containers[0].imagePullPolicy` in line 2 is no pull policy; there are `Always`, `IfNotPresent` and `Never`",
+                "`spec.containers[0]` of the manifest in line 1 has no pull policy of `Always`, `IfNotPresent` and `Never`",
             ),
             (
                 "kind: Secret\ntype: kubernetes.io/dockerconfigjson\ndata:\n  .dockerconfigjson: 'hunter2!'\n",
-                "`data..dockerconfigjson` in line 4 is not in base64",
+                "`data..dockerconfigjson` of the secret in line 1 is not base64",
             ),
             (
                 "kind: Secret\ntype: kubernetes.io/dockercfg\ndata: hunter2\n",
-                "`data` in line 3 is a text, not an object",
+                "`data` of the manifest in line 1 is not a map",
             ),
         ] {
             let error = read(text).err().expect("refused");
             assert_eq!(error.to_string(), complaint);
         }
         let many = format!("kind: Pod\nspec: {{containers: [{}]}}\n", "{image: a},".repeat(IMAGES_MAX + 1));
-        assert_eq!(read(&many).err(), Some(ObjectError::TooMany(1)));
+        assert_eq!(read(&many).err(), Some(ObjectError::TooMany { count: IMAGES_MAX + 1, line: 1 }));
+    }
+
+    #[test]
+    fn documents_of_yaml_and_json_are_told_apart() {
+        let text = "%YAML 1.2\n# bundle\n---\nkind: A\ntext: |\n  ---\n  b\n--- # next\n\n---\n# nothing\n---\n\
+                    {\"kind\": \"P\\u006fd\", \"n\": null,\n\t\"metadata\": {\"name\": \"on\"}}\n...\n";
+        let found = read(text).expect("it reads");
+        assert!(matches!(&found[0], Object::Other { kind } if kind == "A"));
+        assert!(matches!(&found[1], Object::Pod(pod) if pod.named.name == "on"));
+        let pod = pod_of("kind: Pod\nmetadata: {name: &x on}\nspec: {containers: [{image: *x, name: '12'}]}\n");
+        assert_eq!((pod.images[0].image.as_str(), pod.images[0].name.as_str()), ("on", "12"));
+    }
+
+    #[test]
+    fn what_is_too_deep_too_much_or_written_twice_is_refused_with_its_line() {
+        let deep = format!("kind: Pod\nspec: {}{}\n", "[".repeat(5000), "]".repeat(5000));
+        let block = (0..3000).map(|depth| " ".repeat(depth) + "a:\n").collect::<Vec<_>>().concat();
+        let wide = format!("a: [{}]\n", "1,".repeat(NODES_MAX + 1));
+        let level =
+            |level: usize| format!("a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 10].join(","));
+        let bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned() + &(1..12).map(level).collect::<Vec<_>>().concat();
+        for text in [&deep, &block, &wide, &bomb, "a: 1\nb: 2\na: 3\n", "a: [hunter2\nb: }", "\u{0}"] {
+            let error = read(text).err().expect("refused");
+            assert!(matches!(error, ObjectError::Syntax { .. }), "{error}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+        assert_eq!(read("kind: A\n---\nb: 2\nb: 3\n").err(), Some(ObjectError::Syntax { line: Some(4) }));
+        let many = "---\nkind: A\n".repeat(DOCUMENTS_MAX + 1);
+        assert!(matches!(read(&many).err(), Some(ObjectError::Syntax { .. })));
     }
 }

@@ -111,7 +111,7 @@ fn files_that_do_not_say_what_they_should_are_refused_by_name() {
     assert_eq!(complaint(&pod(""), &pod("")), "`s.yaml` was given as a secret; it has `Pod`");
     assert_eq!(
         complaint(&pod("").replace("image: a", "image: {hunter2: 1}"), ""),
-        "could not use the manifest `p.yaml`: `spec.containers[0].image` in line 4 is an object, not a text"
+        "could not use the manifest `p.yaml`: `spec.containers[0].image` of the manifest in line 2 is not a string"
     );
     let broken = complaint(&pod(""), "kind: Secret\ntype: Opaque\ndata: [hunter2\n");
     assert!(broken.starts_with("could not use the manifest `s.yaml`: ") && !broken.contains("hunter2"), "{broken}");
