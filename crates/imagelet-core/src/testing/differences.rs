@@ -51,7 +51,7 @@ pub(super) fn apply(file: &str, way: Way, case: &mut VectorCase) {
 /// A rule that concerns no case of one of its files is refused: the table would name what is not so.
 pub fn differences_table() -> String {
     let mut table = String::from(
-        "| what | the kubelet, or who is named | imagelet | because | setting | cases |\n|---|---|---|---|---|---:|\n",
+        "| what | the kubelet, or the named runtime | imagelet | because | setting | cases |\n|---|---|---|---|---|---:|\n",
     );
     for it in all() {
         let shown: Vec<usize> = it.files.iter().map(|file| concerned(it, file)).collect();

@@ -136,9 +136,9 @@ fn the_table_of_differences_is_what_the_second_run_shows() {
     assert_written(
         "docs/compatibility.md",
         &format!(
-            "Of {} cases on pulling and collection, {both} are run in both ways through the code that the program runs, and \
-             {} once, as what they are about knows no way.\nWhat is expected of a case as shipped is the kubelet's answer, \
-             changed by the rows that concern it.\n\n{}",
+            "Of {} cases on pulling and collection, {both} are run in both ways through the program's own code, and \
+             {} once, because they do not depend on the setting.\nThe expected result of a case as shipped is the kubelet's, \
+             changed by the rows below.\n\n{}",
             pull + gc,
             pull + gc - both,
             differences_table(),
@@ -156,7 +156,7 @@ fn the_page_on_testing_lists_what_is_not_run() {
     }
     let all = |is: fn(Runs) -> bool| ["pull-", "gc-", "cri-"].map(|prefix| cases(prefix, is)).iter().sum::<usize>();
     let (once, twice) = (all(|runs| matches!(runs, Once)), all(|runs| matches!(runs, Both)));
-    writeln!(text, "| others | {once} | once, by code that knows no way |").unwrap();
+    writeln!(text, "| others | {once} | once: independent of the setting |").unwrap();
     writeln!(text, "| others | {twice} | twice: with `compatibility: kubelet`, and as shipped |").unwrap();
     assert_written("docs/testing.md", &text);
 }
