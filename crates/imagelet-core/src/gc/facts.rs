@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     image::{ByteSize, ImageId, ImageKey, SharedNames},
-    inventory::{Entry, Gaps, Glance, Kind, Origin, PullCost, Snapshot, UseHistory},
+    inventory::{Entry, Gaps, Kind, Origin, PullCost, Snapshot, UseHistory},
 };
 
 /// What a decision may know of one image. `None` for a time is earlier than all times.
@@ -117,7 +117,7 @@ impl Images {
     pub(super) fn at(&self, place: usize) -> Facts<'_> {
         match &self.0 {
             Form::Own(facts) => Facts::Own(&facts[place]),
-            Form::Of(snapshot) => Facts::Of(&snapshot.entries[place], &snapshot.entries.glances()[place]),
+            Form::Of(snapshot) => Facts::Of(&snapshot.entries[place]),
         }
     }
 
@@ -173,56 +173,56 @@ impl<'de> Deserialize<'de> for Images {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Facts<'a> {
     Own(&'a ImageFacts),
-    Of(&'a Entry, &'a Glance),
+    Of(&'a Entry),
 }
 
 impl<'a> Facts<'a> {
     fn written(self) -> ImageFacts {
         match self {
             Self::Own(facts) => facts.clone(),
-            Self::Of(entry, _) => ImageFacts::of(entry),
+            Self::Of(entry) => ImageFacts::of(entry),
         }
     }
 
     pub(super) fn id(self) -> &'a ImageId {
         match self {
             Self::Own(facts) => facts.key.id(),
-            Self::Of(entry, _) => &entry.image.id,
+            Self::Of(entry) => &entry.image.id,
         }
     }
 
     pub(super) fn key(self) -> ImageKey {
         match self {
             Self::Own(facts) => facts.key.clone(),
-            Self::Of(entry, _) => entry.key(),
+            Self::Of(entry) => entry.key(),
         }
     }
 
     pub(super) fn tags(self) -> &'a [String] {
         match self {
             Self::Own(facts) => &facts.tags,
-            Self::Of(entry, _) => &entry.image.tags,
+            Self::Of(entry) => &entry.image.tags,
         }
     }
 
     pub(super) fn digests(self) -> &'a [String] {
         match self {
             Self::Own(facts) => &facts.digests,
-            Self::Of(entry, _) => &entry.image.digests,
+            Self::Of(entry) => &entry.image.digests,
         }
     }
 
     pub(super) fn size(self) -> ByteSize {
         match self {
             Self::Own(facts) => facts.size,
-            Self::Of(_, glance) => glance.size,
+            Self::Of(entry) => entry.image.size,
         }
     }
 
     pub(super) fn first_seen(self) -> Option<SystemTime> {
         match self {
             Self::Own(facts) => facts.first_seen,
-            Self::Of(_, glance) => Some(glance.first_seen),
+            Self::Of(entry) => Some(entry.first_seen),
         }
     }
 
@@ -236,74 +236,65 @@ impl<'a> Facts<'a> {
     pub(super) fn last_used(self) -> Option<SystemTime> {
         match self {
             Self::Own(facts) => facts.last_used,
-            Self::Of(_, glance) => glance.last_used,
+            Self::Of(entry) => entry.last_used,
         }
     }
 
     pub(super) fn leased_at(self) -> Option<SystemTime> {
         match self {
             Self::Own(facts) => facts.leased_at,
-            Self::Of(_, glance) if glance.is_free => None,
-            Self::Of(entry, _) => entry.leased_at,
+            Self::Of(entry) => entry.leased_at,
         }
     }
 
     pub(super) fn leased_until(self) -> Option<SystemTime> {
         match self {
             Self::Own(facts) => facts.leased_until,
-            Self::Of(_, glance) if glance.is_free => None,
-            Self::Of(entry, _) => entry.leased_until,
+            Self::Of(entry) => entry.leased_until,
         }
     }
 
     pub(super) fn released_at(self) -> Option<SystemTime> {
         match self {
             Self::Own(facts) => facts.released_at,
-            Self::Of(_, glance) if glance.is_free => None,
-            Self::Of(entry, _) => entry.released_at,
+            Self::Of(entry) => entry.released_at,
         }
-    }
-
-    /// Whether nothing that is known of it can hold it, and it has an id. False: perhaps.
-    pub(super) fn is_free(self) -> bool {
-        matches!(self, Self::Of(_, glance) if glance.is_free)
     }
 
     /// Bytes and time of its last pull.
     pub(super) fn pulled(self) -> Option<(ByteSize, Duration)> {
         match self {
-            Self::Own(facts) => facts.pulled.map(|PullCost { bytes, duration, .. }| (bytes, duration)),
-            Self::Of(_, glance) => glance.pulled,
+            Self::Own(facts) => facts.pulled,
+            Self::Of(entry) => entry.pulled,
         }
+        .map(|PullCost { bytes, duration, .. }| (bytes, duration))
     }
 
     pub(super) fn origin(self) -> Origin {
         match self {
             Self::Own(facts) => facts.origin,
-            Self::Of(entry, _) => entry.origin,
+            Self::Of(entry) => entry.origin,
         }
     }
 
     pub(super) fn in_use_by(self) -> &'a [String] {
         match self {
             Self::Own(facts) => &facts.in_use_by,
-            Self::Of(_, glance) if glance.is_free => &[],
-            Self::Of(entry, _) => &entry.in_use_by,
+            Self::Of(entry) => &entry.in_use_by,
         }
     }
 
     pub(super) fn pinned_by(self) -> &'a [String] {
         match self {
             Self::Own(facts) => &facts.pinned_by,
-            Self::Of(_, glance) if glance.is_free => &[],
-            Self::Of(entry, _) => &entry.pinned_by,
+            Self::Of(entry) => &entry.pinned_by,
         }
     }
 
     pub(super) fn kind(self) -> Kind {
         match self {
             Self::Own(facts) => Kind::of(&facts.history),
-            Self::Of(_, glance) => glance.kind,
+            Self::Of(entry) => Kind::of(&entry.history),
         }
     }
 
@@ -311,8 +302,7 @@ impl<'a> Facts<'a> {
     pub(super) fn gaps(self) -> Option<&'a Gaps> {
         let gaps = match self {
             Self::Own(facts) => &facts.history.gaps,
-            Self::Of(_, glance) if !glance.has_gaps => return None,
-            Self::Of(entry, _) => &entry.history.gaps,
+            Self::Of(entry) => &entry.history.gaps,
         };
         (!gaps.is_empty()).then_some(gaps)
     }
@@ -320,7 +310,7 @@ impl<'a> Facts<'a> {
     pub(super) fn last_user(self) -> Option<&'a str> {
         match self {
             Self::Own(facts) => facts.last_user.as_deref(),
-            Self::Of(entry, _) => entry.last_user.as_deref(),
+            Self::Of(entry) => entry.last_user.as_deref(),
         }
     }
 }

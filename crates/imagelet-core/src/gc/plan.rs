@@ -198,9 +198,6 @@ fn holds(image: Facts<'_>, input: &PlanInput) -> Option<Reason> {
     {
         return Some(reason.clone());
     }
-    if image.is_free() {
-        return None;
-    }
     if !image.in_use_by().is_empty() {
         return Some(Reason::InUse { by: image.in_use_by().to_vec() });
     }

@@ -167,8 +167,8 @@ impl<'a> Round<'a> {
 
     /// Decides as it is planned, and removes nothing.
     pub(super) fn foresee(&mut self, snapshot: &Arc<Snapshot>, planned: Arc<Planned>) {
-        let sizes = snapshot.entries.glances();
-        let claimed = planned.plan.steps.iter().filter_map(|step| sizes.get(step.place)).map(|glance| glance.size);
+        let claimed =
+            planned.plan.steps.iter().filter_map(|step| snapshot.entries.get(step.place)).map(|entry| entry.image.size);
         self.claimed = self.claimed + claimed.sum();
         self.decide_all(snapshot, Why::foreseen(planned));
     }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, iter::Peekable, sync::Arc, time::SystemTime};
 
 use super::{
-    Entries, Entry, Flaw, LEASE_UNSEEN_MAX, PullCost, Snapshot, State,
+    Entry, Flaw, LEASE_UNSEEN_MAX, PullCost, Snapshot, State,
     detect::{DetectTimes, Record, Survey, Users, Uses, detect, in_order_of_keys, uses},
     memory::Remembered,
     steady::{SteadyClock, moved},
@@ -135,7 +135,7 @@ impl State {
         self.snapshot_of(entries, now)
     }
 
-    fn snapshot_of(&self, entries: Entries, now: SystemTime) -> Snapshot {
+    fn snapshot_of(&self, entries: Vec<Arc<Entry>>, now: SystemTime) -> Snapshot {
         let told = |time: SystemTime| moved(time, self.shift);
         Snapshot {
             taken_at: told(now),

@@ -6,7 +6,6 @@
 mod absorb;
 mod asking;
 mod detect;
-mod entries;
 mod files;
 mod flaws;
 mod flush;
@@ -61,7 +60,6 @@ use self::{
 };
 pub use self::{
     asking::{Hold, Removal},
-    entries::{Entries, Glance},
     flush::MemoryRules,
     history::{Gaps, Origin, PullCost, SPANS, Span, UseHistory},
     node_status::{ImageCache, NodeImage, node_images, node_status},
@@ -142,7 +140,7 @@ pub struct Snapshot {
     /// When the listings were in.
     pub taken_at: SystemTime,
     /// All images, by key.
-    pub entries: Entries,
+    pub entries: Vec<Arc<Entry>>,
     /// Since when uses are known without a long gap; before that an unused image may only be an unwatched one.
     pub watched_since: SystemTime,
     /// How many containers a runtime listed.
@@ -472,11 +470,10 @@ impl State {
     fn repin(&mut self) {
         let Some(snapshot) = &self.snapshot else { return };
         let mut snapshot = Snapshot::clone(snapshot);
-        for place in 0..snapshot.entries.len() {
-            let entry = &snapshot.entries[place];
+        for entry in &mut snapshot.entries {
             let pinned_by = self.pinned_by(&entry.image);
             if entry.pinned_by != pinned_by {
-                snapshot.entries.change(place, |entry| entry.pinned_by = pinned_by);
+                Arc::make_mut(entry).pinned_by = pinned_by;
             }
         }
         self.snapshot = Some(Arc::new(snapshot));

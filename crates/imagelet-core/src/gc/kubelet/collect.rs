@@ -184,11 +184,7 @@ impl<'e> Carries<&'e Entry> for Acting<'_, '_> {
 /// The kubelet knows no rules: those that an operator made hold as pins do.
 fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Arc<Snapshot>, ruled: &[Option<Reason>]) -> Vec<Turn<'s>> {
     let mut kept = Kept::all(snapshot.entries.len(), Reason::NotNeeded);
-    let glances = snapshot.entries.glances();
-    for (place, ((entry, glance), ruled)) in snapshot.entries.iter().zip(glances).zip(ruled).enumerate() {
-        if glance.is_free && ruled.is_none() {
-            continue;
-        }
+    for (place, (entry, ruled)) in snapshot.entries.iter().zip(ruled).enumerate() {
         if !entry.in_use_by.is_empty() {
             kept.keep(place, Reason::InUse { by: entry.in_use_by.clone() });
         } else if !entry.pinned_by.is_empty() {
@@ -199,8 +195,8 @@ fn line_up<'s>(round: &mut Round<'_>, snapshot: &'s Arc<Snapshot>, ruled: &[Opti
     }
     round.decide_all(snapshot, Why::Own(kept));
     // Entries are in the order of their keys, and so are their places.
-    let free = snapshot.entries.iter().zip(glances).zip(ruled).enumerate().filter(|(_, (_, ruled))| ruled.is_none());
-    let candidates = free.map(|(place, ((entry, glance), _))| (place, Candidate::of(entry, glance)));
+    let free = snapshot.entries.iter().zip(ruled).enumerate().filter(|(_, (_, ruled))| ruled.is_none());
+    let candidates = free.map(|(place, (entry, _))| (place, Candidate::of(entry)));
     let (order, nameless) = eviction_order(candidates.collect());
     for entry in nameless.into_iter().map(|place| &snapshot.entries[place]) {
         round.keep(entry, Reason::NoId);

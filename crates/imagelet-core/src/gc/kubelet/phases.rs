@@ -11,10 +11,7 @@ use super::super::{
     text::{aggregate, duration_text},
     time::{is_older, is_younger},
 };
-use crate::{
-    image::ByteSize,
-    inventory::{Entry, Glance},
-};
+use crate::{image::ByteSize, inventory::Entry};
 
 /// What a decision needs to know of an image; a copy, so later passes do not change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,18 +28,7 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    pub(crate) fn of(entry: &Entry, glance: &Glance) -> Self {
-        if glance.is_free {
-            return Self {
-                nameless: false,
-                size: glance.size,
-                first_seen: Some(glance.first_seen),
-                last_used: glance.last_used,
-                leased_at: None,
-                in_use: false,
-                pinned: false,
-            };
-        }
+    pub(crate) fn of(entry: &Entry) -> Self {
         Self {
             nameless: entry.image.id.as_str().is_empty(),
             size: entry.image.size,
