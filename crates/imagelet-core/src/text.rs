@@ -34,7 +34,7 @@ pub fn quoted(text: &str) -> String {
 
 /// A refusal over gRPC as clients print it, taken apart: the name of its code, and what the peer said. A text that is
 /// printed otherwise was said as it stands.
-pub fn told_with_code(text: &str) -> (Option<&str>, &str) {
+pub fn split_grpc_error(text: &str) -> (Option<&str>, &str) {
     let told = text.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = "));
     told.map_or((None, text), |(code, said)| (Some(code), said))
 }
@@ -72,6 +72,11 @@ pub(crate) fn duration_text(duration: Duration) -> String {
             }
         }
     }
+}
+
+/// A duration cut to whole milliseconds: `0s`, `350ms`, `2m3.004s`.
+pub(crate) fn whole_milliseconds(duration: Duration) -> String {
+    duration_text(Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
 }
 
 /// Several error texts as one: equal ones once, brackets only around more than one.
@@ -203,6 +208,21 @@ mod tests {
             ("ü'x", "\"ü'x\""),
         ] {
             assert_eq!(quoted(text), expected);
+        }
+    }
+
+    #[test]
+    fn durations_are_cut_to_milliseconds() {
+        for (microseconds, expected) in [
+            (0, "0s"),
+            (999, "0s"),
+            (350_999, "350ms"),
+            (1_500_000, "1.5s"),
+            (123_004_900, "2m3.004s"),
+            (60_000_000, "1m0s"),
+            (3_600_000_000, "1h0m0s"),
+        ] {
+            assert_eq!(whole_milliseconds(Duration::from_micros(microseconds)), expected);
         }
     }
 

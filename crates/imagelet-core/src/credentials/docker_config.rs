@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use zeroize::Zeroizing;
 
 use super::{
-    PullSecretKind, Secret,
-    document::{TypeError, Value},
-    json,
+    PullSecretKind, Secret, json,
     registry::{is_default_registry, registry_key},
+    strict_value::{TypeError, Value},
 };
 
 /// The default registry in the names of images, and as helpers know it.

@@ -1,6 +1,6 @@
 //! JSON as Go reads it, with the errors Go gives: kubelets show them, and people search for them.
 
-use super::document::Value;
+use super::strict_value::Value;
 use crate::text::quoted;
 
 /// Deeper nesting than this is no document of ours.

@@ -7,8 +7,8 @@ use zeroize::Zeroizing;
 use super::{
     Credential, CredentialKind, Secret,
     docker_config::{DockerConfig, DockerConfigError},
-    glob::{Location, matches},
     registry::is_default_registry,
+    registry_match::{Location, matches},
 };
 use crate::image::{Digest, shown_name};
 

@@ -1,29 +1,29 @@
 //! Who may ask which registry: secrets that do not print, and credentials made of them.
 
+mod credential_provider;
 mod docker_config;
-mod document;
-mod glob;
 mod json;
 mod keyring;
 mod node;
-mod port;
 mod provider;
 mod registry;
+mod registry_match;
 mod secret;
-mod spelling;
+mod secret_encodings;
+mod strict_value;
 mod token_cache;
 mod tokens;
 
+pub use credential_provider::{CredentialProvider, CredentialQuery, NoProviders, Provided, ProviderFailure};
 pub use docker_config::{AuthError, DockerConfig, DockerConfigError, DockerEntry, HelperNames};
 pub use keyring::{
     CredentialSource, Keyring, KeyringError, ObjectIdentity, PullSecret, PullSecretKind, TrackedCredential,
 };
 pub use node::NodeKeyring;
-pub use port::{CredentialProvider, CredentialQuery, NoProviders, Provided, ProviderFailure};
 pub use provider::{Gates, ProviderConfigError, ProviderOptions, ProviderRulesError, Providers, ProvidersError};
 pub use registry::{is_default_registry, registry_key};
 pub use secret::Secret;
-pub use spelling::spellings;
+pub use secret_encodings::spellings;
 pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 

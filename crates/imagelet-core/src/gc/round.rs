@@ -13,7 +13,7 @@ use crate::{
     inventory::{Clearance, Entry, Snapshot, Standing},
     runtime::RuntimeErrorKind,
     runtime::{Certainty, Freed, LayerGraph},
-    text::told_with_code,
+    text::split_grpc_error,
 };
 
 /// How the try to remove an image ended.
@@ -130,7 +130,7 @@ impl<'a> Round<'a> {
             }
             // Something holds it that only the store knows of, or it came into use since the question: another one goes.
             Err(error) if error.kind() == RuntimeErrorKind::InUse && self.policy.way() == GcWay::Imagelet => {
-                return self.spare(entry, Reason::Refused { error: told_with_code(&error.chain()).1.to_owned() });
+                return self.spare(entry, Reason::Refused { error: split_grpc_error(&error.chain()).1.to_owned() });
             }
             Err(error) => {
                 let error = error.chain();

@@ -2,12 +2,13 @@
 
 use std::{borrow::Cow, error::Error, sync::Arc};
 
-use super::{request::Compatibility, text::quoted};
+use super::request::Compatibility;
 use crate::{
     credentials::KeyringError,
     image::{ReferenceError, shown_name},
     records::RecordsError,
     runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind, error_chain},
+    text::quoted,
 };
 
 /// Why an image is not there. [`EnsureError::reason`] is the word that pod status shows.
@@ -105,7 +106,7 @@ impl EnsureError {
     /// Names a failed pull: by the kind the store gave, else by the word runtimes begin their text with.
     ///
     /// The kubelet knows no kinds, and takes any text that begins with those letters.
-    pub(crate) fn of_pull(image: &str, source: Arc<RuntimeError>, compatibility: Compatibility) -> Self {
+    pub(crate) fn from_pull(image: &str, source: Arc<RuntimeError>, compatibility: Compatibility) -> Self {
         let image = image.to_owned();
         let text = source.chain();
         let begins = |word: &str| match text.strip_prefix(word) {
@@ -280,7 +281,7 @@ mod tests {
             while let Some(case) = run.next_case() {
                 let text = |field: &str| case.input[field].as_str().expect("a text");
                 let source = Arc::new(RuntimeError::other(text("cri_error")));
-                let error = EnsureError::of_pull(text("image"), source, way.compatibility());
+                let error = EnsureError::from_pull(text("image"), source, way.compatibility());
                 run.compare(&case, &json!({"reason": error.reason(), "message": error.message()}));
             }
             run.end();
@@ -292,12 +293,12 @@ mod tests {
         let source =
             RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, "could not reach `reg.io`").with_hint("h");
         let source = Arc::new(source);
-        let of_kubelet = EnsureError::of_pull("reg.io/a", Arc::clone(&source), Compatibility::Kubelet);
+        let of_kubelet = EnsureError::from_pull("reg.io/a", Arc::clone(&source), Compatibility::Kubelet);
         assert_eq!(
             (of_kubelet.reason().as_ref(), of_kubelet.message().as_str()),
             ("ErrImagePull", "could not reach `reg.io`")
         );
-        let error = EnsureError::of_pull("reg.io/a", source, Compatibility::Imagelet);
+        let error = EnsureError::from_pull("reg.io/a", source, Compatibility::Imagelet);
         assert_eq!(error.reason(), "RegistryUnavailable");
         assert_eq!(
             error.message(),
@@ -314,7 +315,7 @@ mod tests {
             ("RegistryUnavailableX: no", "ErrImagePull"),
         ] {
             let source = Arc::new(RuntimeError::other(text));
-            assert_eq!(EnsureError::of_pull("reg.io/a", source, Compatibility::Imagelet).reason(), reason, "{text}");
+            assert_eq!(EnsureError::from_pull("reg.io/a", source, Compatibility::Imagelet).reason(), reason, "{text}");
         }
     }
 }

@@ -1,59 +1,86 @@
 //! Sees to it that an image is there, and that whoever asks may use it (`docs/spec/pull.md §2`).
 
-mod access;
 mod backoff;
-mod begun;
-mod circuit;
 mod decide;
 mod ensure;
 mod error;
-mod flights;
 mod meters;
 mod pod;
-mod progress;
 mod puller;
-mod queue;
 mod request;
-mod secrets;
-mod stale;
-mod startup;
-mod text;
-mod throttle;
-mod verified;
+mod startup_latency;
+mod status;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
 
 use tokio::time::Instant;
 
 use backoff::Backoff;
-pub use circuit::{CircuitScope, OpenCircuit};
-use ensure::Ensuring;
+pub use ensure::StaleUse;
+use ensure::{Ensuring, PullSecretCache};
 pub use error::EnsureError;
-use meters::{Meters, QueueMeters, Tally};
+use meters::{Meters, QueueMeters};
 pub use pod::{NoWatch, PodImage, PodOutcome, PodRequest, PodRole, PodWatch, VolumeImage};
 use puller::Puller;
-pub use request::{
-    Caller, Compatibility, Concurrency, EnsureRequest, Ensured, HeldBack, ManagerParts, ManagerStatus, Origin,
-    OtherPolicy, PodIdentity, PullPolicy, PullPolicyError, PullSettings, PullState, PullStatus, Touched,
+pub use puller::{
+    circuit_breaker::{CircuitScope, OpenCircuit},
+    throttle::PullRate,
 };
-use secrets::SecretsCache;
-pub use stale::StaleUse;
-pub use startup::{ImageEnd, PodImages, PodStarts, PullRecorder};
-pub use throttle::PullRate;
+pub use request::{
+    Caller, Compatibility, Concurrency, EnsureRequest, Ensured, Origin, OtherPolicy, PodIdentity, PullPolicy,
+    PullPolicyError, PullSettings,
+};
+pub use startup_latency::{ImageEnd, PodImages, PodStarts, PullRecorder};
+pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
 
 use crate::{
     credentials::{CredentialProvider, Keyring, NodeKeyring},
     decisions::DecisionLog,
     events::EventSink,
     image::{ImageKey, Reference},
-    inventory::Inventory,
+    inventory::{HandedOut, Inventory},
+    metrics::Metrics,
     records::PullRecords,
     runtime::{Progress, RuntimeManager},
 };
+
+/// Called for each image that is returned as present, so that an inventory knows it as used.
+pub type Touched = Arc<dyn Fn(&HandedOut) + Send + Sync>;
+
+/// What a manager is made of.
+pub struct ManagerParts {
+    /// Where images are.
+    pub runtime: RuntimeManager,
+    /// How pulls are run.
+    pub settings: PullSettings,
+    /// The node's own credentials.
+    pub keyring: Arc<NodeKeyring>,
+    /// Asked for credentials after it.
+    pub providers: Arc<dyn CredentialProvider>,
+    /// What was pulled for whom.
+    pub records: Arc<PullRecords>,
+    /// Where events go.
+    pub events: Arc<dyn EventSink>,
+    /// Where pulls are counted.
+    pub metrics: Arc<Metrics>,
+    /// Called for each image that is returned as present.
+    pub touched: Option<Touched>,
+    /// Receives when pulls begin and what became of each image, by pod.
+    pub recorder: Option<Arc<dyn PullRecorder>>,
+}
+
+impl fmt::Debug for ManagerParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ManagerParts")
+            .field("runtime", &self.runtime)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
 
 /// Ensures images. One per node; any number of callers at once.
 pub struct ImageManager {
@@ -68,29 +95,28 @@ pub struct ImageManager {
     leased_in: Option<Arc<Inventory>>,
     recorder: Option<Arc<dyn PullRecorder>>,
     compatibility: Compatibility,
-    secrets: SecretsCache,
+    secrets: PullSecretCache,
     /// `None`: an image whose registry is away is not used under `Always`.
     stale: Option<StaleUse>,
     decisions: Arc<DecisionLog>,
     backoff: Mutex<Backoff<BackoffKey>>,
 }
 
-/// What is left alone after a failure: one pod's one spelling of an image.
+/// What is held back after a failure: one pod's one spelling of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct BackoffKey {
     pod_uid: Arc<str>,
     image: String,
+    /// The image in its normal form.
+    canonical: Reference,
     /// The hashes of the credentials shown, so that a changed secret is tried at once. None with the kubelet.
     credentials: Vec<String>,
 }
 
 impl BackoffKey {
-    /// Whether what one of them met says the same of the other: one image, however it is spelled, shown the same
-    /// credentials.
+    /// Whether the outcome of one says the same of the other: one image, however it is spelled, and the same credentials.
     fn is_alike(&self, other: &Self) -> bool {
-        let name = |key: &Self| key.image.parse::<Reference>().map(|name| name.canonical().to_string());
-        let is_same = || matches!((name(self), name(other)), (Ok(one), Ok(other)) if one == other);
-        self.credentials == other.credentials && (self.image == other.image || is_same())
+        self.credentials == other.credentials && self.canonical == other.canonical
     }
 }
 
@@ -98,7 +124,7 @@ impl ImageManager {
     /// Puts a manager together.
     pub fn new(parts: ManagerParts) -> Self {
         let ManagerParts { runtime, settings, keyring, providers, records, events, metrics, touched, recorder } = parts;
-        records.show_in(Arc::clone(&metrics));
+        records.export_to(Arc::clone(&metrics));
         Self {
             puller: Arc::new(Puller::new(
                 runtime.clone(),
@@ -111,7 +137,7 @@ impl ImageManager {
             keyring,
             providers,
             compatibility: settings.compatibility,
-            secrets: SecretsCache::default(),
+            secrets: PullSecretCache::default(),
             runtime,
             records,
             events,
@@ -159,8 +185,7 @@ impl ImageManager {
     }
 
     async fn ensure_once(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
-        let tally = Tally::new(&self.meters, request.policy);
-        let ensured = Ensuring { manager: self, request, tally, credentials: OnceLock::new() }.run(progress).await;
+        let ensured = Ensuring::new(self, request).run(progress).await;
         ensured.inspect_err(|error| self.meters.failed(&error.fault()))
     }
 
@@ -201,7 +226,5 @@ impl fmt::Debug for ImageManager {
     }
 }
 
-#[cfg(test)]
-mod rights_tests;
 #[cfg(test)]
 mod tests;

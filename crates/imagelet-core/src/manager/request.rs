@@ -8,56 +8,17 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::time::Instant;
-
-use super::{circuit::OpenCircuit, startup::PullRecorder, throttle::PullRate};
+use super::puller::throttle::PullRate;
 use crate::{
-    credentials::{Credential, CredentialProvider, CredentialQuery, NodeKeyring, PullSecret},
+    credentials::{Credential, CredentialQuery, PullSecret},
     decisions::{Act, ActCode},
-    events::{EventSink, EventSubject},
-    image::{ByteSize, ImageId, Platform, Reference, ReferenceError},
-    inventory::HandedOut,
-    metrics::Metrics,
-    records::PullRecords,
-    runtime::{EncodedPod, RuntimeManager, SandboxConfig},
+    events::EventSubject,
+    image::{ByteSize, ImageId, ImageKey, ImageSpec, Platform, Reference, ReferenceError},
+    runtime::{EncodedPod, SandboxConfig},
 };
 
 /// Most of a failure's text that goes on record, in bytes; it comes from a registry or a runtime.
 const REASON_LENGTH_MAX: usize = 2048;
-
-/// Told of each image handed out, for whom and at what cost, so that an inventory knows it as used.
-pub type Touched = Arc<dyn Fn(&HandedOut) + Send + Sync>;
-
-/// What a manager is made of.
-pub struct ManagerParts {
-    /// Where images are.
-    pub runtime: RuntimeManager,
-    /// How pulls are run.
-    pub settings: PullSettings,
-    /// The node's own credentials.
-    pub keyring: Arc<NodeKeyring>,
-    /// Asked for credentials after it.
-    pub providers: Arc<dyn CredentialProvider>,
-    /// What was pulled for whom.
-    pub records: Arc<PullRecords>,
-    /// Who hears what happens.
-    pub events: Arc<dyn EventSink>,
-    /// Where pulls are counted.
-    pub metrics: Arc<Metrics>,
-    /// Told of each image handed out.
-    pub touched: Option<Touched>,
-    /// Hears when pulls begin and what became of each image, by pod.
-    pub recorder: Option<Arc<dyn PullRecorder>>,
-}
-
-impl fmt::Debug for ManagerParts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ManagerParts")
-            .field("runtime", &self.runtime)
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
-    }
-}
 
 /// How pulls are run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -322,20 +283,19 @@ impl EnsureRequest {
         }
     }
 
-    /// What goes on record of a pull for it, of no image yet.
-    pub(super) fn act(&self, code: ActCode, took: Duration, mut why: String) -> Act {
+    /// The entry of the decision log for a pull of this request, without an image yet.
+    pub(super) fn act(&self, canonical: &Reference, code: ActCode, took: Duration, mut why: String) -> Act {
         let by = match (self.pod.name.is_empty(), self.caller.is_client()) {
             (false, _) => format!("pod {}/{}", self.pod.namespace, self.pod.name),
             (true, true) => "CRI".to_owned(),
             (true, false) => "command".to_owned(),
         };
-        let name = self.image.parse::<Reference>().map(|name| name.canonical().to_string());
         why.truncate(why.floor_char_boundary(REASON_LENGTH_MAX));
         Act {
             at: SystemTime::now(),
             code,
             keys: Vec::new(),
-            names: vec![name.unwrap_or_else(|_| self.image.clone())],
+            names: vec![canonical.to_string()],
             by,
             bytes: None,
             took_ms: u64::try_from(took.as_millis()).ok(),
@@ -380,6 +340,12 @@ pub struct Ensured {
     pub message: String,
 }
 
+impl Ensured {
+    pub(super) fn new(key: &ImageKey, spec: ImageSpec, origin: Origin, message: String) -> Self {
+        Self { id: key.id().clone(), handler: key.handler().to_owned(), reference: spec.image, origin, message }
+    }
+}
+
 /// Where an ensured image came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -397,83 +363,6 @@ pub enum Origin {
         /// What the store says it occupies; zero when it does not say.
         size: ByteSize,
     },
-}
-
-/// What a manager is doing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ManagerStatus {
-    /// Pulls that run or wait for their turn, oldest first.
-    pub pulls: Vec<PullStatus>,
-    /// Images left alone because they failed, soonest free first.
-    pub held_back: Vec<HeldBack>,
-    /// Registries that are not asked at present.
-    pub open_circuits: Vec<OpenCircuit>,
-}
-
-impl ManagerStatus {
-    /// How many pulls run.
-    pub fn running(&self) -> usize {
-        self.pulls.iter().filter(|pull| pull.state == PullState::Running).count()
-    }
-
-    /// How many wait for their turn.
-    pub fn waiting(&self) -> usize {
-        self.pulls.len() - self.running()
-    }
-}
-
-/// A pull that is under way.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PullStatus {
-    /// The image with its default tag.
-    pub image: String,
-    /// Whether it has its turn.
-    pub state: PullState,
-    /// Since when it waits, or runs.
-    pub since: Instant,
-    /// How many ask for it; none while it is kept on in its grace.
-    pub askers: usize,
-    /// How many begin before it and it itself, if nobody came; `None` once it runs.
-    pub position: Option<usize>,
-    /// The highest priority of those who ask.
-    pub priority: i32,
-}
-
-/// Whether a pull has its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PullState {
-    /// Not yet: others hold the slots.
-    WaitingForSlot,
-    /// Not yet: as many as the rate allows have begun.
-    WaitingForRate,
-    /// It has.
-    Running,
-}
-
-impl PullState {
-    /// The word for machines.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::WaitingForSlot => "waiting-for-slot",
-            Self::WaitingForRate => "waiting-for-rate",
-            Self::Running => "running",
-        }
-    }
-}
-
-/// An image that is left alone for a while.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldBack {
-    /// The image as the pod spelled it.
-    pub image: String,
-    /// The pod's uid.
-    pub pod_uid: String,
-    /// When it may be tried again.
-    pub until: Instant,
-    /// How long that is from now.
-    pub remaining: Duration,
-    /// Why it failed.
-    pub failure: String,
 }
 
 #[cfg(test)]

@@ -85,14 +85,14 @@ pub(super) struct Decoded<T> {
 
 /// That a pull was begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Begun {
+pub(super) struct PullIntent {
     /// The image as the user spelled it.
     pub(super) image: String,
     /// What that means; `None` where it is no reference, as an image's id.
     pub(super) reference: Option<Reference>,
 }
 
-impl Begun {
+impl PullIntent {
     pub(super) fn new(image: impl Into<String>) -> Self {
         let image = image.into();
         Self { reference: image.parse().ok(), image }
@@ -100,7 +100,7 @@ impl Begun {
 }
 
 /// What is kept one in a file.
-pub(super) trait Filed: Sized {
+pub(super) trait RecordFile: Sized {
     /// What it is about; its file is named by that.
     fn key(&self) -> &str;
     fn encode(&self) -> Vec<u8>;
@@ -112,28 +112,28 @@ pub(super) fn file_name(key: &str) -> String {
     format!("sha256-{}", Digest::of(key.as_bytes()).hex())
 }
 
-impl Filed for Begun {
+impl RecordFile for PullIntent {
     fn key(&self) -> &str {
         &self.image
     }
 
     fn encode(&self) -> Vec<u8> {
-        line(&IntentFile { kind: KIND_INTENT.into(), api_version: VERSION.into(), image: self.image.clone() })
+        line(&IntentDocument { kind: KIND_INTENT.into(), api_version: VERSION.into(), image: self.image.clone() })
     }
 
     fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError> {
-        let (file, outdated) = decode::<IntentFile>(bytes, KIND_INTENT)?;
+        let (file, outdated) = decode::<IntentDocument>(bytes, KIND_INTENT)?;
         Ok(Decoded { content: Self::new(file.image), outdated })
     }
 }
 
-impl Filed for PulledRecord {
+impl RecordFile for PulledRecord {
     fn key(&self) -> &str {
         &self.image_ref
     }
 
     fn encode(&self) -> Vec<u8> {
-        line(&RecordFile {
+        line(&RecordDocument {
             kind: KIND_RECORD.into(),
             api_version: VERSION.into(),
             last_updated_time: WireTime(self.updated),
@@ -143,7 +143,7 @@ impl Filed for PulledRecord {
     }
 
     fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError> {
-        let (file, outdated) = decode::<RecordFile>(bytes, KIND_RECORD)?;
+        let (file, outdated) = decode::<RecordDocument>(bytes, KIND_RECORD)?;
         let content =
             Self { image_ref: file.image_ref, updated: file.last_updated_time.0, mapping: file.credential_mapping.0 };
         Ok(Decoded { content, outdated })
@@ -213,7 +213,7 @@ struct Header {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct IntentFile {
+struct IntentDocument {
     kind: String,
     api_version: String,
     #[serde(default)]
@@ -222,7 +222,7 @@ struct IntentFile {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct RecordFile {
+struct RecordDocument {
     kind: String,
     api_version: String,
     #[serde(default)]
@@ -351,7 +351,7 @@ mod tests {
                 Some("encode") => {
                     let object = &input["object"];
                     if object["kind"] == KIND_INTENT {
-                        records.intents.write(Begun::new(object["image"].as_str().expect("an image"))).unwrap();
+                        records.intents.write(PullIntent::new(object["image"].as_str().expect("an image"))).unwrap();
                     } else {
                         let instant: Option<Timestamp> =
                             object["lastUpdatedTime"].as_str().map(|time| time.parse().expect("a time"));

@@ -10,19 +10,14 @@
 //! image without a record counts as preloaded. One that cannot be read is kept, and lets nobody in. One process owns the
 //! folder; memory mirrors it, so that asking reads no disk.
 
-mod brought;
-mod disk;
-#[cfg(test)]
-pub(crate) mod faults;
+mod cached_dir;
 mod file;
 mod gauges;
-mod locks;
-mod memory;
+mod intent_match;
+mod kubelet_import;
+mod maintenance;
 mod merge;
-mod others;
 mod settings;
-mod shelf;
-mod upkeep;
 mod verify;
 
 use std::{
@@ -34,17 +29,18 @@ use std::{
     time::SystemTime,
 };
 
-use brought::Names;
-use disk::Folder;
-pub(crate) use disk::create_folder;
-use file::Begun;
+pub(crate) use cached_dir::create_folder;
+#[cfg(test)]
+pub(crate) use cached_dir::faults;
+use cached_dir::{CachedDir, Folder, Unreadable};
+use file::PullIntent;
 pub use file::{DecodeError, ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
 use gauges::Gauges;
-pub use others::{OthersRecords, OthersTold, OthersWord};
+use intent_match::PullNames;
+pub use kubelet_import::{KubeletEvidence, KubeletRecordList, KubeletRecords};
+pub use maintenance::{PruneMark, Recovered};
+use maintenance::{Touched, Unrecorded};
 pub use settings::{Guard, RecordsSettings};
-use shelf::Shelf;
-pub use upkeep::{PruneMark, Recovered};
-use upkeep::{Touched, Unrecorded};
 pub use verify::{Allowlist, AllowlistError, Asker, Verdict, VerificationPolicy};
 
 use crate::{
@@ -59,9 +55,9 @@ const UNRECORDED_MAX: usize = 1024;
 pub struct PullRecords {
     /// `None`: nothing is recorded, and everybody may use everything.
     settings: Option<RecordsSettings>,
-    intents: Shelf<Begun>,
-    records: Shelf<PulledRecord>,
-    /// Held for moments, and never while a shelf is asked.
+    intents: CachedDir<PullIntent>,
+    records: CachedDir<PulledRecord>,
+    /// Held for moments, and never while a folder is asked.
     state: Mutex<State>,
     gauges: Gauges,
 }
@@ -153,10 +149,10 @@ impl PullRecords {
         let failed = |name| move |source| failed("read", name, source);
         Ok(Self {
             intents: open("pulling")
-                .and_then(|folder| Shelf::open(folder, settings.intents_max, settings.stripes))
+                .and_then(|folder| CachedDir::open(folder, settings.intents_max, settings.stripes))
                 .map_err(failed("pulling"))?,
             records: open("pulled")
-                .and_then(|folder| Shelf::open(folder, settings.records_max, settings.stripes))
+                .and_then(|folder| CachedDir::open(folder, settings.records_max, settings.stripes))
                 .map_err(failed("pulled"))?,
             settings: Some(settings),
             state: Mutex::default(),
@@ -173,8 +169,8 @@ impl PullRecords {
     pub fn in_memory_with(settings: impl Into<RecordsSettings>) -> Self {
         let settings = settings.into();
         Self {
-            intents: Shelf::in_memory(settings.intents_max),
-            records: Shelf::in_memory(settings.records_max),
+            intents: CachedDir::in_memory(settings.intents_max),
+            records: CachedDir::in_memory(settings.records_max),
             settings: Some(settings),
             state: Mutex::default(),
             gauges: Gauges::default(),
@@ -196,13 +192,26 @@ impl PullRecords {
         self.is_on() && self.records.is_durable()
     }
 
+    /// Does what may wait for a disk off the async threads. Dropped, it is still done to its end.
+    pub(crate) async fn on_disk<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Arc<Self>) -> T + Send + 'static,
+    ) -> T {
+        if !self.is_durable() {
+            return work(self);
+        }
+        let records = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || work(&records)).await;
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    }
+
     /// How many intents and records there are.
     pub fn counts(&self) -> (usize, usize) {
         (self.intents.count(), self.records.count())
     }
 
     /// Shows in a program's metrics how many there are, from now on.
-    pub fn show_in(&self, metrics: Arc<Metrics>) {
+    pub fn export_to(&self, metrics: Arc<Metrics>) {
         self.gauges.attach(metrics);
         self.show();
     }
@@ -224,7 +233,7 @@ impl PullRecords {
         if self.guards_images() && !self.is_running(image) && !matches!(self.intents.find(image), Ok(None)) {
             self.state().left.entry(image.to_owned()).or_default();
         }
-        if let Err(source) = self.intents.write(Begun::new(image)) {
+        if let Err(source) = self.intents.write(PullIntent::new(image)) {
             // It may be in its place nevertheless, and nothing was begun by it.
             if !self.is_running(image) && !self.state().left.contains_key(image) {
                 let _ = self.intents.remove(image);
@@ -254,7 +263,7 @@ impl PullRecords {
                 Guard::Spelling => self.is_running(image) || self.intents.remembered(image)?.is_some(),
                 Guard::Image if self.intents.is_known_empty() => false,
                 Guard::Image => {
-                    let names = Names::of(found, image);
+                    let names = PullNames::of(found, image);
                     self.intents.any_remembered(|begun| names.include(begun))?
                 }
             };
@@ -349,10 +358,10 @@ impl PullRecords {
     }
 
     /// Whether a pull that was begun may have brought this image; reads the disk. For who holds the record's lock.
-    fn begun_for(&self, image: &str, found: &Image) -> Result<bool, shelf::Unreadable> {
+    fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Unreadable> {
         let found_by_name = |name: &str| {
             let _turn = self.intents.lock(name);
-            Ok::<_, shelf::Unreadable>(self.intents.find(name)?.is_some())
+            Ok::<_, Unreadable>(self.intents.find(name)?.is_some())
         };
         if self.is_running(image) || found_by_name(image)? {
             return Ok(true);
@@ -366,7 +375,7 @@ impl PullRecords {
                 return Ok(true);
             }
         }
-        let names = Names::of(found, image);
+        let names = PullNames::of(found, image);
         Ok(self.intents.list().whole.iter().any(|begun| names.include(begun)))
     }
 
@@ -447,7 +456,7 @@ impl fmt::Debug for PullRecords {
 /// A pull that is on record as begun.
 ///
 /// Dropped, the pull was cut off: what it brought may be here nevertheless, or be a moment later. So the intent stays,
-/// until [`PullRecords::settle_left`] has looked.
+/// until [`PullRecords::resolve_open_intents`] has looked.
 #[derive(Debug)]
 #[must_use = "dropping an intent says that nobody knows how the pull ended"]
 pub struct Intent {
@@ -508,5 +517,3 @@ fn failed(action: &'static str, subject: &str, source: io::Error) -> RecordsErro
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod vector_tests;

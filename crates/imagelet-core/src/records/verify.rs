@@ -21,7 +21,7 @@ pub enum VerificationPolicy {
     AlwaysVerify,
 }
 
-/// Names of images anybody may use: exact ones, and prefixes that end in `/*`.
+/// PullNames of images anybody may use: exact ones, and prefixes that end in `/*`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowlist {
     exact: Vec<String>,

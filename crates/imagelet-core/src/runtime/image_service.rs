@@ -155,8 +155,6 @@ pub enum PullEvent {
         /// Where it stands.
         state: LayerState,
     },
-    /// It comes slower than it may while others wait (`pulls.trickleRate`).
-    Trickles,
     /// All layers are here; they are being made durable and named.
     Committing,
 }

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
-    text::told_with_code,
+    text::split_grpc_error,
 };
 use tonic::{Code, Status};
 
@@ -201,7 +201,7 @@ pub(crate) fn code_name(code: Code) -> &'static str {
 /// The text without what a client before us put in front, and the code that stood there: our own server is passed on
 /// without piling up. Success is no code of a refusal.
 fn undecorated(text: &str) -> (Option<Code>, &str) {
-    let (name, said) = told_with_code(text);
+    let (name, said) = split_grpc_error(text);
     let code = NAMES.iter().find(|(code, known)| Some(*known) == name && *code != Code::Ok).map(|(code, _)| *code);
     (code, said)
 }

@@ -72,7 +72,6 @@ impl LayerJob {
             if !self.session.trickles_for(place.held_for()) {
                 continue;
             }
-            progress(PullEvent::Trickles);
             // Layers that wait for memory hold places: what holds memory does not wait for one.
             if stream.can_rest() && !memory.holds_shared() && place.yields() {
                 tracing::info!(

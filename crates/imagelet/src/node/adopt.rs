@@ -11,7 +11,7 @@ use imagelet_core::{
     decisions::{Act, ActCode},
     image::ImageId,
     inventory::{Entry, Origin, Snapshot},
-    records::{OthersRecords, OthersWord},
+    records::{KubeletEvidence, KubeletRecords},
 };
 
 use super::LocalNode;
@@ -54,9 +54,11 @@ impl LocalNode {
         let root = self.adopts_from();
         let words = tokio::task::spawn_blocking({
             let ids: Vec<ImageId> = asked.iter().map(|entry| entry.image.id.clone()).collect();
-            let records = root.as_deref().map(OthersRecords::below);
+            let records = root.as_deref().map(KubeletRecords::below);
             move || {
-                ids.iter().map(|id| records.as_ref().map_or(OthersWord::Nothing, |it| it.of(id))).collect::<Vec<_>>()
+                ids.iter()
+                    .map(|id| records.as_ref().map_or(KubeletEvidence::Nothing, |it| it.of(id)))
+                    .collect::<Vec<_>>()
             }
         });
         let words = match words.await {
@@ -70,11 +72,11 @@ impl LocalNode {
         let (mut adopted, mut unreadable): (BTreeMap<&str, Vec<&Entry>>, Vec<_>) = (BTreeMap::new(), Vec::new());
         for (entry, word) in asked.iter().zip(words) {
             let by = match (&word, entry.origin) {
-                (OthersWord::Nothing, Origin::Found) => continue,
-                (OthersWord::Nothing, _) => "a former imagelet",
+                (KubeletEvidence::Nothing, Origin::Found) => continue,
+                (KubeletEvidence::Nothing, _) => "a former imagelet",
                 _ => &kubelet,
             };
-            if let OthersWord::Unreadable(error) = word
+            if let KubeletEvidence::Unreadable(error) = word
                 && self.is_unreadable_news(&entry.image.id)
             {
                 unreadable.push((&entry.image.id, error));

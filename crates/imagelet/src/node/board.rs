@@ -178,7 +178,6 @@ impl Pull {
                 self.manifest.clear();
                 self.samples.clear();
             }
-            PullEvent::Trickles => {}
         }
     }
 

@@ -137,7 +137,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
 
 /// Looks for what pulls have brought that were cut off: it asks for credentials from now on.
 async fn settle_cut_off_pulls(node: &LocalNode) {
-    if !node.parts.records.has_left() {
+    if !node.parts.records.has_open_intents() {
         return;
     }
     let images = match node.parts.runtime.list(None).await {
@@ -148,7 +148,7 @@ async fn settle_cut_off_pulls(node: &LocalNode) {
         }
     };
     let records = Arc::clone(&node.parts.records);
-    match tokio::task::spawn_blocking(move || records.settle_left(&images, SystemTime::now())).await {
+    match tokio::task::spawn_blocking(move || records.resolve_open_intents(&images, SystemTime::now())).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "could not settle cut-off pulls"),
         Err(error) => tracing::error!(%error, "could not settle cut-off pulls"),

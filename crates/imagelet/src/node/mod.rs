@@ -90,7 +90,7 @@ fn step(event: PullEvent) -> Option<Step> {
             }
         }
         PullEvent::Committing => Step::Committing,
-        PullEvent::Trickles | PullEvent::Way(_) => return None,
+        PullEvent::Way(_) => return None,
     })
 }
 

@@ -20,7 +20,7 @@ use imagelet_core::{
     inventory::{HandedOut, Inventory, MemoryRules},
     manager::{Concurrency, ImageManager, ManagerParts, PodStarts, PullRate, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
-    records::{Allowlist, Guard, OthersRecords, PullRecords, RecordsSettings, VerificationPolicy},
+    records::{Allowlist, Guard, KubeletRecords, PullRecords, RecordsSettings, VerificationPolicy},
     runtime::{
         ContainerService, ContainersBeside, ImageService, ImportSite, ImportingImages, LayerSource, NoContainers,
         RuntimeErrorKind, RuntimeManager,
@@ -353,7 +353,7 @@ fn open_state(
 
 /// Takes up since when another manager has had the images of this node.
 fn take_over(inventory: &Inventory, root: &Path) {
-    match OthersRecords::below(root).all() {
+    match KubeletRecords::below(root).all() {
         Ok(told) => {
             if let Some((file, error)) = told.passed_over.first() {
                 let (root, records) = (root.display(), told.passed_over.len());
@@ -395,7 +395,7 @@ async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone:
         }
     };
     let records = Arc::clone(records);
-    let recover = if is_alone { PullRecords::recover_alone } else { PullRecords::recover };
+    let recover = if is_alone { PullRecords::recover_exclusive } else { PullRecords::recover };
     match tokio::task::spawn_blocking(move || recover(&records, &images, SystemTime::now())).await {
         Ok(Ok(found)) => tracing::info!(found.finished, found.unfinished, "took up the records of cut-off pulls"),
         Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "could not take up the pull records"),

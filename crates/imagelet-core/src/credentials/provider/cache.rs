@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{codec::CacheKeyType, validate::TokenCacheType};
+use super::{plugin_protocol::CacheKeyType, validate::TokenCacheType};
 use crate::{
     credentials::{DockerConfig, ObjectIdentity, Secret, registry_key},
     image::Digest,

@@ -7,8 +7,8 @@ use std::{
 };
 
 use super::super::{
-    document::{Strict, TypeError, Value, list, optional_bool, optional_text, text, texts},
     json,
+    strict_value::{Strict, TypeError, Value, list, optional_bool, optional_text, text, texts},
 };
 use crate::{
     image::Digest,

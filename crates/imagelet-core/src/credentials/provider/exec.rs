@@ -22,8 +22,8 @@ use tokio::{
 };
 
 use super::{
-    codec::Response,
     config::{Variable, go_text},
+    plugin_protocol::Response,
 };
 
 /// A longer answer is none.

@@ -12,12 +12,12 @@
 //! its standard input alone.
 
 mod cache;
-mod codec;
 mod config;
 mod exec;
 mod helper;
 mod meters;
 mod plugin;
+mod plugin_protocol;
 mod redact;
 mod validate;
 

@@ -14,15 +14,15 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     cache::{Cache, CacheKey, ServiceAccountTold},
-    codec::{CacheKeyType, Request, Response, ResponseError},
     exec::{Output, Plugin},
     meters::Meters,
+    plugin_protocol::{CacheKeyType, Request, Response, ResponseError},
     redact::{redact, texts_of},
     validate::{ProviderRules, TokenCacheType, TokenRules},
 };
 use crate::credentials::{
     CredentialQuery, CredentialSource, DockerConfig, ObjectIdentity, Secret, TokenRequest, TokenSource,
-    TokenSourceError, glob::matches,
+    TokenSourceError, registry_match::matches,
 };
 
 /// So much of a wrong type of cache key or version is shown.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{
-    super::glob::complaint,
+    super::registry_match::complaint,
     config::{ProviderConfig, ProviderEntry, TokenAttributes, Variable},
 };
 use crate::text::{aggregate, quoted};

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::*;
 use crate::{
     image::Digest,
-    runtime::{Listing, PullEstimate, PullEvent},
+    runtime::{Listing, PullEstimate},
 };
 
 const MEGABYTE: u64 = 1_000_000;
@@ -21,8 +21,6 @@ pub(super) struct Link {
 
 #[derive(Debug, Default)]
 struct State {
-    estimates: bool,
-    reports: bool,
     here: HashSet<String>,
     active: HashMap<u64, u64>,
     next: u64,
@@ -40,17 +38,6 @@ impl Drop for Transfer<'_> {
 }
 
 impl Link {
-    /// With `estimates` it tells sizes as the engine does, else it is as silent as CRI.
-    pub(super) fn new(estimates: bool) -> Self {
-        let link = Self::default();
-        {
-            let mut state = link.lock();
-            state.estimates = estimates;
-            state.reports = estimates;
-        }
-        link
-    }
-
     /// The images in the order in which their pulls began.
     pub(super) fn began(&self) -> Vec<String> {
         self.lock().began.clone()
@@ -88,7 +75,7 @@ impl ImageService for Link {
         }))
     }
 
-    async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+    async fn pull(&self, request: &PullRequest, _progress: Progress) -> Result<ImageId, RuntimeError> {
         let image = request.image.image.clone();
         let transfer = {
             let mut state = self.lock();
@@ -99,10 +86,6 @@ impl ImageService for Link {
             state.active_max = state.active_max.max(state.active.len());
             Transfer(self, number)
         };
-        if self.lock().reports {
-            let layer = Digest::of(image.as_bytes());
-            progress(PullEvent::Resolved { manifest: layer.clone(), layers: vec![(layer, size_of(&image))] });
-        }
         loop {
             let left = {
                 let mut state = self.lock();
@@ -121,9 +104,6 @@ impl ImageService for Link {
     }
 
     async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
-        if !self.lock().estimates {
-            return Ok(None);
-        }
         // A round trip or two to the registry.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let size = size_of(&request.image.image);

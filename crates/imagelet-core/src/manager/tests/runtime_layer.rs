@@ -221,7 +221,7 @@ fn every_vector_of_well_known_pull_errors_holds() {
     for case in cases {
         let field = |value: &Value| text(value).unwrap();
         let source = Arc::new(RuntimeError::other(field(&case["input"]["error"])));
-        let error = EnsureError::of_pull(&field(&case["input"]["image"]), source, Compatibility::Kubelet);
+        let error = EnsureError::from_pull(&field(&case["input"]["image"]), source, Compatibility::Kubelet);
         assert_eq!(error.reason(), field(&case["expected"]["reason"]), "{}", case["name"]);
         assert_eq!(error.message(), field(&case["expected"]["message"]), "{}", case["name"]);
     }

@@ -80,16 +80,14 @@ async fn scheduled(case: &VectorCase, way: Way) -> Value {
 #[tokio::test(start_paused = true)]
 async fn five_gigabytes_never_delay_twenty_megabytes_by_more_than_three_seconds() {
     let alone = Duration::from_millis(400);
-    for estimates in [true, false] {
-        for wait in [1, 100, 1000, 1900, 2500, 50_000].map(Duration::from_millis) {
-            let node = node(Link::new(estimates), serial(Compatibility::Imagelet));
-            let large = node.begin(&of("a", "large-5000:v1")).await;
-            let took = timed(&node, wait, &of("b", "small-20:v1")).await;
-            large.abort();
-            assert!(took <= alone + Duration::from_secs(3), "{took:?} after {wait:?}, with estimates: {estimates}");
-        }
+    for wait in [1, 100, 1000, 1900, 2500, 50_000].map(Duration::from_millis) {
+        let node = node(Link::default(), serial(Compatibility::Imagelet));
+        let large = node.begin(&of("a", "large-5000:v1")).await;
+        let took = timed(&node, wait, &of("b", "small-20:v1")).await;
+        large.abort();
+        assert!(took <= alone + Duration::from_secs(3), "{took:?} after {wait:?}");
     }
-    let node = node(Link::new(true), serial(Compatibility::Kubelet));
+    let node = node(Link::default(), serial(Compatibility::Kubelet));
     let (large, small) = (of("a", "large-5000:v1"), of("b", "small-20:v1"));
     let (_, took) = tokio::join!(timed(&node, Duration::ZERO, &large), timed(&node, Duration::from_millis(1), &small));
     assert!(took > Duration::from_secs(99), "the kubelet's one slot is one slot: {took:?}");
@@ -98,7 +96,7 @@ async fn five_gigabytes_never_delay_twenty_megabytes_by_more_than_three_seconds(
 #[tokio::test(start_paused = true)]
 async fn thirty_small_pulls_beside_a_large_one_are_as_late_as_one() {
     let run = async |with_large: bool| {
-        let link = Link::new(true);
+        let link = Link::default();
         let node = Arc::new(node(link.clone(), serial(Compatibility::Imagelet)));
         let large = {
             let node = Arc::clone(&node);
@@ -120,29 +118,14 @@ async fn thirty_small_pulls_beside_a_large_one_are_as_late_as_one() {
         (took, link.active_max())
     };
     let (with, active_with) = run(true).await;
-    let (without, active_without) = run(false).await;
+    let (without, _) = run(false).await;
     assert!(with <= without + Duration::from_secs(4), "{with:?} beside the large one, {without:?} alone");
-    assert_eq!((active_with, active_without), (5, 1), "lanes open beside slow pulls alone, and are counted");
-}
-
-#[tokio::test(start_paused = true)]
-async fn five_hundred_pulls_of_one_namespace_do_not_starve_another() {
-    // One of theirs takes 400 ms; 500 of them, 200 s.
-    for (compatibility, least, most) in [(Compatibility::Imagelet, 0, 4), (Compatibility::Kubelet, 180, 210)] {
-        let node = node(Link::new(false), serial(compatibility));
-        let mut flood = Vec::new();
-        for index in 0..500 {
-            flood.push(node.begin(&of("flood", &format!("image{index}-20:v1"))).await);
-        }
-        let took = timed(&node, Duration::from_secs(1), &of("quiet", "mine-20:v1")).await.as_secs();
-        assert!((least..=most).contains(&took), "{compatibility:?}: {took} s");
-        flood.iter().for_each(tokio::task::JoinHandle::abort);
-    }
+    assert_eq!(active_with, 5, "those beside it are counted");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_higher_priority_goes_first_and_raises_the_pull_it_joins() {
-    let link = Link::new(true);
+    let link = Link::default();
     let node = node(link.clone(), serial(Compatibility::Imagelet));
     let with = |image: &str, priority| EnsureRequest { priority, ..request(image) };
     let mut tasks = Vec::new();

@@ -96,16 +96,6 @@ pub(super) const DIFFERENCES: &[Difference] = &[
         files: &["pull-scheduling.json"],
         expect: one_queue,
     },
-    Difference {
-        about: "pulls beyond the limit while slow ones hold every slot",
-        kubelet: "wait",
-        imagelet: "up to 4 small ones run beside",
-        reason: "a large image does not delay small ones",
-        ways: SHIPPED,
-        setting: COMPATIBILITY,
-        files: &["pull-scheduling.json"],
-        expect: small_ones_beside,
-    },
 ];
 
 fn whole_word(case: &mut VectorCase) {
@@ -225,21 +215,5 @@ fn one_queue(case: &mut VectorCase) {
     if let (Some(queued), Some(blocked)) = (case.expected["queued"].as_u64(), blocked) {
         case.expected["queued"] = (queued + blocked).into();
         case.expected["callers_blocked_on_submit"] = 0.into();
-    }
-}
-
-fn small_ones_beside(case: &mut VectorCase) {
-    const BESIDE_MAX: u64 = 4;
-    let slots = if case.input["mode"] == "serial" { 1 } else { case.input["max_parallel"].as_u64().unwrap_or(0) };
-    let (mut submitted, mut finished) = (0, 0);
-    let steps = case.input["steps"].as_array().into_iter().flatten();
-    let calls = case.expected["runtime_pull_calls_after_each"].as_array_mut().into_iter().flatten();
-    for (step, calls) in steps.zip(calls) {
-        submitted += step["submit"].as_u64().unwrap_or_default();
-        finished += step["finish"].as_u64().unwrap_or_default();
-        // None is slow before the first one ends, as the vector has it.
-        if slots > 0 && finished > 0 {
-            *calls = (finished + slots + BESIDE_MAX).min(submitted).into();
-        }
     }
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{
     DockerConfig, DockerEntry, Secret,
-    document::{Strict, TypeError, Value, optional_text, text},
     json::{self, JsonError},
+    strict_value::{Strict, TypeError, Value, optional_text, text},
 };
 use crate::text::{DurationError, Nanoseconds, parse_duration};
 

@@ -12,15 +12,15 @@ use std::{
 use crate::failpoint::Step;
 
 /// Longest file that is read. A full record has some hundred entries of some hundred bytes.
-pub(super) const FILE_LENGTH_MAX: u64 = 4 * 1024 * 1024;
-pub(super) const PREFIX: &str = "sha256-";
-pub(super) const UNFINISHED: &str = ".tmp";
+pub(crate) const FILE_LENGTH_MAX: u64 = 4 * 1024 * 1024;
+pub(crate) const PREFIX: &str = "sha256-";
+pub(crate) const UNFINISHED: &str = ".tmp";
 /// A write takes milliseconds; what has lain unfinished for this long was left by a crash, not by another process.
 const UNFINISHED_AGE: Duration = Duration::from_mins(1);
 
 /// One folder of small files.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
     /// Counted once and kept, as the folder has one owner.
     files: AtomicUsize,
@@ -32,7 +32,7 @@ pub(super) struct Folder {
 
 impl Folder {
     /// Makes the folder, for its owner only, and removes what crashes left in it.
-    pub(super) fn open(path: PathBuf) -> io::Result<Self> {
+    pub(crate) fn open(path: PathBuf) -> io::Result<Self> {
         let folder = Self {
             path,
             files: AtomicUsize::default(),
@@ -47,7 +47,7 @@ impl Folder {
     }
 
     /// One on a file system that takes no writes; it need not be there.
-    pub(super) fn open_read_only(path: PathBuf) -> io::Result<Self> {
+    pub(crate) fn open_read_only(path: PathBuf) -> io::Result<Self> {
         let folder = Self {
             path,
             files: AtomicUsize::default(),
@@ -60,7 +60,7 @@ impl Folder {
     }
 
     /// How many files there are, readable or not.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.files.load(Ordering::Relaxed)
     }
 
@@ -78,7 +78,7 @@ impl Folder {
     }
 
     /// Reads one file; `None` where there is none.
-    pub(super) fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+    pub(crate) fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         match read(&self.path.join(name)) {
             Ok(content) => Ok(Some(content)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -87,7 +87,7 @@ impl Folder {
     }
 
     /// Reads all files: name and content, or why it could not be read.
-    pub(super) fn read_all(&self) -> io::Result<Vec<(String, io::Result<Vec<u8>>)>> {
+    pub(crate) fn read_all(&self) -> io::Result<Vec<(String, io::Result<Vec<u8>>)>> {
         let names = self.names()?;
         Ok(names
             .into_iter()
@@ -114,7 +114,7 @@ impl Folder {
 
     /// Writes a file beside, syncs it, renames it, syncs the folder: afterwards it is there whole, or as it was before.
     /// Whoever writes or removes the same file waits for the one who does.
-    pub(super) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
         if self.is_read_only {
             return Ok(());
         }
@@ -142,7 +142,7 @@ impl Folder {
     }
 
     /// Removes a file. Absent is success.
-    pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
         if self.is_read_only {
             return Ok(());
         }
@@ -167,12 +167,12 @@ impl Folder {
     /// Whether a change waits for a disk; one whose failures a test has in hand does not, and so is the same each time.
     #[cfg(not(test))]
     #[expect(clippy::unused_self, reason = "a test's folder knows which disk fails")]
-    pub(super) fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         true
     }
 
     #[cfg(test)]
-    pub(super) fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         !self.faults.are_armed()
     }
 

@@ -117,8 +117,6 @@ impl Shared {
                 self.committing = false;
                 self.way = Some(way.clone());
             }
-            // The queue alone has a use for it.
-            PullEvent::Trickles => {}
         }
     }
 

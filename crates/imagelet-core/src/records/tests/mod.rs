@@ -1,5 +1,7 @@
 //! What the records promise, over real files.
 
+mod vectors;
+
 use std::{collections::BTreeSet, convert::Infallible, time::Duration};
 
 use super::{faults::Faults, file::file_name, *};
@@ -71,14 +73,14 @@ fn a_pull_that_was_cut_off_guards_what_it_may_still_bring_until_that_was_looked_
     // Another pull of the name, of another image, says nothing about what the first has brought.
     let other = records.intend("reg.io/app:v1").unwrap();
     other.fulfil(&ImageId::new("sha256:2"), &node_wide(), now).unwrap();
-    assert!(records.has_left());
+    assert!(records.has_open_intents());
     assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"));
-    let settled = records.settle_left(std::slice::from_ref(&found), now).unwrap();
+    let settled = records.resolve_open_intents(std::slice::from_ref(&found), now).unwrap();
     assert_eq!(settled, Recovered { finished: 1, unfinished: 1 });
     assert_eq!(records.counts(), (1, 2));
     assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"));
-    records.settle_left(std::slice::from_ref(&found), now).unwrap();
-    assert_eq!((records.counts(), records.has_left()), ((0, 2), false));
+    records.resolve_open_intents(std::slice::from_ref(&found), now).unwrap();
+    assert_eq!((records.counts(), records.has_open_intents()), ((0, 2), false));
     assert!(allowed(&records, "reg.io/gone:v1", "sha256:3"));
 }
 
@@ -101,7 +103,7 @@ fn the_only_owner_of_a_store_takes_back_what_never_came_and_guards_what_did() {
         drop(open(root.path()).intend(name).unwrap());
     }
     let (records, found) = (open(root.path()), image("sha256:1", "reg.io/app:v1"));
-    let settled = records.recover_alone(std::slice::from_ref(&found), SystemTime::now()).unwrap();
+    let settled = records.recover_exclusive(std::slice::from_ref(&found), SystemTime::now()).unwrap();
     assert_eq!(settled, Recovered { finished: 1, unfinished: 1 });
     assert_eq!(open(root.path()).counts(), (0, 1));
     assert!(!allowed(&records, "reg.io/app:v1", "sha256:1"));

@@ -9,9 +9,11 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{
-    file::{Filed, file_name},
-    tests::{DEFAULT, image, open},
-    *,
+    super::{
+        file::{RecordFile, file_name},
+        *,
+    },
+    DEFAULT, image, judged, node_wide, open,
 };
 use crate::{
     image::{ByteSize, ImageSpec, ImageUser},
@@ -84,7 +86,7 @@ fn must_attempt(case: &VectorCase, way: Way, holds_all: bool) -> Value {
         std::fs::write(folder.join("pulled").join(name), content).unwrap();
     }
     for intent in texts(&input["pull_intents"]) {
-        std::fs::write(folder.join("pulling").join(file_name(&intent)), Begun::new(&intent).encode()).unwrap();
+        std::fs::write(folder.join("pulling").join(file_name(&intent)), PullIntent::new(&intent).encode()).unwrap();
     }
     if !holds_all {
         for subfolder in ["pulled", "pulling"] {
@@ -165,7 +167,7 @@ fn intent_written(input: &Value, way: Way) -> Value {
     let files = std::fs::read_dir(root.path().join("image_manager/pulling")).unwrap();
     let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     let [file] = &files[..] else { panic!("{files:?}") };
-    let written = Begun::decode(&std::fs::read(file).unwrap()).unwrap().content;
+    let written = PullIntent::decode(&std::fs::read(file).unwrap()).unwrap().content;
     json!({
         "intent_counter_after": running(&records, &asked),
         "intent_file": file.file_name().unwrap().to_str(),
@@ -209,7 +211,7 @@ fn started(case: &VectorCase, way: Way) -> Value {
     let root = tempfile::tempdir().unwrap();
     let before = open_in(way, root.path());
     for image in texts(&input["intents"]) {
-        before.intents.write(Begun::new(image)).unwrap();
+        before.intents.write(PullIntent::new(image)).unwrap();
     }
     let existing: Vec<PulledRecord> = input["existing_records"].as_array().unwrap().iter().map(record_of).collect();
     for record in &existing {
@@ -244,7 +246,7 @@ fn started(case: &VectorCase, way: Way) -> Value {
     if let Some(asked) = case.expected[AFTERWARDS].as_array() {
         let judged = |asked: &Value| {
             let name = text(&asked["image"]);
-            let verdict = super::tests::judged(&records, &name, &images[0], Asker::default());
+            let verdict = judged(&records, &name, &images[0], Asker::default());
             json!({"image": name, "must_pull": !verdict.allowed})
         };
         found[AFTERWARDS] = asked.iter().map(judged).collect();
@@ -324,7 +326,7 @@ fn migrated(input: &Value) -> Value {
     };
     let intent = |(index, version): (usize, &String)| {
         let key = format!("reg.io/a{index}:v1");
-        put("pulling", &key, Begun::new(key.as_str()).encode(), version)
+        put("pulling", &key, PullIntent::new(key.as_str()).encode(), version)
     };
     let record = |(index, version): (usize, &String)| {
         let id = format!("sha256:{index}");
@@ -366,7 +368,7 @@ fn every_gauge_vector_holds() {
         let root = tempfile::tempdir().unwrap();
         let records = Arc::new(PullRecords::open(root.path(), settings).unwrap());
         let metrics = Arc::new(Metrics::new());
-        records.show_in(Arc::clone(&metrics));
+        records.export_to(Arc::clone(&metrics));
         for (op, after) in texts(&input["ops"]).iter().zip(expected["after_each"].as_array().unwrap()) {
             carry_out(&records, op);
             let shown = metrics.render();
@@ -383,7 +385,7 @@ fn every_gauge_vector_holds() {
 fn carry_out(records: &Arc<PullRecords>, op: &str) {
     let write_intent = |image: &str| std::mem::forget(records.intend(image).unwrap());
     let write_record = |id: &str| {
-        records.learn("app", &ImageId::new(id), &super::tests::node_wide(), SystemTime::UNIX_EPOCH).unwrap();
+        records.learn("app", &ImageId::new(id), &node_wide(), SystemTime::UNIX_EPOCH).unwrap();
     };
     // The kubelet's accessor counts nothing; here an intent goes with the last of its pulls.
     let delete_intent = |image: &str| {

@@ -47,13 +47,13 @@ pub(crate) struct Subject {
 
 /// What it answered, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Verified {
+pub(crate) struct Resolved {
     pub(crate) image: ImageId,
     pub(crate) at: SystemTime,
 }
 
 /// All answers that are remembered.
-pub(crate) struct VerifiedNames {
+pub(crate) struct ResolvedNames {
     /// `None`: they end with the process.
     path: Option<PathBuf>,
     /// How much older than in memory a name may be on disk.
@@ -65,7 +65,7 @@ pub(crate) struct VerifiedNames {
 
 #[derive(Clone, Debug)]
 struct Entry {
-    verified: Verified,
+    verified: Resolved,
     /// When the file says it was; `None`: the file does not have it.
     on_disk: Option<SystemTime>,
 }
@@ -89,7 +89,7 @@ struct Line {
     verified_at: u64,
 }
 
-impl VerifiedNames {
+impl ResolvedNames {
     /// Reads what is remembered. May wait for a disk.
     pub(crate) fn open(path: Option<PathBuf>, lag_max: Duration) -> Self {
         let read = path.as_deref().map_or_else(|| Ok(HashMap::new()), read);
@@ -100,7 +100,7 @@ impl VerifiedNames {
         Self { path, lag_max, names: Mutex::new(names), writing: Mutex::default() }
     }
 
-    pub(crate) fn get(&self, subject: &Subject) -> Option<Verified> {
+    pub(crate) fn get(&self, subject: &Subject) -> Option<Resolved> {
         self.lock().get(subject).map(|entry| entry.verified.clone())
     }
 
@@ -114,7 +114,7 @@ impl VerifiedNames {
         let on_disk = known.and_then(|entry| entry.on_disk);
         // A clock that was put back makes the file's time wrong, too.
         let is_old = on_disk.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
-        names.insert(subject, Entry { verified: Verified { image, at: now }, on_disk });
+        names.insert(subject, Entry { verified: Resolved { image, at: now }, on_disk });
         while names.len() > NAMES_MAX {
             let oldest = names.iter().min_by_key(|(_, entry)| entry.verified.at).map(|(subject, _)| subject.clone());
             oldest.and_then(|oldest| names.remove(&oldest));
@@ -145,9 +145,9 @@ impl VerifiedNames {
     }
 }
 
-impl fmt::Debug for VerifiedNames {
+impl fmt::Debug for ResolvedNames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VerifiedNames").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("ResolvedNames").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
@@ -178,7 +178,7 @@ fn read(path: &Path) -> io::Result<HashMap<Subject, Entry>> {
     let entry = |line: Line| {
         let at = UNIX_EPOCH.checked_add(Duration::from_secs(line.verified_at))?;
         let platform = line.platform.map(|text| text.parse()).transpose().ok()?;
-        let verified = Verified { image: ImageId::new(line.image), at };
+        let verified = Resolved { image: ImageId::new(line.image), at };
         Some((Subject { name: line.name, platform, handler: line.handler }, Entry { verified, on_disk: Some(at) }))
     };
     Ok(document.names.into_iter().take(NAMES_MAX).filter_map(entry).collect())
@@ -222,7 +222,7 @@ mod tests {
     fn what_was_written_is_there_after_a_restart_with_machine_and_handler_apart() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state/verified-names.json");
-        let names = VerifiedNames::open(Some(path.clone()), LAG);
+        let names = ResolvedNames::open(Some(path.clone()), LAG);
         let others = [
             Subject { platform: Some("linux/arm64/v8".parse().unwrap()), ..subject("a:v1") },
             Subject { handler: "gvisor".into(), ..subject("a:v1") },
@@ -233,9 +233,9 @@ mod tests {
             assert!(names.put(other.clone(), id(&number.to_string()), at(2_000)));
         }
         names.write().unwrap();
-        let again = VerifiedNames::open(Some(path.clone()), LAG);
-        assert_eq!(again.get(&subject("a:v1")), Some(Verified { image: id("a"), at: at(1_000) }));
-        assert_eq!(again.get(&others[1]), Some(Verified { image: id("1"), at: at(2_000) }));
+        let again = ResolvedNames::open(Some(path.clone()), LAG);
+        assert_eq!(again.get(&subject("a:v1")), Some(Resolved { image: id("a"), at: at(1_000) }));
+        assert_eq!(again.get(&others[1]), Some(Resolved { image: id("1"), at: at(2_000) }));
         assert_eq!(again.get(&subject("a:v2")), None);
         let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn a_name_is_written_when_it_is_new_moved_or_older_on_disk_than_it_may_be() {
         let folder = tempfile::tempdir().unwrap();
-        let names = VerifiedNames::open(Some(folder.path().join("names.json")), LAG);
+        let names = ResolvedNames::open(Some(folder.path().join("names.json")), LAG);
         assert!(names.put(subject("a:v1"), id("a"), at(1_000)));
         assert!(names.put(subject("a:v1"), id("a"), at(1_001)), "it was not written yet");
         names.write().unwrap();
@@ -254,7 +254,7 @@ mod tests {
         assert!(names.put(subject("a:v1"), id("a"), at(500)), "the clock was put back");
         names.write().unwrap();
         assert!(names.put(subject("a:v1"), id("b"), at(501)), "the tag moved");
-        assert!(!VerifiedNames::open(None, LAG).put(subject("a:v1"), id("a"), at(1)), "memory has no file");
+        assert!(!ResolvedNames::open(None, LAG).put(subject("a:v1"), id("a"), at(1)), "memory has no file");
     }
 
     #[test]
@@ -264,17 +264,17 @@ mod tests {
         let line = r#"{"name":"a:v1","image":"sha256:00","verifiedAt":1}"#;
         for text in ["", "{ torn", r#"{"version":2,"names":[]}"#, &format!(r#"{{"version":2,"names":[{line}]}}"#)] {
             fs::write(&path, text).unwrap();
-            let names = VerifiedNames::open(Some(path.clone()), LAG);
+            let names = ResolvedNames::open(Some(path.clone()), LAG);
             assert!(names.lock().is_empty(), "{text}");
             names.put(subject("a:v1"), id("a"), at(1));
             names.write().unwrap();
-            assert_eq!(VerifiedNames::open(Some(path.clone()), LAG).lock().len(), 1);
+            assert_eq!(ResolvedNames::open(Some(path.clone()), LAG).lock().len(), 1);
         }
     }
 
     #[test]
     fn names_are_bounded_in_number_and_length_and_the_longest_unverified_goes() {
-        let names = VerifiedNames::open(None, LAG);
+        let names = ResolvedNames::open(None, LAG);
         for number in 0..=NAMES_MAX {
             names.put(subject(&format!("a:v{number}")), id("a"), at(number as u64));
         }

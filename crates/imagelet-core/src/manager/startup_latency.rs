@@ -36,7 +36,7 @@ static POD_IMAGES: Family = Family {
     labels: &[],
 };
 
-/// Hears of pulls by pod. Must not block: it is called on the way of a pull.
+/// Receives the pulls of pods. Must not block: it is called on the way of a pull.
 pub trait PullRecorder: Send + Sync + fmt::Debug {
     /// A pull for a pod is about to begin.
     fn pull_started(&self, pod: &PodIdentity, image: &str);
@@ -114,7 +114,7 @@ impl PodStarts {
     pub fn all(&self) -> Vec<PodImages> {
         let now = Instant::now();
         let pods = self.settled(now);
-        let mut all: Vec<PodImages> = pods.pulling.values().map(|starting| starting.told(now, false)).collect();
+        let mut all: Vec<PodImages> = pods.pulling.values().map(|starting| starting.summary(now, false)).collect();
         all.extend(pods.over.iter().cloned());
         all.sort_by(|a, b| (b.began, &b.pod.uid).cmp(&(a.began, &a.pod.uid)));
         all
@@ -134,9 +134,9 @@ impl PodStarts {
                 return true;
             }
             if starting.ended.is_some() {
-                let told = starting.told(now, true);
-                self.metrics.observe(&POD_IMAGES, &[], told.took.as_secs_f64());
-                over.push_back(told);
+                let images = starting.summary(now, true);
+                self.metrics.observe(&POD_IMAGES, &[], images.took.as_secs_f64());
+                over.push_back(images);
             }
             false
         });
@@ -202,7 +202,7 @@ impl Starting {
         self.running == 0 && silent >= if self.is_failing { FORGOTTEN_AFTER } else { SETTLED_AFTER }
     }
 
-    fn told(&self, now: Instant, is_over: bool) -> PodImages {
+    fn summary(&self, now: Instant, is_over: bool) -> PodImages {
         let is_there = self.running == 0 && !self.is_failing;
         let end = self.ended.filter(|_| is_over || is_there).unwrap_or(now);
         PodImages {

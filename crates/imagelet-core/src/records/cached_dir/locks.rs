@@ -7,11 +7,11 @@ const STRIPES_MAX: usize = 31;
 
 /// A set of locks. Equal keys share one, and different ones may.
 #[derive(Debug)]
-pub(super) struct Stripes {
+pub(super) struct ShardedLocks {
     locks: Vec<Mutex<()>>,
 }
 
-impl Stripes {
+impl ShardedLocks {
     /// As many as were asked for, within what is allowed.
     pub(super) fn new(wanted: i64) -> Self {
         let count = usize::try_from(wanted).unwrap_or_default().clamp(1, STRIPES_MAX);
@@ -49,7 +49,7 @@ mod tests {
     fn every_vector_of_lock_stripes_holds() {
         let cases = vectors("pull-lock-stripes.json");
         for case in &cases {
-            let stripes = Stripes::new(case["input"]["requested"].as_i64().expect("a number"));
+            let stripes = ShardedLocks::new(case["input"]["requested"].as_i64().expect("a number"));
             let count = stripes.locks.len();
             assert_eq!(Some(count as u64), case["expected"]["stripes"].as_u64(), "{}", case["name"]);
             // Where the kubelet's older releases index past their locks, every key here finds one.
@@ -67,7 +67,7 @@ mod tests {
         for case in &cases {
             let key = case["input"]["key"].as_str().expect("a key");
             for (count, index) in case["expected"]["lock_stripe"].as_object().expect("stripes by count") {
-                let stripes = Stripes::new(count.parse().expect("a number"));
+                let stripes = ShardedLocks::new(count.parse().expect("a number"));
                 assert_eq!(Some(stripes.index(key) as u64), index.as_u64(), "{key} of {count}");
             }
             let wide = u64::from(fnv1(key)) % 2_147_483_647;

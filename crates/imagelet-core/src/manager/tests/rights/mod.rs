@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use dice::{Dice, Seen};
 use shop::{Fate, Login, Shop, digest_of, open_shop};
 
-use super::*;
+use super::super::*;
 use crate::{
     credentials::{
         Credential, CredentialProvider, CredentialQuery, CredentialSource, Keyring, NodeKeyring, ObjectIdentity,
@@ -265,7 +265,7 @@ impl World {
         let (pruned, _) = self.records.prune(&present, &mark);
         self.seen.pruned += pruned;
         let images = self.shop.lock().list();
-        let _ = self.records.settle_left(&images, SystemTime::now());
+        let _ = self.records.resolve_open_intents(&images, SystemTime::now());
     }
 
     /// Lets the next pull end badly, the disk fail, or the process end, now and then.

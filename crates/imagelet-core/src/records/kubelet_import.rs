@@ -16,8 +16,8 @@ use rustix::fs::OFlags;
 
 use super::{
     PulledRecord,
-    disk::{FILE_LENGTH_MAX, PREFIX, UNFINISHED},
-    file::{Filed as _, file_name},
+    cached_dir::disk::{FILE_LENGTH_MAX, PREFIX, UNFINISHED},
+    file::{RecordFile as _, file_name},
 };
 use crate::image::ImageId;
 
@@ -26,13 +26,13 @@ const FILES_MAX: usize = 50_000;
 
 /// Another manager's records of pulls, below its data root.
 #[derive(Clone, Debug)]
-pub struct OthersRecords {
+pub struct KubeletRecords {
     pulled: PathBuf,
 }
 
 /// What they tell of an image.
 #[derive(Debug)]
-pub enum OthersWord {
+pub enum KubeletEvidence {
     /// Nothing: it did not pull it.
     Nothing,
     /// It pulled it; since when it has it on record, where the record says so.
@@ -43,29 +43,29 @@ pub enum OthersWord {
 
 /// All they tell.
 #[derive(Debug, Default)]
-pub struct OthersTold {
+pub struct KubeletRecordList {
     /// Images it pulled, and since when it has each on record.
     pub dated: Vec<(ImageId, SystemTime)>,
     /// Records that cannot be read, or that say they are about another image: by file, and why.
     pub passed_over: Vec<(String, io::Error)>,
 }
 
-impl OthersRecords {
+impl KubeletRecords {
     /// Those below this data root; it need not be there.
     pub fn below(root: &Path) -> Self {
         Self { pulled: root.join("image_manager").join("pulled") }
     }
 
     /// What they tell of one image.
-    pub fn of(&self, id: &ImageId) -> OthersWord {
+    pub fn of(&self, id: &ImageId) -> KubeletEvidence {
         if id.as_str().is_empty() {
-            return OthersWord::Nothing;
+            return KubeletEvidence::Nothing;
         }
         match self.read(&file_name(id.as_str())) {
-            Ok(None) => OthersWord::Nothing,
-            Ok(Some(record)) if record.image_ref == id.as_str() => OthersWord::Pulled(record.updated),
-            Ok(Some(_)) => OthersWord::Nothing,
-            Err(error) => OthersWord::Unreadable(error),
+            Ok(None) => KubeletEvidence::Nothing,
+            Ok(Some(record)) if record.image_ref == id.as_str() => KubeletEvidence::Pulled(record.updated),
+            Ok(Some(_)) => KubeletEvidence::Nothing,
+            Err(error) => KubeletEvidence::Unreadable(error),
         }
     }
 
@@ -73,8 +73,8 @@ impl OthersRecords {
     ///
     /// # Errors
     /// When the folder is there and cannot be read.
-    pub fn all(&self) -> io::Result<OthersTold> {
-        let mut told = OthersTold::default();
+    pub fn all(&self) -> io::Result<KubeletRecordList> {
+        let mut told = KubeletRecordList::default();
         let entries = match fs::read_dir(&self.pulled) {
             Err(error) if is_absent(&error) => return Ok(told),
             entries => entries?,
@@ -142,8 +142,8 @@ mod tests {
     #[test]
     fn a_plain_file_of_its_name_tells_that_an_image_was_pulled_and_nothing_else_does() {
         let root = tempfile::tempdir().unwrap();
-        let records = OthersRecords::below(root.path());
-        assert!(matches!(records.of(&ImageId::new(GOOD)), OthersWord::Nothing));
+        let records = KubeletRecords::below(root.path());
+        assert!(matches!(records.of(&ImageId::new(GOOD)), KubeletEvidence::Nothing));
         assert!(records.all().unwrap().dated.is_empty(), "no folder is no failure");
         let folder = root.path().join("image_manager/pulled");
         fs::create_dir_all(&folder).unwrap();
@@ -161,10 +161,10 @@ mod tests {
         fs::write(folder.join(format!("{}.tmp", file_name("sha256:9"))), record("sha256:9")).unwrap();
 
         let of = |image: &str| match records.of(&ImageId::new(image)) {
-            OthersWord::Nothing => "nothing",
-            OthersWord::Pulled(Some(_)) => "dated",
-            OthersWord::Pulled(None) => "pulled",
-            OthersWord::Unreadable(_) => "unreadable",
+            KubeletEvidence::Nothing => "nothing",
+            KubeletEvidence::Pulled(Some(_)) => "dated",
+            KubeletEvidence::Pulled(None) => "pulled",
+            KubeletEvidence::Unreadable(_) => "unreadable",
         };
         let told: Vec<&str> = (1..10).map(|number| of(&format!("sha256:{number}"))).collect();
         let (no, bad) = ("nothing", "unreadable");

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::{
-    records::{Begun, faults::Faults},
+    records::{PullIntent, faults::Faults},
     testing::vectors,
 };
 
@@ -15,12 +15,12 @@ fn name(number: u64) -> String {
 }
 
 fn put(root: &Path, image: &str) {
-    std::fs::write(root.join(file_name(image)), Begun::new(image).encode()).unwrap();
+    std::fs::write(root.join(file_name(image)), PullIntent::new(image).encode()).unwrap();
 }
 
-fn shelf(root: &Path, capacity: u64) -> Shelf<Begun> {
+fn shelf(root: &Path, capacity: u64) -> CachedDir<PullIntent> {
     let capacity = usize::try_from(capacity).unwrap();
-    Shelf::open(Folder::open(root.to_owned()).unwrap(), capacity, 1).unwrap()
+    CachedDir::open(Folder::open(root.to_owned()).unwrap(), capacity, 1).unwrap()
 }
 
 /// A file that makes each list fail in part.
@@ -28,11 +28,11 @@ fn break_list(root: &Path) {
     std::fs::write(root.join(file_name("broken")), "{").unwrap();
 }
 
-fn is_complete(shelf: &Shelf<Begun>) -> bool {
+fn is_complete(shelf: &CachedDir<PullIntent>) -> bool {
     shelf.memory().is_complete()
 }
 
-fn remembered(shelf: &Shelf<Begun>) -> BTreeSet<String> {
+fn remembered(shelf: &CachedDir<PullIntent>) -> BTreeSet<String> {
     shelf.memory().values().map(|begun| begun.image.clone()).collect()
 }
 
@@ -141,7 +141,7 @@ fn write_vector_holds(place: &str, root: &Path, input: &Value, expected: &Value)
     let shelf = shelf(root, max);
     Faults::disarm();
     for index in 0..cached {
-        shelf.write(Begun::new(name(index))).unwrap();
+        shelf.write(PullIntent::new(name(index))).unwrap();
     }
     assert_eq!((is_complete(&shelf), remembered(&shelf).len() as u64), (complete, cached), "{place}");
     let image = name(if is(&input["key_already_cached"]) { 0 } else { cached });
@@ -150,7 +150,7 @@ fn write_vector_holds(place: &str, root: &Path, input: &Value, expected: &Value)
         faults.fail_in(1);
     }
     let effects = faults.effects();
-    let written = shelf.write(Begun::new(image.as_str()));
+    let written = shelf.write(PullIntent::new(image.as_str()));
     assert_eq!(written.is_err(), is(&expected["error"]), "{place}");
     // Memory follows the disk: it was asked, and where it failed memory has nothing.
     assert_eq!(faults.effects() > effects, is(&expected["disk_written_first"]), "{place}");

@@ -1,8 +1,7 @@
 //! Under `Always`, while its registry is away: whether an image that the registry named not long ago may be used.
 //!
-//! Off unless it is asked for. An outage is no answer at all: whoever is told no (401, 403, 404), is sent other bytes than
-//! were promised, or has learned that a tag has moved, gets that error. The records decide who may use the image, as they
-//! do under `IfNotPresent`.
+//! Off unless configured. Only an outage counts: a refusal (401, 403, 404), bytes other than were promised, and a tag that
+//! has moved are errors of the pull. The records decide who may use the image, as they do under `IfNotPresent`.
 
 use std::{
     path::PathBuf,
@@ -11,16 +10,14 @@ use std::{
 };
 
 use super::{
-    ensure::Ensuring,
-    request::{Ensured, Origin, PullPolicy},
-    startup::ImageEnd,
-    text::{quoted, whole_milliseconds},
-    verified::{Subject, Verified, VerifiedNames},
+    Ensuring,
+    resolved_names::{Resolved, ResolvedNames, Subject},
 };
 use crate::{
-    events::EventKind,
-    image::{Image, ImageId, ImageSpec, Platform, Reference},
+    image::{ImageId, ImageSpec, Platform, Reference},
+    manager::{Ensured, ImageEnd, Origin, PullPolicy},
     runtime::RuntimeError,
+    text::{quoted, whole_milliseconds},
 };
 
 /// A time this far ahead is a clock that was put right; what is further ahead is not believed.
@@ -32,65 +29,52 @@ const LAG_SHARE: u32 = 24;
 #[derive(Clone, Debug)]
 pub struct StaleUse {
     age_max: Duration,
-    verified: Arc<VerifiedNames>,
+    names: Arc<ResolvedNames>,
 }
 
 impl StaleUse {
     /// Up to this long after the registry last named the image; remembered in a file, or until the process ends. Reads
     /// the file.
     pub fn new(age_max: Duration, file: Option<PathBuf>) -> Self {
-        Self { age_max, verified: Arc::new(VerifiedNames::open(file, age_max / LAG_SHARE)) }
-    }
-
-    /// Remembers that the registry has just said what a name leads to.
-    pub(super) async fn verified(&self, spec: &ImageSpec, platform: Option<&Platform>, image: &ImageId) {
-        if !self.verified.put(subject(spec, platform), image.clone(), SystemTime::now()) {
-            return;
-        }
-        let verified = Arc::clone(&self.verified);
-        let written = tokio::task::spawn_blocking(move || verified.write()).await;
-        if let Err(error) = written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
-            tracing::warn!(image = spec.image, %error, "could not keep when a name was verified");
-        }
-    }
-
-    /// How long ago the registry said that the name leads to the image that is here; `Err`: it is not used.
-    pub(super) fn age(
-        &self,
-        spec: &ImageSpec,
-        platform: Option<&Platform>,
-        present: Option<&Image>,
-    ) -> Result<Duration, NotUsed> {
-        let verified = self.verified.get(&subject(spec, platform));
-        age(verified.as_ref(), present.map(|image| &image.id), self.age_max, SystemTime::now())
+        Self { age_max, names: Arc::new(ResolvedNames::open(file, age_max / LAG_SHARE)) }
     }
 }
 
 impl Ensuring<'_> {
-    /// A pull has just asked the registry.
-    pub(super) async fn remember_verified(&self, spec: &ImageSpec, image: &ImageId) {
-        if let Some(stale) = &self.manager.stale {
-            stale.verified(spec, self.request.platform.as_ref(), image).await;
+    /// Records which image the registry has just resolved the name to.
+    pub(super) async fn remember_resolved(&self, reference: &Reference, spec: &ImageSpec, image: &ImageId) {
+        let Some(stale) = &self.manager.stale else { return };
+        let subject = subject(reference, spec, self.request.platform.as_ref());
+        if !stale.names.put(subject, image.clone(), SystemTime::now()) {
+            return;
+        }
+        let names = Arc::clone(&stale.names);
+        let written = tokio::task::spawn_blocking(move || names.write()).await;
+        if let Err(error) = written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+            tracing::warn!(image = spec.image, %error, "could not record when a name was resolved");
         }
     }
 
-    /// The present image in place of one that cannot be asked for. `None`: what the pull failed with stands.
-    pub(super) async fn use_stale(&self, spec: &ImageSpec, failure: &RuntimeError) -> Option<Ensured> {
+    /// The present image in place of one that cannot be pulled. `None`: the failure of the pull stands.
+    pub(super) async fn use_stale(
+        &self,
+        reference: &Reference,
+        spec: &ImageSpec,
+        failure: &RuntimeError,
+    ) -> Option<Ensured> {
         let stale = self.manager.stale.as_ref().filter(|_| is_outage(self.request.policy, failure))?;
         let found = self.manager.runtime.images().status(spec).await;
         let found = found.inspect_err(|error| {
             tracing::warn!(image = self.request.image, error = error.chain(), "could not look for a present image");
         });
         let found = found.ok()?;
-        let age = match stale.age(spec, self.request.platform.as_ref(), found.as_ref()) {
-            Ok(age) => age,
-            Err(why) => {
-                tracing::info!(image = self.request.image, %why, "no present image is used while its registry is away");
-                return None;
-            }
-        };
-        let found = found?;
-        // Who has no right is told what the registry said, and not that the image is here.
+        let resolved = stale.names.get(&subject(reference, spec, self.request.platform.as_ref()));
+        let age = age(resolved.as_ref(), found.as_ref().map(|image| &image.id), stale.age_max, SystemTime::now());
+        let age = age.inspect_err(|why| {
+            tracing::info!(image = self.request.image, %why, "no present image is used while its registry is away");
+        });
+        let (age, found) = (age.ok()?, found?);
+        // A client without a right gets the registry's error, which does not say that the image is here.
         if !self.may_use(&found).await.is_ok_and(|allowed| allowed) {
             return None;
         }
@@ -102,20 +86,18 @@ impl Ensuring<'_> {
             whole_milliseconds(Duration::from_secs(age.as_secs()))
         );
         tracing::warn!(image = self.request.image, id = %found.id, error = failure.chain(), "used an image unverified");
-        self.tell(EventKind::Normal, "Pulled", message.clone());
+        self.reporter.normal("Pulled", message.clone());
         self.manager.meters.used_stale();
-        self.settled(ImageEnd::Pulled);
+        self.reporter.settled(ImageEnd::Pulled);
         let key = found.key();
         self.touch(&key, None);
-        let (id, handler) = (key.id().clone(), key.handler().to_owned());
-        Some(Ensured { id, handler, reference: spec.image.clone(), origin: Origin::Stale { verified: age }, message })
+        Some(Ensured::new(&key, spec.clone(), Origin::Stale { verified: age }, message))
     }
 }
 
-fn subject(spec: &ImageSpec, platform: Option<&Platform>) -> Subject {
-    let reference = spec.image.parse::<Reference>();
+fn subject(reference: &Reference, spec: &ImageSpec, platform: Option<&Platform>) -> Subject {
     Subject {
-        name: reference.map_or_else(|_| spec.image.clone(), |reference| reference.canonical().to_string()),
+        name: reference.canonical().to_string(),
         platform: platform.cloned(),
         handler: spec.runtime_handler.clone(),
     }
@@ -123,7 +105,7 @@ fn subject(spec: &ImageSpec, platform: Option<&Platform>) -> Subject {
 
 /// Why an image is not used while its registry is away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NotUsed {
+enum NotUsed {
     #[error("it is not here")]
     Absent,
     #[error("its registry did not name it to this node")]
@@ -135,13 +117,13 @@ pub(super) enum NotUsed {
 }
 
 /// Whether a failure to pull lets a present image be looked for at all.
-pub(super) fn is_outage(policy: PullPolicy, failure: &RuntimeError) -> bool {
+fn is_outage(policy: PullPolicy, failure: &RuntimeError) -> bool {
     policy == PullPolicy::Always && failure.is_outage()
 }
 
 /// How old an answer of the registry is that still counts.
 fn age(
-    verified: Option<&Verified>,
+    verified: Option<&Resolved>,
     present: Option<&ImageId>,
     age_max: Duration,
     now: SystemTime,
@@ -202,7 +184,7 @@ mod tests {
         let (now, bound) = (UNIX_EPOCH + Duration::from_secs(1_000_000), Duration::from_secs(100));
         let named = |image: &ImageId, seconds: i64| {
             let offset = Duration::from_secs(seconds.unsigned_abs());
-            Some(Verified { image: image.clone(), at: if seconds < 0 { now + offset } else { now - offset } })
+            Some(Resolved { image: image.clone(), at: if seconds < 0 { now + offset } else { now - offset } })
         };
         for (verified, present, expected) in [
             (named(&a, 0), Some(&a), Ok(0)),
@@ -223,11 +205,14 @@ mod tests {
 
     #[test]
     fn two_spellings_of_a_name_are_one_subject() {
-        let spec = |image: &str| ImageSpec::new(image);
-        assert_eq!(subject(&spec("busybox:1"), None), subject(&spec("docker.io/library/busybox:1"), None));
-        assert_ne!(subject(&spec("busybox:1"), None), subject(&spec("busybox:2"), None));
-        let handled = ImageSpec { runtime_handler: "kata".into(), ..spec("busybox:1") };
-        assert_ne!(subject(&handled, None), subject(&spec("busybox:1"), None));
-        assert_ne!(subject(&spec("busybox:1"), Some(&Platform::host())), subject(&spec("busybox:1"), None));
+        let of = |image: &str, handler: &str, platform| {
+            let spec = ImageSpec { runtime_handler: handler.into(), ..ImageSpec::new(image) };
+            subject(&image.parse().unwrap(), &spec, platform)
+        };
+        let plain = of("busybox:1", "", None);
+        assert_eq!(plain, of("docker.io/library/busybox:1", "", None));
+        assert_ne!(plain, of("busybox:2", "", None));
+        assert_ne!(plain, of("busybox:1", "kata", None));
+        assert_ne!(plain, of("busybox:1", "", Some(&Platform::host())));
     }
 }

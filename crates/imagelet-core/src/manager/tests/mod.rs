@@ -3,6 +3,7 @@
 mod clients;
 mod link;
 mod providers;
+mod rights;
 mod turns;
 
 use std::{
@@ -327,7 +328,7 @@ async fn a_serial_manager_pulls_one_after_another_and_a_dropped_one_frees_its_sl
     assert_eq!((status.running(), status.waiting()), (1, 0), "{status:?}");
     assert_eq!(node.records.counts(), (3, 0), "nobody knows what a store does with what was given up");
     for _ in 0..2 {
-        node.records.settle_left(&fake.list(None).await.unwrap(), SystemTime::now()).unwrap();
+        node.records.resolve_open_intents(&fake.list(None).await.unwrap(), SystemTime::now()).unwrap();
     }
     assert_eq!(node.records.counts(), (1, 0), "what was given up is taken back once it was looked for");
     third.await.unwrap().unwrap();

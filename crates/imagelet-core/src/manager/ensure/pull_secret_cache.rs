@@ -6,10 +6,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::{access::asker_of, request::Compatibility};
+use super::access_record::asker_of;
 use crate::{
     credentials::{Keyring, KeyringError, PullSecret, TrackedCredential},
     image::Reference,
+    manager::Compatibility,
     records::Asker,
 };
 
@@ -20,7 +21,7 @@ const LENGTH_MAX: usize = 8 * 1024;
 
 /// What secrets hold for one image.
 #[derive(Debug, Default)]
-pub(super) struct OfSecrets {
+pub(crate) struct PullSecretEntry {
     /// In the order in which to try them.
     pub(super) credentials: Vec<TrackedCredential>,
     /// What they say about who asks.
@@ -31,7 +32,7 @@ pub(super) struct OfSecrets {
 
 /// The answers to the last askers, by image. An answer holds as long as the very same secrets are shown.
 #[derive(Default)]
-pub(super) struct SecretsCache {
+pub(crate) struct PullSecretCache {
     kept: Mutex<Kept>,
 }
 
@@ -43,25 +44,25 @@ struct Kept {
 
 struct Entry {
     secrets: Vec<PullSecret>,
-    answer: Arc<OfSecrets>,
+    answer: Arc<PullSecretEntry>,
     used: u64,
 }
 
-impl SecretsCache {
+impl PullSecretCache {
     /// Reads secrets, or remembers what they held.
     ///
     /// # Errors
     /// For the kubelet's way alone: the first secret that cannot be read.
-    pub(super) fn read(
+    pub(crate) fn read(
         &self,
         image: &str,
         secrets: &[PullSecret],
         compatibility: Compatibility,
-    ) -> Result<Arc<OfSecrets>, KeyringError> {
+    ) -> Result<Arc<PullSecretEntry>, KeyringError> {
         if let Some(answer) = self.remembered(image, secrets) {
             return Ok(answer);
         }
-        let answer = Arc::new(OfSecrets::read(image, secrets, compatibility)?);
+        let answer = Arc::new(PullSecretEntry::read(image, secrets, compatibility)?);
         // What cannot be read is told each time.
         if answer.missing.is_empty() {
             self.keep(image, secrets, &answer);
@@ -69,7 +70,7 @@ impl SecretsCache {
         Ok(answer)
     }
 
-    fn remembered(&self, image: &str, secrets: &[PullSecret]) -> Option<Arc<OfSecrets>> {
+    fn remembered(&self, image: &str, secrets: &[PullSecret]) -> Option<Arc<PullSecretEntry>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.clock += 1;
         let now = kept.clock;
@@ -78,7 +79,7 @@ impl SecretsCache {
         Some(Arc::clone(&entry.answer))
     }
 
-    fn keep(&self, image: &str, secrets: &[PullSecret], answer: &Arc<OfSecrets>) {
+    fn keep(&self, image: &str, secrets: &[PullSecret], answer: &Arc<PullSecretEntry>) {
         let length: usize = secrets.iter().map(|secret| secret.document.expose().len()).sum();
         if length > LENGTH_MAX {
             return;
@@ -95,7 +96,7 @@ impl SecretsCache {
     }
 }
 
-impl OfSecrets {
+impl PullSecretEntry {
     fn read(image: &str, secrets: &[PullSecret], compatibility: Compatibility) -> Result<Self, KeyringError> {
         let Ok(reference) = image.parse::<Reference>() else { return Ok(Self::default()) };
         let (keyring, unreadable) = if compatibility.is_kubelet() {
@@ -118,9 +119,9 @@ impl OfSecrets {
     }
 }
 
-impl fmt::Debug for SecretsCache {
+impl fmt::Debug for PullSecretCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SecretsCache").finish_non_exhaustive()
+        f.debug_struct("PullSecretCache").finish_non_exhaustive()
     }
 }
 
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_same_secrets_are_read_once_and_changed_ones_anew() {
-        let cache = SecretsCache::default();
+        let cache = PullSecretCache::default();
         let read = |secret: PullSecret| cache.read("reg.io/a", &[secret], Compatibility::Kubelet).expect("it reads");
         let first = read(secret("p"));
         assert!(Arc::ptr_eq(&first, &read(secret("p"))));
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded_and_the_least_used_goes_first() {
-        let cache = SecretsCache::default();
+        let cache = PullSecretCache::default();
         let read = |image: &str| cache.read(image, &[secret("p")], Compatibility::Imagelet).expect("it reads");
         let kept = read("reg.io/kept");
         for image in 0..KEPT_MAX {
@@ -168,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_told_each_time() {
-        let cache = SecretsCache::default();
+        let cache = PullSecretCache::default();
         let broken = PullSecret { document: Secret::new("{"), ..secret("p") };
         for _ in 0..2 {
             let answer = cache.read("reg.io/a", std::slice::from_ref(&broken), Compatibility::Imagelet);

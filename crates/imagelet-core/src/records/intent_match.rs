@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::file::Begun;
+use super::file::PullIntent;
 use crate::image::{Image, Reference};
 
 /// All that an image which is here may have been pulled under.
 #[derive(Debug)]
-pub(super) struct Names<'a> {
+pub(super) struct PullNames<'a> {
     id: &'a str,
     /// As it is asked for now; empty where nobody asks.
     asked: &'a str,
@@ -16,7 +16,7 @@ pub(super) struct Names<'a> {
     tag_lost: BTreeSet<String>,
 }
 
-impl<'a> Names<'a> {
+impl<'a> PullNames<'a> {
     pub(super) fn of(image: &'a Image, asked: &'a str) -> Self {
         let parsed = |names: &[String]| names.iter().filter_map(|name| name.parse().ok()).collect::<Vec<Reference>>();
         let (tags, digests) = (parsed(&image.tags), parsed(&image.digests));
@@ -28,7 +28,7 @@ impl<'a> Names<'a> {
     }
 
     /// Whether this pull may have brought the image. In doubt it has.
-    pub(super) fn include(&self, begun: &Begun) -> bool {
+    pub(super) fn include(&self, begun: &PullIntent) -> bool {
         if begun.image == self.asked || begun.image == self.id {
             return true;
         }
@@ -62,7 +62,7 @@ mod tests {
             spec: ImageSpec::default(),
             pinned: false,
         };
-        let includes = |asked: &str, begun: &str| Names::of(&image, asked).include(&Begun::new(begun));
+        let includes = |asked: &str, begun: &str| PullNames::of(&image, asked).include(&PullIntent::new(begun));
         for begun in [
             "busybox:1",
             "library/busybox:1",

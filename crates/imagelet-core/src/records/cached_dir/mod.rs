@@ -1,24 +1,30 @@
 //! One kind of file: on disk, and some of it in memory in front (`docs/spec/pull.md §8.7`).
 
+pub(super) mod disk;
+#[cfg(test)]
+pub(crate) mod faults;
+mod locks;
+mod memory;
+
 use std::{
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+pub(super) use self::disk::Folder;
+pub(crate) use self::disk::create_folder;
+use self::{locks::ShardedLocks, memory::Memory};
 use super::{
-    disk::Folder,
-    file::{DecodeError, Filed, file_name},
+    file::{DecodeError, RecordFile, file_name},
     gauges::Filling,
-    locks::Stripes,
-    memory::Memory,
 };
 
 /// The files of one folder. What is written or removed is so on disk first; whoever does either holds the key's lock.
 #[derive(Debug)]
-pub(super) struct Shelf<T> {
+pub(super) struct CachedDir<T> {
     /// `None`: memory is all there is.
     folder: Option<Folder>,
-    locks: Stripes,
+    locks: ShardedLocks,
     /// Held for moments, never over a disk.
     memory: Mutex<Memory<Arc<T>>>,
 }
@@ -42,23 +48,23 @@ pub(super) struct Listed<T> {
     pub(super) failures: Vec<Unreadable>,
 }
 
-impl<T: Filed> Shelf<T> {
+impl<T: RecordFile> CachedDir<T> {
     /// Reads a folder, and rewrites what an older version wrote.
     pub(super) fn open(folder: Folder, capacity: usize, stripes: i64) -> io::Result<Self> {
-        let shelf =
-            Self { folder: Some(folder), locks: Stripes::new(stripes), memory: Mutex::new(Memory::new(capacity)) };
-        shelf.migrate()?;
-        for failure in shelf.list().failures {
+        let dir =
+            Self { folder: Some(folder), locks: ShardedLocks::new(stripes), memory: Mutex::new(Memory::new(capacity)) };
+        dir.migrate()?;
+        for failure in dir.list().failures {
             tracing::warn!(error = %failure, "a pull record is not understood; its image asks for credentials");
         }
-        Ok(shelf)
+        Ok(dir)
     }
 
     /// One that ends with the process.
     pub(super) fn in_memory(capacity: usize) -> Self {
         let mut memory = Memory::new(capacity);
         memory.fill(std::iter::empty(), true);
-        Self { folder: None, locks: Stripes::new(1), memory: Mutex::new(memory) }
+        Self { folder: None, locks: ShardedLocks::new(1), memory: Mutex::new(memory) }
     }
 
     /// Whether changes wait for a disk.
@@ -202,5 +208,4 @@ impl<T: Filed> Shelf<T> {
 }
 
 #[cfg(test)]
-#[path = "shelf_tests.rs"]
 mod tests;

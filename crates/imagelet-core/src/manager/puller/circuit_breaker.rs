@@ -1,10 +1,10 @@
-//! What is left alone because a registry failed, not a pod: decides, and touches nothing.
+//! Decides which registries are not asked for a while because they failed. Touches nothing.
 //!
 //! A thousand pods that want images of a dead registry ask it once in a while together, not each on its own. A circuit
-//! is kept per registry and trouble; troubles that depend on who asks, or for what, are kept apart by that too, so that
-//! nobody is punished for another's credential or name. It opens after [`OPENS_AFTER`] failures in a row, at once where
-//! the registry names a time. When its window ends one probe is let through, and the others wait on until the registry
-//! answered it, or for [`PROBE_MAX`] where a probe is still under way.
+//! is kept per registry and kind of failure; what depends on the credentials or the image is kept apart by those too, so
+//! that no client suffers for the credential or name of another. It opens after [`OPENS_AFTER`] failures in a row, at
+//! once where the registry names a time. When its window ends one pull is let through as a probe, and the others wait
+//! until that one succeeded, or for [`PROBE_MAX`] where it is still under way.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::runtime::{ErrorClass, Fault, Hop, RuntimeErrorKind};
 
-/// Failures in a row, none of them answered, after which a registry is left alone.
+/// Failures in a row after which a circuit opens.
 const OPENS_AFTER: u32 = 3;
 /// The longest window of our own choice. A probe is cheap, and a registry that is back shall not wait for long.
 const WINDOW_MAX: Duration = Duration::from_mins(1);
@@ -23,14 +23,14 @@ const WINDOW_MAX: Duration = Duration::from_mins(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
 /// After this another probe is let through: the first works, or hangs.
 const PROBE_MAX: Duration = Duration::from_secs(10);
-/// A circuit that nobody touched for this long is forgotten.
+/// A circuit that was not used for this long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_mins(30);
 /// Most circuits kept; past this those that opened first go.
 const CIRCUITS_MAX: usize = 4096;
 
-/// Who asks which registry for what.
+/// What a pull asks of which registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Route {
+pub(crate) struct CircuitKey {
     /// Host and port.
     pub(crate) registry: String,
     /// The hashes of the credentials shown, in order.
@@ -39,23 +39,23 @@ pub(crate) struct Route {
     pub(crate) image: String,
 }
 
-/// What is wrong with a registry.
+/// What is wrong with a registry, and for which pulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Trouble {
-    /// It cannot be reached: for all.
+pub(crate) enum FailureScope {
+    /// It cannot be reached: for all pulls.
     Unreachable,
-    /// It is broken: for all.
+    /// It is broken: for all pulls.
     Broken,
-    /// It wants to be asked less: by who shows these credentials.
+    /// It limits the rate: for pulls with these credentials.
     Limited,
-    /// It does not let in: these credentials, to this image.
+    /// It refuses access: to this image with these credentials.
     Denied,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct ScopedKey {
     registry: String,
-    trouble: Trouble,
+    scope: FailureScope,
     credentials: Vec<String>,
     image: String,
 }
@@ -73,15 +73,36 @@ struct Circuit {
     class: ErrorClass,
 }
 
-/// Why a pull was not begun.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    pub(crate) trouble: Trouble,
-    pub(crate) failures: u32,
-    /// How long it is left alone still; zero while a probe is under way.
-    pub(crate) remaining: Duration,
-    /// What went wrong last. The text of a failure may name another tenant's image, so no circuit keeps it.
-    pub(crate) class: ErrorClass,
+/// Why a pull was not begun. Names no image: the text of a failure may be another tenant's, so no circuit keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("circuit open for registry `{registry}` after {failures} failures ({class}); {}", next_attempt(*.remaining))]
+pub(crate) struct CircuitOpen {
+    registry: String,
+    scope: FailureScope,
+    failures: u32,
+    /// Until the next attempt; zero while a probe is under way.
+    remaining: Duration,
+    class: ErrorClass,
+}
+
+fn next_attempt(remaining: Duration) -> String {
+    if remaining.is_zero() {
+        "a probe is under way".to_owned()
+    } else {
+        format!("next attempt in {} s", remaining.as_secs() + 1)
+    }
+}
+
+impl CircuitOpen {
+    /// The kind of error that a client of a store gets.
+    pub(crate) fn kind(&self) -> RuntimeErrorKind {
+        match self.scope {
+            FailureScope::Unreachable | FailureScope::Broken | FailureScope::Limited => {
+                RuntimeErrorKind::RegistryUnavailable
+            }
+            FailureScope::Denied => RuntimeErrorKind::Denied,
+        }
+    }
 }
 
 /// A registry that is not asked at present, for all pulls or for some. Names no image: a circuit is shared by tenants.
@@ -125,14 +146,14 @@ impl CircuitScope {
 #[derive(Debug)]
 pub(crate) struct Circuits {
     window_first: Duration,
-    circuits: HashMap<Key, Circuit>,
+    circuits: HashMap<ScopedKey, Circuit>,
 }
 
-impl Trouble {
+impl FailureScope {
     const ALL: [Self; 4] = [Self::Unreachable, Self::Broken, Self::Limited, Self::Denied];
 
-    /// What a failure says of the registry. `None`: nothing, it answered and something else went wrong.
-    pub(crate) fn of(fault: &Fault) -> Option<Self> {
+    /// What a failure says of the registry. `None`: nothing, as the registry answered and something else went wrong.
+    pub(crate) fn from_fault(fault: &Fault) -> Option<Self> {
         match fault.class {
             // A registry that is silent, not a store or a runtime.
             ErrorClass::TimedOut if matches!(fault.hop, Hop::Connect | Hop::Token | Hop::Manifest | Hop::Blob) => {
@@ -151,15 +172,7 @@ impl Trouble {
         }
     }
 
-    /// What a client is answered who is not let through to a registry in this trouble.
-    pub(crate) fn kind(self) -> RuntimeErrorKind {
-        match self {
-            Self::Unreachable | Self::Broken | Self::Limited => RuntimeErrorKind::RegistryUnavailable,
-            Self::Denied => RuntimeErrorKind::Denied,
-        }
-    }
-
-    fn scope(self) -> CircuitScope {
+    fn shown(self) -> CircuitScope {
         match self {
             Self::Unreachable | Self::Broken => CircuitScope::AllPulls,
             Self::Limited => CircuitScope::Credentials,
@@ -167,19 +180,19 @@ impl Trouble {
         }
     }
 
-    fn key(self, route: &Route) -> Key {
-        let scope = self.scope();
+    fn key(self, route: &CircuitKey) -> ScopedKey {
+        let scope = self.shown();
         let (by_credentials, by_image) = (scope >= CircuitScope::Credentials, scope == CircuitScope::Images);
-        Key {
+        ScopedKey {
             registry: route.registry.clone(),
-            trouble: self,
+            scope: self,
             credentials: if by_credentials { route.credentials.clone() } else { Vec::new() },
             image: if by_image { route.image.clone() } else { String::new() },
         }
     }
 
-    /// Whether a failure with one trouble proves that the registry is past another. Who refuses could be reached and
-    /// works; who limits could be reached.
+    /// Whether this failure proves that another one is over. A registry that refuses could be reached and works; one that
+    /// limits could be reached.
     fn is_past(self, other: Self) -> bool {
         match self {
             Self::Unreachable => false,
@@ -195,10 +208,10 @@ impl Circuits {
     }
 
     /// Whether a pull may begin. Where it may be the probe of an open circuit, it is from now on.
-    pub(crate) fn admit(&mut self, route: &Route, now: Instant) -> Result<(), Refusal> {
-        for key in Trouble::ALL.map(|trouble| trouble.key(route)) {
-            if let Some(refusal) = self.circuits.get(&key).and_then(|circuit| circuit.refusal(key.trouble, now)) {
-                return Err(refusal);
+    pub(crate) fn admit(&mut self, route: &CircuitKey, now: Instant) -> Result<(), CircuitOpen> {
+        for key in FailureScope::ALL.map(|scope| scope.key(route)) {
+            if let Some(open) = self.circuits.get(&key).and_then(|circuit| circuit.refusal(&key, now)) {
+                return Err(open);
             }
         }
         self.probe(route, now);
@@ -206,9 +219,9 @@ impl Circuits {
     }
 
     /// A pull begins, whether or not circuits are open: it is the probe of those that are.
-    pub(crate) fn probe(&mut self, route: &Route, now: Instant) {
-        for trouble in Trouble::ALL {
-            if let Some(circuit) = self.circuits.get_mut(&trouble.key(route)).filter(|it| it.until.is_some()) {
+    pub(crate) fn probe(&mut self, route: &CircuitKey, now: Instant) {
+        for scope in FailureScope::ALL {
+            if let Some(circuit) = self.circuits.get_mut(&scope.key(route)).filter(|it| it.until.is_some()) {
                 circuit.probe = Some(now);
             }
         }
@@ -217,9 +230,9 @@ impl Circuits {
     /// The registries that are not asked now, by name and scope; of circuits alike the one that ends first.
     pub(crate) fn open(&self, now: Instant) -> Vec<OpenCircuit> {
         let mut open: BTreeMap<(&str, CircuitScope), OpenCircuit> = BTreeMap::new();
-        for (Key { registry, trouble, .. }, circuit) in &self.circuits {
-            let Some(until) = circuit.until.filter(|_| circuit.refusal(*trouble, now).is_some()) else { continue };
-            let scope = trouble.scope();
+        for (key, circuit) in &self.circuits {
+            let Some(until) = circuit.until.filter(|_| circuit.refusal(key, now).is_some()) else { continue };
+            let (registry, scope) = (&key.registry, key.scope.shown());
             let found = OpenCircuit {
                 registry: registry.clone(),
                 scope,
@@ -237,22 +250,22 @@ impl Circuits {
         open.into_values().collect()
     }
 
-    /// The registry handed something out.
-    pub(crate) fn answered(&mut self, route: &Route) {
-        for trouble in Trouble::ALL {
-            self.circuits.remove(&trouble.key(route));
+    /// A pull succeeded.
+    pub(crate) fn answered(&mut self, route: &CircuitKey) {
+        for scope in FailureScope::ALL {
+            self.circuits.remove(&scope.key(route));
         }
     }
 
     /// A pull failed.
-    pub(crate) fn failed(&mut self, route: &Route, fault: &Fault, now: Instant) {
-        let Some(met) = Trouble::of(fault) else {
+    pub(crate) fn failed(&mut self, route: &CircuitKey, fault: &Fault, now: Instant) {
+        let Some(met) = FailureScope::from_fault(fault) else {
             if proves_an_answer(fault.class) {
                 self.answered(route);
             }
             return;
         };
-        for other in Trouble::ALL {
+        for other in FailureScope::ALL {
             if met.is_past(other) {
                 self.circuits.remove(&other.key(route));
             }
@@ -302,14 +315,15 @@ impl Circuit {
         Self { failures: 0, window: Duration::ZERO, until: None, probe: None, touched: now, class }
     }
 
-    fn refusal(&self, trouble: Trouble, now: Instant) -> Option<Refusal> {
+    fn refusal(&self, key: &ScopedKey, now: Instant) -> Option<CircuitOpen> {
         let until = self.until?;
         let probes = self.probe.is_some_and(|since| now.saturating_duration_since(since) < PROBE_MAX);
         if now >= until && !probes {
             return None;
         }
         let remaining = until.saturating_duration_since(now);
-        Some(Refusal { trouble, failures: self.failures, remaining, class: self.class })
+        let registry = key.registry.clone();
+        Some(CircuitOpen { registry, scope: key.scope, failures: self.failures, remaining, class: self.class })
     }
 }
 
@@ -334,8 +348,8 @@ mod tests {
 
     const FIRST: Duration = Duration::from_secs(10);
 
-    fn route(registry: &str, credential: &str, image: &str) -> Route {
-        Route { registry: registry.into(), credentials: vec![credential.into()], image: image.into() }
+    fn route(registry: &str, credential: &str, image: &str) -> CircuitKey {
+        CircuitKey { registry: registry.into(), credentials: vec![credential.into()], image: image.into() }
     }
 
     fn fault(class: ErrorClass) -> Fault {
@@ -343,7 +357,7 @@ mod tests {
     }
 
     /// A registry that failed so often.
-    fn after(failures: u32, class: ErrorClass, route: &Route, now: Instant) -> Circuits {
+    fn after(failures: u32, class: ErrorClass, route: &CircuitKey, now: Instant) -> Circuits {
         let mut circuits = Circuits::new(FIRST);
         for _ in 0..failures {
             circuits.failed(route, &fault(class), now);
@@ -377,7 +391,7 @@ mod tests {
             }
         }
         for class in [ErrorClass::ImageUnknown, ErrorClass::DiskFull, ErrorClass::Other, ErrorClass::DigestMismatch] {
-            assert_eq!(after(9, class, &own, now).admit(&own, now), Ok(()), "{class} is no trouble of the registry");
+            assert_eq!(after(9, class, &own, now).admit(&own, now), Ok(()), "{class} says nothing of the registry");
         }
     }
 
@@ -409,7 +423,7 @@ mod tests {
             let limited = Fault { retry_after: Some(Duration::from_secs(asked)), ..fault(ErrorClass::RateLimited) };
             circuits.failed(&own, &limited, now);
             let refusal = circuits.admit(&own, now).expect_err("at once");
-            assert_eq!((refusal.remaining.as_secs(), refusal.trouble), (held, Trouble::Limited), "{asked} s");
+            assert_eq!((refusal.remaining.as_secs(), refusal.scope), (held, FailureScope::Limited), "{asked} s");
         }
     }
 
@@ -503,7 +517,7 @@ mod tests {
             circuits.failed(&own, &fault(ErrorClass::Unreachable), now + Duration::from_nanos(index));
         }
         assert_eq!(circuits.circuits.len(), CIRCUITS_MAX);
-        assert!(!circuits.circuits.contains_key(&Trouble::Unreachable.key(&route("r0.io", "", ""))));
+        assert!(!circuits.circuits.contains_key(&FailureScope::Unreachable.key(&route("r0.io", "", ""))));
     }
 
     proptest! {

@@ -8,7 +8,8 @@ use std::{
 };
 
 use super::{
-    Guard, ImageAccess, Names, PullRecords, PulledRecord, RecordsError, UNRECORDED_MAX, empty, failed, file::Begun,
+    Guard, ImageAccess, PullNames, PullRecords, PulledRecord, RecordsError, UNRECORDED_MAX, empty, failed,
+    file::PullIntent,
 };
 use crate::image::{Image, ImageId};
 
@@ -86,19 +87,19 @@ impl PullRecords {
     /// # Errors
     /// When one of them could not be settled; its intent stays, and all others are.
     pub fn recover(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
-        self.settle_idle(images, now, Unfinished::Stays)
+        self.resolve_idle(images, now, Unfinished::Stays)
     }
 
     /// The same at the start of a store's only owner: what is not here never comes, so its intent goes.
     ///
     /// # Errors
     /// As there.
-    pub fn recover_alone(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
-        self.settle_idle(images, now, Unfinished::Goes)
+    pub fn recover_exclusive(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
+        self.resolve_idle(images, now, Unfinished::Goes)
     }
 
     /// Whether there are intents that no pull stands behind.
-    pub fn has_left(&self) -> bool {
+    pub fn has_open_intents(&self) -> bool {
         self.intents.count() > self.state().running.len()
     }
 
@@ -107,11 +108,15 @@ impl PullRecords {
     ///
     /// # Errors
     /// As there.
-    pub fn settle_left(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
-        self.settle_idle(images, now, Unfinished::GoesAfterLooks)
+    pub fn resolve_open_intents(
+        &self,
+        images: &[impl Borrow<Image>],
+        now: SystemTime,
+    ) -> Result<Recovered, RecordsError> {
+        self.resolve_idle(images, now, Unfinished::GoesAfterLooks)
     }
 
-    fn settle_idle(
+    fn resolve_idle(
         &self,
         images: &[impl Borrow<Image>],
         now: SystemTime,
@@ -120,7 +125,7 @@ impl PullRecords {
         let mut recovered = Recovered::default();
         let Some(settings) = &self.settings else { return Ok(recovered) };
         let images: Vec<&Image> = images.iter().map(Borrow::borrow).collect();
-        let candidates: Vec<Names<'_>> = images.iter().map(|image| Names::of(image, "")).collect();
+        let candidates: Vec<PullNames<'_>> = images.iter().map(|image| PullNames::of(image, "")).collect();
         let mut first_failure = None;
         for begun in self.intents.list().whole {
             if self.is_running(&begun.image) || self.is_unrecorded(&ImageId::new(&begun.image)) {
@@ -145,7 +150,7 @@ impl PullRecords {
     }
 
     /// Notes that a cut-off pull has brought nothing so far; in the end, takes it back.
-    fn leave_unfinished(&self, begun: &Begun, unfinished: Unfinished) -> Result<(), RecordsError> {
+    fn leave_unfinished(&self, begun: &PullIntent, unfinished: Unfinished) -> Result<(), RecordsError> {
         let looks_max = match unfinished {
             Unfinished::Stays => return Ok(()),
             Unfinished::Goes => 0,
@@ -172,7 +177,7 @@ impl PullRecords {
     }
 
     /// Puts on record that a pull brought these images, for nobody knows whom.
-    fn settle(&self, begun: &Begun, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
+    fn settle(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
         for id in ids {
             let _turn = self.records.lock(id.as_str());
             // One that cannot be read keeps everybody out as well, and may be mended.
@@ -244,7 +249,7 @@ impl PullRecords {
         // A name may move on to another image before the next start, and an id cannot.
         if self.guards_images() {
             let _turn = self.intents.lock(id.as_str());
-            if let Err(error) = self.intents.write(Begun::new(id.as_str())) {
+            if let Err(error) = self.intents.write(PullIntent::new(id.as_str())) {
                 tracing::debug!(image, %error, "an image that is not on record is known by its name alone");
             }
         }

@@ -1,0 +1,81 @@
+//! What has to be done for a pull that began: its record fulfilled, its first event followed by another one.
+
+use std::{sync::Arc, time::SystemTime};
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use tokio::time::Instant;
+
+use super::{access_record::access_of, reporter::Reporter};
+use crate::{
+    credentials::TrackedCredential,
+    decisions::{Act, ActCode, DecisionLog},
+    manager::{ImageEnd, puller::Pulled},
+    records::{Intent, PullRecords},
+    text::{quoted, whole_milliseconds},
+};
+
+/// A pull that began. Dropped before its end, it was given up: that is reported, and its intent stays until a pass has
+/// looked for what it brought.
+pub(super) struct Completion {
+    /// `None` once its end is known.
+    pub(super) intent: Option<Intent>,
+    pub(super) records: Arc<PullRecords>,
+    pub(super) credentials: Vec<TrackedCredential>,
+    pub(super) reporter: Reporter,
+    pub(super) decisions: Arc<DecisionLog>,
+    /// What the decision log gets where the pull is given up.
+    pub(super) act: Act,
+    pub(super) image: String,
+    pub(super) began: Instant,
+}
+
+impl Completion {
+    /// Records that the pull succeeded, before its client learns of it. A failure leaves the intent, and lets no pod in.
+    pub(super) async fn fulfil(mut self, pulled: &Pulled) {
+        let Some(intent) = self.intent.take() else { return };
+        let access = access_of(pulled.credential.and_then(|index| self.credentials.get(index)));
+        let id = pulled.key.id().clone();
+        let fulfilled = self.records.on_disk(move |_| intent.fulfil(&id, &access, SystemTime::now())).await;
+        if let Err(error) = fulfilled {
+            tracing::error!(image = %pulled.key.id(), %error, "an image was pulled and could not be recorded");
+        }
+    }
+
+    /// The pull failed, which is reported elsewhere.
+    pub(super) fn failed(mut self) -> Option<Intent> {
+        self.intent.take()
+    }
+
+    /// The same as [`Self::fulfil`] for a pull that ended after its last client went away.
+    pub(super) fn conclude(self, pulled: Pulled) -> BoxFuture<'static, ()> {
+        async move {
+            let (image, took) = (quoted(&self.image), whole_milliseconds(self.began.elapsed()));
+            let size = pulled.size.0;
+            let message =
+                format!("Pulled image {image} in {took} after its caller was gone. Image size: {size} bytes.");
+            self.reporter.settled(ImageEnd::Pulled);
+            self.reporter.normal("Pulled", message);
+            self.record(Act { code: ActCode::Pulled, ..pulled.act(self.act.clone()) });
+            self.fulfil(&pulled).await;
+        }
+        .boxed()
+    }
+
+    fn record(&self, act: Act) {
+        let took_ms = u64::try_from(self.began.elapsed().as_millis()).ok();
+        self.decisions.act(Act { at: SystemTime::now(), took_ms, ..act });
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        if self.intent.is_none() {
+            return;
+        }
+        let (image, after) = (quoted(&self.image), whole_milliseconds(self.began.elapsed()));
+        let why = "its caller is gone, or the daemon is stopping";
+        self.reporter.settled(ImageEnd::Failed);
+        self.reporter.normal("PullGivenUp", format!("Gave up pulling image {image} after {after}: {why}"));
+        self.record(Act { why: why.to_owned(), ..self.act.clone() });
+    }
+}

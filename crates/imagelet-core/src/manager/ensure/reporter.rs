@@ -1,0 +1,53 @@
+//! Reports what becomes of one request: its events, and how long the images of its pod take.
+
+use std::sync::Arc;
+
+use crate::{
+    events::{Event, EventCause, EventKind, EventSink, EventSubject},
+    manager::{EnsureRequest, ImageEnd, ImageManager, PodIdentity, PullRecorder},
+    runtime::Fault,
+};
+
+#[derive(Clone)]
+pub(super) struct Reporter {
+    events: Arc<dyn EventSink>,
+    recorder: Option<Arc<dyn PullRecorder>>,
+    pod: PodIdentity,
+    subject: EventSubject,
+}
+
+impl Reporter {
+    pub(super) fn new(manager: &ImageManager, request: &EnsureRequest) -> Self {
+        Self {
+            events: Arc::clone(&manager.events),
+            recorder: manager.recorder.clone(),
+            pod: request.pod.clone(),
+            subject: request.subject(),
+        }
+    }
+
+    pub(super) fn normal(&self, reason: &'static str, message: String) {
+        self.event(EventKind::Normal, reason, message, None);
+    }
+
+    pub(super) fn warning(&self, reason: &'static str, message: String, fault: &Fault) {
+        let cause = EventCause { class: fault.class.word(), hop: fault.hop.word() };
+        self.event(EventKind::Warning, reason, message, Some(cause));
+    }
+
+    fn event(&self, kind: EventKind, reason: &'static str, message: String, cause: Option<EventCause>) {
+        self.events.record(Event { kind, reason, message, subject: self.subject.clone(), cause });
+    }
+
+    pub(super) fn pull_started(&self, image: &str) {
+        if let Some(recorder) = &self.recorder {
+            recorder.pull_started(&self.pod, image);
+        }
+    }
+
+    pub(super) fn settled(&self, end: ImageEnd) {
+        if let Some(recorder) = &self.recorder {
+            recorder.image_settled(&self.pod, end);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Carries pulls out: each in its turn, credential after credential.
+
+pub(super) mod circuit_breaker;
+mod progress;
+mod scheduler;
+mod single_flight;
+pub(super) mod throttle;
+mod work;
+
+use std::{
+    num::NonZeroUsize,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use futures_util::FutureExt as _;
+use tokio::{sync::Semaphore, time::Instant};
+
+pub(super) use self::{
+    circuit_breaker::CircuitOpen,
+    work::{Pulled, Work},
+};
+use self::{
+    circuit_breaker::{Circuits, OpenCircuit},
+    progress::Broadcast,
+    scheduler::{Place, Policy, Request, Scheduler},
+    single_flight::{SingleFlight, Subscription},
+    throttle::Throttle,
+    work::Outcome,
+};
+use super::{
+    meters::QueueMeters,
+    request::{Caller, Compatibility, Concurrency, PullSettings},
+    status::PullStatus,
+};
+use crate::{
+    image::{ByteSize, ImageId, ImageKey, ImageSpec},
+    runtime::{Progress, PullRequest, RuntimeError, RuntimeErrorKind, RuntimeManager},
+};
+
+/// Most credentials tried for one pull. Each costs the registry a round of requests. The kubelet tries all there are.
+const CREDENTIALS_MAX: usize = 64;
+/// Most pulls that are estimated at once while they wait. Each costs the registry a manifest.
+const ESTIMATES_MAX: usize = 4;
+
+#[derive(Debug)]
+pub(crate) struct Puller {
+    runtime: RuntimeManager,
+    pulls: Arc<SingleFlight>,
+    /// Refuses what is beyond the rate. `None`: there is no rate, or the queue waits for it.
+    throttle: Option<Mutex<Throttle>>,
+    estimates: Semaphore,
+    circuits: Mutex<Circuits>,
+    compatibility: Compatibility,
+}
+
+impl Puller {
+    pub(crate) fn new(runtime: RuntimeManager, settings: &PullSettings, meters: QueueMeters, now: Instant) -> Self {
+        let slots = match settings.concurrency {
+            Concurrency::Serial => Some(1),
+            Concurrency::Parallel { max } => max.map(NonZeroUsize::get),
+        };
+        let is_fifo = settings.compatibility.is_kubelet();
+        let throttle = settings.rate.map(|rate| Throttle::new(rate, now));
+        // A bucket that never fills is not waited at.
+        let refuses = is_fifo || settings.rate.is_some_and(|rate| rate.burst == 0);
+        let (refusing, waiting) = if refuses { (throttle, None) } else { (None, throttle) };
+        let scheduler = Arc::new(Scheduler::new(Policy { slots, is_fifo }, waiting, meters));
+        Self {
+            runtime,
+            pulls: Arc::new(SingleFlight::new(scheduler, settings.grace, settings.compatibility)),
+            throttle: refusing.map(Mutex::new),
+            estimates: Semaphore::new(ESTIMATES_MAX),
+            circuits: Mutex::new(Circuits::new(settings.backoff_first)),
+            compatibility: settings.compatibility,
+        }
+    }
+
+    /// Whether the registry may be asked. A request that joins a pull asks nothing.
+    pub(crate) fn admit(&self, work: &Work) -> Result<(), CircuitOpen> {
+        if self.compatibility.is_kubelet() || self.pulls.has(work) {
+            return Ok(());
+        }
+        let (key, now) = (work.circuit_key(), Instant::now());
+        if work.caller == Caller::Command {
+            self.circuits().probe(&key, now);
+            return Ok(());
+        }
+        self.circuits().admit(&key, now)
+    }
+
+    /// The registries that are not asked now.
+    pub(crate) fn open_circuits(&self, now: Instant) -> Vec<OpenCircuit> {
+        self.circuits().open(now)
+    }
+
+    /// Pulls, or joins a pull of the same that is under way.
+    pub(crate) fn pull<T: Send + 'static>(self: &Arc<Self>, work: &Work) -> Result<Subscription<T>, Arc<RuntimeError>> {
+        let request =
+            Request { tenant: Arc::clone(&work.tenant), priority: work.priority, is_limited: work.is_limited() };
+        let begin = |place: Place, progress: Broadcast| {
+            let (puller, work) = (Arc::clone(self), work.clone());
+            async move {
+                let outcome = puller.carry_out(&place, &progress, &work).await;
+                puller.record(&work, &outcome);
+                outcome
+            }
+            .boxed()
+        };
+        let joined = self.pulls.join(work, request, begin);
+        joined.map_err(|full| Arc::new(RuntimeError::other("the pull queue is full").caused_by(full)))
+    }
+
+    /// The pulls under way: those that have been where they are for longest first.
+    pub(crate) fn status(&self) -> Vec<PullStatus> {
+        self.pulls.status()
+    }
+
+    /// What a pull's end says of the registry.
+    fn record(&self, work: &Work, outcome: &Outcome) {
+        if self.compatibility.is_kubelet() {
+            return;
+        }
+        match outcome {
+            Ok(_) => self.circuits().answered(&work.circuit_key()),
+            Err(error) => self.circuits().failed(&work.circuit_key(), &error.fault(), Instant::now()),
+        }
+    }
+
+    async fn carry_out(&self, place: &Place, progress: &Broadcast, work: &Work) -> Outcome {
+        self.wait(place, work).await;
+        let began = Instant::now();
+        if let Some(throttle) = &self.throttle
+            && work.is_limited()
+            && !throttle.lock().unwrap_or_else(PoisonError::into_inner).try_take(began)
+        {
+            let error = RuntimeError::other("pull QPS exceeded");
+            return Err(Arc::new(error.with_hint("raise `registryPullQPS` or `registryBurst`, or set the first to 0")));
+        }
+        let (id, credential) = self.try_credentials(work, &progress.sink()).await?;
+        let (size, handler) = self.as_listed(&work.image).await;
+        Ok(Pulled {
+            key: ImageKey::new(id, handler),
+            size,
+            fetched: progress.fetched().unwrap_or(size),
+            took: began.elapsed(),
+            credential,
+            way: progress.way(),
+        })
+    }
+
+    /// Waits for the turn, and meanwhile estimates how much there is to fetch: what is small may start earlier.
+    async fn wait(&self, place: &Place, work: &Work) {
+        if place.is_running() {
+            return;
+        }
+        let estimate = async {
+            if !self.compatibility.is_kubelet()
+                && let Some(size) = self.estimate(work).await
+            {
+                place.set_size(size);
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            biased;
+            () = place.turn() => {}
+            () = estimate => {}
+        }
+    }
+
+    /// What there is to fetch, as far as the store can tell and the first credential is accepted.
+    async fn estimate(&self, work: &Work) -> Option<ByteSize> {
+        let _permit = self.estimates.acquire().await.ok()?;
+        let credential = work.credentials.first().map(|tracked| tracked.credential.clone());
+        let estimate = self.runtime.estimate(&PullRequest { credential, ..work.request() }).await;
+        let estimate = estimate.inspect_err(|error| {
+            tracing::debug!(image = work.image.image, error = error.chain(), "the size of a waiting pull is not known");
+        });
+        estimate.ok()?.map(|estimate| estimate.bytes_missing)
+    }
+
+    async fn try_credentials(
+        &self,
+        work: &Work,
+        progress: &Progress,
+    ) -> Result<(ImageId, Option<usize>), Arc<RuntimeError>> {
+        let mut request = work.request();
+        if work.credentials.is_empty() {
+            return Ok((self.runtime.pull(&request, Arc::clone(progress)).await?, None));
+        }
+        let mut failures = Vec::new();
+        let tried_max = if self.compatibility.is_kubelet() { usize::MAX } else { CREDENTIALS_MAX };
+        for (index, tracked) in work.credentials.iter().enumerate().take(tried_max) {
+            request.credential = Some(tracked.credential.clone());
+            match self.runtime.pull(&request, Arc::clone(progress)).await {
+                Ok(id) => return Ok((id, Some(index))),
+                Err(error) => {
+                    let is_final = !self.compatibility.is_kubelet() && no_credential_helps(error.kind());
+                    failures.push(error);
+                    if is_final {
+                        break;
+                    }
+                }
+            }
+        }
+        Err(Arc::new(join_failures(failures)))
+    }
+
+    /// Size and handler as listed right after the pull; an error here is none of the pull's.
+    async fn as_listed(&self, image: &ImageSpec) -> (ByteSize, String) {
+        let found = self.runtime.status(image).await.unwrap_or_else(|error| {
+            tracing::debug!(image = image.image, error = error.chain(), "the size of a pulled image is not known");
+            None
+        });
+        found.map_or_else(
+            || (ByteSize::ZERO, image.runtime_handler.clone()),
+            |found| (found.size, found.spec.runtime_handler),
+        )
+    }
+
+    fn circuits(&self) -> MutexGuard<'_, Circuits> {
+        self.circuits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a failure has nothing to do with who asks.
+fn no_credential_helps(kind: RuntimeErrorKind) -> bool {
+    matches!(
+        kind,
+        RuntimeErrorKind::InvalidArgument
+            | RuntimeErrorKind::RegistryUnavailable
+            | RuntimeErrorKind::Corrupt
+            | RuntimeErrorKind::DiskFull
+            | RuntimeErrorKind::Unavailable
+            | RuntimeErrorKind::TimedOut
+            | RuntimeErrorKind::Cancelled
+    )
+}
+
+/// One error of all: the only one, or a list in brackets, each text once.
+pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
+    let mut texts: Vec<String> = Vec::new();
+    for failure in &failures {
+        let text = failure.chain();
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
+    let hint = failures.iter().find_map(|failure| failure.hint().map(str::to_owned));
+    let is_outage = failures.iter().all(RuntimeError::is_outage);
+    let last = failures.pop().expect("each credential that did not work left an error");
+    if texts.len() == 1 {
+        return last;
+    }
+    let joined = RuntimeError::new(last.kind(), format!("[{}]", texts.join(", ")));
+    // Where one credential was refused, the registry was there.
+    let joined = if is_outage { joined } else { joined.not_an_outage() };
+    match hint {
+        Some(hint) => joined.with_hint(hint),
+        None => joined,
+    }
+}

@@ -1,0 +1,384 @@
+//! Which pull starts next: a bounded queue by priority, then first come, first served.
+//!
+//! While every slot is taken and none by a pull that is known to be small, up to [`SMALL_BESIDE_MAX`] pulls that fetch at
+//! most [`SMALL_MAX`] start beside them, so that a large image does not delay small ones. The pulls of a client that has
+//! limits of its own need neither slot nor token; [`UNLIMITED_MAX`] of them run at once. The kubelet's way knows neither
+//! priority nor small pulls beside.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout_at},
+};
+
+use super::throttle::Throttle;
+use crate::{
+    image::ByteSize,
+    manager::{meters::QueueMeters, status::PullState},
+};
+
+/// Most pulls that wait. A node has some hundred pods; past this something asks in a loop.
+const WAITING_MAX: usize = 10_000;
+/// Most of them for one namespace, so that no client fills the queue.
+const WAITING_OF_TENANT_MAX: usize = 1000;
+/// Pulls that run beside slots that are all taken. With four, what is small has four fifths of the link beside one large
+/// pull.
+const SMALL_BESIDE_MAX: usize = 4;
+/// What is small: at 50 MB/s, and half of it for a large pull beside, it is here within 3 s.
+const SMALL_MAX: ByteSize = ByteSize(64 << 20);
+/// A node of 110 pods has no more to fetch at once.
+const UNLIMITED_MAX: usize = 128;
+
+/// How turns are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Policy {
+    /// `None`: all may run at once.
+    pub(super) slots: Option<usize>,
+    /// The kubelet's way: by arrival alone.
+    pub(super) is_fifo: bool,
+}
+
+/// A pull that asks for its turn.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    /// The pod's namespace.
+    pub(super) tenant: Arc<str>,
+    /// The higher goes first.
+    pub(super) priority: i32,
+    /// Whether slots and rate hold for it.
+    pub(super) is_limited: bool,
+}
+
+/// The number of a pull; never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Ticket(u64);
+
+type Rank = (Reverse<i32>, Ticket);
+
+/// The queue is full.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum QueueFull {
+    #[error("{WAITING_MAX} pulls are waiting; the limit is {WAITING_MAX}")]
+    All,
+    #[error("{WAITING_OF_TENANT_MAX} pulls of the namespace are waiting; the limit is {WAITING_OF_TENANT_MAX}")]
+    OfTenant,
+}
+
+pub(super) struct Scheduler {
+    state: Mutex<State>,
+    meters: QueueMeters,
+}
+
+struct State {
+    policy: Policy,
+    /// Waited at; `None`: no pull waits for a rate here.
+    throttle: Option<Throttle>,
+    next: u64,
+    waiting: BTreeMap<Rank, Waiting>,
+    running: HashMap<Ticket, Running>,
+    /// The pull at the head waits for a token until then. It alone wakes up: with hundreds waiting, not all shall.
+    alarm: Option<(Ticket, Instant)>,
+}
+
+struct Waiting {
+    request: Request,
+    is_small: bool,
+    since: Instant,
+    wake: Arc<Notify>,
+}
+
+struct Running {
+    slot: Slot,
+    is_small: bool,
+    since: Instant,
+}
+
+/// How a pull stands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turn {
+    pub(super) state: PullState,
+    /// Since when it waits, or runs.
+    pub(super) since: Instant,
+    /// Its place among those that wait, from one on.
+    pub(super) position: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Limited,
+    SmallBeside,
+    Unlimited,
+}
+
+/// A pull's place, from its request until its end. Dropped, it is free for the next.
+pub(super) struct Place {
+    scheduler: Arc<Scheduler>,
+    ticket: Ticket,
+    wake: Arc<Notify>,
+}
+
+impl Scheduler {
+    pub(super) fn new(policy: Policy, throttle: Option<Throttle>, meters: QueueMeters) -> Self {
+        let state = State { policy, throttle, next: 0, waiting: BTreeMap::new(), running: HashMap::new(), alarm: None };
+        Self { state: Mutex::new(state), meters }
+    }
+
+    /// Queues a pull; where a slot is free, it runs already.
+    pub(super) fn enter(self: &Arc<Self>, request: Request) -> Result<Place, QueueFull> {
+        let mut state = self.lock();
+        if state.waiting.len() >= WAITING_MAX {
+            return Err(QueueFull::All);
+        }
+        let of_tenant = state.waiting.values().filter(|waiting| waiting.request.tenant == request.tenant);
+        if of_tenant.count() >= WAITING_OF_TENANT_MAX {
+            return Err(QueueFull::OfTenant);
+        }
+        let ticket = Ticket(state.next);
+        state.next += 1;
+        let (now, wake) = (Instant::now(), Arc::new(Notify::new()));
+        let rank = state.policy.rank(request.priority, ticket);
+        state.waiting.insert(rank, Waiting { request, is_small: false, since: now, wake: Arc::clone(&wake) });
+        self.start_all(&mut state, now);
+        Ok(Place { scheduler: Arc::clone(self), ticket, wake })
+    }
+
+    /// How each pull stands.
+    pub(super) fn states(&self) -> HashMap<Ticket, Turn> {
+        let state = self.lock();
+        let waiting = state.waiting.iter().enumerate().map(|(index, ((_, ticket), waiting))| {
+            let for_rate = state.alarm.is_some() && waiting.request.is_limited;
+            let why = if for_rate { PullState::WaitingForRate } else { PullState::WaitingForSlot };
+            (*ticket, Turn { state: why, since: waiting.since, position: Some(index + 1) })
+        });
+        let running = state.running.iter().map(|(ticket, running)| {
+            (*ticket, Turn { state: PullState::Running, since: running.since, position: None })
+        });
+        waiting.chain(running).collect()
+    }
+
+    /// Whether the turn of a pull has come.
+    pub(super) fn is_running(&self, ticket: Ticket) -> bool {
+        self.lock().running.contains_key(&ticket)
+    }
+
+    /// Raises the priority of a pull that waits, and lifts its limits, as far as another client's request goes further.
+    pub(super) fn raise(&self, ticket: Ticket, priority: i32, is_limited: bool) {
+        let mut state = self.lock();
+        let Some(rank) = state.rank_of(ticket) else { return };
+        let Some(mut waiting) = state.waiting.remove(&rank) else { return };
+        waiting.request.priority = waiting.request.priority.max(priority);
+        waiting.request.is_limited &= is_limited;
+        let rank = state.policy.rank(waiting.request.priority, ticket);
+        state.waiting.insert(rank, waiting);
+        self.start_all(&mut state, Instant::now());
+    }
+
+    /// Starts all that may, and sets the alarm of the first that waits for a token alone.
+    fn start_all(&self, state: &mut State, now: Instant) {
+        let mut alarm = None;
+        while let Some((rank, slot)) = state.next_start() {
+            if slot != Slot::Unlimited
+                && let Some(throttle) = &mut state.throttle
+                && !throttle.try_take(now)
+            {
+                alarm = throttle.ready_at(now).map(|at| (rank.1, at));
+                break;
+            }
+            let Some(started) = state.waiting.remove(&rank) else { break };
+            state.running.insert(rank.1, Running { slot, is_small: started.is_small, since: now });
+            self.meters.waited(now.saturating_duration_since(started.since));
+            started.wake.notify_one();
+        }
+        self.meters.stand(state.waiting.len(), state.running.len());
+        if alarm != state.alarm {
+            state.alarm = alarm;
+            let head = alarm.and_then(|(ticket, _)| state.rank_of(ticket)).and_then(|rank| state.waiting.get(&rank));
+            head.inspect(|head| head.wake.notify_one());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Policy {
+    fn rank(self, priority: i32, ticket: Ticket) -> Rank {
+        (Reverse(if self.is_fifo { 0 } else { priority }), ticket)
+    }
+}
+
+impl State {
+    fn next_start(&self) -> Option<(Rank, Slot)> {
+        let first = |suits: fn(&Waiting) -> bool| self.waiting.iter().find(|(_, it)| suits(it)).map(|(rank, _)| *rank);
+        let running = |slot| self.running.values().filter(move |running| running.slot == slot);
+        if running(Slot::Unlimited).count() < UNLIMITED_MAX
+            && let Some(rank) = first(|waiting| !waiting.request.is_limited)
+        {
+            return Some((rank, Slot::Unlimited));
+        }
+        if self.policy.slots.is_none_or(|slots| running(Slot::Limited).count() < slots) {
+            return first(|waiting| waiting.request.is_limited).map(|rank| (rank, Slot::Limited));
+        }
+        let is_full = running(Slot::SmallBeside).count() >= SMALL_BESIDE_MAX;
+        if self.policy.is_fifo || is_full || running(Slot::Limited).any(|running| running.is_small) {
+            return None;
+        }
+        first(|waiting| waiting.request.is_limited && waiting.is_small).map(|rank| (rank, Slot::SmallBeside))
+    }
+
+    fn rank_of(&self, ticket: Ticket) -> Option<Rank> {
+        self.waiting.keys().find(|rank| rank.1 == ticket).copied()
+    }
+}
+
+impl Place {
+    pub(super) fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// Whether its turn has come.
+    pub(super) fn is_running(&self) -> bool {
+        self.scheduler.is_running(self.ticket)
+    }
+
+    /// Waits until its turn has come.
+    pub(super) async fn turn(&self) {
+        loop {
+            let alarm = {
+                let (mut state, now) = (self.scheduler.lock(), Instant::now());
+                if state.alarm.is_some_and(|(_, at)| at <= now) {
+                    self.scheduler.start_all(&mut state, now);
+                }
+                if state.running.contains_key(&self.ticket) {
+                    return;
+                }
+                state.alarm.filter(|(ticket, _)| *ticket == self.ticket).map(|(_, at)| at)
+            };
+            let woken = self.wake.notified();
+            match alarm {
+                Some(at) => drop(timeout_at(at, woken).await),
+                None => woken.await,
+            }
+        }
+    }
+
+    /// Records what is to be fetched.
+    pub(super) fn set_size(&self, size: ByteSize) {
+        let mut state = self.scheduler.lock();
+        if let Some(rank) = state.rank_of(self.ticket)
+            && let Some(waiting) = state.waiting.get_mut(&rank)
+        {
+            waiting.is_small = size <= SMALL_MAX;
+            self.scheduler.start_all(&mut state, Instant::now());
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut state = self.scheduler.lock();
+        if state.running.remove(&self.ticket).is_none()
+            && let Some(rank) = state.rank_of(self.ticket)
+        {
+            state.waiting.remove(&rank);
+        }
+        self.scheduler.start_all(&mut state, Instant::now());
+    }
+}
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        f.debug_struct("Scheduler")
+            .field("waiting", &state.waiting.len())
+            .field("running", &state.running.len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+
+    fn scheduler(slots: usize, is_fifo: bool) -> Arc<Scheduler> {
+        let meters = QueueMeters::new(Arc::new(Metrics::new()));
+        Arc::new(Scheduler::new(Policy { slots: Some(slots), is_fifo }, None, meters))
+    }
+
+    fn enter(scheduler: &Arc<Scheduler>, priority: i32) -> Place {
+        scheduler.enter(Request { tenant: "a".into(), priority, is_limited: true }).expect("there is room")
+    }
+
+    /// The order in which a single slot serves them.
+    fn served(scheduler: &Scheduler, mut places: Vec<(usize, Place)>) -> Vec<usize> {
+        let mut order = Vec::new();
+        while !places.is_empty() {
+            assert_eq!(scheduler.lock().running.len(), 1, "one slot is one pull");
+            let at = places.iter().position(|(_, place)| place.is_running()).expect("one runs");
+            order.push(places.remove(at).0);
+        }
+        order
+    }
+
+    #[test]
+    fn turns_go_by_priority_then_arrival_and_by_arrival_alone_for_the_kubelet() {
+        for (is_fifo, order) in [(false, [0, 2, 5, 1, 4, 3]), (true, [0, 1, 2, 3, 4, 5])] {
+            let scheduler = scheduler(1, is_fifo);
+            let places: Vec<_> =
+                [0, 0, 5, -1, 0, 5].into_iter().map(|priority| enter(&scheduler, priority)).enumerate().collect();
+            let states = scheduler.states();
+            let mut positions: Vec<_> =
+                places.iter().map(|(at, place)| (states[&place.ticket()].position, *at)).collect();
+            positions.sort_unstable();
+            assert_eq!(positions.iter().map(|(_, at)| *at).collect::<Vec<_>>(), order, "positions are kept");
+            assert_eq!(served(&scheduler, places), order);
+        }
+    }
+
+    #[test]
+    fn small_pulls_start_beside_slots_that_are_taken_and_no_more_than_the_limit() {
+        let scheduler = scheduler(1, false);
+        let large = enter(&scheduler, 0);
+        let places: Vec<Place> = (0..6).map(|_| enter(&scheduler, 0)).collect();
+        places[0].set_size(ByteSize(SMALL_MAX.0 + 1));
+        places[1..].iter().for_each(|place| place.set_size(SMALL_MAX));
+        let running = |places: &[Place]| places.iter().map(Place::is_running).collect::<Vec<_>>();
+        assert_eq!(running(&places), [false, true, true, true, true, false]);
+        drop(large);
+        assert!(places[0].is_running(), "the slot is the first one's");
+        // The slot is taken by a small one now: what is small waits for it as all do.
+        let mut places = places;
+        drop(places.drain(..5));
+        assert!(places[0].is_running());
+        let next = enter(&scheduler, 0);
+        next.set_size(ByteSize(1));
+        assert!(!next.is_running());
+    }
+
+    #[test]
+    fn pulls_without_limits_take_no_slot_and_are_bounded() {
+        let scheduler = scheduler(1, false);
+        let unlimited = || Request { tenant: "a".into(), priority: 0, is_limited: false };
+        let places: Vec<Place> = (0..=UNLIMITED_MAX).map(|_| scheduler.enter(unlimited()).expect("room")).collect();
+        assert_eq!(places.iter().filter(|place| place.is_running()).count(), UNLIMITED_MAX);
+        assert!(enter(&scheduler, 0).is_running());
+    }
+
+    #[test]
+    fn one_namespace_does_not_fill_the_queue() {
+        let scheduler = scheduler(1, false);
+        let _places: Vec<Place> = (0..=WAITING_OF_TENANT_MAX).map(|_| enter(&scheduler, 0)).collect();
+        let of = |tenant: &str| scheduler.enter(Request { tenant: tenant.into(), priority: 0, is_limited: true });
+        let refused = of("a").err().expect("a thousand wait").to_string();
+        assert_eq!(refused, "1000 pulls of the namespace are waiting; the limit is 1000");
+        assert!(of("b").is_ok());
+    }
+}

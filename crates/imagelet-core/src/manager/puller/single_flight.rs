@@ -1,0 +1,245 @@
+//! One pull for all clients that ask for the same: who joins, who leaves, and what a pull without clients comes to.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared, WeakShared},
+};
+use tokio::{runtime::Handle, task::JoinSet, time::timeout};
+
+use super::{
+    progress::Broadcast,
+    scheduler::{Place, QueueFull, Request, Scheduler, Ticket},
+    work::{Outcome, Pulled, Work},
+};
+use crate::{
+    image::{ImageSpec, Platform},
+    manager::{request::Compatibility, status::PullStatus},
+    runtime::Progress,
+};
+
+type PullFuture = BoxFuture<'static, Outcome>;
+
+/// Two pulls with the same key differ in nothing the registry or the store could tell, so one is enough.
+///
+/// The credentials are in it, by their hashes: no client shares a pull that another's right made possible, and two
+/// secrets with the same content share one, each recorded for itself.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct PullKey {
+    image: ImageSpec,
+    platform: Option<Platform>,
+    credentials: Vec<String>,
+    /// Set where the runtime learns all of the pod: it may let one namespace have what it refuses another.
+    namespace: Option<Arc<str>>,
+    /// Set where each request has its own pull, as with the kubelet.
+    alone: Option<u64>,
+}
+
+/// The pulls under way.
+pub(super) struct SingleFlight {
+    scheduler: Arc<Scheduler>,
+    /// How long a pull that no client waits for any more goes on.
+    grace: Duration,
+    compatibility: Compatibility,
+    alone: AtomicU64,
+    board: Mutex<Board>,
+}
+
+#[derive(Default)]
+struct Board {
+    by_key: HashMap<PullKey, Pull>,
+    /// The tasks that keep pulls running in their grace.
+    keepers: JoinSet<()>,
+}
+
+struct Pull {
+    /// Tells this pull from a later one under the same key.
+    ticket: Ticket,
+    /// The subscriptions own the pull; with the last of them it ends, or after a grace.
+    future: WeakShared<PullFuture>,
+    progress: Broadcast,
+    askers: usize,
+    priority: i32,
+}
+
+/// What has to be done when a pull succeeds although its client went away meanwhile. Dropped, it is taken back.
+struct OnComplete<T> {
+    kept: T,
+    conclude: fn(T, Pulled) -> BoxFuture<'static, ()>,
+}
+
+/// One client's part in a pull. Dropped before the end, it leaves the pull to the others; the last to leave ends it, after
+/// the grace if it runs.
+pub(crate) struct Subscription<T: Send + 'static> {
+    pulls: Arc<SingleFlight>,
+    key: PullKey,
+    ticket: Ticket,
+    /// `None` once it is over.
+    pull: Option<Shared<PullFuture>>,
+    progress: Broadcast,
+    on_complete: Option<OnComplete<T>>,
+}
+
+impl SingleFlight {
+    pub(super) fn new(scheduler: Arc<Scheduler>, grace: Duration, compatibility: Compatibility) -> Self {
+        Self { scheduler, grace, compatibility, alone: AtomicU64::default(), board: Mutex::default() }
+    }
+
+    /// Whether such a pull is under way, so that joining it costs the registry nothing.
+    pub(super) fn has(&self, work: &Work) -> bool {
+        self.lock().by_key.get(&self.key(work)).is_some_and(|pull| pull.future.upgrade().is_some())
+    }
+
+    fn key(&self, work: &Work) -> PullKey {
+        let is_told = work.sandbox.as_ref().is_some_and(|sandbox| sandbox.encoded.is_some());
+        let is_alone = self.compatibility.is_kubelet() && !work.caller.is_client();
+        PullKey {
+            image: work.image.clone(),
+            platform: work.platform.clone(),
+            credentials: work.credential_hashes(),
+            namespace: is_told.then(|| Arc::clone(&work.tenant)),
+            alone: is_alone.then(|| self.alone.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    /// Joins the pull of the same work, or begins one.
+    pub(super) fn join<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: &Work,
+        request: Request,
+        begin: impl FnOnce(Place, Broadcast) -> PullFuture,
+    ) -> Result<Subscription<T>, QueueFull> {
+        let (key, priority) = (self.key(work), request.priority);
+        let mut board = self.lock();
+        let subscription = |key, ticket, pull, progress| Subscription {
+            pulls: Arc::clone(self),
+            key,
+            ticket,
+            pull: Some(pull),
+            progress,
+            on_complete: None,
+        };
+        if let Some(pull) = board.by_key.get_mut(&key)
+            && let Some(future) = pull.future.upgrade()
+        {
+            pull.askers += 1;
+            pull.priority = pull.priority.max(priority);
+            self.scheduler.raise(pull.ticket, priority, request.is_limited);
+            return Ok(subscription(key, pull.ticket, future, pull.progress.clone()));
+        }
+        let (place, progress) = (self.scheduler.enter(request)?, Broadcast::default());
+        let ticket = place.ticket();
+        let (pull, pulls, key_of_pull) = (begin(place, progress.clone()), Arc::clone(self), key.clone());
+        let future = async move {
+            let outcome = pull.await;
+            // What is over is not joined: the next client wants to know how things are then.
+            pulls.forget(&key_of_pull, ticket, |_| true);
+            outcome
+        };
+        let future = future.boxed().shared();
+        let weak = future.downgrade().expect("a future that was not polled is not done");
+        let pull = Pull { ticket, future: weak, progress: progress.clone(), askers: 1, priority };
+        board.by_key.insert(key.clone(), pull);
+        Ok(subscription(key, ticket, future, progress))
+    }
+
+    /// The pulls under way, those first that have been where they are for longest.
+    pub(super) fn status(&self) -> Vec<PullStatus> {
+        let (board, mut states) = (self.lock(), self.scheduler.states());
+        let status = |(key, pull): (&PullKey, &Pull)| {
+            let turn = states.remove(&pull.ticket)?;
+            let image = key.image.image.clone();
+            let (askers, priority) = (pull.askers, pull.priority);
+            let row =
+                PullStatus { image, state: turn.state, since: turn.since, askers, position: turn.position, priority };
+            Some((pull.ticket, row))
+        };
+        let mut pulls: Vec<(Ticket, PullStatus)> = board.by_key.iter().filter_map(status).collect();
+        pulls.sort_by_key(|(ticket, pull)| (pull.since, *ticket));
+        pulls.into_iter().map(|(_, pull)| pull).collect()
+    }
+
+    /// Forgets a pull if it is the one of this ticket, and this holds for it.
+    fn forget(&self, key: &PullKey, ticket: Ticket, is_over: impl FnOnce(&Pull) -> bool) {
+        let mut board = self.lock();
+        if board.by_key.get(key).is_some_and(|pull| pull.ticket == ticket && is_over(pull)) {
+            board.by_key.remove(key);
+        }
+    }
+
+    /// Counts a client out. Returns whether the pull shall go on for a while without one.
+    fn leave(&self, key: &PullKey, ticket: Ticket) -> bool {
+        let mut board = self.lock();
+        let Some(pull) = board.by_key.get_mut(key).filter(|pull| pull.ticket == ticket) else { return false };
+        pull.askers = pull.askers.saturating_sub(1);
+        if pull.askers > 0 {
+            return false;
+        }
+        // What only waits has nothing to lose, and frees its place at once.
+        let is_kept = !self.grace.is_zero() && self.scheduler.is_running(ticket);
+        if !is_kept {
+            board.by_key.remove(key);
+        }
+        is_kept
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Send + 'static> Subscription<T> {
+    /// Has this done when the pull succeeds.
+    pub(crate) fn on_complete(mut self, kept: T, conclude: fn(T, Pulled) -> BoxFuture<'static, ()>) -> Self {
+        self.on_complete = Some(OnComplete { kept, conclude });
+        self
+    }
+
+    /// Waits for the end, and reports the progress up to there.
+    pub(crate) async fn outcome(mut self, progress: &Progress) -> (Outcome, Option<T>) {
+        let _listening = self.progress.listen(progress);
+        // A clone, so that a drop here can still hand the pull to a keeper.
+        let outcome = self.pull.clone().expect("it is there until this is over").await;
+        self.pull = None;
+        (outcome, self.on_complete.take().map(|it| it.kept))
+    }
+}
+
+impl<T: Send + 'static> Drop for Subscription<T> {
+    fn drop(&mut self) {
+        let Some(pull) = self.pull.take() else { return };
+        let (pulls, key, ticket) = (Arc::clone(&self.pulls), self.key.clone(), self.ticket);
+        if !pulls.leave(&key, ticket) {
+            return;
+        }
+        let (Ok(handle), Some(on_complete)) = (Handle::try_current(), self.on_complete.take()) else {
+            return pulls.forget(&key, ticket, |pull| pull.askers == 0);
+        };
+        let keep = async move {
+            let ended = timeout(pulls.grace, pull).await;
+            // A client that came meanwhile owns the pull now; else it ended above, with the last clone of it.
+            pulls.forget(&key, ticket, |pull| pull.askers == 0);
+            if let Ok(Ok(pulled)) = ended {
+                (on_complete.conclude)(on_complete.kept, pulled).await;
+            }
+        };
+        let mut board = self.pulls.lock();
+        while board.keepers.try_join_next().is_some() {}
+        board.keepers.spawn_on(keep, &handle);
+    }
+}
+
+impl fmt::Debug for SingleFlight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SingleFlight").field("under_way", &self.lock().by_key.len()).finish_non_exhaustive()
+    }
+}

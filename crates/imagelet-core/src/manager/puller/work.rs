@@ -1,0 +1,83 @@
+//! What a pull is made of, and what comes of it.
+
+use std::{sync::Arc, time::Duration};
+
+use super::circuit_breaker::CircuitKey;
+use crate::{
+    credentials::TrackedCredential,
+    decisions::Act,
+    image::{ByteSize, ImageKey, ImageSpec, Platform, Reference},
+    manager::request::Caller,
+    runtime::{PullRequest, PullWay, RuntimeError, SandboxConfig},
+};
+
+/// What to fetch, and with what.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    /// With its default tag.
+    pub(crate) image: ImageSpec,
+    pub(crate) reference: Reference,
+    /// In the order in which to try them; none: ask anonymously.
+    pub(crate) credentials: Vec<TrackedCredential>,
+    pub(crate) sandbox: Option<SandboxConfig>,
+    pub(crate) platform: Option<Platform>,
+    /// The pod's namespace.
+    pub(crate) tenant: Arc<str>,
+    /// The higher goes first.
+    pub(crate) priority: i32,
+    pub(crate) caller: Caller,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Pulled {
+    /// The image, in the store of the handler that the runtime says.
+    pub(crate) key: ImageKey,
+    /// Zero when the store does not say.
+    pub(crate) size: ByteSize,
+    /// Compressed bytes that came over the network; its size where the store does not tell.
+    pub(crate) fetched: ByteSize,
+    /// Without waiting for its turn.
+    pub(crate) took: Duration,
+    /// Which of the work's credentials opened the registry.
+    pub(crate) credential: Option<usize>,
+    /// How it came into a runtime, where the store has a choice.
+    pub(crate) way: Option<PullWay>,
+}
+
+impl Pulled {
+    /// Adds to an entry of the decision log what was pulled.
+    pub(crate) fn act(&self, act: Act) -> Act {
+        Act { keys: vec![self.key.to_string()], bytes: Some(self.fetched.0).filter(|size| *size > 0), ..act }
+    }
+}
+
+pub(crate) type Outcome = Result<Pulled, Arc<RuntimeError>>;
+
+impl Work {
+    pub(super) fn circuit_key(&self) -> CircuitKey {
+        CircuitKey {
+            registry: self.reference.domain().to_owned(),
+            credentials: self.credential_hashes(),
+            image: self.image.image.clone(),
+        }
+    }
+
+    pub(super) fn credential_hashes(&self) -> Vec<String> {
+        self.credentials.iter().map(|tracked| tracked.hash.clone()).collect()
+    }
+
+    /// A client with limits of its own is limited once.
+    pub(super) fn is_limited(&self) -> bool {
+        !matches!(self.caller, Caller::Client { is_limited: false, .. })
+    }
+
+    pub(super) fn request(&self) -> PullRequest {
+        PullRequest {
+            image: self.image.clone(),
+            credential: None,
+            sandbox: self.sandbox.clone(),
+            platform: self.platform.clone(),
+        }
+    }
+}
