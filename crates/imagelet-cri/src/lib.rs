@@ -20,10 +20,7 @@ pub mod v1;
 pub use address::{Address, AddressError, Platform, Protocol, client_target};
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeReady, RuntimeVersion};
 pub use endpoint::{Endpoint, EndpointError};
-pub use server::{
-    Answer, Calls, ConnectionLimits, Connections, Handlers, ImageServer, Lenient, ListenError, RuntimeServer,
-    image_service, lenient, listen, routes,
-};
+pub use server::{Handlers, ListenError, RuntimeServer, listen, routes};
 pub use trace::Tracing;
 
 /// The longest message either side takes or sends; the interface's own limit.

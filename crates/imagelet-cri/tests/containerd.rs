@@ -18,8 +18,9 @@ use imagelet_core::{
     testing::conformance,
 };
 use imagelet_cri::{
-    Endpoint, RemoteContainerService, RemoteImageService, image_service, listen,
+    Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen,
     pods::{TestPods, TestSandbox},
+    routes,
 };
 use serde_json::json;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -192,9 +193,9 @@ async fn containerd_keeps_every_promise_and_its_pods_hold_images() {
 
     let socket = node.folder.path().join("imagelet.sock");
     let listener = UnixListenerStream::new(listen(&socket).await.unwrap());
-    let service = image_service(Arc::new(images.clone()));
+    let service = routes(Arc::new(images.clone()), Handlers::Any, RuntimeServer::without_runtime("1"));
     tokio::spawn(async move {
-        tonic::transport::Server::builder().add_service(service).serve_with_incoming(listener).await.unwrap();
+        tonic::transport::Server::builder().add_routes(service).serve_with_incoming(listener).await.unwrap();
     });
     let between = RemoteImageService::connect(&Endpoint::at(socket).unwrap(), PATIENCE).await.unwrap();
     conformance::run(&between, &node.promised()).await;

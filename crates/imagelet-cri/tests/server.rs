@@ -1,4 +1,4 @@
-//! The whole socket as callers of any age and taste see it: authorities, deadlines, traces, handlers, other services.
+//! The whole socket as callers see it: deadlines, traces, handlers, other services.
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
@@ -9,19 +9,18 @@ use imagelet_core::{
     testing::{FakeRuntime, conformance, vectors},
 };
 use imagelet_cri::{
-    Calls, ConnectionLimits, Connections, Endpoint, Handlers, RemoteContainerService, RemoteImageService,
-    RuntimeServer, lenient, listen,
+    Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen,
     v1::{self, image_service_client::ImageServiceClient, runtime_service_client::RuntimeServiceClient},
 };
 use prost::Message as _;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::UnixStream,
-    task::{JoinHandle, JoinSet},
-};
+use tokio::{net::UnixStream, task::JoinHandle};
 use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Request, transport::Channel};
+use tonic::{
+    Code, Request,
+    service::InterceptorLayer,
+    transport::{Channel, Server},
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -38,25 +37,13 @@ impl Socket {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("imagelet.sock");
         let listener = listen(&path).await.unwrap();
-        let limits = ConnectionLimits { streams_max: 256, silent_max: PATIENCE, headers_bytes_max: 16 << 10 };
-        let (calls, connections) = (Calls::new(images, handlers, runtime), Connections::new(limits));
+        let routes = imagelet_cri::routes(images, handlers, runtime);
         let stop = CancellationToken::new();
-        let stopped = stop.clone();
+        let stopped = stop.clone().cancelled_owned();
         let task = tokio::spawn(async move {
-            let mut open = JoinSet::new();
-            while let Some(accepted) = stopped.run_until_cancelled(listener.accept()).await {
-                let (stream, calls, connections) = (accepted.unwrap().0, calls.clone(), connections.clone());
-                let stopped = stopped.clone();
-                open.spawn(async move {
-                    let answer = |request| {
-                        let calls = calls.clone();
-                        async move { calls.answer(request).await }
-                    };
-                    connections.serve(lenient(stream), answer, stopped.cancelled()).await;
-                });
-            }
-            drop(listener);
-            open.join_all().await;
+            let incoming = UnixListenerStream::new(listener);
+            let server = Server::builder().add_routes(routes);
+            server.serve_with_incoming_shutdown(incoming, stopped).await.unwrap();
         });
         Self { path, task, stop, _folder: folder }
     }
@@ -98,68 +85,6 @@ fn spec(image: &str) -> v1::ImageSpec {
 
 fn pull(image: &str) -> v1::PullImageRequest {
     v1::PullImageRequest { image: Some(spec(image)), ..v1::PullImageRequest::default() }
-}
-
-/// One call of `ImageFsInfo` in frames written by hand; answers the types of the frames that came back on its stream.
-async fn call_with_authority(socket: &Socket, authority: &str) -> Vec<u8> {
-    let literal = |name: &[u8], value: &[u8]| {
-        let length = |text: &[u8]| u8::try_from(text.len()).unwrap();
-        [&[0x40, length(name)], name, &[length(value)], value].concat()
-    };
-    // POST and http are sent by their places in the table, the rest by name.
-    let block = [
-        vec![0x83, 0x86],
-        literal(b":path", b"/runtime.v1.ImageService/ImageFsInfo"),
-        literal(b":authority", authority.as_bytes()),
-        literal(b"content-type", b"application/grpc"),
-        literal(b"te", b"trailers"),
-    ]
-    .concat();
-    let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
-        [&[0, 0, u8::try_from(payload.len()).unwrap(), kind, flags, 0, 0, 0, stream], payload].concat()
-    };
-    let sent = [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
-        frame(4, 0, 0, &[]),
-        frame(1, 4, 1, &block),
-        frame(0, 1, 1, &[0, 0, 0, 0, 0]),
-    ]
-    .concat();
-    let mut stream = UnixStream::connect(&socket.path).await.unwrap();
-    stream.write_all(&sent).await.unwrap();
-    let mut kinds = Vec::new();
-    let read = async {
-        loop {
-            let mut head = [0; 9];
-            stream.read_exact(&mut head).await.unwrap();
-            let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
-            stream.read_exact(&mut payload).await.unwrap();
-            if head[8] == 1 {
-                kinds.push(head[3]);
-                // Trailers end an answer, a reset ends it early.
-                if head[3] == 3 || head[4] & 1 != 0 {
-                    return;
-                }
-            }
-        }
-    };
-    tokio::time::timeout(PATIENCE, read).await.expect("an answer");
-    kinds
-}
-
-#[tokio::test]
-async fn a_client_that_sends_the_path_of_the_socket_as_authority_is_answered() {
-    let socket = Socket::of(&fake()).await;
-    for authority in [
-        "localhost",
-        "/run/imagelet/imagelet.sock",
-        "%2Frun%2Fimagelet.sock",
-        "unix:///run/imagelet/imagelet.sock",
-        "a b",
-    ] {
-        // Headers, data, trailers.
-        assert_eq!(call_with_authority(&socket, authority).await, [1, 0, 1], "{authority}");
-    }
 }
 
 #[tokio::test]
@@ -393,14 +318,14 @@ impl Traced {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("traced.sock");
         let incoming = UnixListenerStream::new(listen(&path).await.unwrap());
-        let service = imagelet_cri::image_service(Arc::new(fake()));
-        let service = tonic::service::interceptor::InterceptedService::new(service, move |request: Request<()>| {
+        let note = InterceptorLayer::new(move |request: Request<()>| {
             let parent = request.metadata().get("traceparent").map(|parent| parent.to_str().unwrap().to_owned());
             seen.0.lock().unwrap().push(parent);
             Ok(request)
         });
+        let routes = imagelet_cri::routes(Arc::new(fake()), Handlers::Any, RuntimeServer::without_runtime("1"));
         let task = tokio::spawn(async move {
-            tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
+            Server::builder().layer(note).add_routes(routes).serve_with_incoming(incoming).await.unwrap();
         });
         Socket { path, task, stop: CancellationToken::new(), _folder: folder }
     }

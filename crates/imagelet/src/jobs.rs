@@ -10,7 +10,6 @@ use crate::{
     config::{CollectionMode, Settings},
     failure::Failure,
     node::{LocalNode, collect, policy},
-    rest,
 };
 
 /// How often a collection that is switched off looks whether it still is.
@@ -48,7 +47,6 @@ impl Jobs {
         );
         // Uses come in without a pass, too; written each 45 s at most.
         start(|_| FLUSH_PERIOD, |node| Box::pin(async move { node.parts().inventory.flush_if_due().await }));
-        tasks.spawn(rest::give_memory_back(stop.clone()));
         Self { tasks, wake, stop: stop.clone() }
     }
 

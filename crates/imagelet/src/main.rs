@@ -6,7 +6,6 @@ mod commands;
 mod config;
 mod connections;
 mod failure;
-mod guard;
 mod http;
 mod jobs;
 mod log;
@@ -14,7 +13,7 @@ mod manifests;
 mod node;
 mod output;
 mod progress;
-mod rest;
+mod secret_hygiene;
 mod serve;
 mod size;
 
@@ -29,9 +28,8 @@ use config::Environment;
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    imagelet_memory::bound_heap();
-    guard::forbid_core_dumps();
-    guard::raise_file_limit();
+    secret_hygiene::forbid_core_dumps();
+    secret_hygiene::raise_file_limit();
     let arguments: Vec<_> = std::env::args_os().collect();
     let cli = match Cli::read(arguments.iter().cloned()) {
         Ok(cli) => cli,
@@ -42,7 +40,7 @@ fn main() -> ExitCode {
         }
     };
     let environment = Environment::of_process();
-    guard::hide_login(&arguments, &cli, &environment);
+    secret_hygiene::hide_login(&arguments, &cli, &environment);
     log::start(&environment, matches!(cli.command, Command::Serve(_)));
     let runtime = match runtime(&cli.command) {
         Ok(runtime) => runtime,

@@ -1,20 +1,20 @@
 //! The daemon, and the one place that says which concrete part meets which.
 
 mod activation;
-mod doorman;
+mod connection_limits;
 mod filesystems;
 mod images;
 mod imports;
-mod manager;
-mod peers;
+mod peer_log;
+mod readiness;
 mod socket;
-mod started;
 mod stop;
+mod systemd_notify;
 mod wiring;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
-use imagelet_cri::{Calls, Endpoint, EndpointError, Handlers, RuntimeServer};
+use imagelet_cri::{Endpoint, EndpointError, Handlers, RuntimeServer};
 use imagelet_oci::Access;
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -34,8 +34,7 @@ use crate::{
     node::LocalNode,
 };
 use images::ServedImages;
-use manager::ServiceManager;
-use started::Started;
+use readiness::Readiness;
 use stop::{SocketGuard, Stoppable};
 
 /// Pulls that are nearly done may end; then they are given up. This and the three waits after it are all that a stop takes,
@@ -114,14 +113,13 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
 
-    let manager = ServiceManager::new(&environment);
     let (accepting, working) = (CancellationToken::new(), CancellationToken::new());
-    let (opened, started) = Started::soon();
-    let images = Arc::new(ServedImages::new(started.clone(), state_place(&settings), working.clone()));
-    let handler = Arc::new(Stoppable::new(started, working.clone(), accepting.clone()));
+    let (opened, readiness) = Readiness::pending();
+    let images = Arc::new(ServedImages::new(readiness.clone(), state_place(&settings), working.clone()));
+    let handler = Arc::new(Stoppable::new(readiness, working.clone(), accepting.clone()));
     let (handlers, runtime) = runtime_behind(&settings)?;
-    let calls = Calls::new(images, handlers, runtime).with_routes(|routes| routes.add_service(api::service(handler)));
-    let server = |listener: UnixListener| socket::serve(listener, calls, accepting.clone());
+    let routes = imagelet_cri::routes(images, handlers, runtime).add_service(api::service(handler));
+    let server = |listener: UnixListener| socket::serve(listener, routes, accepting.clone());
     // A stop does not wait for the store.
     let mut opening = async || {
         tokio::select! {
@@ -150,28 +148,28 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         None => None,
     };
     let mut http = tokio::spawn(run_http(http_listener, Arc::clone(&node), accepting.clone()));
-    let calm = tokio::spawn(manager.clone().keep_calm(working.clone()));
+    let watchdog = tokio::spawn(systemd_notify::watchdog(working.clone()));
     let jobs = Jobs::start(&node, &working.child_token());
     tracing::info!(
         socket = %settings.socket.display(), backend = node.parts().backend, http = settings.http,
         version = env!("CARGO_PKG_VERSION"), "serving"
     );
     let status = format!("serving images of the {}", node.parts().backend);
-    manager.ready(&status);
+    systemd_notify::ready(&status);
 
     let ended_early = loop {
         tokio::select! {
             _ = terminate.recv() => break false,
             _ = interrupt.recv() => break false,
             _ = hangup.recv() => {
-                manager.reloading();
+                systemd_notify::reloading();
                 reload(&arguments, store.as_ref(), &environment, &node, &jobs).await;
-                manager.ready(&status);
+                systemd_notify::ready(&status);
             }
             _ = &mut server => break true,
         }
     };
-    manager.stopping();
+    systemd_notify::stopping();
     tracing::info!("stopping");
     accepting.cancel();
     if !ended_early && tokio::time::timeout(GRACE, &mut server).await.is_err() {
@@ -189,8 +187,8 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
         }
     });
     let ends = async {
-        let ((), calm, _) = tokio::join!(jobs.stop(), calm, &mut http);
-        if let Err(error) = calm {
+        let ((), watchdog, _) = tokio::join!(jobs.stop(), watchdog, &mut http);
+        if let Err(error) = watchdog {
             tracing::error!(%error, "the watchdog's task did not end well");
         }
     };

@@ -1,21 +1,14 @@
 //! A store of images, served as a CRI image service: to kubelets, crictl and critest (`docs/spec/cri.md §5`).
 
-mod authority;
-mod calls;
-mod connection;
 mod deadline;
-mod handler;
-mod kept;
+mod list_cache;
 mod listen;
 mod runtime;
+mod runtime_handler;
 
 use std::{collections::BTreeMap, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
-pub use authority::{Lenient, lenient};
-pub use calls::{Answer, Calls};
-pub use connection::{ConnectionLimits, Connections};
 use futures_util::{FutureExt as _, Stream, stream};
-pub use handler::Handlers;
 use imagelet_core::{
     image::ImageSpec,
     runtime::{ImageService, RuntimeError, RuntimeErrorKind, no_progress},
@@ -23,14 +16,20 @@ use imagelet_core::{
 pub use listen::{ListenError, listen};
 use prost::Message as _;
 pub use runtime::RuntimeServer;
+pub use runtime_handler::Handlers;
 use tonic::{
     Code, Request, Response, Status,
+    body::Body,
     codegen::http::{self, HeaderValue, Uri},
     metadata::MetadataMap,
+    server::Grpc,
     service::Routes,
 };
-use tower::util::MapResponseLayer;
+use tonic_prost::ProstCodec;
+use tower::{service_fn, util::MapResponseLayer};
 use tracing::Instrument as _;
+
+use list_cache::ListCache;
 
 use crate::{
     MESSAGE_BYTES_MAX, convert,
@@ -51,34 +50,60 @@ const BATCH_IMAGES_MAX: usize = 1000;
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
 /// All that a CRI socket answers: images, the runtime service, and a refusal by name of every other service, those of
-/// older versions of the interface among them. For a tonic server; [`Calls`] answers the same with less ado.
+/// older versions of the interface among them.
 ///
 /// ```no_run
 /// # async fn serve(images: std::sync::Arc<dyn imagelet_core::runtime::ImageService>) -> Result<(), Box<dyn std::error::Error>> {
 /// use imagelet_cri::{Handlers, RuntimeServer};
-/// use tokio_stream::StreamExt as _;
 ///
 /// let socket = imagelet_cri::listen("/run/imagelet/imagelet.sock".as_ref()).await?;
 /// let routes = imagelet_cri::routes(images, Handlers::default(), RuntimeServer::without_runtime("0.1.0"));
 /// tonic::transport::Server::builder()
 ///     .add_routes(routes)
-///     .serve_with_incoming(
-///         tokio_stream::wrappers::UnixListenerStream::new(socket).map(|stream| stream.map(imagelet_cri::lenient)),
-///     )
+///     .serve_with_incoming(tokio_stream::wrappers::UnixListenerStream::new(socket))
 ///     .await?;
 /// # Ok(())
 /// # }
 /// ```
 pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: RuntimeServer) -> Routes {
-    routes_of(ImageServer::new(images, handlers), runtime)
+    let images = ImageServer { images, handlers };
+    let list = ListCache::new(images.clone());
+    let images = ImageServiceServer::new(images)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let mut routes = Routes::new(images).add_service(runtime);
+    let router = std::mem::take(routes.axum_router_mut())
+        .route_service(
+            "/runtime.v1.ImageService/ListImages",
+            service_fn(move |request| {
+                let list = list.clone();
+                unary(request, move |request| list.clone().list(request)).map(Ok)
+            }),
+        )
+        .fallback(|uri: Uri| async move { refused(&uri).into_http::<Body>() })
+        .layer(MapResponseLayer::new(as_go_says));
+    *routes.axum_router_mut() = router;
+    routes
 }
 
-fn routes_of(images: ImageServer, runtime: RuntimeServer) -> Routes {
-    let mut routes = Routes::new(limited(ImageServiceServer::new(images))).add_service(runtime);
-    let router = std::mem::take(routes.axum_router_mut());
-    let router = router.fallback(|uri: Uri| async move { refused(&uri).into_http::<tonic::body::Body>() });
-    *routes.axum_router_mut() = router.layer(MapResponseLayer::new(as_go_says));
-    routes
+/// Answers one message by one message, both within the limits of the interface.
+async fn unary<B, Q, A, F>(
+    request: http::Request<B>,
+    answer: impl Fn(Request<Q>) -> F + Send + Sync,
+) -> http::Response<Body>
+where
+    B: tonic::codegen::Body + Send + 'static,
+    B::Error: Into<tonic::codegen::StdError> + Send,
+    Q: prost::Message + Default + 'static,
+    A: prost::Message + Default + 'static,
+    F: Future<Output = Result<A, Status>> + Send,
+{
+    let service = service_fn(|request: Request<Q>| answer(request).map(|answer| answer.map(Response::new)));
+    Grpc::new(ProstCodec::<A, Q>::default())
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+        .unary(service, request)
+        .await
 }
 
 /// A message that is too long has another code in our stack than in that of every other runtime.
@@ -106,29 +131,16 @@ fn refused(uri: &Uri) -> Status {
     Status::unimplemented(format!("unknown service {shown}"))
 }
 
-/// The image service of a store alone, for a tonic router, with the interface's message limits.
-pub fn image_service(images: Arc<dyn ImageService>) -> ImageServiceServer<ImageServer> {
-    limited(ImageServiceServer::new(ImageServer::new(images, Handlers::default())))
-}
-
-fn limited(server: ImageServiceServer<ImageServer>) -> ImageServiceServer<ImageServer> {
-    server.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX)
-}
-
 /// Answers CRI calls from a store of images.
 ///
 /// A caller that goes away, or whose deadline passes, drops the call, and with it the pull.
 #[derive(Clone, Debug)]
-pub struct ImageServer {
+struct ImageServer {
     images: Arc<dyn ImageService>,
     handlers: Handlers,
 }
 
 impl ImageServer {
-    fn new(images: Arc<dyn ImageService>, handlers: Handlers) -> Self {
-        Self { images, handlers }
-    }
-
     /// Runs a call within its caller's deadline and as part of its trace.
     async fn answer<T>(
         &self,
@@ -144,49 +156,6 @@ impl ImageServer {
             Ok(answer) => answer,
             Err(_) => Err(status(rpc, "", &RuntimeError::defect("imagelet failed inside; its log says where"))),
         }
-    }
-
-    async fn listed(
-        &self,
-        metadata: &MetadataMap,
-        request: v1::ListImagesRequest,
-    ) -> Result<v1::ListImagesResponse, Status> {
-        let list = async { Ok(fitting(v1::ListImagesResponse { images: self.list(request.filter).await? })) };
-        self.answer("ListImages", metadata, list).await
-    }
-
-    async fn status(
-        &self,
-        metadata: &MetadataMap,
-        request: v1::ImageStatusRequest,
-    ) -> Result<v1::ImageStatusResponse, Status> {
-        let spec = named(request.image)?;
-        let look = async {
-            let found = if request.verbose {
-                let details = self.images.details(&spec).await;
-                details.map(|details| details.map(|details| (details.to_info(), details.image)))
-            } else {
-                self.images.status(&spec).await.map(|image| image.map(|image| (BTreeMap::new(), image)))
-            };
-            match found {
-                Ok(Some((info, image))) => {
-                    Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info })
-                }
-                // An absent image is an answer.
-                Ok(None) => Ok(v1::ImageStatusResponse::default()),
-                Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
-                Err(error) => Err(status("ImageStatus", &spec.image, &error)),
-            }
-        };
-        self.answer("ImageStatus", metadata, look).await
-    }
-
-    async fn filesystems(&self, metadata: &MetadataMap) -> Result<v1::ImageFsInfoResponse, Status> {
-        let measure = async {
-            let filesystems = self.images.filesystem().await.map_err(|error| status("ImageFsInfo", "", &error))?;
-            Ok(convert::filesystems_to_wire(&filesystems))
-        };
-        self.answer("ImageFsInfo", metadata, measure).await
     }
 
     /// Sorted by id, so that equal stores give equal lists.
@@ -209,7 +178,8 @@ impl ImageServiceRpc for ImageServer {
         request: Request<v1::ListImagesRequest>,
     ) -> Result<Response<v1::ListImagesResponse>, Status> {
         let (metadata, _, request) = request.into_parts();
-        self.listed(&metadata, request).await.map(Response::new)
+        let list = async { Ok(fitting(v1::ListImagesResponse { images: self.list(request.filter).await? })) };
+        self.answer("ListImages", &metadata, list).await.map(Response::new)
     }
 
     async fn stream_images(
@@ -231,7 +201,25 @@ impl ImageServiceRpc for ImageServer {
         request: Request<v1::ImageStatusRequest>,
     ) -> Result<Response<v1::ImageStatusResponse>, Status> {
         let (metadata, _, request) = request.into_parts();
-        self.status(&metadata, request).await.map(Response::new)
+        let spec = named(request.image)?;
+        let look = async {
+            let found = if request.verbose {
+                let details = self.images.details(&spec).await;
+                details.map(|details| details.map(|details| (details.to_info(), details.image)))
+            } else {
+                self.images.status(&spec).await.map(|image| image.map(|image| (BTreeMap::new(), image)))
+            };
+            match found {
+                Ok(Some((info, image))) => {
+                    Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info })
+                }
+                // An absent image is an answer.
+                Ok(None) => Ok(v1::ImageStatusResponse::default()),
+                Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
+                Err(error) => Err(status("ImageStatus", &spec.image, &error)),
+            }
+        };
+        self.answer("ImageStatus", &metadata, look).await.map(Response::new)
     }
 
     async fn pull_image(
@@ -277,7 +265,11 @@ impl ImageServiceRpc for ImageServer {
         &self,
         request: Request<v1::ImageFsInfoRequest>,
     ) -> Result<Response<v1::ImageFsInfoResponse>, Status> {
-        self.filesystems(request.metadata()).await.map(Response::new)
+        let measure = async {
+            let filesystems = self.images.filesystem().await.map_err(|error| status("ImageFsInfo", "", &error))?;
+            Ok(convert::filesystems_to_wire(&filesystems))
+        };
+        self.answer("ImageFsInfo", request.metadata(), measure).await.map(Response::new)
     }
 }
 

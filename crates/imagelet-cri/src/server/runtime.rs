@@ -4,8 +4,8 @@
 //! container is refused: imagelet runs none.
 
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
+    future::ready,
     path::Path,
     pin::Pin,
     sync::Arc,
@@ -15,13 +15,13 @@ use std::{
 
 use imagelet_core::runtime::RuntimeError;
 use tonic::{
-    Code, Request, Response, Status,
+    Request, Status,
     body::Body,
     codegen::{Service, http},
-    server::{Grpc, NamedService},
+    server::NamedService,
 };
-use tonic_prost::ProstCodec;
 
+use super::unary;
 use crate::{Endpoint, channel::Peer, v1};
 
 /// What the kubelet wants to see, or does not start.
@@ -160,67 +160,41 @@ fn absent(kind: &str) -> v1::RuntimeCondition {
 async fn answer_for_none(call: &str, version: &str, request: http::Request<Body>) -> http::Response<Body> {
     match call {
         "Version" => {
-            let answer = v1::VersionResponse {
-                version: API_VERSION.into(),
-                runtime_name: "imagelet".into(),
-                runtime_version: version.to_owned(),
-                runtime_api_version: "v1".into(),
+            let answer = |_: Request<v1::VersionRequest>| {
+                ready(Ok(v1::VersionResponse {
+                    version: API_VERSION.into(),
+                    runtime_name: "imagelet".into(),
+                    runtime_version: version.to_owned(),
+                    runtime_api_version: "v1".into(),
+                }))
             };
-            unary::<v1::VersionRequest, _>(request, move |_| Ok(answer)).await
+            unary(request, answer).await
         }
         "Status" => {
-            let version = serde_json::json!({ "version": version }).to_string();
-            let answer = move |asked: v1::StatusRequest| {
-                let info =
-                    if asked.verbose { BTreeMap::from([("imagelet".to_owned(), version)]) } else { BTreeMap::new() };
+            let answer = |asked: Request<v1::StatusRequest>| {
+                let version = ("imagelet".to_owned(), serde_json::json!({ "version": version }).to_string());
+                let info = asked.get_ref().verbose.then_some(version).into_iter().collect();
                 let conditions = vec![absent("RuntimeReady"), absent("NetworkReady")];
-                Ok(v1::StatusResponse { status: Some(v1::RuntimeStatus { conditions }), info, ..Default::default() })
+                ready(Ok(v1::StatusResponse {
+                    status: Some(v1::RuntimeStatus { conditions }),
+                    info,
+                    ..Default::default()
+                }))
             };
             unary(request, answer).await
         }
         "RuntimeConfig" => {
-            // Who runs containers beside us wants the cgroups of this machine.
+            // A runtime that is started beside imagelet wants the cgroups of this machine.
             let driver =
                 if Path::new(SYSTEMD).is_dir() { v1::CgroupDriver::Systemd } else { v1::CgroupDriver::Cgroupfs };
-            let linux = v1::LinuxRuntimeConfiguration { cgroup_driver: driver as i32 };
-            let answer = v1::RuntimeConfigResponse { linux: Some(linux) };
-            unary::<v1::RuntimeConfigRequest, _>(request, move |_| Ok(answer)).await
+            let linux = Some(v1::LinuxRuntimeConfiguration { cgroup_driver: driver as i32 });
+            unary(request, |_: Request<()>| ready(Ok(v1::RuntimeConfigResponse { linux }))).await
         }
-        "ListPodSandbox" | "StreamPodSandboxes" => {
-            unary::<v1::ListPodSandboxRequest, _>(request, |_| Ok(v1::ListPodSandboxResponse::default())).await
-        }
-        "ListContainers" | "StreamContainers" => {
-            unary::<v1::ListContainersRequest, _>(request, |_| Ok(v1::ListContainersResponse::default())).await
-        }
-        // Figures of none: an empty message is an empty list, whatever the list is of.
-        "ListContainerStats"
-        | "StreamContainerStats"
-        | "ListPodSandboxStats"
-        | "StreamPodSandboxStats"
-        | "ListMetricDescriptors"
-        | "ListPodSandboxMetrics"
-        | "StreamPodSandboxMetrics" => unary::<(), _>(request, |()| Ok(())).await,
         "ContainerStatus" | "PodSandboxStatus" | "ContainerStats" | "PodSandboxStats" => {
-            let none =
-                |_| Err::<v1::ContainerStatusResponse, _>(Status::new(Code::NotFound, "there are no containers here"));
-            unary::<v1::ContainerStatusRequest, _>(request, none).await
+            Status::not_found("there are no containers here").into_http()
         }
-        other => Status::unimplemented(format!("`{other}` is not answered here")).into_http(),
+        "GetContainerEvents" => Status::unimplemented(format!("`{call}` is not answered here")).into_http(),
+        // An empty message is an empty list, whatever the list is of.
+        _ => unary(request, |_: Request<()>| ready(Ok(()))).await,
     }
-}
-
-/// One message answered by another. An empty one is also an empty list of a stream.
-async fn unary<Q, A>(
-    request: http::Request<Body>,
-    answer: impl FnOnce(Q) -> Result<A, Status> + Clone + Send + 'static,
-) -> http::Response<Body>
-where
-    Q: prost::Message + Default + 'static,
-    A: prost::Message + Default + 'static,
-{
-    let service = tower::service_fn(move |request: Request<Q>| {
-        let answered = answer.clone()(request.into_inner());
-        async move { answered.map(Response::new) }
-    });
-    Grpc::new(ProstCodec::<A, Q>::default()).unary(service, request).await
 }

@@ -15,7 +15,7 @@ use imagelet_core::{
     testing::{FakeRuntime, conformance},
 };
 use imagelet_cri::{
-    Endpoint, RemoteContainerService, RemoteImageService, image_service, listen,
+    Endpoint, Handlers, RemoteContainerService, RemoteImageService, RuntimeServer, listen, routes,
     v1::{
         self,
         image_service_client::ImageServiceClient,
@@ -24,7 +24,7 @@ use imagelet_cri::{
 };
 use tokio::task::JoinHandle;
 use tokio_stream::{StreamExt as _, wrappers::UnixListenerStream};
-use tonic::{Code, Request, transport::Server};
+use tonic::{Code, Request, service::Routes, transport::Server};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -37,10 +37,14 @@ struct Served {
 
 impl Served {
     async fn images(images: impl ImageService + 'static) -> Self {
-        Self::service(image_service(Arc::new(images))).await
+        Self::routes(image_routes(images)).await
     }
 
     async fn service<S: ImageServiceRpc>(service: ImageServiceServer<S>) -> Self {
+        Self::routes(Routes::new(service)).await
+    }
+
+    async fn routes(service: Routes) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cri.sock");
         let task = serve(path.clone(), service).await;
@@ -64,9 +68,13 @@ impl Drop for Served {
     }
 }
 
-async fn serve<S: ImageServiceRpc>(path: PathBuf, service: ImageServiceServer<S>) -> JoinHandle<()> {
+fn image_routes(images: impl ImageService + 'static) -> Routes {
+    routes(Arc::new(images), Handlers::Any, RuntimeServer::without_runtime("1"))
+}
+
+async fn serve(path: PathBuf, service: Routes) -> JoinHandle<()> {
     let socket = UnixListenerStream::new(listen(&path).await.unwrap());
-    tokio::spawn(async move { Server::builder().add_service(service).serve_with_incoming(socket).await.unwrap() })
+    tokio::spawn(async move { Server::builder().add_routes(service).serve_with_incoming(socket).await.unwrap() })
 }
 
 fn fake() -> FakeRuntime {
@@ -280,13 +288,13 @@ async fn a_client_outlives_a_restart_of_the_runtime() {
     assert_eq!(away.kind(), RuntimeErrorKind::Unavailable);
     assert!(away.chain().contains("cri.sock") && away.hint().is_some(), "{}", away.chain());
 
-    let task = serve(path.clone(), image_service(Arc::new(fake()))).await;
+    let task = serve(path.clone(), image_routes(fake())).await;
     back(&client).await;
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
     std::fs::remove_file(&path).unwrap();
 
-    let task = serve(path, image_service(Arc::new(fake()))).await;
+    let task = serve(path, image_routes(fake())).await;
     // The first call may still find the old connection broken.
     let first = client.list(None).await;
     assert!(first.is_ok() || first.unwrap_err().kind() == RuntimeErrorKind::Unavailable);
@@ -307,7 +315,7 @@ async fn back(client: &RemoteImageService) {
 
 #[tokio::test]
 async fn a_failed_handshake_names_the_api_and_the_endpoint() {
-    let served = Served::images(fake()).await;
+    let served = Served::routes(Routes::default()).await;
     let error = RemoteContainerService::connect(&served.endpoint, PATIENCE).await.unwrap_err();
     let wanted =
         format!("validate service connection: validate CRI v1 runtime API for endpoint \"{}\"", served.endpoint);

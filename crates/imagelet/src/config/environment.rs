@@ -4,7 +4,6 @@ use std::{
     ffi::OsString,
     fmt,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use imagelet_core::credentials::Secret;
@@ -61,10 +60,6 @@ pub(crate) struct Environment {
     pub(crate) docker_config: Option<PathBuf>,
     /// `IMAGELET_CREDS`: what `pull --creds` would be given, kept out of the list of processes.
     pub(crate) creds: Option<Secret>,
-    /// `NOTIFY_SOCKET`: where systemd waits for word.
-    pub(crate) notify_socket: Option<OsString>,
-    /// `WATCHDOG_USEC`, where `WATCHDOG_PID` names this process or is not set: how long systemd waits for a sign of life.
-    pub(crate) watchdog: Option<Duration>,
     /// `LISTEN_FDNAMES`: what the sockets are called that systemd hands over.
     pub(crate) listen_names: Option<String>,
     /// `IMAGELET_CONFIG`: the file that a command in this process reads, as the daemon reads that of `--config`.
@@ -89,12 +84,6 @@ impl Environment {
             runtime_dir: directory("XDG_RUNTIME_DIR"),
             docker_config: directory("DOCKER_CONFIG"),
             creds: text("IMAGELET_CREDS").map(Secret::new),
-            notify_socket: std::env::var_os("NOTIFY_SOCKET").filter(|value| !value.is_empty()),
-            watchdog: text("WATCHDOG_USEC")
-                .filter(|_| text("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string()))
-                .and_then(|microseconds| microseconds.parse().ok())
-                .filter(|microseconds| *microseconds > 0)
-                .map(Duration::from_micros),
             listen_names: text("LISTEN_FDNAMES"),
             config: std::env::var_os("IMAGELET_CONFIG").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
             variables: Variables(

@@ -10,7 +10,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use super::table::ConnectionLimits;
+use super::table::{ConnectionLimits, Limit};
 
 /// Connections at the CRI socket; a kubelet needs one or two.
 const SOCKET_MAX: usize = 512;
@@ -22,6 +22,10 @@ const HTTP_MAX: usize = 32;
 const HTTP_PART: usize = 8;
 /// What a listener keeps under the smallest limits.
 const LISTENER_MIN: usize = 4;
+/// Calls of one process at once; a kubelet of 110 pods stays well below.
+const CALLS_EACH_MAX: usize = 512;
+/// Calls of all processes at once.
+const CALLS_ALL_MAX: usize = 2048;
 /// Descriptors in reserve: a kubelet's connections and a few commands.
 const SPARE: usize = 8;
 
@@ -32,14 +36,15 @@ pub(crate) fn open_files_max() -> usize {
 
 /// Limits of the CRI socket. One process may have half of all connections: for 110 pods that is one each.
 pub(crate) fn socket_limits(files_max: usize) -> ConnectionLimits {
-    let all_max = (files_max / SOCKET_PART).clamp(LISTENER_MIN, SOCKET_MAX);
-    ConnectionLimits { all_max, each_max: all_max / 2 }
+    let all = (files_max / SOCKET_PART).clamp(LISTENER_MIN, SOCKET_MAX);
+    ConnectionLimits { open: Limit { all, each: all / 2 }, calls: Limit { all: CALLS_ALL_MAX, each: CALLS_EACH_MAX } }
 }
 
 /// Limits of HTTP. Scrapers behind one address translation are one peer, which may therefore have all connections.
 pub(crate) fn http_limits(files_max: usize) -> ConnectionLimits {
-    let all_max = (files_max / HTTP_PART).clamp(LISTENER_MIN, HTTP_MAX);
-    ConnectionLimits { all_max, each_max: all_max }
+    let all = (files_max / HTTP_PART).clamp(LISTENER_MIN, HTTP_MAX);
+    let limit = Limit { all, each: all };
+    ConnectionLimits { open: limit, calls: limit }
 }
 
 /// Descriptors that are open for nothing but to be closed when an accept finds no other free.
@@ -91,7 +96,7 @@ mod tests {
             (0, 4, 2, 4),
         ] {
             let limits = (socket_limits(files), http_limits(files));
-            assert_eq!((limits.0.all_max, limits.0.each_max, limits.1.all_max), (socket, each, http), "{files}");
+            assert_eq!((limits.0.open.all, limits.0.open.each, limits.1.open.all), (socket, each, http), "{files}");
             assert!(files < 64 || socket + http + SPARE <= files / 2, "{files}");
         }
     }

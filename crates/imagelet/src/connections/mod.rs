@@ -4,12 +4,14 @@
 //! **Invariant:** the limits of both listeners together stay below the limit of open files, so that clients which
 //! connect and say nothing leave descriptors for pulls and for the next caller.
 
-mod accept;
+mod accept_failures;
 mod descriptors;
 mod line_limit;
 mod table;
 
-pub(crate) use accept::{AcceptFailures, is_out_of_descriptors};
+pub(crate) use accept_failures::{AcceptFailures, is_out_of_descriptors};
 pub(crate) use descriptors::{SpareDescriptors, http_limits, open_files_max, socket_limits};
 pub(crate) use line_limit::LineLimit;
-pub(crate) use table::{CallCounter, CallUnderWay, ConnectionLimits, ConnectionTable, OpenConnection};
+#[cfg(test)]
+pub(crate) use table::Limit;
+pub(crate) use table::{Calls, ConnectionLimits, ConnectionTable, OpenConnection};

@@ -1,7 +1,8 @@
-//! The open connections of one listener: how many each peer has, and which of them is closed for the next one.
+//! The open connections of one listener: how many each peer has, which of them is closed for the next one, and how many
+//! calls run on them.
 //!
-//! A connection with a call under way is never closed for another. Of the others the peer with the most connections
-//! loses one first, a connection that never made a call before one that did, the oldest first.
+//! A connection with a running call is never closed for another. Of the others the peer with the most connections loses
+//! one first, a connection that never made a call before one that did, the oldest first.
 
 use std::{
     cmp::Reverse,
@@ -12,15 +13,24 @@ use std::{
     },
 };
 
+use http_body_util::BodyExt as _;
+use hyper::body::Body;
 use tokio_util::sync::CancellationToken;
 
-/// How many connections a listener keeps open.
+/// At most so many of all peers together, and of one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limit {
+    pub(crate) all: usize,
+    pub(crate) each: usize,
+}
+
+/// What a listener grants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionLimits {
-    /// Of all peers together.
-    pub(crate) all_max: usize,
-    /// Of one peer.
-    pub(crate) each_max: usize,
+    /// Open connections.
+    pub(crate) open: Limit,
+    /// Running calls.
+    pub(crate) calls: Limit,
 }
 
 /// What a connection does at the moment; those that are closed first stand first.
@@ -30,7 +40,7 @@ enum Activity {
     Silent,
     /// It made calls, and all of them have ended.
     Idle,
-    /// A call is under way.
+    /// A call runs.
     Busy,
 }
 
@@ -40,15 +50,15 @@ enum Admission {
     Enter,
     /// The connection with this number is closed for it.
     InPlaceOf(u64),
-    /// The limit is reached and every connection has a call under way.
+    /// The limit is reached and every connection has a running call.
     Refuse,
 }
 
 /// Decides about one more connection of `peer`, where these are open, the oldest first.
-fn admission<P: Copy + Eq>(open: &[(u64, P, Activity)], peer: P, limits: ConnectionLimits) -> Admission {
+fn admission<P: Copy + Eq>(open: &[(u64, P, Activity)], peer: P, limit: Limit) -> Admission {
     let number_of = |peer: P| open.iter().filter(|(_, of, _)| *of == peer).count();
-    let is_peer_full = number_of(peer) >= limits.each_max;
-    if !is_peer_full && open.len() < limits.all_max {
+    let is_peer_full = number_of(peer) >= limit.each;
+    if !is_peer_full && open.len() < limit.all {
         return Admission::Enter;
     }
     let candidates = open.iter().filter(|(_, of, _)| !is_peer_full || *of == peer);
@@ -69,17 +79,30 @@ fn first_to_close<'a, P: Copy + 'a>(
 #[derive(Debug)]
 struct Connection<P> {
     peer: P,
-    calls: Arc<CallCounter>,
+    calls: AtomicUsize,
+    was_called: AtomicBool,
     /// Cancelled when it shall close.
     close: CancellationToken,
     /// Cancelled when it has closed.
     closed: CancellationToken,
 }
 
+impl<P> Connection<P> {
+    fn activity(&self) -> Activity {
+        match (self.calls.load(Ordering::Relaxed), self.was_called.load(Ordering::Relaxed)) {
+            (1.., _) => Activity::Busy,
+            (0, true) => Activity::Idle,
+            (0, false) => Activity::Silent,
+        }
+    }
+}
+
+type Open<P> = BTreeMap<u64, Arc<Connection<P>>>;
+
 /// The open connections of one listener.
 #[derive(Debug)]
 pub(crate) struct ConnectionTable<P> {
-    open: Mutex<(u64, BTreeMap<u64, Connection<P>>)>,
+    open: Mutex<(u64, Open<P>)>,
     limits: ConnectionLimits,
 }
 
@@ -89,27 +112,27 @@ impl<P: Copy + Eq> ConnectionTable<P> {
         Arc::new(Self { open: Mutex::new((0, BTreeMap::new())), limits })
     }
 
-    /// Takes one more connection in; where the limit is reached another one closes first. `None`: there is none that
-    /// may close.
+    /// Takes one more connection in; where the limit is reached another one closes first. `None`: none may close.
     pub(crate) async fn enter(self: &Arc<Self>, peer: P) -> Option<OpenConnection<P>> {
         loop {
             let closed = {
-                let mut open = self.lock();
-                match admission(&listed(&open.1), peer, self.limits) {
+                let (next, open) = &mut *self.lock();
+                match admission(&listed(open), peer, self.limits.open) {
                     Admission::Enter => {
-                        let number = open.0;
-                        open.0 += 1;
-                        let connection = Connection {
+                        let number = *next;
+                        *next += 1;
+                        let connection = Arc::new(Connection {
                             peer,
-                            calls: Arc::default(),
+                            calls: AtomicUsize::new(0),
+                            was_called: AtomicBool::new(false),
                             close: CancellationToken::new(),
                             closed: CancellationToken::new(),
-                        };
-                        let (calls, close) = (Arc::clone(&connection.calls), connection.close.clone());
-                        open.1.insert(number, connection);
-                        return Some(OpenConnection { table: Arc::clone(self), number, calls, close });
+                        });
+                        open.insert(number, Arc::clone(&connection));
+                        let calls = Calls { table: Arc::clone(self), connection };
+                        return Some(OpenConnection { number, calls });
                     }
-                    Admission::InPlaceOf(number) => close(&open.1, number),
+                    Admission::InPlaceOf(number) => close(open, number),
                     Admission::Refuse => return None,
                 }
             };
@@ -120,11 +143,11 @@ impl<P: Copy + Eq> ConnectionTable<P> {
     /// Closes a connection that has not made a call yet, and waits until its descriptor is free. `false`: all have.
     pub(crate) async fn close_silent(&self) -> bool {
         let closed = {
-            let open = self.lock();
-            let listed = listed(&open.1);
+            let open = &self.lock().1;
+            let listed = listed(open);
             let number_of = |peer: P| listed.iter().filter(|(_, of, _)| *of == peer).count();
             let silent = listed.iter().filter(|(_, _, activity)| *activity == Activity::Silent);
-            first_to_close(silent, number_of).and_then(|number| close(&open.1, number))
+            first_to_close(silent, number_of).and_then(|number| close(open, number))
         };
         match closed {
             Some(closed) => {
@@ -137,23 +160,23 @@ impl<P: Copy + Eq> ConnectionTable<P> {
 }
 
 impl<P> ConnectionTable<P> {
-    /// Has every connection close that has not made a call yet, as no more calls are taken.
+    /// Closes every connection that has not made a call yet, as no more calls are taken.
     pub(crate) fn close_every_silent(&self) {
-        let silent = |connection: &&Connection<P>| connection.calls.activity() == Activity::Silent;
+        let silent = |connection: &&Arc<Connection<P>>| connection.activity() == Activity::Silent;
         self.lock().1.values().filter(silent).for_each(|connection| connection.close.cancel());
     }
 
-    fn lock(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Connection<P>>)> {
+    fn lock(&self) -> MutexGuard<'_, (u64, Open<P>)> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn listed<P: Copy>(open: &BTreeMap<u64, Connection<P>>) -> Vec<(u64, P, Activity)> {
-    open.iter().map(|(number, connection)| (*number, connection.peer, connection.calls.activity())).collect()
+fn listed<P: Copy>(open: &Open<P>) -> Vec<(u64, P, Activity)> {
+    open.iter().map(|(number, connection)| (*number, connection.peer, connection.activity())).collect()
 }
 
-/// Has a connection close; what is returned is cancelled when it has.
-fn close<P>(open: &BTreeMap<u64, Connection<P>>, number: u64) -> Option<CancellationToken> {
+/// Closes a connection; what is returned is cancelled when it has closed.
+fn close<P>(open: &Open<P>, number: u64) -> Option<CancellationToken> {
     let connection = open.get(&number)?;
     connection.close.cancel();
     Some(connection.closed.clone())
@@ -162,63 +185,78 @@ fn close<P>(open: &BTreeMap<u64, Connection<P>>, number: u64) -> Option<Cancella
 /// An open connection; it is dropped after the stream, and leaves the table then.
 #[derive(Debug)]
 pub(crate) struct OpenConnection<P> {
-    table: Arc<ConnectionTable<P>>,
     number: u64,
-    calls: Arc<CallCounter>,
-    close: CancellationToken,
+    calls: Calls<P>,
 }
 
 impl<P> OpenConnection<P> {
-    /// Counts the calls of this connection.
-    pub(crate) fn calls(&self) -> Arc<CallCounter> {
-        Arc::clone(&self.calls)
+    /// The calls of this connection.
+    pub(crate) fn calls(&self) -> Calls<P> {
+        self.calls.clone()
     }
 
     /// Returns when the connection shall close for another one.
-    pub(crate) fn displaced(&self) -> impl Future<Output = ()> + use<P> {
-        self.close.clone().cancelled_owned()
+    pub(crate) fn displaced(&self) -> impl Future<Output = ()> + Send + use<P> {
+        self.calls.connection.close.clone().cancelled_owned()
     }
 }
 
 impl<P> Drop for OpenConnection<P> {
     fn drop(&mut self) {
-        if let Some(connection) = self.table.lock().1.remove(&self.number) {
-            connection.closed.cancel();
-        }
+        self.calls.table.lock().1.remove(&self.number);
+        self.calls.connection.closed.cancel();
     }
 }
 
-/// The calls of one connection.
-#[derive(Debug, Default)]
-pub(crate) struct CallCounter {
-    under_way: AtomicUsize,
-    was_called: AtomicBool,
+/// Counts the calls of one connection.
+#[derive(Debug)]
+pub(crate) struct Calls<P> {
+    table: Arc<ConnectionTable<P>>,
+    connection: Arc<Connection<P>>,
 }
 
-impl CallCounter {
-    /// A call is under way until what is returned is dropped.
-    pub(crate) fn begin(self: &Arc<Self>) -> CallUnderWay {
-        self.under_way.fetch_add(1, Ordering::Relaxed);
-        self.was_called.store(true, Ordering::Relaxed);
-        CallUnderWay(Arc::clone(self))
+impl<P> Clone for Calls<P> {
+    fn clone(&self) -> Self {
+        Self { table: Arc::clone(&self.table), connection: Arc::clone(&self.connection) }
     }
+}
 
-    fn activity(&self) -> Activity {
-        match (self.under_way.load(Ordering::Relaxed), self.was_called.load(Ordering::Relaxed)) {
-            (1.., _) => Activity::Busy,
-            (0, true) => Activity::Idle,
-            (0, false) => Activity::Silent,
+impl<P: Copy + Eq> Calls<P> {
+    /// A call runs until what is returned is dropped. `None`: its peer, or all of them, have too many.
+    pub(crate) fn begin(&self) -> Option<RunningCall<P>> {
+        let (open, limit) = (self.table.lock(), self.table.limits.calls);
+        let (mut all, mut own) = (0, 0);
+        for connection in open.1.values() {
+            let calls = connection.calls.load(Ordering::Relaxed);
+            all += calls;
+            own += if connection.peer == self.connection.peer { calls } else { 0 };
         }
+        self.connection.was_called.store(true, Ordering::Relaxed);
+        if all >= limit.all || own >= limit.each {
+            return None;
+        }
+        self.connection.calls.fetch_add(1, Ordering::Relaxed);
+        Some(RunningCall(Arc::clone(&self.connection)))
     }
 }
 
 /// A call, until its answer was read.
 #[derive(Debug)]
-pub(crate) struct CallUnderWay(Arc<CallCounter>);
+pub(crate) struct RunningCall<P>(Arc<Connection<P>>);
 
-impl Drop for CallUnderWay {
+impl<P: Send + Sync + 'static> RunningCall<P> {
+    /// The body of the answer, with which the call ends.
+    pub(crate) fn until_read<B: Body>(self, body: B) -> impl Body<Data = B::Data, Error = B::Error> {
+        body.map_frame(move |frame| {
+            let _ = &self;
+            frame
+        })
+    }
+}
+
+impl<P> Drop for RunningCall<P> {
     fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.0.calls.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -230,7 +268,8 @@ mod tests {
         *,
     };
 
-    const LIMITS: ConnectionLimits = ConnectionLimits { all_max: 4, each_max: 3 };
+    const LIMITS: ConnectionLimits =
+        ConnectionLimits { open: Limit { all: 4, each: 3 }, calls: Limit { all: 3, each: 2 } };
 
     /// What is open, who comes, and what becomes of it.
     type Case = (&'static [(u64, char, Activity)], char, Admission);
@@ -254,13 +293,13 @@ mod tests {
             (&[(1, 'o', Busy), (2, 'w', Busy), (3, 'w', Busy), (4, 'o', Busy)], 'n', Refuse),
         ];
         for (open, peer, wanted) in cases {
-            assert_eq!(admission(open, peer, LIMITS), wanted, "{peer} beside {open:?}");
+            assert_eq!(admission(open, peer, LIMITS.open), wanted, "{peer} beside {open:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_enters_only_when_the_one_it_displaces_has_closed() {
-        let table = ConnectionTable::new(ConnectionLimits { all_max: 2, each_max: 2 });
+        let table = ConnectionTable::new(ConnectionLimits { open: Limit { all: 2, each: 2 }, ..LIMITS });
         let busy = table.enter('w').await.unwrap();
         let call = busy.calls().begin();
         let silent = table.enter('w').await.unwrap();
@@ -279,9 +318,25 @@ mod tests {
         assert!(!table.close_silent().await);
         drop((call, calling));
         table.close_every_silent();
-        assert!(!busy.close.is_cancelled() && !kubelet.close.is_cancelled(), "both have made a call");
-        assert_eq!(busy.calls.activity(), Idle);
+        let connections = [&busy, &kubelet].map(|open| &open.calls.connection);
+        assert!(connections.iter().all(|open| !open.close.is_cancelled()), "both have made a call");
+        assert_eq!(connections[0].activity(), Idle);
         drop((busy, kubelet));
         assert!(table.lock().1.is_empty());
+    }
+
+    #[tokio::test]
+    async fn no_peer_takes_the_calls_of_others() {
+        let table = ConnectionTable::new(LIMITS);
+        let (one, two) = (table.enter('w').await.unwrap().calls(), table.enter('w').await.unwrap());
+        drop(one.begin());
+        let (third, wild) = (table.enter('w').await.unwrap(), two.calls());
+        let running = [wild.begin().unwrap(), wild.begin().unwrap()];
+        assert!(wild.begin().is_none() && third.calls().begin().is_none(), "the peer has all it may have");
+        let other = table.enter('k').await.unwrap();
+        let its = other.calls().begin();
+        assert!(its.is_some() && other.calls().begin().is_none(), "all are taken");
+        drop(running);
+        assert!(wild.begin().is_some());
     }
 }

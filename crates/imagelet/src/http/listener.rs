@@ -2,15 +2,11 @@
 //!
 //! A scraper or a probe asks one thing and connects again for the next, so that an idle connection is of no use to it.
 
-use std::{net::IpAddr, pin::pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::IpAddr, pin::pin, time::Duration};
 
-use axum::{Router, body::Body as RouterBody, response::Response};
-use http::Request;
-use hyper::{
-    body::{Body, Bytes, Frame, Incoming, SizeHint},
-    server::conn::http1,
-    service::service_fn,
-};
+use axum::{Router, body::Body, response::IntoResponse as _};
+use http::{Request, StatusCode};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -19,7 +15,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service as _;
 
-use crate::connections::{AcceptFailures, CallCounter, CallUnderWay, ConnectionLimits, ConnectionTable};
+use crate::connections::{AcceptFailures, Calls, ConnectionLimits, ConnectionTable};
 
 /// How long a client may take to send the head of its request, from its connection on.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
@@ -66,13 +62,16 @@ pub(super) async fn serve(listener: TcpListener, router: Router, limits: Connect
 }
 
 /// Answers the request of one connection, within the limits of time.
-async fn answer<S>(stream: S, router: Router, calls: Arc<CallCounter>, stop: impl Future<Output = ()>)
+async fn answer<S>(stream: S, router: Router, calls: Calls<IpAddr>, stop: impl Future<Output = ()>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (call, answering) = (calls.begin(), router.clone().call(request));
-        async move { answering.await.map(|answer: Response| answer.map(|body| Counted { body, _call: call })) }
+        let (call, mut router) = (calls.begin(), router.clone());
+        async move {
+            let Some(call) = call else { return Ok(StatusCode::SERVICE_UNAVAILABLE.into_response()) };
+            Ok::<_, Infallible>(router.call(request).await?.map(|body| Body::new(call.until_read(body))))
+        }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
@@ -94,30 +93,6 @@ where
     }
 }
 
-/// The body of an answer; its call is under way until it was sent.
-struct Counted {
-    body: RouterBody,
-    _call: CallUnderWay,
-}
-
-impl Body for Counted {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        std::pin::Pin::new(&mut self.body).poll_frame(cx)
-    }
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use axum::routing::get;
@@ -128,7 +103,10 @@ mod tests {
     };
 
     use super::*;
+    use crate::connections::Limit;
 
+    const LIMITS: ConnectionLimits = ConnectionLimits { open: LIMIT, calls: LIMIT };
+    const LIMIT: Limit = Limit { all: 8, each: 8 };
     const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
     /// More than a connection buffers.
     const BODY_BYTES: usize = 1 << 20;
@@ -138,9 +116,14 @@ mod tests {
     }
 
     /// A connection that is answered; its peer closes when the answering has ended.
-    fn connected() -> DuplexStream {
+    async fn connected() -> DuplexStream {
         let (client, server) = tokio::io::duplex(1024);
-        tokio::spawn(answer(server, router(), Arc::default(), std::future::pending()));
+        let open = ConnectionTable::new(LIMITS).enter(IpAddr::from([127, 0, 0, 1])).await.unwrap();
+        let answering = answer(server, router(), open.calls(), std::future::pending());
+        tokio::spawn(async move {
+            answering.await;
+            drop(open);
+        });
         client
     }
 
@@ -153,7 +136,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_is_answered_whole_and_its_connection_closed() {
-        let mut client = connected();
+        let mut client = connected().await;
         client.write_all(REQUEST).await.unwrap();
         let (answer, took) = read_all(client).await;
         assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("connection: close"), "{}", &answer[..200]);
@@ -163,7 +146,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_sends_nothing_or_half_a_head_is_cut() {
         for half in [&b""[..], b"GET /metrics HTTP/1.1\r\nHost:"] {
-            let mut client = connected();
+            let mut client = connected().await;
             client.write_all(half).await.unwrap();
             assert_eq!(read_all(client).await, (String::new(), HEAD_WITHIN));
         }
@@ -171,7 +154,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_head_that_comes_one_byte_a_second_is_cut() {
-        let (mut reader, mut writer) = tokio::io::split(connected());
+        let (mut reader, mut writer) = tokio::io::split(connected().await);
         let slow = tokio::spawn(async move {
             for byte in REQUEST {
                 if writer.write_all(&[*byte]).await.is_err() {
@@ -189,7 +172,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_is_not_read_is_given_up() {
-        let mut client = connected();
+        let mut client = connected().await;
         client.write_all(REQUEST).await.unwrap();
         tokio::time::sleep(CONNECTION_MAX * 2).await;
         let (answer, _) = read_all(client).await;
@@ -198,7 +181,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_is_announced_and_does_not_come_holds_no_connection() {
-        let mut client = connected();
+        let mut client = connected().await;
         client.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nContent-Length: 1000\r\n\r\n").await.unwrap();
         let (answer, took) = read_all(client).await;
         assert!(answer.starts_with("HTTP/1.1 200 ") && took < CONNECTION_MAX, "{took:?}");
@@ -206,7 +189,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_head_without_end_is_refused() {
-        let mut client = connected();
+        let mut client = connected().await;
         client.write_all(b"GET / HTTP/1.1\r\nX: ").await.unwrap();
         while client.write_all(&[b'a'; 1024]).await.is_ok() {}
         assert!(read_all(client).await.1 < HEAD_WITHIN);
@@ -216,11 +199,11 @@ mod tests {
     async fn a_scraper_is_answered_while_idle_clients_hold_every_connection() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let limits = ConnectionLimits { all_max: 8, each_max: 8 };
+        let limits = LIMITS;
         let stop = CancellationToken::new();
         let server = tokio::spawn(serve(listener, router(), limits, stop.clone()));
         let mut idle = Vec::new();
-        for _ in 0..limits.all_max * 3 {
+        for _ in 0..limits.open.all * 3 {
             let mut client = TcpStream::connect(address).await.unwrap();
             client.write_all(b"GET /met").await.unwrap();
             idle.push(client);

@@ -22,7 +22,7 @@ use imagelet_core::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{filesystems::FilesystemAnswers, started::Started};
+use super::{filesystems::FilesystemAnswers, readiness::Readiness};
 use crate::{config::CriCallers, node::LocalNode};
 
 /// Names of a removed image in its event.
@@ -31,15 +31,15 @@ const NAMES_MAX: usize = 10;
 /// A node's images for callers that know the runtime interface alone.
 #[derive(Debug)]
 pub(super) struct ServedImages {
-    started: Started,
+    readiness: Readiness,
     /// Cancelled when what still runs is given up.
     working: CancellationToken,
     filesystems: FilesystemAnswers,
 }
 
 impl ServedImages {
-    pub(super) fn new(started: Started, place: PathBuf, working: CancellationToken) -> Self {
-        Self { started, working, filesystems: FilesystemAnswers::new(place) }
+    pub(super) fn new(readiness: Readiness, place: PathBuf, working: CancellationToken) -> Self {
+        Self { readiness, working, filesystems: FilesystemAnswers::new(place) }
     }
 
     /// What the manager is asked. The registry is asked each time, for a digest as for a tag: what it granted to a
@@ -119,20 +119,20 @@ async fn usable<T>(
 #[async_trait]
 impl ImageService for ServedImages {
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
-        let node = self.started.node().await?;
+        let node = self.readiness.node().await?;
         let mut images = node.parts().runtime.list(filter).await?.into_images();
         node.parts().inventory.mark_all_pinned(&mut images);
         Ok(images.into())
     }
 
     fn edition(&self) -> Option<u64> {
-        let node = self.started.now()?;
+        let node = self.readiness.now()?;
         // Neither gets smaller: their sum stays the same as long as both do.
         Some(node.parts().runtime.edition()? + node.parts().inventory.pins_edition())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        let node = self.started.node().await?;
+        let node = self.readiness.node().await?;
         let parts = node.parts();
         // Whoever is told that it is here may start a container from it.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
@@ -145,7 +145,7 @@ impl ImageService for ServedImages {
     }
 
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
-        let node = self.started.node().await?;
+        let node = self.readiness.node().await?;
         let parts = node.parts();
         // Told at length, it may be started from as well.
         let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
@@ -158,7 +158,7 @@ impl ImageService for ServedImages {
     }
 
     async fn pull(&self, asked: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
-        let node = self.started.node().await?;
+        let node = self.readiness.node().await?;
         let request = Self::request(asked, node.parts().engine.is_some(), node.settings().callers);
         let ensured = tokio::select! {
             ensured = node.parts().manager.ensure(&request, progress) => ensured,
@@ -173,12 +173,12 @@ impl ImageService for ServedImages {
     }
 
     async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
-        let node = self.started.node().await?;
+        let node = self.readiness.node().await?;
         node.parts().runtime.estimate(request).await
     }
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        let node = self.started.node().await?;
+        let node = self.readiness.node().await?;
         let parts = node.parts();
         let used = if node.settings().callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
         // Whoever asks for the image from here on waits until it is gone, or stays.
@@ -211,18 +211,18 @@ impl ImageService for ServedImages {
     }
 
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        let node = self.started.node().await?;
+        let node = self.readiness.node().await?;
         node.parts().runtime.untag(name).await
     }
 
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        let node = self.started.node().await?;
+        let node = self.readiness.node().await?;
         node.parts().runtime.layers().await
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         // A kubelet does not start without an answer; the store that is still opened gives one soon.
-        let Some(node) = self.started.now() else { return Ok(self.filesystems.last()) };
+        let Some(node) = self.readiness.now() else { return Ok(self.filesystems.last()) };
         self.filesystems.answer(node.parts().runtime.filesystem()).await
     }
 }

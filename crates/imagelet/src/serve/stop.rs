@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
-use super::started::Started;
+use super::readiness::Readiness;
 use crate::{
     api::{Handler, Refusal, Replies},
     failure::Failure,
@@ -46,14 +46,14 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 /// Commands over the socket, given up when the daemon has waited long enough.
 pub(super) struct Stoppable {
-    node: Started,
+    node: Readiness,
     working: CancellationToken,
     /// Cancelled when no more calls are taken: nobody waits for what only looks on.
     accepting: CancellationToken,
 }
 
 impl Stoppable {
-    pub(super) fn new(node: Started, working: CancellationToken, accepting: CancellationToken) -> Self {
+    pub(super) fn new(node: Readiness, working: CancellationToken, accepting: CancellationToken) -> Self {
         Self { node, working, accepting }
     }
 }

@@ -1,4 +1,4 @@
-//! The node as those see it who come before it is open: a socket may be there first.
+//! The node while it is being opened: the socket of a service manager may exist before it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,11 +12,11 @@ const START_MAX: Duration = Duration::from_secs(5);
 
 /// A node, once it is open. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct Started(watch::Receiver<Option<Arc<LocalNode>>>);
+pub(super) struct Readiness(watch::Receiver<Option<Arc<LocalNode>>>);
 
-impl Started {
-    /// One that is not yet, and where it will be put.
-    pub(super) fn soon() -> (watch::Sender<Option<Arc<LocalNode>>>, Self) {
+impl Readiness {
+    /// A node that is not open yet, and where it is put once it is.
+    pub(super) fn pending() -> (watch::Sender<Option<Arc<LocalNode>>>, Self) {
         let (sender, receiver) = watch::channel(None);
         (sender, Self(receiver))
     }
@@ -29,7 +29,7 @@ impl Started {
     /// The node; waits for it for a while.
     ///
     /// # Errors
-    /// In containerd's words, where the start takes long.
+    /// In containerd's words, where the start takes longer than [`START_MAX`].
     pub(super) async fn node(&self) -> Result<Arc<LocalNode>, RuntimeError> {
         let mut opening = self.0.clone();
         let opened = tokio::time::timeout(START_MAX, opening.wait_for(Option::is_some)).await;
