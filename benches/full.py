@@ -28,10 +28,10 @@ def full(bench):
         daemon.settle()
         found = {"count": len(names), **measure(bench, daemon, names)}
     bench.keep("full", "daemon", found)
-    milliseconds = ("start", "start_bare", "list", "list_cpu", "status", "status_p99", "crowd_p99", "filesystem")
+    milliseconds = ("start", "list", "list_cpu", "status", "status_p99", "crowd_p99", "filesystem")
     milliseconds += ("command", "command_json")
     row = [*(f"{found[key] * 1e3:.2f}" for key in milliseconds), *(megabytes(found[key]) for key in ("rss", "list_bytes"))]
-    head = ["start ms", "bare", "list ms", "its CPU", "status ms", "p99", f"p99 of {crowd.CALLERS}", "filesystem ms"]
+    head = ["start ms", "list ms", "its CPU", "status ms", "p99", f"p99 of {crowd.CALLERS}", "filesystem ms"]
     head += ["ls ms", "as JSON"]
     table(f"full: {len(names)} images; medians of calls", [*head, "idle MB", "list MB"], [row])
 
@@ -79,7 +79,7 @@ def unsealed(text):
 
 
 def measure(bench, daemon, names):
-    found = {"start_bare": median([bare(daemon) for _ in range(BARE_STARTS)]), "start": median(node.restarts(daemon))}
+    found = {"start": median(node.restarts(daemon))}
     time.sleep(node.IDLE_SECONDS)
     found["rss"] = daemon.process.memory()
     there = daemon.ask(lambda connection: connection.list())
@@ -107,10 +107,3 @@ def measure(bench, daemon, names):
         "command": plain,
         "command_json": json_,
     }
-
-
-def bare(daemon):
-    """Seconds of a start that finds no copies of the records, as the first one of an older store does."""
-    daemon.stop()
-    (daemon.store / "records.cache").unlink(missing_ok=True)
-    return daemon.start()

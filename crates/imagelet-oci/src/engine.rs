@@ -171,7 +171,6 @@ impl Engine {
         });
         if !store.is_read_only() {
             engine.settle_soon();
-            engine.copy_records_soon();
             // The trash can be large; nobody has to wait for it.
             tokio::task::spawn_blocking(move || {
                 if let Err(error) = store.empty_trash() {

@@ -194,7 +194,6 @@ impl Engine {
         })
         .await;
         self.settle_soon();
-        self.copy_records_soon();
         committed
     }
 

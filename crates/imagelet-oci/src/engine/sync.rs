@@ -11,9 +11,6 @@ use crate::store::{Durability, SyncView};
 /// durable would wait behind the image. Pulls that end meanwhile settle together.
 const SETTLE_DELAY: Duration = Duration::from_millis(500);
 
-/// Copies of the records are for a later start; this one and its first callers go before.
-const COPY_DELAY: Duration = Duration::from_secs(4);
-
 /// The first early sync comes soon, or a small image would be over before it: with it, a pull of 6 MB takes an eighth less
 /// time, and a large one no more.
 const WRITE_BACK_FIRST: Duration = Duration::from_millis(50);
@@ -47,26 +44,6 @@ impl Engine {
         });
     }
 
-    /// Writes the copies of the records that make the next start quick, if too many are missing; to be called before an
-    /// orderly end. A failure costs nothing but that start's time.
-    pub async fn copy_records(&self) {
-        let store = Arc::clone(&self.store);
-        copy_records(move || store.copy_records()).await;
-    }
-
-    /// The same in a while, when starts and pulls are over.
-    pub(super) fn copy_records_soon(&self) {
-        if !self.store.wants_copies() {
-            return;
-        }
-        // The store may be closed meanwhile, and who closes it does the same.
-        let store = Arc::downgrade(&self.store);
-        tokio::spawn(async move {
-            tokio::time::sleep(COPY_DELAY).await;
-            copy_records(move || store.upgrade().map_or(Ok(()), |store| store.copy_records())).await;
-        });
-    }
-
     /// Has the disk work while the processor does, instead of after it. Ends when dropped; what it does is only early:
     /// errors are for the views of the pulls to tell.
     pub(super) fn write_back(&self) -> AbortOnDrop {
@@ -89,14 +66,6 @@ impl Engine {
                 }
             }
         }))
-    }
-}
-
-async fn copy_records(work: impl FnOnce() -> std::io::Result<()> + Send + 'static) {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "could not copy the records; the next start reads each of them"),
-        Err(error) => tracing::error!(%error, "could not copy the records"),
     }
 }
 

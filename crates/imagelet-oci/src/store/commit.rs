@@ -200,7 +200,6 @@ impl Store {
         match &shown {
             Ok(()) => {
                 Step::CommitNamed.reach();
-                self.note_uncopied(placed.layers.len() + usize::from(placed.image));
                 index.images.entry(id.clone()).or_insert(record);
                 index.damaged.remove(&id);
                 index.revive();

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
-    fmt, fs, io,
+    fs, io,
     path::Path,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -11,17 +11,13 @@ use imagelet_core::{
     image::{Digest, ID_PREFIX_LENGTH_MIN, ImageId, ImageNames, LookupError, Reference, look_up},
     runtime::{RuntimeError, RuntimeErrorKind},
 };
-use serde::{
-    Deserialize, Deserializer, Serialize, Serializer,
-    de::{MapAccess, Visitor},
-};
+use serde::{Deserialize, Serialize};
 
 use super::{
     LayerSizes,
-    copies::{Copies, Kind},
     damage::DamagedImage,
-    reading::{Place, digest_named, each_read, folders, read_image, read_json, read_layer},
-    record::{ImageRecord, LayerEntry, LayerRecord},
+    reading::{digest_named, each_read, folders, read_image, read_json, read_layer},
+    record::{ImageRecord, LayerRecord},
     seal,
     spares::Spare,
     verify::Findings,
@@ -59,50 +55,7 @@ struct NamesFile {
     generation: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     boot: Option<String>,
-    names: NameList,
-}
-
-/// Names and the ids they mean, sorted by name. Reads and prints as a map: tens of thousands are not sorted in one by one.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct NameList(Vec<(String, String)>);
-
-impl FromIterator<(String, String)> for NameList {
-    fn from_iter<I: IntoIterator<Item = (String, String)>>(names: I) -> Self {
-        let names: Vec<(String, String)> = names.into_iter().collect();
-        if names.is_sorted_by(|one, other| one.0 < other.0) {
-            return Self(names);
-        }
-        // Of a name that is there twice the last one holds.
-        Self(names.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect())
-    }
-}
-
-impl Serialize for NameList {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(name, id)| (name, id)))
-    }
-}
-
-impl<'de> Deserialize<'de> for NameList {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Map;
-        impl<'de> Visitor<'de> for Map {
-            type Value = NameList;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map of names")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<NameList, A::Error> {
-                let mut names = Vec::new();
-                while let Some(name) = map.next_entry()? {
-                    names.push(name);
-                }
-                Ok(names.into_iter().collect())
-            }
-        }
-        deserializer.deserialize_map(Map)
-    }
+    names: BTreeMap<String, String>,
 }
 
 /// Names that hold for one boot.
@@ -135,15 +88,15 @@ struct Found {
 }
 
 impl Found {
-    fn read(root: &Path, copies: &Copies, boot: Option<&str>, writable: bool) -> Result<Self, RuntimeError> {
+    fn read(root: &Path, boot: Option<&str>, writable: bool) -> Result<Self, RuntimeError> {
         // What was listed and has gone before it was read is no damage.
-        let is_there = |place: &Place<'_>, folder: &str| fs::symlink_metadata(place.path.join(folder)).is_ok();
-        let place = Place::open(root.join("layers"), Kind::Layer, copies);
-        let mut layers = each_read(folders(&place.path)?, |folder| read_layer(&place, folder));
-        layers.retain(|(folder, read)| read.is_ok() || is_there(&place, folder));
-        let place = Place::open(root.join("images"), Kind::Image, copies);
-        let mut images = each_read(folders(&place.path)?, |folder| read_image(&place, folder));
-        images.retain(|(folder, (_, wrong))| wrong.is_none() || is_there(&place, folder));
+        let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
+        let place = root.join("layers");
+        let mut layers = each_read(folders(&place)?, |folder| read_layer(&place, folder));
+        layers.retain(|(folder, read)| read.is_ok() || is_there(&place.join(folder)));
+        let place = root.join("images");
+        let mut images = each_read(folders(&place)?, |folder| read_image(&place, folder));
+        images.retain(|(folder, (_, wrong))| wrong.is_none() || is_there(&place.join(folder)));
         let records: Vec<&ImageRecord> = images.iter().filter_map(|(_, (record, _))| record.as_ref()).collect();
         let (names, names_rebuilt) = load_names(root, &records, writable)?;
         let unsettled = load_unsettled(root, boot, names.generation);
@@ -183,14 +136,11 @@ impl Index {
     ///
     /// What carries the mark of another boot is dropped: nobody knows what of it the disk has. Not `writable`, nothing is
     /// changed, and another process may change the store meanwhile: what passes by then is not taken for damage.
-    ///
-    /// Answers as well in how many records the file of copies differs from the store.
-    pub(super) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<(Self, usize), RuntimeError> {
-        let copies = Copies::load(root);
+    pub(super) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let (found, is_torn) = if writable {
-            (Found::read(root, &copies, boot, true)?, false)
+            (Found::read(root, boot, true)?, false)
         } else {
-            Found::read_beside(|| names_bytes(root), || Found::read(root, &copies, boot, false))?
+            Found::read_beside(|| names_bytes(root), || Found::read(root, boot, false))?
         };
         let mut index = Self { blobs: found.blobs, ..Self::default() };
         for (folder, read) in found.layers {
@@ -211,63 +161,35 @@ impl Index {
                 }
             }
         }
-        let mut records = Vec::new();
-        let mut spoiled = BTreeMap::new();
+        let (mut records, mut spoiled) = (HashMap::new(), HashMap::new());
         for (folder, (record, wrong)) in found.images {
-            records.extend(record);
+            records.extend(record.map(|record| (record.image_id(), record)));
             spoiled
                 .extend(wrong.zip(digest_named(&folder)).map(|(findings, id)| (ImageId::new(id.as_str()), findings)));
         }
-        let names = found.names;
-        index.generation = names.generation;
+        index.generation = found.names.generation;
         index.names_unsettled = found.names_unsettled;
-        let mut records = index.admit_whole(records, &spoiled, &names.names);
-        let known: HashMap<&str, ImageId> = index.images.keys().map(|id| (id.as_str(), id.clone())).collect();
-        let (mut named, mut others) = (Vec::with_capacity(names.names.0.len()), Vec::new());
-        for (name, id) in names.names.0 {
-            // All names of an image share one text.
-            match known.get(id.as_str()) {
-                Some(id) => named.push((name, id.clone())),
+        for (name, id) in found.names.names {
+            let id = ImageId::new(id);
+            if !index.is_known(&id) {
+                let record = records.remove(&id);
                 // It comes or goes right now.
-                None if is_torn => {}
-                None => others.push((name, ImageId::new(id))),
+                if is_torn && record.as_ref().is_none_or(|record| index.lacking(record).is_some()) {
+                    continue;
+                }
+                if record.is_none() && id.as_str().parse::<Digest>().is_err() {
+                    tracing::error!(name, image = %id, "a name has no image behind it; it is dropped");
+                    continue;
+                }
+                index.admit(root, &id, record, spoiled.remove(&id));
             }
+            index.names.insert(name, id);
         }
-        for (name, id) in others {
-            if id.as_str().parse::<Digest>().is_err() {
-                tracing::error!(name, image = %id, "a name has no image behind it; it is dropped");
-                continue;
-            }
-            if !index.damaged.contains_key(&id) {
-                index.admit(root, &id, records.remove(&id), spoiled.remove(&id));
-            }
-            named.push((name, id));
-        }
-        index.names = named.into_iter().collect();
         if found.names_rebuilt && writable {
             super::disk::replace_file(&root.join("names.json"), &index.names_file())
                 .map_err(|error| super::storage_error("could not write the store's names", error))?;
         }
-        Ok((index, copies.differences()))
-    }
-
-    /// Takes in all images that have a name and lack nothing; answers the records of the others.
-    fn admit_whole(
-        &mut self,
-        records: Vec<ImageRecord>,
-        spoiled: &BTreeMap<ImageId, Findings>,
-        names: &NameList,
-    ) -> BTreeMap<ImageId, ImageRecord> {
-        let named: HashSet<&str> = names.0.iter().map(|(_, id)| id.as_str()).collect();
-        let here: HashSet<&str> = self.layers.keys().map(Digest::as_str).collect();
-        let records = records.into_iter().map(|record| (record.image_id(), record));
-        let (whole, rest): (Vec<_>, Vec<_>) = records.partition(|(id, record)| {
-            let is_here = |layer: &LayerEntry| here.contains(layer.diff_id.as_str());
-            named.contains(id.as_str()) && !spoiled.contains_key(id) && record.layers.iter().all(is_here)
-        });
-        // Sorted first, and then built in one go.
-        self.images = whole.into_iter().collect();
-        rest.into_iter().collect()
+        Ok(index)
     }
 
     /// `names.json` as it shall be.
@@ -403,9 +325,9 @@ impl Index {
         if self.is_unsettled() {
             return true;
         }
-        let said = seal::open::<NamesFile>(bytes).map(|file| file.names.0).unwrap_or_default();
+        let said = seal::open::<NamesFile>(bytes).map(|file| file.names).unwrap_or_default();
         said.len() == self.names.len()
-            && said.iter().zip(&self.names).all(|(a, b)| (&a.0, a.1.as_str()) == (b.0, b.1.as_str()))
+            && said.iter().zip(&self.names).all(|(a, b)| (a.0, a.1.as_str()) == (b.0, b.1.as_str()))
     }
 
     /// Drops images that no name reaches any more.

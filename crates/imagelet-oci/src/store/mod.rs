@@ -6,7 +6,6 @@
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `settle`)
 //!   names.new, names.unsettled.new   the next of these in the making; removed at start
-//!   records.cache, records.new            copies of all records (see `copies`); may vanish at any time
 //!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; a directory here is complete and durable,
 //!                            and one that has a file `damaged` counts as absent
@@ -23,7 +22,6 @@
 mod allocated;
 mod blobs;
 mod commit;
-mod copies;
 mod damage;
 mod disk;
 #[cfg(test)]
@@ -62,7 +60,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
@@ -110,10 +108,6 @@ pub(crate) struct Store {
     measured: Mutex<graph::Measured>,
     /// Two that settle at once would do the same work.
     settling: Mutex<()>,
-    /// In how many records the file of copies may differ from the store.
-    uncopied: AtomicUsize,
-    /// Two that write that file at once would write one over the other.
-    copying: Mutex<()>,
     /// An image is not removed while it is being mounted, nor mounted while it is being removed.
     mounting: Mutex<()>,
     /// A pull shows its image before the disk has it.
@@ -167,8 +161,6 @@ impl Store {
             views: Mutex::default(),
             measured: Mutex::default(),
             settling: Mutex::new(()),
-            uncopied: AtomicUsize::new(0),
-            copying: Mutex::new(()),
             mounting: Mutex::new(()),
             in_background,
             boot: boot.clone(),
@@ -196,11 +188,10 @@ impl Store {
         Step::OpenLocked.reach();
         let view = SyncView::open(&place.path)
             .map_err(|error| storage_error(format!("could not open the store `{}`", place.path.display()), error))?;
-        let (index, uncopied) = Index::load(&place.path, matches!(holds, Holds::All(_)), boot.as_deref())?;
+        let index = Index::load(&place.path, matches!(holds, Holds::All(_)), boot.as_deref())?;
         Step::OpenLoaded.reach();
         let store = store(place.path, index, holds);
         store.views().push(Arc::new(view));
-        store.note_uncopied(uncopied);
         if !store.is_read_only() {
             // What cannot be taken away is in nobody's way: the images that are here can be used.
             if let Err(error) = store.discard_leftovers() {

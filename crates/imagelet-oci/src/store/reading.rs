@@ -1,23 +1,19 @@
 //! Reads what lies in the folders of a store: records, marks, names of folders. What is damaged is told, not believed.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{self, Read as _},
     num::NonZeroUsize,
     os::unix::fs::OpenOptionsExt as _,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
-use rustix::{
-    fs::{Access, AtFlags, Mode, OFlags},
-    io::Errno,
-};
+use rustix::fs::OFlags;
 use serde::de::DeserializeOwned;
 
 use super::{
-    copies::{Copies, Kind},
-    damage::{MARK, mark_on},
+    damage::mark_on,
     record::{ImageRecord, LayerRecord},
     seal,
     verify::Findings,
@@ -32,124 +28,45 @@ const FOLDERS_WORTH_A_THREAD: usize = 256;
 /// A pipe in the place of a file must not hold a start up.
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
+/// Reads a sealed record of the store.
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    json_of(fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?)
-}
-
-fn json_of<T: DeserializeOwned>(file: File) -> io::Result<T> {
-    seal::open(&bytes_of(file)?)
-}
-
-fn bytes_of(file: File) -> io::Result<Vec<u8>> {
+    let file = fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file"));
     }
-    // With room for its end, which is then seen without asking again and again.
+    // With room for its end, which is then seen without another read.
     let length = metadata.len().min(FILE_SIZE_MAX) + 1;
     let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     file.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// A folder of folders. The way to it is walked once, not for each file below it.
-pub(super) struct Place<'a> {
-    pub(super) path: PathBuf,
-    /// `None`: it does not open, which whoever reads below it learns.
-    folder: Option<File>,
-    kind: Kind,
-    copies: &'a Copies,
-}
-
-impl<'a> Place<'a> {
-    pub(super) fn open(path: PathBuf, kind: Kind, copies: &'a Copies) -> Self {
-        Self { folder: File::open(&path).ok(), path, kind, copies }
-    }
-
-    /// The record of a folder that carries no mark, if a copy of it holds.
-    fn copied<T: DeserializeOwned>(&self, folder: &str) -> Option<T> {
-        let bytes = self.copies.of(self.kind, self.folder.as_ref(), folder)?;
-        // Whatever its own seal says: the copies have one of their own, and the record was whole when it was copied.
-        serde_json::from_slice(bytes).inspect_err(|_| self.copies.regret()).ok()
-    }
-
-    /// The mark of a folder in it.
-    fn mark_on(&self, folder: &str) -> Option<Findings> {
-        if let Some(place) = &self.folder
-            && let Err(Errno::NOENT) =
-                rustix::fs::accessat(place, format!("{folder}/{MARK}"), Access::EXISTS, AtFlags::empty())
-        {
-            return None;
-        }
-        mark_on(&self.path.join(folder))
-    }
-
-    fn bytes(&self, folder: &str) -> io::Result<Vec<u8>> {
-        let name = self.kind.file();
-        let Some(place) = &self.folder else {
-            let path = self.path.join(folder).join(name);
-            return bytes_of(fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?);
-        };
-        let flags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
-        bytes_of(File::from(rustix::fs::openat(place, format!("{folder}/{name}"), flags, Mode::empty())?))
-    }
-
-    /// The record of a folder, read from its own file.
-    fn record<T: DeserializeOwned>(&self, folder: &str) -> io::Result<T> {
-        seal::open(&self.bytes(folder)?)
-    }
+    seal::open(&bytes)
 }
 
 /// A layer's record, or what is wrong with it.
-pub(super) fn read_layer(layers: &Place<'_>, folder: &str) -> Result<(Digest, LayerRecord), Findings> {
-    // What stands in the folder has not changed since it was copied, so its tree is there.
-    if let Some(record) = layers.copied::<LayerRecord>(folder)
-        && let Some(diff_id) = diff_id_of(&record, folder)
-    {
-        return Ok((diff_id, record));
-    }
-    if let Some(findings) = layers.mark_on(folder) {
+pub(super) fn read_layer(layers: &Path, folder: &str) -> Result<(Digest, LayerRecord), Findings> {
+    let path = layers.join(folder);
+    if let Some(findings) = mark_on(&path) {
         return Err(findings);
     }
-    let record = layers
-        .record::<LayerRecord>(folder)
+    let record: LayerRecord = read_json(&path.join("layer.json"))
         .map_err(|error| Findings::of("layer.json", "content", error.to_string()))?;
-    match diff_id_of(&record, folder) {
-        Some(diff_id) if layers.path.join(folder).join("fs").is_dir() => Ok((diff_id, record)),
+    match record.diff_id.parse::<Digest>() {
+        Ok(diff_id) if diff_id.hex() == folder && path.join("fs").is_dir() => Ok((diff_id, record)),
         _ => Err(Findings::of("layer.json", "content", "the record does not belong to the layer")),
     }
 }
 
-/// The key of a layer, if its record belongs to the folder.
-fn diff_id_of(record: &LayerRecord, folder: &str) -> Option<Digest> {
-    record.diff_id.parse::<Digest>().ok().filter(|diff_id| diff_id.hex() == folder)
-}
-
 /// An image's record, and what is wrong with the image: one that carries a mark may have a sound record, which names its
 /// layers.
-pub(super) fn read_image(images: &Place<'_>, folder: &str) -> (Option<ImageRecord>, Option<Findings>) {
-    // It was sound when it was copied.
-    if let Some(record) = images.copied::<ImageRecord>(folder).filter(|record| record.is_of(folder)) {
-        return (Some(record), None);
-    }
-    let marked = images.mark_on(folder);
-    let why = match images.record::<ImageRecord>(folder) {
+pub(super) fn read_image(images: &Path, folder: &str) -> (Option<ImageRecord>, Option<Findings>) {
+    let path = images.join(folder);
+    let marked = mark_on(&path);
+    let why = match read_json::<ImageRecord>(&path.join("image.json")) {
         Ok(record) if record.is_sound(folder) => return (Some(record), marked),
         Ok(_) => "it does not belong to the image".to_owned(),
         Err(error) => error.to_string(),
     };
     (None, Some(marked.unwrap_or_else(|| Findings::of("image.json", "content", why))))
-}
-
-/// The bytes of a record that nothing is wrong with.
-pub(super) fn record_to_copy(path: &Path, kind: Kind, folder: &str) -> Option<Vec<u8>> {
-    let nothing = Copies::default();
-    let place = Place::open(path.to_owned(), kind, &nothing);
-    let is_sound = match kind {
-        Kind::Layer => read_layer(&place, folder).is_ok(),
-        Kind::Image => matches!(read_image(&place, folder), (Some(_), None)),
-    };
-    if is_sound { place.bytes(folder).ok() } else { None }
 }
 
 /// Reads what lies in each folder, in the order of the folders. A node has ten thousand of them, and waits for its socket.

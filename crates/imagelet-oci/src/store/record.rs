@@ -131,11 +131,6 @@ impl ImageRecord {
         self.layers.iter().filter_map(|layer| layer.diff_id.parse().ok()).collect()
     }
 
-    /// Whether its id is the name of its folder.
-    pub(super) fn is_of(&self, folder: &str) -> bool {
-        self.id.split_once(':').is_some_and(|(_, digits)| digits == folder)
-    }
-
     /// Whether every digest in it is one, and the id is the name of its folder.
     pub(super) fn is_sound(&self, folder: &str) -> bool {
         self.id.parse::<Digest>().is_ok_and(|id| id.hex() == folder) && self.diff_ids().len() == self.layers.len()

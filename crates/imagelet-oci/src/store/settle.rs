@@ -62,7 +62,6 @@ impl Store {
                 return Err(failed(error));
             }
             index.mark_settled(&layers);
-            self.note_uncopied(layers.len());
             if index.unsettled_layers().is_empty() {
                 // Its file is a fresh one each time, so this may be tried again.
                 return self.settle_names(&mut index).map_err(failed);

@@ -9,7 +9,7 @@ use std::{
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
-use super::{Store, copies::COPIES_NEW, disk::remove_tree, storage_error};
+use super::{Store, disk::remove_tree, storage_error};
 use crate::{failpoint::Step, overlay::OverlayFolder};
 
 /// What a sweep took.
@@ -110,7 +110,7 @@ impl Store {
             }
         }
         Step::OpenMounts.reach();
-        for unfinished in ["names.new", "names.unsettled.new", COPIES_NEW].map(|name| self.root.join(name)) {
+        for unfinished in ["names.new", "names.unsettled.new"].map(|name| self.root.join(name)) {
             if let Err(error) = remove_tree(&unfinished) {
                 tracing::warn!(path = %unfinished.display(), %error, "could not remove a file that a crash left");
             }

@@ -220,7 +220,6 @@ fn strays(store: &Path, ids: &BTreeSet<&str>) -> Vec<PathBuf> {
         "mounts",
         "names.json",
         "names.unsettled.json",
-        "records.cache",
         "state",
         "tmp",
         "trash",
