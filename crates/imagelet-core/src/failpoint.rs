@@ -52,7 +52,7 @@ macro_rules! failpoints {
         /// A step at which a crash must be harmless.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Step {
-            $($(#[$document])* $step,)+
+            $($(#[$document])* #[doc = concat!("`", $name, "`")] $step,)+
         }
 
         impl Step {

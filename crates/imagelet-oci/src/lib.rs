@@ -11,6 +11,7 @@ pub mod failpoint;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod hash;
 pub mod manifest;
 mod mount;
 mod overlay;

@@ -22,9 +22,8 @@ use std::{
     time::Duration,
 };
 
-use aws_lc_rs::digest::{Context, SHA256, SHA384, SHA512};
 use imagelet_core::{
-    image::{Digest, DigestAlgorithm},
+    image::Digest,
     runtime::{ErrorClass, Fault, Hop, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
 };
 use tokio::sync::mpsc;
@@ -287,31 +286,5 @@ struct CancelOnDrop(Arc<AtomicBool>);
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// A running hash of one of the digest algorithms.
-#[derive(Clone)]
-pub(crate) struct Hash {
-    algorithm: DigestAlgorithm,
-    context: Context,
-}
-
-impl Hash {
-    pub(crate) fn new(algorithm: DigestAlgorithm) -> Self {
-        let context = Context::new(match algorithm {
-            DigestAlgorithm::Sha256 => &SHA256,
-            DigestAlgorithm::Sha384 => &SHA384,
-            DigestAlgorithm::Sha512 => &SHA512,
-        });
-        Self { algorithm, context }
-    }
-
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.context.update(bytes);
-    }
-
-    pub(crate) fn finish(self) -> Digest {
-        Digest::from_hash(self.algorithm, self.context.finish().as_ref())
     }
 }

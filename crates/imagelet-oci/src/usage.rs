@@ -1,6 +1,6 @@
 //! What images take on the disk, alone and shared, and what is known of one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use imagelet_core::{
     image::{ByteSize, ImageId},
@@ -8,7 +8,7 @@ use imagelet_core::{
 };
 use serde_json::value::RawValue;
 
-use crate::store::{Held, ImageRecord, LayerEntry, Store, storage_error};
+use crate::store::{LayerEntry, Store, storage_error};
 
 /// What a store holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,56 +52,30 @@ pub struct StoredImage {
 }
 
 pub(crate) fn usage(store: &Store) -> StoreUsage {
-    let (images, layers) = store.look(|held| (shares(held), held.layers.len()));
-    StoreUsage { total: occupied(store), layers, images }
-}
-
-fn shares(held: Held<'_>) -> Vec<ImageUsage> {
-    let layers: HashMap<&str, u64> = held.layers.iter().map(|(id, layer)| (id.as_str(), layer.disk_bytes)).collect();
-    let blobs: HashMap<&str, u64> =
-        held.blobs.iter().map(|(blob, size)| (blob.as_str(), held.blob_takes(*size))).collect();
-    let contents: Vec<Vec<Content<'_>>> =
-        held.images.values().map(|record| content(record, !blobs.is_empty())).collect();
-    let mut users: HashMap<Content<'_>, u32> = HashMap::with_capacity(contents.len());
-    for part in contents.iter().flatten() {
-        *users.entry(*part).or_default() += 1;
+    let graph = store.graph(&BTreeSet::new());
+    let mut users: HashMap<&str, u32> = HashMap::new();
+    for part in graph.images.keys().filter_map(|id| graph.parts(id)).flatten() {
+        *users.entry(&part.id).or_default() += 1;
     }
-    let image = |((id, record), content): ((&ImageId, &ImageRecord), &Vec<Content<'_>>)| {
-        let (mut unique, mut shared) = (record.takes(), 0);
-        for part in content {
-            let size = match part {
-                Content::Layer(layer) => layers.get(layer),
-                Content::Blob(blob) => blobs.get(blob),
-            };
-            let size = size.copied().unwrap_or_default();
-            if users.get(part).copied().unwrap_or_default() > 1 { shared += size } else { unique += size }
+    let image = |id: &ImageId| {
+        let (mut unique, mut shared) = (0, 0);
+        for part in graph.parts(id).into_iter().flatten() {
+            if users.get(&*part.id).is_some_and(|users| *users > 1) {
+                shared += part.bytes.0;
+            } else {
+                unique += part.bytes.0;
+            }
         }
         let (size, unique, shared) = (ByteSize(unique + shared), ByteSize(unique), ByteSize(shared));
         ImageUsage { id: id.clone(), size, unique, shared }
     };
-    held.images.iter().zip(&contents).map(image).collect()
+    let images = graph.images.keys().map(image).collect();
+    StoreUsage { total: occupied(store), layers: store.layer_count(), images }
 }
 
 /// What everything takes.
 pub(crate) fn occupied(store: &Store) -> ByteSize {
     ByteSize(store.takes().bytes + store.partial_bytes())
-}
-
-/// What images may share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Content<'a> {
-    Layer(&'a str),
-    /// Where it is kept.
-    Blob(&'a str),
-}
-
-/// What an image has, each once.
-fn content(record: &ImageRecord, blobs_are_kept: bool) -> Vec<Content<'_>> {
-    let blobs = record.layers.iter().filter(|_| blobs_are_kept).map(|layer| Content::Blob(&layer.blob));
-    let mut content: Vec<_> = record.layers.iter().map(|layer| Content::Layer(&layer.diff_id)).chain(blobs).collect();
-    content.sort_unstable();
-    content.dedup();
-    content
 }
 
 pub(crate) fn stored(store: &Store, id: &ImageId) -> Result<Option<StoredImage>, RuntimeError> {

@@ -24,6 +24,7 @@ use imagelet_core::{
     },
 };
 use tokio::sync::{Semaphore, watch};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     Engine, LayerSharing,
@@ -31,7 +32,6 @@ use super::{
     blocking,
     layer_turns::BroughtLayers,
     pull::{LayerFetches, announce, check_layers, tenant},
-    sync::AbortOnDrop,
 };
 use crate::{
     failpoint::import::Step,
@@ -52,7 +52,7 @@ const BEGINS_MAX: usize = 2;
 struct EngineImporter {
     engine: Arc<Engine>,
     sink: Arc<dyn LayerSink>,
-    _trimming: AbortOnDrop,
+    _trimming: AbortOnDropHandle<()>,
 }
 
 /// How an attempt to import ended without an image.
@@ -96,9 +96,9 @@ impl Engine {
     }
 
     /// Removes spares as they grow old.
-    fn trim_spares(&self) -> AbortOnDrop {
+    fn trim_spares(&self) -> AbortOnDropHandle<()> {
         let store = Arc::downgrade(&self.store);
-        AbortOnDrop::of(async move {
+        AbortOnDropHandle::new(tokio::spawn(async move {
             loop {
                 tokio::time::sleep(SPARES_PERIOD).await;
                 let Some(store) = store.upgrade() else { return };
@@ -110,7 +110,7 @@ impl Engine {
                     tracing::warn!(error = error.chain(), "could not remove layers that no import came back for");
                 }
             }
-        })
+        }))
     }
 }
 

@@ -6,28 +6,30 @@ use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use tokio::time::Instant;
 
 use super::{EngineConfig, blocking};
-use crate::store::{Patience, Store, patience};
+use crate::store::Store;
 
 /// How often a store is tried that another process changes.
-const LOOK_PERIOD: Duration = Duration::from_millis(50);
+const RETRY_PERIOD: Duration = Duration::from_millis(50);
+/// A shorter wait is not reported.
+const QUIET: Duration = Duration::from_secs(1);
 
-pub(super) async fn open(config: &EngineConfig, tell: &(dyn Fn(&str) + Send + Sync)) -> Result<Store, RuntimeError> {
-    let (begun, mut is_told) = (Instant::now(), false);
+/// Opens the store; `report` is called once with what is waited for.
+pub(super) async fn open(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)) -> Result<Store, RuntimeError> {
+    let (begun, wait_max, mut is_reported) = (Instant::now(), config.lock_wait, false);
     loop {
         let (root, access, durability) = (config.root.clone(), config.access, config.durability);
-        let held = match blocking(move || Store::open(&root, access, durability)).await {
+        let in_use = match blocking(move || Store::open(&root, access, durability)).await {
             Err(error) if error.kind() == RuntimeErrorKind::InUse => error,
             opened => return opened,
         };
-        let (waited, wait_max) = (begun.elapsed(), config.lock_wait);
-        match patience(waited, wait_max, is_told) {
-            Patience::GiveUp => return Err(held),
-            Patience::WaitAloud => {
-                tell(&format!("{held}; waiting for it for at most {} s", wait_max.as_secs_f32()));
-                is_told = true;
-            }
-            Patience::Wait => {}
+        let waited = begun.elapsed();
+        if waited >= wait_max {
+            return Err(in_use);
         }
-        tokio::time::sleep(LOOK_PERIOD.min(wait_max.saturating_sub(waited))).await;
+        if waited >= QUIET && !is_reported {
+            report(&format!("{in_use}; waiting for it for at most {} s", wait_max.as_secs_f32()));
+            is_reported = true;
+        }
+        tokio::time::sleep(RETRY_PERIOD.min(wait_max.saturating_sub(waited))).await;
     }
 }

@@ -12,8 +12,9 @@ use imagelet_core::{
     runtime::{LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind},
 };
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
-use super::{Engine, admit::Wanted, blocking, estimate::Asked, fetch::largest_first, sync::AbortOnDrop};
+use super::{Engine, admit::Wanted, blocking, estimate::Asked, fetch::largest_first};
 use crate::{
     admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
@@ -29,7 +30,7 @@ pub(super) struct LayerFetches {
     pub(super) view: Arc<SyncView>,
     allowance: Arc<Allowance>,
     claim: Claim,
-    _early_syncs: AbortOnDrop,
+    _early_syncs: AbortOnDropHandle<()>,
 }
 
 impl Engine {

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use imagelet_core::runtime::RuntimeError;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{Engine, blocking};
 use crate::store::{Durability, SyncView};
@@ -46,11 +47,11 @@ impl Engine {
 
     /// Has the disk work while the processor does, instead of after it. Ends when dropped; what it does is only early:
     /// errors are for the views of the pulls to tell.
-    pub(super) fn write_back(&self) -> AbortOnDrop {
+    pub(super) fn write_back(&self) -> AbortOnDropHandle<()> {
         // Not the store itself: whoever closes it shall not wait for this.
         let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.writing_back));
         let in_background = self.config.durability == Durability::Background;
-        AbortOnDrop(tokio::spawn(async move {
+        AbortOnDropHandle::new(tokio::spawn(async move {
             let _alone = alone.lock().await;
             let mut wait = WRITE_BACK_FIRST;
             loop {
@@ -66,22 +67,5 @@ impl Engine {
                 }
             }
         }))
-    }
-}
-
-/// Ends a task with its owner.
-#[derive(Debug)]
-pub(super) struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-impl AbortOnDrop {
-    /// Starts it.
-    pub(super) fn of(work: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self(tokio::spawn(work))
-    }
-}
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }

@@ -203,14 +203,11 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<MountedImage>, RuntimeError> {
             // Commands show errors only, and nothing else would name the note.
             tracing::error!(
                 path = %noted.path().display(),
-                problem = damage.problem,
-                image = noted.image().unwrap_or_default(),
+                problem = damage,
+                image = noted.image(),
                 alive = state != MountState::Gone,
                 "the note of a mount is damaged and stays; unmount the image, then remove the note and the folder beside it"
             );
-        }
-        if noted.image().is_none() {
-            continue;
         }
         let target = noted.note().map_or_else(|| noted.path(), |note| PathBuf::from(&note.target));
         match state {
@@ -250,7 +247,7 @@ fn discard_gone(store: &Store, noted: &[NotedMount], rows: &[TableRow]) {
 
 fn mounted_image(noted: &NotedMount, target: PathBuf, shown: bool) -> MountedImage {
     let (writable, mounted_at) = noted.note().map_or_else(Default::default, |note| (note.writable, note.mounted_at));
-    MountedImage { target, image: noted.image().unwrap_or_default(), writable, mounted_at, shown }
+    MountedImage { target, image: noted.image(), writable, mounted_at, shown }
 }
 
 fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {

@@ -1,8 +1,7 @@
 //! Notes of mounts on disk: `mounts/KEY.json` and the overlay's folder `mounts/KEY/`.
 //!
 //! KEY is the hexadecimal part of the image's id and 16 digits that no other mount has. So a note that cannot be read
-//! still names its image and its mount, whose source in the kernel's table ends in the same digits. A KEY of 64 digits
-//! alone was the digest of a path, and its note has neither boot nor device.
+//! still names its image and its mount, whose source in the kernel's table ends in the same digits.
 
 use std::{
     fs,
@@ -41,7 +40,7 @@ pub(super) struct Note {
     pub(super) writable: bool,
     /// When, in seconds since 1970.
     pub(super) mounted_at: u64,
-    /// The boot of the machine. Absent in notes of older versions, as what follows.
+    /// The boot of the machine, where the kernel tells it.
     #[serde(default)]
     pub(super) boot: Option<String>,
     /// The inode of the mount namespace it was mounted in.
@@ -57,60 +56,33 @@ pub(super) struct Note {
 pub(super) struct NotedMount {
     folder: OverlayFolder,
     key: String,
-    content: Result<Note, Damage>,
-}
-
-/// Why a note cannot be read, and the image that can be made out of it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Damage {
-    pub(super) problem: String,
-    image: Option<String>,
-}
-
-impl From<io::Error> for Damage {
-    fn from(error: io::Error) -> Self {
-        Self { problem: error.to_string(), image: None }
-    }
+    /// What it says, or why it cannot be read.
+    note: Result<Note, String>,
 }
 
 impl NotedMount {
-    /// The note beside a folder, with what it says.
-    pub(super) fn of(folder: PathBuf, content: Result<Note, Damage>) -> Self {
-        let key = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Self { folder: OverlayFolder::at(folder), key, content }
+    /// The note beside a folder, with what it says. `None`: the folder's name is no key.
+    pub(super) fn of(folder: PathBuf, note: Result<Note, String>) -> Option<Self> {
+        let key = folder.file_name()?.to_str()?.to_owned();
+        let is_key = matches!(key.len().checked_sub(SERIAL_LENGTH), Some(64 | 128))
+            && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        is_key.then(|| Self { folder: OverlayFolder::at(folder), key, note })
     }
 
     /// What it says, where it can be read.
     pub(super) fn note(&self) -> Option<&Note> {
-        self.content.as_ref().ok()
+        self.note.as_ref().ok()
     }
 
-    /// What is wrong with it.
-    pub(super) fn damage(&self) -> Option<&Damage> {
-        self.content.as_ref().err()
-    }
-
-    /// The image's id; `None`: the note is damaged, and of an older version.
-    pub(super) fn image(&self) -> Option<String> {
-        self.image_of_key().or_else(|| match &self.content {
-            Ok(note) => Some(note.image.clone()),
-            Err(damage) => damage.image.clone(),
-        })
+    /// Why it cannot be read.
+    pub(super) fn damage(&self) -> Option<&str> {
+        self.note.as_ref().err().map(String::as_str)
     }
 
     /// The image's id, as the note's name has it.
-    fn image_of_key(&self) -> Option<String> {
-        let hex = self.key.get(..self.key.len().checked_sub(SERIAL_LENGTH)?)?;
-        match hex.len() {
-            64 => Some(format!("sha256:{hex}")),
-            128 => Some(format!("sha512:{hex}")),
-            _ => None,
-        }
-    }
-
-    /// Whether the name of the note is the digest of a path.
-    pub(super) fn is_of_old_version(&self) -> bool {
-        self.image_of_key().is_none()
+    pub(super) fn image(&self) -> String {
+        let hex = &self.key[..self.key.len() - SERIAL_LENGTH];
+        format!("{}:{hex}", if hex.len() == 64 { "sha256" } else { "sha512" })
     }
 
     /// The mount's source, as the kernel's table shows it.
@@ -155,10 +127,7 @@ pub(super) fn source_of(folder: &OverlayFolder) -> String {
 }
 
 fn source(key: &str) -> String {
-    match key.len().checked_sub(SERIAL_LENGTH).and_then(|at| key.get(at..)) {
-        Some(serial) if key.len() != 64 => format!("{SOURCE}:{serial}"),
-        _ => SOURCE.to_owned(),
-    }
+    format!("{SOURCE}:{}", &key[key.len().saturating_sub(SERIAL_LENGTH)..])
 }
 
 /// Writes the note beside an overlay's folder, durably.
@@ -198,14 +167,12 @@ pub(super) fn read_all(folder: &Path) -> io::Result<Vec<NotedMount>> {
     for entry in entries {
         let name = entry.file_name();
         let Some(key) = name.to_str().and_then(|name| name.strip_suffix(".json")) else { continue };
-        if key.len() < 64 || !key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
-            continue;
-        }
-        match read(&entry.path()) {
-            Ok(bytes) => noted.push(NotedMount::of(folder.join(key), parse(&bytes))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => noted.push(NotedMount::of(folder.join(key), Err(error.into()))),
-        }
+        let note = match read(&entry.path()) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => Err(error.to_string()),
+        };
+        noted.extend(NotedMount::of(folder.join(key), note));
     }
     Ok(noted)
 }
@@ -225,41 +192,21 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn parse(bytes: &[u8]) -> Result<Note, Damage> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        let loose: serde_json::Value = serde_json::from_slice(bytes).unwrap_or_default();
-        Damage { problem: error.to_string(), image: loose.get("image").and_then(|id| id.as_str()).map(str::to_owned) }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const OLD: &str = r#"{"target":"/mnt/a","image":"sha256:12","writable":true,"mounted_at":5}"#;
+    const NOTE: &str = r#"{"target":"/mnt/a","image":"sha256:12","writable":true,"mounted_at":5}"#;
 
     #[test]
-    fn a_note_of_the_old_version_is_read() {
-        let note = parse(OLD.as_bytes()).unwrap();
-        assert_eq!((note.target.as_str(), note.writable, note.boot, note.device), ("/mnt/a", true, None, None));
-    }
-
-    #[test]
-    fn the_image_is_made_out_of_a_damaged_note_or_of_its_name() {
+    fn the_image_and_the_source_are_made_out_of_the_name_of_a_damaged_note() {
         let id: ImageId = ImageId::new(Digest::of(b"image").as_str());
         let folder = tempfile::tempdir().unwrap();
         let new = new_folder(folder.path(), &id, Path::new("/mnt")).unwrap();
-        let damaged = NotedMount::of(new.path().to_owned(), Err(Damage::default()));
-        assert_eq!(damaged.image().as_deref(), Some(id.as_str()));
-        assert!(!damaged.is_of_old_version());
+        let damaged = NotedMount::of(new.path().to_owned(), Err(String::new())).unwrap();
+        assert_eq!(damaged.image(), id.as_str());
         assert_eq!(damaged.source(), source_of(&new));
-
-        let old = |text: &str| NotedMount::of(folder.path().join("c".repeat(64)), parse(text.as_bytes()));
-        assert_eq!(old(OLD).image().as_deref(), Some("sha256:12"));
-        assert_eq!(old(r#"{"image":"sha256:34","target":7}"#).image().as_deref(), Some("sha256:34"));
-        assert_eq!(old(r#"{"image":"#).image(), None);
-        assert!(old(OLD).is_of_old_version());
-        assert_eq!(old(OLD).source(), "imagelet");
+        assert!(NotedMount::of(folder.path().join("c".repeat(64)), Err(String::new())).is_none());
     }
 
     #[test]
@@ -284,7 +231,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/zero", at("3")).unwrap();
         fs::write(at("4"), vec![b' '; 1 << 20]).unwrap();
         fs::write(at("5"), b"\xff{").unwrap();
-        fs::write(at("6"), OLD).unwrap();
+        fs::write(at("6"), NOTE).unwrap();
         fs::write(folder.path().join("strange.json"), "{").unwrap();
         let mut found: Vec<(String, bool)> = read_all(folder.path())
             .unwrap()

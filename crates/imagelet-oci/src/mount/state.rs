@@ -22,7 +22,7 @@ pub(super) enum UpperFolder {
     Busy,
     /// No overlay uses it.
     Free,
-    /// The kernel cannot be asked, or the note is of a version whose mounts have no such folder.
+    /// The kernel cannot be asked.
     Unknown,
 }
 
@@ -53,22 +53,13 @@ pub(super) fn judge(
 
 /// Whether a row of the table is this mount.
 pub(super) fn is_shown_by(noted: &NotedMount, row: &TableRow) -> bool {
-    if row.kind != "overlay" || row.source != noted.source() {
-        return false;
-    }
-    match noted.note() {
-        Some(note) if noted.is_of_old_version() => row.target.as_os_str() == note.target.as_str(),
-        Some(note) => note.device.as_ref().is_none_or(|device| *device == row.device),
-        None => !noted.is_of_old_version(),
-    }
+    let device = noted.note().and_then(|note| note.device.as_ref());
+    row.kind == "overlay" && row.source == noted.source() && device.is_none_or(|device| *device == row.device)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::note::{Damage, Note},
-        *,
-    };
+    use super::{super::note::Note, *};
 
     const BOOT: &str = "b1";
 
@@ -87,7 +78,7 @@ mod tests {
             device: Some("0:50".into()),
         };
         change(&mut note);
-        NotedMount::of(format!("/store/mounts/{key}").into(), Ok(note))
+        NotedMount::of(format!("/store/mounts/{key}").into(), Ok(note)).unwrap()
     }
 
     fn row(device: &str, target: &str, source: &str) -> TableRow {
@@ -138,21 +129,10 @@ mod tests {
     }
 
     #[test]
-    fn a_note_of_the_old_version_is_known_by_its_path_and_never_gone_unproven() {
-        let old = noted(&"b".repeat(64), |note| (note.boot, note.namespace, note.device) = (None, None, None));
-        let at = [row("0:9", "/mnt", "imagelet")];
-        assert_eq!(judged(&old, &at, UpperFolder::Unknown), MountState::Shown(vec!["/mnt".into()]));
-        let beside = [row("0:9", "/mnt2", "imagelet"), row("0:9", "/mnt", "overlay")];
-        assert_eq!(judged(&old, &beside, UpperFolder::Unknown), MountState::Elsewhere);
-    }
-
-    #[test]
     fn a_damaged_note_is_known_by_its_name() {
-        let damaged = NotedMount::of(format!("/store/mounts/{}", key()).into(), Err(Damage::default()));
+        let damaged = NotedMount::of(format!("/store/mounts/{}", key()).into(), Err(String::new())).unwrap();
         let table = [row("0:50", "/mnt", "imagelet:0123456789abcdef")];
         assert_eq!(judged(&damaged, &table, UpperFolder::Unknown), MountState::Shown(vec!["/mnt".into()]));
         assert_eq!(judged(&damaged, &[], UpperFolder::Unknown), MountState::Elsewhere);
-        let old = NotedMount::of(format!("/store/mounts/{}", "b".repeat(64)).into(), Err(Damage::default()));
-        assert_eq!(judged(&old, &[row("0:50", "/mnt", "imagelet")], UpperFolder::Unknown), MountState::Elsewhere);
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use imagelet_core::image::Digest;
 
-use super::Hash;
+use crate::hash::Hash;
 use crate::{
     admission::Landing,
     unpack::{Claim, LayerMemory},

@@ -9,7 +9,8 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-use super::{Hash, LayerJob, Place, inflate::Frame};
+use super::{LayerJob, Place, inflate::Frame};
+use crate::hash::Hash;
 use crate::{
     registry::{BlobSource, RangedStream, Starved},
     store::KeptBytes,

@@ -176,7 +176,7 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
-    use crate::pipeline::{Hash, blocks};
+    use crate::{hash::Hash, pipeline::blocks};
     use imagelet_core::image::{Digest, DigestAlgorithm};
 
     fn through(frames: Vec<Frame>, limit: u64) -> (Result<Option<BlobWriter>, Stopped>, io::Result<Digest>) {

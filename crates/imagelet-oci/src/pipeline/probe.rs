@@ -7,10 +7,11 @@ use imagelet_core::image::DigestAlgorithm;
 use tokio::sync::mpsc;
 
 use super::{
-    Hash, Stopped,
+    Stopped,
     blocks::{self, BlockReader, Expansion},
     inflate::{self, Bounds, Frame, Intake},
 };
+use crate::hash::Hash;
 use crate::{admission::Landing, registry::Starved, unpack::LayerMemory};
 
 /// What came of a compressed layer.

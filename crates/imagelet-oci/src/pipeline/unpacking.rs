@@ -13,16 +13,17 @@ use imagelet_core::{
 use rustix::fs::{Mode, OFlags};
 
 use super::{
-    Hash, LayerJob,
+    LayerJob,
     blocks::{BlockQueue, BlockReader},
     unconfined,
 };
+use crate::hash::Hash;
 use crate::{
     failpoint::Step,
     store::{LIST, LayerEnd, LayerRecord, ListWriter, StagedLayer, Staging, storage_error, write_implicit},
     unpack::{
-        EntryRules, LayerMemory, OverlayForm, Ownership, OwnershipRecord, UnpackError, UnpackLimits, UnpackOptions,
-        disk_size, process_umask, unpack_layer, unpack_layer_listed,
+        EntryRules, LayerMemory, OverlayForm, Ownership, OwnershipRecord, UnpackError, UnpackErrorKind, UnpackLimits,
+        UnpackOptions, disk_size, process_umask, unpack_layer, unpack_layer_listed,
     },
 };
 
@@ -151,22 +152,17 @@ impl LayerJob {
 }
 
 fn unpack_error(error: UnpackError) -> RuntimeError {
-    let kind = match &error {
-        UnpackError::Io { .. } => {
-            let message = error.to_string();
-            return match error {
-                UnpackError::Io { source, .. } => storage_error(message, source),
-                _ => RuntimeError::other(message),
-            };
-        }
-        UnpackError::Full { .. } => {
-            return RuntimeError::new(RuntimeErrorKind::DiskFull, error.to_string())
+    let message = error.to_string();
+    let kind = match (error.kind, error.source) {
+        (UnpackErrorKind::Io, Some(source)) => return storage_error(message, source),
+        (UnpackErrorKind::Full, _) => {
+            return RuntimeError::new(RuntimeErrorKind::DiskFull, message)
                 .with_hint("make room with `imagelet gc`, or name a larger place with --store DIR");
         }
-        UnpackError::Limit { .. } => RuntimeErrorKind::Unacceptable,
-        UnpackError::Busy { .. } => RuntimeErrorKind::Unavailable,
-        UnpackError::Cancelled => RuntimeErrorKind::Cancelled,
+        (UnpackErrorKind::Limit, _) => RuntimeErrorKind::Unacceptable,
+        (UnpackErrorKind::Busy, _) => RuntimeErrorKind::Unavailable,
+        (UnpackErrorKind::Cancelled, _) => RuntimeErrorKind::Cancelled,
         _ => RuntimeErrorKind::Corrupt,
     };
-    RuntimeError::new(kind, error.to_string())
+    RuntimeError::new(kind, message)
 }

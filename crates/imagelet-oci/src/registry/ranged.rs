@@ -15,9 +15,9 @@ use bytes::Bytes;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
-    task::JoinHandle,
     time::Instant,
 };
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     blob::{BlobSource, BlobStream},
@@ -88,7 +88,7 @@ struct Meter {
 struct Part {
     held: mpsc::UnboundedReceiver<Held>,
     turn: Option<oneshot::Sender<()>>,
-    task: Aborted,
+    task: AbortOnDropHandle<Result<BlobStream, RuntimeError>>,
     /// Gives the connection back.
     _connection: Option<OwnedSemaphorePermit>,
 }
@@ -97,15 +97,6 @@ struct Part {
 struct Held {
     bytes: Bytes,
     _room: Option<OwnedSemaphorePermit>,
-}
-
-/// A task that ends with its owner.
-struct Aborted(JoinHandle<Result<BlobStream, RuntimeError>>);
-
-impl Drop for Aborted {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 /// When a part begins to read.
@@ -220,7 +211,7 @@ impl RangedStream {
             answered: self.meter.answered.load(Ordering::Relaxed),
             has_room,
         });
-        let mut reading = 1 + self.ahead.iter().filter(|part| !part.task.0.is_finished()).count();
+        let mut reading = 1 + self.ahead.iter().filter(|part| !part.task.is_finished()).count();
         while reading < self.pace.connections() && has_room && self.planned < size {
             let shared = &self.source.registry().shared.read_ahead;
             let Ok(connection) = Arc::clone(&shared.connections).try_acquire_owned() else { break };
@@ -248,7 +239,7 @@ impl RangedStream {
         let (sender, held) = mpsc::unbounded_channel();
         let (turn, turned) = oneshot::channel();
         let reader = Reader { stream, room, meter: Arc::clone(&self.meter), held: sender, turned };
-        let task = Aborted(tokio::spawn(reader.run(reads)));
+        let task = AbortOnDropHandle::new(tokio::spawn(reader.run(reads)));
         self.ahead.push_back(Part { held, turn: Some(turn), task, _connection: connection });
     }
 }
@@ -262,7 +253,7 @@ impl Part {
     }
 
     async fn finish(&mut self) -> Result<BlobStream, RuntimeError> {
-        match (&mut self.task.0).await {
+        match (&mut self.task).await {
             Ok(read) => read,
             Err(error) => Err(RuntimeError::defect("a connection of the pull ended early").caused_by(error)),
         }

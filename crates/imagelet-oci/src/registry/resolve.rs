@@ -5,7 +5,7 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{Method, StatusCode, header};
 use imagelet_core::{
     credentials::Credential,
-    image::{Digest, DigestAlgorithm, DigestError, Platform, Reference},
+    image::{Digest, DigestError, Platform, Reference},
     runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
 };
 
@@ -15,6 +15,7 @@ use super::{
     error::Failure,
     hosts,
 };
+use crate::hash::Hash;
 use crate::manifest::{
     Descriptor, INDEX_DEPTH_MAX, MANIFEST_BYTES_MAX, MANIFEST_MEDIA_TYPES, Manifest, ManifestDocument, corrupt,
     printable, unacceptable,
@@ -255,13 +256,7 @@ impl Wanted<'_> {
 
 /// Checks some bytes against a digest.
 pub(super) fn verify(wanted: &Digest, bytes: &[u8]) -> Result<(), RuntimeError> {
-    use aws_lc_rs::digest::{SHA256, SHA384, SHA512, digest};
-    let algorithm = match wanted.algorithm() {
-        DigestAlgorithm::Sha256 => &SHA256,
-        DigestAlgorithm::Sha384 => &SHA384,
-        DigestAlgorithm::Sha512 => &SHA512,
-    };
-    let found = Digest::from_hash(wanted.algorithm(), digest(algorithm, bytes).as_ref());
+    let found = Hash::digest(wanted.algorithm(), bytes);
     if found == *wanted {
         return Ok(());
     }

@@ -20,6 +20,9 @@ pub(crate) struct Allocated {
 }
 
 impl Allocated {
+    /// As long as any when it is written.
+    pub(super) const MAX: Self = Self { bytes: u64::MAX, inodes: u64::MAX };
+
     /// The same with one more plain file of so many bytes, in blocks as this folder's file system has them.
     pub(super) fn with_file(self, folder: &Path, size: usize) -> io::Result<Self> {
         let bytes = self.bytes + in_blocks(size as u64, block_size(folder)?);

@@ -14,11 +14,10 @@ use imagelet_core::{
 
 use super::{
     StagedBlob, Store,
-    allocated::{self, Allocated},
     disk::{SyncView, remove_tree, replace_file, sync_folder},
     index::Index,
     record::{ImageRecord, LayerEntry, LayerRecord},
-    seal, storage_error,
+    storage_error,
 };
 use crate::{failpoint::Step, manifest::Descriptor};
 
@@ -45,9 +44,10 @@ impl StagedLayer {
         record: LayerRecord,
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
-        // What a sink takes is not measured again when it is collected.
-        let record = if record.for_sink { record } else { record.measured(staging.path()) };
-        fs::write(staging.path().join("layer.json"), record.to_bytes())
+        // A sink measures what it takes by itself.
+        let record = if record.for_sink { Ok(record) } else { record.measured(staging.path()) };
+        let record = record
+            .and_then(|record| fs::write(staging.path().join("layer.json"), record.to_bytes()).map(|()| record))
             .map_err(|error| storage_error(format!("could not write the record of layer `{diff_id}`"), error))?;
         Step::LayerRecorded.reach();
         let entry = LayerEntry {
@@ -174,11 +174,8 @@ impl Store {
             fs::write(staging.path().join(name), bytes).map_err(failed(name))?;
             Step::CommitDocument.reach();
         }
-        let sized = ImageRecord { allocated: Some(Allocated { bytes: u64::MAX, inodes: u64::MAX }), ..record.clone() };
-        let found = allocated::measure(staging.path())
-            .and_then(|found| found.with_file(staging.path(), seal::seal(&sized).len()));
-        record.allocated = Some(found.map_err(failed("measure"))?);
-        fs::write(staging.path().join("image.json"), seal::seal(&record)).map_err(failed("image.json"))?;
+        let record = record.measured(staging.path()).map_err(failed("measure"))?;
+        fs::write(staging.path().join("image.json"), record.to_bytes()).map_err(failed("image.json"))?;
         Step::CommitRecorded.reach();
         if !self.in_background {
             // It may stand on layers that an earlier process has shown before they were durable.

@@ -17,10 +17,12 @@
 
 use std::{fs::File, io, io::Write as _};
 
-use aws_lc_rs::digest::{Context, SHA256};
 use imagelet_core::image::{Digest, DigestAlgorithm};
 
-use crate::unpack::{Listed, ListedKind, Listing, Sum};
+use crate::{
+    hash::Hash,
+    unpack::{Listed, ListedKind, Listing, Sum},
+};
 
 /// The list's name in a layer's folder.
 pub(crate) const LIST: &str = "files.list";
@@ -33,7 +35,7 @@ const BUFFER: usize = 64 << 10;
 /// Writes a list as it grows. Memory does not grow with it.
 pub(crate) struct ListWriter {
     file: File,
-    hash: Context,
+    hash: Hash,
     buffer: Vec<u8>,
     record: Vec<u8>,
     bytes: u64,
@@ -44,13 +46,13 @@ impl ListWriter {
     pub(crate) fn new(file: File) -> Self {
         let mut buffer = Vec::with_capacity(BUFFER);
         buffer.extend_from_slice(MAGIC);
-        Self { file, hash: Context::new(&SHA256), buffer, record: Vec::new(), bytes: 0 }
+        Self { file, hash: Hash::new(DigestAlgorithm::Sha256), buffer, record: Vec::new(), bytes: 0 }
     }
 
     /// Writes the rest; answers the digest and the length of the whole.
     pub(crate) fn finish(mut self) -> io::Result<(Digest, u64)> {
         self.flush()?;
-        Ok((Digest::from_hash(DigestAlgorithm::Sha256, self.hash.finish().as_ref()), self.bytes))
+        Ok((self.hash.finish(), self.bytes))
     }
 
     fn flush(&mut self) -> io::Result<()> {

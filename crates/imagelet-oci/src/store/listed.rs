@@ -8,12 +8,14 @@ use std::{
     os::unix::fs::FileExt as _,
 };
 
-use aws_lc_rs::digest::{Context, SHA256};
 use imagelet_core::image::{Digest, DigestAlgorithm};
 use twox_hash::xxhash3_128::Hasher;
 
 use super::list::{MAGIC, RECORD_MAX, Record, parse};
-use crate::unpack::{Listed, ListedKind};
+use crate::{
+    hash::Hash,
+    unpack::{Listed, ListedKind},
+};
 
 /// Read at once; most records are shorter than the tail of it.
 const BUFFER: usize = 256 << 10;
@@ -51,7 +53,7 @@ impl FileList {
             removed: HashMap::new(),
             bytes: 0,
         };
-        let source = Hashing { file, hash: Context::new(&SHA256) };
+        let source = Hashing { file, hash: Hash::new(DigestAlgorithm::Sha256) };
         let mut reader = BufReader::with_capacity(BUFFER, source);
         let mut magic = [0; MAGIC.len()];
         reader.read_exact(&mut magic).map_err(|_| damaged("it is cut short"))?;
@@ -73,8 +75,7 @@ impl FileList {
             list.note(at, &record)?;
             at += digits + length;
         }
-        let found = reader.into_inner().hash.finish();
-        if Digest::from_hash(DigestAlgorithm::Sha256, found.as_ref()) != *wanted {
+        if reader.into_inner().hash.finish() != *wanted {
             return Err(damaged("its digest is not the one in layer.json"));
         }
         Ok(list)
@@ -196,7 +197,7 @@ fn damaged(why: &'static str) -> io::Error {
 /// Hashes what is read.
 struct Hashing {
     file: File,
-    hash: Context,
+    hash: Hash,
 }
 
 impl Read for Hashing {

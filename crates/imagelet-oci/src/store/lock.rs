@@ -4,16 +4,12 @@ use std::{
     fs::File,
     io::{Read as _, Seek as _, Write as _},
     path::Path,
-    time::Duration,
 };
 
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
 use super::place::Place;
-
-/// Waiting shorter than this is not worth a word.
-const QUIET: Duration = Duration::from_secs(1);
 
 /// An advisory lock on the whole store; the kernel gives it back when the process ends, however it ends.
 #[derive(Debug)]
@@ -39,28 +35,6 @@ impl Lock {
         // Only for the error message of others: without it the lock holds as well.
         let _ = file.set_len(0).and_then(|()| write!(file, "{} {}", std::process::id(), command_line()));
         Ok(Self { _file: file })
-    }
-}
-
-/// What to do about a store that another process has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// Try again in a moment.
-    Wait,
-    /// The same, and say who is waited for.
-    WaitAloud,
-    /// Fail.
-    GiveUp,
-}
-
-/// Decides after so long, of at most so long.
-pub(crate) fn patience(waited: Duration, wait_max: Duration, is_told: bool) -> Patience {
-    if waited >= wait_max {
-        Patience::GiveUp
-    } else if waited >= QUIET && !is_told {
-        Patience::WaitAloud
-    } else {
-        Patience::Wait
     }
 }
 
@@ -103,22 +77,6 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-
-    #[test]
-    fn a_store_of_another_process_is_waited_for_quietly_then_aloud_then_no_more() {
-        let seconds = Duration::from_secs;
-        for (waited, wait_max, is_told, expected) in [
-            (0, 0, false, Patience::GiveUp),
-            (0, 30, false, Patience::Wait),
-            (1, 30, false, Patience::WaitAloud),
-            (2, 30, true, Patience::Wait),
-            (29, 30, false, Patience::WaitAloud),
-            (30, 30, true, Patience::GiveUp),
-            (1, 1, false, Patience::GiveUp),
-        ] {
-            assert_eq!(patience(seconds(waited), seconds(wait_max), is_told), expected, "{waited} of {wait_max}");
-        }
-    }
 
     #[test]
     fn a_lock_is_not_taken_through_a_link() {

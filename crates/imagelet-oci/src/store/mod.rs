@@ -55,7 +55,7 @@ pub(crate) use verify::Watch;
 pub use verify::{Finding, Findings, LayerCheck, Verdict};
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::HashSet,
     io,
     path::{Path, PathBuf},
     sync::{
@@ -74,7 +74,6 @@ pub(crate) use disk::{SyncView, remove_tree, replace_file};
 use index::Index;
 pub(crate) use list::{LIST, ListWriter};
 use lock::Lock;
-pub(crate) use lock::{Patience, patience};
 use place::Place;
 pub(crate) use record::write_implicit;
 
@@ -104,8 +103,6 @@ pub(crate) struct Store {
     trash: Mutex<()>,
     /// They learn what becomes of all that this process shows before it is durable; never empty.
     views: Mutex<Vec<Arc<SyncView>>>,
-    /// What folders take that were written without a note of it.
-    measured: Mutex<graph::Measured>,
     /// Two that settle at once would do the same work.
     settling: Mutex<()>,
     /// An image is not removed while it is being mounted, nor mounted while it is being removed.
@@ -159,7 +156,6 @@ impl Store {
             sequence: AtomicU64::new(first_number()),
             trash: Mutex::new(()),
             views: Mutex::default(),
-            measured: Mutex::default(),
             settling: Mutex::new(()),
             mounting: Mutex::new(()),
             in_background,
@@ -267,10 +263,9 @@ impl Store {
         self.index().layers.get(diff_id).cloned()
     }
 
-    /// Looks at what is here without copying it; nobody else does meanwhile.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(Held<'_>) -> T) -> T {
-        let index = self.index();
-        look(Held { images: &index.images, layers: &index.layers, blobs: &index.blobs, block: index.block() })
+    /// How many layers are here.
+    pub(crate) fn layer_count(&self) -> usize {
+        self.index().layers.len()
     }
 
     /// What each layer that is here came to, by the manifest that brought it, and the last ones that sinks have taken.
@@ -342,23 +337,6 @@ impl Store {
     fn fresh_path(&self, folder: &str) -> PathBuf {
         let number = self.sequence.fetch_add(1, Ordering::Relaxed);
         self.root.join(folder).join(format!("{}-{number}", std::process::id()))
-    }
-}
-
-/// What is in a store.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Held<'a> {
-    pub(crate) images: &'a BTreeMap<ImageId, ImageRecord>,
-    pub(crate) layers: &'a HashMap<Digest, LayerRecord>,
-    /// Compressed blobs that are kept, and their sizes.
-    pub(crate) blobs: &'a BTreeMap<Digest, u64>,
-    block: u64,
-}
-
-impl Held<'_> {
-    /// What a blob of so many bytes takes on the disk.
-    pub(crate) fn blob_takes(&self, size: u64) -> u64 {
-        allocated::in_blocks(size, self.block)
     }
 }
 

@@ -104,7 +104,7 @@ impl Store {
         if let Some(takes) = locked.0.takes {
             return takes;
         }
-        let takes = Allocated { bytes: locked.bytes(locked.block()), inodes: locked.inodes() };
+        let takes = Index::takes(&locked, locked.block());
         locked.0.takes = Some(takes);
         takes
     }
@@ -131,26 +131,21 @@ impl Index {
             id: id.clone(),
             tags,
             digests,
-            size: ByteSize(layers + self.blob_bytes(record, block) + record.takes()),
+            size: ByteSize(layers + self.blob_bytes(record, block) + record.takes().bytes),
             user: ImageUser::of_config(&record.user),
             spec: ImageSpec::default(),
             pinned: false,
         }
     }
 
-    fn bytes(&self, block: u64) -> u64 {
-        let layers = self.layers.values().map(|layer| layer.disk_bytes);
-        let documents = self.images.values().map(ImageRecord::takes);
-        let blobs = self.blobs.values().map(|size| in_blocks(*size, block));
-        layers.chain(documents).chain(blobs).sum()
-    }
-
-    fn inodes(&self) -> u64 {
-        // A layer, and an image, that nobody measured has its entries, and a few files of its own.
-        const OWN: u64 = 5;
-        let layer = |layer: &LayerRecord| layer.allocated.map_or(layer.entries + OWN, |allocated| allocated.inodes);
-        let image = |image: &ImageRecord| image.allocated.map_or(OWN, |allocated| allocated.inodes);
-        self.layers.values().map(layer).chain(self.images.values().map(image)).sum::<u64>() + self.blobs.len() as u64
+    fn takes(&self, block: u64) -> Allocated {
+        let blobs = self.blobs.values().map(|size| Allocated { bytes: in_blocks(*size, block), inodes: 1 });
+        let layers = self.layers.values().map(LayerRecord::takes);
+        let images = self.images.values().map(ImageRecord::takes);
+        layers.chain(images).chain(blobs).fold(Allocated::default(), |sum, one| Allocated {
+            bytes: sum.bytes + one.bytes,
+            inodes: sum.inodes + one.inodes,
+        })
     }
 
     /// What the kept blobs of an image take.

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::allocated::{self, Allocated};
 
+/// Files and folders of the store's own beside each layer's tree, and in each image's folder.
+const OWN_FILES: u64 = 5;
+
 /// An image, as `images/HEX/image.json` holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
@@ -97,16 +100,15 @@ impl LayerRecord {
     }
 
     /// The same, with what its folder takes: all that is in it already, and the record itself.
-    pub(super) fn measured(self, folder: &Path) -> Self {
-        let sized = Self { allocated: Some(Allocated { bytes: u64::MAX, inodes: u64::MAX }), ..self.clone() };
-        let found = allocated::measure(folder).and_then(|found| found.with_file(folder, sized.to_bytes().len()));
-        match found {
-            Ok(found) => Self { disk_bytes: found.bytes, allocated: Some(found), ..self },
-            Err(error) => {
-                tracing::warn!(layer = self.diff_id, %error, "could not measure what a layer takes; it is done later");
-                self
-            }
-        }
+    pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
+        let sized = Self { allocated: Some(Allocated::MAX), ..self.clone() };
+        let found = allocated::measure(folder)?.with_file(folder, sized.to_bytes().len())?;
+        Ok(Self { disk_bytes: found.bytes, allocated: Some(found), ..self })
+    }
+
+    /// What its folder takes; where that was not measured, about as much.
+    pub(crate) fn takes(&self) -> Allocated {
+        self.allocated.unwrap_or(Allocated { bytes: self.disk_bytes, inodes: self.entries + OWN_FILES })
     }
 
     /// As it is written.
@@ -116,9 +118,21 @@ impl LayerRecord {
 }
 
 impl ImageRecord {
-    /// What its own folder takes on the disk; where it was not measured, the bytes of its documents.
-    pub(crate) fn takes(&self) -> u64 {
-        self.allocated.map_or(self.metadata_size, |allocated| allocated.bytes)
+    /// The same with what its folder takes, its documents and this record.
+    pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
+        let sized = Self { allocated: Some(Allocated::MAX), ..self.clone() };
+        let found = allocated::measure(folder)?.with_file(folder, sized.to_bytes().len())?;
+        Ok(Self { allocated: Some(found), ..self })
+    }
+
+    /// What its folder takes; where that was not measured, about as much.
+    pub(crate) fn takes(&self) -> Allocated {
+        self.allocated.unwrap_or(Allocated { bytes: self.metadata_size, inodes: OWN_FILES })
+    }
+
+    /// As it is written.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        super::seal::seal(self)
     }
 
     /// The image's id.

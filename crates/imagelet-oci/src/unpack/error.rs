@@ -10,84 +10,43 @@ use super::budget::MemoryError;
 const NAME_SHOWN_MAX: usize = 256;
 
 /// Why a layer could not be unpacked. What was written so far stays in the directory, for the caller to remove.
-///
-/// Entry names come from the archive; they are kept escaped and cut, fit for a log line.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum UnpackError {
+#[error("{message}")]
+pub struct UnpackError {
+    /// What kind of failure it is.
+    pub kind: UnpackErrorKind,
+    /// What failed at which entry; entry names come from the archive and are escaped and cut.
+    message: String,
+    /// The answer of the system or of the reader, as `ENOSPC` or `EROFS`.
+    #[source]
+    pub(crate) source: Option<io::Error>,
+}
+
+/// What a caller does differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnpackErrorKind {
     /// The bytes are no tar archive, or a truncated one.
-    #[error("tar entry `{entry}` is malformed: {reason}")]
-    Malformed {
-        /// The entry, or the last one seen before the place.
-        entry: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Malformed,
     /// A well-formed entry that would leave the layer or has no meaning in one.
-    #[error("tar entry `{entry}` is refused: {reason}")]
-    Refused {
-        /// The entry.
-        entry: String,
-        /// Why it is refused.
-        reason: String,
-    },
+    Refused,
     /// The layer wants more than it is allowed.
-    #[error("tar entry `{entry}` is over the limit: {reason}")]
-    Limit {
-        /// The entry at which the limit was reached.
-        entry: String,
-        /// Which limit, and its value.
-        reason: String,
-    },
+    Limit,
     /// The layer would leave less free than must stay.
-    #[error("no space for tar entry `{entry}`: {reason}")]
-    Full {
-        /// The entry at which it showed.
-        entry: String,
-        /// What is wanted, what is free, and what must stay.
-        reason: String,
-    },
-    /// The file system refused; `source` has the errno, as `ENOSPC` or `EROFS`.
-    #[error("could not {action} tar entry `{entry}`")]
-    Io {
-        /// The entry.
-        entry: String,
-        /// What was tried, as a verb.
-        action: &'static str,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    Full,
+    /// The file system refused.
+    Io,
     /// The stream of tar bytes broke: the fault is the reader's, not the file system's.
-    #[error("could not read the layer at tar entry `{entry}`")]
-    Read {
-        /// The last entry seen.
-        entry: String,
-        /// What the reader said.
-        #[source]
-        source: io::Error,
-    },
+    Read,
     /// Other layers hold the memory that this one would need; it can be tried again.
-    #[error("could not unpack tar entry `{entry}` beside other layers")]
-    Busy {
-        /// The entry.
-        entry: String,
-        /// Why.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Busy,
     /// The caller set [`super::UnpackOptions::cancelled`].
-    #[error("unpacking was cancelled")]
     Cancelled,
 }
 
 impl UnpackError {
     /// The system's or the reader's error, if one is the cause.
     pub fn io_error(&self) -> Option<&io::Error> {
-        match self {
-            UnpackError::Io { source, .. } | UnpackError::Read { source, .. } => Some(source),
-            _ => None,
-        }
+        self.source.as_ref()
     }
 }
 
@@ -132,19 +91,26 @@ impl Fault {
         move |errno| Fault::Io { action, errno }
     }
 
-    /// The error to hand out, now that the entry is known.
+    /// The error to return, now that the entry is known.
     pub(super) fn at(self, entry: &[u8]) -> UnpackError {
+        use UnpackErrorKind as Kind;
         let entry = shown(entry);
-        match self {
-            Fault::Malformed(reason) => UnpackError::Malformed { entry, reason: reason.into_owned() },
-            Fault::Refused(reason) => UnpackError::Refused { entry, reason: reason.into_owned() },
-            Fault::Full(reason) => UnpackError::Full { entry, reason },
-            Fault::Limit(reason) => UnpackError::Limit { entry, reason: reason.into_owned() },
-            Fault::Io { action, errno } => UnpackError::Io { entry, action, source: errno.into() },
-            Fault::Read(source) => UnpackError::Read { entry, source },
-            Fault::Busy(source) => UnpackError::Busy { entry, source: source.into() },
-            Fault::Cancelled => UnpackError::Cancelled,
-        }
+        let (kind, message, source) = match self {
+            Fault::Malformed(reason) => (Kind::Malformed, format!("tar entry `{entry}` is malformed: {reason}"), None),
+            Fault::Refused(reason) => (Kind::Refused, format!("tar entry `{entry}` is refused: {reason}"), None),
+            Fault::Limit(reason) => (Kind::Limit, format!("tar entry `{entry}` is over the limit: {reason}"), None),
+            Fault::Full(reason) => (Kind::Full, format!("no space for tar entry `{entry}`: {reason}"), None),
+            Fault::Io { action, errno } => {
+                (Kind::Io, format!("could not {action} tar entry `{entry}`"), Some(errno.into()))
+            }
+            Fault::Read(error) => (Kind::Read, format!("could not read the layer at tar entry `{entry}`"), Some(error)),
+            Fault::Busy(error) => {
+                let message = format!("could not unpack tar entry `{entry}` beside other layers");
+                (Kind::Busy, message, Some(io::Error::other(error)))
+            }
+            Fault::Cancelled => (Kind::Cancelled, "unpacking was cancelled".to_owned(), None),
+        };
+        UnpackError { kind, message, source }
     }
 }
 

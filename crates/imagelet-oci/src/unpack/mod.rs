@@ -41,7 +41,7 @@ pub(crate) use self::{
 };
 pub use self::{
     budget::{LAYERS_MAX, LayerMemory, UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN, UnpackBudget},
-    error::UnpackError,
+    error::{UnpackError, UnpackErrorKind},
     ledger::{DeviceRecord, OwnershipRecord},
     limits::UnpackLimits,
     listing::{Listed, ListedKind, Listing, Sum},
@@ -67,7 +67,7 @@ pub struct UnpackOptions {
     pub umask: u32,
     /// What it may hold while it is unpacked.
     pub memory: Arc<LayerMemory>,
-    /// Once true, unpacking ends soon with [`UnpackError::Cancelled`].
+    /// Once true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub cancelled: Arc<AtomicBool>,
 }
 

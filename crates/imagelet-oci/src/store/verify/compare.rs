@@ -1,110 +1,51 @@
 //! What differs between a line of a layer's list and what the disk shows.
 
-use std::fmt::{self, Display};
-
 use crate::unpack::{Listed, ListedKind};
 
-/// One difference; several may hold for one path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Difference {
-    Missing,
-    Extra,
-    Kind { was: &'static str, is: &'static str },
-    Size { was: u64, is: u64 },
-    Content,
-    Target,
-    Device { was: (u32, u32), is: (u32, u32) },
-    Mode { was: u32, is: u32 },
-    Owner { was: (u32, u32), is: (u32, u32) },
-    Mtime { was: (i64, u32), is: (i64, u32) },
-    Xattrs,
-    Unreadable(String),
-}
-
-impl Difference {
-    /// The word for programs.
-    pub(super) fn word(&self) -> &'static str {
-        match self {
-            Difference::Missing => "missing",
-            Difference::Extra => "extra",
-            Difference::Kind { .. } => "type",
-            Difference::Size { .. } => "size",
-            Difference::Content => "content",
-            Difference::Target => "target",
-            Difference::Device { .. } => "device",
-            Difference::Mode { .. } => "mode",
-            Difference::Owner { .. } => "owner",
-            Difference::Mtime { .. } => "mtime",
-            Difference::Xattrs => "xattrs",
-            Difference::Unreadable(_) => "unreadable",
-        }
-    }
-}
-
-impl Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Difference::Missing => f.write_str("it is missing"),
-            Difference::Extra => f.write_str("the layer has no such path"),
-            Difference::Kind { was, is } => write!(f, "it is a {is}, and was a {was}"),
-            Difference::Size { was, is } => write!(f, "it has {is} bytes, and had {was}"),
-            Difference::Content => f.write_str("its content has changed"),
-            Difference::Target => f.write_str("the link leads elsewhere"),
-            Difference::Device { was, is } => {
-                write!(f, "it is device {}:{}, and was {}:{}", is.0, is.1, was.0, was.1)
-            }
-            Difference::Mode { was, is } => write!(f, "its mode is {is:04o}, and was {was:04o}"),
-            Difference::Owner { was, is } => {
-                write!(f, "it belongs to {}:{}, and did to {}:{}", is.0, is.1, was.0, was.1)
-            }
-            Difference::Mtime { was, is } => {
-                write!(f, "it was changed at {}.{:09}, and not at {}.{:09}", is.0, is.1, was.0, was.1)
-            }
-            Difference::Xattrs => f.write_str("its extended attributes have changed"),
-            Difference::Unreadable(why) => write!(f, "it cannot be read: {why}"),
-        }
-    }
-}
+/// One difference: its word for programs, and its text.
+pub(super) type Difference = (&'static str, String);
 
 /// Everything in which `found` is not what was listed.
 pub(super) fn compare(listed: &Listed, found: &Listed) -> Vec<Difference> {
-    let mut differences = Vec::new();
     let (was, is) = (kind_word(&listed.kind), kind_word(&found.kind));
     if was != is {
         // What else differs follows from this.
-        return vec![Difference::Kind { was, is }];
+        return vec![("type", format!("it is a {is}, and was a {was}"))];
     }
-    differences.extend(compare_kinds(&listed.kind, &found.kind));
+    let mut differences = Vec::from_iter(compare_kinds(&listed.kind, &found.kind));
     if listed.mode != found.mode {
-        differences.push(Difference::Mode { was: listed.mode, is: found.mode });
+        differences.push(("mode", format!("its mode is {:04o}, and was {:04o}", found.mode, listed.mode)));
     }
-    let (was, is) = ((listed.uid, listed.gid), (found.uid, found.gid));
-    if was != is {
-        differences.push(Difference::Owner { was, is });
+    if (listed.uid, listed.gid) != (found.uid, found.gid) {
+        let (is, was) = ((found.uid, found.gid), (listed.uid, listed.gid));
+        differences.push(("owner", format!("it belongs to {}:{}, and did to {}:{}", is.0, is.1, was.0, was.1)));
     }
     if listed.mtime != found.mtime {
-        differences.push(Difference::Mtime { was: listed.mtime, is: found.mtime });
+        let (is, was) = (found.mtime, listed.mtime);
+        let text = format!("it was changed at {}.{:09}, and not at {}.{:09}", is.0, is.1, was.0, was.1);
+        differences.push(("mtime", text));
     }
     if listed.xattrs != found.xattrs {
-        differences.push(Difference::Xattrs);
+        differences.push(("xattrs", "its extended attributes have changed".into()));
     }
     differences
 }
 
 fn compare_kinds(was: &ListedKind, is: &ListedKind) -> Option<Difference> {
-    if let (Some(was), Some(is)) = (size(was), size(is))
-        && was != is
-    {
-        return Some(Difference::Size { was, is });
-    }
-    match (was, is) {
-        _ if was == is => None,
-        (ListedKind::Symlink(_), ListedKind::Symlink(_)) => Some(Difference::Target),
-        (ListedKind::Device { major, minor, .. }, ListedKind::Device { major: major_now, minor: minor_now, .. }) => {
-            Some(Difference::Device { was: (*major, *minor), is: (*major_now, *minor_now) })
+    match (size(was), size(is)) {
+        (Some(was), Some(is)) if was != is => {
+            return Some(("size", format!("it has {is} bytes, and had {was}")));
         }
-        _ => Some(Difference::Content),
+        _ if was == is => return None,
+        _ => {}
     }
+    Some(match (was, is) {
+        (ListedKind::Symlink(_), _) => ("target", "the link leads elsewhere".into()),
+        (ListedKind::Device { major, minor, .. }, ListedKind::Device { major: major_is, minor: minor_is, .. }) => {
+            ("device", format!("it is device {major_is}:{minor_is}, and was {major}:{minor}"))
+        }
+        _ => ("content", "its content has changed".into()),
+    })
 }
 
 /// The length of a file.
@@ -151,7 +92,7 @@ mod tests {
             ListedKind::Socket,
             ListedKind::Device { block: true, major: 1, minor: 2 },
         ] {
-            assert_eq!(compare(&listed(kind.clone()), &listed(kind)), []);
+            assert!(compare(&listed(kind.clone()), &listed(kind)).is_empty());
         }
     }
 
@@ -178,7 +119,7 @@ mod tests {
             (sparse(vec![(0, 1)]), sparse(vec![]), vec!["content"]),
             (was.clone(), Listed { mode: 0, mtime: (0, 0), ..file(3, 5) }, vec!["content", "mode", "mtime"]),
         ] {
-            let found: Vec<_> = compare(&was, &is).iter().map(Difference::word).collect();
+            let found: Vec<_> = compare(&was, &is).into_iter().map(|(word, _)| word).collect();
             assert_eq!(found, words, "{was:?} {is:?}");
         }
     }

@@ -16,7 +16,6 @@ use std::{
     },
 };
 
-use aws_lc_rs::digest::{Context, SHA256, SHA384, SHA512};
 use imagelet_core::image::{Digest, DigestAlgorithm, ImageId};
 use rustix::{
     fs::{Advice, Mode, OFlags, fadvise},
@@ -31,6 +30,7 @@ use super::{
     record::{ImageRecord, LayerRecord},
     seal::{self, Seal},
 };
+use crate::hash::Hash;
 
 /// Findings that are told in full; of the others there is a count.
 const FINDINGS_MAX: usize = 20;
@@ -324,11 +324,7 @@ fn forget_cached(file: &File) {
 }
 
 fn digest_of(mut file: File, algorithm: DigestAlgorithm, watch: &Watch) -> io::Result<(Digest, u64)> {
-    let mut context = Context::new(match algorithm {
-        DigestAlgorithm::Sha256 => &SHA256,
-        DigestAlgorithm::Sha384 => &SHA384,
-        DigestAlgorithm::Sha512 => &SHA512,
-    });
+    let mut hash = Hash::new(algorithm);
     let mut buffer = vec![0; BUFFER];
     let mut bytes = 0;
     loop {
@@ -336,7 +332,7 @@ fn digest_of(mut file: File, algorithm: DigestAlgorithm, watch: &Watch) -> io::R
         match file.read(&mut buffer) {
             Ok(0) => break,
             Ok(read) => {
-                context.update(&buffer[..read]);
+                hash.update(&buffer[..read]);
                 bytes += read as u64;
                 (watch.read)(read as u64);
             }
@@ -345,5 +341,5 @@ fn digest_of(mut file: File, algorithm: DigestAlgorithm, watch: &Watch) -> io::R
         }
     }
     forget_cached(&file);
-    Ok((Digest::from_hash(algorithm, context.finish().as_ref()), bytes))
+    Ok((hash.finish(), bytes))
 }

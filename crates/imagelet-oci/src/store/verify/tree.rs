@@ -19,7 +19,7 @@ use twox_hash::xxhash3_128::Hasher;
 
 use super::{
     BUFFER, FileList, Findings, LayerCheck, Watch,
-    compare::{Difference, compare, size},
+    compare::{compare, size},
     ends_check, forget_cached,
 };
 use crate::unpack::{Listed, ListedKind, Sum, xattrs_at, xattrs_of};
@@ -94,11 +94,11 @@ impl Walk<'_> {
                     }
                     levels.push(Level { path, fd: Some(fd), below });
                 }
-                Err(errno) => self.tell_unreadable(&path, errno)?,
+                Err(errno) => self.report_unreadable(&path, errno)?,
             }
         }
         match self.list.unseen() {
-            Ok(paths) => paths.iter().for_each(|path| self.tell(path, &Difference::Missing)),
+            Ok(paths) => paths.iter().for_each(|path| self.report(path, "missing", "it is missing".into())),
             Err(error) => self.findings.unreadable(super::LIST, &error),
         }
         Ok(())
@@ -119,7 +119,7 @@ impl Walk<'_> {
         let entries = match Dir::read_from(directory) {
             Ok(entries) => entries,
             Err(errno) => {
-                self.tell_unreadable(path, errno)?;
+                self.report_unreadable(path, errno)?;
                 return Ok(below);
             }
         };
@@ -128,7 +128,7 @@ impl Walk<'_> {
             let name = match &entry {
                 Ok(entry) => entry.file_name().to_bytes(),
                 Err(errno) => {
-                    self.tell_unreadable(path, *errno)?;
+                    self.report_unreadable(path, *errno)?;
                     break;
                 }
             };
@@ -146,12 +146,12 @@ impl Walk<'_> {
         let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(errno) => {
-                self.tell_unreadable(path, errno)?;
+                self.report_unreadable(path, errno)?;
                 return Ok(false);
             }
         };
         let Some(listed) = listed else {
-            self.tell(path, &Difference::Extra);
+            self.report(path, "extra", "the layer has no such path".into());
             return Ok(false);
         };
         let found = self.look((parent, name), &stat, &listed);
@@ -169,11 +169,14 @@ impl Walk<'_> {
 
     fn judge(&mut self, path: &[u8], listed: &Listed, found: io::Result<Listed>) -> io::Result<()> {
         match found {
-            Ok(found) => compare(listed, &found).iter().for_each(|difference| self.tell(path, difference)),
-            Err(error) if ends_check(&error) => return Err(error),
-            Err(error) => self.tell(path, &Difference::Unreadable(error.to_string())),
+            Ok(found) => {
+                for (word, text) in compare(listed, &found) {
+                    self.report(path, word, text);
+                }
+                Ok(())
+            }
+            Err(error) => self.report_unreadable(path, error),
         }
-        Ok(())
     }
 
     /// Looks at one thing as closely as the list allows.
@@ -293,18 +296,18 @@ impl Walk<'_> {
         self.watch.go_on()
     }
 
-    fn tell_unreadable(&mut self, path: &[u8], errno: Errno) -> io::Result<()> {
-        let error = io::Error::from(errno);
+    fn report_unreadable(&mut self, path: &[u8], error: impl Into<io::Error>) -> io::Result<()> {
+        let error = error.into();
         if ends_check(&error) {
             return Err(error);
         }
-        self.tell(path, &Difference::Unreadable(error.to_string()));
+        self.report(path, "unreadable", format!("it cannot be read: {error}"));
         Ok(())
     }
 
-    fn tell(&mut self, path: &[u8], difference: &Difference) {
+    fn report(&mut self, path: &[u8], word: &str, text: String) {
         let shown = if path.is_empty() { "fs".to_owned() } else { format!("fs/{}", percent_encode(path, ESCAPED)) };
-        self.findings.add(shown, difference.word(), difference.to_string());
+        self.findings.add(shown, word, text);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Archives that want out of the layer.
 
 use super::{
-    super::UnpackError,
+    super::{UnpackError, UnpackErrorKind},
     Site, archive,
     archive::{Archive, Header},
 };
@@ -11,7 +11,10 @@ use super::{
 fn refused(build: impl FnOnce(&str) -> Vec<u8>, entry: &str, why: &str) {
     let site = Site::new();
     let error = site.unpack(&build(&site.host())).expect_err(entry);
-    assert!(matches!(error, UnpackError::Refused { .. } | UnpackError::Malformed { .. }), "{error:?}");
+    assert!(
+        matches!(error, UnpackError { kind: UnpackErrorKind::Refused | UnpackErrorKind::Malformed, .. }),
+        "{error:?}"
+    );
     let text = error.to_string();
     let host = site.host();
     assert!(text.contains(&format!("`{}`", entry.replace("HOST", &host))), "{text}");
@@ -171,7 +174,7 @@ fn links_that_reach_ever_deeper_are_bounded() {
         archive = archive.file(&format!("l{level}/x"), "");
     }
     let error = Site::new().unpack(&archive.end()).unwrap_err();
-    assert!(matches!(error, UnpackError::Limit { .. }), "{error}");
+    assert!(matches!(error, UnpackError { kind: UnpackErrorKind::Limit, .. }), "{error}");
 }
 
 #[test]

@@ -3,14 +3,14 @@
 use std::{fs, io::Read, os::unix::fs::MetadataExt};
 
 use super::{
-    Site, UnpackError,
+    Site, UnpackError, UnpackErrorKind,
     archive::{Archive, Header, pax_records},
 };
 
 #[track_caller]
 fn malformed(archive: &[u8], why: &str) {
     let error = Site::new().unpack(archive).unwrap_err();
-    assert!(matches!(error, UnpackError::Malformed { .. }), "{error:?}");
+    assert!(matches!(error, UnpackError { kind: UnpackErrorKind::Malformed, .. }), "{error:?}");
     assert!(error.to_string().contains(why), "{error}");
 }
 
@@ -77,7 +77,7 @@ fn a_global_header_sets_defaults_and_no_names() {
     assert_eq!([time("a"), time("b"), time("c")], [77, 88, 77]);
     for key in ["path", "linkpath", "size", "GNU.sparse.map"] {
         let error = Site::new().unpack(&Archive::new().pax_raw(b'g', &pax_records(&[(key, b"1")])).file("a", "").end());
-        assert!(matches!(error, Err(UnpackError::Refused { .. })), "{key}");
+        assert!(matches!(error, Err(UnpackError { kind: UnpackErrorKind::Refused, .. })), "{key}");
     }
 }
 
@@ -123,7 +123,7 @@ fn headers_that_are_wrong_are_told() {
     }
     malformed(&[b'x'; 2048], "checksum");
     let error = Site::new().unpack(&Archive::new().pax(&[("size", b"4611686018427387904")]).file("f", "").end());
-    assert!(matches!(error, Err(UnpackError::Limit { .. })));
+    assert!(matches!(error, Err(UnpackError { kind: UnpackErrorKind::Limit, .. })));
 }
 
 #[test]
@@ -246,6 +246,6 @@ fn sparse_maps_that_lie_are_told() {
     let v20: [(&str, &[u8]); 2] = [("GNU.sparse.major", b"2"), ("GNU.sparse.minor", b"0")];
     assert!(matches!(
         Site::new().unpack(&Archive::new().pax(&v20).file("f", "").end()),
-        Err(UnpackError::Refused { .. })
+        Err(UnpackError { kind: UnpackErrorKind::Refused, .. })
     ));
 }

@@ -22,8 +22,8 @@ use std::{
 };
 
 use super::{
-    EntryRules, LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport,
-    unpack_layer,
+    EntryRules, LayerMemory, OverlayForm, Ownership, UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions,
+    UnpackReport, unpack_layer,
 };
 
 /// A layer directory between things that must not be touched.
