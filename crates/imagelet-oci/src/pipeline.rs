@@ -7,6 +7,7 @@
 
 mod blocks;
 mod fetch;
+mod frames;
 mod inflate;
 mod places;
 #[cfg(feature = "fuzzing")]
@@ -35,7 +36,8 @@ pub(crate) use self::{
 use self::{
     blocks::Expansion,
     fetch::{Inflater, Unread},
-    inflate::{Bounds, Intake},
+    frames::Intake,
+    inflate::Bounds,
 };
 use crate::{
     admission::Landing,

@@ -9,7 +9,7 @@ use imagelet_core::{
 };
 use tokio::sync::mpsc;
 
-use super::{LayerJob, Place, inflate::Frame};
+use super::{LayerJob, Place, frames::Frame};
 use crate::hash::Hash;
 use crate::{
     registry::{BlobSource, RangedStream, Starved},

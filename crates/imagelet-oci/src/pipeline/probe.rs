@@ -9,7 +9,8 @@ use tokio::sync::mpsc;
 use super::{
     Stopped,
     blocks::{self, BlockReader, Expansion},
-    inflate::{self, Bounds, Frame, Intake},
+    frames::{Frame, Intake},
+    inflate::{self, Bounds},
 };
 use crate::hash::Hash;
 use crate::{admission::Landing, registry::Starved, unpack::LayerMemory};

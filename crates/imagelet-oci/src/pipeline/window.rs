@@ -15,7 +15,7 @@ use zstd::{
     zstd_safe::{DParameter, get_frame_content_size},
 };
 
-use super::inflate::FrameReader;
+use super::frames::FrameReader;
 use crate::unpack::{Claim, LayerMemory, MemoryError};
 
 /// The largest window that is taken, as a power of two: 128 MiB, the most zstd itself writes without `--long=28`.

@@ -3,10 +3,9 @@
 //! **Invariant:** a credential, and every token got with it, lives in one pull session and is shown to one origin: the
 //! registry it was given for, and the token service that registry names, if that passes [`check_realm`] and [`may_see`].
 
-use std::{fmt, sync::PoisonError};
+use std::sync::PoisonError;
 
-use base64::Engine as _;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, Method, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     runtime::{ErrorClass, Fault, Hop, RuntimeError},
@@ -19,6 +18,7 @@ use super::{
     Registry,
     challenge::{Challenge, challenges},
     error::{Failure, denied, explanation, status_fault, unavailable},
+    grant::{Grant, basic},
     hosts::Host,
     session::PullSession,
     target::{Origin, Target},
@@ -29,45 +29,6 @@ use super::{
 const TOKEN_BYTES_MAX: usize = 1 << 20;
 const CLIENT_ID: &str = "imagelet";
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-
-/// What a host is shown until it no longer takes it.
-#[derive(Clone)]
-pub(super) struct Grant {
-    pub(super) header: HeaderValue,
-    /// For taking it out of messages.
-    pub(super) secret: Secret,
-    /// Tells a grant from the one it replaced.
-    pub(super) number: u64,
-}
-
-impl fmt::Debug for Grant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant").field("number", &self.number).finish_non_exhaustive()
-    }
-}
-
-impl Grant {
-    /// The grant of a credential that needs no exchange.
-    pub(super) fn ready(credential: &Credential) -> Option<Self> {
-        match &credential.kind {
-            CredentialKind::RegistryToken(token) => Self::new("Bearer", token.clone(), 0).ok(),
-            CredentialKind::Basic { .. } | CredentialKind::IdentityToken(_) => None,
-        }
-    }
-
-    fn new(scheme: &str, secret: Secret, number: u64) -> Result<Self, http::header::InvalidHeaderValue> {
-        let text = Zeroizing::new(format!("{scheme} {}", secret.expose()));
-        let mut header = HeaderValue::from_str(&text)?;
-        header.set_sensitive(true);
-        Ok(Self { header, secret, number })
-    }
-}
-
-/// What goes behind `Basic`.
-pub(super) fn basic(username: &str, password: &Secret) -> Secret {
-    let pair = Zeroizing::new(format!("{username}:{}", password.expose()));
-    Secret::new(base64::engine::general_purpose::STANDARD.encode(pair.as_bytes()))
-}
 
 impl Registry {
     /// Answers a 401: gets what the challenge asks for. `shown` is the grant that was not taken.

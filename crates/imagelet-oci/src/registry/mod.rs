@@ -18,6 +18,7 @@ mod auth;
 mod blob;
 mod challenge;
 mod error;
+mod grant;
 mod hosts;
 mod pace;
 #[cfg(feature = "fuzzing")]

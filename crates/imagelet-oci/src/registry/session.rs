@@ -15,7 +15,7 @@ use imagelet_core::{
 use zeroize::Zeroizing;
 
 use super::{
-    auth::{Grant, basic},
+    grant::{Grant, basic},
     error::denied,
     hosts::Host,
     reception::Reception,

@@ -18,7 +18,7 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{Digest, DigestAlgorithm},
+    image::Digest,
     runtime::RuntimeError,
 };
 
@@ -308,22 +308,6 @@ impl StagedBlob {
         let blobs = Path::new("blobs");
         [blobs.join(self.written.digest.algorithm().name()), blobs.to_owned()]
     }
-}
-
-/// The blobs in `blobs/`: what is a plain file with a digest for a name.
-pub(super) fn load(root: &Path) -> BTreeMap<Digest, u64> {
-    let mut found = BTreeMap::new();
-    for algorithm in [DigestAlgorithm::Sha256, DigestAlgorithm::Sha384, DigestAlgorithm::Sha512] {
-        let Ok(entries) = fs::read_dir(root.join("blobs").join(algorithm.name())) else { continue };
-        for entry in entries.filter_map(Result::ok) {
-            let digest = entry.file_name().to_str().and_then(|hex| format!("{}:{hex}", algorithm.name()).parse().ok());
-            let metadata = entry.metadata().ok().filter(fs::Metadata::is_file);
-            if let (Some(digest), Some(metadata)) = (digest, metadata) {
-                found.insert(digest, metadata.len());
-            }
-        }
-    }
-    found
 }
 
 impl Index {

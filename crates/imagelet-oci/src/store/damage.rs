@@ -14,39 +14,17 @@ use imagelet_core::{
     image::{Digest, ImageId},
     runtime::RuntimeError,
 };
-use serde::{Deserialize, Serialize};
 
 use super::{
     Store,
     disk::replace_file,
-    index::Index,
+    index::{DamagedImage, Index},
+    reading::{MARK, Mark},
     record::ImageRecord,
     seal, storage_error,
     verify::{Finding, Findings},
 };
 use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig};
-
-/// The mark's name.
-pub(super) const MARK: &str = "damaged";
-
-/// What the mark says; its presence alone counts.
-#[derive(Debug, Serialize, Deserialize)]
-struct Mark {
-    /// When it was found, in seconds since 1970.
-    found_at: u64,
-    findings: Findings,
-}
-
-/// An image that has a name and cannot be used.
-#[derive(Clone, Debug)]
-pub(crate) struct DamagedImage {
-    /// Its record, where that can be read.
-    pub(crate) record: Option<ImageRecord>,
-    /// Its layers as far as they are known, lowest first; those that are whole are kept for it.
-    pub(crate) layers: Vec<Digest>,
-    /// What is wrong with its own documents; `None` where only layers are.
-    pub(crate) documents: Option<Findings>,
-}
 
 impl Index {
     /// Takes an image in as whole, or as damaged, by what is here of it.
@@ -188,18 +166,6 @@ fn write_mark(folder: &Path, findings: &Findings) -> Result<(), RuntimeError> {
         // What is not there is absent without a mark.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         written => written.map_err(|error| storage_error(format!("could not mark `{}`", folder.display()), error)),
-    }
-}
-
-/// The mark on a folder, if it has one. One that does not read is one.
-pub(super) fn mark_on(folder: &Path) -> Option<Findings> {
-    match fs::read(folder.join(MARK)) {
-        Ok(bytes) => match seal::open::<Mark>(&bytes) {
-            Ok(mark) if !mark.findings.is_empty() => Some(mark.findings),
-            _ => Some(Findings::of(MARK, "content", "it was found damaged, and what was found does not read")),
-        },
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => Some(Findings::of(MARK, "unreadable", error.to_string())),
     }
 }
 

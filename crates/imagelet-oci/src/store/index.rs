@@ -3,7 +3,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     fs, io,
-    path::Path,
+    path::{Path, PathBuf},
+    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -15,11 +16,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     LayerSizes,
-    damage::DamagedImage,
-    reading::{digest_named, each_read, folders, read_image, read_json, read_layer},
+    disk::SyncView,
+    reading::{blobs, digest_named, each_read, folders, read_image, read_json, read_layer},
     record::{ImageRecord, LayerRecord},
     seal,
-    spares::Spare,
     verify::Findings,
 };
 
@@ -45,6 +45,29 @@ pub(super) struct Index {
     pub(super) spares: HashMap<Digest, Spare>,
     /// What the last layers that sinks have taken came to.
     pub(super) sunk: VecDeque<LayerSizes>,
+}
+
+/// An image that has a name and cannot be used.
+#[derive(Clone, Debug)]
+pub(crate) struct DamagedImage {
+    /// Its record, where that can be read.
+    pub(crate) record: Option<ImageRecord>,
+    /// Its layers as far as they are known, lowest first; those that are whole are kept for it.
+    pub(crate) layers: Vec<Digest>,
+    /// What is wrong with its own documents; `None` where only layers are.
+    pub(crate) documents: Option<Findings>,
+}
+
+/// A whole layer that no sink has taken.
+#[derive(Debug)]
+pub(super) struct Spare {
+    pub(super) folder: PathBuf,
+    pub(super) bytes: u64,
+    pub(super) entries: u64,
+    /// Was open before its first file was, or since the start that found it.
+    pub(super) view: Arc<SyncView>,
+    /// When it was whole.
+    pub(super) since: SystemTime,
 }
 
 /// `names.json`, and with a boot `names.unsettled.json`.
@@ -102,7 +125,7 @@ impl Found {
         let unsettled = load_unsettled(root, boot, names.generation);
         let names_unsettled = unsettled.is_some();
         let names = unsettled.unwrap_or(names);
-        let blobs = super::blobs::load(root);
+        let blobs = blobs(root);
         Ok(Self { blobs, layers, images, names, names_unsettled, names_rebuilt })
     }
 

@@ -1,6 +1,7 @@
 //! Reads what lies in the folders of a store: records, marks, names of folders. What is damaged is told, not believed.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, Read as _},
     num::NonZeroUsize,
@@ -8,12 +9,14 @@ use std::{
     path::Path,
 };
 
-use imagelet_core::{image::Digest, runtime::RuntimeError};
+use imagelet_core::{
+    image::{Digest, DigestAlgorithm},
+    runtime::RuntimeError,
+};
 use rustix::fs::OFlags;
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    damage::mark_on,
     record::{ImageRecord, LayerRecord},
     seal,
     verify::Findings,
@@ -123,4 +126,43 @@ pub(super) fn is_hex_of_digest(name: &str) -> bool {
 
 fn is_lower_hex(byte: u8) -> bool {
     byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
+}
+
+/// The blobs in `blobs/`: what is a plain file with a digest for a name.
+pub(super) fn blobs(root: &Path) -> BTreeMap<Digest, u64> {
+    let mut found = BTreeMap::new();
+    for algorithm in [DigestAlgorithm::Sha256, DigestAlgorithm::Sha384, DigestAlgorithm::Sha512] {
+        let Ok(entries) = fs::read_dir(root.join("blobs").join(algorithm.name())) else { continue };
+        for entry in entries.filter_map(Result::ok) {
+            let digest = entry.file_name().to_str().and_then(|hex| format!("{}:{hex}", algorithm.name()).parse().ok());
+            let metadata = entry.metadata().ok().filter(fs::Metadata::is_file);
+            if let (Some(digest), Some(metadata)) = (digest, metadata) {
+                found.insert(digest, metadata.len());
+            }
+        }
+    }
+    found
+}
+
+/// The mark's name.
+pub(super) const MARK: &str = "damaged";
+
+/// What the mark says; its presence alone counts.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Mark {
+    /// When it was found, in seconds since 1970.
+    pub(super) found_at: u64,
+    pub(super) findings: Findings,
+}
+
+/// The mark on a folder, if it has one. One that does not read is one.
+fn mark_on(folder: &Path) -> Option<Findings> {
+    match fs::read(folder.join(MARK)) {
+        Ok(bytes) => match seal::open::<Mark>(&bytes) {
+            Ok(mark) if !mark.findings.is_empty() => Some(mark.findings),
+            _ => Some(Findings::of(MARK, "content", "it was found damaged, and what was found does not read")),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => Some(Findings::of(MARK, "unreadable", error.to_string())),
+    }
 }

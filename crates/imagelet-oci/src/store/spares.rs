@@ -25,6 +25,7 @@ use imagelet_core::{
 use super::{
     LayerSizes, StagedBlob, StagedLayer, Store, SyncView,
     commit::discard,
+    index::Spare,
     reading::read_json,
     record::{LayerRecord, read_implicit},
     storage_error,
@@ -44,18 +45,6 @@ pub(crate) enum LayerEnd {
     Store,
     /// It leaves the store for a sink, which wants the tree as the archive has it, to the last entry.
     Sink,
-}
-
-/// A whole layer that no sink has taken.
-#[derive(Debug)]
-pub(super) struct Spare {
-    folder: PathBuf,
-    bytes: u64,
-    entries: u64,
-    /// Was open before its first file was, or since the start that found it.
-    view: Arc<SyncView>,
-    /// When it was whole.
-    since: SystemTime,
 }
 
 /// A layer for a sink. Dropped before the sink has it, it becomes a spare where it can be one.

@@ -1,0 +1,108 @@
+//! Compressed frames on their way from the socket to the inflater, read as one stream.
+
+use std::io::{self, BufRead, Read};
+
+use bytes::Bytes;
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::{admission::Landing, registry::Starved, store::BlobWriter};
+
+/// What arrives from the socket.
+#[derive(Debug)]
+pub(super) enum Frame {
+    Bytes(Bytes),
+    /// The blob is complete and its digest is right; a queue that closes without this was cut.
+    End,
+}
+
+/// What the inflater reads.
+#[derive(Debug)]
+pub(super) struct Intake {
+    pub(super) frames: mpsc::Receiver<Frame>,
+    /// Told how long the inflater waits for frames.
+    pub(super) starved: Starved,
+    /// Where the compressed bytes are written as well.
+    pub(super) keep: Option<BlobWriter>,
+    /// Told of those bytes.
+    pub(super) landing: Landing,
+}
+
+impl Intake {
+    fn next(&mut self) -> Option<Frame> {
+        if let Ok(frame) = self.frames.try_recv() {
+            return Some(frame);
+        }
+        let asked = Instant::now();
+        let frame = self.frames.blocking_recv();
+        self.starved.add(asked.elapsed());
+        frame
+    }
+}
+
+/// The frames as one stream.
+pub(super) struct FrameReader {
+    pub(super) intake: Intake,
+    current: Bytes,
+    pub(super) ended: bool,
+    pub(super) cut: bool,
+    /// Why the compressed bytes could not be written.
+    pub(super) unwritten: Option<io::Error>,
+}
+
+impl FrameReader {
+    pub(super) fn new(intake: Intake) -> Self {
+        Self { intake, current: Bytes::new(), ended: false, cut: false, unwritten: None }
+    }
+
+    /// The next bytes without taking them, at least `length` unless fewer are left.
+    pub(super) fn peek(&mut self, length: usize) -> io::Result<&[u8]> {
+        self.fill_buf()?;
+        while self.current.len() < length && !self.ended {
+            let head = std::mem::take(&mut self.current);
+            let tail = self.fill_buf()?;
+            self.current = [&head[..], tail].concat().into();
+        }
+        Ok(&self.current)
+    }
+}
+
+impl BufRead for FrameReader {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while self.current.is_empty() && !self.ended {
+            match self.intake.next() {
+                Some(Frame::Bytes(bytes)) => {
+                    if let Some(Err(error)) = self.intake.keep.as_mut().map(|keep| keep.write(&bytes)) {
+                        let told = error.kind().into();
+                        self.unwritten = Some(error);
+                        return Err(told);
+                    }
+                    if self.intake.keep.is_some() {
+                        self.intake.landing.add(bytes.len() as u64);
+                    }
+                    self.current = bytes;
+                }
+                Some(Frame::End) => self.ended = true,
+                None => {
+                    self.cut = true;
+                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the download was cut"));
+                }
+            }
+        }
+        Ok(&self.current)
+    }
+
+    fn consume(&mut self, amount: usize) {
+        // `split_to` keeps the frame alive only as long as bytes of it are left.
+        let _ = self.current.split_to(amount);
+    }
+}
+
+impl Read for FrameReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let available = self.fill_buf()?;
+        let length = available.len().min(out.len());
+        out[..length].copy_from_slice(&available[..length]);
+        self.consume(length);
+        Ok(length)
+    }
+}
