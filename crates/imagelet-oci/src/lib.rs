@@ -22,13 +22,13 @@ mod store;
 pub mod unpack;
 mod usage;
 
-pub use admission::Admission;
-pub use confine::Confinement;
-pub use engine::{
+pub use crate::admission::Admission;
+pub use crate::confine::Confinement;
+pub use crate::engine::{
     BlobsCheck, Credentials, Engine, EngineConfig, ImageCheck, LayerName, LayerSharing, VerifyProgress, VerifyReport,
 };
-pub use mount::{MountOptions, MountedImage, UnmountedImage};
-pub use pipeline::LayerLimits;
-pub use registry::{RegistryConfig, Trickle};
-pub use store::{Access, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};
-pub use usage::{ImageUsage, StoreUsage, StoredImage};
+pub use crate::mount::{MountOptions, MountedImage, UnmountedImage};
+pub use crate::pipeline::LayerLimits;
+pub use crate::registry::{RegistryConfig, Trickle};
+pub use crate::store::{Access, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};
+pub use crate::usage::{ImageUsage, StoreUsage, StoredImage};

@@ -10,14 +10,16 @@
 //! A pull's size on the disk is a guess until it is there: a manifest tells compressed bytes alone. So two numbers go
 //! through everything here: what the guess expects, and the least that is certain.
 
-mod expansion;
-mod ledger;
-mod words;
+mod expansion_ratio;
+mod refusal_message;
+mod reservations;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use self::{
-    expansion::Expansions,
-    ledger::{Landing, Ledger, Reservation},
-    words::refusal,
+    expansion_ratio::Expansions,
+    refusal_message::refusal,
+    reservations::{Landing, Ledger, Reservation},
 };
 use crate::manifest::Compression;
 
@@ -151,6 +153,3 @@ pub(crate) fn is_worth_waiting(admission: Admission, demand: &Demand, space: &Sp
         && decide(admission, demand, &alone) == Decision::Fits
         && !matches!(decide(admission, demand, &at_best), Decision::Refused(_))
 }
-
-#[cfg(test)]
-mod tests;

@@ -14,7 +14,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Engine, admit::Wanted, blocking, estimate::Asked, fetch::largest_first};
+use super::{Engine, admit::Wanted, blocking, estimate::Asked, layer_single_flight::largest_first};
 use crate::{
     admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},

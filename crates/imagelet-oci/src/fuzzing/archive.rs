@@ -199,7 +199,8 @@ fn speaks_of_sparse_files(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::blocks, *};
+    use super::*;
+    use crate::fuzzing::blocks;
 
     fn archive() -> Vec<u8> {
         let parts = [blocks::header(b'5', b"d", b"", 0), blocks::file(b'0', b"e/f", b"content", 0), vec![0; 1024]];

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::pipeline::{
     Stopped,
-    probe::{Inflated, inflated},
+    testing::{Inflated, inflated},
 };
 
 /// Inflated bytes that are allowed; some blocks, and soon reached.

@@ -9,7 +9,7 @@ use super::{
     assert_tellable,
     mutation::{self, Dice},
 };
-use crate::registry::probe::challenges;
+use crate::registry::testing::challenges;
 
 /// Bounds of the grammar.
 const PATH_MAX: usize = 255;

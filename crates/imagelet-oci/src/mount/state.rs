@@ -59,7 +59,8 @@ pub(super) fn is_shown_by(noted: &NotedMount, row: &TableRow) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::note::Note, *};
+    use super::*;
+    use crate::mount::note::Note;
 
     const BOOT: &str = "b1";
 

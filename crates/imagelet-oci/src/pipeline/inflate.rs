@@ -9,9 +9,9 @@ use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
 use super::{
     Stopped,
-    blocks::{BlockWriter, Expansion},
+    buffer_pool::{BlockWriter, Expansion},
     frames::{FrameReader, Intake},
-    window::{ZstdReader, is_zstd},
+    zstd_window::{ZstdReader, is_zstd},
 };
 use crate::{
     store::{BlobWriter, storage_error},
@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
     use crate::{admission::Landing, pipeline::frames::Frame, registry::Starved};
-    use crate::{hash::Hash, pipeline::blocks};
+    use crate::{hash::Hash, pipeline::buffer_pool};
     use imagelet_core::image::{Digest, DigestAlgorithm};
 
     fn through(frames: Vec<Frame>, limit: u64) -> (Result<Option<BlobWriter>, Stopped>, io::Result<Digest>) {
@@ -91,9 +91,9 @@ mod tests {
         }
         drop(sender);
         let memory = LayerMemory::of_its_own(16 << 20);
-        let (writer, out) = blocks::queue(&memory);
+        let (writer, out) = buffer_pool::queue(&memory);
         let reader =
-            std::thread::spawn(move || blocks::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
+            std::thread::spawn(move || buffer_pool::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
         let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
         let (_, inflated) = inflate(
             Intake { frames: receiver, starved: Starved::default(), keep: None, landing: Landing::default() },

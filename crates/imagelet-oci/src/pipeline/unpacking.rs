@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::{
     LayerJob,
-    blocks::{BlockQueue, BlockReader},
+    buffer_pool::{BlockQueue, BlockReader},
     unconfined,
 };
 use crate::hash::Hash;

@@ -20,7 +20,7 @@ use imagelet_core::{
 };
 use toml::{Table, Value};
 
-use super::target::{Origin, Target};
+use super::connection::origin::{Origin, Target};
 
 /// Largest file that is read from a hosts directory.
 const FILE_BYTES_MAX: u64 = 1 << 20;

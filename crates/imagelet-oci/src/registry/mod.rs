@@ -13,38 +13,36 @@
 //!
 //! Nothing here outlives a pull but connections: a token got with one credential never serves another.
 
-mod ask;
 mod auth;
 mod blob;
-mod challenge;
+mod connection;
 mod error;
-mod grant;
 mod hosts;
-mod pace;
-#[cfg(feature = "fuzzing")]
-pub(crate) mod probe;
-mod ranged;
-mod reception;
+mod pull_session;
+mod request;
 mod resolve;
-mod session;
-mod target;
-mod tls;
-mod transport;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod testing;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use http::HeaderValue;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
-use self::{ranged::ReadAhead, reception::Reception, tls::Clients, transport::Transport};
+use self::{
+    blob::parallel::ReadAhead,
+    connection::{reception::Reception, tls::Clients, transport::Transport},
+};
 
+pub(crate) use self::blob::parallel::{RangedStream, Starved};
+pub use self::connection::reception::Trickle;
+pub use self::pull_session::PullSession;
 pub(crate) use blob::BlobSource;
 pub use blob::BlobStream;
-pub(crate) use ranged::{RangedStream, Starved};
-pub use reception::Trickle;
 pub(crate) use resolve::about;
 pub use resolve::{Document, Resolved};
-pub use session::PullSession;
 
 /// How registries are asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,14 +133,3 @@ impl Registry {
         &self.shared.transport
     }
 }
-
-#[cfg(test)]
-mod certificate_tests;
-#[cfg(test)]
-pub(crate) mod fake;
-#[cfg(test)]
-mod silence_tests;
-#[cfg(test)]
-mod strangers_tests;
-#[cfg(test)]
-mod tests;

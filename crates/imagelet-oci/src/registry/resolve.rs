@@ -11,9 +11,9 @@ use imagelet_core::{
 
 use super::{
     PullSession, Registry,
-    ask::{Budget, Question},
     error::Failure,
     hosts,
+    request::{Budget, Question},
 };
 use crate::hash::Hash;
 use crate::manifest::{

@@ -17,10 +17,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::{
-    image::Digest,
-    runtime::RuntimeError,
-};
+use imagelet_core::{image::Digest, runtime::RuntimeError};
 
 use super::{Store, index::Index, storage_error};
 use crate::failpoint::Step;

@@ -14,7 +14,7 @@ use imagelet_core::{
 
 use super::{
     StagedBlob, Store,
-    disk::{SyncView, remove_tree, replace_file, sync_folder},
+    files::durable::{SyncView, remove_tree, replace_file, sync_folder},
     index::Index,
     record::{ImageRecord, LayerEntry, LayerRecord},
     storage_error,

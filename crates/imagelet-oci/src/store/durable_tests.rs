@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::{
     Access, Durability, ImageRecord, LayerEnd, LayerEntry, LayerRecord, NewImage, StagedBlob, StagedLayer, Store,
-    SyncView, observed, verify::Findings,
+    SyncView, files::sync_observer, verify::Findings,
 };
 use crate::manifest::Descriptor;
 
@@ -54,7 +54,7 @@ impl Bed {
         let boot = super::boot_id().expect("a boot has an id");
         for layer in fs::read_dir(self.root.join("layers")).unwrap() {
             let record = layer.unwrap().path().join("layer.json");
-            let read: LayerRecord = super::seal::open(&fs::read(&record).unwrap()).unwrap();
+            let read: LayerRecord = super::record::checksum::open(&fs::read(&record).unwrap()).unwrap();
             if read.unsettled.as_ref() == Some(&boot) {
                 let of_earlier = LayerRecord { unsettled: Some("an earlier boot".into()), ..read };
                 fs::write(&record, of_earlier.to_bytes()).unwrap();
@@ -68,7 +68,7 @@ impl Bed {
     /// Whether the record of a layer on the disk says that only this boot may believe in it.
     fn is_marked(root: &Path, layer: &str) -> bool {
         let record = root.join("layers").join(layer_id(layer).hex()).join("layer.json");
-        super::seal::open::<LayerRecord>(&fs::read(record).unwrap()).unwrap().unsettled.is_some()
+        super::record::checksum::open::<LayerRecord>(&fs::read(record).unwrap()).unwrap().unsettled.is_some()
     }
 }
 
@@ -134,7 +134,7 @@ fn a_settled_image_is_on_the_disk_before_and_after_its_mark_goes() {
     // At each sync of the file system: does the record still say that a power cut would take the layer?
     let marks = Rc::new(RefCell::new(Vec::new()));
     let (seen, root) = (Rc::clone(&marks), bed.root.clone());
-    observed::observe(move |folder| {
+    sync_observer::observe(move |folder| {
         if folder.is_none() {
             seen.borrow_mut().push(Bed::is_marked(&root, "base"));
         }
@@ -156,7 +156,9 @@ fn an_image_that_the_disk_refused_to_keep_is_not_believed_by_a_later_sync() {
     assert!(has(&store, "app"));
     // The kernel tells a failure once, and then says yes.
     let failed = Cell::new(false);
-    observed::observe(move |_| if failed.replace(true) { Ok(()) } else { Err(io::Error::other("the disk is gone")) });
+    sync_observer::observe(
+        move |_| if failed.replace(true) { Ok(()) } else { Err(io::Error::other("the disk is gone")) },
+    );
     let error = store.settle().unwrap_err();
     assert!(error.chain().contains("the disk is gone"), "{}", error.chain());
     assert!(!has(&store, "app") && store.layer(&layer_id("base")).is_none(), "its content may be lost");
@@ -192,7 +194,7 @@ fn kept_blobs_are_durable_before_the_image_is_named() {
     let layer = staged(&store, &view, "base", Some(writer.finish()));
     let (synced, root) = (Rc::new(RefCell::new(Vec::new())), bed.root.clone());
     let (seen, home) = (Rc::clone(&synced), store.blob_path(&blob));
-    observed::observe(move |folder| {
+    sync_observer::observe(move |folder| {
         if let Some(folder) = folder {
             let folder = folder.strip_prefix(&root).unwrap().display().to_string();
             seen.borrow_mut().push((folder, home.exists()));

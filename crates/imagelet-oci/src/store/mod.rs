@@ -19,37 +19,25 @@
 //! leaves either the whole image or things no name reaches, which the next sweep takes. Removal goes the other way:
 //! the name first, the content after. Files this version does not know are left alone.
 
-mod allocated;
+mod background_sync;
 mod blobs;
 mod commit;
-mod damage;
-mod disk;
+mod corruption;
 #[cfg(test)]
 mod durable_tests;
-mod graph;
+mod file_manifest;
+mod files;
 mod index;
-mod list;
-mod listed;
-mod lock;
-mod names;
-#[cfg(test)]
-mod observed;
-mod place;
-mod reading;
-mod ready;
 mod record;
-mod repositories;
-mod seal;
-mod settle;
-mod spares;
+mod spare_layers;
 mod sweep;
 mod verify;
 
+pub(crate) use self::spare_layers::{LayerEnd, SinkLayer};
 pub(crate) use blobs::{BlobWriter, KeptBytes, StagedBlob};
 pub(crate) use commit::{NewImage, StagedLayer};
 pub use record::LayerEntry;
 pub(crate) use record::{ImageRecord, LayerRecord};
-pub(crate) use spares::{LayerEnd, SinkLayer};
 pub use sweep::SweepReport;
 pub(crate) use verify::Watch;
 pub use verify::{Finding, Findings, LayerCheck, Verdict};
@@ -69,12 +57,12 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
+pub(crate) use self::file_manifest::write::{LIST, ListWriter};
+pub(crate) use self::files::durable::{SyncView, remove_tree, replace_file};
+use self::files::lock::Lock;
+use self::files::root::Place;
 pub(crate) use commit::Staging;
-pub(crate) use disk::{SyncView, remove_tree, replace_file};
 use index::Index;
-pub(crate) use list::{LIST, ListWriter};
-use lock::Lock;
-use place::Place;
 pub(crate) use record::write_implicit;
 
 use crate::{failpoint::Step, scarce};
@@ -97,7 +85,7 @@ pub enum Durability {
 #[derive(Debug)]
 pub(crate) struct Store {
     root: PathBuf,
-    index: Mutex<ready::Kept>,
+    index: Mutex<index::list_cache::Kept>,
     sequence: AtomicU64,
     /// Two that empty the trash at once would trip over one another.
     trash: Mutex<()>,
@@ -151,7 +139,10 @@ impl Store {
         let boot = boot_id();
         let in_background = durability == Durability::Background && boot.is_some();
         let store = |root: PathBuf, index: Index, holds| Self {
-            index: Mutex::new(ready::Kept::new(index, allocated::block_size(&root).unwrap_or(BLOCK_USUAL))),
+            index: Mutex::new(index::list_cache::Kept::new(
+                index,
+                record::disk_usage::block_size(&root).unwrap_or(BLOCK_USUAL),
+            )),
             root,
             sequence: AtomicU64::new(first_number()),
             trash: Mutex::new(()),
@@ -322,8 +313,8 @@ impl Store {
         self.mounting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn index(&self) -> ready::Locked<'_> {
-        ready::Locked::new(self.index.lock().expect("nobody panics while holding the index"))
+    fn index(&self) -> index::list_cache::Locked<'_> {
+        index::list_cache::Locked::new(self.index.lock().expect("nobody panics while holding the index"))
     }
 
     fn layer_folder(&self, diff_id: &Digest) -> PathBuf {

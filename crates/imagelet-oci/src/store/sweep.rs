@@ -9,7 +9,7 @@ use std::{
 
 use imagelet_core::{image::Digest, runtime::RuntimeError};
 
-use super::{Store, disk::remove_tree, storage_error};
+use super::{Store, files::durable::remove_tree, storage_error};
 use crate::{failpoint::Step, overlay::OverlayFolder};
 
 /// What a sweep took.
@@ -192,9 +192,9 @@ fn is_ours(folder: &str, name: &str) -> bool {
         // KEY, its note KEY.json, and that in the making
         "mounts" => {
             let key = name.strip_suffix(".json").or_else(|| name.strip_suffix(".new")).unwrap_or(name);
-            super::reading::is_hex_of_digest(key)
+            super::index::load::is_hex_of_digest(key)
         }
-        "layers" | "images" => super::reading::is_hex_of_digest(name),
+        "layers" | "images" => super::index::load::is_hex_of_digest(name),
         _ => true,
     }
 }

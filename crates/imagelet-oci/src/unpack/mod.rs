@@ -8,24 +8,14 @@
 //! are made with mode 0755 and reported, because a layer below may know better. Nothing is synced: the directory is
 //! garbage until the caller has committed it.
 
+mod archive;
 mod budget;
 mod error;
-mod header;
-mod ledger;
 mod limits;
-mod listing;
 mod name;
-mod pax;
-mod sparse;
-mod spill;
-mod tar;
-mod tree;
-mod whiteout;
-mod writer;
-mod xattr;
-
 #[cfg(test)]
 mod tests;
+mod writer;
 
 use std::{
     io::BufRead,
@@ -34,20 +24,22 @@ use std::{
 
 use rustix::fd::BorrowedFd;
 
-pub use self::tree::process_umask;
+pub use self::writer::tree::process_umask;
+use self::{archive::Reader, error::Fault, writer::Writer};
 pub(crate) use self::{
     budget::{Claim, MemoryError},
-    listing::{xattrs_at, xattrs_of},
+    writer::manifest_writer::{xattrs_at, xattrs_of},
 };
 pub use self::{
     budget::{LAYERS_MAX, LayerMemory, UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN, UnpackBudget},
     error::{UnpackError, UnpackErrorKind},
-    ledger::{DeviceRecord, OwnershipRecord},
     limits::UnpackLimits,
-    listing::{Listed, ListedKind, Listing, Sum},
-    whiteout::OverlayForm,
+    writer::{
+        deferred_metadata::{DeviceRecord, OwnershipRecord},
+        manifest_writer::{Listed, ListedKind, Listing, Sum},
+        whiteout::OverlayForm,
+    },
 };
-use self::{error::Fault, tar::Reader, writer::Writer};
 
 /// What a directory takes on disk.
 const DIRECTORY_COST: u64 = 4096;

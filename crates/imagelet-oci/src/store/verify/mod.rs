@@ -25,10 +25,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Store,
-    list::LIST,
-    listed::FileList,
-    record::{ImageRecord, LayerRecord},
-    seal::{self, Seal},
+    file_manifest::{read::FileList, write::LIST},
+    record::{
+        ImageRecord, LayerRecord,
+        checksum::{self, Seal},
+    },
 };
 use crate::hash::Hash;
 
@@ -226,7 +227,7 @@ impl Store {
             Err(error) => findings.unreadable("names.json", &error),
             // Another process may have written other names since these were read.
             Ok(found)
-                if seal::look(&found) == Seal::Broken || (!self.is_read_only() && !index.says_the_same(&found)) =>
+                if checksum::look(&found) == Seal::Broken || (!self.is_read_only() && !index.says_the_same(&found)) =>
             {
                 findings.add("names.json".into(), "content", "it is not what was written".into());
             }
@@ -269,7 +270,7 @@ impl Findings {
 
 /// Reads one of our own records and its seal.
 fn read_record<T: serde::de::DeserializeOwned>(folder: &Path, name: &str, findings: &mut Findings) -> Option<T> {
-    match read_whole(&folder.join(name)).and_then(|bytes| seal::open(&bytes)) {
+    match read_whole(&folder.join(name)).and_then(|bytes| checksum::open(&bytes)) {
         Ok(record) => Some(record),
         Err(error) => {
             findings.unreadable(name, &error);

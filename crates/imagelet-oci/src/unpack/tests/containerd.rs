@@ -3,11 +3,11 @@
 use std::os::unix::fs::MetadataExt as _;
 
 use super::{
-    super::EntryRules,
     Site,
     archive::{Archive, Header},
     is_root, xattr,
 };
+use crate::unpack::EntryRules;
 
 fn site(rules: EntryRules) -> Site {
     let mut site = Site::new();

@@ -6,11 +6,11 @@ use std::{
 };
 
 use super::{
-    super::OwnershipRecord,
     Site, UnpackError, UnpackErrorKind,
     archive::{Archive, Header},
     is_root, xattr,
 };
+use crate::unpack::OwnershipRecord;
 
 fn metadata(site: &Site, path: &str) -> Metadata {
     fs::symlink_metadata(site.layer().join(path)).unwrap()

@@ -1,10 +1,10 @@
 //! Archives that want out of the layer.
 
 use super::{
-    super::{UnpackError, UnpackErrorKind},
     Site, archive,
     archive::{Archive, Header},
 };
+use crate::unpack::{UnpackError, UnpackErrorKind};
 
 /// Refused, with the entry and this in the message.
 #[track_caller]

@@ -8,17 +8,19 @@ use rustix::{
 };
 
 use super::{Place, Writer};
+use super::{
+    deferred_metadata::encoded,
+    tree::Missing,
+    whiteout::{is_whiteout_device, look},
+    xattr,
+};
 use crate::{
     scarce::patiently,
     unpack::{
         EntryRules, Ownership,
+        archive::Entry,
         error::{Fault, shown},
-        ledger::encoded,
         name,
-        tar::Entry,
-        tree::Missing,
-        whiteout::{is_whiteout_device, look},
-        xattr,
     },
 };
 

@@ -1,0 +1,29 @@
+//! All that is known of one image in the store.
+
+use std::sync::Arc;
+
+use imagelet_core::{
+    image::{ByteSize, ImageId},
+    runtime::{ImageDetails, JsonText, RuntimeError},
+};
+
+use crate::store::{Store, storage_error};
+
+/// All that is known of an image that is here. Reads its configuration from the disk.
+pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails>, RuntimeError> {
+    let Some(((record, _), image)) = store.image(id).zip(store.listed_image(id)) else { return Ok(None) };
+    let image = Arc::unwrap_or_clone(image);
+    let bytes = store
+        .image_file(id, "config.json")
+        .map_err(|error| storage_error(format!("could not read the configuration of `{id}`"), error))?;
+    let mut details = match String::from_utf8(bytes).ok().and_then(JsonText::new) {
+        Some(config) => ImageDetails::of_config(image, config),
+        None => ImageDetails::bare(image),
+    };
+    for layer in &mut details.layers {
+        layer.bytes = store.layer(&layer.diff_id).map(|layer| ByteSize(layer.disk_bytes));
+    }
+    let packed: u64 = record.layers.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
+    details.compressed = Some(ByteSize(packed.saturating_add(record.metadata_size)));
+    Ok(Some(details))
+}

@@ -1,0 +1,126 @@
+//! One layer at a time: which import brings a layer into the sink, and which layers there are not synced yet.
+//!
+//! A chain id names a layer and all below it. Of all imports that want one, the first fetches it and has it taken, and
+//! the others wait for it outside of their windows of fetches. The import that has the turn waits for the layers below
+//! alone, whose turns in their turn wait only for what is below them: no circle of waits can close.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use imagelet_core::image::Digest;
+use tokio::sync::OwnedMutexGuard;
+
+use crate::store::SyncView;
+
+/// What imports under way bring, by chain id.
+#[derive(Debug, Default)]
+pub(crate) struct LayerTurns(Mutex<Turns>);
+
+#[derive(Debug, Default)]
+struct Turns {
+    /// One entry for each layer that imports want; the import that brings it holds the lock.
+    wanted: HashMap<Digest, Arc<tokio::sync::Mutex<()>>>,
+    /// What the sink has by imports that have not synced it, and what learns whether it reaches the disk.
+    unsynced: HashMap<Digest, Vec<(u64, Arc<SyncView>)>>,
+    imports: u64,
+}
+
+/// The turn to bring one layer, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct LayerTurn {
+    _turn: OwnedMutexGuard<()>,
+    /// Another import may have brought the layer since this one looked.
+    pub(crate) is_late: bool,
+}
+
+/// The layers that one import has brought and not synced; dropped, they are forgotten.
+#[derive(Debug)]
+pub(crate) struct BroughtLayers<'a> {
+    turns: &'a LayerTurns,
+    import: u64,
+}
+
+impl LayerTurns {
+    /// Waits for the turn to bring a layer.
+    pub(crate) async fn turn(&self, chain: &Digest) -> LayerTurn {
+        let wanted = {
+            let mut turns = self.lock();
+            turns.wanted.retain(|_, wanted| Arc::strong_count(wanted) > 1);
+            Arc::clone(turns.wanted.entry(chain.clone()).or_default())
+        };
+        if let Ok(turn) = Arc::clone(&wanted).try_lock_owned() {
+            return LayerTurn { _turn: turn, is_late: !self.views(chain).is_empty() };
+        }
+        LayerTurn { _turn: wanted.lock_owned().await, is_late: true }
+    }
+
+    /// What learns whether a layer reaches the disk that the sink has and that its imports have not synced.
+    pub(crate) fn views(&self, chain: &Digest) -> Vec<Arc<SyncView>> {
+        let turns = self.lock();
+        turns.unsynced.get(chain).into_iter().flatten().map(|(_, view)| Arc::clone(view)).collect()
+    }
+
+    /// For what one import will bring.
+    pub(crate) fn brought(&self) -> BroughtLayers<'_> {
+        let mut turns = self.lock();
+        turns.imports += 1;
+        BroughtLayers { turns: self, import: turns.imports }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Turns> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BroughtLayers<'_> {
+    /// The sink has a layer, whose files this view will sync.
+    pub(crate) fn add(&self, chain: &Digest, view: &Arc<SyncView>) {
+        self.turns.lock().unsynced.entry(chain.clone()).or_default().push((self.import, Arc::clone(view)));
+    }
+}
+
+impl Drop for BroughtLayers<'_> {
+    fn drop(&mut self) {
+        self.turns.lock().unsynced.retain(|_, views| {
+            views.retain(|(import, _)| *import != self.import);
+            !views.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_layer_is_brought_by_one_import_and_the_next_one_looks_again() {
+        let (turns, chain) = (LayerTurns::default(), Digest::of(b"chain"));
+        let first = turns.turn(&chain).await;
+        assert!(!first.is_late);
+        assert!(!turns.turn(&Digest::of(b"other")).await.is_late);
+        let mut second = Box::pin(turns.turn(&chain));
+        assert!(second.as_mut().now_or_never().is_none(), "it waits");
+        drop(first);
+        assert!(second.await.is_late);
+        assert!(!turns.turn(&chain).await.is_late, "no import has brought it");
+        assert_eq!(turns.lock().wanted.len(), 1, "what is not wanted any more is forgotten");
+    }
+
+    #[tokio::test]
+    async fn what_an_import_brought_is_known_until_its_end() {
+        let (turns, chain, folder) = (LayerTurns::default(), Digest::of(b"chain"), tempfile::tempdir().unwrap());
+        let view = Arc::new(SyncView::open(folder.path()).unwrap());
+        let (first, second) = (turns.brought(), turns.brought());
+        first.add(&chain, &view);
+        second.add(&chain, &view);
+        drop(first);
+        assert_eq!(turns.views(&chain).len(), 1);
+        assert!(turns.turn(&chain).await.is_late);
+        drop(second);
+        assert!(turns.views(&chain).is_empty() && turns.lock().unsynced.is_empty());
+    }
+}

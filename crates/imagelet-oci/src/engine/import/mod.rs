@@ -1,0 +1,420 @@
+//! An import: a pull whose layers end in a sink.
+//!
+//! All layers go at once: wait for the turn to bring it, ask whether another import has brought it, take a spare or fetch
+//! and unpack it, hand it to the sink. Only so many as `layers_in_flight` fetch at a time; the waits before and after
+//! are outside of that window, or a layer that waits for another import would keep those from coming that the other
+//! import waits for. A layer with implicit folders is handed over when the sink has all below it, which such a layer
+//! needs anyway: until then it stays as it was unpacked, and can be a spare if the import breaks off.
+
+pub(super) mod layer_turns;
+
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use imagelet_core::{
+    image::{Digest, ImageId},
+    runtime::{
+        Freed, ImageImporter, ImageService as _, ImportError, ImportStage, ImportedDocument, ImportedImage,
+        ImportedLayer, LayerImport, LayerSink, LayerState, Progress, PullEvent, PullRequest, RuntimeError,
+        RuntimeErrorKind, Taken,
+    },
+};
+use tokio::sync::{Semaphore, watch};
+use tokio_util::task::AbortOnDropHandle;
+
+use self::layer_turns::BroughtLayers;
+use super::{
+    Engine, LayerSharing,
+    admit::Wanted,
+    blocking,
+    pull::{LayerFetches, announce, check_layers, tenant},
+};
+use crate::{
+    failpoint::import::Step,
+    manifest::{Index, ManifestDocument},
+    pipeline::Tenant,
+    registry::{Document, Resolved, about},
+    scarce,
+    store::{LayerEnd, SinkLayer, SyncView},
+};
+
+/// How often spares are looked through for those that are too old.
+const SPARES_PERIOD: Duration = Duration::from_mins(5);
+/// How often an import begins: once more than a runtime takes its base away.
+const BEGINS_MAX: usize = 2;
+
+/// An engine that imports into a sink.
+#[derive(Debug)]
+struct EngineImporter {
+    engine: Arc<Engine>,
+    sink: Arc<dyn LayerSink>,
+    _trimming: AbortOnDropHandle<()>,
+}
+
+/// How an attempt to import ended without an image.
+enum Ended {
+    /// What the sink had below a layer is gone.
+    BaseGone,
+    Failed(ImportError),
+}
+
+/// An image to import.
+struct Described {
+    resolved: Resolved,
+    image: Arc<ImportedImage>,
+    chains: Vec<Digest>,
+    tenant: Arc<Tenant>,
+}
+
+/// One attempt to import an image.
+struct Attempt<'a> {
+    engine: &'a Engine,
+    described: &'a Described,
+    import: &'a Arc<dyn LayerImport>,
+    progress: &'a Progress,
+    fetches: &'a LayerFetches,
+    window: Semaphore,
+    /// Layers that a broken-off import has left.
+    spares: Mutex<HashMap<usize, SinkLayer>>,
+    /// Which layers the sink has.
+    there: watch::Sender<LayersThere>,
+    brought: &'a BroughtLayers<'a>,
+    /// What learns whether all that the image needs reaches the disk.
+    views: Mutex<Vec<Arc<SyncView>>>,
+}
+
+impl Engine {
+    /// This engine as an importer: it fetches and unpacks below its root, and the layers end in the sink.
+    ///
+    /// To be called within a runtime of tokio.
+    pub fn importer(self: &Arc<Self>, sink: Arc<dyn LayerSink>) -> Arc<dyn ImageImporter> {
+        Arc::new(EngineImporter { engine: Arc::clone(self), sink, _trimming: self.trim_spares() })
+    }
+
+    /// Removes spares as they grow old.
+    fn trim_spares(&self) -> AbortOnDropHandle<()> {
+        let store = Arc::downgrade(&self.store);
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(SPARES_PERIOD).await;
+                let Some(store) = store.upgrade() else { return };
+                let trimmed = blocking(move || match store.trim_spares(SystemTime::now())? {
+                    0 => Ok(()),
+                    _ => store.empty_trash(),
+                });
+                if let Err(error) = trimmed.await {
+                    tracing::warn!(error = error.chain(), "could not remove layers that no import came back for");
+                }
+            }
+        }))
+    }
+}
+
+#[async_trait]
+impl ImageImporter for EngineImporter {
+    async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
+        let described = self.describe(request, &progress).await.map_err(|error| ImportStage::Fetch.failed(error))?;
+        for _ in 0..BEGINS_MAX {
+            match self.attempt(&described, &progress).await {
+                Ok(id) => return Ok(id),
+                Err(Ended::Failed(error)) => return Err(described.failed(error)),
+                Err(Ended::BaseGone) => {
+                    tracing::info!(image = %described.image.reference, "the runtime has removed layers that an import stands on");
+                }
+            }
+        }
+        let message = format!("the runtime has removed layers below those of the image {BEGINS_MAX} times");
+        let error = RuntimeError::new(RuntimeErrorKind::Unavailable, message);
+        Err(described.failed(ImportStage::Handover.failed(error)))
+    }
+
+    fn reserved(&self) -> Freed {
+        self.engine.reserved()
+    }
+}
+
+impl EngineImporter {
+    /// Reads what the image is made of from the registry of the request.
+    async fn describe(&self, request: &PullRequest, progress: &Progress) -> Result<Described, RuntimeError> {
+        if !rustix::process::geteuid().is_root() {
+            let message = "only root can unpack layers as a runtime has them";
+            return Err(RuntimeError::new(RuntimeErrorKind::Unsupported, message));
+        }
+        let (asked, resolved) = scarce::retried(|| self.engine.resolved(request)).await?;
+        let read = async {
+            announce(&resolved, progress)?;
+            let (config, read) = scarce::retried(|| self.engine.configuration(&resolved, &asked.platform)).await?;
+            let id = ImageId::new(resolved.manifest.config.digest.as_str());
+            check_layers(&id, resolved.manifest.layers.len(), read.diff_ids.len())?;
+            let layers = resolved.manifest.layers.iter().zip(&read.diff_ids);
+            let image = ImportedImage {
+                reference: asked.reference.clone(),
+                root: document(&resolved.root),
+                manifest: document(&resolved.chosen),
+                config: ImportedDocument {
+                    digest: resolved.manifest.config.digest.clone(),
+                    media_type: resolved.manifest.config.media_type.clone(),
+                    bytes: config[..].into(),
+                },
+                layers: layers
+                    .map(|(layer, diff_id)| ImportedLayer {
+                        digest: layer.digest.clone(),
+                        size: layer.size,
+                        media_type: layer.media_type.clone(),
+                        diff_id: diff_id.clone(),
+                    })
+                    .collect(),
+                index_entries: index_entries(&resolved)?,
+            };
+            let chains = image.chains();
+            Ok((Arc::new(image), chains))
+        };
+        match read.await {
+            Ok((image, chains)) => Ok(Described { resolved, image, chains, tenant: tenant(request) }),
+            Err(error) => Err(about(error, &format!("could not import `{}`", asked.reference)).not_an_outage()),
+        }
+    }
+
+    /// Imports the image once, and gives the import up where that fails.
+    async fn attempt(&self, described: &Described, progress: &Progress) -> Result<ImageId, Ended> {
+        let import = self.sink.begin(Arc::clone(&described.image)).await;
+        let import = import.map_err(|error| Ended::Failed(ImportStage::Handover.failed(error)))?;
+        Step::Begun.reach();
+        let imported = self.bring_and_finish(described, &import, progress).await;
+        if imported.is_err() {
+            import.abandon().await;
+        }
+        imported
+    }
+
+    async fn bring_and_finish(
+        &self,
+        described: &Described,
+        import: &Arc<dyn LayerImport>,
+        progress: &Progress,
+    ) -> Result<ImageId, Ended> {
+        let (engine, layers) = (&*self.engine, &described.image.layers);
+        let present = import.present().min(layers.len());
+        for layer in &layers[..present] {
+            progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Present });
+        }
+        // Forgotten when all is synced: until then other imports may stand on these layers.
+        let brought = engine.turns.brought();
+        let mut views: Vec<_> =
+            described.chains[..present].iter().flat_map(|chain| engine.turns.views(chain)).collect();
+        if present < layers.len() {
+            views.append(&mut self.bring(described, import, present, &brought, progress).await?);
+        }
+        progress(PullEvent::Committing);
+        if !views.is_empty() {
+            let failed = |error| RuntimeError::other("could not make imported layers durable").caused_by(error);
+            let synced = blocking(move || SyncView::sync_all(&views).map_err(failed)).await;
+            synced.map_err(|error| Ended::Failed(ImportStage::Handover.failed(error)))?;
+        }
+        drop(brought);
+        Step::Synced.reach();
+        let id = import.finish().await.map_err(Ended::Failed)?;
+        Step::Finished.reach();
+        Ok(id)
+    }
+
+    /// Has the sink take all layers that it does not have. Returns what learns whether they reach the disk.
+    async fn bring(
+        &self,
+        described: &Described,
+        import: &Arc<dyn LayerImport>,
+        present: usize,
+        brought: &BroughtLayers<'_>,
+        progress: &Progress,
+    ) -> Result<Vec<Arc<SyncView>>, Ended> {
+        let (engine, layers) = (&*self.engine, &described.image.layers);
+        let fetched = |error| Ended::Failed(ImportStage::Fetch.failed(error));
+        let spares = engine.take_spares(described, present).await.map_err(fetched)?;
+        let missing = (present..layers.len()).filter(|index| !spares.contains_key(index));
+        let wanted = missing
+            .map(|index| Wanted::of(&described.resolved.manifest.layers[index], described.chains[index].clone(), true));
+        let wanted: Vec<Wanted> = wanted.collect();
+        let fetches = engine.begin_fetches(&described.resolved, &wanted, Arc::clone(&described.tenant));
+        let fetches = fetches.await.map_err(fetched)?;
+        let attempt = Attempt {
+            engine,
+            described,
+            import,
+            progress,
+            fetches: &fetches,
+            window: Semaphore::new(engine.config.layers_in_flight.max(1)),
+            spares: Mutex::new(spares),
+            there: watch::Sender::new(LayersThere::new(layers.len(), present)),
+            brought,
+            views: Mutex::new(vec![Arc::clone(&fetches.view)]),
+        };
+        let order = fetch_order(layers, present);
+        let mut bringing: FuturesUnordered<_> = order.into_iter().map(|index| attempt.bring(index)).collect();
+        while let Some(brought) = bringing.next().await {
+            brought?;
+        }
+        drop(bringing);
+        Step::LayersTaken.reach();
+        Ok(attempt.views.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Attempt<'_> {
+    /// Has the sink take one layer, unless another import does.
+    async fn bring(&self, index: usize) -> Result<(), Ended> {
+        let handover = |error| Ended::Failed(ImportStage::Handover.failed(error));
+        let (chain, described) = (&self.described.chains[index], &self.described.image.layers[index]);
+        let present = || PullEvent::Layer { digest: described.digest.clone(), state: LayerState::Present };
+        let turn = self.engine.turns.turn(chain).await;
+        if turn.is_late && self.import.holds(index).await.map_err(handover)? {
+            self.engine.turns.views(chain).iter().for_each(|view| self.will_sync(view));
+            (self.progress)(present());
+            self.there.send_modify(|there| there.add_with_all_below(index));
+            return Ok(());
+        }
+        let mut layer = match self.spare(index) {
+            Some(spare) => {
+                (self.progress)(present());
+                spare
+            }
+            None => self.fetch(index).await.map_err(|error| Ended::Failed(ImportStage::Fetch.failed(error)))?,
+        };
+        self.fetches.reservation.is_there(chain);
+        Step::LayerWhole.reach();
+        if layer.has_implicit() {
+            let mut there = self.there.subscribe();
+            there.wait_for(|there| there.lowest >= index).await.expect("this attempt has the sender");
+        }
+        let tree = layer.tree().map_err(handover)?;
+        // As soon as the sink has it, others may stand on it.
+        self.brought.add(chain, layer.view());
+        self.will_sync(layer.view());
+        match self.import.take(index, tree).await.map_err(handover)? {
+            Taken::Committed => {}
+            Taken::BaseGone => return Err(Ended::BaseGone),
+        }
+        Step::LayerTaken.reach();
+        self.there.send_modify(|there| there.add(index));
+        let (media_type, size) = (described.media_type.clone(), described.size);
+        let cleared = blocking(move || {
+            layer.taken(&media_type, size);
+            Ok(())
+        });
+        cleared.await.map_err(handover)
+    }
+
+    /// Fetches and unpacks a layer, one of a few at a time.
+    async fn fetch(&self, index: usize) -> Result<SinkLayer, RuntimeError> {
+        let (resolved, layer) = (&self.described.resolved, &self.described.image.layers[index]);
+        let reserved = &self.described.chains[index];
+        let descriptor = &resolved.manifest.layers[index];
+        let job = (descriptor, &layer.diff_id, reserved);
+        let job = self.engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
+        let _window = self.window.acquire().await.expect("the window is never closed");
+        let place = self.engine.places.place(job.claim.clone()).await;
+        let unpacked = scarce::retried(|| job.run(&place, self.progress)).await?;
+        SinkLayer::new(&self.engine.store, unpacked)
+    }
+
+    fn spare(&self, index: usize) -> Option<SinkLayer> {
+        self.spares.lock().unwrap_or_else(PoisonError::into_inner).remove(&index)
+    }
+
+    fn will_sync(&self, view: &Arc<SyncView>) {
+        self.views.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(view));
+    }
+}
+
+impl Described {
+    fn failed(&self, error: ImportError) -> ImportError {
+        let message = format!("could not import `{}`", self.image.reference);
+        ImportError { cause: about(error.cause, &message).not_an_outage(), ..error }
+    }
+}
+
+impl Engine {
+    /// What broken-off imports have left of the layers that an image lacks.
+    async fn take_spares(
+        &self,
+        described: &Described,
+        present: usize,
+    ) -> Result<HashMap<usize, SinkLayer>, RuntimeError> {
+        if self.config.sharing == LayerSharing::Repository {
+            // Which repository they came from is not known.
+            return Ok(HashMap::new());
+        }
+        let (store, image) = (Arc::clone(&self.store), Arc::clone(&described.image));
+        blocking(move || {
+            let missing = image.layers.iter().enumerate().skip(present);
+            Ok(missing.filter_map(|(index, layer)| Some((index, store.take_spare(&layer.diff_id)?))).collect())
+        })
+        .await
+    }
+}
+
+/// Which layers of an image the sink has.
+#[derive(Debug)]
+struct LayersThere {
+    there: Vec<bool>,
+    /// The lowest that it lacks.
+    lowest: usize,
+}
+
+impl LayersThere {
+    fn new(layers: usize, present: usize) -> Self {
+        Self { there: (0..layers).map(|index| index < present).collect(), lowest: present }
+    }
+
+    fn add(&mut self, index: usize) {
+        self.there[index] = true;
+        while self.there.get(self.lowest).is_some_and(|is_there| *is_there) {
+            self.lowest += 1;
+        }
+    }
+
+    /// A layer in a runtime stands on all below it.
+    fn add_with_all_below(&mut self, index: usize) {
+        self.there[..index].fill(true);
+        self.add(index);
+    }
+}
+
+/// The largest layer decides how long an import takes; it must not start last. The others start from the bottom: a sink
+/// takes each on top of those below it, and does so while others still come.
+fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (present..layers.len()).collect();
+    let largest = order.iter().copied().max_by_key(|index| (layers[*index].size, Reverse(*index)));
+    order.sort_by_key(|index| (Some(*index) != largest, *index));
+    order
+}
+
+/// All manifests that the index lists; empty where the reference names none.
+fn index_entries(resolved: &Resolved) -> Result<Vec<Digest>, RuntimeError> {
+    let (root, chosen) = (&resolved.root, &resolved.chosen);
+    if root.digest == chosen.digest {
+        return Ok(Vec::new());
+    }
+    let entries: Vec<Digest> = match ManifestDocument::parse(&root.bytes, &root.media_type)? {
+        ManifestDocument::Index(Index { manifests }) => manifests.into_iter().map(|entry| entry.digest).collect(),
+        ManifestDocument::Image(_) => Vec::new(),
+    };
+    if !entries.contains(&chosen.digest) {
+        let message = "it is an index of indexes, whose records are not made here";
+        return Err(RuntimeError::new(RuntimeErrorKind::Unsupported, message));
+    }
+    Ok(entries)
+}
+
+fn document(document: &Document) -> ImportedDocument {
+    ImportedDocument {
+        digest: document.digest.clone(),
+        media_type: document.media_type.clone(),
+        bytes: document.bytes[..].into(),
+    }
+}

@@ -1,0 +1,71 @@
+//! One fetch of a layer for all pulls that want it.
+
+use std::sync::{Arc, Weak};
+
+use imagelet_core::runtime::{LayerState, Progress, PullEvent, RuntimeError};
+
+use super::Engine;
+use crate::{admission::Reservation, confine::Confinement, pipeline::LayerJob, scarce, store::StagedLayer};
+
+/// A layer in the making. The lock is held while it is fetched.
+#[derive(Debug, Default)]
+pub(crate) struct LayerSlot(tokio::sync::Mutex<Weak<StagedLayer>>);
+
+impl Engine {
+    /// What the threads that unpack layers may reach.
+    pub fn confinement(&self) -> &Confinement {
+        &self.confinement
+    }
+
+    pub(crate) async fn fetch_reserved(
+        &self,
+        job: LayerJob,
+        reservation: &Reservation,
+        progress: &Progress,
+    ) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
+        let layer = job.diff_id.clone();
+        let fetched = self.fetch_layer(job, progress).await?;
+        reservation.is_there(&layer);
+        Ok(fetched)
+    }
+
+    /// Fetches a layer, or shares one that is here or that another pull fetches. `None`: it is in the store.
+    async fn fetch_layer(&self, job: LayerJob, progress: &Progress) -> Result<Option<Arc<StagedLayer>>, RuntimeError> {
+        let present = || {
+            progress(PullEvent::Layer { digest: job.descriptor.digest.clone(), state: LayerState::Present });
+        };
+        let slot = {
+            let mut fetching = self.fetching.lock().expect("nobody panics while holding it");
+            fetching.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.is_alive());
+            let among = self.sharers(job.session.reference());
+            Arc::clone(fetching.entry((job.diff_id.clone(), among)).or_default())
+        };
+        let mut shared = slot.0.lock().await;
+        if self.store.layer(&job.diff_id).is_some() && self.may_share(job.session.reference(), &job.diff_id) {
+            present();
+            return Ok(None);
+        }
+        if let Some(staged) = shared.upgrade() {
+            present();
+            return Ok(Some(staged));
+        }
+        // Who waits for a place holds up those alone who wait for the same layer.
+        let place = self.places.place(job.claim.clone()).await;
+        let staged = Arc::new(scarce::retried(|| job.run(&place, progress)).await?);
+        *shared = Arc::downgrade(&staged);
+        Ok(Some(staged))
+    }
+}
+
+impl LayerSlot {
+    fn is_alive(&self) -> bool {
+        self.0.try_lock().is_ok_and(|shared| shared.strong_count() > 0)
+    }
+}
+
+/// The largest layer decides how long a pull takes; it must not start last.
+pub(crate) fn largest_first(jobs: impl Iterator<Item = LayerJob>) -> Vec<LayerJob> {
+    let mut jobs: Vec<LayerJob> = jobs.collect();
+    jobs.sort_by_key(|job| std::cmp::Reverse(job.descriptor.size));
+    jobs
+}

@@ -1,0 +1,415 @@
+//! The engine: what it is made of, and the store behind the one seam.
+
+mod admit;
+mod confirm;
+mod details;
+mod durability;
+mod estimate;
+mod import;
+mod layer_single_flight;
+mod open;
+mod pull;
+mod repair;
+mod sharing;
+mod verify;
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicU64},
+    time::{Duration, SystemTime},
+};
+
+use async_trait::async_trait;
+use imagelet_core::{
+    image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference},
+    runtime::{
+        ContainerService, FilesystemUsage, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing,
+        MakeRoom, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, StoreMeasure,
+    },
+};
+
+use self::{estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSlot};
+use crate::{
+    admission::{Admission, Ledger},
+    confine::Confinement,
+    mount::{self, MountOptions, MountUses, MountedImage, UnmountedImage},
+    pipeline::{LayerLimits, Places},
+    registry::{Registry, RegistryConfig},
+    scarce,
+    store::{Access, Durability, Store, SweepReport},
+    unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
+    usage::{StoreUsage, StoredImage, occupied, stored, usage},
+};
+
+pub use repair::Credentials;
+pub use sharing::LayerSharing;
+pub use verify::{BlobsCheck, ImageCheck, LayerName, VerifyProgress, VerifyReport};
+
+/// How an engine works.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Where the store is.
+    pub root: PathBuf,
+    /// What for.
+    pub access: Access,
+    /// How long a process that changes the store is waited for.
+    pub lock_wait: Duration,
+    /// How registries are asked.
+    pub registry: RegistryConfig,
+    /// Layers of one image that are fetched and unpacked side by side.
+    pub layers_in_flight: usize,
+    /// When a pull may answer.
+    pub durability: Durability,
+    /// Keep the compressed blobs as well.
+    pub keep_blobs: bool,
+    /// Which layers that are here a pull need not fetch.
+    pub sharing: LayerSharing,
+    /// What a layer may do to the node.
+    pub limits: LayerLimits,
+    /// What unpacking all layers may hold of the process's memory, in bytes.
+    pub unpack_memory: u64,
+    /// When a pull is refused for want of room before it begins.
+    pub admission: Admission,
+    /// How long a pull that may not fit beside others waits for them at most.
+    pub admission_wait: Duration,
+}
+
+impl EngineConfig {
+    /// The usual settings for a store at `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            access: Access::Write { or_create: true },
+            // A store that was just closed in this process may still be held by a thread that clears up after a pull.
+            lock_wait: Duration::from_secs(2),
+            registry: RegistryConfig::default(),
+            layers_in_flight: 4,
+            durability: Durability::Commit,
+            keep_blobs: false,
+            sharing: LayerSharing::default(),
+            limits: LayerLimits {
+                expansion_max: 200,
+                expansion_free: 256 << 20,
+                entries_max: 2_000_000,
+                free_bytes_floor: 16 << 20,
+                free_inodes_floor: 1_000,
+            },
+            unpack_memory: UNPACK_MEMORY_DEFAULT,
+            admission: Admission::default(),
+            admission_wait: Duration::from_mins(1),
+        }
+    }
+}
+
+/// The embedded image service: registry client, pipeline and store.
+#[derive(Debug)]
+pub struct Engine {
+    registry: Registry,
+    store: Arc<Store>,
+    config: EngineConfig,
+    /// One entry for each layer that is fetched, and those among whom it is shared: the second pull waits for it.
+    fetching: Mutex<HashMap<(Digest, String), Arc<LayerSlot>>>,
+    /// The layers that imports bring into a sink.
+    turns: LayerTurns,
+    /// For the layers of all pulls.
+    places: Arc<Places>,
+    budget: Arc<UnpackBudget>,
+    confinement: Confinement,
+    /// Numbers the pulls.
+    pulls: AtomicU64,
+    /// One pull's early syncs serve all.
+    writing_back: Arc<tokio::sync::Mutex<()>>,
+    /// What running pulls have reserved on the disk.
+    ledger: Arc<Ledger>,
+    /// Who is asked for room before a pull is refused.
+    room: OnceLock<Arc<dyn MakeRoom>>,
+    /// What estimates have resolved, for the pulls right after them.
+    resolutions: Resolutions,
+}
+
+impl Engine {
+    /// Opens the store. To change it makes this process its owner, and clears what a crash left.
+    ///
+    /// # Errors
+    /// When another process changes the store for longer than is waited, or the disk or the registry settings refuse.
+    pub async fn open(config: EngineConfig) -> Result<Arc<Self>, RuntimeError> {
+        Self::open_telling(config, &|_| {}).await
+    }
+
+    /// The same; says once what is waited for, where that is not over in a moment.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub async fn open_telling(
+        config: EngineConfig,
+        tell: &(dyn Fn(&str) + Send + Sync),
+    ) -> Result<Arc<Self>, RuntimeError> {
+        let registry = Registry::new(config.registry.clone())?;
+        let store = Arc::new(open::open(&config, tell).await?);
+        let confinement = blocking(|| Ok(Confinement::of_this_machine())).await?;
+        let engine = Arc::new(Self {
+            registry,
+            store: Arc::clone(&store),
+            budget: Arc::new(UnpackBudget::new(config.unpack_memory)),
+            config,
+            fetching: Mutex::default(),
+            turns: LayerTurns::default(),
+            places: Arc::default(),
+            pulls: AtomicU64::new(0),
+            confinement,
+            writing_back: Arc::default(),
+            ledger: Arc::default(),
+            room: OnceLock::new(),
+            resolutions: Resolutions::default(),
+        });
+        // The first caller wants the list: it is made while the rest of the start goes on.
+        tokio::task::spawn_blocking({
+            let store = Arc::clone(&store);
+            move || drop(store.listed())
+        });
+        if !store.is_read_only() {
+            engine.settle_soon();
+            // The trash can be large; nobody has to wait for it.
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = store.empty_trash() {
+                    tracing::warn!(error = error.chain(), "could not empty the trash");
+                }
+            });
+        }
+        Ok(engine)
+    }
+
+    /// Where the store is.
+    pub fn root(&self) -> &Path {
+        self.store.root()
+    }
+
+    /// Asks this for room from now on before a pull is refused; only the first that is told counts.
+    pub fn ask_for_room(&self, room: Arc<dyn MakeRoom>) {
+        let _ = self.room.set(room);
+    }
+
+    /// Removes the content that no name reaches any more.
+    pub async fn sweep(&self) -> Result<SweepReport, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            mount::sweep(&store)?;
+            store.sweep()
+        })
+        .await
+    }
+
+    /// Removes what came of blobs whose pulls broke off. Answers the bytes it took.
+    pub async fn discard_partial_blobs(&self) -> Result<ByteSize, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            let freed = store.discard_partials()?;
+            store.empty_trash()?;
+            Ok(ByteSize(freed))
+        })
+        .await
+    }
+
+    /// What each image takes, alone and shared.
+    pub async fn disk_usage(&self) -> Result<StoreUsage, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || Ok(usage(&store))).await
+    }
+
+    /// One image as the store keeps it.
+    pub async fn stored(&self, spec: &ImageSpec) -> Result<Option<StoredImage>, RuntimeError> {
+        let Some(id) = self.store.resolve(&spec.image)? else { return Ok(None) };
+        let store = Arc::clone(&self.store);
+        blocking(move || stored(&store, &id)).await
+    }
+
+    /// Shows an image as a directory tree.
+    pub async fn mount(
+        &self,
+        spec: &ImageSpec,
+        target: &Path,
+        options: MountOptions,
+    ) -> Result<MountedImage, RuntimeError> {
+        let id = self.store.resolve(&spec.image)?.ok_or_else(|| {
+            RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{}` is not present", spec.image))
+                .with_hint(format!("imagelet pull {}", spec.image))
+        })?;
+        let (store, target) = (Arc::clone(&self.store), target.to_owned());
+        blocking(move || mount::mount(&store, &id, &target, options)).await
+    }
+
+    /// Takes a mount away, and what was written into it. `force` gives up one that this mount namespace does not show.
+    pub async fn unmount(&self, target: &Path, force: bool) -> Result<UnmountedImage, RuntimeError> {
+        let (store, target) = (Arc::clone(&self.store), target.to_owned());
+        blocking(move || mount::unmount_image(&store, &target, force)).await
+    }
+
+    /// Refuses when the store was opened for reading, or is on a file system that takes no writes.
+    ///
+    /// # Errors
+    /// Then, and it says so.
+    pub fn check_writable(&self) -> Result<(), RuntimeError> {
+        self.store.check_writable()
+    }
+
+    /// What is mounted, here or elsewhere.
+    pub async fn mounts(&self) -> Result<Vec<MountedImage>, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || mount::mounts(&store)).await
+    }
+
+    /// The store's mounts, as uses of its images.
+    pub fn container_service(&self) -> Arc<dyn ContainerService> {
+        Arc::new(MountUses(Arc::clone(&self.store)))
+    }
+}
+
+impl Engine {
+    fn listed_by(&self, spec: &ImageSpec) -> Result<Option<Arc<Image>>, RuntimeError> {
+        let id = self.store.resolve(&spec.image)?;
+        Ok(id.and_then(|id| self.store.listed_image(&id)))
+    }
+}
+
+#[async_trait]
+impl ImageService for Engine {
+    async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
+        match filter.filter(|spec| !spec.image.is_empty()) {
+            Some(spec) => Ok(self.listed_by(spec)?.into_iter().collect()),
+            None => Ok(self.store.listed()),
+        }
+    }
+
+    fn edition(&self) -> Option<u64> {
+        Some(self.store.edition())
+    }
+
+    async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
+        Ok(self.listed_by(spec)?.map(Arc::unwrap_or_clone))
+    }
+
+    async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
+        let Some(id) = self.store.resolve(&spec.image)? else { return Ok(None) };
+        let store = Arc::clone(&self.store);
+        blocking(move || details::details(&store, &id)).await
+    }
+
+    async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
+        scarce::retried(|| self.pull_once(request, &progress)).await
+    }
+
+    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
+        self.estimated(request).await.map(Some)
+    }
+
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        let found = self.store.resolve(&spec.image)?.or_else(|| self.store.resolve_damaged(&spec.image));
+        let Some(id) = found else { return Ok(()) };
+        let failed = |error| removal_error(&spec.image, error);
+        let (store, name) = (Arc::clone(&self.store), spec.image.clone());
+        blocking(move || {
+            let turn = store.mounting();
+            refuse_if_mounted(&store, &id, &name)?;
+            store.remove_image(&id)?;
+            drop(turn);
+            free(&store);
+            Ok(())
+        })
+        .await
+        .map_err(failed)
+    }
+
+    async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
+        let reference: Reference = name.parse().map_err(|error| {
+            RuntimeError::new(
+                RuntimeErrorKind::InvalidArgument,
+                format!("`{}` names no image", imagelet_core::image::shown_name(name)),
+            )
+            .caused_by(error)
+        })?;
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            let name = reference.canonical().to_string();
+            let turn = store.mounting();
+            let image = store.resolve(&name)?.and_then(|id| store.image(&id).map(|(_, names)| (id, names)));
+            if let Some((id, names)) = image
+                && names.iter().filter(|other| !other.contains('@')).all(|other| *other == name)
+            {
+                // The image goes with its last name.
+                refuse_if_mounted(&store, &id, &name)?;
+            }
+            store.remove_name(&name)?;
+            drop(turn);
+            free(&store);
+            Ok(())
+        })
+        .await
+        .map_err(|error| removal_error(name, error))
+    }
+
+    fn reserved(&self) -> Freed {
+        let (amount, _) = self.ledger.open().reserved();
+        Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
+    }
+
+    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            let mounted = mount::mounts(&store)?.iter().map(|mounted| ImageId::new(&mounted.image)).collect();
+            Ok(Some(store.graph(&mounted)))
+        })
+        .await
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        let now = SystemTime::now();
+        // One store serves all handlers, and writable layers live in it, too.
+        let all = StoreMeasure {
+            store: String::new(),
+            bytes: occupied(&self.store),
+            inodes: self.store.takes().inodes,
+            at: now,
+        };
+        let roots = [(String::new(), self.store.disk_place().to_owned())].into();
+        let images = FilesystemUsage::by_store("", &roots, &[all], now);
+        Ok(ImageFilesystems { containers: images.clone(), images })
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
+) -> Result<T, RuntimeError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| RuntimeError::defect("a thread of the store ended early").caused_by(error))?
+}
+
+/// Under the store's turn of mounting, in which nobody mounts it meanwhile.
+fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), RuntimeError> {
+    let Some(mounted) = mount::mounts(store)?.into_iter().find(|mounted| mounted.image == id.as_str()) else {
+        return Ok(());
+    };
+    let target = mounted.target.display();
+    let refused = RuntimeError::new(RuntimeErrorKind::InUse, format!("image `{name}` is mounted on `{target}`"));
+    Err(refused.with_hint(mounted.hint()))
+}
+
+/// Frees what a removal has left. The removal is done, whatever the disk says to this: the next sweep goes on.
+fn free(store: &Store) {
+    if let Err(error) = mount::sweep(store).and_then(|()| store.sweep()) {
+        tracing::warn!(error = error.chain(), "could not free all that a removed image took");
+    }
+}
+
+fn removal_error(image: &str, error: RuntimeError) -> RuntimeError {
+    if error.kind() == RuntimeErrorKind::InUse {
+        return error;
+    }
+    let hint = error.hint().map(str::to_owned);
+    let told = RuntimeError::new(error.kind(), format!("could not remove `{image}`")).caused_by(error);
+    match hint {
+        Some(hint) => told.with_hint(hint),
+        None => told,
+    }
+}

@@ -1,0 +1,238 @@
+//! Recycled buffers between the inflater and the unpacker.
+
+use std::{
+    cell::RefCell,
+    io::{self, BufRead, Read},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+    },
+};
+
+use imagelet_core::image::Digest;
+
+use crate::hash::Hash;
+use crate::{
+    admission::Landing,
+    unpack::{Claim, LayerMemory},
+};
+
+/// Large enough to make a queue operation cheap, small enough to stay in the second-level cache.
+const BLOCK_SIZE: usize = 128 * 1024;
+/// Full blocks that may wait; with the one being filled and the one being read, four a layer.
+const BLOCKS_QUEUED: usize = 2;
+/// Blocks that each layer has of its own: one is filled while the other is read.
+const BLOCKS_OWN: usize = 2;
+
+/// The way back for a buffer.
+type Home = Arc<Sender<Vec<u8>>>;
+
+/// What travels: a full block with the way back for its buffer, or the end.
+pub(crate) enum Block {
+    Bytes {
+        buffer: Vec<u8>,
+        length: usize,
+        home: Home,
+    },
+    /// The stream ended as it should; a queue that closes without this was cut.
+    End,
+}
+
+/// Inflated bytes that are fine whatever the ratio. All layers of an image draw on it, so that many small bombs are one.
+#[derive(Debug, Default)]
+pub(crate) struct Allowance(AtomicU64);
+
+impl Allowance {
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self(AtomicU64::new(bytes))
+    }
+
+    fn draw(&self, bytes: u64) -> bool {
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+    }
+}
+
+/// How far a layer may still expand. Dropped unused or on a failure, it gives back what it drew on the image's allowance.
+#[derive(Debug)]
+pub(crate) struct Expansion {
+    own: u64,
+    shared: Arc<Allowance>,
+    drawn: u64,
+    kept: bool,
+}
+
+impl Expansion {
+    /// `own` bytes by the layer's own size, and what is left of what its image shares.
+    pub(crate) fn new(own: u64, shared: &Arc<Allowance>) -> Self {
+        Self { own, shared: Arc::clone(shared), drawn: 0, kept: false }
+    }
+
+    fn take(&mut self, bytes: u64) -> bool {
+        let over = bytes.saturating_sub(self.own);
+        self.own -= bytes - over;
+        let fits = over == 0 || self.shared.draw(over);
+        if fits {
+            self.drawn += over;
+        }
+        fits
+    }
+}
+
+impl Drop for Expansion {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.shared.0.fetch_add(self.drawn, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The inflater's end of the queue.
+pub(crate) struct BlockWriter {
+    queue: SyncSender<Block>,
+    /// Gone once the reader is.
+    home: Weak<Sender<Vec<u8>>>,
+    returned: Receiver<Vec<u8>>,
+    /// What blocks take beyond the layer's own.
+    claim: RefCell<Claim>,
+}
+
+/// The unpacker's end.
+pub(crate) struct BlockQueue {
+    blocks: Receiver<Block>,
+    _home: Home,
+}
+
+pub(crate) fn queue(memory: &Arc<LayerMemory>) -> (BlockWriter, BlockQueue) {
+    let (queue, out) = sync_channel(BLOCKS_QUEUED);
+    let (home, returned) = channel();
+    let home = Arc::new(home);
+    let writer = BlockWriter { queue, home: Arc::downgrade(&home), returned, claim: RefCell::new(Claim::on(memory)) };
+    (writer, BlockQueue { blocks: out, _home: home })
+}
+
+impl BlockWriter {
+    /// A block to fill: one that came back, or a new one where the layer may have it. `None`: the reader went away.
+    fn buffer(&self, blocks: &mut usize) -> Option<Vec<u8>> {
+        if let Ok(buffer) = self.returned.try_recv() {
+            return Some(buffer);
+        }
+        if *blocks >= BLOCKS_OWN && !self.claim.borrow_mut().grow_if_free(BLOCK_SIZE) {
+            return self.returned.recv().ok();
+        }
+        *blocks += 1;
+        Some(vec![0; BLOCK_SIZE])
+    }
+
+    /// Moves a stream through the queue until its end. `Ok(false)`: the reader went away.
+    pub(crate) fn copy(&self, stream: &mut dyn Read, mut expansion: Expansion) -> io::Result<bool> {
+        let (mut total, mut blocks) = (0_u64, 0);
+        loop {
+            let Some(mut buffer) = self.buffer(&mut blocks) else { return Ok(false) };
+            let mut length = 0;
+            while length < buffer.len() {
+                match stream.read(&mut buffer[length..]) {
+                    Ok(0) => break,
+                    Ok(read) => length += read,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if !expansion.take(length as u64) {
+                return Err(io::Error::new(
+                    io::ErrorKind::FileTooLarge,
+                    format!("it inflates to more than {total} bytes, which is out of proportion to its size"),
+                ));
+            }
+            total += length as u64;
+            let last = length < buffer.len();
+            if length > 0 {
+                let Some(home) = self.home.upgrade() else { return Ok(false) };
+                if self.queue.send(Block::Bytes { buffer, length, home }).is_err() {
+                    return Ok(false);
+                }
+            }
+            if last {
+                expansion.kept = true;
+                return Ok(self.queue.send(Block::End).is_ok());
+            }
+        }
+    }
+}
+
+/// The unpacker's end: hashes each block as it arrives and lends it out without a copy.
+pub(crate) struct BlockReader {
+    queue: BlockQueue,
+    hash: Hash,
+    landing: Landing,
+    current: Option<(Vec<u8>, usize, Home)>,
+    position: usize,
+    ended: bool,
+}
+
+impl BlockReader {
+    pub(crate) fn new(queue: BlockQueue, hash: Hash) -> Self {
+        Self { queue, hash, landing: Landing::default(), current: None, position: 0, ended: false }
+    }
+
+    /// The same reader, which tells what its own reader is done with.
+    pub(crate) fn telling(self, landing: Landing) -> Self {
+        Self { landing, ..self }
+    }
+
+    /// Reads to the end and answers the digest of the whole stream.
+    pub(crate) fn drain(mut self) -> io::Result<Digest> {
+        loop {
+            let length = self.fill_buf()?.len();
+            if length == 0 {
+                return Ok(self.hash.finish());
+            }
+            self.consume(length);
+        }
+    }
+
+    fn advance(&mut self) -> io::Result<()> {
+        if let Some((buffer, length, home)) = self.current.take() {
+            // What was in it has been written.
+            self.landing.add(length as u64);
+            // The inflater may be done; then the buffer is simply freed.
+            let _ = home.send(buffer);
+        }
+        self.position = 0;
+        match self.queue.blocks.recv() {
+            Ok(Block::Bytes { buffer, length, home }) => {
+                self.hash.update(&buffer[..length]);
+                self.current = Some((buffer, length, home));
+                Ok(())
+            }
+            Ok(Block::End) => {
+                self.ended = true;
+                Ok(())
+            }
+            Err(_) => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the stream was cut")),
+        }
+    }
+}
+
+impl BufRead for BlockReader {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while !self.ended && self.current.as_ref().is_none_or(|(_, length, _)| self.position >= *length) {
+            self.advance()?;
+        }
+        Ok(self.current.as_ref().map_or(&[], |(buffer, length, _)| &buffer[self.position..*length]))
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.position += amount;
+    }
+}
+
+impl Read for BlockReader {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let available = self.fill_buf()?;
+        let length = available.len().min(out.len());
+        out[..length].copy_from_slice(&available[..length]);
+        self.consume(length);
+        Ok(length)
+    }
+}

@@ -1,0 +1,292 @@
+//! One layer, one pass: socket → digest → inflate → diff-id → files in a staging folder.
+//!
+//! Three stages side by side. The task that asked fetches and hashes compressed bytes; a blocking thread inflates them
+//! into recycled buffers; another hashes what was inflated and unpacks it. The queues between them are short, so memory
+//! does not grow with the layer. Dropping the future closes the first queue without its end mark, which the threads
+//! take as a failure: they stop, and the staging folder goes with them.
+
+mod buffer_pool;
+mod fetch;
+mod frames;
+mod inflate;
+mod places;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod testing;
+mod unpacking;
+mod zstd_window;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use imagelet_core::{
+    image::Digest,
+    runtime::{ErrorClass, Fault, Hop, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
+};
+use tokio::sync::mpsc;
+
+pub(crate) use self::{
+    buffer_pool::Allowance,
+    places::{Claim, Place, Places, Tenant},
+};
+use self::{
+    buffer_pool::Expansion,
+    fetch::{Inflater, Unread},
+    frames::Intake,
+    inflate::Bounds,
+};
+use crate::{
+    admission::Landing,
+    confine::Confinement,
+    manifest::Descriptor,
+    registry::{BlobSource, PullSession, Registry, Starved},
+    store::{BlobWriter, KeptBytes, LayerEnd, StagedLayer, Store, SyncView, storage_error},
+    unpack::{LayerMemory, UnpackBudget},
+};
+
+/// Frames between socket and inflater; a frame is at most as large as the transport's read buffer.
+const FRAMES_QUEUED: usize = 8;
+/// How often, and how many times, is looked whether a pull that was given up has let go of its blob.
+const WRITER_LOOK: Duration = Duration::from_millis(20);
+const WRITER_LOOKS_MAX: u32 = 100;
+
+/// The most that one layer may inflate to, however large it is said to be: as much as its files may take.
+const INFLATED_BYTES_MAX: u64 = 256 << 30;
+
+/// The most that is still read of a blob that did not unpack, only to tell why.
+const UNREAD_BYTES_MAX: u64 = 64 << 20;
+
+/// What a layer may do to the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerLimits {
+    /// Inflated bytes per compressed byte; gzip reaches 1,032 on zeros alone.
+    pub expansion_max: u64,
+    /// Inflated bytes of all layers of an image together that are fine whatever the ratio.
+    pub expansion_free: u64,
+    /// Entries in one layer.
+    pub entries_max: u64,
+    /// Bytes that stay free on the store's file system.
+    pub free_bytes_floor: u64,
+    /// Inodes that stay free on it.
+    pub free_inodes_floor: u64,
+}
+
+/// A layer to fetch.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerJob {
+    pub(crate) registry: Registry,
+    pub(crate) session: PullSession,
+    pub(crate) descriptor: Descriptor,
+    pub(crate) diff_id: Digest,
+    pub(crate) store: Arc<Store>,
+    pub(crate) end: LayerEnd,
+    /// The compressed blob shall stay, and what came of it when it breaks off.
+    pub(crate) keep_blobs: bool,
+    /// What the disk has of the blob counts; else the registry has to send all of it.
+    pub(crate) trusts_disk: bool,
+    pub(crate) limits: LayerLimits,
+    /// One for each pull.
+    pub(crate) allowance: Arc<Allowance>,
+    /// One for the engine.
+    pub(crate) budget: Arc<UnpackBudget>,
+    /// What the layer's threads may reach.
+    pub(crate) confinement: Confinement,
+    /// Learns whether all that the pull writes reaches the disk.
+    pub(crate) view: Arc<SyncView>,
+    /// Learns how much of the layer is on the disk.
+    pub(crate) landing: Landing,
+    /// By which it gets its place.
+    pub(crate) claim: Claim,
+}
+
+impl LayerJob {
+    /// Fetches, verifies and unpacks the layer; answers when it is whole, not yet durable.
+    ///
+    /// Where what the disk had of it or a mirror had a hand in what is wrong with it, it is fetched again without them.
+    pub(crate) async fn run(&self, place: &Place, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
+        let source = self.registry.blob(&self.session, &self.descriptor);
+        let mut trusts_disk = self.trusts_disk;
+        let mut memory = self.budget.layer();
+        loop {
+            let (on_disk, keep) = self.on_disk(trusts_disk).await?;
+            let was_on_disk = on_disk.is_some();
+            let error = match self.attempt(&source, on_disk, keep, &memory, place, progress).await {
+                Err(error) => error,
+                Ok(layer) => {
+                    if !self.keep_blobs {
+                        self.forget(Store::discard_partial).await?;
+                    }
+                    progress(PullEvent::Layer { digest: self.descriptor.digest.clone(), state: LayerState::Done });
+                    return Ok(layer);
+                }
+            };
+            if memory.was_refused() {
+                // Given back before the wait: who waits holds nothing.
+                drop(memory);
+                tracing::debug!(layer = %self.descriptor.digest, "waiting for a whole share of the memory to unpack in");
+                memory = self.budget.whole_layer().await;
+                continue;
+            }
+            match error.kind() {
+                RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
+                    // A blob that was not read is not known to be wrong.
+                    self.forget(if self.trusts_disk { Store::discard_blob } else { Store::discard_partial }).await?;
+                    if !was_on_disk && !source.distrust_mirrors(&error) {
+                        return Err(error);
+                    }
+                    trusts_disk = false;
+                }
+                RuntimeErrorKind::DiskFull => {
+                    self.forget(Store::discard_partial).await?;
+                    return Err(error);
+                }
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// What the disk has of the blob, and where the rest shall be written.
+    async fn on_disk(&self, trusted: bool) -> Result<(Option<KeptBytes>, Option<BlobWriter>), RuntimeError> {
+        let digest = &self.descriptor.digest;
+        // A pull that was just given up may still be putting its last bytes on the disk.
+        let mut patience = WRITER_LOOKS_MAX;
+        while self.keep_blobs && patience > 0 && self.store.is_written(digest) {
+            tokio::time::sleep(WRITER_LOOK).await;
+            patience -= 1;
+        }
+        let (store, descriptor, keep_blobs) = (Arc::clone(&self.store), self.descriptor.clone(), self.keep_blobs);
+        tokio::task::spawn_blocking(move || {
+            let found = store.open_blob(&descriptor.digest, descriptor.size);
+            let is_kept = found.as_ref().is_some_and(|kept| kept.is_kept);
+            let kept = found.filter(|_| trusted);
+            let known = kept.as_ref().map_or(0, |kept| kept.length);
+            let writer = if keep_blobs && !is_kept { store.write_blob(&descriptor.digest, known)? } else { None };
+            Ok((kept, writer))
+        })
+        .await
+        .map_err(panicked)?
+    }
+
+    async fn forget(&self, discard: fn(&Store, &Digest)) -> Result<(), RuntimeError> {
+        let (store, digest) = (Arc::clone(&self.store), self.descriptor.digest.clone());
+        tokio::task::spawn_blocking(move || discard(&store, &digest)).await.map_err(panicked)
+    }
+
+    async fn attempt(
+        &self,
+        source: &BlobSource,
+        on_disk: Option<KeptBytes>,
+        keep: Option<BlobWriter>,
+        memory: &Arc<LayerMemory>,
+        place: &Place,
+        progress: &Progress,
+    ) -> Result<StagedLayer, RuntimeError> {
+        self.landing.restart();
+        let store = Arc::clone(&self.store);
+        let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
+        let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
+        let (blocks, blocks_out) = buffer_pool::queue(memory);
+
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let _cancel = CancelOnDrop(Arc::clone(&cancelled));
+        let bounds = Bounds {
+            expansion: Expansion::new(
+                self.descriptor.size.saturating_mul(self.limits.expansion_max).min(INFLATED_BYTES_MAX),
+                &self.allowance,
+            ),
+            memory: Arc::clone(memory),
+            cancelled: Arc::clone(&cancelled),
+        };
+        let starved = Starved::default();
+        let intake = Intake { frames: frames_out, starved: starved.clone(), keep, landing: self.landing.clone() };
+        let confinement = self.confinement.clone();
+        let inflater = tokio::task::spawn_blocking(move || {
+            let inflated = confinement.run(None, move || inflate::inflate(intake, &blocks, bounds));
+            // What it has of the blob is dropped here, where files can be removed.
+            inflated.map_or_else(|error| Err(Stopped::Failed(unconfined(error))), |(_, inflated)| inflated)
+        });
+        let unpacker = {
+            let (job, memory) = (self.clone(), Arc::clone(memory));
+            tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, memory, cancelled))
+        };
+
+        let fetched = self.fetch(source, on_disk, Inflater { frames, starved }, memory, place, progress).await;
+        let inflated = inflater.await.map_err(panicked)?;
+        let unpacked = unpacker.await.map_err(panicked)?;
+        // The stage nearest the source knows the cause; the others only saw their queue break.
+        let unread = fetched?;
+        let error = match (inflated, unpacked) {
+            (Err(Stopped::Failed(error)), _) => self.in_layer(error),
+            (_, Err(error)) => error,
+            (Err(Stopped::Downstream), Ok(_)) => {
+                self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))
+            }
+            (Ok(_), Ok(_)) if unread.is_some() => {
+                self.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))
+            }
+            (Ok(written), Ok(layer)) => return Ok(layer.with_blob(written.map(BlobWriter::finish))),
+        };
+        // Whoever sent other bytes is to blame, and not whoever made the image.
+        match unread {
+            Some(unread) if error.kind() == RuntimeErrorKind::Corrupt => Err(self.blame(unread, error).await),
+            _ => Err(error),
+        }
+    }
+
+    /// Reads the rest of a blob that does not unpack, to learn whether it is the one that was asked for.
+    async fn blame(&self, unread: Unread, error: RuntimeError) -> RuntimeError {
+        if self.descriptor.size.saturating_sub(unread.received) > UNREAD_BYTES_MAX {
+            return error;
+        }
+        match self.read_rest(unread).await {
+            Ok(()) => error,
+            Err(rest) if rest.kind() == RuntimeErrorKind::Corrupt => rest,
+            Err(_) => error,
+        }
+    }
+
+    fn in_layer(&self, error: RuntimeError) -> RuntimeError {
+        let (hint, kind) = (error.hint().map(str::to_owned), error.kind());
+        let wrapped =
+            RuntimeError::new(kind, format!("could not unpack layer `{}`", self.descriptor.digest)).caused_by(error);
+        // A kind of layer that cannot be unpacked was refused with its manifest: this one breaks a limit.
+        let wrapped = match kind {
+            RuntimeErrorKind::Unacceptable => wrapped.with_fault(Fault::new(ErrorClass::Unacceptable, Hop::Unpack)),
+            _ => wrapped,
+        };
+        match hint {
+            Some(hint) => wrapped.with_hint(hint),
+            None => wrapped,
+        }
+    }
+}
+
+fn unconfined(error: std::io::Error) -> RuntimeError {
+    storage_error("could not start a thread for the layer", error)
+}
+
+fn panicked(error: tokio::task::JoinError) -> RuntimeError {
+    RuntimeError::defect("a thread of the pull ended early").caused_by(error)
+}
+
+/// Why a stage stopped.
+#[derive(Debug)]
+pub(crate) enum Stopped {
+    /// It failed itself.
+    Failed(RuntimeError),
+    /// The stage after it went away, and knows why.
+    Downstream,
+}
+
+/// Tells the unpacker that nobody waits any more.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,51 @@
+//! Runs the inflating stage of a pull by itself, for fuzzers.
+
+use std::{io::Read as _, sync::Arc};
+
+use bytes::Bytes;
+use imagelet_core::image::DigestAlgorithm;
+use tokio::sync::mpsc;
+
+use super::{
+    Stopped,
+    buffer_pool::{self, BlockReader, Expansion},
+    frames::{Frame, Intake},
+    inflate::{self, Bounds},
+};
+use crate::hash::Hash;
+use crate::{admission::Landing, registry::Starved, unpack::LayerMemory};
+
+/// What came of a compressed layer.
+#[derive(Debug)]
+pub(crate) struct Inflated {
+    /// Why inflating stopped, if not at the end.
+    pub(crate) outcome: Result<(), Stopped>,
+    /// What reached the next stage.
+    pub(crate) bytes: Vec<u8>,
+    /// The next stage was told that these bytes are all.
+    pub(crate) ended: bool,
+}
+
+/// Inflates what arrives in frames of `frame` bytes, as a pull does.
+pub(crate) fn inflated(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
+    let (sender, frames) = mpsc::channel(compressed.len().div_ceil(frame) + 1);
+    let parts = compressed.chunks(frame).map(|part| Frame::Bytes(Bytes::copy_from_slice(part)));
+    for frame in parts.chain([Frame::End]) {
+        sender.try_send(frame).expect("the queue holds all frames");
+    }
+    let intake = Intake { frames, starved: Starved::default(), keep: None, landing: Landing::default() };
+    let memory = LayerMemory::of_its_own(64 << 20);
+    let bounds = Bounds {
+        expansion: Expansion::new(limit, &Arc::default()),
+        memory: Arc::clone(&memory),
+        cancelled: Arc::default(),
+    };
+    let (blocks, out) = buffer_pool::queue(&memory);
+    let (outcome, bytes, ended) = std::thread::scope(|scope| {
+        let inflater = scope.spawn(move || inflate::inflate(intake, &blocks, bounds).1);
+        let mut bytes = Vec::new();
+        let ended = BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).read_to_end(&mut bytes).is_ok();
+        (inflater.join().expect("inflating does not panic"), bytes, ended)
+    });
+    Inflated { outcome: outcome.map(drop), bytes, ended }
+}

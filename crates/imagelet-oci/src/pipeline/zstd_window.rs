@@ -1,0 +1,196 @@
+//! Zstandard frames one after the other, their windows taken from the memory that all layers share.
+//!
+//! A frame may ask for a window of up to 128 MiB, and layers are unpacked side by side, images too. A window up to
+//! 8 MiB, which every decoder has to offer (RFC 8878) and which all but `--ultra` and `--long` stay within, is waited for
+//! as a whole. A larger one waits for a layer's whole share, and is counted as far as the frame has filled it: the memory
+//! behind the rest was never touched. So a small layer may ask for any window.
+
+use std::{
+    io::{self, BufRead, Read},
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use zstd::{
+    stream::raw::{Decoder, InBuffer, Operation as _, OutBuffer},
+    zstd_safe::{DParameter, get_frame_content_size},
+};
+
+use super::frames::FrameReader;
+use crate::unpack::{Claim, LayerMemory, MemoryError};
+
+/// The largest window that is taken, as a power of two: 128 MiB, the most zstd itself writes without `--long=28`.
+const WINDOW_LOG_MAX: u32 = 27;
+/// Windows up to this size are counted before they are filled.
+const WINDOW_SMALL_MAX: u64 = 8 << 20;
+/// What a decoder takes besides its window: tables, and a block on its way in and out.
+const DECODER_COST: u64 = 512 << 10;
+/// Longest head of a frame: magic, descriptor, window, dictionary, size.
+const HEAD_LENGTH_MAX: usize = 4 + 1 + 1 + 4 + 8;
+
+/// What frames hold, skippable ones left out. Fails on whatever stands between or behind them.
+pub(crate) struct ZstdReader<'a> {
+    source: &'a mut FrameReader,
+    // Before `claim`: the memory goes before the right to it.
+    decoder: Decoder<'static>,
+    claim: Claim,
+    /// The window of the frame where it is a large one, and how much of it was filled.
+    large: Option<(u64, u64)>,
+    cancelled: &'a AtomicBool,
+    between_frames: bool,
+    /// What the frame still owes of the size it states. The library looks at that in some ways of feeding it and not in
+    /// others, and how a layer arrives must not decide whether it is taken.
+    owed: Option<u64>,
+    /// The last output was full, so that more may wait in the window without any input.
+    has_more: bool,
+}
+
+impl<'a> ZstdReader<'a> {
+    pub(crate) fn new(
+        source: &'a mut FrameReader,
+        memory: &Arc<LayerMemory>,
+        cancelled: &'a AtomicBool,
+    ) -> io::Result<Self> {
+        let mut decoder = Decoder::new()?;
+        decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))?;
+        let claim = Claim::on(memory);
+        Ok(Self { source, decoder, claim, large: None, cancelled, between_frames: true, owed: None, has_more: false })
+    }
+
+    /// Looks at the head of the next frame before the decoder does. `false`: there is none.
+    fn begin_frame(&mut self) -> io::Result<bool> {
+        let head = self.source.peek(HEAD_LENGTH_MAX)?;
+        if head.is_empty() {
+            return Ok(false);
+        }
+        let (window, owed) = (window(head), get_frame_content_size(head).ok().flatten());
+        if window > 1 << WINDOW_LOG_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                format!(
+                    "a zstd frame asks for a window of {window} bytes; more than {} are refused",
+                    1 << WINDOW_LOG_MAX
+                ),
+            ));
+        }
+        // No window is larger than what is to come.
+        let window = owed.map_or(window, |owed| window.min(owed));
+        self.large = None;
+        if window > WINDOW_SMALL_MAX {
+            self.claim.wait_for_whole(self.cancelled).map_err(|error| refused(window, error))?;
+            self.large = Some((window, 0));
+        } else {
+            let claimed = self.claim.grow_to(window + DECODER_COST, self.cancelled);
+            claimed.map_err(|error| refused(window, error))?;
+        }
+        self.decoder.reinit()?;
+        self.owed = owed;
+        Ok(true)
+    }
+}
+
+impl Read for ZstdReader<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if self.between_frames {
+                if !self.begin_frame()? {
+                    return Ok(0);
+                }
+                self.between_frames = false;
+            }
+            if let Some((window, filled)) = self.large {
+                let next = window.min(filled + out.len() as u64) + DECODER_COST;
+                self.claim.grow_to(next, self.cancelled).map_err(|error| refused(window, error))?;
+            }
+            let input: &[u8] = if self.has_more { &[] } else { self.source.fill_buf()? };
+            let is_end = input.is_empty() && !self.has_more;
+            let mut input = InBuffer::around(input);
+            let mut output = OutBuffer::around(&mut *out);
+            let hint = self.decoder.run(&mut input, &mut output)?;
+            let (read, written) = (input.pos(), output.pos());
+            self.source.consume(read);
+            self.has_more = written == out.len() && hint != 0;
+            self.between_frames = hint == 0;
+            self.large = self.large.map(|(window, filled)| (window, filled + written as u64));
+            if let Some(owed) = self.owed {
+                let left = owed.checked_sub(written as u64).filter(|left| *left == 0 || hint != 0);
+                self.owed = Some(left.ok_or_else(|| {
+                    io::Error::new(io::ErrorKind::InvalidData, "a zstd frame is not of the size it states")
+                })?);
+            }
+            if written > 0 {
+                return Ok(written);
+            }
+            if is_end && !self.between_frames {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a zstd frame is not complete"));
+            }
+        }
+    }
+}
+
+fn refused(window: u64, error: MemoryError) -> io::Error {
+    let kind = match error {
+        MemoryError::Limit(_) => io::ErrorKind::FileTooLarge,
+        MemoryError::Busy => io::ErrorKind::ResourceBusy,
+        MemoryError::Cancelled => io::ErrorKind::ConnectionAborted,
+    };
+    io::Error::new(kind, format!("a zstd frame fills a window of {window} bytes: {error}"))
+}
+
+/// Whether these are the first bytes of a frame, or of one that is skipped.
+pub(crate) fn is_zstd(head: &[u8]) -> bool {
+    head.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) || is_skippable(head)
+}
+
+fn is_skippable(head: &[u8]) -> bool {
+    matches!(head, [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
+}
+
+/// The window the frame with this head asks for; 0 where the decoder will say what is wrong with it.
+fn window(head: &[u8]) -> u64 {
+    let (Some(&descriptor), false) = (head.get(4), is_skippable(head)) else { return 0 };
+    if descriptor & 0x20 == 0 {
+        let Some(&byte) = head.get(5) else { return 0 };
+        let base = 1_u64 << (10 + (byte >> 3));
+        return base + base / 8 * u64::from(byte & 7);
+    }
+    // A single segment: the window is as large as the content.
+    let at = 5 + [0, 1, 2, 4][usize::from(descriptor & 3)];
+    let number = |length: usize| {
+        let bytes = head.get(at..at + length)?;
+        Some(bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)))
+    };
+    match descriptor >> 6 {
+        0 => number(1),
+        1 => number(2).map(|number| number + 256),
+        2 => number(4),
+        _ => number(8),
+    }
+    .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_of_a_frame_is_read_from_its_head() {
+        let magic = [0x28, 0xb5, 0x2f, 0xfd];
+        for (rest, bytes) in [
+            (&[0x00, 0x00][..], 1 << 10),
+            (&[0x00, 0x88], 1 << 27),
+            (&[0x00, 0x89], (1 << 27) + (1 << 24)),
+            (&[0x00, 0xf8], 1 << 41),
+            (&[0x20, 7], 7),
+            (&[0x60, 1, 0], 257),
+            (&[0xa0, 0, 0, 0, 1], 1 << 24),
+            (&[0xa1, 9, 0, 0, 0, 1], 1 << 24),
+            (&[0xe3, 9, 9, 9, 9, 0, 0, 0, 0, 0, 1, 0, 0], 1 << 40),
+            (&[0xe0, 0, 0], 0),
+            (&[0x00], 0),
+            (&[], 0),
+        ] {
+            assert_eq!(window(&[&magic[..], rest].concat()), bytes, "{rest:x?}");
+        }
+        assert_eq!(window(&[0x53, 0x2a, 0x4d, 0x18, 0xff, 0xff, 0xff, 0xff]), 0);
+    }
+}

@@ -1,0 +1,47 @@
+//! The header that a host is shown: a token or a password, and its number among those of a pull.
+
+use std::fmt;
+
+use base64::Engine as _;
+use http::HeaderValue;
+use imagelet_core::credentials::{Credential, CredentialKind, Secret};
+use zeroize::Zeroizing;
+
+/// What a host is shown until it no longer takes it.
+#[derive(Clone)]
+pub(crate) struct Grant {
+    pub(crate) header: HeaderValue,
+    /// For taking it out of messages.
+    pub(crate) secret: Secret,
+    /// Tells a grant from the one it replaced.
+    pub(crate) number: u64,
+}
+
+impl fmt::Debug for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grant").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl Grant {
+    /// The grant of a credential that needs no exchange.
+    pub(crate) fn ready(credential: &Credential) -> Option<Self> {
+        match &credential.kind {
+            CredentialKind::RegistryToken(token) => Self::new("Bearer", token.clone(), 0).ok(),
+            CredentialKind::Basic { .. } | CredentialKind::IdentityToken(_) => None,
+        }
+    }
+
+    pub(crate) fn new(scheme: &str, secret: Secret, number: u64) -> Result<Self, http::header::InvalidHeaderValue> {
+        let text = Zeroizing::new(format!("{scheme} {}", secret.expose()));
+        let mut header = HeaderValue::from_str(&text)?;
+        header.set_sensitive(true);
+        Ok(Self { header, secret, number })
+    }
+}
+
+/// What goes behind `Basic`.
+pub(crate) fn basic(username: &str, password: &Secret) -> Secret {
+    let pair = Zeroizing::new(format!("{username}:{}", password.expose()));
+    Secret::new(base64::engine::general_purpose::STANDARD.encode(pair.as_bytes()))
+}

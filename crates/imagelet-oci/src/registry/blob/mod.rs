@@ -1,0 +1,503 @@
+//! Reads blobs as one exact stream, however often the connection breaks.
+
+pub(super) mod parallel;
+mod range_concurrency;
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Method, StatusCode, header};
+use hyper::body::Incoming;
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+
+use super::{
+    PullSession, Registry,
+    connection::transport::{Answer, Patience, ReadError},
+    error::Failure,
+    request::{Budget, Question},
+    resolve::{about, after_mirrors, passed_over, verify},
+};
+use crate::manifest::{Descriptor, corrupt, unacceptable};
+
+/// After this many bytes without a break, earlier breaks no longer count.
+const REFILL_BYTES: u64 = 1 << 20;
+
+impl Registry {
+    /// Fetches a small blob whole, and checks its size and digest. A mirror that sends another blob is passed over.
+    ///
+    /// # Errors
+    /// `Unacceptable` when it is said to be larger than `limit`; else as [`BlobStream::next`].
+    pub async fn fetch_blob_bytes(
+        &self,
+        session: &PullSession,
+        descriptor: &Descriptor,
+        limit: u64,
+    ) -> Result<Bytes, RuntimeError> {
+        let digest = &descriptor.digest;
+        if descriptor.size > limit {
+            let size = descriptor.size;
+            return Err(unacceptable(format!("blob `{digest}` has {size} bytes; more than {limit} are refused")));
+        }
+        let source = self.blob(session, descriptor);
+        loop {
+            match source.read_whole().await {
+                Err(error) if error.kind() == RuntimeErrorKind::Corrupt && source.distrust_mirrors(&error) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// A blob, to be read in one stream or in several.
+    pub(crate) fn blob(&self, session: &PullSession, descriptor: &Descriptor) -> BlobSource {
+        BlobSource {
+            registry: self.clone(),
+            session: session.clone(),
+            descriptor: descriptor.clone(),
+            notes: Arc::default(),
+        }
+    }
+
+    /// Opens a blob at an offset. Its size is held to, its digest is the reader's to check.
+    ///
+    /// # Errors
+    /// When no host hands it out.
+    pub async fn open_blob(
+        &self,
+        session: &PullSession,
+        descriptor: &Descriptor,
+        offset: u64,
+    ) -> Result<BlobStream, RuntimeError> {
+        let size = descriptor.size;
+        if offset > size {
+            let digest = &descriptor.digest;
+            return Err(RuntimeError::other(format!(
+                "blob `{digest}` has {size} bytes, and is asked for from {offset}"
+            )));
+        }
+        let mut stream = self.blob(session, descriptor).stream(offset..size);
+        stream.ready().await?;
+        Ok(stream)
+    }
+
+    /// Asks one host for a span of a blob; answers where the body ends as well.
+    async fn open_blob_at(
+        &self,
+        session: &PullSession,
+        index: usize,
+        question: &Question,
+        span: &Range<u64>,
+        size: u64,
+    ) -> Result<(Answer, u64), Failure> {
+        let answer = self.ask_host(session, index, question).await?;
+        let end = check_head(answer.status, &answer.headers, span, size).map_err(|why| {
+            corrupt(format!("registry `{}` {why} for {}", answer.target.origin.authority(), question.subject))
+        })?;
+        Ok((answer, end))
+    }
+}
+
+/// A blob of a session, and what was learnt about the hosts that may have it. Clones share what they learn.
+#[derive(Clone, Debug)]
+pub(crate) struct BlobSource {
+    registry: Registry,
+    session: PullSession,
+    descriptor: Descriptor,
+    notes: Arc<Mutex<HostNotes>>,
+}
+
+/// Hosts, as places in the session's list.
+#[derive(Debug, Default)]
+struct HostNotes {
+    /// Bytes came from them.
+    served: BTreeSet<usize>,
+    /// What they sent was not the blob; they are not asked for it again.
+    distrusted: BTreeSet<usize>,
+    /// Their connection stalled; they are asked again only where every host stalled.
+    stalled: BTreeSet<usize>,
+}
+
+impl BlobSource {
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.descriptor.size
+    }
+
+    /// A stream of some of its bytes. Nothing is asked for yet.
+    pub(crate) fn stream(&self, span: Range<u64>) -> BlobStream {
+        BlobStream {
+            source: self.clone(),
+            body: None,
+            place: String::new(),
+            host: 0,
+            patience: Patience::new(self.registry.transport().progress_timeout, self.session.reception()),
+            reached: span.start,
+            end: span.end,
+            is_open: false,
+            unbroken: 0,
+            budget: Budget::new(self.registry.shared.retries),
+        }
+    }
+
+    /// What came was not the blob: the mirrors that sent of it are not asked for it again, and named in the log.
+    ///
+    /// `false`: nothing came from a mirror, or nobody is left to ask.
+    pub(crate) fn distrust_mirrors(&self, error: &RuntimeError) -> bool {
+        let mut notes = self.notes();
+        let served = std::mem::take(&mut notes.served);
+        let mut found = false;
+        for index in served {
+            let host = self.session.host(index);
+            if host.is_mirror && notes.distrusted.insert(index) {
+                found = true;
+                tracing::warn!(
+                    mirror = host.origin.authority(),
+                    blob = %self.descriptor.digest,
+                    error = error.chain(),
+                    "a mirror served another blob than was asked for, asking the next host"
+                );
+            }
+        }
+        let left = (0..self.session.hosts().len())
+            .any(|index| self.session.host(index).can_pull && !notes.distrusted.contains(&index));
+        found && left
+    }
+
+    async fn read_whole(&self) -> Result<Bytes, RuntimeError> {
+        let digest = &self.descriptor.digest;
+        let mut stream = self.stream(0..self.descriptor.size);
+        stream.ready().await?;
+        let mut bytes = BytesMut::new();
+        while let Some(chunk) = stream.next().await? {
+            bytes.extend_from_slice(&chunk);
+        }
+        verify(digest, &bytes).map_err(|error| about(error, &format!("blob `{digest}` is not what was asked for")))?;
+        Ok(bytes.freeze())
+    }
+
+    fn notes(&self) -> MutexGuard<'_, HostNotes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The bytes of a blob, or of a span of it, in order, each once.
+pub struct BlobStream {
+    source: BlobSource,
+    body: Option<Incoming>,
+    /// Who sends, and its place in the session's list.
+    place: String,
+    host: usize,
+    patience: Patience,
+    /// Bytes of the blob that are read, the skipped ones included.
+    reached: u64,
+    /// Where the span ends.
+    end: u64,
+    /// An answer came at least once.
+    is_open: bool,
+    /// Bytes since the last break.
+    unbroken: u64,
+    budget: Budget,
+}
+
+impl BlobStream {
+    /// Waits until a host has begun to answer, so that an error of all hosts is known.
+    ///
+    /// # Errors
+    /// When no host hands it out.
+    pub(crate) async fn ready(&mut self) -> Result<(), RuntimeError> {
+        let is_empty = self.reached == self.end && self.source.size() > 0;
+        if self.is_open || is_empty {
+            return Ok(());
+        }
+        self.open().await
+    }
+
+    /// The next bytes; `None` when the span is complete.
+    ///
+    /// A broken connection is taken up again where it broke, a few times. The time between calls does not count
+    /// against the sender. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// `Corrupt` when there are fewer or more bytes than the descriptor says, `TimedOut` when they come too slowly,
+    /// `RegistryUnavailable` when the connection keeps breaking.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
+        loop {
+            let Some(body) = &mut self.body else {
+                if self.reached == self.end {
+                    return Ok(None);
+                }
+                self.open().await?;
+                continue;
+            };
+            match self.patience.next(body).await {
+                Ok(Some(chunk)) => return self.accept(chunk).map(Some),
+                Ok(None) => {
+                    self.body = None;
+                    if self.reached < self.end {
+                        return Err(self.wrong_size("only"));
+                    }
+                }
+                Err(error) => {
+                    self.body = None;
+                    // All was here before the end was: nothing is missing.
+                    if self.reached < self.end {
+                        self.broken(error).await?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives the connection back.
+    pub(super) fn rest(&mut self) {
+        self.body = None;
+    }
+
+    /// How many bytes of the blob are read.
+    pub fn reached(&self) -> u64 {
+        self.reached
+    }
+
+    /// Where the stream ends: later than asked for when the host sends the whole blob whatever is asked.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    fn accept(&mut self, chunk: Bytes) -> Result<Bytes, RuntimeError> {
+        let length = chunk.len() as u64;
+        if length > self.end - self.reached {
+            self.reached += length;
+            self.body = None;
+            return Err(self.wrong_size("at least"));
+        }
+        self.reached += length;
+        self.unbroken += length;
+        if self.unbroken >= REFILL_BYTES {
+            self.unbroken = 0;
+            self.budget.refill();
+        }
+        Ok(chunk)
+    }
+
+    async fn broken(&mut self, error: ReadError) -> Result<(), RuntimeError> {
+        self.unbroken = 0;
+        if matches!(error, ReadError::Stalled(_)) {
+            self.source.notes().stalled.insert(self.host);
+        }
+        let Descriptor { digest, size, .. } = &self.source.descriptor;
+        let what = format!("blob `{digest}` past byte {} of {size}", self.reached);
+        let failure = error.failure(&what, &self.place);
+        self.budget.pause(failure, &self.source.session).await
+    }
+
+    /// Asks for what is still missing.
+    async fn open(&mut self) -> Result<(), RuntimeError> {
+        let source = self.source.clone();
+        let (session, size) = (&source.session, source.size());
+        let span = self.reached..self.end;
+        let question = Question {
+            path: format!("blobs/{}", source.descriptor.digest),
+            method: Method::GET,
+            accept: None,
+            range: range_header(&span, size),
+            is_tag: false,
+            subject: format!("blob `{}` of `{}`", source.descriptor.digest, session.reference()),
+        };
+        let mut indexes = question.hosts(session)?;
+        {
+            let notes = source.notes();
+            for avoided in [&notes.distrusted, &notes.stalled] {
+                if indexes.iter().any(|index| !avoided.contains(index)) {
+                    indexes.retain(|index| !avoided.contains(index));
+                }
+            }
+        }
+        let (last, mirrors) = indexes.split_last().expect("there is a host to ask");
+        let mut before = Vec::new();
+        for index in mirrors {
+            match source.registry.open_blob_at(session, *index, &question, &span, size).await {
+                Ok(answer) => {
+                    self.begin(*index, answer);
+                    return Ok(());
+                }
+                Err(failure) => before.push(passed_over(session, *index, &failure)),
+            }
+        }
+        loop {
+            match source.registry.open_blob_at(session, *last, &question, &span, size).await {
+                Ok(answer) => {
+                    self.begin(*last, answer);
+                    return Ok(());
+                }
+                Err(failure) => {
+                    self.budget.pause(failure, session).await.map_err(|error| after_mirrors(error, &before))?;
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, index: usize, (answer, end): (Answer, u64)) {
+        self.source.notes().served.insert(index);
+        (self.host, self.place) = (index, answer.target.origin.authority());
+        let source = &self.source;
+        self.patience = Patience::new(source.registry.transport().progress_timeout, source.session.reception());
+        self.body = Some(answer.body);
+        self.end = end;
+        self.is_open = true;
+    }
+
+    fn wrong_size(&self, bound: &str) -> RuntimeError {
+        let Descriptor { digest, size, .. } = &self.source.descriptor;
+        let (place, reached) = (&self.place, self.reached);
+        if self.end < *size {
+            let end = self.end;
+            return corrupt(format!(
+                "registry `{place}` sent {bound} the bytes up to {reached} of blob `{digest}` when asked up to {end}"
+            ));
+        }
+        corrupt(format!("registry `{place}` sent {bound} {reached} bytes of blob `{digest}`, which has {size}"))
+    }
+}
+
+impl fmt::Debug for BlobStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlobStream")
+            .field("digest", &self.source.descriptor.digest)
+            .field("reached", &self.reached)
+            .field("end", &self.end)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The header that asks for a span; none for the whole, and no end where the blob ends.
+fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
+    match (span.start, span.end) {
+        (0, end) if end == size => None,
+        (start, end) if end == size => Some(format!("bytes={start}-")),
+        (start, end) => Some(format!("bytes={start}-{}", end.saturating_sub(1))),
+    }
+}
+
+/// Where the body ends if the head promises exactly the span, or, to who asks from the first byte on, the whole blob.
+fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: u64) -> Result<u64, String> {
+    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let Range { start, end } = *span;
+    let is_whole = start == 0 && end == size;
+    let end = match status {
+        StatusCode::OK if start == 0 => size,
+        StatusCode::OK => return Err(format!("ignored the range from byte {start}")),
+        StatusCode::PARTIAL_CONTENT if !is_whole => {
+            let range = text(header::CONTENT_RANGE).unwrap_or_default();
+            if !is_span(range, span, size) {
+                let range = crate::manifest::printable(range);
+                let asked =
+                    if end == size { format!("from byte {start}") } else { format!("for bytes {start} to {end}") };
+                return Err(format!("answered with the range `{range}` when asked {asked} of {size}"));
+            }
+            end
+        }
+        _ => return Err(format!("answered {status}")),
+    };
+    match text(header::CONTENT_LENGTH).map(str::parse::<u64>) {
+        Some(Ok(length)) if length != end - start => {
+            let offered = length.saturating_add(start);
+            Err(if end == size {
+                format!("offers {offered} bytes, not the {size} of its manifest,")
+            } else {
+                format!("offers the bytes up to {offered}, not up to {end},")
+            })
+        }
+        _ => Ok(end),
+    }
+}
+
+/// `bytes START-LAST/SIZE`, or `*` for a size not told.
+fn is_span(range: &str, span: &Range<u64>, size: u64) -> bool {
+    let parsed = || {
+        let (found, total) = range.trim().strip_prefix("bytes ")?.split_once('/')?;
+        let (first, last) = found.trim().split_once('-')?;
+        let is_total = total == "*" || total.parse() == Ok(size);
+        let is_first = first.parse() == Ok(span.start);
+        Some(is_total && is_first && last.parse::<u64>().ok()?.checked_add(1) == Some(span.end))
+    };
+    parsed().unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_missing_rest_is_taken_up() {
+        for (range, accepted) in [
+            ("bytes 4-9/10", true),
+            ("bytes 4-9/*", true),
+            ("bytes 0-9/10", false),
+            ("bytes 5-9/10", false),
+            ("bytes 4-8/10", false),
+            ("bytes 4-9/11", false),
+            ("bytes 4-18446744073709551615/*", false),
+            ("bytes */10", false),
+            ("4-9/10", false),
+            ("", false),
+        ] {
+            assert_eq!(is_span(range, &(4..10), 10), accepted, "{range}");
+        }
+        for (range, accepted) in [("bytes 4-6/10", true), ("bytes 4-9/10", false), ("bytes 4-7/10", false)] {
+            assert_eq!(is_span(range, &(4..7), 10), accepted, "{range}");
+        }
+    }
+
+    #[test]
+    fn a_span_is_asked_for_by_its_exact_bytes() {
+        for (span, header) in [
+            (0..10, None),
+            (0..4, Some("bytes=0-3")),
+            (4..7, Some("bytes=4-6")),
+            (4..10, Some("bytes=4-")),
+            (9..10, Some("bytes=9-")),
+        ] {
+            assert_eq!(range_header(&span, 10).as_deref(), header, "{span:?}");
+        }
+    }
+
+    #[test]
+    fn a_head_promises_the_right_bytes_or_is_refused() {
+        let head = |pairs: &[(header::HeaderName, &str)]| {
+            pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect::<HeaderMap>()
+        };
+        let length = |text| head(&[(header::CONTENT_LENGTH, text)]);
+        assert_eq!(check_head(StatusCode::OK, &length("10"), &(0..10), 10), Ok(10));
+        assert_eq!(check_head(StatusCode::OK, &HeaderMap::new(), &(0..10), 10), Ok(10));
+        let rest = head(&[(header::CONTENT_RANGE, "bytes 4-9/10"), (header::CONTENT_LENGTH, "6")]);
+        assert_eq!(check_head(StatusCode::PARTIAL_CONTENT, &rest, &(4..10), 10), Ok(10));
+        let part = head(&[(header::CONTENT_RANGE, "bytes 0-3/10"), (header::CONTENT_LENGTH, "4")]);
+        assert_eq!(check_head(StatusCode::PARTIAL_CONTENT, &part, &(0..4), 10), Ok(4));
+        // Who ignores ranges sends all of it, which is as good from the first byte on.
+        assert_eq!(check_head(StatusCode::OK, &length("10"), &(0..4), 10), Ok(10));
+        let short = head(&[(header::CONTENT_RANGE, "bytes 0-3/10"), (header::CONTENT_LENGTH, "3")]);
+        for (status, headers, span) in [
+            (StatusCode::OK, length("11"), 0..10),
+            (StatusCode::OK, length("9"), 0..10),
+            (StatusCode::OK, length("4"), 0..4),
+            (StatusCode::OK, length("10"), 4..10),
+            (StatusCode::OK, length("10"), 4..7),
+            (StatusCode::NO_CONTENT, HeaderMap::new(), 0..10),
+            (StatusCode::PARTIAL_CONTENT, rest.clone(), 0..10),
+            (StatusCode::PARTIAL_CONTENT, rest.clone(), 4..7),
+            (StatusCode::PARTIAL_CONTENT, rest, 5..10),
+            (StatusCode::PARTIAL_CONTENT, HeaderMap::new(), 4..10),
+            (StatusCode::PARTIAL_CONTENT, part, 0..5),
+            (StatusCode::PARTIAL_CONTENT, short, 0..4),
+        ] {
+            assert!(check_head(status, &headers, &span, 10).is_err(), "{status} {span:?}");
+        }
+    }
+}

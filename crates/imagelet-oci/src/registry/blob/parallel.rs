@@ -1,0 +1,314 @@
+//! One blob over as many connections as its reader can use, delivered in order, each byte asked for once.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    time::Instant,
+};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{
+    BlobSource, BlobStream,
+    range_concurrency::{LEAD, PART, Pace, RANGED_MIN, Seen},
+};
+
+/// Bytes that all blobs together may hold that are read before their turn.
+const READ_AHEAD_MAX: usize = 12 << 20;
+/// Connections of all blobs together beyond the one that each has.
+const EXTRA_CONNECTIONS_MAX: usize = 12;
+
+/// What all blobs of a client share: the bounds on reading ahead.
+#[derive(Debug)]
+pub(crate) struct ReadAhead {
+    bytes: Arc<Semaphore>,
+    connections: Arc<Semaphore>,
+}
+
+impl Default for ReadAhead {
+    fn default() -> Self {
+        Self {
+            bytes: Arc::new(Semaphore::new(READ_AHEAD_MAX)),
+            connections: Arc::new(Semaphore::new(EXTRA_CONNECTIONS_MAX)),
+        }
+    }
+}
+
+/// How long the reader of a blob has waited for bytes. The reader counts, the stream decides by it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Starved(Arc<AtomicU64>);
+
+impl Starved {
+    pub(crate) fn add(&self, waited: Duration) {
+        self.0.fetch_add(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn total(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// The rest of a blob from an offset on, in order.
+pub(crate) struct RangedStream {
+    source: BlobSource,
+    starved: Starved,
+    pace: Pace,
+    started: Instant,
+    meter: Arc<Meter>,
+    /// Reads what is due now.
+    head: BlobStream,
+    /// What was read of the part that is due now before its turn; then its stream becomes the head.
+    turned: Option<Part>,
+    /// The parts after it, in order.
+    ahead: VecDeque<Part>,
+    /// The first byte that nobody was told to ask for.
+    planned: u64,
+}
+
+/// What the connections of a blob have done.
+#[derive(Debug, Default)]
+struct Meter {
+    received: AtomicU64,
+    /// Parts that have begun to come before their turn.
+    answered: AtomicUsize,
+}
+
+/// A span that is read before its turn, by a task of its own.
+struct Part {
+    held: mpsc::UnboundedReceiver<Held>,
+    turn: Option<oneshot::Sender<()>>,
+    task: AbortOnDropHandle<Result<BlobStream, RuntimeError>>,
+    /// Gives the connection back.
+    _connection: Option<OwnedSemaphorePermit>,
+}
+
+/// Bytes and the room they take.
+struct Held {
+    bytes: Bytes,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+/// When a part begins to read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    /// At once.
+    Ahead,
+    /// When it is its turn; until then it is only asked for.
+    AtItsTurn,
+}
+
+impl BlobSource {
+    /// Opens the rest of the blob from an offset on.
+    ///
+    /// # Errors
+    /// When no host hands it out.
+    pub(crate) async fn open_ranged(&self, offset: u64, starved: &Starved) -> Result<RangedStream, RuntimeError> {
+        let mut pace = Pace::new();
+        let size = self.size();
+        let planned = if size.saturating_sub(offset) < RANGED_MIN { size } else { offset + pace.next_range() };
+        let mut head = self.stream(offset..planned);
+        match head.ready().await {
+            // Some refuse a range instead of ignoring it (`reliability.md B082`); the whole they may still hand out.
+            Err(error) if error.kind() == RuntimeErrorKind::Other && offset == 0 && planned < size => {
+                tracing::debug!(error = error.chain(), "a range was refused, asking for the whole blob");
+                head = self.stream(0..size);
+                head.ready().await?;
+            }
+            opened => opened?,
+        }
+        Ok(RangedStream {
+            source: self.clone(),
+            starved: starved.clone(),
+            pace,
+            started: Instant::now(),
+            meter: Arc::default(),
+            planned: planned.max(head.end()),
+            head,
+            turned: None,
+            ahead: VecDeque::new(),
+        })
+    }
+}
+
+impl RangedStream {
+    /// The next bytes; `None` when the blob is complete.
+    ///
+    /// # Errors
+    /// As [`BlobStream::next`].
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
+        loop {
+            self.adapt();
+            if let Some(part) = &mut self.turned {
+                if let Some(held) = part.held.recv().await {
+                    return Ok(Some(held.bytes));
+                }
+                self.head = part.finish().await?;
+                self.turned = None;
+                continue;
+            }
+            if let Some(bytes) = self.head.next().await? {
+                self.meter.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                self.heed_extent();
+                return Ok(Some(bytes));
+            }
+            if let Some(mut part) = self.ahead.pop_front() {
+                part.take_turn();
+                self.turned = Some(part);
+            } else if self.planned < self.source.size() {
+                let span = self.plan();
+                self.head = self.source.stream(span);
+                self.head.ready().await?;
+            } else {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Whether all that came ahead of its turn was handed on.
+    pub(crate) fn can_rest(&self) -> bool {
+        self.turned.is_none()
+    }
+
+    /// Gives its connections back. The next bytes are asked for anew, from where it stands.
+    pub(crate) fn rest(&mut self) {
+        self.head.rest();
+        self.ahead.clear();
+        self.planned = self.head.end();
+    }
+
+    /// A host that ignores ranges sends the whole blob: then nobody else has to be asked.
+    fn heed_extent(&mut self) {
+        let behind = self.ahead.front().is_some() && self.head.end() == self.source.size();
+        if behind {
+            self.ahead.clear();
+        }
+        self.planned = self.planned.max(self.head.end());
+    }
+
+    /// Looks how it goes, and asks for more where that helps.
+    fn adapt(&mut self) {
+        let size = self.source.size();
+        if self.planned >= size {
+            return;
+        }
+        let shared = &self.source.registry().shared.read_ahead;
+        let has_room = shared.bytes.available_permits() as u64 >= PART;
+        self.pace.look(Seen {
+            at: self.started.elapsed(),
+            received: self.meter.received.load(Ordering::Relaxed),
+            starved: self.starved.total(),
+            answered: self.meter.answered.load(Ordering::Relaxed),
+            has_room,
+        });
+        let mut reading = 1 + self.ahead.iter().filter(|part| !part.task.is_finished()).count();
+        while reading < self.pace.connections() && has_room && self.planned < size {
+            let shared = &self.source.registry().shared.read_ahead;
+            let Ok(connection) = Arc::clone(&shared.connections).try_acquire_owned() else { break };
+            self.begin(Reads::Ahead, Some(connection));
+            reading += 1;
+        }
+        let left = self.head.end() - self.head.reached();
+        if self.ahead.is_empty() && self.turned.is_none() && left <= LEAD && self.planned < size {
+            self.begin(Reads::AtItsTurn, None);
+        }
+    }
+
+    fn plan(&mut self) -> Range<u64> {
+        let start = self.planned;
+        let (size, range) = (self.source.size(), self.pace.next_range());
+        // A short rest is not worth a request of its own.
+        self.planned = if size - start < range + PART / 2 { size } else { start + range };
+        start..self.planned
+    }
+
+    fn begin(&mut self, reads: Reads, connection: Option<OwnedSemaphorePermit>) {
+        let span = self.plan();
+        let stream = self.source.stream(span);
+        let room = Arc::clone(&self.source.registry().shared.read_ahead.bytes);
+        let (sender, held) = mpsc::unbounded_channel();
+        let (turn, turned) = oneshot::channel();
+        let reader = Reader { stream, room, meter: Arc::clone(&self.meter), held: sender, turned };
+        let task = AbortOnDropHandle::new(tokio::spawn(reader.run(reads)));
+        self.ahead.push_back(Part { held, turn: Some(turn), task, _connection: connection });
+    }
+}
+
+impl Part {
+    fn take_turn(&mut self) {
+        if let Some(turn) = self.turn.take() {
+            // A reader that is done does not listen any more.
+            let _ = turn.send(());
+        }
+    }
+
+    async fn finish(&mut self) -> Result<BlobStream, RuntimeError> {
+        match (&mut self.task).await {
+            Ok(read) => read,
+            Err(error) => Err(RuntimeError::defect("a connection of the pull ended early").caused_by(error)),
+        }
+    }
+}
+
+/// Reads a part into memory until its turn comes, and hands its stream back.
+struct Reader {
+    stream: BlobStream,
+    room: Arc<Semaphore>,
+    meter: Arc<Meter>,
+    held: mpsc::UnboundedSender<Held>,
+    turned: oneshot::Receiver<()>,
+}
+
+impl Reader {
+    async fn run(mut self, reads: Reads) -> Result<BlobStream, RuntimeError> {
+        // Not given up half way: what a host has begun to send would be sent twice.
+        self.stream.ready().await?;
+        if reads == Reads::AtItsTurn {
+            let _ = self.turned.await;
+            return Ok(self.stream);
+        }
+        self.meter.answered.fetch_add(1, Ordering::Relaxed);
+        loop {
+            let bytes = tokio::select! {
+                biased;
+                _ = &mut self.turned => return Ok(self.stream),
+                bytes = self.stream.next() => bytes?,
+            };
+            let Some(bytes) = bytes else { return Ok(self.stream) };
+            self.meter.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            let room = tokio::select! {
+                room = Arc::clone(&self.room).acquire_many_owned(length) => room.ok(),
+                // The bytes are due now, and leave as fast as the reader takes them.
+                _ = &mut self.turned => None,
+            };
+            let is_due = room.is_none();
+            if self.held.send(Held { bytes, _room: room }).is_err() || is_due {
+                return Ok(self.stream);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for RangedStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RangedStream")
+            .field("head", &self.head)
+            .field("ahead", &self.ahead.len())
+            .field("planned", &self.planned)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,262 @@
+//! Blobs over several connections, from servers that are fast, slow, broken or liars.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use imagelet_core::{
+    image::{Digest, Platform},
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+
+use super::*;
+use crate::registry::{
+    Registry, RegistryConfig,
+    tests::fake::{FakeRegistry, Seen as Request, Trick},
+};
+
+const MIB: usize = 1 << 20;
+
+/// Bytes that differ at every place a part could begin.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length.div_ceil(8))
+        .flat_map(|index| (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+        .take(length)
+        .collect()
+}
+
+fn registry() -> Registry {
+    let progress_timeout = Duration::from_millis(700);
+    Registry::new(RegistryConfig { progress_timeout, retries: 3, ..RegistryConfig::default() }).unwrap()
+}
+
+async fn source(fake: &FakeRegistry, registry: &Registry, layer: &[u8]) -> BlobSource {
+    fake.put_image("v1", &[layer]);
+    let platform: Platform = "linux/amd64".parse().unwrap();
+    let resolved = registry.resolve(&fake.reference("team/app:v1"), None, &platform).await.unwrap();
+    fake.seen();
+    registry.blob(&resolved.session, &resolved.manifest.layers[0])
+}
+
+/// How fast the stage behind is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Behind {
+    /// It always waits.
+    Hungry,
+    /// It never waits.
+    Busy,
+}
+
+async fn read(source: &BlobSource, offset: u64, behind: Behind) -> Result<Vec<u8>, RuntimeError> {
+    let starved = Starved::default();
+    let mut stream = source.open_ranged(offset, &starved).await?;
+    let mut all = Vec::new();
+    loop {
+        let asked = Instant::now();
+        let Some(bytes) = stream.next().await? else { return Ok(all) };
+        if behind == Behind::Hungry {
+            starved.add(asked.elapsed());
+        }
+        all.extend_from_slice(&bytes);
+    }
+}
+
+fn ranges(seen: &[Request]) -> Vec<Option<&str>> {
+    seen.iter().map(|seen| seen.range.as_deref()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_reader_gets_all_in_few_ranges_one_after_the_other_and_no_byte_twice() {
+    let (fake, layer) = (FakeRegistry::start().await, pattern(40 * MIB + 123));
+    let source = source(&fake, &registry(), &layer).await;
+    let read = read(&source, 0, Behind::Busy).await.unwrap();
+    assert!(read == layer, "every byte in its place");
+    assert_eq!(fake.traffic().bytes.load(Ordering::SeqCst), layer.len() as u64);
+    assert_eq!(
+        ranges(&fake.seen()),
+        [Some("bytes=0-4194303"), Some("bytes=4194304-20971519"), Some("bytes=20971520-")]
+    );
+}
+
+#[tokio::test]
+async fn a_blob_below_the_bound_is_one_plain_request() {
+    let (fake, layer) = (FakeRegistry::start().await, pattern(16 * MIB - 1));
+    let source = source(&fake, &registry(), &layer).await;
+    assert!(read(&source, 0, Behind::Hungry).await.unwrap() == layer);
+    assert_eq!(ranges(&fake.seen()), [None]);
+    assert!(read(&source, 16 * MIB as u64 - 8, Behind::Hungry).await.unwrap() == layer[16 * MIB - 8..]);
+    assert_eq!(ranges(&fake.seen()), [Some("bytes=16777208-")]);
+    assert!(read(&source, 16 * MIB as u64 - 1, Behind::Hungry).await.unwrap().is_empty());
+    assert!(fake.seen().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_slow_over_one_connection_is_asked_over_several() {
+    let (fake, layer) = (FakeRegistry::start().await, pattern(24 * MIB));
+    fake.throttle(4 << 20);
+    let source = source(&fake, &registry(), &layer).await;
+    let started = Instant::now();
+    assert!(read(&source, 0, Behind::Hungry).await.unwrap() == layer);
+    let took = started.elapsed();
+    // Over one connection it takes six seconds.
+    assert!(took < Duration::from_millis(3500), "{took:?}");
+    let traffic = fake.traffic();
+    assert_eq!(traffic.bytes.load(Ordering::SeqCst), layer.len() as u64, "no byte twice");
+    let connections = traffic.running_max.load(Ordering::SeqCst);
+    assert!((4..=9).contains(&connections), "{connections}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_server_before_a_busy_reader_is_asked_over_one_connection_at_a_time() {
+    let (fake, layer) = (FakeRegistry::start().await, pattern(18 * MIB));
+    fake.throttle(20 << 20);
+    let source = source(&fake, &registry(), &layer).await;
+    assert!(read(&source, 0, Behind::Busy).await.unwrap() == layer);
+    assert!(fake.traffic().running_max.load(Ordering::SeqCst) <= 2, "the next is only asked for early");
+    assert_eq!(fake.seen().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_read_ahead_stays_within_its_bound_while_the_reader_sleeps() {
+    let (fake, layer) = (FakeRegistry::start().await, pattern(64 * MIB));
+    fake.throttle(20 << 20);
+    let registry = registry();
+    let source = source(&fake, &registry, &layer).await;
+    let starved = Starved::default();
+    let mut stream = source.open_ranged(0, &starved).await.unwrap();
+    let mut read = 0;
+    while read < 8 * MIB {
+        let asked = Instant::now();
+        read += stream.next().await.unwrap().unwrap().len();
+        starved.add(asked.elapsed());
+    }
+    assert!(!stream.ahead.is_empty(), "it reads ahead");
+    tokio::time::sleep(Duration::from_millis(800)).await;
+    let held = stream.meter.received.load(Ordering::SeqCst) - read as u64;
+    // One piece a connection may be in hand while its room is waited for.
+    let bound = (READ_AHEAD_MAX + 8 * 512 * 1024) as u64;
+    assert!((1 << 20..=bound).contains(&held), "{held}");
+    assert!(registry.shared.read_ahead.bytes.available_permits() < READ_AHEAD_MAX);
+    drop(stream);
+    for _ in 0..100 {
+        if fake.traffic().running.load(Ordering::SeqCst) == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(fake.traffic().running.load(Ordering::SeqCst), 0, "nothing is left running");
+    let shared = &registry.shared.read_ahead;
+    assert_eq!(
+        (shared.bytes.available_permits(), shared.connections.available_permits()),
+        (READ_AHEAD_MAX, EXTRA_CONNECTIONS_MAX),
+        "all room is given back"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_ignores_ranges_is_read_as_one_stream() {
+    let (fake, layer) = (FakeRegistry::start().await, pattern(20 * MIB));
+    let source = source(&fake, &registry(), &layer).await;
+    fake.trick(Digest::of(&layer).as_str(), 99, Trick::IgnoreRange);
+    assert!(read(&source, 0, Behind::Hungry).await.unwrap() == layer);
+    assert_eq!(fake.seen().len(), 1);
+    assert_eq!(fake.traffic().bytes.load(Ordering::SeqCst), layer.len() as u64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_refuses_ranges_is_asked_for_the_whole() {
+    let (fake, layer) = (FakeRegistry::start().await, pattern(20 * MIB));
+    let source = source(&fake, &registry(), &layer).await;
+    fake.trick(Digest::of(&layer).as_str(), 1, Trick::Answer(416, vec![], Bytes::new()));
+    assert!(read(&source, 0, Behind::Busy).await.unwrap() == layer);
+    assert_eq!(ranges(&fake.seen()), [Some("bytes=0-4194303"), None]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_lies_about_ranges_is_refused_and_nothing_is_spliced() {
+    let layer = pattern(20 * MIB);
+    let lies = [
+        "bytes 0-20971519/20971520", // all of it, it says
+        "bytes 1-4194304/20971520",  // shifted
+        "bytes 0-4194302/20971520",  // short
+        "bytes 0-4194303/20971521",  // of another blob
+        "bytes 0-18446744073709551615/*",
+    ];
+    for lie in lies {
+        let fake = FakeRegistry::start().await;
+        let source = source(&fake, &registry(), &layer).await;
+        fake.trick(Digest::of(&layer).as_str(), 1, Trick::Header("content-range", lie.to_owned()));
+        let error = read(&source, 0, Behind::Hungry).await.unwrap_err();
+        assert_eq!(error.kind(), RuntimeErrorKind::Corrupt, "{lie}");
+    }
+    // The first range was honoured, a later one is not: all of it is no answer to that.
+    let fake = FakeRegistry::start().await;
+    let source = source(&fake, &registry(), &layer).await;
+    let starved = Starved::default();
+    let mut stream = source.open_ranged(0, &starved).await.unwrap();
+    fake.trick(Digest::of(&layer).as_str(), 99, Trick::IgnoreRange);
+    let error = loop {
+        match stream.next().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it came to its end"),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("ignored the range"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_that_breaks_is_taken_up_where_it_broke() {
+    let (fake, layer) = (FakeRegistry::start().await, pattern(20 * MIB));
+    let source = source(&fake, &registry(), &layer).await;
+    let starved = Starved::default();
+    let mut stream = source.open_ranged(0, &starved).await.unwrap();
+    for trick in [Trick::CutAfter(700_000), Trick::StallAfter(100_000), Trick::CutAfter(1)] {
+        fake.trick(Digest::of(&layer).as_str(), 1, trick);
+    }
+    let mut all = Vec::new();
+    while let Some(bytes) = stream.next().await.unwrap() {
+        all.extend_from_slice(&bytes);
+    }
+    assert!(all == layer);
+    let seen = fake.seen();
+    assert_eq!(
+        ranges(&seen),
+        [
+            Some("bytes=0-4194303"),
+            Some("bytes=4194304-"),
+            Some("bytes=4894304-"),
+            Some("bytes=4994304-"),
+            Some("bytes=4994305-"),
+        ]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_breaks_every_part_again_and_again_is_read_to_the_end_or_given_up() {
+    let (fake, layer) = (FakeRegistry::start().await, pattern(20 * MIB));
+    fake.throttle(8 << 20);
+    let source = source(&fake, &registry(), &layer).await;
+    let answer = Trick::Answer(503, vec![("retry-after", "0".to_owned())], Bytes::new());
+    let starved = Starved::default();
+    let mut stream = source.open_ranged(0, &starved).await.unwrap();
+    fake.trick(Digest::of(&layer).as_str(), 3, answer.clone());
+    let mut all = Vec::new();
+    loop {
+        let asked = Instant::now();
+        let Some(bytes) = stream.next().await.unwrap() else { break };
+        starved.add(asked.elapsed());
+        all.extend_from_slice(&bytes);
+    }
+    assert!(all == layer);
+    assert_eq!(fake.traffic().bytes.load(Ordering::SeqCst), layer.len() as u64);
+
+    let mut stream = source.open_ranged(0, &starved).await.unwrap();
+    fake.trick(Digest::of(&layer).as_str(), 999, answer);
+    let error = loop {
+        match stream.next().await {
+            Ok(Some(_)) => starved.add(Duration::from_millis(10)),
+            Ok(None) => panic!("it came to its end"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable, "{error}");
+}

@@ -1,0 +1,227 @@
+//! How many connections one blob is worth: decides, and touches nothing.
+//!
+//! One connection as long as the stage behind has work. When that stage waits for bytes, one connection more at a time,
+//! as long as each makes the blob come faster; when it no longer waits, one fewer.
+
+use std::time::Duration;
+
+/// A blob smaller than this is one plain request.
+pub(crate) const RANGED_MIN: u64 = 16 << 20;
+/// The first range of a larger one, short enough to learn early.
+pub(crate) const RANGE_FIRST: u64 = 4 << 20;
+/// What each further range of a lone connection is longer than the one before.
+const RANGE_GROWTH: u64 = 4;
+/// The longest range of a lone connection: who turns slow in it cannot be helped before its end.
+const RANGE_MAX: u64 = 32 << 20;
+/// A range of one of several connections.
+pub(crate) const PART: u64 = 2 << 20;
+/// With this much left of a range the next one is asked for, so that no round trip shows.
+pub(crate) const LEAD: u64 = 2 << 20;
+/// Most connections for one blob.
+const CONNECTIONS_MAX: usize = 8;
+
+/// How long is looked before something is decided, at least.
+const WINDOW: Duration = Duration::from_millis(50);
+/// Bytes that must have come meanwhile; fewer say nothing about a rate.
+const WINDOW_BYTES: u64 = 128 << 10;
+/// With fewer bytes, a window ends after this.
+const WINDOW_MAX: Duration = Duration::from_secs(1);
+/// The share of a window that the stage behind waits when the network is the slower one.
+const STARVED: f64 = 0.25;
+/// The share below which it has more than enough.
+const SATED: f64 = 0.05;
+/// The share of a connection's due that it must add to stay: `n` connections bring `n / (n - 1)` of what was.
+const GAIN_SHARE: f64 = 0.3;
+/// After a connection that added nothing, none is tried for this long.
+const HOLD: Duration = Duration::from_secs(2);
+
+/// What is known at a moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    /// Time since the blob was begun.
+    pub(crate) at: Duration,
+    /// Bytes that came over all its connections.
+    pub(crate) received: u64,
+    /// Time the stage behind has waited for bytes.
+    pub(crate) starved: Duration,
+    /// Parts of it that have begun to come over further connections, ever.
+    pub(crate) answered: usize,
+    /// There is memory for reading further ahead.
+    pub(crate) has_room: bool,
+}
+
+/// The decisions for one blob.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    connections: usize,
+    /// The next range of a lone connection.
+    range: u64,
+    /// Where the window began.
+    mark: Option<Seen>,
+    /// The rate before the last connection came, while it is on trial.
+    on_trial: Option<f64>,
+    hold_until: Duration,
+    /// So many parts must have begun to come before a rate says something about the newest connection.
+    settled_at: usize,
+}
+
+impl Pace {
+    pub(crate) fn new() -> Self {
+        Self {
+            connections: 1,
+            range: RANGE_FIRST,
+            mark: None,
+            on_trial: None,
+            hold_until: Duration::ZERO,
+            settled_at: 0,
+        }
+    }
+
+    /// How many connections shall read.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections
+    }
+
+    /// How much the next connection asks for.
+    pub(crate) fn next_range(&mut self) -> u64 {
+        if self.connections > 1 {
+            self.range = RANGE_FIRST;
+            return PART;
+        }
+        let range = self.range;
+        self.range = (range * RANGE_GROWTH).min(RANGE_MAX);
+        range
+    }
+
+    /// Looks again. Cheap; to be called whenever bytes came.
+    pub(crate) fn look(&mut self, seen: Seen) {
+        let Some(mark) = self.mark.filter(|_| seen.answered >= self.settled_at) else {
+            // A connection that is still being made says nothing about a rate: it counts from its first byte.
+            self.mark = Some(seen);
+            return;
+        };
+        let (took, bytes) = (seen.at.saturating_sub(mark.at), seen.received - mark.received);
+        if took < WINDOW || (bytes < WINDOW_BYTES && took < WINDOW_MAX) {
+            return;
+        }
+        self.mark = Some(seen);
+        let rate = bytes as f64 / took.as_secs_f64();
+        let share = seen.starved.saturating_sub(mark.starved).as_secs_f64() / took.as_secs_f64();
+        self.decide(rate, share, &seen);
+    }
+
+    fn decide(&mut self, rate: f64, share: f64, seen: &Seen) {
+        let before = self.on_trial.take();
+        if share <= SATED {
+            self.connections = (self.connections - 1).max(1);
+            return;
+        }
+        if share < STARVED {
+            return;
+        }
+        if let Some(before) = before
+            && rate < before * (1.0 + GAIN_SHARE / (self.connections - 1) as f64)
+        {
+            self.connections -= 1;
+            self.hold_until = seen.at + HOLD;
+            return;
+        }
+        if self.connections < CONNECTIONS_MAX && seen.has_room && seen.at >= self.hold_until {
+            self.connections += 1;
+            self.on_trial = Some(rate);
+            self.settled_at = seen.answered + 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plays windows of 100 ms: megabytes received, percent of the time starved; answers the connections after each.
+    fn play(windows: &[(u64, u64)]) -> Vec<usize> {
+        let mut pace = Pace::new();
+        let mut seen = Seen { at: Duration::ZERO, received: 0, starved: Duration::ZERO, answered: 0, has_room: true };
+        pace.look(seen);
+        windows
+            .iter()
+            .map(|(megabytes, percent)| {
+                seen.at += Duration::from_millis(100);
+                seen.received += megabytes << 20;
+                seen.answered += 1;
+                seen.starved += Duration::from_millis(*percent);
+                pace.look(seen);
+                pace.connections()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn connections_follow_what_the_stage_behind_can_use() {
+        for (what, windows, wanted) in [
+            ("busy behind: one is enough", vec![(10, 0), (10, 4), (10, 20), (10, 24)], vec![1, 1, 1, 1]),
+            ("each connection adds its share", vec![(1, 90), (2, 80), (3, 70), (4, 50)], vec![2, 3, 4, 5]),
+            ("until the stage behind is busy", vec![(4, 60), (8, 20), (8, 10), (8, 3)], vec![2, 2, 2, 1]),
+            ("one that adds nothing goes again", vec![(10, 90), (10, 90), (10, 90)], vec![2, 1, 1]),
+            (
+                "the third adds nothing, the second stays",
+                vec![(10, 90), (20, 80), (20, 80), (20, 80)],
+                vec![2, 3, 2, 2],
+            ),
+            (
+                "no more than the bound",
+                vec![(1, 90), (2, 90), (3, 90), (4, 90), (5, 90), (6, 90), (7, 90), (8, 90), (9, 90)],
+                vec![2, 3, 4, 5, 6, 7, 8, 8, 8],
+            ),
+            ("a rate that falls takes the newest away", vec![(4, 90), (1, 90)], vec![2, 1]),
+        ] {
+            assert_eq!(play(&windows), wanted, "{what}");
+        }
+    }
+
+    #[test]
+    fn after_a_vain_try_the_next_comes_only_after_a_while() {
+        let mut windows = vec![(4, 90); 23];
+        windows.extend([(8, 90), (12, 90)]);
+        let connections = play(&windows);
+        assert_eq!(connections[..2], [2, 1]);
+        assert!(connections[2..21].iter().all(|count| *count == 1), "{connections:?}");
+        assert_eq!(connections[21..], [2, 1, 1, 1], "{connections:?}");
+    }
+
+    #[test]
+    fn nothing_is_decided_on_too_little() {
+        let mut pace = Pace::new();
+        let seen = |millis, received, answered, has_room| Seen {
+            at: Duration::from_millis(millis),
+            received,
+            starved: Duration::from_millis(millis),
+            answered,
+            has_room,
+        };
+        for (millis, received, answered, has_room, wanted) in [
+            (0, 0, 0, true, 1),
+            (49, 1 << 20, 0, true, 1),     // too soon
+            (999, 1000, 0, true, 1),       // long enough, too few bytes to know a rate
+            (1000, 1000, 0, true, 2),      // a trickle for a second: another connection may do better
+            (1100, 1 << 20, 0, true, 2),   // the new one has not answered
+            (5000, 2 << 20, 0, true, 2),   // still not
+            (5040, 40 << 20, 1, true, 2),  // its window begins with its answer
+            (5100, 90 << 20, 2, false, 2), // it helps, and there is no room for more
+        ] {
+            pace.look(seen(millis, received, answered, has_room));
+            assert_eq!(pace.connections(), wanted, "at {millis} ms");
+        }
+    }
+
+    #[test]
+    fn ranges_grow_while_one_connection_is_enough_and_are_short_while_several_read() {
+        let mut pace = Pace::new();
+        let ranges: Vec<u64> = (0..4).map(|_| pace.next_range()).collect();
+        assert_eq!(ranges, [RANGE_FIRST, 4 * RANGE_FIRST, RANGE_MAX, RANGE_MAX]);
+        pace.connections = 2;
+        assert_eq!(pace.next_range(), PART);
+        pace.connections = 1;
+        assert_eq!(pace.next_range(), RANGE_FIRST, "trust begins anew");
+    }
+}

@@ -1,0 +1,339 @@
+//! Where a request goes: an origin that credentials are bound to, and a path on it.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+};
+
+use http::Uri;
+
+/// Longest URL that is followed.
+const URL_BYTES_MAX: usize = 16 << 10;
+
+/// Scheme, host and port. What was given for one is never shown to another.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Origin {
+    is_https: bool,
+    /// In lower case; IPv6 in brackets.
+    host: String,
+    port: u16,
+}
+
+/// An absolute URL without user, password and fragment.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) origin: Origin,
+    pub(crate) path_and_query: String,
+}
+
+impl Origin {
+    pub(crate) fn is_https(&self) -> bool {
+        self.is_https
+    }
+
+    /// Host, and port where it is not the scheme's own: what a message calls it.
+    pub(crate) fn authority(&self) -> String {
+        if self.has_default_port() { self.host.clone() } else { format!("{}:{}", self.host, self.port) }
+    }
+
+    fn has_default_port(&self) -> bool {
+        self.port == if self.is_https { 443 } else { 80 }
+    }
+
+    /// Same host and port, whatever the scheme.
+    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
+        self.host == other.host && (self.port == other.port || (self.has_default_port() && other.has_default_port()))
+    }
+
+    pub(crate) fn is_same_host(&self, other: &Self) -> bool {
+        self.host == other.host
+    }
+
+    pub(crate) fn is_loopback(&self) -> bool {
+        match host_kind(&self.host) {
+            HostKind::Address(address) => address.is_loopback(),
+            HostKind::Localhost => true,
+            HostKind::Name | HostKind::OddAddress => false,
+        }
+    }
+
+    /// Whether it names, as a literal, a place that only this machine or its network can reach.
+    pub(crate) fn is_internal(&self) -> bool {
+        match host_kind(&self.host) {
+            HostKind::Address(IpAddr::V4(address)) => is_internal_v4(address),
+            HostKind::Address(IpAddr::V6(address)) => is_internal_v6(address),
+            HostKind::Localhost | HostKind::OddAddress => true,
+            HostKind::Name => false,
+        }
+    }
+
+    /// Whether `HOST[:PORT]` is this machine.
+    pub(crate) fn is_loopback_authority(authority: &str) -> bool {
+        Target::parse(&format!("http://{authority}")).is_ok_and(|target| target.origin.is_loopback())
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", if self.is_https { "https" } else { "http" }, self.authority())
+    }
+}
+
+impl Target {
+    /// Reads an absolute URL of `http` or `https`. The complaint does not repeat it.
+    pub(crate) fn parse(url: &str) -> Result<Self, String> {
+        let url = plain(url)?;
+        let uri = Uri::from_str(&url).map_err(|_| "not a URL".to_owned())?;
+        let is_https = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err("not an http or https URL".to_owned()),
+        };
+        let host = uri.host().filter(|host| !host.is_empty()).ok_or("a URL without a host")?.to_ascii_lowercase();
+        let place = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+        let place = place.rsplit('@').next().unwrap_or_default();
+        let port = match place.get(host.len()..).unwrap_or_default() {
+            "" | ":" => {
+                if is_https {
+                    443
+                } else {
+                    80
+                }
+            }
+            text => text.trim_start_matches(':').parse().map_err(|_| "a URL with a bad port")?,
+        };
+        let path_and_query = uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str).to_owned();
+        Ok(Self { origin: Origin { is_https, host, port }, path_and_query })
+    }
+
+    /// Where a `Location` that came from here leads.
+    pub(crate) fn join(&self, location: &str) -> Result<Self, String> {
+        let location = plain(location.trim())?;
+        let scheme_end =
+            location.find(|character: char| !(character.is_ascii_alphanumeric() || "+-.".contains(character)));
+        if scheme_end.is_some_and(|end| end > 0 && location[end..].starts_with(':')) {
+            return Self::parse(&location);
+        }
+        let scheme = if self.origin.is_https { "https" } else { "http" };
+        if location.starts_with("//") {
+            return Self::parse(&format!("{scheme}:{location}"));
+        }
+        let path = self.path();
+        let joined = match location.as_bytes().first() {
+            Some(b'/') => without_dots(&location),
+            Some(b'?') => format!("{path}{location}"),
+            Some(_) => without_dots(&format!("{}/{location}", path.rsplit_once('/').map_or("", |(base, _)| base))),
+            None => return Err("an empty URL".to_owned()),
+        };
+        Self::parse(&format!("{}{joined}", self.origin))
+    }
+
+    /// The path without the query.
+    pub(crate) fn path(&self) -> &str {
+        self.path_and_query.split('?').next().unwrap_or_default()
+    }
+
+    /// The same with more in its query.
+    pub(crate) fn with_query(mut self, query: &str) -> Self {
+        self.path_and_query.push(if self.path_and_query.contains('?') { '&' } else { '?' });
+        self.path_and_query.push_str(query);
+        self
+    }
+
+    pub(crate) fn uri(&self) -> Result<Uri, http::Error> {
+        let scheme = if self.origin.is_https { "https" } else { "http" };
+        let authority = self.origin.authority();
+        Uri::builder().scheme(scheme).authority(authority).path_and_query(self.path_and_query.as_str()).build()
+    }
+}
+
+/// Without the query, which may be a signature.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.origin, self.path())
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Target({self})")
+    }
+}
+
+/// Without fragment, and with whatever is no URL character escaped. Control characters are refused.
+fn plain(url: &str) -> Result<String, String> {
+    if url.len() > URL_BYTES_MAX {
+        return Err("a URL that is too long".to_owned());
+    }
+    if url.chars().any(char::is_control) || url.contains('\\') {
+        return Err("a URL with forbidden characters".to_owned());
+    }
+    let url = url.split('#').next().unwrap_or_default();
+    let mut escaped = String::with_capacity(url.len());
+    for byte in url.bytes() {
+        match byte {
+            b' ' | b'"' | b'<' | b'>' | b'`' | b'{' | b'|' | b'}' | b'^' | 0x80.. => {
+                escaped.push_str(percent_encoding::percent_encode_byte(byte));
+            }
+            _ => escaped.push(char::from(byte)),
+        }
+    }
+    Ok(escaped)
+}
+
+fn without_dots(path_and_query: &str) -> String {
+    let (path, query) = match path_and_query.split_once('?') {
+        Some((path, query)) => (path, Some(query)),
+        None => (path_and_query, None),
+    };
+    let mut kept: Vec<&str> = Vec::new();
+    let mut segments = path.split('/').skip(1).peekable();
+    while let Some(segment) = segments.next() {
+        let is_last = segments.peek().is_none();
+        match segment {
+            "." | ".." => {
+                if segment == ".." {
+                    kept.pop();
+                }
+                if is_last {
+                    kept.push("");
+                }
+            }
+            other => kept.push(other),
+        }
+    }
+    let path = format!("/{}", kept.join("/"));
+    query.map_or(path.clone(), |query| format!("{path}?{query}"))
+}
+
+enum HostKind {
+    Address(IpAddr),
+    /// An address in a spelling that resolvers take, such as `127.1` or `0x7f000001`.
+    OddAddress,
+    Localhost,
+    Name,
+}
+
+fn host_kind(host: &str) -> HostKind {
+    let host = host.trim_end_matches('.');
+    if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        return inner.parse::<Ipv6Addr>().map_or(HostKind::OddAddress, |address| {
+            HostKind::Address(address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4))
+        });
+    }
+    if let Ok(address) = host.parse::<Ipv4Addr>() {
+        return HostKind::Address(IpAddr::V4(address));
+    }
+    let last = host.rsplit('.').next().unwrap_or_default();
+    let is_number = last.strip_prefix("0x").is_some_and(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        || (!last.is_empty() && last.bytes().all(|byte| byte.is_ascii_digit()));
+    if is_number {
+        return HostKind::OddAddress;
+    }
+    if last == "localhost" { HostKind::Localhost } else { HostKind::Name }
+}
+
+fn is_internal_v4(address: Ipv4Addr) -> bool {
+    let [first, second, ..] = address.octets();
+    first == 0
+        || address.is_loopback()
+        || address.is_private()
+        || address.is_link_local()
+        || address.is_multicast()
+        || address.is_broadcast()
+        || (first == 100 && (64..128).contains(&second))
+}
+
+fn is_internal_v6(address: Ipv6Addr) -> bool {
+    address.is_loopback()
+        || address.is_unspecified()
+        || address.is_unique_local()
+        || address.is_unicast_link_local()
+        || address.is_multicast()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(url: &str) -> Target {
+        Target::parse(url).expect(url)
+    }
+
+    #[test]
+    fn a_url_is_an_origin_and_a_path() {
+        for (url, origin, path) in [
+            ("https://Example.COM", "https://example.com", "/"),
+            ("https://example.com:443/a?b=c#d", "https://example.com", "/a?b=c"),
+            ("http://example.com:443/", "http://example.com:443", "/"),
+            ("https://user:pw@example.com:5000/x", "https://example.com:5000", "/x"),
+            ("http://[::1]:5000/x y", "http://[::1]:5000", "/x%20y"),
+        ] {
+            let target = target(url);
+            assert_eq!((target.origin.to_string().as_str(), target.path_and_query.as_str()), (origin, path), "{url}");
+            let uri = target.uri().unwrap().to_string();
+            assert!(!uri.contains('@'), "{uri}");
+        }
+        let long = format!("https://a/{}", "x".repeat(20_000));
+        for url in
+            ["", "/x", "example.com", "file:///etc", "ftp://a", "https://", "https://a:99999/", "http://a\nb", &long]
+        {
+            assert!(Target::parse(url).is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_message_shows_no_query() {
+        assert_eq!(format!("{0} {0:?}", target("https://a/b?sig=x")), "https://a/b Target(https://a/b)");
+    }
+
+    #[test]
+    fn locations_are_joined_to_where_they_came_from() {
+        let base = target("https://a.example:5000/v2/x/blobs/y?z=1");
+        for (location, joined) in [
+            ("https://b.example/c?d#e", "https://b.example/c?d"),
+            ("//b.example/c", "https://b.example/c"),
+            ("/c/./d/../e?f=/../g", "https://a.example:5000/c/e?f=/../g"),
+            ("c", "https://a.example:5000/v2/x/blobs/c"),
+            ("../c/", "https://a.example:5000/v2/x/c/"),
+            ("../../../../..", "https://a.example:5000/"),
+            ("?c", "https://a.example:5000/v2/x/blobs/y?c"),
+            ("/a:b", "https://a.example:5000/a:b"),
+        ] {
+            let found = base.join(location).expect(location);
+            assert_eq!(format!("{}{}", found.origin, found.path_and_query), joined, "{location}");
+        }
+        for location in ["file:///etc/passwd", "data:x", "", "http://", "/\u{0}"] {
+            assert!(base.join(location).is_err(), "{location}");
+        }
+    }
+
+    #[test]
+    fn places_inside_are_told_from_those_outside() {
+        for (host, internal, loopback) in [
+            ("127.0.0.1", true, true),
+            ("127.9.9.9:5000", true, true),
+            ("localhost:5000", true, true),
+            ("x.localhost", true, true),
+            ("[::1]", true, true),
+            ("[::ffff:127.0.0.1]", true, true),
+            ("127.1", true, false),
+            ("0x7f000001", true, false),
+            ("2130706433", true, false),
+            ("0.0.0.0", true, false),
+            ("10.1.2.3", true, false),
+            ("169.254.169.254", true, false),
+            ("100.64.0.1", true, false),
+            ("[fe80::1]", true, false),
+            ("[fd00::1]", true, false),
+            ("8.8.8.8", false, false),
+            ("[2001:4860:4860::8888]", false, false),
+            ("auth.docker.io", false, false),
+            ("localhost.example", false, false),
+        ] {
+            let origin = target(&format!("https://{host}/")).origin;
+            assert_eq!((origin.is_internal(), origin.is_loopback()), (internal, loopback), "{host}");
+        }
+    }
+}

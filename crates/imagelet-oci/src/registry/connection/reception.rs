@@ -1,0 +1,241 @@
+//! What one pull receives from the network: how long no byte came over any of its connections, and how fast they come.
+//!
+//! Only time counts in which a request of the pull waits for the network. Time in which layers are unpacked, wait for a
+//! place or for a registry that asked to be asked later is not the network's.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::{Instant, timeout_at};
+
+/// Below which rate a pull trickles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trickle {
+    /// Bytes a second, over all connections of the pull.
+    pub bytes_per_second: u64,
+    /// Over this time of waiting for the network.
+    pub window: Duration,
+}
+
+/// What the network brought to one pull. Its connections share it.
+#[derive(Debug)]
+pub(crate) struct Reception {
+    /// The longest time without a byte; `None`: each connection's own limit is all there is.
+    silence_max: Option<Duration>,
+    trickle: Option<Trickle>,
+    state: Mutex<Received>,
+}
+
+/// Why a wait ended without a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Silent {
+    /// This connection brought nothing for this long.
+    Connection(Duration),
+    /// No connection of the pull did, for this long.
+    Pull(Duration),
+}
+
+#[derive(Clone, Debug)]
+struct Received {
+    /// Requests that wait for the network.
+    waits: usize,
+    /// Up to when the time of waiting is counted.
+    counted: Instant,
+    silent: Duration,
+    /// Of the window that runs.
+    waited: Duration,
+    bytes: u64,
+    /// By the last window that ended.
+    trickles: bool,
+}
+
+/// Counts as waiting for the network until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Waiting<'a>(&'a Reception);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.pass(Instant::now());
+        state.waits = state.waits.saturating_sub(1);
+    }
+}
+
+impl Reception {
+    pub(crate) fn new(silence_max: Option<Duration>, trickle: Option<Trickle>) -> Self {
+        Self { silence_max, trickle, state: Mutex::new(Received::new(Instant::now())) }
+    }
+
+    /// Bytes came: of a body, or the head of an answer.
+    pub(crate) fn heard(&self, bytes: u64) {
+        self.lock().heard(bytes, self.trickle, Instant::now());
+    }
+
+    /// Whether the pull came slower than it may while others wait, and has had this much time, at least a window.
+    pub(crate) fn trickles_for(&self, time: Duration) -> bool {
+        self.trickle.is_some_and(|trickle| time >= trickle.window) && self.lock().trickles
+    }
+
+    /// The caller waits for the network.
+    pub(crate) fn waiting(&self) -> Waiting<'_> {
+        let mut state = self.lock();
+        state.pass(Instant::now());
+        state.waits += 1;
+        Waiting(self)
+    }
+
+    /// Waits for what the network brings, at most this long for this connection and no longer than the pull may be silent.
+    pub(crate) async fn within<F: Future>(&self, limit: Duration, future: F) -> Result<F::Output, Silent> {
+        let mut future = pin!(future);
+        let _waiting = self.waiting();
+        let given_up = Instant::now() + limit;
+        loop {
+            let ends = self.ends(Instant::now());
+            let until = ends.map_or(given_up, |ends| ends.min(given_up));
+            if let Ok(output) = timeout_at(until, &mut future).await {
+                return Ok(output);
+            }
+            let now = Instant::now();
+            match (self.ends(now), self.silence_max) {
+                (Some(ends), Some(silence_max)) if now >= ends => return Err(Silent::Pull(silence_max)),
+                _ if now >= given_up => return Err(Silent::Connection(limit)),
+                // Another connection of the pull brought bytes meanwhile.
+                _ => {}
+            }
+        }
+    }
+
+    /// When the pull has been silent for too long, if no byte comes until then.
+    fn ends(&self, now: Instant) -> Option<Instant> {
+        let silence_max = self.silence_max?;
+        let mut state = self.lock();
+        state.pass(now);
+        Some(now + silence_max.saturating_sub(state.silent))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Received> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Received {
+    fn new(now: Instant) -> Self {
+        Self { waits: 0, counted: now, silent: Duration::ZERO, waited: Duration::ZERO, bytes: 0, trickles: false }
+    }
+
+    /// Counts the time since the last look, once however many requests wait.
+    fn pass(&mut self, now: Instant) {
+        if self.waits > 0 {
+            let passed = now.saturating_duration_since(self.counted);
+            self.silent += passed;
+            self.waited += passed;
+        }
+        self.counted = now;
+    }
+
+    fn heard(&mut self, bytes: u64, trickle: Option<Trickle>, now: Instant) {
+        self.pass(now);
+        self.silent = Duration::ZERO;
+        self.bytes = self.bytes.saturating_add(bytes);
+        let Some(Trickle { bytes_per_second, window }) = trickle else { return };
+        if self.waited >= window {
+            self.trickles = (self.bytes as f64) < bytes_per_second as f64 * self.waited.as_secs_f64();
+            (self.bytes, self.waited) = (0, Duration::ZERO);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, sync::Arc};
+
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    const CONNECTION: Duration = Duration::from_secs(20);
+    const PULL: Duration = Duration::from_mins(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_ends_after_its_limit_and_the_pull_after_its_own_however_often_it_asks_anew() {
+        let reception = Reception::new(Some(PULL), None);
+        let began = Instant::now();
+        for seconds in [20, 40] {
+            assert_eq!(reception.within(CONNECTION, pending::<()>()).await, Err(Silent::Connection(CONNECTION)));
+            assert_eq!(began.elapsed().as_secs(), seconds);
+        }
+        sleep(Duration::from_secs(7)).await;
+        // A pause that is the registry's or ours does not count, and the third wait ends both.
+        assert_eq!(reception.within(CONNECTION, pending::<()>()).await, Err(Silent::Pull(PULL)));
+        assert_eq!(began.elapsed().as_secs(), 67);
+        assert_eq!(
+            reception.within(CONNECTION, pending::<()>()).await,
+            Err(Silent::Pull(PULL)),
+            "and so do all others"
+        );
+        assert_eq!(reception.within(CONNECTION, async { 7 }).await, Ok(7), "what is there already is taken");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_byte_anywhere_is_enough_for_the_pull_and_not_for_another_connection() {
+        let reception = Arc::new(Reception::new(Some(PULL), None));
+        let began = Instant::now();
+        let silent = {
+            let reception = Arc::clone(&reception);
+            tokio::spawn(async move { (reception.within(CONNECTION * 9, pending::<()>()).await, began.elapsed()) })
+        };
+        for _ in 0..5 {
+            assert_eq!(reception.within(CONNECTION, sleep(Duration::from_secs(19))).await, Ok(()));
+            reception.heard(1);
+        }
+        // 95 s in which a byte came each 19 s; then no more.
+        assert_eq!(silent.await.unwrap(), (Err(Silent::Pull(PULL)), Duration::from_secs(155)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_which_nothing_is_read_does_not_count() {
+        let reception = Reception::new(Some(PULL), Some(Trickle { bytes_per_second: 1 << 30, window: PULL }));
+        for _ in 0..100 {
+            assert_eq!(reception.within(CONNECTION, sleep(Duration::from_millis(10))).await, Ok(()));
+            reception.heard(1);
+            // The disk takes its time.
+            sleep(Duration::from_secs(50)).await;
+        }
+        assert!(!reception.trickles_for(PULL), "it was not the network");
+        let without = Reception::new(None, None);
+        assert_eq!(without.within(CONNECTION, pending::<()>()).await, Err(Silent::Connection(CONNECTION)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_trickles_by_its_bytes_over_the_window_and_not_by_how_often_they_come() {
+        let trickle = Trickle { bytes_per_second: 16 << 10, window: PULL };
+        for (what, every, bytes, trickles) in [
+            ("a byte now and then", 10_000, 1, true),
+            ("many ticks of one byte", 10, 1, true),
+            ("just below", 1_000, (16 << 10) - 1, true),
+            ("just enough", 1_000, 16 << 10, false),
+            ("a burst each 15 s that is enough", 15_000, 16 << 14, false),
+        ] {
+            let reception = Reception::new(None, Some(trickle));
+            let began = Instant::now();
+            while began.elapsed() < PULL {
+                assert!(!reception.trickles_for(PULL), "{what}: not before the window ends");
+                let waiting = reception.waiting();
+                advance(Duration::from_millis(every)).await;
+                drop(waiting);
+                reception.heard(bytes);
+            }
+            assert_eq!(reception.trickles_for(PULL), trickles, "{what}");
+            // A window that is fast again clears it.
+            let waiting = reception.waiting();
+            advance(PULL).await;
+            drop(waiting);
+            reception.heard(1 << 30);
+            assert!(!reception.trickles_for(PULL), "{what}");
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! HTTP clients, one for each way of speaking TLS.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use imagelet_core::runtime::RuntimeError;
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_name,
+    },
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
+    server::ParsedCertificate,
+};
+
+use tokio::sync::OnceCell;
+
+use crate::registry::hosts::TlsSettings;
+
+/// Most clients that are kept; configuration that changes often starts over.
+const CLIENTS_MAX: usize = 64;
+/// Most bytes a connection reads ahead, and the longest head of an answer.
+const READ_AHEAD_MAX: usize = 128 << 10;
+/// Connections to one host that wait for their next request: as many as layers are fetched at once.
+const IDLE_MAX: usize = 8;
+const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// Makes clients and keeps them, with their connections.
+pub(crate) struct Clients {
+    provider: Arc<CryptoProvider>,
+    /// The system's certificate authorities, read when somebody first speaks TLS: a node with a registry on loopback
+    /// and a command that asks no registry need neither the time nor the memory.
+    roots: OnceCell<RootCertStore>,
+    connect_timeout: Duration,
+    /// For plain HTTP; it trusts nobody's certificate.
+    plain: OnceLock<HttpClient>,
+    made: Mutex<HashMap<TlsSettings, HttpClient>>,
+}
+
+impl Clients {
+    /// No client yet.
+    pub(crate) fn new(connect_timeout: Duration) -> Self {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let (roots, plain) = (OnceCell::new(), OnceLock::new());
+        Self { provider, roots, connect_timeout, plain, made: Mutex::default() }
+    }
+
+    /// The client for plain HTTP.
+    pub(crate) fn plain(&self) -> Result<HttpClient, RuntimeError> {
+        if let Some(client) = self.plain.get() {
+            return Ok(client.clone());
+        }
+        let client = self.make(self.tls_config(RootCertStore::empty(), &TlsSettings::default())?);
+        Ok(self.plain.get_or_init(|| client).clone())
+    }
+
+    /// The client for some settings. Without authorities of the system, only hosts with their own can be reached.
+    pub(crate) async fn secure(&self, settings: &TlsSettings) -> Result<HttpClient, RuntimeError> {
+        if let Some(client) = self.lock().get(settings) {
+            return Ok(client.clone());
+        }
+        let roots = self.roots.get_or_try_init(|| tokio::task::spawn_blocking(system_roots)).await;
+        let roots = roots.map_err(|error| RuntimeError::defect("a thread ended early").caused_by(error))?;
+        let client = self.make(self.tls_config(roots.clone(), settings)?);
+        let mut made = self.lock();
+        if made.len() >= CLIENTS_MAX {
+            made.clear();
+        }
+        Ok(made.entry(settings.clone()).or_insert(client).clone())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<TlsSettings, HttpClient>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn make(&self, tls: ClientConfig) -> HttpClient {
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_nodelay(true);
+        http.set_keepalive(Some(KEEPALIVE));
+        http.set_connect_timeout(Some(self.connect_timeout));
+        let https =
+            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().wrap_connector(http);
+        Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_max_idle_per_host(IDLE_MAX)
+            .http1_max_buf_size(READ_AHEAD_MAX)
+            .build(https)
+    }
+
+    fn tls_config(&self, mut roots: RootCertStore, settings: &TlsSettings) -> Result<ClientConfig, RuntimeError> {
+        let unusable =
+            |what: &str| RuntimeError::other(format!("the {what} in the registry configuration cannot be used"));
+        let mut named = Vec::new();
+        for pem in &settings.authorities {
+            for certificate in CertificateDer::pem_slice_iter(pem) {
+                let certificate = certificate.map_err(|error| unusable("`ca`").caused_by(error))?;
+                roots.add(certificate.clone()).map_err(|error| unusable("`ca`").caused_by(error))?;
+                named.push(certificate);
+            }
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| RuntimeError::other("TLS cannot be set up").caused_by(error))?;
+        let builder = if settings.skip_verify {
+            let verifier = AnyCertificate { provider: Arc::clone(&self.provider) };
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+        } else if named.is_empty() {
+            builder.with_root_certificates(roots)
+        } else {
+            let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&self.provider));
+            let webpki = webpki.build().map_err(|error| unusable("`ca`").caused_by(error))?;
+            let verifier = NamedCertificates { webpki, named };
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+        };
+        let Some(identity) = &settings.identity else { return Ok(builder.with_no_client_auth()) };
+        // The causes are left out: they could quote the key.
+        let chain = CertificateDer::pem_slice_iter(&identity.chain)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|_| unusable("`client` certificate"))?;
+        let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(|_| unusable("`client` key"))?;
+        builder.with_client_auth_cert(chain, key).map_err(|_| unusable("`client` certificate and key"))
+    }
+}
+
+fn system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    if added == 0 {
+        tracing::warn!("the system has no certificate authorities; registries cannot be reached over HTTPS");
+    }
+    roots
+}
+
+impl fmt::Debug for Clients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Clients").field("made", &self.lock().len()).finish_non_exhaustive()
+    }
+}
+
+/// The authorities of the system and of a configuration, and the very certificates that the configuration names.
+///
+/// A server that signed its own certificate shows one that says it is an authority. Webpki refuses an authority as a
+/// server; where that very certificate is named as `ca`, there is nothing left to prove but its names.
+#[derive(Debug)]
+struct NamedCertificates {
+    webpki: Arc<WebPkiServerVerifier>,
+    named: Vec<CertificateDer<'static>>,
+}
+
+impl NamedCertificates {
+    /// Whether webpki refused only that an authority is the server. It looks at the time before that.
+    fn is_authority_as_server(error: &rustls::Error) -> bool {
+        let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
+        matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
+    }
+}
+
+impl ServerCertVerifier for NamedCertificates {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        match self.webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            Err(error) if Self::is_authority_as_server(&error) && self.named.contains(end_entity) => {
+                verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.webpki.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.webpki.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.webpki.supported_verify_schemes()
+    }
+}
+
+/// What `skip_verify` asks for: whoever answers is taken at their word, though they must hold the key they show.
+#[derive(Debug)]
+struct AnyCertificate {
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

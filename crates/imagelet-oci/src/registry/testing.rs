@@ -1,0 +1,20 @@
+//! Reads challenges by themselves, for fuzzers.
+
+use std::error::Error;
+
+use http::{HeaderMap, HeaderValue, header};
+
+use super::auth::challenge;
+
+/// A scheme with its parameters.
+pub(crate) type Plain = (String, Vec<(String, String)>);
+
+/// What an answer with these headers asks for.
+pub(crate) fn challenges(values: &[HeaderValue]) -> Result<Vec<Plain>, Box<dyn Error>> {
+    let mut headers = HeaderMap::new();
+    for value in values {
+        headers.append(header::WWW_AUTHENTICATE, value.clone());
+    }
+    let found = challenge::challenges(&headers)?;
+    Ok(found.into_iter().map(|challenge| (challenge.scheme.clone(), challenge.parameters().to_vec())).collect())
+}

@@ -1,0 +1,190 @@
+//! What strangers are shown: no password, token or certificate, wherever a registry, a redirect or a challenge sends.
+
+use std::{path::Path, time::Duration};
+
+use imagelet_core::{
+    credentials::{Credential, CredentialKind, Secret},
+    image::Platform,
+    runtime::{RuntimeError, RuntimeErrorKind},
+};
+
+use super::fake::{FakeRegistry, Guard, Seen, Trick};
+use crate::registry::{Registry, RegistryConfig, Resolved};
+
+/// `Basic` for `user` and `hunter2pass`.
+const SHOWN: &str = "Basic dXNlcjpodW50ZXIycGFzcw==";
+
+/// A client that finds `settings` as the `hosts.toml` of the registry, and in `folder` the files these name.
+fn configured(folder: &Path, fake: &FakeRegistry, settings: &str) -> Registry {
+    let own = folder.join(fake.address.to_string());
+    std::fs::create_dir_all(&own).unwrap();
+    std::fs::write(own.join("hosts.toml"), settings).unwrap();
+    let config = RegistryConfig {
+        hosts_dirs: vec![folder.to_owned()],
+        header_timeout: Duration::from_secs(10),
+        retries: 0,
+        ..RegistryConfig::default()
+    };
+    Registry::new(config).unwrap()
+}
+
+fn password() -> Credential {
+    Credential::basic("", "user", Secret::new("hunter2pass"))
+}
+
+async fn resolve(
+    registry: &Registry,
+    fake: &FakeRegistry,
+    credential: Option<&Credential>,
+) -> Result<Resolved, RuntimeError> {
+    let platform: Platform = "linux/amd64".parse().unwrap();
+    registry.resolve(&fake.reference("team/app:v1"), credential, &platform).await
+}
+
+async fn layer(registry: &Registry, resolved: &Resolved) -> Result<Vec<u8>, RuntimeError> {
+    let mut stream = registry.open_blob(&resolved.session, &resolved.manifest.layers[0], 0).await?;
+    let mut bytes = Vec::new();
+    while let Some(chunk) = stream.next().await? {
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+fn sent_on(to: String) -> Trick {
+    Trick::Answer(307, vec![("location", to)], "".into())
+}
+
+fn shown(seen: &[Seen]) -> Vec<Option<&str>> {
+    seen.iter().map(|seen| seen.authorization.as_deref()).collect()
+}
+
+/// Every secret that came in, by header or form.
+fn secrets_of(fake: &FakeRegistry) -> Vec<String> {
+    let carries =
+        |seen: &Seen| seen.authorization.clone().or_else(|| Some(seen.body.clone()).filter(|it| !it.is_empty()));
+    fake.seen().iter().filter_map(carries).collect()
+}
+
+#[tokio::test]
+async fn a_token_service_that_a_redirect_target_names_is_never_shown_the_password() {
+    let (fake, storage) = (FakeRegistry::start().await, FakeRegistry::start().await);
+    let (thief, authority) = FakeRegistry::start_encrypted().await;
+    fake.put_image("v1", &[b"layer"]);
+    fake.guard(Guard::Basic("user", "hunter2pass"));
+    thief.guard(Guard::Bearer { shown: None, form: None, realm: None });
+    // It is trusted and speaks HTTPS: as the registry's own token service it would be shown the password.
+    let realm = Some(format!("https://{}/token", thief.address));
+    storage.guard(Guard::Bearer { shown: None, form: None, realm });
+    let folder = tempfile::tempdir().unwrap();
+    let settings = format!("server = \"http://{}\"\nca = \"ca.pem\"\n", fake.address);
+    let registry = configured(folder.path(), &fake, &settings);
+    std::fs::write(folder.path().join(fake.address.to_string()).join("ca.pem"), authority).unwrap();
+    let resolved = resolve(&registry, &fake, None).await;
+    assert_eq!(resolved.unwrap_err().kind(), RuntimeErrorKind::Denied, "the registry wants the password");
+    // One that has shown it at the registry, and one that has not yet.
+    let resolved = resolve(&registry, &fake, Some(&password())).await.unwrap();
+    let digest = resolved.manifest.layers[0].digest.clone();
+    fake.trick(digest.as_str(), 9, sent_on(format!("http://{}/blobs/{digest}", storage.address)));
+    let error = layer(&registry, &resolved).await.unwrap_err();
+    assert_eq!(error.kind(), RuntimeErrorKind::Denied, "{}", error.chain());
+    fake.guard(Guard::Open);
+    let resolved = resolve(&registry, &fake, Some(&password())).await.unwrap();
+    layer(&registry, &resolved).await.unwrap_err();
+    assert_eq!(shown(&storage.seen()), [None, None]);
+    assert_eq!(thief.seen(), [], "a stranger's challenge was answered");
+}
+
+#[tokio::test]
+async fn a_password_and_an_identity_token_stay_away_from_a_plain_token_service_elsewhere() {
+    let identity = CredentialKind::IdentityToken(Secret::new("refresh/me"));
+    let identity = Credential { kind: identity, server_address: String::new() };
+    for credential in [password(), identity] {
+        let (fake, thief) = (FakeRegistry::start().await, FakeRegistry::start().await);
+        fake.put_image("v1", &[b"layer"]);
+        let realm = Some(format!("http://{}/token", thief.address));
+        fake.guard(Guard::Bearer { shown: None, form: None, realm });
+        thief.guard(Guard::Bearer { shown: Some(SHOWN.to_owned()), form: None, realm: None });
+        let folder = tempfile::tempdir().unwrap();
+        let registry = configured(folder.path(), &fake, "");
+        let error = resolve(&registry, &fake, Some(&credential)).await.unwrap_err();
+        assert_eq!(error.kind(), RuntimeErrorKind::Denied);
+        let (text, service) = (error.chain(), format!("http://{}", thief.address));
+        assert!(text.contains(&service) && text.contains("not encrypted"), "{text}");
+        assert!(error.hint().unwrap().contains("over HTTPS"), "{text}");
+        assert_eq!(secrets_of(&thief), [""; 0]);
+        // What is open to all is pulled all the same, without the credential.
+        thief.guard(Guard::Bearer { shown: None, form: None, realm: None });
+        resolve(&registry, &fake, Some(&credential)).await.unwrap();
+        assert_eq!(secrets_of(&thief), [""; 0]);
+        // A token for all may open less than the credential would; that it was not shown is said then as well.
+        fake.expire_tokens();
+        let error = resolve(&registry, &fake, Some(&credential)).await.unwrap_err();
+        assert!(error.chain().contains(&service), "{}", error.chain());
+    }
+}
+
+#[tokio::test]
+async fn a_layer_asked_for_over_https_is_not_taken_from_a_plain_address() {
+    let (fake, authority) = FakeRegistry::start_encrypted().await;
+    let storage = FakeRegistry::start().await;
+    fake.put_image("v1", &[b"layer"]);
+    storage.put_blob(&b"layer"[..]);
+    let folder = tempfile::tempdir().unwrap();
+    let settings = format!("server = \"https://{}\"\nca = \"ca.pem\"\n", fake.address);
+    let registry = configured(folder.path(), &fake, &settings);
+    std::fs::write(folder.path().join(fake.address.to_string()).join("ca.pem"), authority).unwrap();
+    let resolved = resolve(&registry, &fake, None).await.unwrap();
+    let digest = resolved.manifest.layers[0].digest.clone();
+    fake.trick(digest.as_str(), 9, sent_on(format!("http://{}/v2/x/blobs/{digest}", storage.address)));
+    let error = layer(&registry, &resolved).await.unwrap_err();
+    assert!(error.chain().contains("not encrypted"), "{}", error.chain());
+    assert_eq!(storage.seen(), [], "what was fetched could be read and followed on the way");
+}
+
+#[tokio::test]
+async fn the_nodes_client_certificate_is_shown_to_its_registry_and_to_no_stranger() {
+    let made = rcgen::generate_simple_self_signed(["node".to_owned()]).unwrap();
+    let certificate = || Some(made.cert.der().clone());
+    let (fake, authority) = FakeRegistry::start_asking_for(certificate()).await;
+    let (storage, storage_authority) = FakeRegistry::start_asking_for(certificate()).await;
+    let (tokens, tokens_authority) = FakeRegistry::start_asking_for(certificate()).await;
+    fake.put_image("v1", &[b"layer"]);
+    storage.put_blob(&b"layer"[..]);
+    tokens.guard(Guard::Bearer { shown: None, form: None, realm: None });
+    fake.guard(Guard::Bearer { shown: None, form: None, realm: Some(format!("https://{}/token", tokens.address)) });
+    let folder = tempfile::tempdir().unwrap();
+    let settings =
+        format!("server = \"https://{}\"\nca = \"ca.pem\"\nclient = [[\"node.pem\", \"node.key\"]]\n", fake.address);
+    let registry = configured(folder.path(), &fake, &settings);
+    let own = folder.path().join(fake.address.to_string());
+    std::fs::write(own.join("ca.pem"), [authority, storage_authority, tokens_authority].concat()).unwrap();
+    std::fs::write(own.join("node.pem"), made.cert.pem()).unwrap();
+    std::fs::write(own.join("node.key"), made.signing_key.serialize_pem()).unwrap();
+    let resolved = resolve(&registry, &fake, None).await.unwrap();
+    let digest = resolved.manifest.layers[0].digest.clone();
+    fake.trick(digest.as_str(), 9, sent_on(format!("https://{}/v2/x/blobs/{digest}", storage.address)));
+    assert_eq!(layer(&registry, &resolved).await.unwrap(), b"layer");
+    assert!(fake.identified() > 0, "the registry itself is shown it");
+    assert_eq!((tokens.seen().len(), tokens.identified()), (1, 0), "the token service of another origin is not");
+    assert_eq!((storage.seen().len(), storage.identified()), (1, 0), "a redirect's target is not");
+}
+
+#[tokio::test]
+async fn a_mirror_is_shown_the_credential_that_names_it_and_no_other() {
+    for (of_mirror, opened) in [(true, true), (false, false)] {
+        let (fake, mirror) = (FakeRegistry::start().await, FakeRegistry::start().await);
+        for registry in [&fake, &mirror] {
+            registry.put_image("v1", &[b"layer"]);
+        }
+        mirror.guard(Guard::Basic("user", "hunter2pass"));
+        let folder = tempfile::tempdir().unwrap();
+        let registry = configured(folder.path(), &fake, &format!("[host.\"http://{}\"]\n", mirror.address));
+        let server = if of_mirror { mirror.address } else { fake.address };
+        let credential = Credential { server_address: server.to_string(), ..password() };
+        resolve(&registry, &fake, Some(&credential)).await.unwrap();
+        let seen = mirror.seen();
+        let expected = if opened { vec![None, Some(SHOWN)] } else { vec![None] };
+        assert_eq!(shown(&seen), expected, "a credential for `{server}`");
+        assert_eq!(fake.seen().is_empty(), opened, "the mirror served it");
+    }
+}

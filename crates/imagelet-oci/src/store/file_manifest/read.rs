@@ -1,0 +1,296 @@
+//! A list of files read back: found by path in bounded memory, whatever the list's length.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    hash::{BuildHasher as _, RandomState},
+    io::{self, BufRead as _, BufReader, Read},
+    os::unix::fs::FileExt as _,
+};
+
+use imagelet_core::image::{Digest, DigestAlgorithm};
+use twox_hash::xxhash3_128::Hasher;
+
+use super::write::{MAGIC, RECORD_MAX, Record, parse};
+use crate::{
+    hash::Hash,
+    unpack::{Listed, ListedKind},
+};
+
+/// Read at once; most records are shorter than the tail of it.
+const BUFFER: usize = 256 << 10;
+/// Most records are shorter; longer ones take a second read.
+const RECORD_USUAL: usize = 512;
+
+/// The last word of a list on every path. Holds places in the file, not the records.
+pub(crate) struct FileList {
+    file: File,
+    /// The list's author cannot know it, and so cannot make two paths meet.
+    seed: u64,
+    slots: HashMap<u128, Slot>,
+    /// Where in the list a path and all below it went.
+    removed: HashMap<u128, u64>,
+    /// Bytes of file content that the list has digests for; what was replaced counts too.
+    pub(crate) bytes: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    /// Where the path's own record is.
+    own: u64,
+    /// Where the record is that says what stands there; another one for a hard link.
+    content: u64,
+    seen: bool,
+}
+
+impl FileList {
+    /// Reads a list once, from end to end. Invalid data: it is not the list with this digest.
+    pub(crate) fn open(file: File, wanted: &Digest, mut go_on: impl FnMut() -> io::Result<()>) -> io::Result<Self> {
+        let mut list = Self {
+            file: file.try_clone()?,
+            seed: RandomState::new().hash_one(0),
+            slots: HashMap::new(),
+            removed: HashMap::new(),
+            bytes: 0,
+        };
+        let source = Hashing { file, hash: Hash::new(DigestAlgorithm::Sha256) };
+        let mut reader = BufReader::with_capacity(BUFFER, source);
+        let mut magic = [0; MAGIC.len()];
+        reader.read_exact(&mut magic).map_err(|_| damaged("it is cut short"))?;
+        if magic != MAGIC {
+            return Err(damaged("it does not begin as a list does"));
+        }
+        let mut at = MAGIC.len() as u64;
+        let mut record = Vec::new();
+        while !reader.fill_buf()?.is_empty() {
+            go_on()?;
+            let (length, digits) = read_length(&mut reader)?;
+            if length > RECORD_MAX {
+                return Err(damaged("a record is too long"));
+            }
+            record.clear();
+            if (&mut reader).take(length).read_to_end(&mut record)? as u64 != length {
+                return Err(damaged("it is cut short"));
+            }
+            list.note(at, &record)?;
+            at += digits + length;
+        }
+        if reader.into_inner().hash.finish() != *wanted {
+            return Err(damaged("its digest is not the one in layer.json"));
+        }
+        Ok(list)
+    }
+
+    fn note(&mut self, at: u64, record: &[u8]) -> io::Result<()> {
+        let (path, record) = parse(record).ok_or_else(|| damaged("a record does not read"))?;
+        let key = self.key(&path);
+        let content = match record {
+            Record::Removed => {
+                self.removed.insert(key, at);
+                return Ok(());
+            }
+            Record::HardLink(target) => {
+                self.slots.get(&self.key(&target)).ok_or_else(|| damaged("a hard link leads nowhere"))?.content
+            }
+            Record::Entry(entry) => {
+                if let ListedKind::File { size, .. } = entry.kind {
+                    self.bytes = self.bytes.saturating_add(size);
+                }
+                at
+            }
+        };
+        self.slots.insert(key, Slot { own: at, content, seen: false });
+        Ok(())
+    }
+
+    /// What shall stand at a path, which counts as seen from now on. `None`: nothing.
+    pub(crate) fn see(&mut self, path: &[u8]) -> io::Result<Option<Listed>> {
+        let key = self.key(path);
+        let Some(slot) = self.slots.get(&key).copied() else { return Ok(None) };
+        if self.is_removed(path, slot.own) {
+            return Ok(None);
+        }
+        let (_, record) = self.read(slot.content)?;
+        self.slots.insert(key, Slot { seen: true, ..slot });
+        match record {
+            Record::Entry(entry) => Ok(Some(entry)),
+            _ => Err(damaged("a record is not what it was")),
+        }
+    }
+
+    /// The paths that were not seen, in the list's order.
+    pub(crate) fn unseen(&self) -> io::Result<Vec<Vec<u8>>> {
+        let mut places: Vec<u64> = self.slots.values().filter(|slot| !slot.seen).map(|slot| slot.own).collect();
+        places.sort_unstable();
+        let mut paths = Vec::new();
+        for place in places {
+            let (path, _) = self.read(place)?;
+            if !self.is_removed(&path, place) {
+                paths.push(path);
+            }
+        }
+        Ok(paths)
+    }
+
+    /// Whether the path or one above it was removed after a place in the list.
+    fn is_removed(&self, path: &[u8], place: u64) -> bool {
+        if self.removed.is_empty() {
+            return false;
+        }
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        ends.chain([path.len()]).any(|end| self.removed.get(&self.key(&path[..end])).is_some_and(|at| *at > place))
+    }
+
+    fn read(&self, place: u64) -> io::Result<(Vec<u8>, Record)> {
+        let mut usual = [0; RECORD_USUAL];
+        let got = read_at(&self.file, &mut usual, place)?;
+        let (length, digits) = read_length(&mut &usual[..got])?;
+        let (start, length) = (usize::try_from(digits).unwrap_or(usize::MAX), usize::try_from(length.min(RECORD_MAX)));
+        let length = length.unwrap_or(usize::MAX);
+        let parsed = if let Some(record) = usual[..got].get(start..).and_then(|rest| rest.get(..length)) {
+            parse(record)
+        } else {
+            let mut record = vec![0; length];
+            self.file.read_exact_at(&mut record, place + digits)?;
+            parse(&record)
+        };
+        parsed.ok_or_else(|| damaged("a record is not what it was"))
+    }
+
+    fn key(&self, path: &[u8]) -> u128 {
+        Hasher::oneshot_with_seed(self.seed, path)
+    }
+}
+
+fn read_at(file: &File, buffer: &mut [u8], place: u64) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match file.read_at(&mut buffer[got..], place + got as u64) {
+            Ok(0) => break,
+            Ok(read) => got += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(got)
+}
+
+/// A record's length, and how many bytes it takes to say it.
+fn read_length(reader: &mut impl Read) -> io::Result<(u64, u64)> {
+    const DIGITS_MAX: u32 = 5;
+    let mut value = 0;
+    for digit in 0..DIGITS_MAX {
+        let mut byte = [0];
+        reader.read_exact(&mut byte).map_err(|_| damaged("it is cut short"))?;
+        value |= u64::from(byte[0] & 0x7f) << (7 * digit);
+        if byte[0] & 0x80 == 0 {
+            return Ok((value, u64::from(digit) + 1));
+        }
+    }
+    Err(damaged("a record is too long"))
+}
+
+fn damaged(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Hashes what is read.
+struct Hashing {
+    file: File,
+    hash: Hash,
+}
+
+impl Read for Hashing {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.hash.update(&buffer[..read]);
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek as _, Write as _};
+
+    use super::*;
+    use crate::{
+        store::file_manifest::write::ListWriter,
+        unpack::{Listing as _, Sum},
+    };
+
+    fn file(content: Sum) -> Listed {
+        let kind = ListedKind::File { size: 1, content };
+        Listed { kind, mode: 0o644, uid: 1, gid: 2, mtime: (3, 4), xattrs: None }
+    }
+
+    fn link(length: usize) -> Listed {
+        Listed { kind: ListedKind::Symlink(vec![b'x'; length]), ..file(0) }
+    }
+
+    fn written(fill: impl FnOnce(&mut ListWriter)) -> (File, Digest) {
+        let mut place = tempfile::tempfile().unwrap();
+        let mut writer = ListWriter::new(place.try_clone().unwrap());
+        fill(&mut writer);
+        let (digest, length) = writer.finish().unwrap();
+        assert_eq!(place.metadata().unwrap().len(), length);
+        place.rewind().unwrap();
+        (place, digest)
+    }
+
+    fn open(file: File, digest: &Digest) -> io::Result<FileList> {
+        FileList::open(file, digest, || Ok(()))
+    }
+
+    #[test]
+    fn the_last_word_on_a_path_holds_and_a_hard_link_keeps_what_it_linked_to() {
+        let (place, digest) = written(|list| {
+            list.entry(b"a", &file(1)).unwrap();
+            list.hard_link(b"b", b"a").unwrap();
+            list.hard_link(b"c", b"b").unwrap();
+            list.removed(b"a").unwrap();
+            list.entry(b"a", &file(2)).unwrap();
+            list.entry(b"long", &link(4000)).unwrap();
+        });
+        let mut list = open(place, &digest).unwrap();
+        assert_eq!(list.see(b"a").unwrap(), Some(file(2)));
+        assert_eq!(list.see(b"c").unwrap(), Some(file(1)));
+        assert_eq!(list.see(b"d").unwrap(), None);
+        assert_eq!(list.unseen().unwrap(), [b"b".to_vec(), b"long".to_vec()]);
+        assert_eq!(list.see(b"long").unwrap(), Some(link(4000)));
+    }
+
+    #[test]
+    fn what_was_removed_with_a_directory_is_neither_wanted_nor_missing() {
+        let (place, digest) = written(|list| {
+            list.entry(b"d/e/f", &file(1)).unwrap();
+            list.entry(b"de", &file(1)).unwrap();
+            list.removed(b"d").unwrap();
+            list.entry(b"d/g", &file(2)).unwrap();
+        });
+        let mut list = open(place, &digest).unwrap();
+        assert_eq!(list.see(b"d/e/f").unwrap(), None);
+        assert_eq!(list.unseen().unwrap(), [b"de".to_vec(), b"d/g".to_vec()]);
+    }
+
+    #[test]
+    fn a_flipped_or_missing_byte_anywhere_is_found() {
+        let (mut place, digest) = written(|list| {
+            list.entry(b"a", &file(1)).unwrap();
+            list.hard_link(b"b", b"a").unwrap();
+            list.removed(b"b").unwrap();
+        });
+        let mut bytes = Vec::new();
+        place.read_to_end(&mut bytes).unwrap();
+        for at in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 0x10;
+            for wrong in [&flipped[..], &bytes[..at]] {
+                let mut place = tempfile::tempfile().unwrap();
+                place.write_all(wrong).unwrap();
+                place.rewind().unwrap();
+                let error = open(place, &digest).err().expect("it is damaged");
+                assert_eq!(error.kind(), io::ErrorKind::InvalidData, "byte {at}: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Files replaced and trees removed so that a crash at any point is harmless.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::failpoint::Step;
+
+/// Replaces a file as a whole: written beside, synced, renamed, folder synced.
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let beside = path.with_extension("new");
+    let written = create_anew(&beside).and_then(|mut file| {
+        Step::FileCreated.reach();
+        file.write_all(bytes)?;
+        Step::FileWritten.reach();
+        file.sync_data()?;
+        Step::FileSynced.reach();
+        Ok(())
+    });
+    if let Err(error) = written.and_then(|()| fs::rename(&beside, path)) {
+        let _ = fs::remove_file(&beside);
+        return Err(error);
+    }
+    Step::FileRenamed.reach();
+    sync_folder(folder)?;
+    Step::FileDurable.reach();
+    Ok(())
+}
+
+/// Makes a file in the place of whatever has its name: a link there leads nowhere, and another name of a file is its own.
+pub(crate) fn create_anew(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Makes the names in a folder durable.
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()?;
+    #[cfg(test)]
+    super::sync_observer::synced(Some(folder))?;
+    Ok(())
+}
+
+/// A view on a file system that learns of each write error since it was opened, once.
+///
+/// The kernel tells an error to every descriptor that was open before it, and to no later one: who wants to know that
+/// all writes of some work arrived opens the view before the first of them. What failed once stays failed, because the
+/// kernel would say yes to whoever asks again (`reliability.md P8`).
+#[derive(Debug)]
+pub(crate) struct SyncView {
+    root: File,
+    failed: AtomicBool,
+}
+
+impl SyncView {
+    /// Looks at the file system of `root` from now on.
+    pub(crate) fn open(root: &Path) -> io::Result<Self> {
+        Ok(Self { root: File::open(root)?, failed: AtomicBool::new(false) })
+    }
+
+    /// Makes everything durable that was written to the file system.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(io::Error::other("an earlier sync failed, and what it should have kept is lost"));
+        }
+        let synced = rustix::fs::syncfs(&self.root).map_err(io::Error::from);
+        #[cfg(test)]
+        let synced = synced.and_then(|()| super::sync_observer::synced(None));
+        synced.inspect_err(|_| self.failed.store(true, Ordering::Release))
+    }
+
+    /// Syncs through each of several views, once: the own one of some work, and those of other work that it builds on.
+    pub(crate) fn sync_all<'a>(views: impl IntoIterator<Item = &'a Arc<Self>>) -> io::Result<()> {
+        let mut done: Vec<&Arc<Self>> = Vec::new();
+        for view in views {
+            if !done.iter().any(|other| Arc::ptr_eq(other, view)) {
+                view.sync()?;
+                done.push(view);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Removes a tree; what is already gone is fine.
+pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => fs::remove_file(path),
+        other => other,
+    }
+}

@@ -1,0 +1,104 @@
+//! One process changes a store at a time; another one is told which that is, and may wait for it.
+
+use std::{
+    fs::File,
+    io::{Read as _, Seek as _, Write as _},
+    path::Path,
+};
+
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+
+use super::root::Place;
+
+/// An advisory lock on the whole store; the kernel gives it back when the process ends, however it ends.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    pub(crate) fn take(place: &Place) -> Result<Self, RuntimeError> {
+        let path = place.path.join("lock");
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&place.folder, "lock", flags, Mode::RUSR | Mode::WUSR);
+        let mut file = opened.map(File::from).map_err(|error| {
+            crate::store::storage_error(format!("could not open the lock `{}`", path.display()), error.into())
+        })?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(held_by_another(&place.path, &holder(&mut file))),
+            Err(error) => {
+                return Err(crate::store::storage_error(format!("could not lock `{}`", path.display()), error.into()));
+            }
+        }
+        // Only for the error message of others: without it the lock holds as well.
+        let _ = file.set_len(0).and_then(|()| write!(file, "{} {}", std::process::id(), command_line()));
+        Ok(Self { _file: file })
+    }
+}
+
+/// What the owner wrote of itself.
+fn holder(file: &mut File) -> String {
+    const HOLDER_LENGTH_MAX: u64 = 512;
+    let mut holder = String::new();
+    let _ = file.rewind();
+    let _ = file.take(HOLDER_LENGTH_MAX).read_to_string(&mut holder);
+    holder.chars().filter(|character| !character.is_control()).collect()
+}
+
+fn held_by_another(root: &Path, holder: &str) -> RuntimeError {
+    let who = match holder.split_once(' ') {
+        Some((pid, command)) => format!("`{command}` (pid {pid})"),
+        None => "another process".to_owned(),
+    };
+    RuntimeError::new(RuntimeErrorKind::InUse, format!("the store `{}` is in use by {who}", root.display()))
+        .with_hint("talk to that process with --endpoint unix://SOCKET, wait for longer with --lock-timeout, or name another place with --store DIR")
+}
+
+const COMMANDS: [&str; 15] = [
+    "serve", "pull", "ensure", "ls", "inspect", "rm", "untag", "gc", "df", "pin", "unpin", "pins", "mount", "unmount",
+    "verify",
+];
+
+/// Program and command word only: arguments may hold what others must not see.
+fn command_line() -> String {
+    let mut arguments = std::env::args();
+    let program = arguments.next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default().to_owned();
+    match arguments.find(|argument| COMMANDS.contains(&argument.as_str())) {
+        Some(command) => format!("{program} {command}"),
+        None => program,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_lock_is_not_taken_through_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let (victim, root) = (folder.path().join("victim"), folder.path().join("store"));
+        std::fs::write(&victim, "precious").unwrap();
+        let place = Place::find(&root, true).unwrap().unwrap();
+        symlink(&victim, root.join("lock")).unwrap();
+        let error = Lock::take(&place).unwrap_err().to_string();
+        assert!(error.contains("could not open the lock"), "{error}");
+        assert_eq!(std::fs::read_to_string(victim).unwrap(), "precious");
+    }
+
+    #[test]
+    fn the_second_learns_who_the_first_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::find(&folder.path().join("store"), true).unwrap().unwrap();
+        let first = Lock::take(&place).unwrap();
+        let error = Lock::take(&place).unwrap_err();
+        assert_eq!(error.kind(), RuntimeErrorKind::InUse);
+        assert!(error.to_string().contains(&format!("(pid {})", std::process::id())), "{error}");
+        drop(first);
+        Lock::take(&place).unwrap();
+    }
+}

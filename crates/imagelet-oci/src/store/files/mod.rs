@@ -1,0 +1,7 @@
+//! The files of a store on the disk: its root folder, the lock of its owner, durable writes.
+
+pub(super) mod durable;
+pub(super) mod lock;
+pub(super) mod root;
+#[cfg(test)]
+pub(super) mod sync_observer;

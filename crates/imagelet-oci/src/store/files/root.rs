@@ -1,0 +1,349 @@
+//! The folder of a store: found on its path, made, and held to be its owner's alone.
+//!
+//! Whatever may write to the store may put anything into a container, so that every step of the way is looked at: folders
+//! are opened one below the other, each by its name alone, and a link on the way counts only where its owner is root or
+//! this process' user. What lies in the folder is the owner's then, and no other user can put a link in its place.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    os::{fd::OwnedFd, unix::ffi::OsStringExt as _},
+    path::{Component, Path, PathBuf},
+};
+
+use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, Stat, StatVfsMountFlags},
+    io::Errno,
+};
+
+use crate::failpoint::Step;
+use crate::store::storage_error;
+
+/// The folders of a store.
+const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
+/// Links on the way to a store; the kernel follows as many.
+const LINKS_MAX: usize = 40;
+/// Opens a folder or link as what it is, to look at it and below it.
+const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// For the owner alone.
+const PRIVATE: Mode = Mode::RWXU;
+const WRITE_GROUP: u32 = 0o020;
+const WRITE_OTHER: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
+/// A folder that only this process' user can write to.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Where it is, without links.
+    pub(crate) path: PathBuf,
+    /// The folder itself.
+    pub(crate) folder: OwnedFd,
+    /// Its file system takes writes.
+    pub(crate) is_writable: bool,
+}
+
+impl Place {
+    /// Opens the folder at a path. With `make`, it is made where it is missing; without, `None` is the answer to that.
+    ///
+    /// # Errors
+    /// When others could write to the folder, to one in it, or could put another one in its place.
+    pub(crate) fn find(path: &Path, make: bool) -> Result<Option<Self>, RuntimeError> {
+        let asked =
+            Asked { path, user: rustix::process::geteuid().as_raw(), group: rustix::process::getegid().as_raw() };
+        let Some((folder, path)) = walk(&asked, make)? else { return Ok(None) };
+        let failed =
+            |error: Errno| storage_error(format!("could not open the store `{}`", path.display()), error.into());
+        let about = rustix::fs::fstat(&folder).map_err(failed)?;
+        refuse_strange(&path, "the store", &about, asked.user)?;
+        for name in FOLDERS {
+            // What is missing is made; what cannot be looked at is told when it is used.
+            let Ok(inner) = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let path = path.join(name);
+            refuse_elsewhere(&path, &inner, about.st_dev)?;
+            refuse_strange(&path, "the folder", &inner, asked.user)?;
+        }
+        let disk = rustix::fs::fstatvfs(&folder).map_err(failed)?;
+        let is_writable = !disk.f_flag.contains(StatVfsMountFlags::RDONLY);
+        Ok(Some(Self { path, folder, is_writable }))
+    }
+
+    /// Whether a store was made here.
+    pub(crate) fn is_store(&self) -> bool {
+        let has = |name: &str| rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        has("names.json") || (has("images") && has("layers"))
+    }
+
+    /// Makes the folders that are missing.
+    pub(crate) fn make_folders(&self) -> io::Result<()> {
+        Step::OpenFolder.reach();
+        for name in FOLDERS {
+            match rustix::fs::mkdirat(&self.folder, name, PRIVATE) {
+                Err(error) if error != Errno::EXIST => return Err(error.into()),
+                _ => Step::OpenFolder.reach(),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The folder that is wanted, and by whom.
+struct Asked<'a> {
+    path: &'a Path,
+    user: u32,
+    group: u32,
+}
+
+impl Asked<'_> {
+    fn failed(&self, error: Errno) -> RuntimeError {
+        storage_error(format!("could not open the store `{}`", self.path.display()), error.into())
+    }
+
+    /// Whether other users can put something else in the place of what is in a folder.
+    fn is_open(&self, folder: &Stat) -> bool {
+        let by_group = folder.st_mode & WRITE_GROUP != 0 && folder.st_gid != 0 && folder.st_gid != self.group;
+        (folder.st_mode & WRITE_OTHER != 0 || by_group) && folder.st_mode & STICKY == 0
+    }
+
+    fn refuse_open(&self, folder: &Path) -> RuntimeError {
+        let message = format!(
+            "the store `{}` can be replaced by others, who may write to `{}`",
+            self.path.display(),
+            folder.display()
+        );
+        RuntimeError::new(RuntimeErrorKind::Unavailable, message)
+            .with_hint(format!("chmod go-w {}, or name another place with --store DIR", folder.display()))
+    }
+
+    fn refuse_link(&self, link: &Path, owner: u32) -> RuntimeError {
+        let message = format!(
+            "the way to the store `{}` leads through `{}`, a link of user {owner}",
+            self.path.display(),
+            link.display()
+        );
+        RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint("name the folder itself with --store DIR")
+    }
+}
+
+/// Goes to a folder, step by step.
+fn walk(asked: &Asked<'_>, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, RuntimeError> {
+    let path = std::path::absolute(asked.path)
+        .map_err(|error| storage_error(format!("could not open the store `{}`", asked.path.display()), error))?;
+    let root = || rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(|error| asked.failed(error));
+    let (mut here, mut at, mut links) = (root()?, PathBuf::from("/"), 0);
+    let mut rest = steps(&path);
+    // From this one on, the steps are those of a link.
+    let mut linked = usize::MAX;
+    while let Some(name) = rest.pop() {
+        if rest.len() < linked {
+            linked = usize::MAX;
+        }
+        if name == ".." {
+            here = rustix::fs::openat(&here, "..", LOOK | OFlags::DIRECTORY, Mode::empty())
+                .map_err(|error| asked.failed(error))?;
+            at.pop();
+            continue;
+        }
+        let around = rustix::fs::fstat(&here).map_err(|error| asked.failed(error))?;
+        if asked.is_open(&around) {
+            return Err(asked.refuse_open(&at));
+        }
+        let found = match rustix::fs::openat(&here, &*name, LOOK, Mode::empty()) {
+            Err(Errno::NOENT) if !make => return Ok(None),
+            // Nothing is made behind a link that leads nowhere.
+            Err(Errno::NOENT) if linked == usize::MAX => made(&here, &name).map_err(|error| {
+                storage_error(format!("could not create the store `{}`", asked.path.display()), error.into())
+            })?,
+            found => found.map_err(|error| asked.failed(error))?,
+        };
+        let about = rustix::fs::fstat(&found).map_err(|error| asked.failed(error))?;
+        at.push(&name);
+        match FileType::from_raw_mode(about.st_mode) {
+            FileType::Directory => here = found,
+            FileType::Symlink if links < LINKS_MAX => {
+                links += 1;
+                if about.st_uid != 0 && about.st_uid != asked.user {
+                    return Err(asked.refuse_link(&at, about.st_uid));
+                }
+                let target = rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(|error| asked.failed(error))?;
+                let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+                at.pop();
+                if target.is_absolute() {
+                    (here, at) = (root()?, PathBuf::from("/"));
+                }
+                linked = linked.min(rest.len());
+                rest.extend(steps(&target));
+            }
+            FileType::Symlink => return Err(asked.failed(Errno::LOOP)),
+            _ => return Err(asked.failed(Errno::NOTDIR)),
+        }
+    }
+    Ok(Some((here, at)))
+}
+
+/// The names on a path, last first.
+fn steps(path: &Path) -> Vec<OsString> {
+    let names = path.components().rev().filter_map(|step| match step {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        _ => None,
+    });
+    names.collect()
+}
+
+/// Makes a folder, unless another process has just done that.
+fn made(around: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+    match rustix::fs::mkdirat(around, name, PRIVATE) {
+        Err(error) if error != Errno::EXIST => Err(error),
+        _ => rustix::fs::openat(around, name, LOOK, Mode::empty()),
+    }
+}
+
+/// Refuses what belongs to another user, or what others may write to.
+fn refuse_strange(path: &Path, what: &str, about: &Stat, user: u32) -> Result<(), RuntimeError> {
+    let refused = |why: String, hint: String| {
+        let message = format!("{what} `{}` {why}", path.display());
+        Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message).with_hint(hint))
+    };
+    if about.st_uid != user {
+        return refused(
+            format!("belongs to user {}, not to user {user}", about.st_uid),
+            format!("run as user {}, or name another place with --store DIR", about.st_uid),
+        );
+    }
+    if about.st_mode & (WRITE_GROUP | WRITE_OTHER) != 0 {
+        return refused(
+            format!("can be written by others (mode {:o})", about.st_mode & 0o7777),
+            format!("chmod go-w {}", path.display()),
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a folder that is elsewhere: a rename could not move a layer there, nor a sync make it durable.
+fn refuse_elsewhere(path: &Path, about: &Stat, device: u64) -> Result<(), RuntimeError> {
+    let what = match FileType::from_raw_mode(about.st_mode) {
+        FileType::Symlink => "is a link",
+        FileType::Directory if about.st_dev == device => return Ok(()),
+        FileType::Directory => "is on another file system",
+        _ => "is not a folder",
+    };
+    let message = format!("`{}` {what}, and a store is one tree on one file system", path.display());
+    Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message)
+        .with_hint("move the whole store and name its new place with --store DIR, or make the root a link to it"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown, symlink},
+    };
+
+    use super::*;
+
+    fn scratch() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap();
+        (folder, path)
+    }
+
+    fn mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn refused(path: &Path) -> String {
+        Place::find(path, true).expect_err("it is refused").to_string()
+    }
+
+    #[test]
+    fn a_place_is_made_for_its_owner_alone_and_found_again() {
+        let (_folder, path) = scratch();
+        let wanted = path.join("a/b");
+        assert!(Place::find(&wanted, false).unwrap().is_none());
+        assert!(!path.join("a").exists(), "looking makes nothing");
+        let place = Place::find(&wanted, true).unwrap().unwrap();
+        assert_eq!(fs::metadata(&wanted).unwrap().mode() & 0o7777, 0o700);
+        assert!(!place.is_store());
+        place.make_folders().unwrap();
+        assert!(place.is_store());
+        // Over a link of ours, and with steps back, it is the same one.
+        symlink("a", path.join("link")).unwrap();
+        let again = Place::find(&path.join("a/../link/./b"), false).unwrap().unwrap();
+        assert_eq!(again.path, wanted);
+        // Below a link a folder is made; behind one that leads nowhere it is not.
+        assert_eq!(Place::find(&path.join("link/c"), true).unwrap().unwrap().path, path.join("a/c"));
+        symlink("none/at/all", path.join("dangling")).unwrap();
+        assert!(refused(&path.join("dangling/d")).contains("could not open the store"));
+        assert!(!path.join("none").exists());
+        fs::write(path.join("file"), "").unwrap();
+        assert!(refused(&path.join("file")).contains("could not open the store"));
+        symlink("circle", path.join("circle")).unwrap();
+        assert!(refused(&path.join("circle")).contains("could not open the store"));
+    }
+
+    #[test]
+    fn a_place_that_others_can_replace_or_write_to_is_refused() {
+        let (_folder, path) = scratch();
+        let (parent, wanted) = (path.join("parent"), path.join("parent/store"));
+        Place::find(&wanted, true).unwrap().unwrap().make_folders().unwrap();
+        for (refusal, changed, bits) in [
+            ("can be replaced by others", &parent, 0o777),
+            ("can be written by others (mode 777)", &wanted, 0o777),
+            ("can be written by others (mode 770)", &wanted, 0o770),
+            ("layers` can be written by others", &wanted.join("layers"), 0o720),
+        ] {
+            mode(changed, bits);
+            assert!(refused(&wanted).contains(refusal), "{refusal}: {}", refused(&wanted));
+            mode(changed, 0o700);
+        }
+        // As in /tmp, where only its owner may move a folder.
+        mode(&parent, 0o1777);
+        Place::find(&wanted, false).unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_another_user_put_there_is_refused() {
+        assert!(rustix::process::geteuid().is_root(), "giving files away needs root");
+        let (_folder, path) = scratch();
+        mode(&path, 0o1777);
+        let (store, other) = (path.join("store"), Some(4711));
+        // A link in a folder where all may write leads to a folder that only we can write to.
+        fs::create_dir(path.join("ours")).unwrap();
+        mode(&path.join("ours"), 0o700);
+        symlink("ours", &store).unwrap();
+        lchown(&store, other, other).unwrap();
+        assert!(refused(&store).contains("a link of user 4711"), "{}", refused(&store));
+        assert_eq!(fs::read_dir(path.join("ours")).unwrap().count(), 0, "something was written behind the link");
+        fs::remove_file(&store).unwrap();
+        // The same name as a folder.
+        fs::create_dir(&store).unwrap();
+        chown(&store, other, other).unwrap();
+        assert!(refused(&store).contains("belongs to user 4711"), "{}", refused(&store));
+        chown(&store, Some(0), Some(0)).unwrap();
+        mode(&store, 0o700);
+        Place::find(&store, true).unwrap().unwrap().make_folders().unwrap();
+        chown(store.join("tmp"), other, other).unwrap();
+        assert!(refused(&store).contains("tmp` belongs to user 4711"), "{}", refused(&store));
+    }
+
+    #[test]
+    fn only_who_could_replace_a_store_makes_a_folder_on_its_way_unfit() {
+        let asked = Asked { path: Path::new("/x"), user: 1000, group: 1000 };
+        let about = |mode: u32, group: u32| {
+            let mut about = rustix::fs::stat("/").unwrap();
+            (about.st_mode, about.st_gid) = (0o040_000 | mode, group);
+            about
+        };
+        for (mode, group, expected) in [
+            (0o755, 0, false),
+            (0o775, 0, false),
+            (0o775, 1000, false),
+            (0o775, 1001, true),
+            (0o777, 1000, true),
+            (0o1777, 1001, false),
+        ] {
+            assert_eq!(asked.is_open(&about(mode, group)), expected, "{mode:o} of group {group}");
+        }
+    }
+}

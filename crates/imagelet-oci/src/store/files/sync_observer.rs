@@ -1,0 +1,21 @@
+//! Lets a test look at the disk at the moment of each sync, and have the sync fail.
+
+use std::{cell::RefCell, io, path::Path};
+
+/// Looks at one sync: of a folder, or with `None` of the whole file system.
+type Observer = Box<dyn FnMut(Option<&Path>) -> io::Result<()>>;
+
+thread_local! {
+    /// Tests of the store run on one thread each, and so do its syncs.
+    static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+}
+
+/// From now on each sync of this thread is looked at.
+pub(crate) fn observe(observer: impl FnMut(Option<&Path>) -> io::Result<()> + 'static) {
+    OBSERVER.set(Some(Box::new(observer)));
+}
+
+/// A sync that has succeeded so far.
+pub(crate) fn synced(folder: Option<&Path>) -> io::Result<()> {
+    OBSERVER.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |observer| observer(folder)))
+}

@@ -1,0 +1,161 @@
+//! The images as a list says them, made once after each change and handed out until the next.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::{Deref, DerefMut},
+    sync::{Arc, MutexGuard},
+};
+
+use imagelet_core::{
+    image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, split_names},
+    runtime::Listing,
+};
+
+use super::Index;
+use crate::store::{
+    Store,
+    record::{
+        ImageRecord, LayerRecord,
+        disk_usage::{Allocated, in_blocks},
+    },
+};
+
+/// The index, and what was made of it since it was last written to.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    index: Index,
+    /// How often it may have been changed.
+    edition: u64,
+    /// By id, as the index has them. `None`: something may have changed.
+    ready: Option<Listing>,
+    /// What all of it takes; `None` likewise.
+    takes: Option<Allocated>,
+    /// The size of a block of its file system.
+    block: u64,
+}
+
+/// The index, locked. Whoever may change it spoils what was made of it.
+pub(crate) struct Locked<'a>(MutexGuard<'a, Kept>);
+
+impl Kept {
+    pub(crate) fn new(index: Index, block: u64) -> Self {
+        Self { index, edition: 0, ready: None, takes: None, block }
+    }
+}
+
+impl<'a> Locked<'a> {
+    pub(crate) fn new(guard: MutexGuard<'a, Kept>) -> Self {
+        Self(guard)
+    }
+
+    /// The size of a block of the store's file system.
+    pub(crate) fn block(&self) -> u64 {
+        self.0.block
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Index;
+
+    fn deref(&self) -> &Index {
+        &self.0.index
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Index {
+        (self.0.ready, self.0.takes) = (None, None);
+        self.0.edition += 1;
+        &mut self.0.index
+    }
+}
+
+impl Store {
+    /// All images as a list says them, sorted by id.
+    pub(crate) fn listed(&self) -> Listing {
+        let mut locked = self.index();
+        if let Some(ready) = &locked.0.ready {
+            return ready.clone();
+        }
+        let ready = Listing::from(locked.listed(locked.block()));
+        locked.0.ready = Some(ready.clone());
+        ready
+    }
+
+    /// The same as before as long as nothing can have changed of what a list says.
+    pub(crate) fn edition(&self) -> u64 {
+        self.index().0.edition
+    }
+
+    /// One image as a list says it.
+    pub(crate) fn listed_image(&self, id: &ImageId) -> Option<Arc<Image>> {
+        let locked = self.index();
+        match &locked.0.ready {
+            Some(ready) => ready.binary_search_by(|image| image.id.cmp(id)).ok().map(|at| Arc::clone(&ready[at])),
+            // One is quicker found than all are made.
+            None => locked
+                .images
+                .get(id)
+                .map(|record| Arc::new(locked.image(id, record, &locked.names_of(id), locked.block()))),
+        }
+    }
+
+    /// Bytes and inodes of all layers, kept blobs and images.
+    pub(crate) fn takes(&self) -> Allocated {
+        let mut locked = self.index();
+        if let Some(takes) = locked.0.takes {
+            return takes;
+        }
+        let takes = Index::takes(&locked, locked.block());
+        locked.0.takes = Some(takes);
+        takes
+    }
+}
+
+impl Index {
+    fn listed(&self, block: u64) -> Vec<Arc<Image>> {
+        let mut names: HashMap<&ImageId, Vec<&str>> = HashMap::with_capacity(self.images.len());
+        for (name, id) in &self.names {
+            names.entry(id).or_default().push(name);
+        }
+        let images = self.images.iter();
+        let image = |(id, record): (&ImageId, &ImageRecord)| {
+            Arc::new(self.image(id, record, &names.remove(id).unwrap_or_default(), block))
+        };
+        images.map(image).collect()
+    }
+
+    fn image<N: AsRef<str>>(&self, id: &ImageId, record: &ImageRecord, names: &[N], block: u64) -> Image {
+        let layers = record.layers.iter().filter_map(|layer| self.layers.get(&layer.diff_id.parse::<Digest>().ok()?));
+        let layers: u64 = layers.map(|layer| layer.disk_bytes).sum();
+        let (tags, digests) = split_names(names.iter().map(AsRef::as_ref));
+        Image {
+            id: id.clone(),
+            tags,
+            digests,
+            size: ByteSize(layers + self.blob_bytes(record, block) + record.takes().bytes),
+            user: ImageUser::of_config(&record.user),
+            spec: ImageSpec::default(),
+            pinned: false,
+        }
+    }
+
+    fn takes(&self, block: u64) -> Allocated {
+        let blobs = self.blobs.values().map(|size| Allocated { bytes: in_blocks(*size, block), inodes: 1 });
+        let layers = self.layers.values().map(LayerRecord::takes);
+        let images = self.images.values().map(ImageRecord::takes);
+        layers.chain(images).chain(blobs).fold(Allocated::default(), |sum, one| Allocated {
+            bytes: sum.bytes + one.bytes,
+            inodes: sum.inodes + one.inodes,
+        })
+    }
+
+    /// What the kept blobs of an image take.
+    fn blob_bytes(&self, image: &ImageRecord, block: u64) -> u64 {
+        if self.blobs.is_empty() {
+            return 0;
+        }
+        let blobs: BTreeSet<Digest> = image.layers.iter().filter_map(|layer| layer.blob.parse().ok()).collect();
+        blobs.iter().filter_map(|digest| self.blobs.get(digest)).map(|size| in_blocks(*size, block)).sum()
+    }
+}

@@ -1,0 +1,137 @@
+//! Which image a name means: names move from image to image, and an image goes with its last one (`docs/spec/cri.md §5.9`).
+
+use imagelet_core::image::ImageId;
+
+use super::Index;
+
+impl Index {
+    /// Makes a name mean an image, or nothing any more; answers the image that it meant before.
+    ///
+    /// The name leaves the other image, which stays until [`Index::drop_nameless`]: what is on the disk comes between.
+    pub(crate) fn refer(&mut self, name: &str, image: Option<&ImageId>) -> Option<ImageId> {
+        match image {
+            Some(id) => self.names.insert(name.to_owned(), id.clone()),
+            None => self.names.remove(name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use imagelet_core::{
+        image::{ByteSize, Image, ImageSpec, ImageUser, PinnedNames, split_names},
+        testing::vectors,
+    };
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::store::ImageRecord;
+
+    /// An image of a vector, without content.
+    fn record(id: &str, size: u64) -> ImageRecord {
+        let record = json!({
+            "id": id, "manifest": id, "layers": [], "metadata_size": size, "platform": "linux/amd64", "pulled_at": 0,
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
+    /// The table as a vector writes it, images in the order of their ids.
+    fn told(index: &Index) -> Value {
+        let images = index.images_with_names().into_iter();
+        images
+            .map(|(record, names)| json!({ "id": record.id, "references": names, "size": record.metadata_size }))
+            .collect()
+    }
+
+    fn add(index: &mut Index, image: &Value) {
+        let id = image["id"].as_str().unwrap();
+        index.images.entry(ImageId::new(id)).or_insert_with(|| record(id, image["size"].as_u64().unwrap()));
+        for name in image["references"].as_array().unwrap() {
+            index.refer(name.as_str().unwrap(), Some(&ImageId::new(id)));
+        }
+    }
+
+    #[test]
+    fn names_come_move_and_go_as_the_vectors_say() {
+        let cases = vectors("cri-image-store.json");
+        assert_eq!(cases.len(), 7);
+        for case in cases {
+            let (input, expected, name) = (&case["input"], &case["expected"], &case["name"]);
+            if input.get("steps").is_some() {
+                pins(input, expected);
+                continue;
+            }
+            let mut index = Index::default();
+            input["store"].as_array().unwrap().iter().for_each(|image| add(&mut index, image));
+            let before = told(&index);
+            assert_eq!(before, input["store"], "{name}");
+            let update = &input["update"];
+            let reference = update["reference"].as_str().unwrap();
+            if update["image"].is_null() {
+                index.refer(reference, None);
+            } else {
+                assert_eq!(update["image"]["references"], json!([reference]), "{name}");
+                add(&mut index, &update["image"]);
+            }
+            index.drop_nameless();
+            assert_eq!(told(&index), expected["store_unordered"], "{name}");
+            // Said twice, it changes nothing more.
+            if !update["image"].is_null() {
+                add(&mut index, &update["image"]);
+                index.drop_nameless();
+                assert_eq!(told(&index), expected["store_unordered"], "{name}");
+            }
+        }
+    }
+
+    /// The life of pins on the names of one image.
+    fn pins(input: &Value, expected: &Value) {
+        let id = ImageId::new(input["image_id"].as_str().unwrap());
+        let (steps, wanted) = (input["steps"].as_array().unwrap(), expected["after_each_step"].as_array().unwrap());
+        assert_eq!(steps.len(), wanted.len());
+        // As names are kept: in full.
+        let full = |name: &str| format!("docker.io/library/{name}:latest");
+        let (mut index, mut pinned) = (Index::default(), BTreeSet::new());
+        index.images.insert(id.clone(), record(id.as_str(), 1));
+        for (step, wanted) in steps.iter().zip(wanted) {
+            let name = full(step["ref"].as_str().unwrap());
+            match step["op"].as_str().unwrap() {
+                "add" => {
+                    index.refer(&name, Some(&id));
+                    if step["pinned"] == true {
+                        pinned.insert(name);
+                    }
+                }
+                "pin" => drop(pinned.insert(name)),
+                "unpin" => drop(pinned.remove(&name)),
+                "pin+delete" => {
+                    pinned.insert(name.clone());
+                    index.refer(&name, None);
+                }
+                other => panic!("no such step: {other}"),
+            }
+            index.drop_nameless();
+            let names = PinnedNames::exactly(pinned.iter().map(String::as_str));
+            let (tags, digests) = split_names(index.names_of(&id).iter().map(String::as_str));
+            let mut image = Image {
+                id: id.clone(),
+                tags,
+                digests,
+                size: ByteSize(1),
+                user: ImageUser::Unset,
+                spec: ImageSpec::default(),
+                pinned: false,
+            };
+            names.mark(&mut image);
+            assert_eq!(Value::from(image.pinned), wanted["image_pinned"], "{step}");
+            let by_name: serde_json::Map<String, Value> = ["ref-1", "ref-2"]
+                .into_iter()
+                .filter(|short| image.tags.contains(&full(short)))
+                .map(|short| (short.to_owned(), names.pins(&full(short)).into()))
+                .collect();
+            assert_eq!(Value::Object(by_name), wanted["ref_pinned"], "{step}");
+        }
+    }
+}

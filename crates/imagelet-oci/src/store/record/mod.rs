@@ -1,0 +1,185 @@
+//! What is written down of an image and of a layer.
+
+pub(super) mod checksum;
+pub(super) mod disk_usage;
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs, io,
+    path::Path,
+};
+
+use imagelet_core::image::{Digest, ImageId};
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
+use serde::{Deserialize, Serialize};
+
+use self::disk_usage::Allocated;
+
+/// Files and folders of the store's own beside each layer's tree, and in each image's folder.
+const OWN_FILES: u64 = 5;
+
+/// An image, as `images/HEX/image.json` holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ImageRecord {
+    /// Digest of the configuration.
+    pub id: String,
+    /// Digest of the manifest it was pulled by.
+    pub manifest: String,
+    /// Digest of the index that its name meant, where it meant one. Older records do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<String>,
+    /// Its layers, lowest first.
+    pub layers: Vec<LayerEntry>,
+    /// Bytes of manifest and configuration.
+    pub metadata_size: u64,
+    /// The user its configuration asks for; empty for none.
+    #[serde(default)]
+    pub user: String,
+    /// `OS/ARCHITECTURE`
+    pub platform: String,
+    /// When it was pulled, in seconds since 1970.
+    pub pulled_at: u64,
+    /// What its folder takes on the disk, this record included. Older records do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<Allocated>,
+    /// The names it had at first, to rebuild `names.json` from if that is lost.
+    #[serde(default)]
+    pub names: Vec<String>,
+}
+
+/// A layer in the manifest of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerEntry {
+    /// Digest of a compressed blob that was fetched and unpacked to this layer; empty where none is known.
+    pub blob: String,
+    /// Size of that blob.
+    pub size: u64,
+    /// Digest of the uncompressed tar, the key of the layer in the store.
+    pub diff_id: String,
+    /// As the manifest says it.
+    pub media_type: String,
+}
+
+impl LayerEntry {
+    /// Whether its blob was fetched and led to its layer.
+    pub(crate) fn is_verified(&self) -> bool {
+        !self.blob.is_empty()
+    }
+}
+
+/// An unpacked layer, as `layers/HEX/layer.json` holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LayerRecord {
+    /// Digest of the uncompressed tar.
+    pub diff_id: String,
+    /// Entries in the tar.
+    pub entries: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Bytes it takes on the disk, rounded to blocks.
+    pub disk_bytes: u64,
+    /// What its whole folder takes on the disk, this record included. Older records do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<Allocated>,
+    /// It hides every layer below it. Overlayfs does not read that mark on a root, so a mount leaves the others out.
+    #[serde(default)]
+    pub root_opaque: bool,
+    /// The boot that wrote it and has not synced it; for any other boot it is not there. `None`: it is durable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsettled: Option<String>,
+    /// It was unpacked for a sink, and lies in `tmp/` until that has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub for_sink: bool,
+    /// Digests of the other files in its folder, `files.list` first among them. Empty in layers that have no list.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sums: BTreeMap<String, String>,
+}
+
+impl LayerRecord {
+    /// Whether two records are of the same layer, durable yet or not.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let settled = |record: &Self| Self { unsettled: None, ..record.clone() };
+        settled(self) == settled(other)
+    }
+
+    /// The same, with what its folder takes: all that is in it already, and the record itself.
+    pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
+        let sized = Self { allocated: Some(Allocated::MAX), ..self.clone() };
+        let found = disk_usage::measure(folder)?.with_file(folder, sized.to_bytes().len())?;
+        Ok(Self { disk_bytes: found.bytes, allocated: Some(found), ..self })
+    }
+
+    /// What its folder takes; where that was not measured, about as much.
+    pub(crate) fn takes(&self) -> Allocated {
+        self.allocated.unwrap_or(Allocated { bytes: self.disk_bytes, inodes: self.entries + OWN_FILES })
+    }
+
+    /// As it is written.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        self::checksum::seal(self)
+    }
+}
+
+impl ImageRecord {
+    /// The same with what its folder takes, its documents and this record.
+    pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
+        let sized = Self { allocated: Some(Allocated::MAX), ..self.clone() };
+        let found = disk_usage::measure(folder)?.with_file(folder, sized.to_bytes().len())?;
+        Ok(Self { allocated: Some(found), ..self })
+    }
+
+    /// What its folder takes; where that was not measured, about as much.
+    pub(crate) fn takes(&self) -> Allocated {
+        self.allocated.unwrap_or(Allocated { bytes: self.metadata_size, inodes: OWN_FILES })
+    }
+
+    /// As it is written.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        self::checksum::seal(self)
+    }
+
+    /// The image's id.
+    pub(crate) fn image_id(&self) -> ImageId {
+        ImageId::new(&self.id)
+    }
+
+    /// The layers' keys, lowest first. What does not parse is left out; a loaded record has been checked.
+    pub(crate) fn diff_ids(&self) -> Vec<Digest> {
+        self.layers.iter().filter_map(|layer| layer.diff_id.parse().ok()).collect()
+    }
+
+    /// Whether every digest in it is one, and the id is the name of its folder.
+    pub(super) fn is_sound(&self, folder: &str) -> bool {
+        self.id.parse::<Digest>().is_ok_and(|id| id.hex() == folder) && self.diff_ids().len() == self.layers.len()
+    }
+}
+
+/// The digits of an id, for a path. An id that is no digest has none that could climb out.
+pub(super) fn hex(id: &ImageId) -> String {
+    match id.as_str().parse::<Digest>() {
+        Ok(digest) => digest.hex().to_owned(),
+        Err(_) => "none".to_owned(),
+    }
+}
+
+/// Bytes of a path in JSON: all but control characters and `%` stand for themselves.
+const PATH_ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+
+/// Writes `implicit.json` beside a layer's tree; answers its digest.
+pub(crate) fn write_implicit(folder: &Path, paths: &[Vec<u8>]) -> io::Result<Digest> {
+    let texts: Vec<String> = paths.iter().map(|path| percent_encode(path, PATH_ESCAPED).to_string()).collect();
+    let bytes = serde_json::to_vec(&texts)?;
+    fs::write(folder.join("implicit.json"), &bytes)?;
+    Ok(Digest::of(&bytes))
+}
+
+/// Reads it back; most layers have none.
+pub(super) fn read_implicit(folder: &Path) -> io::Result<HashSet<Vec<u8>>> {
+    let bytes = match fs::read(folder.join("implicit.json")) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashSet::new()),
+        Err(error) => return Err(error),
+    };
+    let texts: Vec<String> = serde_json::from_slice(&bytes)?;
+    Ok(texts.iter().map(|text| percent_decode_str(text).collect()).collect())
+}

@@ -1,0 +1,362 @@
+//! Layers for a sink, and spares: such layers that are whole and that no sink has taken, kept for the next import.
+//!
+//! A layer for a sink never leaves `tmp/` but to its sink. Its `layer.json` is written when all else is and the diff-id is
+//! verified, and names the boot that wrote it: a folder that has it is whole as long as that boot lasts, whatever becomes
+//! of the process. After a power cut the boot is another one, and the folder goes like all others in `tmp/`. Nothing here
+//! is synced; an import syncs all that it used before its image gets a name.
+//!
+//! A sink that is given up may still be moving a tree. Before a layer becomes a spare its folder gets another name, so
+//! that such a move fails or is over. A sink also gives implicit folders the metadata of a lower layer: a layer with
+//! such folders that was once handed to a sink is no spare any more. (A root that no entry names is set each time.)
+
+use std::{
+    cmp::Reverse,
+    fs,
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use imagelet_core::{
+    image::Digest,
+    runtime::{RuntimeError, StagedTree},
+};
+
+use super::{
+    LayerSizes, StagedBlob, StagedLayer, Store, SyncView,
+    commit::discard,
+    index::{Spare, load::read_json},
+    record::{LayerRecord, read_implicit},
+    storage_error,
+};
+
+/// A pull is tried again within minutes, if at all.
+const SPARE_AGE_MAX: Duration = Duration::from_hours(1);
+/// The newest spares are kept up to so many bytes: the disk is that of the runtime.
+const SPARE_BYTES_MAX: u64 = 8 << 30;
+/// So many of the last layers that sinks have taken say what the next ones will come to.
+const SUNK_MAX: usize = 256;
+
+/// What becomes of an unpacked layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LayerEnd {
+    /// It stays in the store, with a list of its files.
+    Store,
+    /// It leaves the store for a sink, which wants the tree as the archive has it, to the last entry.
+    Sink,
+}
+
+/// A layer for a sink. Dropped before the sink has it, it becomes a spare where it can be one.
+#[derive(Debug)]
+pub(crate) struct SinkLayer {
+    store: Arc<Store>,
+    diff_id: Digest,
+    spare: Spare,
+    implicit: Vec<Vec<u8>>,
+    blob: Option<StagedBlob>,
+    end: SinkLayerEnd,
+}
+
+/// What becomes of a layer's folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SinkLayerEnd {
+    /// It stays for the next import.
+    Spare,
+    /// It goes: the tree may not be as it was unpacked.
+    Gone,
+}
+
+impl SinkLayer {
+    /// A layer that was just unpacked.
+    pub(crate) fn new(store: &Arc<Store>, layer: StagedLayer) -> Result<Self, RuntimeError> {
+        let diff_id = layer.diff_id().clone();
+        let (folder, record, view, blob) = layer.into_parts();
+        let (bytes, entries) = (record.disk_bytes, record.entries);
+        let spare = Spare { folder, bytes, entries, view, since: SystemTime::now() };
+        Self::of(store, diff_id, spare, blob)
+    }
+
+    fn of(store: &Arc<Store>, diff_id: Digest, spare: Spare, blob: Option<StagedBlob>) -> Result<Self, RuntimeError> {
+        // Without a boot to name, a record says nothing after a power cut. A kept blob resumes by itself.
+        let end = if store.boot.is_some() && blob.is_none() { SinkLayerEnd::Spare } else { SinkLayerEnd::Gone };
+        let mut layer = Self { store: Arc::clone(store), diff_id, spare, implicit: Vec::new(), blob, end };
+        let implicit = read_implicit(&layer.spare.folder).map_err(|error| {
+            layer.end = SinkLayerEnd::Gone;
+            storage_error(format!("could not read the implied directories of layer `{}`", layer.diff_id), error)
+        })?;
+        layer.implicit = implicit.into_iter().collect();
+        // Parents first.
+        layer.implicit.sort_unstable();
+        Ok(layer)
+    }
+
+    /// Whether it has folders, besides its root, whose metadata a lower layer may know.
+    pub(crate) fn has_implicit(&self) -> bool {
+        self.implicit.iter().any(|path| !path.is_empty())
+    }
+
+    /// Learns whether its files reach the disk.
+    pub(crate) fn view(&self) -> &Arc<SyncView> {
+        &self.spare.view
+    }
+
+    /// The tree, as a sink takes it.
+    pub(crate) fn tree(&mut self) -> Result<StagedTree, RuntimeError> {
+        if self.has_implicit() {
+            self.end = SinkLayerEnd::Gone;
+            let record = self.spare.folder.join("layer.json");
+            fs::remove_file(&record)
+                .map_err(|error| storage_error(format!("could not remove `{}`", record.display()), error))?;
+        }
+        Ok(StagedTree {
+            folder: self.spare.folder.join("fs"),
+            implicit: self.implicit.clone(),
+            blob: self.blob.as_ref().map(|blob| blob.path().to_owned()),
+        })
+    }
+
+    /// The sink has it; what is left of it goes.
+    pub(crate) fn taken(mut self, media_type: &str, packed: u64) {
+        self.end = SinkLayerEnd::Gone;
+        if let Some(blob) = self.blob.take() {
+            blob.discard();
+        }
+        let sizes = LayerSizes {
+            media_type: media_type.to_owned(),
+            packed,
+            on_disk: self.spare.bytes,
+            entries: self.spare.entries,
+        };
+        let mut index = self.store.index();
+        index.sunk.push_back(sizes);
+        if index.sunk.len() > SUNK_MAX {
+            index.sunk.pop_front();
+        }
+    }
+}
+
+impl Drop for SinkLayer {
+    fn drop(&mut self) {
+        // A sink that was given up may still be about to move the tree away from the old name.
+        let folder = self.store.fresh_path("tmp");
+        if let Err(error) = fs::rename(&self.spare.folder, &folder) {
+            let path = self.spare.folder.display();
+            tracing::warn!(%path, %error, "could not rename a staging folder; a sweep or the next start removes it");
+            return;
+        }
+        if self.end == SinkLayerEnd::Gone || !folder.join("fs").is_dir() {
+            return discard(&folder);
+        }
+        let Spare { bytes, entries, since, .. } = self.spare;
+        let spare = Spare { folder, bytes, entries, view: Arc::clone(&self.spare.view), since };
+        let before = self.store.index().spares.insert(self.diff_id.clone(), spare);
+        if let Some(before) = before {
+            discard(&before.folder);
+        }
+    }
+}
+
+impl Store {
+    /// The spare of a layer, if there is one.
+    pub(crate) fn take_spare(self: &Arc<Self>, diff_id: &Digest) -> Option<SinkLayer> {
+        let spare = self.index().spares.remove(diff_id)?;
+        let layer = SinkLayer::of(self, diff_id.clone(), spare, None);
+        layer.inspect_err(|error| tracing::warn!(error = error.chain(), "a layer is fetched again")).ok()
+    }
+
+    /// Takes spares that are too old or too many to the trash. Returns the bytes that they took.
+    pub(crate) fn trim_spares(&self, now: SystemTime) -> Result<u64, RuntimeError> {
+        self.discard_spares(SPARE_BYTES_MAX, now)
+    }
+
+    /// Takes all spares to the trash and empties it. Returns the bytes that they took.
+    pub(crate) fn give_up_spares(&self) -> Result<u64, RuntimeError> {
+        let freed = self.discard_spares(0, SystemTime::now())?;
+        if freed > 0 {
+            self.empty_trash()?;
+        }
+        Ok(freed)
+    }
+
+    fn discard_spares(&self, bytes_max: u64, now: SystemTime) -> Result<u64, RuntimeError> {
+        let mut index = self.index();
+        let spares = index.spares.iter().map(|(diff_id, spare)| (diff_id.clone(), spare.bytes, spare.since));
+        let mut freed = 0;
+        for diff_id in surplus(spares.collect(), bytes_max, now) {
+            let Some(spare) = index.spares.remove(&diff_id) else { continue };
+            self.move_to_trash(&spare.folder)?;
+            freed += spare.bytes;
+        }
+        Ok(freed)
+    }
+
+    /// At start: whether a folder in `tmp/` is a whole layer for a sink. It is a spare from then on.
+    pub(crate) fn find_spare(&self, folder: &Path) -> bool {
+        let Some((diff_id, record, since)) = self.read_spare(folder) else { return false };
+        let Some(view) = self.views().first().cloned() else { return false };
+        let spare = Spare { folder: folder.to_owned(), bytes: record.disk_bytes, entries: record.entries, view, since };
+        let mut index = self.index();
+        let is_new = !index.spares.contains_key(&diff_id);
+        if is_new {
+            index.spares.insert(diff_id, spare);
+        }
+        is_new
+    }
+
+    fn read_spare(&self, folder: &Path) -> Option<(Digest, LayerRecord, SystemTime)> {
+        let path = folder.join("layer.json");
+        let record: LayerRecord = read_json(&path).ok()?;
+        let is_whole = record.for_sink
+            && record.unsettled.is_some()
+            && record.unsettled == self.boot
+            && folder.join("fs").is_dir()
+            && record.sums.iter().all(|(file, sum)| is_as_summed(&folder.join(file), sum));
+        let since = fs::metadata(&path).and_then(|metadata| metadata.modified()).ok()?;
+        Some((record.diff_id.parse().ok().filter(|_| is_whole)?, record, since))
+    }
+}
+
+fn is_as_summed(path: &Path, sum: &str) -> bool {
+    fs::read(path).is_ok_and(|bytes| Digest::of(&bytes).as_str() == sum)
+}
+
+/// The spares that go: what is too old, and the oldest of what takes too much. A clock that was set back makes none older.
+fn surplus(mut spares: Vec<(Digest, u64, SystemTime)>, bytes_max: u64, now: SystemTime) -> Vec<Digest> {
+    spares.sort_by_key(|(.., since)| Reverse(*since));
+    let mut kept = 0_u64;
+    let is_kept = |(_, bytes, since): &(Digest, u64, SystemTime)| {
+        kept = kept.saturating_add(*bytes);
+        let is_old = now.duration_since(*since).is_ok_and(|age| age > SPARE_AGE_MAX);
+        kept <= bytes_max && !is_old
+    };
+    let (_, gone): (Vec<_>, Vec<_>) = spares.into_iter().partition(is_kept);
+    gone.into_iter().map(|(diff_id, ..)| diff_id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::{
+        manifest::Descriptor,
+        store::{Access, Durability},
+    };
+
+    fn open(root: &Path) -> Arc<Store> {
+        Arc::new(Store::open(root, Access::Write { or_create: true }, Durability::Commit).unwrap())
+    }
+
+    /// A layer as the unpacker leaves it.
+    fn unpacked(store: &Arc<Store>, name: &str, implicit: &[Vec<u8>]) -> SinkLayer {
+        let staging = store.stage().unwrap();
+        fs::create_dir(staging.path().join("fs")).unwrap();
+        fs::write(staging.path().join("fs/file"), name).unwrap();
+        let sum = crate::store::write_implicit(staging.path(), implicit).unwrap();
+        let diff_id = Digest::of(name.as_bytes());
+        let record = serde_json::json!({
+            "diff_id": diff_id.to_string(), "entries": 1, "bytes": 1, "disk_bytes": 4096, "for_sink": true,
+            "unsettled": store.unsettled_mark(LayerEnd::Sink), "sums": { "implicit.json": sum.to_string() },
+        });
+        let blob = Descriptor { media_type: String::new(), digest: diff_id.clone(), size: 1, platform: None };
+        let view = store.sync_view().unwrap();
+        let layer = StagedLayer::new(staging, (diff_id, &blob), serde_json::from_value(record).unwrap(), view);
+        SinkLayer::new(store, layer.unwrap()).unwrap()
+    }
+
+    type Spoil = fn(&Path);
+
+    fn staged(root: &Path) -> Vec<PathBuf> {
+        fs::read_dir(root.join("tmp")).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+
+    fn has(store: &Arc<Store>, name: &str) -> bool {
+        store.take_spare(&Digest::of(name.as_bytes())).is_some()
+    }
+
+    #[test]
+    fn a_whole_layer_is_a_spare_until_the_machine_starts_again_or_a_byte_of_it_is_wrong() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("staging");
+        let store = open(&root);
+        drop(unpacked(&store, "a", &[b"dir".to_vec()]));
+        assert!(has(&store, "a") && has(&store, "a"), "dropped, it is one again");
+        drop(store);
+        let store = open(&root);
+        assert!(has(&store, "a"), "the next process finds it");
+        drop(store);
+        let path = staged(&root).pop().unwrap();
+        let spoils: [Spoil; 4] = [
+            |path| fs::write(path.join("implicit.json"), "[]").unwrap(),
+            |path| fs::rename(path.join("fs"), path.join("moved")).unwrap(),
+            |path| fs::remove_file(path.join("layer.json")).unwrap(),
+            |path| {
+                let read: LayerRecord = read_json(&path.join("layer.json")).unwrap();
+                let earlier = LayerRecord { unsettled: Some("an earlier boot".into()), ..read };
+                fs::write(path.join("layer.json"), earlier.to_bytes()).unwrap();
+            },
+        ];
+        for (number, spoil) in spoils.into_iter().enumerate() {
+            let copied = std::process::Command::new("cp").arg("-a").arg(&path).arg(folder.path().join("copy")).status();
+            assert!(copied.unwrap().success());
+            spoil(&path);
+            let store = open(&root);
+            assert!(!has(&store, "a") && staged(&root).is_empty(), "case {number}");
+            drop(store);
+            fs::rename(folder.path().join("copy"), &path).unwrap();
+        }
+        assert!(has(&open(&root), "a"), "nothing else was wrong");
+    }
+
+    #[test]
+    fn a_layer_that_a_sink_may_have_changed_or_moved_is_no_spare() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("staging");
+        let store = open(&root);
+        let mut flat = unpacked(&store, "flat", &[Vec::new()]);
+        let before = flat.tree().unwrap().folder;
+        drop(flat);
+        assert!(!before.exists(), "a move that comes late finds nothing");
+        assert!(has(&store, "flat"));
+        let mut moved = store.take_spare(&Digest::of(b"flat")).unwrap();
+        fs::rename(moved.tree().unwrap().folder, folder.path().join("sink")).unwrap();
+        drop(moved);
+        assert!(!has(&store, "flat"));
+        let mut changed = unpacked(&store, "deep", &[b"dir".to_vec()]);
+        changed.tree().unwrap();
+        // As a process leaves it that ends now.
+        std::mem::forget(changed);
+        let store = open_beside(store, &root);
+        assert!(!has(&store, "deep") && staged(&root).is_empty());
+    }
+
+    /// The next process; the store of the last one was never closed.
+    fn open_beside(store: Arc<Store>, root: &Path) -> Arc<Store> {
+        let copy = root.with_extension("copy");
+        let copied = std::process::Command::new("cp").arg("-a").arg(root).arg(&copy).status();
+        assert!(copied.unwrap().success());
+        std::mem::forget(store);
+        fs::remove_dir_all(root).unwrap();
+        fs::rename(copy, root).unwrap();
+        open(root)
+    }
+
+    #[test]
+    fn spares_go_when_they_are_old_or_many_the_oldest_first() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_hours(100);
+        let ago = |minutes| now - Duration::from_mins(minutes);
+        let spare = |name: &str, bytes, since| (Digest::of(name.as_bytes()), bytes, since);
+        for (spares, bytes_max, gone) in [
+            (vec![], 10, vec![]),
+            (vec![spare("a", 5, ago(1)), spare("b", 5, ago(2))], 10, vec![]),
+            (vec![spare("a", 5, ago(1)), spare("b", 5, ago(2))], 9, vec!["b"]),
+            (vec![spare("a", 5, ago(2)), spare("b", 5, ago(1))], 9, vec!["a"]),
+            (vec![spare("a", 5, ago(61)), spare("b", 5, ago(60))], 10, vec!["a"]),
+            (vec![spare("a", 5, now + Duration::from_hours(1))], 10, vec![]),
+            (vec![spare("a", 0, ago(1)), spare("b", 1, ago(1))], 0, vec!["b"]),
+        ] {
+            let gone: Vec<Digest> = gone.into_iter().map(|name: &str| Digest::of(name.as_bytes())).collect();
+            assert_eq!(surplus(spares, bytes_max, now), gone);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! One 512-byte tar header, as v7, ustar, star or GNU tar write it.
+
+use crate::unpack::error::Fault;
+
+/// A tar archive is made of blocks of this size.
+pub(crate) const BLOCK: usize = 512;
+
+/// The dialect a header is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    V7,
+    Ustar,
+    Star,
+    Gnu,
+}
+
+/// A header whose checksum is right.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header<'a> {
+    block: &'a [u8; BLOCK],
+    format: Format,
+}
+
+/// The fixed fields of a header.
+#[derive(Debug)]
+pub(crate) struct Fields {
+    pub(crate) name: Vec<u8>,
+    pub(crate) link: Vec<u8>,
+    pub(crate) mode: i64,
+    pub(crate) uid: i64,
+    pub(crate) gid: i64,
+    pub(crate) size: i64,
+    pub(crate) mtime: i64,
+    pub(crate) device: (i64, i64),
+}
+
+impl<'a> Header<'a> {
+    /// Checks the checksum, unsigned as the standard says or signed as old writers had it.
+    pub(crate) fn parse(block: &'a [u8; BLOCK]) -> Result<Self, Fault> {
+        let stated = octal(&block[148..156], "checksum")?;
+        let (mut unsigned, mut signed) = (0i64, 0i64);
+        for (at, &byte) in block.iter().enumerate() {
+            let byte = if (148..156).contains(&at) { b' ' } else { byte };
+            unsigned += i64::from(byte);
+            signed += i64::from(byte.cast_signed());
+        }
+        if stated != unsigned && stated != signed {
+            return Err(Fault::malformed("the header after it has a wrong checksum"));
+        }
+        let format = match (&block[257..263], &block[263..265]) {
+            (b"ustar\0", _) if &block[508..] == b"tar\0" => Format::Star,
+            (b"ustar\0", _) => Format::Ustar,
+            (b"ustar ", b" \0") => Format::Gnu,
+            _ => Format::V7,
+        };
+        Ok(Header { block, format })
+    }
+
+    pub(crate) fn type_flag(&self) -> u8 {
+        self.block[156]
+    }
+
+    pub(crate) fn is_gnu(&self) -> bool {
+        self.format == Format::Gnu
+    }
+
+    /// The name field alone, for messages about extension headers.
+    pub(crate) fn short_name(&self) -> &'a [u8] {
+        text(&self.block[..100])
+    }
+
+    pub(crate) fn size(&self) -> Result<i64, Fault> {
+        number(&self.block[124..136], "size")
+    }
+
+    pub(crate) fn fields(&self) -> Result<Fields, Fault> {
+        let block = self.block;
+        let device = match self.format {
+            Format::V7 => (0, 0),
+            _ => (number(&block[329..337], "device major")?, number(&block[337..345], "device minor")?),
+        };
+        Ok(Fields {
+            name: self.name(),
+            link: text(&block[157..257]).to_vec(),
+            mode: number(&block[100..108], "mode")?,
+            uid: number(&block[108..116], "uid")?,
+            gid: number(&block[116..124], "gid")?,
+            size: self.size()?,
+            mtime: number(&block[136..148], "mtime")?,
+            device,
+        })
+    }
+
+    fn name(&self) -> Vec<u8> {
+        let block = self.block;
+        let prefix = match self.format {
+            Format::V7 => &[][..],
+            Format::Ustar => text(&block[345..500]),
+            Format::Star => text(&block[345..476]),
+            Format::Gnu => self.misplaced_prefix(),
+        };
+        let name = self.short_name();
+        if prefix.is_empty() {
+            return name.to_vec();
+        }
+        [prefix, b"/", name].concat()
+    }
+
+    /// GNU headers keep times where ustar has the prefix. Some writers once put a prefix there under the GNU magic:
+    /// it is taken where the times are no numbers and the bytes are ASCII.
+    fn misplaced_prefix(&self) -> &'a [u8] {
+        let times = [&self.block[345..357], &self.block[357..369]];
+        let broken = times.iter().any(|time| time[0] != 0 && number(time, "time").is_err());
+        let prefix = text(&self.block[345..500]);
+        if broken && prefix.is_ascii() { prefix } else { &[] }
+    }
+}
+
+/// The bytes up to the first NUL.
+pub(crate) fn text(field: &[u8]) -> &[u8] {
+    let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
+    &field[..end]
+}
+
+/// A number in octal digits, or in base 256 where the first bit is set.
+pub(crate) fn number(field: &[u8], what: &'static str) -> Result<i64, Fault> {
+    let Some(&first) = field.first().filter(|&&first| first & 0x80 != 0) else {
+        return octal(field, what);
+    };
+    // Two's complement, big-endian; the first bit marks the form, the second is the sign.
+    let negative = first & 0x40 != 0;
+    let flip = if negative { 0xff } else { 0 };
+    let mut value: u64 = 0;
+    for (at, &byte) in field.iter().enumerate() {
+        let byte = byte ^ flip;
+        let byte = if at == 0 { byte & 0x7f } else { byte };
+        if value >> 56 != 0 {
+            return Err(out_of_range(what));
+        }
+        value = value << 8 | u64::from(byte);
+    }
+    let value = i64::try_from(value).map_err(|_| out_of_range(what))?;
+    Ok(if negative { !value } else { value })
+}
+
+fn octal(field: &[u8], what: &'static str) -> Result<i64, Fault> {
+    let filler = |byte: &u8| matches!(byte, b' ' | 0);
+    let Some(start) = field.iter().position(|byte| !filler(byte)) else {
+        return Ok(0);
+    };
+    let end = field.iter().rposition(|byte| !filler(byte)).map_or(start, |last| last + 1);
+    let mut value: i64 = 0;
+    for &digit in text(&field[start..end]) {
+        if !(b'0'..=b'7').contains(&digit) {
+            return Err(Fault::malformed(format!("its {what} is not a number")));
+        }
+        value = value.checked_mul(8).ok_or_else(|| out_of_range(what))? + i64::from(digit - b'0');
+    }
+    Ok(value)
+}
+
+fn out_of_range(what: &str) -> Fault {
+    Fault::malformed(format!("its {what} is out of range"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_in_octal_and_in_base_256() {
+        for (field, value) in [
+            (&b"0000644\0"[..], 0o644),
+            (b"   644 \0", 0o644),
+            (b"\0\0\0\0\0\0\0\0", 0),
+            (b"77777777777 ", 0o77_777_777_777),
+            (b"\x80\0\0\0\0\0\0\0\0\0\x01\x00", 256),
+            (b"\x80\0\0\0\x7f\xff\xff\xff\xff\xff\xff\xff", i64::MAX),
+            (b"\xff\xff\xff\xff\xff\xff\xff\xff", -1),
+            (b"\xff\xff\xff\xff\xff\xff\xfe\x00", -512),
+        ] {
+            assert_eq!(number(field, "size").unwrap(), value, "{field:?}");
+        }
+        for field in [
+            &b"0000648\0"[..],
+            b"-000001\0",
+            b"0x12\0\0\0\0",
+            b"\x80\0\0\0\x80\0\0\0\0\0\0\0",
+            b"\x81\0\0\0\0\0\0\0\0\0\0\0",
+        ] {
+            number(field, "size").expect_err("not a number");
+        }
+    }
+}

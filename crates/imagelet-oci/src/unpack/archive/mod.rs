@@ -1,0 +1,405 @@
+//! Reads tar archives as containerd does: ustar, PAX, GNU, star, v7; strict where readers disagree.
+//!
+//! **Invariant:** which bytes are headers depends on the archive alone, as in Go's `archive/tar`: sizes of symbolic
+//! links, directories, devices are ignored, a hard link has none, a PAX size beats the header's and belongs to the next
+//! entry only.
+//! Memory is bounded by the limits, whatever the archive claims.
+
+pub(super) mod header;
+pub(super) mod pax;
+pub(super) mod sparse;
+
+use std::io::{BufRead, ErrorKind};
+
+use self::{
+    header::{BLOCK, Fields, Header},
+    pax::{Extended, Time},
+    sparse::{Builder, Map, Version},
+};
+use super::{Claim, EntryRules, UnpackLimits, UnpackOptions, error::Fault};
+
+/// Extended attributes: names and values.
+pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// What is made of a header of so many bytes takes so many times as much at most, for what is not counted by itself.
+const HEADER_COST: usize = 4;
+/// What an attribute takes besides name and value, and a range of a sparse file, with their copies.
+const XATTR_COST: usize = 256;
+const RANGE_COST: usize = 32;
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    HardLink,
+    Symlink,
+    CharDevice,
+    BlockDevice,
+    Directory,
+    Fifo,
+    /// A type nobody defined; its data is skipped.
+    Unknown,
+}
+
+/// An entry of the archive with all its overrides applied. Names are as they stand there, not yet checked.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: Vec<u8>,
+    pub(crate) link: Vec<u8>,
+    pub(crate) kind: Kind,
+    /// Permission bits with set-id and sticky bits.
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// The file's size once written, holes counted.
+    pub(crate) size: u64,
+    /// Bytes of its data in the archive.
+    pub(crate) stored: u64,
+    pub(crate) sparse: Option<Map>,
+    pub(crate) mtime: Time,
+    pub(crate) atime: Option<Time>,
+    pub(crate) device: (i64, i64),
+    pub(crate) xattrs: Xattrs,
+}
+
+/// Reads entries one after the other, each entry's data between two calls of [`Reader::next`].
+pub(crate) struct Reader<'a> {
+    input: &'a mut dyn BufRead,
+    limits: UnpackLimits,
+    rules: EntryRules,
+    /// What the headers of the current entry take.
+    claim: Claim,
+    globals: Extended,
+    /// Data of the current entry not yet consumed, then its padding.
+    remaining: u64,
+    padding: u64,
+    headers: u64,
+    place: Vec<u8>,
+}
+
+/// Extension headers read before the entry they belong to.
+#[derive(Default)]
+struct Pending {
+    extended: Option<Extended>,
+    long_name: Option<Vec<u8>>,
+    long_link: Option<Vec<u8>>,
+}
+
+impl Pending {
+    fn is_empty(&self) -> bool {
+        self.extended.is_none() && self.long_name.is_none() && self.long_link.is_none()
+    }
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(input: &'a mut dyn BufRead, options: &UnpackOptions, claim: Claim) -> Self {
+        let (place, globals) = (b"(start of layer)".to_vec(), Extended::new(options.rules));
+        let UnpackOptions { limits, rules, .. } = *options;
+        Reader { input, limits, rules, claim, globals, remaining: 0, padding: 0, headers: 0, place }
+    }
+
+    /// The last name seen, for messages.
+    pub(crate) fn place(&self) -> &[u8] {
+        &self.place
+    }
+
+    /// Headers read so far, extension headers counted.
+    pub(crate) fn headers(&self) -> u64 {
+        self.headers
+    }
+
+    /// The next entry, or `None` at the end blocks or at a clean end of input.
+    pub(crate) fn next(&mut self) -> Result<Option<Entry>, Fault> {
+        self.claim.clear();
+        let mut pending = Pending::default();
+        loop {
+            self.skip_rest()?;
+            let mut block = [0; BLOCK];
+            if !self.next_header(&mut block)? {
+                // End blocks may follow extension headers; a stream that just stops there was cut.
+                return Ok(None);
+            }
+            self.headers += 1;
+            if self.headers > self.limits.entries_max {
+                return Err(Fault::limit(format!("more than {} entries", self.limits.entries_max)));
+            }
+            let header = Header::parse(&block)?;
+            match header.type_flag() {
+                b'x' => {
+                    let records = self.extension(&header, "PAX header")?;
+                    let extended = Extended::parse(&records, self.limits.ranges_max, self.rules)?;
+                    self.claim.grow((extended.xattrs.len() + extended.xattrs_encoded.len()) * XATTR_COST)?;
+                    pending.extended = Some(extended);
+                }
+                b'g' => {
+                    let records = self.extension(&header, "global PAX header")?;
+                    self.globals.merge_global(&records)?;
+                }
+                b'L' => pending.long_name = Some(self.long_text(&header, "GNU long name")?),
+                b'K' => pending.long_link = Some(self.long_text(&header, "GNU long link")?),
+                flag => return self.entry(&header, flag, &block, pending).map(Some),
+            }
+            if !pending.is_empty() && self.padding_ends_input()? {
+                return Err(truncated());
+            }
+        }
+    }
+
+    /// Bytes of the current entry's data, straight from the input's buffer; empty at the end of the data.
+    pub(crate) fn fill(&mut self) -> Result<&[u8], Fault> {
+        if self.remaining == 0 {
+            return Ok(&[]);
+        }
+        let available = self.fill_input()?;
+        if available == 0 {
+            return Err(truncated());
+        }
+        let wanted = usize::try_from(self.remaining).unwrap_or(usize::MAX);
+        let buffer = self.input.fill_buf().map_err(Fault::Read)?;
+        Ok(&buffer[..wanted.min(buffer.len())])
+    }
+
+    /// Marks bytes that [`Reader::fill`] gave as used.
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        self.input.consume(bytes);
+        self.remaining -= bytes as u64;
+    }
+
+    fn entry(&mut self, header: &Header<'_>, flag: u8, block: &[u8; BLOCK], pending: Pending) -> Result<Entry, Fault> {
+        header.short_name().clone_into(&mut self.place);
+        let Fields { mut name, mut link, mode, mut uid, mut gid, mut size, mtime, device } = header.fields()?;
+        let mut extended = pending.extended.unwrap_or_default();
+        if let Some(path) = pending.long_name.or_else(|| extended.path.take()) {
+            name = path;
+        }
+        if let Some(target) = pending.long_link.or_else(|| extended.link.take()) {
+            link = target;
+        }
+        name.clone_into(&mut self.place);
+        uid = extended.uid.or(self.globals.uid).unwrap_or(uid);
+        gid = extended.gid.or(self.globals.gid).unwrap_or(gid);
+        size = extended.size.unwrap_or(size);
+        let mtime = extended.mtime.or(self.globals.mtime).unwrap_or(Time { secs: mtime, nanos: 0 });
+        let atime = extended.atime.or(self.globals.atime);
+        let kind = match flag {
+            0 if name.ends_with(b"/") => Kind::Directory,
+            0 | b'0' | b'7' | b'S' => Kind::File,
+            b'1' => Kind::HardLink,
+            b'2' => Kind::Symlink,
+            b'3' => Kind::CharDevice,
+            b'4' => Kind::BlockDevice,
+            b'5' => Kind::Directory,
+            b'6' => Kind::Fifo,
+            _ => Kind::Unknown,
+        };
+        if kind == Kind::HardLink && size != 0 {
+            // POSIX lets data follow and most readers look for none there: one would take the data for headers.
+            return Err(Fault::malformed("it is a hard link with data of its own"));
+        }
+        if matches!(kind, Kind::File | Kind::Unknown) {
+            self.begin(size)?;
+        } else {
+            size = 0;
+        }
+        let mut size = size.cast_unsigned();
+        let mut sparse = None;
+        if flag == b'S' {
+            let (map, real) = self.old_sparse(header, block)?;
+            size = real;
+            sparse = Some(map);
+        } else if let Some(version) = sparse::version(&extended.sparse)? {
+            if kind != Kind::File {
+                return Err(Fault::malformed("it has a sparse map and is no file"));
+            }
+            if let Some(real) = extended.sparse.name.take() {
+                real.clone_into(&mut self.place);
+                name = real;
+            }
+            let (map, real) = self.pax_sparse(&extended, &version, size)?;
+            size = real;
+            sparse = Some(map);
+        }
+        self.claim.grow(sparse.as_ref().map_or(0, |map: &Map| map.ranges.len()) * RANGE_COST)?;
+        for (name, value) in std::mem::take(&mut extended.xattrs_encoded) {
+            extended.xattrs.entry(name).or_insert(value);
+        }
+        Ok(Entry {
+            name,
+            link,
+            kind,
+            mode: u32::try_from(mode & 0o7777).expect("four octal digits fit"),
+            uid: owner(uid, "uid")?,
+            gid: owner(gid, "gid")?,
+            size,
+            stored: self.remaining,
+            sparse,
+            mtime,
+            atime,
+            device,
+            xattrs: extended.xattrs.into_iter().collect(),
+        })
+    }
+
+    fn old_sparse(&mut self, header: &Header<'_>, block: &[u8; BLOCK]) -> Result<(Map, u64), Fault> {
+        if !header.is_gnu() {
+            return Err(Fault::malformed("it is a GNU sparse file in a header of another kind"));
+        }
+        let real = u64::try_from(sparse::old_size(block)?).map_err(|_| negative_size())?;
+        let mut builder = Builder::new(self.limits.ranges_max);
+        let mut more = sparse::push_old(block, true, &mut builder)?;
+        let mut blocks = 0;
+        while more {
+            // A block may hold no range at all, and still say that another follows.
+            blocks += 1;
+            if blocks > self.limits.ranges_max {
+                return Err(Fault::limit(format!("its sparse map has more than {blocks} blocks")));
+            }
+            let mut extension = [0; BLOCK];
+            self.read_exact(&mut extension)?;
+            more = sparse::push_old(&extension, false, &mut builder)?;
+        }
+        Ok((builder.finish(real, self.remaining)?, real))
+    }
+
+    fn pax_sparse(&mut self, extended: &Extended, version: &Version, size: u64) -> Result<(Map, u64), Fault> {
+        let records = &extended.sparse;
+        let real = records.size.or(records.real_size).unwrap_or(size.cast_signed());
+        let real = u64::try_from(real).map_err(|_| negative_size())?;
+        let mut builder = Builder::new(self.limits.ranges_max);
+        match version {
+            Version::InRecords => sparse::push_records(records, &mut builder)?,
+            Version::InData => sparse::push_data(
+                |block| {
+                    if self.remaining < BLOCK as u64 {
+                        return Err(Fault::malformed("its sparse map is malformed"));
+                    }
+                    self.read_exact(block)?;
+                    self.remaining -= BLOCK as u64;
+                    Ok(())
+                },
+                &mut builder,
+            )?,
+        }
+        Ok((builder.finish(real, self.remaining)?, real))
+    }
+
+    /// The data of an extension header.
+    fn extension(&mut self, header: &Header<'_>, what: &'static str) -> Result<Vec<u8>, Fault> {
+        header.short_name().clone_into(&mut self.place);
+        self.begin(header.size()?)?;
+        if self.remaining > self.limits.header_max as u64 {
+            return Err(Fault::limit(format!("a {what} is longer than {} bytes", self.limits.header_max)));
+        }
+        let length = usize::try_from(self.remaining).expect("it is within a limit");
+        self.claim.grow(HEADER_COST * length)?;
+        let mut content = Vec::with_capacity(length);
+        loop {
+            let chunk = self.fill()?;
+            let length = chunk.len();
+            if length == 0 {
+                return Ok(content);
+            }
+            content.extend_from_slice(chunk);
+            self.consume(length);
+        }
+    }
+
+    fn long_text(&mut self, header: &Header<'_>, what: &'static str) -> Result<Vec<u8>, Fault> {
+        let content = self.extension(header, what)?;
+        let text = header::text(&content).to_vec();
+        Ok(text)
+    }
+
+    /// Sets up the data that follows a header.
+    fn begin(&mut self, size: i64) -> Result<(), Fault> {
+        self.remaining = u64::try_from(size).map_err(|_| negative_size())?;
+        self.padding = self.remaining.next_multiple_of(BLOCK as u64) - self.remaining;
+        Ok(())
+    }
+
+    /// Skips what is left of the current entry. A last entry may lack its padding.
+    fn skip_rest(&mut self) -> Result<(), Fault> {
+        while self.remaining > 0 {
+            let length = self.fill()?.len();
+            self.consume(length);
+        }
+        while self.padding > 0 {
+            let available = self.fill_input()?;
+            if available == 0 {
+                self.padding = 0;
+                break;
+            }
+            let skipped = available.min(usize::try_from(self.padding).expect("padding is under a block"));
+            self.input.consume(skipped);
+            self.padding -= skipped as u64;
+        }
+        Ok(())
+    }
+
+    /// Whether nothing follows the current extension header.
+    fn padding_ends_input(&mut self) -> Result<bool, Fault> {
+        self.skip_rest()?;
+        Ok(self.fill_input()? == 0)
+    }
+
+    /// Reads a header block; `false` at the end of the archive.
+    fn next_header(&mut self, block: &mut [u8; BLOCK]) -> Result<bool, Fault> {
+        if self.fill_input()? == 0 {
+            return Ok(false);
+        }
+        self.read_exact(block)?;
+        if block.iter().any(|&byte| byte != 0) {
+            return Ok(true);
+        }
+        if self.fill_input()? == 0 {
+            return Ok(false);
+        }
+        self.read_exact(block)?;
+        if block.iter().any(|&byte| byte != 0) {
+            return Err(Fault::malformed("a single zero block follows it, and then more"));
+        }
+        Ok(false)
+    }
+
+    fn read_exact(&mut self, block: &mut [u8; BLOCK]) -> Result<(), Fault> {
+        let mut filled = 0;
+        while filled < BLOCK {
+            if self.fill_input()? == 0 {
+                return Err(truncated());
+            }
+            let buffer = self.input.fill_buf().map_err(Fault::Read)?;
+            let length = buffer.len().min(BLOCK - filled);
+            block[filled..filled + length].copy_from_slice(&buffer[..length]);
+            self.input.consume(length);
+            filled += length;
+        }
+        Ok(())
+    }
+
+    /// Makes the input's buffer hold something; 0 at its end.
+    fn fill_input(&mut self) -> Result<usize, Fault> {
+        loop {
+            match self.input.fill_buf() {
+                Ok(buffer) => return Ok(buffer.len()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(Fault::Read(error)),
+            }
+        }
+    }
+}
+
+/// An owner as the kernel takes it; all ones would mean "leave as it is".
+fn owner(id: i64, what: &'static str) -> Result<u32, Fault> {
+    u32::try_from(id)
+        .ok()
+        .filter(|&id| id != u32::MAX)
+        .ok_or_else(|| Fault::malformed(format!("its {what} {id} is out of range")))
+}
+
+fn truncated() -> Fault {
+    Fault::malformed("the archive is truncated")
+}
+
+fn negative_size() -> Fault {
+    Fault::malformed("its size is negative")
+}

@@ -1,0 +1,305 @@
+//! PAX extension records: what they override in the next entry, or in all that follow.
+
+use std::collections::BTreeMap;
+
+use base64::{
+    Engine as _,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+
+use crate::unpack::{
+    EntryRules,
+    error::{Fault, shown},
+    writer::xattr,
+};
+
+/// libarchive writes values with or without padding.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// A point in time, as the kernel wants it: `0 <= nanos < 10^9`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Time {
+    pub(crate) secs: i64,
+    pub(crate) nanos: u32,
+}
+
+/// What PAX records override. The last record of a key wins; an empty value takes the override back.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Extended {
+    pub(crate) path: Option<Vec<u8>>,
+    pub(crate) link: Option<Vec<u8>>,
+    pub(crate) size: Option<i64>,
+    pub(crate) uid: Option<i64>,
+    pub(crate) gid: Option<i64>,
+    pub(crate) mtime: Option<Time>,
+    pub(crate) atime: Option<Time>,
+    /// By full name, as `user.comment`.
+    pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// libarchive's spelling of the same; counts where the other one is absent.
+    pub(crate) xattrs_encoded: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// What the names of the attributes take in a list of the kernel.
+    names: usize,
+    rules: EntryRules,
+    pub(crate) sparse: SparseRecords,
+}
+
+/// The `GNU.sparse.*` records, of any version.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SparseRecords {
+    pub(crate) major: Option<Vec<u8>>,
+    pub(crate) minor: Option<Vec<u8>>,
+    pub(crate) name: Option<Vec<u8>>,
+    pub(crate) real_size: Option<i64>,
+    pub(crate) size: Option<i64>,
+    pub(crate) ranges: Option<i64>,
+    pub(crate) map: Option<Vec<u8>>,
+    /// Version 0.0: offset and length in turn, one record each.
+    pub(crate) pairs: Vec<i64>,
+}
+
+impl Extended {
+    /// Overrides nothing.
+    pub(crate) fn new(rules: EntryRules) -> Extended {
+        Extended { rules, ..Extended::default() }
+    }
+
+    /// Reads the records that belong to one entry. `ranges_max` bounds a sparse map kept as single records.
+    pub(crate) fn parse(records: &[u8], ranges_max: usize, rules: EntryRules) -> Result<Extended, Fault> {
+        let mut extended = Extended::new(rules);
+        for record in Records(records) {
+            let (key, value) = record?;
+            extended.set(key, value, ranges_max)?;
+        }
+        Ok(extended)
+    }
+
+    /// Merges a global header into `self`, the defaults of all that follows. What cannot be meant for all entries
+    /// is refused: only writers who want two readers to disagree have a use for it.
+    pub(crate) fn merge_global(&mut self, records: &[u8]) -> Result<(), Fault> {
+        for record in Records(records) {
+            let (key, value) = record?;
+            match key {
+                b"uid" | b"gid" | b"mtime" | b"atime" if self.rules == EntryRules::Own => self.set(key, value, 0)?,
+                b"path" | b"linkpath" | b"size" => return Err(global_refused(key)),
+                _ if key.starts_with(b"GNU.sparse.") => return Err(global_refused(key)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, key: &[u8], value: &[u8], ranges_max: usize) -> Result<(), Fault> {
+        let given = !value.is_empty();
+        match key {
+            b"path" => self.path = given.then(|| value.to_vec()),
+            b"linkpath" => self.link = given.then(|| value.to_vec()),
+            b"size" => self.size = optional(given, || decimal(value, "size"))?,
+            b"uid" => self.uid = optional(given, || decimal(value, "uid"))?,
+            b"gid" => self.gid = optional(given, || decimal(value, "gid"))?,
+            b"mtime" => self.mtime = optional(given, || time(value, "mtime"))?,
+            b"atime" => self.atime = optional(given, || time(value, "atime"))?,
+            _ => {
+                if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+                    if self.takes(name, value.len())? {
+                        self.xattrs.insert(name.to_vec(), value.to_vec());
+                    }
+                } else if self.rules == EntryRules::Own
+                    && let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.")
+                {
+                    let name: Vec<u8> = percent_encoding::percent_decode(name).collect();
+                    if self.takes(&name, value.len() / 4 * 3)? {
+                        let value = BASE64.decode(value).map_err(|_| malformed(key))?;
+                        self.xattrs_encoded.insert(name, value);
+                    }
+                } else if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
+                    self.sparse.set(key, value, ranges_max)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Extended {
+    /// Whether an attribute is kept. One that no file can have is refused, before anything is made of it.
+    fn takes(&mut self, name: &[u8], length: usize) -> Result<bool, Fault> {
+        if length > xattr::VALUE_MAX {
+            let (name, limit) = (shown(name), xattr::VALUE_MAX);
+            return Err(Fault::limit(format!(
+                "its extended attribute `{name}` has {length} bytes; the limit is {limit}"
+            )));
+        }
+        if !xattr::allowed(name, self.rules) {
+            return Ok(false);
+        }
+        self.names += name.len() + 1;
+        if self.names > xattr::NAMES_MAX {
+            let limit = xattr::NAMES_MAX;
+            return Err(Fault::limit(format!("the names of its extended attributes have more than {limit} bytes")));
+        }
+        Ok(true)
+    }
+}
+
+impl SparseRecords {
+    fn set(&mut self, key: &[u8], value: &[u8], ranges_max: usize) -> Result<(), Fault> {
+        let given = !value.is_empty();
+        match key {
+            b"major" => self.major = given.then(|| value.to_vec()),
+            b"minor" => self.minor = given.then(|| value.to_vec()),
+            b"name" => self.name = given.then(|| value.to_vec()),
+            b"realsize" => self.real_size = optional(given, || decimal(value, "real size"))?,
+            b"size" => self.size = optional(given, || decimal(value, "real size"))?,
+            b"numblocks" => self.ranges = optional(given, || decimal(value, "sparse map"))?,
+            b"map" => self.map = given.then(|| value.to_vec()),
+            b"offset" | b"numbytes" => {
+                if (key == b"offset") != self.pairs.len().is_multiple_of(2) {
+                    return Err(Fault::malformed("the records of its sparse map are out of order"));
+                }
+                if self.pairs.len() >= ranges_max.saturating_mul(2) {
+                    return Err(Fault::limit(format!("its sparse map has more than {ranges_max} ranges")));
+                }
+                self.pairs.push(decimal(value, "sparse map")?);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Splits `LENGTH KEY=VALUE\n` records.
+struct Records<'a>(&'a [u8]);
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Result<(&'a [u8], &'a [u8]), Fault>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let record = self.split();
+        if record.is_none() {
+            self.0 = &[];
+        }
+        Some(record.ok_or_else(|| Fault::malformed("a PAX record is malformed")).and_then(|(key, value)| {
+            let named = matches!(key, b"path" | b"linkpath" | b"uname" | b"gname");
+            let checked = if named { value } else { key };
+            if checked.contains(&0) { Err(malformed(key)) } else { Ok((key, value)) }
+        }))
+    }
+}
+
+impl<'a> Records<'a> {
+    fn split(&mut self) -> Option<(&'a [u8], &'a [u8])> {
+        /// `5 =\n` would be the shortest, less its key.
+        const RECORD_MIN: usize = 5;
+        /// Longer lengths cannot fit any header that was read.
+        const DIGITS_MAX: usize = 10;
+
+        let space = self.0.iter().take(DIGITS_MAX + 1).position(|&byte| byte == b' ')?;
+        let digits = &self.0[..space];
+        if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+            return None;
+        }
+        let length = digits.iter().fold(0usize, |length, digit| length * 10 + usize::from(digit - b'0'));
+        if length < RECORD_MIN || length > self.0.len() || length <= space + 1 {
+            return None;
+        }
+        let (record, rest) = self.0.split_at(length);
+        let record = record[space + 1..].strip_suffix(b"\n")?;
+        let equals = record.iter().position(|&byte| byte == b'=')?;
+        if equals == 0 {
+            return None;
+        }
+        self.0 = rest;
+        Some((&record[..equals], &record[equals + 1..]))
+    }
+}
+
+/// A decimal number with an optional sign.
+pub(crate) fn decimal(value: &[u8], what: &'static str) -> Result<i64, Fault> {
+    std::str::from_utf8(value)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| Fault::malformed(format!("its {what} `{}` is not a number in range", shown(value))))
+}
+
+/// Seconds with an optional fraction; digits below the nanosecond are cut.
+fn time(value: &[u8], what: &'static str) -> Result<Time, Fault> {
+    let point = value.iter().position(|&byte| byte == b'.');
+    let (whole, fraction) = point.map_or((value, &[][..]), |at| (&value[..at], &value[at + 1..]));
+    let secs = decimal(whole, what)?;
+    if !fraction.iter().all(u8::is_ascii_digit) {
+        return Err(Fault::malformed(format!("its {what} `{}` is not a time", shown(value))));
+    }
+    let digits = fraction.iter().copied().chain(std::iter::repeat(b'0')).take(9);
+    let nanos = digits.fold(0u32, |nanos, digit| nanos * 10 + u32::from(digit - b'0'));
+    if nanos == 0 || !whole.starts_with(b"-") {
+        return Ok(Time { secs, nanos });
+    }
+    Ok(Time { secs: secs.saturating_sub(1), nanos: 1_000_000_000 - nanos })
+}
+
+fn optional<T>(given: bool, parse: impl FnOnce() -> Result<T, Fault>) -> Result<Option<T>, Fault> {
+    given.then(parse).transpose()
+}
+
+fn malformed(key: &[u8]) -> Fault {
+    Fault::malformed(format!("its PAX record `{}` is malformed", shown(key)))
+}
+
+fn global_refused(key: &[u8]) -> Fault {
+    Fault::refused(format!("a global PAX header sets `{}` for all entries", shown(key)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_record_of_a_key_wins_and_an_empty_one_takes_it_back() {
+        let extended = Extended::parse(b"9 path=a\n9 path=b\n10 size=5\n8 size=\n", 8, EntryRules::Own).unwrap();
+        assert_eq!(extended.path.as_deref(), Some(&b"b"[..]));
+        assert_eq!(extended.size, None);
+    }
+
+    #[test]
+    fn malformed_records_are_told() {
+        for records in [
+            &b"9 path=a"[..],
+            b"99 path=a\n",
+            b"0 path=a\n",
+            b"-9 path=a\n",
+            b"9path=a\n\n",
+            b"8 path=a\n",
+            b"6 =ab\n",
+            b"8 pathx\n",
+            b"11 path=a\0b\n",
+            b"10 size=x\n",
+            b"99999999999999999999 path=a\n",
+            b"\n",
+        ] {
+            Extended::parse(records, 8, EntryRules::Own).expect_err("malformed");
+        }
+    }
+
+    #[test]
+    fn times_may_be_negative_and_fractional() {
+        for (text, secs, nanos) in [
+            ("0", 0, 0),
+            ("1.5", 1, 500_000_000),
+            ("-1.25", -2, 750_000_000),
+            ("-0.5", -1, 500_000_000),
+            ("1.0000000009", 1, 0),
+            ("8589934592.000000001", 8_589_934_592, 1),
+        ] {
+            assert_eq!(time(text.as_bytes(), "mtime").unwrap(), Time { secs, nanos }, "{text}");
+        }
+        for text in ["", ".", "x", "1.x", "1.-5", "99999999999999999999"] {
+            time(text.as_bytes(), "mtime").expect_err(text);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Maps of sparse files: which ranges of a file the archive has data for.
+
+use super::{
+    header::{self, BLOCK},
+    pax::{SparseRecords, decimal},
+};
+use crate::unpack::error::Fault;
+
+/// Digits of a number in a map; longer ones are out of range in any case.
+const DIGITS_MAX: usize = 20;
+
+/// Where data lies in a sparse file; all else is a hole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Map {
+    /// In order, not overlapping, none beyond the file's size.
+    pub(crate) ranges: Vec<Range>,
+}
+
+/// Bytes that are stored in the archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+}
+
+/// How the PAX records of an entry describe a sparse file.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Version {
+    /// 0.0 and 0.1: the map is in the records.
+    InRecords,
+    /// 1.0: the map precedes the data.
+    InData,
+}
+
+/// Collects a map from numbers, offset and length in turn.
+#[derive(Debug)]
+pub(crate) struct Builder {
+    ranges: Vec<Range>,
+    offset: Option<u64>,
+    ranges_max: usize,
+}
+
+impl Builder {
+    pub(crate) fn new(ranges_max: usize) -> Self {
+        Builder { ranges: Vec::new(), offset: None, ranges_max }
+    }
+
+    pub(crate) fn push(&mut self, number: i64) -> Result<(), Fault> {
+        let number = u64::try_from(number).map_err(|_| malformed())?;
+        let Some(offset) = self.offset.take() else {
+            self.offset = Some(number);
+            return Ok(());
+        };
+        let start_min = self.ranges.last().map_or(0, |last| last.offset + last.length);
+        let end = offset.checked_add(number).filter(|&end| i64::try_from(end).is_ok());
+        if end.is_none() || offset < start_min {
+            return Err(malformed());
+        }
+        if self.ranges.len() >= self.ranges_max {
+            return Err(Fault::limit(format!("its sparse map has more than {} ranges", self.ranges_max)));
+        }
+        self.ranges.push(Range { offset, length: number });
+        Ok(())
+    }
+
+    /// The map of a file `size` bytes long with `stored` bytes of data in the archive.
+    pub(crate) fn finish(self, size: u64, stored: u64) -> Result<Map, Fault> {
+        let end = self.ranges.last().map_or(0, |last| last.offset + last.length);
+        let sum: u64 = self.ranges.iter().map(|range| range.length).sum();
+        if self.offset.is_some() || end > size || sum != stored {
+            return Err(malformed());
+        }
+        Ok(Map { ranges: self.ranges })
+    }
+}
+
+/// Adds the ranges of a GNU `S` header, or of one of its extension blocks; tells whether another block follows.
+pub(crate) fn push_old(block: &[u8; BLOCK], first: bool, builder: &mut Builder) -> Result<bool, Fault> {
+    const PAIR: usize = 24;
+    let (start, pairs, more) = if first { (386, 4, 482) } else { (0, 21, 504) };
+    for pair in block[start..start + pairs * PAIR].chunks_exact(PAIR) {
+        if pair[0] == 0 {
+            break;
+        }
+        builder.push(header::number(&pair[..12], "sparse map")?)?;
+        builder.push(header::number(&pair[12..], "sparse map")?)?;
+    }
+    Ok(block[more] != 0)
+}
+
+/// The real size a GNU `S` header gives.
+pub(crate) fn old_size(block: &[u8; BLOCK]) -> Result<i64, Fault> {
+    header::number(&block[483..495], "real size")
+}
+
+/// Whether the records make the entry a sparse file.
+pub(crate) fn version(records: &SparseRecords) -> Result<Option<Version>, Fault> {
+    match (records.major.as_deref(), records.minor.as_deref()) {
+        (Some(b"0"), Some(b"0" | b"1")) => Ok(Some(Version::InRecords)),
+        (Some(b"1"), Some(b"0")) => Ok(Some(Version::InData)),
+        // 0.0 and 0.1 had no version records.
+        (None, None) if records.map.is_some() || !records.pairs.is_empty() => Ok(Some(Version::InRecords)),
+        (None, None) => Ok(None),
+        _ => Err(Fault::refused("it is a sparse file of an unknown version")),
+    }
+}
+
+/// Adds the ranges that stand in the records, of version 0.0 or 0.1.
+pub(crate) fn push_records(records: &SparseRecords, builder: &mut Builder) -> Result<(), Fault> {
+    let mut count = 0i64;
+    let mut push = |number| {
+        count += 1;
+        builder.push(number)
+    };
+    if !records.pairs.is_empty() {
+        records.pairs.iter().try_for_each(|&number| push(number))?;
+    } else if let Some(map) = &records.map {
+        map.split(|&byte| byte == b',').try_for_each(|number| push(decimal(number, "sparse map")?))?;
+    }
+    let stated = records.ranges.ok_or_else(malformed)?;
+    if stated.checked_mul(2) == Some(count) { Ok(()) } else { Err(malformed()) }
+}
+
+/// Reads a map of version 1.0: a count, then the numbers, each on a line. `next` gives the blocks it stands in.
+pub(crate) fn push_data(
+    mut next: impl FnMut(&mut [u8; BLOCK]) -> Result<(), Fault>,
+    builder: &mut Builder,
+) -> Result<(), Fault> {
+    let mut block = [0; BLOCK];
+    let mut at = BLOCK;
+    let mut number = || -> Result<i64, Fault> {
+        let mut digits = [0; DIGITS_MAX];
+        let mut length = 0;
+        loop {
+            if at == BLOCK {
+                next(&mut block)?;
+                at = 0;
+            }
+            let byte = block[at];
+            at += 1;
+            if byte == b'\n' {
+                return decimal(&digits[..length], "sparse map");
+            }
+            *digits.get_mut(length).ok_or_else(malformed)? = byte;
+            length += 1;
+        }
+    };
+    let count = number()?;
+    if count < 0 {
+        return Err(malformed());
+    }
+    for _ in 0..count {
+        builder.push(number()?)?;
+        builder.push(number()?)?;
+    }
+    Ok(())
+}
+
+fn malformed() -> Fault {
+    Fault::malformed("its sparse map is malformed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(numbers: &[i64], size: u64, stored: u64) -> Result<Map, Fault> {
+        let mut builder = Builder::new(4);
+        numbers.iter().try_for_each(|&number| builder.push(number))?;
+        builder.finish(size, stored)
+    }
+
+    #[test]
+    fn maps_are_ordered_and_fit_file_and_archive() {
+        map(&[], 10, 0).unwrap();
+        map(&[0, 4, 8, 2, 20, 0], 20, 6).unwrap();
+        for (numbers, size, stored) in [
+            (&[0, 4, 3, 2][..], 10, 6), // overlap
+            (&[8, 1, 0, 1], 10, 2),     // order
+            (&[0, 11], 10, 11),         // beyond the end
+            (&[0, 4], 10, 5),           // data left over
+            (&[0, 4], 10, 3),           // data missing
+            (&[0, 4, 5], 10, 4),        // odd
+            (&[-1, 4], 10, 4),
+            (&[i64::MAX, 1], u64::MAX, 1),
+        ] {
+            assert!(matches!(map(numbers, size, stored), Err(Fault::Malformed(_))), "{numbers:?}");
+        }
+        assert!(matches!(map(&[0; 10], 0, 0), Err(Fault::Limit(_))));
+    }
+}

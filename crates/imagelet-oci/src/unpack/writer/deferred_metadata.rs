@@ -1,0 +1,189 @@
+//! What must be remembered about written paths until the end: directories' metadata, whiteouts, owners not applied.
+
+use std::{collections::BTreeMap, ops::Bound};
+
+use serde::{Deserialize, Serialize};
+
+use super::{spill::Spilled, whiteout::Opacity};
+use crate::unpack::{archive::pax::Time, budget::Claim, error::Fault};
+
+/// What a note takes besides its path, at most: its place in a tree node that is half full, and a directory's metadata.
+const NOTE_COST: usize = 256;
+/// What a directory that no entry names takes besides, and a record, besides their paths: each is kept once more for the
+/// report and written out as text.
+const IMPLICIT_COST: usize = 64;
+const RECORD_COST: usize = 384;
+
+/// An owner, mode, device or xattr that the archive gives and the disk does not have.
+///
+/// Paths without a record are owned by 0:0 and have their mode on disk, where owners are recorded at all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnershipRecord {
+    /// From the layer's root, without a leading slash; bytes that are not printable ASCII, and `%`, percent-encoded.
+    pub path: String,
+    /// The archive's user.
+    pub uid: u32,
+    /// The archive's group.
+    pub gid: u32,
+    /// The archive's permission bits.
+    pub mode: u32,
+    /// A device node that could not be made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceRecord>,
+    /// Names of xattrs that could not be set, encoded as the path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub xattrs: Vec<String>,
+}
+
+/// A device node that could not be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceRecord {
+    /// Block device, else character device.
+    pub block: bool,
+    /// Major number, as the archive has it.
+    pub major: i64,
+    /// Minor number, as the archive has it.
+    pub minor: i64,
+}
+
+/// Notes by path; a path's note goes when what was at the path is removed.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    notes: BTreeMap<Vec<u8>, Note>,
+    claim: Claim,
+}
+
+/// What is remembered of one path.
+#[derive(Debug, Default)]
+pub(crate) struct Note {
+    /// A whiteout stands there.
+    pub(crate) whiteout: bool,
+    pub(crate) opacity: Opacity,
+    /// A directory that no entry names (yet).
+    pub(crate) implicit: bool,
+    /// A directory's metadata, applied at the end: what is written below would change its times.
+    pub(crate) directory: Option<Box<DirectoryMeta>>,
+    pub(crate) record: Option<Box<OwnershipRecord>>,
+}
+
+/// A directory's metadata.
+#[derive(Debug)]
+pub(crate) struct DirectoryMeta {
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mtime: Time,
+    pub(crate) atime: Time,
+    pub(crate) xattrs: Option<Spilled>,
+}
+
+impl Ledger {
+    pub(crate) fn new(claim: Claim) -> Self {
+        Ledger { notes: BTreeMap::new(), claim }
+    }
+
+    pub(crate) fn get(&self, path: &[u8]) -> Option<&Note> {
+        self.notes.get(path)
+    }
+
+    /// The note of a path, made where there is none.
+    pub(crate) fn note(&mut self, path: &[u8]) -> Result<&mut Note, Fault> {
+        if !self.notes.contains_key(path) {
+            self.claim.grow(path.len() + NOTE_COST)?;
+            self.notes.insert(path.to_vec(), Note::default());
+        }
+        Ok(self.notes.get_mut(path).expect("was inserted above"))
+    }
+
+    /// Notes a directory that no entry names.
+    pub(crate) fn implicit(&mut self, path: &[u8], opacity: Opacity) -> Result<(), Fault> {
+        self.claim.grow(4 * path.len() + IMPLICIT_COST)?;
+        *self.note(path)? = Note { implicit: true, opacity, ..Note::default() };
+        Ok(())
+    }
+
+    /// Notes what the disk does not say of a path.
+    pub(crate) fn record(&mut self, path: &[u8], record: OwnershipRecord) -> Result<(), Fault> {
+        let names: usize = record.xattrs.iter().map(|name| 2 * name.len() + 32).sum();
+        self.claim.grow(2 * record.path.len() + names + RECORD_COST)?;
+        self.note(path)?.record = Some(Box::new(record));
+        Ok(())
+    }
+
+    /// Forgets that a device was left out at a path, because something else takes its place.
+    pub(crate) fn forget_device(&mut self, path: &[u8]) {
+        if let Some(note) = self.notes.get_mut(path) {
+            note.record.take_if(|record| record.device.is_some());
+        }
+    }
+
+    /// Forgets a path and all below it. What it cost stays counted: a bound needs no refunds.
+    pub(crate) fn forget(&mut self, path: &[u8]) {
+        if self.notes.is_empty() {
+            return;
+        }
+        self.notes.remove(path);
+        let below = |end: u8| [path, &[end]].concat();
+        let range = (Bound::Included(below(b'/')), Bound::Excluded(below(b'/' + 1)));
+        while let Some(key) = self.notes.range(range.clone()).next().map(|(key, _)| key.clone()) {
+            self.notes.remove(&key);
+        }
+    }
+
+    /// All notes, by path, and what they take.
+    pub(crate) fn take(&mut self) -> (BTreeMap<Vec<u8>, Note>, Claim) {
+        let rest = self.claim.empty();
+        (std::mem::take(&mut self.notes), std::mem::replace(&mut self.claim, rest))
+    }
+}
+
+/// Bytes of a path, as a record keeps them.
+pub(crate) fn encoded(path: &[u8]) -> String {
+    const KEPT: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS.add(b'%');
+    percent_encoding::percent_encode(path, KEPT).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unpack::LayerMemory;
+
+    fn ledger(memory: usize) -> Ledger {
+        Ledger::new(Claim::on(&LayerMemory::of_its_own(memory as u64)))
+    }
+
+    #[test]
+    fn a_removed_path_is_forgotten_with_all_below_and_nothing_beside() {
+        let mut ledger = ledger(1 << 20);
+        for path in ["a", "a/b", "a/b/c", "a!", "a0", "ab"] {
+            ledger.note(path.as_bytes()).unwrap();
+        }
+        ledger.forget(b"a");
+        let left: Vec<_> = ledger.take().0.into_keys().collect();
+        assert_eq!(left, [b"a!".to_vec(), b"a0".to_vec(), b"ab".to_vec()]);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_at_some_hundred_bytes_a_folder() {
+        let mut ledger = ledger(1 << 20);
+        let mut noted = 0;
+        let refused = loop {
+            match ledger.note(format!("usr/share/some/folder-{noted}").as_bytes()) {
+                Ok(note) => note.directory = None,
+                Err(fault) => break fault,
+            }
+            noted += 1;
+        };
+        assert!(matches!(refused, Fault::Limit(_)), "{refused:?}");
+        assert!((3_000..5_000).contains(&noted), "{noted} in a MiB");
+    }
+
+    #[test]
+    fn a_note_takes_no_more_than_it_is_counted_for() {
+        // Maps of notes that come in order are half full.
+        let place = 2 * (size_of::<Vec<u8>>() + size_of::<Note>());
+        let heap = 16 + 16;
+        assert!(place + size_of::<DirectoryMeta>() + heap <= NOTE_COST, "{place} and {}", size_of::<DirectoryMeta>());
+        assert!(2 * size_of::<OwnershipRecord>() + heap <= RECORD_COST, "{}", size_of::<OwnershipRecord>());
+    }
+}

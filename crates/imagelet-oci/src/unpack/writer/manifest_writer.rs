@@ -1,0 +1,309 @@
+//! Lists what is written while it is written, so that whoever checks the files later need not trust the disk.
+//!
+//! A line says what the disk said right after the entry was finished, not what the archive asked for. The digest of a
+//! file's content is taken from the same bytes that are written, in the same pass, and never covers a hole.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
+};
+
+use rustix::{
+    fs::{FileType, Stat},
+    io::Errno,
+};
+use twox_hash::xxhash3_128::Hasher;
+
+use super::whiteout::look;
+use crate::unpack::error::Fault;
+
+/// The largest list of names, and the largest value, that the kernel gives.
+const XATTR_MAX: usize = 64 * 1024;
+
+/// A digest that finds accidents: XXH3 with 128 bits. It keeps nobody from planting something on purpose.
+pub type Sum = u128;
+
+/// Hears of every path as it is finished. A later line for a path takes the place of an earlier one.
+pub trait Listing {
+    /// This stands at a path.
+    fn entry(&mut self, path: &[u8], entry: &Listed) -> io::Result<()>;
+    /// A path is one more name of what `target` names now.
+    fn hard_link(&mut self, path: &[u8], target: &[u8]) -> io::Result<()>;
+    /// A path, and all that was below it, is gone.
+    fn removed(&mut self, path: &[u8]) -> io::Result<()>;
+}
+
+/// What stands at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// What it is.
+    pub kind: ListedKind,
+    /// Permission bits, set-id bits and sticky bit.
+    pub mode: u32,
+    /// Who owns it on this disk.
+    pub uid: u32,
+    /// Which group owns it on this disk.
+    pub gid: u32,
+    /// When it was last changed: seconds since 1970 and nanoseconds.
+    pub mtime: (i64, u32),
+    /// Digest of its extended attributes; `None` when it has none that layers may set.
+    pub xattrs: Option<Sum>,
+}
+
+/// What something is, with all that only its kind has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListedKind {
+    /// A file without holes that matter.
+    File {
+        /// Its length.
+        size: u64,
+        /// Digest of its content.
+        content: Sum,
+    },
+    /// A file that has data in some ranges and reads as zeros elsewhere.
+    Sparse {
+        /// Its length.
+        size: u64,
+        /// Digest of the data of all ranges, one after the other.
+        content: Sum,
+        /// Offset and length of each range, in order, not overlapping.
+        ranges: Vec<(u64, u64)>,
+    },
+    /// A directory.
+    Directory,
+    /// A symbolic link and its target.
+    Symlink(Vec<u8>),
+    /// A named pipe.
+    Fifo,
+    /// A device node; a character device 0:0 is a whiteout.
+    Device {
+        /// Block device, else character device.
+        block: bool,
+        /// Major number.
+        major: u32,
+        /// Minor number.
+        minor: u32,
+    },
+    /// A socket, which no archive can hold.
+    Socket,
+}
+
+impl Listed {
+    /// What a `stat` says, with a kind made by the caller.
+    pub(crate) fn of(stat: &Stat, kind: ListedKind, xattrs: Option<Sum>) -> Self {
+        let nanos = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
+        Self {
+            kind,
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            mtime: (stat.st_mtime, nanos),
+            xattrs,
+        }
+    }
+}
+
+impl ListedKind {
+    /// The kind of what is neither file nor link; those have content of their own.
+    pub(crate) fn of_special(stat: &Stat) -> Self {
+        let device = |block| ListedKind::Device {
+            block,
+            major: rustix::fs::major(stat.st_rdev),
+            minor: rustix::fs::minor(stat.st_rdev),
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => ListedKind::Directory,
+            FileType::Fifo => ListedKind::Fifo,
+            FileType::CharacterDevice => device(false),
+            FileType::BlockDevice => device(true),
+            FileType::Symlink => ListedKind::Symlink(Vec::new()),
+            FileType::RegularFile => {
+                ListedKind::File { size: stat.st_size.cast_unsigned(), content: Hasher::oneshot(&[]) }
+            }
+            _ => ListedKind::Socket,
+        }
+    }
+}
+
+/// Digest of the extended attributes of an open file or directory.
+pub(crate) fn xattrs_of(file: impl AsFd) -> Result<Option<Sum>, Errno> {
+    xattrs_by(|names| rustix::fs::flistxattr(&file, names), |name, value| rustix::fs::fgetxattr(&file, name, value))
+}
+
+/// Digest of the extended attributes of what is called `name` in `parent`, and must not or cannot be opened.
+pub(crate) fn xattrs_at(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Sum>, Errno> {
+    // There is no call that takes a directory and a name; the first part leads to the directory we hold.
+    let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
+    path.extend_from_slice(name);
+    xattrs_by(
+        |names| rustix::fs::llistxattr(path.as_slice(), names),
+        |name, value| rustix::fs::lgetxattr(path.as_slice(), name, value),
+    )
+}
+
+fn xattrs_by(
+    list: impl Fn(&mut [u8]) -> Result<usize, Errno>,
+    get: impl Fn(&[u8], &mut [u8]) -> Result<usize, Errno>,
+) -> Result<Option<Sum>, Errno> {
+    // Most have none, and the names of few are long.
+    let mut short = [0; 256];
+    let mut long = Vec::new();
+    let names = match list(&mut short) {
+        Ok(0) | Err(Errno::NOTSUP) => return Ok(None),
+        Ok(length) => &short[..length],
+        Err(Errno::RANGE) => {
+            long.resize(XATTR_MAX, 0);
+            let length = list(&mut long)?;
+            &long[..length]
+        }
+        Err(errno) => return Err(errno),
+    };
+    let mut counted: Vec<&[u8]> = names.split(|&byte| byte == 0).filter(|name| counts(name)).collect();
+    if counted.is_empty() {
+        return Ok(None);
+    }
+    counted.sort_unstable();
+    let mut hasher = Hasher::new();
+    let mut value = vec![0; XATTR_MAX];
+    for name in counted {
+        let size = get(name, &mut value)?;
+        hasher.write(name);
+        hasher.write(&[0]);
+        hasher.write(&(size as u64).to_le_bytes());
+        hasher.write(&value[..size]);
+    }
+    Ok(Some(hasher.finish_128()))
+}
+
+/// Attributes that layers have, and overlayfs' marks. Labels of the host's security module are not the layer's.
+fn counts(name: &[u8]) -> bool {
+    name.starts_with(b"user.")
+        || name.starts_with(b"trusted.")
+        || name == b"security.capability"
+        || name.starts_with(b"system.posix_acl_")
+}
+
+/// Follows the writer, and tells the listing.
+pub(crate) struct Lister<'a> {
+    listing: Option<&'a mut dyn Listing>,
+    /// The store's own folders pass attributes on, so that none can be ruled out without looking.
+    inherits: bool,
+    content: Content,
+}
+
+/// The content of the file being written.
+struct Content {
+    expected: u64,
+    /// Of small files, whose data comes in one piece.
+    at_once: Option<Sum>,
+    hasher: Option<Hasher>,
+}
+
+impl Content {
+    fn of(expected: u64) -> Self {
+        Self { expected, at_once: None, hasher: None }
+    }
+
+    fn sum(&self) -> Sum {
+        match (&self.hasher, self.at_once) {
+            (Some(hasher), _) => hasher.finish_128(),
+            (None, Some(sum)) => sum,
+            (None, None) => Hasher::oneshot(&[]),
+        }
+    }
+}
+
+impl<'a> Lister<'a> {
+    pub(crate) fn new(listing: Option<&'a mut dyn Listing>, root: BorrowedFd<'_>) -> Result<Self, Fault> {
+        let inherits =
+            listing.is_some() && xattrs_of(root).map_err(Fault::io("read the attributes of the root for"))?.is_some();
+        Ok(Self { listing, inherits, content: Content::of(0) })
+    }
+
+    /// A file begins of which `stored` bytes will be written.
+    pub(crate) fn begin(&mut self, stored: u64) {
+        self.content = Content::of(stored);
+    }
+
+    /// These bytes of it were written.
+    pub(crate) fn wrote(&mut self, bytes: &[u8]) {
+        if self.listing.is_none() {
+            return;
+        }
+        let content = &mut self.content;
+        if content.hasher.is_none() && bytes.len() as u64 == content.expected {
+            content.at_once = Some(Hasher::oneshot(bytes));
+        } else {
+            content.hasher.get_or_insert_with(Hasher::new).write(bytes);
+        }
+    }
+
+    /// The file is finished. `ranges`: where its data lies, when it has holes.
+    pub(crate) fn file(
+        &mut self,
+        path: impl FnOnce() -> Vec<u8>,
+        file: impl AsFd,
+        ranges: Option<Vec<(u64, u64)>>,
+        has_xattrs: bool,
+    ) -> Result<(), Fault> {
+        let Some(listing) = &mut self.listing else { return Ok(()) };
+        let listed = || -> Result<Listed, Errno> {
+            let stat = rustix::fs::fstat(&file)?;
+            let (size, content) = (stat.st_size.cast_unsigned(), self.content.sum());
+            let kind = match ranges {
+                None => ListedKind::File { size, content },
+                Some(ranges) => ListedKind::Sparse { size, content, ranges },
+            };
+            let xattrs = if has_xattrs || self.inherits { xattrs_of(&file)? } else { None };
+            Ok(Listed::of(&stat, kind, xattrs))
+        };
+        let listed = listed().map_err(Fault::io("list"))?;
+        told(listing.entry(&path(), &listed))
+    }
+
+    /// Something is finished that was not opened: a link, a node, a whiteout.
+    pub(crate) fn special(
+        &mut self,
+        path: impl FnOnce() -> Vec<u8>,
+        (parent, name): (BorrowedFd<'_>, &[u8]),
+        link: &[u8],
+        has_xattrs: bool,
+    ) -> Result<(), Fault> {
+        let Some(listing) = &mut self.listing else { return Ok(()) };
+        let stat = look(parent, name)?.ok_or(Fault::Io { action: "find again", errno: Errno::NOENT })?;
+        let kind = match ListedKind::of_special(&stat) {
+            ListedKind::Symlink(_) => ListedKind::Symlink(link.to_vec()),
+            kind => kind,
+        };
+        let read = has_xattrs || self.inherits;
+        let xattrs = if read { xattrs_at(parent, name).map_err(Fault::io("list"))? } else { None };
+        told(listing.entry(&path(), &Listed::of(&stat, kind, xattrs)))
+    }
+
+    /// A directory is finished, with all that is in it.
+    pub(crate) fn directory(&mut self, path: &[u8], directory: impl AsFd) -> Result<(), Fault> {
+        let Some(listing) = &mut self.listing else { return Ok(()) };
+        let listed = || -> Result<Listed, Errno> {
+            let stat = rustix::fs::fstat(&directory)?;
+            Ok(Listed::of(&stat, ListedKind::Directory, xattrs_of(&directory)?))
+        };
+        let listed = listed().map_err(Fault::io("list the directory"))?;
+        told(listing.entry(path, &listed))
+    }
+
+    pub(crate) fn hard_link(&mut self, path: &[u8], target: &[u8]) -> Result<(), Fault> {
+        self.listing.as_mut().map_or(Ok(()), |listing| told(listing.hard_link(path, target)))
+    }
+
+    pub(crate) fn removed(&mut self, path: &[u8]) -> Result<(), Fault> {
+        self.listing.as_mut().map_or(Ok(()), |listing| told(listing.removed(path)))
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.listing.is_some()
+    }
+}
+
+fn told(result: io::Result<()>) -> Result<(), Fault> {
+    result.map_err(|error| Fault::Io { action: "list", errno: Errno::from_io_error(&error).unwrap_or(Errno::IO) })
+}

@@ -1,0 +1,399 @@
+//! Directories of the layer: finds, makes, replaces them without ever leaving the root.
+//!
+//! **Invariant:** no path of more than one component reaches the kernel. Each directory is opened below its parent's
+//! descriptor with `O_NOFOLLOW`; links are read and walked here, and mean what they will mean in a container: `/` is
+//! the layer's root, and `..` of the root is the root. So none can lead out.
+
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat},
+    io::Errno,
+};
+
+use super::{
+    deferred_metadata::Ledger,
+    whiteout::{Opacity, look},
+};
+use crate::scarce::patiently;
+use crate::unpack::{
+    UnpackBudget, UnpackOptions,
+    budget::{Claim, DirectoryPermit},
+    error::{Fault, shown},
+    name,
+};
+
+/// Open directories that one layer keeps; each is a file descriptor, and all layers together have a bound, too.
+const OPEN_MAX: usize = 32;
+/// Links followed for one name, as the kernel has it.
+const LINKS_MAX: u32 = 40;
+/// Components walked for one name because of links.
+const STEPS_MAX: usize = 1024;
+/// Mode of a directory that no entry names.
+const IMPLICIT_MODE: u32 = 0o755;
+/// Names of directories to remove that are kept from one look at their parent.
+const REMEMBERED_AT_ONCE: usize = 4096;
+/// The same once [`REMEMBERED_MANY`] are kept in all, on a deep way.
+const REMEMBERED_AT_LEAST: usize = 64;
+const REMEMBERED_MANY: usize = 1 << 13;
+/// What a name takes besides its letters.
+const REMEMBERED_COST: usize = 48;
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// An open directory of the layer.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    fd: OwnedFd,
+    /// Where it really is, all links resolved. Empty for the root.
+    pub(crate) path: Vec<u8>,
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What to do where a directory is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// Make it, as part of the layer.
+    Create,
+    /// Say so.
+    Tell,
+}
+
+/// What a walk may still do.
+struct Walk {
+    missing: Missing,
+    links: u32,
+    steps: usize,
+}
+
+/// What was freed by removing something.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Freed {
+    pub(crate) bytes: u64,
+    pub(crate) disk_bytes: u64,
+}
+
+/// The layer's directories.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    root: Rc<Directory>,
+    /// By path as entries name it, links included. Dropped whole when a directory or link goes away.
+    open: HashMap<Vec<u8>, (Rc<Directory>, DirectoryPermit)>,
+    budget: Arc<UnpackBudget>,
+    pub(crate) ledger: Ledger,
+    /// What a removal remembers.
+    removal: Claim,
+    /// Bytes of disk that directories took which no entry names, until the writer takes them into account.
+    pub(crate) made_bytes: u64,
+    /// Bits the process takes from new modes.
+    pub(crate) umask: u32,
+    path_max: usize,
+    depth_max: usize,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Tree {
+    pub(crate) fn new(root: BorrowedFd<'_>, options: &UnpackOptions) -> Result<Self, Fault> {
+        let limits = &options.limits;
+        let fd = open_directory(root, b".").map_err(Fault::io("open the root for"))?;
+        Ok(Tree {
+            root: Rc::new(Directory { fd, path: Vec::new() }),
+            open: HashMap::new(),
+            budget: Arc::clone(options.memory.budget()),
+            ledger: Ledger::new(Claim::on(&options.memory)),
+            removal: Claim::on(&options.memory),
+            made_bytes: 0,
+            umask: options.umask,
+            path_max: limits.path_max,
+            depth_max: limits.depth_max,
+            cancelled: Arc::clone(&options.cancelled),
+        })
+    }
+
+    /// Opens the directory a clean path names. Links on the way are followed inside the layer; `None` where
+    /// something is missing and shall be told.
+    pub(crate) fn directory(&mut self, path: &[u8], missing: Missing) -> Result<Option<Rc<Directory>>, Fault> {
+        self.walk(path, &mut Walk { missing, links: LINKS_MAX, steps: STEPS_MAX + self.depth_max })
+    }
+
+    /// Opens the directory that really is at a path, following nothing.
+    pub(crate) fn real_directory(&mut self, path: &[u8]) -> Result<Option<Rc<Directory>>, Fault> {
+        self.walk(path, &mut Walk { missing: Missing::Tell, links: 0, steps: STEPS_MAX + self.depth_max })
+    }
+
+    /// Removes what stands at a name, directories with all they hold. Nothing there is fine.
+    pub(crate) fn remove(&mut self, parent: &Directory, name: &[u8]) -> Result<Freed, Fault> {
+        let Some(stat) = look(parent.as_fd(), name)? else {
+            return Ok(Freed::default());
+        };
+        let mut freed = Freed::default();
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                self.open.clear();
+                let removed = remove_tree(parent.as_fd(), name, &self.cancelled, &mut self.removal, &mut freed);
+                self.removal.clear();
+                removed?;
+            }
+            kind => {
+                if kind == FileType::Symlink {
+                    self.open.clear();
+                }
+                unlink(parent.as_fd(), name, &stat, &mut freed)?;
+            }
+        }
+        self.ledger.forget(&name::join(&parent.path, name));
+        Ok(freed)
+    }
+
+    /// Where a name really is.
+    pub(crate) fn place(parent: &Directory, name: &[u8]) -> Vec<u8> {
+        name::join(&parent.path, name)
+    }
+
+    fn walk(&mut self, path: &[u8], walk: &mut Walk) -> Result<Option<Rc<Directory>>, Fault> {
+        let mut known = path;
+        let mut here = loop {
+            if known.is_empty() {
+                break Rc::clone(&self.root);
+            }
+            if let Some((directory, _)) = self.open.get(known) {
+                break Rc::clone(directory);
+            }
+            known = name::split(known).0;
+        };
+        let mut at = known.len();
+        while at < path.len() {
+            let start = if at == 0 { 0 } else { at + 1 };
+            let end = path[start..].iter().position(|&byte| byte == b'/').map_or(path.len(), |slash| start + slash);
+            let Some(next) = self.step(&here, &path[start..end], walk)? else {
+                return Ok(None);
+            };
+            here = next;
+            self.keep(&path[..end], &here);
+            at = end;
+        }
+        Ok(Some(here))
+    }
+
+    fn keep(&mut self, path: &[u8], directory: &Rc<Directory>) {
+        if self.open.len() >= OPEN_MAX {
+            self.open.clear();
+        }
+        let permit = self.budget.directory().or_else(|| {
+            self.open.clear();
+            self.budget.directory()
+        });
+        if let Some(permit) = permit {
+            self.open.insert(path.to_vec(), (Rc::clone(directory), permit));
+        }
+    }
+
+    /// Goes one component down, through a link if there is one.
+    fn step(&mut self, here: &Rc<Directory>, name: &[u8], walk: &mut Walk) -> Result<Option<Rc<Directory>>, Fault> {
+        walk.steps = walk.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;
+        let errno = match open_directory(here.as_fd(), name) {
+            Ok(fd) => return self.opened(here, name, fd).map(Some),
+            Err(errno) => errno,
+        };
+        match errno {
+            Errno::NOENT if walk.missing == Missing::Tell => Ok(None),
+            Errno::NOENT => self.make(here, name, Opacity::Merged).map(Some),
+            // A link, a file, or a whiteout.
+            Errno::NOTDIR | Errno::LOOP => match rustix::fs::readlinkat(here, name, Vec::new()) {
+                Ok(target) => self.follow(here, name, target.to_bytes(), walk),
+                Err(Errno::INVAL) => self.enter_whiteout(here, name, walk.missing),
+                Err(errno) => Err(Fault::Io { action: "read a link above", errno }),
+            },
+            errno => Err(Fault::Io { action: "open the directory of", errno }),
+        }
+    }
+
+    fn opened(&self, here: &Directory, name: &[u8], fd: OwnedFd) -> Result<Rc<Directory>, Fault> {
+        // Names are bounded, but links let short names reach ever deeper.
+        let path = name::join(&here.path, name);
+        if path.len() > self.path_max || path.split(|&byte| byte == b'/').count() > self.depth_max {
+            return Err(Fault::limit("it lies too deep in the layer"));
+        }
+        Ok(Rc::new(Directory { fd, path }))
+    }
+
+    fn make(&mut self, here: &Directory, name: &[u8], opacity: Opacity) -> Result<Rc<Directory>, Fault> {
+        let action = "make the directory of";
+        rustix::fs::mkdirat(here, name, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
+        let fd = open_directory(here.as_fd(), name).map_err(Fault::io(action))?;
+        if self.umask & IMPLICIT_MODE != 0 {
+            rustix::fs::fchmod(&fd, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
+        }
+        let directory = self.opened(here, name, fd)?;
+        self.made_bytes += crate::unpack::DIRECTORY_COST;
+        self.ledger.implicit(&directory.path, opacity)?;
+        Ok(directory)
+    }
+
+    /// What was removed from the layers below gets a new life as a directory that hides them.
+    fn enter_whiteout(
+        &mut self,
+        here: &Directory,
+        name: &[u8],
+        missing: Missing,
+    ) -> Result<Option<Rc<Directory>>, Fault> {
+        let path = name::join(&here.path, name);
+        let whiteout = self.ledger.get(&path).is_some_and(|note| note.whiteout);
+        match (whiteout, missing) {
+            (true, Missing::Tell) => Ok(None),
+            (true, Missing::Create) => {
+                rustix::fs::unlinkat(here, name, AtFlags::empty()).map_err(Fault::io("replace a whiteout above"))?;
+                self.make(here, name, Opacity::Opaque).map(Some)
+            }
+            (false, _) => Err(Fault::refused(format!("`{}` above it is no directory", shown(&path)))),
+        }
+    }
+
+    fn follow(
+        &mut self,
+        here: &Rc<Directory>,
+        name: &[u8],
+        target: &[u8],
+        walk: &mut Walk,
+    ) -> Result<Option<Rc<Directory>>, Fault> {
+        let Some(links) = walk.links.checked_sub(1) else {
+            let (link, target) = (shown(&name::join(&here.path, name)), shown(target));
+            let reason = format!("`{link}` above it is a symbolic link to `{target}`, one link too many");
+            return Err(Fault::refused(reason));
+        };
+        walk.links = links;
+        let mut here = Rc::clone(if target.first() == Some(&b'/') { &self.root } else { here });
+        for component in target.split(|&byte| byte == b'/') {
+            let next = match component {
+                b"" | b"." => continue,
+                // The root's parent is the root.
+                b".." if here.path.is_empty() => continue,
+                b".." => {
+                    walk.steps =
+                        walk.steps.checked_sub(1).ok_or_else(|| Fault::limit("its parents have too many links"))?;
+                    let above = name::split(&here.path).0.to_vec();
+                    self.walk(&above, walk)?
+                }
+                _ => self.step(&here, component, walk)?,
+            };
+            let Some(next) = next else {
+                return Ok(None);
+            };
+            here = next;
+        }
+        Ok(Some(here))
+    }
+}
+
+fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
+    patiently(|| rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()))
+}
+
+/// Removes a directory and all below it, with two descriptors whatever its depth.
+///
+/// The directories found in one are remembered by the thousand: each look at a directory passes what was removed from
+/// it before, so that one look for each of a million would take days.
+fn remove_tree(
+    parent: BorrowedFd<'_>,
+    name: &[u8],
+    cancelled: &AtomicBool,
+    memory: &mut Claim,
+    freed: &mut Freed,
+) -> Result<(), Fault> {
+    let action = "remove the directory replaced by";
+    let open = |at: BorrowedFd<'_>, name: &[u8]| open_directory(at, name).map_err(Fault::io(action));
+    let mut here = open(parent, name)?;
+    // For each directory on the way here, those in it that are not removed yet; the last one is where we are.
+    let mut below: Vec<Vec<Vec<u8>>> = Vec::new();
+    let mut remembered = 0;
+    loop {
+        if cancelled.load(Ordering::Relaxed) {
+            return Err(Fault::Cancelled);
+        }
+        let at_once = if remembered < REMEMBERED_MANY { REMEMBERED_AT_ONCE } else { REMEMBERED_AT_LEAST };
+        let found = remove_files(here.as_fd(), at_once, memory, freed)?;
+        if let Some(child) = found.last() {
+            here = open(here.as_fd(), child)?;
+            remembered += found.len();
+            below.push(found);
+            continue;
+        }
+        freed.disk_bytes += crate::unpack::DIRECTORY_COST;
+        let Some(siblings) = below.last_mut() else {
+            break;
+        };
+        // Nobody else moves directories in the layer: the parent is where we came from.
+        here = open(here.as_fd(), b"..")?;
+        let empty = siblings.pop().expect("it has the one we come from");
+        memory.shrink(empty.len() + REMEMBERED_COST);
+        remembered -= 1;
+        rustix::fs::unlinkat(&here, empty, AtFlags::REMOVEDIR).map_err(Fault::io(action))?;
+        match siblings.last() {
+            Some(next) => here = open(here.as_fd(), next)?,
+            // There may be more than was remembered: this one is looked at again.
+            None => drop(below.pop()),
+        }
+    }
+    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map_err(Fault::io(action))
+}
+
+/// Unlinks what is no directory, and names the directories, up to so many; all else is gone if there are none.
+fn remove_files(
+    directory: BorrowedFd<'_>,
+    names_max: usize,
+    memory: &mut Claim,
+    freed: &mut Freed,
+) -> Result<Vec<Vec<u8>>, Fault> {
+    let action = "remove the directory replaced by";
+    let mut found = Vec::new();
+    for entry in patiently(|| Dir::read_from(directory)).map_err(Fault::io(action))? {
+        let entry = entry.map_err(Fault::io(action))?;
+        let name = entry.file_name().to_bytes();
+        if matches!(name, b"." | b"..") {
+            continue;
+        }
+        let Some(stat) = look(directory, name)? else {
+            continue;
+        };
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            memory.grow(name.len() + REMEMBERED_COST)?;
+            found.push(name.to_vec());
+            if found.len() == names_max {
+                break;
+            }
+            continue;
+        }
+        unlink(directory, name, &stat, freed)?;
+    }
+    Ok(found)
+}
+
+fn unlink(parent: BorrowedFd<'_>, name: &[u8], stat: &Stat, freed: &mut Freed) -> Result<(), Fault> {
+    rustix::fs::unlinkat(parent, name, AtFlags::empty()).map_err(Fault::io("replace what stood at"))?;
+    if stat.st_nlink == 1 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+        let size = stat.st_size.cast_unsigned();
+        freed.bytes += size;
+        // A file just written may have no blocks yet; with holes it has fewer than its size wants.
+        freed.disk_bytes += crate::unpack::disk_size(size);
+    }
+    Ok(())
+}
+
+/// The process's umask, without changing it; all bits where it cannot be read, which costs a `chmod` an entry.
+pub fn process_umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    umask.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0o777)
+}

@@ -1,0 +1,82 @@
+//! Extended attributes: which ones a layer may set, and how they are set.
+
+use rustix::{fd::AsFd, fs::XattrFlags, io::Errno};
+
+use crate::unpack::{
+    EntryRules,
+    error::{Fault, shown},
+};
+
+/// The largest value of an attribute that the kernel takes.
+pub(crate) const VALUE_MAX: usize = 64 << 10;
+/// The longest list of an inode's attributes that the kernel gives, each name with a byte behind it.
+pub(crate) const NAMES_MAX: usize = 64 << 10;
+
+/// Whether an attribute of the archive is kept. Overlayfs' own are not: they would speak for us. `trusted.*` is what
+/// programs of the host say to each other, which no image has a part in.
+pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
+    if rules == EntryRules::Containerd {
+        return !name.contains(&0) && !name.starts_with(b"trusted.");
+    }
+    if name.contains(&0) || name.starts_with(b"user.overlay.") {
+        return false;
+    }
+    name.starts_with(b"user.") || name == b"security.capability" || name.starts_with(b"system.posix_acl_")
+}
+
+/// How a failing attribute is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strictness {
+    /// It fails the entry.
+    Fail,
+    /// What the file system does not have is left out; all else fails the entry.
+    FailWhereSupported,
+    /// What the kernel does not allow us, or does not have, is left out and told.
+    LeaveOut,
+}
+
+/// Sets attributes on an open file or directory; returns the names left out.
+pub(crate) fn set(
+    file: impl AsFd,
+    xattrs: &[(Vec<u8>, Vec<u8>)],
+    strictness: Strictness,
+) -> Result<Vec<Vec<u8>>, Fault> {
+    let mut left_out = Vec::new();
+    for (name, value) in xattrs {
+        let result = rustix::fs::fsetxattr(&file, name.as_slice(), value, XattrFlags::empty());
+        judge(result, &file, (name, value), strictness, &mut left_out)?;
+    }
+    Ok(left_out)
+}
+
+fn judge(
+    result: Result<(), Errno>,
+    on: impl AsFd,
+    (name, value): (&[u8], &[u8]),
+    strictness: Strictness,
+    left_out: &mut Vec<Vec<u8>>,
+) -> Result<(), Fault> {
+    match (result, strictness) {
+        (Ok(()), _) | (Err(Errno::NOTSUP), Strictness::FailWhereSupported) => Ok(()),
+        (Err(Errno::NOTSUP | Errno::PERM | Errno::ACCESS), Strictness::LeaveOut) => {
+            left_out.push(name.to_vec());
+            Ok(())
+        }
+        // The archive's fault, not the disk's: what it says is no value of that attribute, or too large for one.
+        (Err(errno @ (Errno::INVAL | Errno::RANGE | Errno::TOOBIG)), _) => Err(not_taken(name, value, errno)),
+        (Err(errno @ Errno::NOSPC), _) if has_space(on, value) => Err(not_taken(name, value, errno)),
+        (Err(errno), _) => Err(Fault::Io { action: "set an extended attribute of", errno }),
+    }
+}
+
+fn not_taken(name: &[u8], value: &[u8], errno: Errno) -> Fault {
+    let (name, length) = (shown(name), value.len());
+    Fault::refused(format!("the file system does not take its extended attribute `{name}` of {length} bytes ({errno})"))
+}
+
+/// Whether "no space" cannot mean the disk: ext4 says so of a value larger than its block, too.
+fn has_space(on: impl AsFd, value: &[u8]) -> bool {
+    /// Blocks that a value takes besides its own, with much to spare.
+    const SPARE: u64 = 1 << 20;
+    rustix::fs::fstatvfs(on).is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) > SPARE + value.len() as u64)
+}
