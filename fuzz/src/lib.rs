@@ -32,7 +32,7 @@ pub fn mutate(name: &str, data: &mut [u8], size: usize, size_max: usize, seed: u
     let mut bytes = if seed.is_multiple_of(FOREIGN_MUTATIONS) {
         let size = libfuzzer_sys::fuzzer_mutate(data, size, size_max);
         let mut bytes = data[..size].to_vec();
-        target.mend(&mut bytes);
+        target.repair(&mut bytes);
         bytes
     } else {
         let mut bytes = data[..size].to_vec();

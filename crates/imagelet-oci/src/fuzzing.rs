@@ -7,9 +7,9 @@ mod archive;
 mod blocks;
 mod disk;
 mod documents;
+mod file_manifest;
 mod framing;
 mod gunzip;
-mod listed;
 mod model;
 mod mutation;
 mod names;
@@ -31,17 +31,17 @@ pub struct Target {
     pub name: &'static str,
     check: fn(&[u8], &Path),
     mutate: fn(&mut Vec<u8>, &mut Dice),
-    mend: fn(&mut [u8]),
+    repair: fn(&mut [u8]),
 }
 
 /// All targets.
 pub const TARGETS: [Target; 6] = [
-    Target { name: "tar", check: archive::check, mutate: blocks::mutate, mend: blocks::mend },
-    Target { name: "manifest", check: documents::check, mutate: documents::mutate, mend: leave },
-    Target { name: "framing", check: framing::check, mutate: framing::mutate, mend: gunzip::mend },
-    Target { name: "whiteouts", check: whiteouts::check, mutate: whiteouts::mutate, mend: leave },
-    Target { name: "reference", check: names::check_reference, mutate: names::mutate_reference, mend: leave },
-    Target { name: "challenge", check: names::check_challenge, mutate: names::mutate_challenge, mend: leave },
+    Target { name: "tar", check: archive::check, mutate: blocks::mutate, repair: blocks::repair },
+    Target { name: "manifest", check: documents::check, mutate: documents::mutate, repair: leave },
+    Target { name: "framing", check: framing::check, mutate: framing::mutate, repair: gunzip::repair },
+    Target { name: "whiteouts", check: whiteouts::check, mutate: whiteouts::mutate, repair: leave },
+    Target { name: "reference", check: names::check_reference, mutate: names::mutate_reference, repair: leave },
+    Target { name: "challenge", check: names::check_challenge, mutate: names::mutate_challenge, repair: leave },
 ];
 
 impl Target {
@@ -57,12 +57,12 @@ impl Target {
     pub fn mutate(&self, bytes: &mut Vec<u8>, seed: u64) {
         (self.mutate)(bytes, &mut Dice::new(seed));
         bytes.truncate(INPUT_MAX);
-        self.mend(bytes);
+        self.repair(bytes);
     }
 
     /// Puts right the checksums that keep a changed input from being read any further.
-    pub fn mend(&self, bytes: &mut [u8]) {
-        (self.mend)(bytes);
+    pub fn repair(&self, bytes: &mut [u8]) {
+        (self.repair)(bytes);
     }
 }
 

@@ -30,5 +30,5 @@ pub use crate::engine::{
 pub use crate::mount::{MountOptions, MountedImage, UnmountedImage};
 pub use crate::pipeline::LayerLimits;
 pub use crate::registry::{RegistryConfig, Trickle};
-pub use crate::store::{Access, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport, Verdict};
+pub use crate::store::{Access, CheckResult, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport};
 pub use crate::usage::{ImageUsage, StoreUsage, StoredImage};

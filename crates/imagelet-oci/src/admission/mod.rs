@@ -3,8 +3,8 @@
 //! ```text
 //! mod        decides, from what a pull puts on the disk and what the disk has: touches nothing
 //! expansion  how much larger layers become, learned from those that are here
-//! ledger     what running pulls have reserved, and how much of it the disk has by now
-//! words      the arithmetic of a refusal
+//! reservations     what running pulls have reserved, and how much of it the disk has by now
+//! refusal_message      the arithmetic of a refusal
 //! ```
 //!
 //! A pull's size on the disk is a guess until it is there: a manifest tells compressed bytes alone. So two numbers go
@@ -19,7 +19,7 @@ mod tests;
 pub(crate) use self::{
     expansion_ratio::Expansions,
     refusal_message::refusal,
-    reservations::{Landing, Ledger, Reservation},
+    reservations::{Reservation, Reservations, WrittenBytes},
 };
 use crate::manifest::Compression;
 
@@ -56,17 +56,17 @@ impl Amount {
         }
     }
 
-    /// What is still to come once so many bytes of it have landed; inodes come with the bytes.
+    /// What is still to come once so many bytes of it have written; inodes come with the bytes.
     #[must_use]
-    fn after(self, landed: u64) -> Self {
-        let bytes = self.bytes.saturating_sub(landed);
+    fn after(self, written: u64) -> Self {
+        let bytes = self.bytes.saturating_sub(written);
         let share = |inodes: u64| {
             let left = u128::from(inodes) * u128::from(bytes) / u128::from(self.bytes.max(1));
             u64::try_from(left).unwrap_or(inodes)
         };
         Self {
             bytes,
-            bytes_min: self.bytes_min.saturating_sub(landed),
+            bytes_min: self.bytes_min.saturating_sub(written),
             inodes: share(self.inodes),
             inodes_min: share(self.inodes_min),
         }
@@ -104,14 +104,14 @@ pub(crate) enum Decision {
     /// It has room.
     Fits,
     /// It may run out of room, if the guess is right; that refuses nobody.
-    Doubtful(Shortage),
+    Uncertain(MissingSpace),
     /// It has no room.
-    Refused(Shortage),
+    Refused(MissingSpace),
 }
 
 /// What is missing; all zero would be nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Shortage {
+pub(crate) struct MissingSpace {
     /// Until the expectation fits.
     pub(crate) bytes: u64,
     pub(crate) inodes: u64,
@@ -128,24 +128,24 @@ pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> De
         let wanted = inodes.saturating_add(space.inodes_floor);
         space.free_inodes.map_or(0, |free| wanted.saturating_sub(free))
     };
-    let shortage = Shortage {
+    let missing = MissingSpace {
         bytes: bytes_short(all.bytes),
         inodes: inodes_short(all.inodes),
         bytes_least: bytes_short(if least { all.bytes_min } else { all.bytes }),
         inodes_least: inodes_short(if least { all.inodes_min } else { all.inodes }),
     };
     // What is all here, or comes with another pull, takes no room of its own.
-    if admission == Admission::Off || demand.layers == 0 || (shortage.bytes == 0 && shortage.inodes == 0) {
+    if admission == Admission::Off || demand.layers == 0 || (missing.bytes == 0 && missing.inodes == 0) {
         Decision::Fits
-    } else if shortage.bytes_least > 0 || shortage.inodes_least > 0 {
-        Decision::Refused(shortage)
+    } else if missing.bytes_least > 0 || missing.inodes_least > 0 {
+        Decision::Refused(missing)
     } else {
-        Decision::Doubtful(shortage)
+        Decision::Uncertain(missing)
     }
 }
 
 /// Whether it helps to wait for the other pulls to end: only what is guessed of them stands in the way.
-pub(crate) fn is_worth_waiting(admission: Admission, demand: &Demand, space: &Space) -> bool {
+pub(crate) fn helps_to_wait(admission: Admission, demand: &Demand, space: &Space) -> bool {
     let alone = Space { reserved: Amount::default(), pulls: 0, ..*space };
     let certain = Amount { bytes: space.reserved.bytes_min, inodes: space.reserved.inodes_min, ..space.reserved };
     let at_best = Space { reserved: certain, ..*space };

@@ -5,17 +5,17 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
-use super::{Admission, Demand, Shortage, Space};
+use super::{Admission, Demand, MissingSpace, Space};
 
 /// Says why a pull was not begun. `could_free`: what a collection could still remove; `None`: nobody was asked.
 pub(crate) fn refusal(
     admission: Admission,
     demand: &Demand,
     space: &Space,
-    shortage: &Shortage,
+    missing: &MissingSpace,
     could_free: Option<ByteSize>,
 ) -> RuntimeError {
-    let mut text = if shortage.bytes_least > 0 {
+    let mut text = if missing.bytes_least > 0 {
         format!("{}, {}", bytes_needed(admission, demand), bytes_there(space))
     } else {
         format!("{}, {}", inodes_needed(admission, demand), inodes_there(space))
@@ -29,7 +29,7 @@ pub(crate) fn refusal(
         text += &more;
         text += " more";
     }
-    let what = if shortage.bytes_least > 0 { "free space" } else { "free inodes" };
+    let what = if missing.bytes_least > 0 { "free space" } else { "free inodes" };
     let softer = match admission {
         Admission::Strict => "; `store.admission: compressed` does not refuse by what is only expected",
         Admission::Compressed | Admission::Off => "",

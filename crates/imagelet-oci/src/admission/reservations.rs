@@ -16,37 +16,37 @@ use super::Amount;
 
 /// The reservations of all pulls of an engine.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
-    book: Mutex<Book>,
+pub(crate) struct Reservations {
+    table: Mutex<ReservationTable>,
     /// Something was given back.
     returned: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Book {
-    layers: HashMap<Digest, Held>,
+struct ReservationTable {
+    layers: HashMap<Digest, ReservedLayer>,
     pulls: usize,
 }
 
 /// What one layer is expected to take.
 #[derive(Debug)]
-struct Held {
+struct ReservedLayer {
     amount: Amount,
-    landed: Landing,
+    written: WrittenBytes,
     /// Pulls that wait for it.
     pulls: usize,
 }
 
-/// All entries of the ledger at one moment, and the right to add to them.
-pub(crate) struct Page<'a> {
-    ledger: &'a Arc<Ledger>,
-    book: MutexGuard<'a, Book>,
+/// All entries of the reservations at one moment, and the right to add to them.
+pub(crate) struct OpenReservations<'a> {
+    reservations: &'a Arc<Reservations>,
+    table: MutexGuard<'a, ReservationTable>,
 }
 
-impl Ledger {
-    /// Opens the ledger; nobody else reserves meanwhile.
-    pub(crate) fn open(self: &Arc<Self>) -> Page<'_> {
-        Page { ledger: self, book: self.lock() }
+impl Reservations {
+    /// Opens the reservations; nobody else reserves meanwhile.
+    pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_> {
+        OpenReservations { reservations: self, table: self.lock() }
     }
 
     /// Ends when a pull gives back what it has not used.
@@ -54,60 +54,63 @@ impl Ledger {
         self.returned.notified()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ReservationTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Page<'_> {
+impl OpenReservations<'_> {
     /// What all have reserved and the disk does not have yet, and how many pulls that is for.
     pub(crate) fn reserved(&self) -> (Amount, usize) {
-        let left = self.book.layers.values().map(|held| held.amount.after(held.landed.bytes()));
-        (left.fold(Amount::default(), Amount::plus), self.book.pulls)
+        let left = self.table.layers.values().map(|held| held.amount.after(held.written.bytes()));
+        (left.fold(Amount::default(), Amount::plus), self.table.pulls)
     }
 
     /// Whether a pull brings this layer already.
     pub(crate) fn brings(&self, layer: &Digest) -> bool {
-        self.book.layers.contains_key(layer)
+        self.table.layers.contains_key(layer)
     }
 
     /// Reserves layers for a pull; of one that another pull brings only the interest is noted.
     pub(crate) fn reserve(mut self, layers: impl IntoIterator<Item = (Digest, Amount)>) -> Reservation {
-        let mut reserved: HashMap<Digest, Landing> = HashMap::new();
+        let mut reserved: HashMap<Digest, WrittenBytes> = HashMap::new();
         for (layer, amount) in layers {
             if reserved.contains_key(&layer) {
                 continue;
             }
-            let held =
-                self.book.layers.entry(layer.clone()).or_insert(Held { amount, landed: Landing::default(), pulls: 0 });
+            let held = self.table.layers.entry(layer.clone()).or_insert(ReservedLayer {
+                amount,
+                written: WrittenBytes::default(),
+                pulls: 0,
+            });
             held.pulls += 1;
-            reserved.insert(layer, held.landed.clone());
+            reserved.insert(layer, held.written.clone());
         }
         if !reserved.is_empty() {
-            self.book.pulls += 1;
+            self.table.pulls += 1;
         }
-        Reservation { ledger: Arc::clone(self.ledger), layers: reserved }
+        Reservation { reservations: Arc::clone(self.reservations), layers: reserved }
     }
 }
 
-/// A pull's share of the ledger; dropped, it is given back.
+/// A pull's share of the reservations; dropped, it is given back.
 #[must_use = "dropping a reservation gives it back"]
 pub(crate) struct Reservation {
-    ledger: Arc<Ledger>,
-    layers: HashMap<Digest, Landing>,
+    reservations: Arc<Reservations>,
+    layers: HashMap<Digest, WrittenBytes>,
 }
 
 impl Reservation {
     /// Where the bytes of a layer are to be told.
-    pub(crate) fn landing(&self, layer: &Digest) -> Landing {
+    pub(crate) fn written_bytes(&self, layer: &Digest) -> WrittenBytes {
         self.layers.get(layer).cloned().unwrap_or_default()
     }
 
     /// A layer is unpacked: what it was expected to take beyond that is free for others.
     pub(crate) fn is_there(&self, layer: &Digest) {
-        if let Some(landing) = self.layers.get(layer) {
-            landing.0.store(u64::MAX, Ordering::Relaxed);
-            self.ledger.returned.notify_waiters();
+        if let Some(written_bytes) = self.layers.get(layer) {
+            written_bytes.0.store(u64::MAX, Ordering::Relaxed);
+            self.reservations.returned.notify_waiters();
         }
     }
 }
@@ -117,18 +120,18 @@ impl Drop for Reservation {
         if self.layers.is_empty() {
             return;
         }
-        let mut book = self.ledger.lock();
+        let mut table = self.reservations.lock();
         for layer in self.layers.keys() {
-            if let Some(held) = book.layers.get_mut(layer) {
+            if let Some(held) = table.layers.get_mut(layer) {
                 held.pulls -= 1;
                 if held.pulls == 0 {
-                    book.layers.remove(layer);
+                    table.layers.remove(layer);
                 }
             }
         }
-        book.pulls -= 1;
-        drop(book);
-        self.ledger.returned.notify_waiters();
+        table.pulls -= 1;
+        drop(table);
+        self.reservations.returned.notify_waiters();
     }
 }
 
@@ -140,9 +143,9 @@ impl fmt::Debug for Reservation {
 
 /// How many bytes of a layer are on the disk. One that belongs to no reservation counts for nobody.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Landing(Arc<AtomicU64>);
+pub(crate) struct WrittenBytes(Arc<AtomicU64>);
 
-impl Landing {
+impl WrittenBytes {
     /// More bytes are on the disk.
     pub(crate) fn add(&self, bytes: u64) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
@@ -170,70 +173,70 @@ mod tests {
         Amount { bytes, bytes_min: bytes / 2, inodes: bytes / 10, inodes_min: 1 }
     }
 
-    fn reserve(ledger: &Arc<Ledger>, layers: &[(&str, u64)]) -> Reservation {
-        ledger.open().reserve(layers.iter().map(|(name, bytes)| (layer(name), amount(*bytes))))
+    fn reserve(reservations: &Arc<Reservations>, layers: &[(&str, u64)]) -> Reservation {
+        reservations.open().reserve(layers.iter().map(|(name, bytes)| (layer(name), amount(*bytes))))
     }
 
-    fn reserved(ledger: &Arc<Ledger>) -> (u64, usize) {
-        let (amount, pulls) = ledger.open().reserved();
+    fn reserved(reservations: &Arc<Reservations>) -> (u64, usize) {
+        let (amount, pulls) = reservations.open().reserved();
         (amount.bytes, pulls)
     }
 
     #[test]
     fn what_is_reserved_is_given_back_by_a_drop() {
-        let ledger = Arc::default();
-        let first = reserve(&ledger, &[("a", 100), ("b", 50)]);
-        let second = reserve(&ledger, &[("c", 10)]);
-        assert_eq!(reserved(&ledger), (160, 2));
+        let reservations = Arc::default();
+        let first = reserve(&reservations, &[("a", 100), ("b", 50)]);
+        let second = reserve(&reservations, &[("c", 10)]);
+        assert_eq!(reserved(&reservations), (160, 2));
         drop(first);
-        assert_eq!(reserved(&ledger), (10, 1));
+        assert_eq!(reserved(&reservations), (10, 1));
         drop(second);
-        assert_eq!(reserved(&ledger), (0, 0));
-        assert!(ledger.lock().layers.is_empty());
+        assert_eq!(reserved(&reservations), (0, 0));
+        assert!(reservations.lock().layers.is_empty());
     }
 
     #[test]
     fn a_layer_that_two_pulls_bring_counts_once_until_both_are_over() {
-        let ledger = Arc::default();
-        let first = reserve(&ledger, &[("base", 100), ("a", 10), ("a", 10)]);
-        assert!(ledger.open().brings(&layer("base")));
-        let second = reserve(&ledger, &[("base", 100), ("b", 20)]);
-        assert_eq!(reserved(&ledger), (130, 2));
+        let reservations = Arc::default();
+        let first = reserve(&reservations, &[("base", 100), ("a", 10), ("a", 10)]);
+        assert!(reservations.open().brings(&layer("base")));
+        let second = reserve(&reservations, &[("base", 100), ("b", 20)]);
+        assert_eq!(reserved(&reservations), (130, 2));
         drop(first);
-        assert_eq!(reserved(&ledger), (120, 1));
-        assert!(!ledger.open().brings(&layer("a")));
+        assert_eq!(reserved(&reservations), (120, 1));
+        assert!(!reservations.open().brings(&layer("a")));
         drop(second);
-        assert_eq!(reserved(&ledger), (0, 0));
+        assert_eq!(reserved(&reservations), (0, 0));
     }
 
     #[test]
     fn bytes_that_landed_are_not_reserved_any_more_and_inodes_go_with_them() {
-        let ledger: Arc<Ledger> = Arc::default();
-        let pull = reserve(&ledger, &[("a", 1_000)]);
-        let landing = pull.landing(&layer("a"));
-        landing.add(400);
-        let (left, _) = ledger.open().reserved();
+        let reservations: Arc<Reservations> = Arc::default();
+        let pull = reserve(&reservations, &[("a", 1_000)]);
+        let written_bytes = pull.written_bytes(&layer("a"));
+        written_bytes.add(400);
+        let (left, _) = reservations.open().reserved();
         assert_eq!((left.bytes, left.bytes_min, left.inodes), (600, 100, 60));
-        landing.add(5_000);
-        assert_eq!(reserved(&ledger), (0, 1), "more than expected is no credit");
-        landing.restart();
-        assert_eq!(reserved(&ledger), (1_000, 1));
+        written_bytes.add(5_000);
+        assert_eq!(reserved(&reservations), (0, 1), "more than expected is no credit");
+        written_bytes.restart();
+        assert_eq!(reserved(&reservations), (1_000, 1));
         pull.is_there(&layer("a"));
-        assert_eq!(reserved(&ledger), (0, 1));
+        assert_eq!(reserved(&reservations), (0, 1));
         drop(pull);
-        Landing::default().add(1);
-        assert_eq!(reserved(&ledger), (0, 0));
+        WrittenBytes::default().add(1);
+        assert_eq!(reserved(&reservations), (0, 0));
     }
 
     #[tokio::test]
     async fn whoever_waits_is_woken_by_a_drop_and_by_a_layer_that_is_there() {
-        let ledger: Arc<Ledger> = Arc::default();
-        let pull = reserve(&ledger, &[("a", 1)]);
-        let mut waits = Box::pin(ledger.returned());
+        let reservations: Arc<Reservations> = Arc::default();
+        let pull = reserve(&reservations, &[("a", 1)]);
+        let mut waits = Box::pin(reservations.returned());
         waits.as_mut().enable();
         pull.is_there(&layer("a"));
         waits.await;
-        let mut waits = Box::pin(ledger.returned());
+        let mut waits = Box::pin(reservations.returned());
         waits.as_mut().enable();
         drop(pull);
         waits.await;

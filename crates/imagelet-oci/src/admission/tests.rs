@@ -1,10 +1,10 @@
-//! Tables of who is let in, and the words of who is not.
+//! Tables of who is let in, and the refusal_message of who is not.
 
 use imagelet_core::{image::ByteSize, runtime::RuntimeErrorKind};
 
 use super::{
     Admission::{Compressed, Off, Strict},
-    Decision::{Doubtful, Fits, Refused},
+    Decision::{Fits, Refused, Uncertain},
     *,
 };
 
@@ -26,7 +26,7 @@ fn beside(reserved: (u64, u64, u64, u64), space: Space) -> Space {
 fn kind(decision: Decision) -> char {
     match decision {
         Fits => 'f',
-        Doubtful(_) => 'd',
+        Uncertain(_) => 'd',
         Refused(_) => 'r',
     }
 }
@@ -61,10 +61,10 @@ fn a_pull_is_let_in_by_what_is_free_reserved_and_kept_to_the_byte_and_inode() {
 #[test]
 fn what_is_short_is_told_for_the_expectation_and_for_the_refusal() {
     let place = beside((50, 20, 4, 1), space(100, 8));
-    let short = |bytes_least, inodes_least| Shortage { bytes: 260, inodes: 61, bytes_least, inodes_least };
+    let short = |bytes_least, inodes_least| MissingSpace { bytes: 260, inodes: 61, bytes_least, inodes_least };
     assert_eq!(decide(Strict, &demand(300, 100, 60, 6), &place), Refused(short(260, 61)));
     assert_eq!(decide(Compressed, &demand(300, 100, 60, 6), &place), Refused(short(30, 4)));
-    assert_eq!(decide(Compressed, &demand(300, 60, 60, 2), &place), Doubtful(short(0, 0)));
+    assert_eq!(decide(Compressed, &demand(300, 60, 60, 2), &place), Uncertain(short(0, 0)));
 }
 
 #[test]
@@ -88,8 +88,8 @@ fn others_are_waited_for_where_only_a_guess_of_them_stands_in_the_way() {
         // For certain it takes too much for the expectation, and leaves enough for the least.
         (beside((500, 200, 4, 1), space(500, 90)), false, true),
     ] {
-        assert_eq!(is_worth_waiting(Strict, &pull, &place), strict, "{place:?}");
-        assert_eq!(is_worth_waiting(Compressed, &pull, &place), compressed, "{place:?}");
+        assert_eq!(helps_to_wait(Strict, &pull, &place), strict, "{place:?}");
+        assert_eq!(helps_to_wait(Compressed, &pull, &place), compressed, "{place:?}");
     }
 }
 
@@ -108,8 +108,8 @@ fn a_refusal_does_the_arithmetic() {
         pulls: 2,
     };
     let told = |admission, pull: &Demand, place: &Space, could_free: Option<u64>| {
-        let Refused(shortage) = decide(admission, pull, place) else { panic!("{place:?} is not refused") };
-        words::refusal(admission, pull, place, &shortage, could_free.map(ByteSize))
+        let Refused(missing) = decide(admission, pull, place) else { panic!("{place:?} is not refused") };
+        refusal_message::refusal(admission, pull, place, &missing, could_free.map(ByteSize))
     };
     let strict = told(Strict, &pull, &place, Some(tenths(11)));
     assert_eq!(strict.kind(), RuntimeErrorKind::DiskFull);

@@ -11,8 +11,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::{Engine, blocking};
 use crate::{
     admission::{
-        Admission, Amount, Decision, Demand, Expansions, Ledger, Reservation, Shortage, Space, decide,
-        is_worth_waiting, refusal,
+        Admission, Amount, Decision, Demand, Expansions, MissingSpace, Reservation, Reservations, Space, decide,
+        helps_to_wait, refusal,
     },
     manifest::{Compression, Descriptor, LayerKind},
     pipeline::LayerLimits,
@@ -44,11 +44,11 @@ enum Look {
 
 /// How a look ends where the guess alone says no.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doubt {
+enum WhenUncertain {
     /// Something may still be done about it.
-    Tells,
+    Report,
     /// All was done.
-    GoesOn,
+    Proceed,
 }
 
 impl Engine {
@@ -61,15 +61,15 @@ impl Engine {
         let (mut rounds, mut made) = (0, None::<RoomMade>);
         loop {
             // From before the look, so that nothing given back meanwhile is missed.
-            let mut returned = Box::pin(self.ledger.returned());
+            let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
-            let (decision, demand, space) = match self.look(wanted, Doubt::Tells).await? {
+            let (decision, demand, space) = match self.look(wanted, WhenUncertain::Report).await? {
                 Look::Admitted(reservation) => return Ok(reservation),
                 Look::Short { decision, demand, space } => (decision, demand, space),
             };
-            let shortage = match decision {
+            let missing = match decision {
                 Decision::Fits => continue,
-                Decision::Doubtful(shortage) | Decision::Refused(shortage) => shortage,
+                Decision::Uncertain(missing) | Decision::Refused(missing) => missing,
             };
             let store = Arc::clone(&self.store);
             if blocking(move || store.give_up_spares()).await? > 0 {
@@ -78,13 +78,13 @@ impl Engine {
             let helped = rounds == 0 || made.is_some_and(|made| made.freed > ByteSize::ZERO);
             if rounds < ROOM_ROUNDS_MAX && helped {
                 rounds += 1;
-                let asked = self.ask_room(&demand, &shortage).await;
+                let asked = self.ask_room(&demand, &missing).await;
                 made = asked.or(made);
                 if asked.is_some_and(|made| made.freed > ByteSize::ZERO) {
                     continue;
                 }
             }
-            if Instant::now() < deadline && is_worth_waiting(self.config.admission, &demand, &space) {
+            if Instant::now() < deadline && helps_to_wait(self.config.admission, &demand, &space) {
                 tracing::info!(
                     wanted = demand.amount.bytes,
                     free = space.free_bytes,
@@ -95,9 +95,9 @@ impl Engine {
                 let _ = timeout_at(deadline, returned).await;
                 continue;
             }
-            if let Decision::Refused(shortage) = decision {
+            if let Decision::Refused(missing) = decision {
                 let could_free = made.map(|made| made.could_free);
-                return Err(refusal(self.config.admission, &demand, &space, &shortage, could_free));
+                return Err(refusal(self.config.admission, &demand, &space, &missing, could_free));
             }
             tracing::warn!(
                 expected = demand.amount.bytes,
@@ -105,7 +105,7 @@ impl Engine {
                 free = space.free_bytes,
                 "a pull goes on that may not fit: its size unpacked is only expected"
             );
-            if let Look::Admitted(reservation) = self.look(wanted, Doubt::GoesOn).await? {
+            if let Look::Admitted(reservation) = self.look(wanted, WhenUncertain::Proceed).await? {
                 return Ok(reservation);
             }
             // Somebody came in between and took what was left.
@@ -114,22 +114,26 @@ impl Engine {
     }
 
     /// Looks at the disk and at what others have reserved, and reserves if that is enough.
-    async fn look(&self, wanted: &[Wanted], doubt: Doubt) -> Result<Look, RuntimeError> {
-        let (store, ledger, wanted) = (self.store.clone(), self.ledger.clone(), wanted.to_vec());
+    async fn look(&self, wanted: &[Wanted], when_uncertain: WhenUncertain) -> Result<Look, RuntimeError> {
+        let (store, reservations, wanted) = (self.store.clone(), self.reservations.clone(), wanted.to_vec());
         let (admission, limits, keeps_blobs) = (self.config.admission, self.config.limits, self.config.keep_blobs);
         blocking(move || {
             if admission == Admission::Off {
-                return Ok(Look::Admitted(ledger.open().reserve([])));
+                return Ok(Look::Admitted(reservations.open().reserve([])));
             }
             let learned = learned(&store);
-            look_now(&store, &ledger, &Question { wanted, learned, admission, limits, keeps_blobs, doubt })
+            look_now(
+                &store,
+                &reservations,
+                &Question { wanted, learned, admission, limits, keeps_blobs, when_uncertain },
+            )
         })
         .await
     }
 
-    async fn ask_room(&self, demand: &Demand, shortage: &Shortage) -> Option<RoomMade> {
+    async fn ask_room(&self, demand: &Demand, missing: &MissingSpace) -> Option<RoomMade> {
         let room = self.room.get()?;
-        let wanted = self.in_bytes(shortage);
+        let wanted = self.in_bytes(missing);
         tracing::info!(wanted = wanted.bytes.0, least = wanted.least.0, layers = demand.layers, "a pull asks for room");
         let made = timeout(ROOM_WAIT_MAX, room.make_room(wanted)).await;
         if made.is_err() {
@@ -139,14 +143,14 @@ impl Engine {
     }
 
     /// Room as a collection understands it: inodes as the bytes that so many take here on average.
-    fn in_bytes(&self, shortage: &Shortage) -> RoomWanted {
+    fn in_bytes(&self, missing: &MissingSpace) -> RoomWanted {
         let sizes = self.store.layer_sizes();
         let entries: u64 = sizes.iter().map(|layer| layer.entries).sum();
         let bytes: u64 = sizes.iter().map(|layer| layer.on_disk).sum();
         let of_inodes = |inodes: u64| inodes.saturating_mul(bytes.div_ceil(entries.max(1)));
         RoomWanted {
-            bytes: ByteSize(shortage.bytes.max(of_inodes(shortage.inodes))),
-            least: ByteSize(shortage.bytes_least.max(of_inodes(shortage.inodes_least))),
+            bytes: ByteSize(missing.bytes.max(of_inodes(missing.inodes))),
+            least: ByteSize(missing.bytes_least.max(of_inodes(missing.inodes_least))),
         }
     }
 }
@@ -164,10 +168,10 @@ struct Question {
     admission: Admission,
     limits: LayerLimits,
     keeps_blobs: bool,
-    doubt: Doubt,
+    when_uncertain: WhenUncertain,
 }
 
-fn look_now(store: &Store, ledger: &Arc<Ledger>, question: &Question) -> Result<Look, RuntimeError> {
+fn look_now(store: &Store, reservations: &Arc<Reservations>, question: &Question) -> Result<Look, RuntimeError> {
     let mut seen = HashSet::new();
     let missing: Vec<(&Wanted, Amount, bool)> = question
         .wanted
@@ -179,7 +183,7 @@ fn look_now(store: &Store, ledger: &Arc<Ledger>, question: &Question) -> Result<
             (layer, expected.amount, expected.is_measured)
         })
         .collect();
-    let page = ledger.open();
+    let page = reservations.open();
     let own: Vec<_> = missing.iter().filter(|(layer, ..)| !page.brings(&layer.id)).collect();
     let demand = Demand {
         layers: own.len(),
@@ -204,7 +208,7 @@ fn look_now(store: &Store, ledger: &Arc<Ledger>, question: &Question) -> Result<
     let decision = decide(question.admission, &demand, &space);
     let is_in = match decision {
         Decision::Fits => true,
-        Decision::Doubtful(_) => question.doubt == Doubt::GoesOn,
+        Decision::Uncertain(_) => question.when_uncertain == WhenUncertain::Proceed,
         Decision::Refused(_) => false,
     };
     if !is_in {

@@ -5,7 +5,7 @@ use imagelet_core::{
     runtime::RuntimeError,
 };
 
-use super::{Engine, blocking, estimate::Asked};
+use super::{Engine, blocking, estimate::PullTarget};
 use crate::{
     manifest::{Manifest, ManifestDocument},
     registry::{Document, Resolved},
@@ -17,7 +17,7 @@ pub(super) type Read = (Document, ManifestDocument);
 impl Engine {
     /// What a digest names in a repository from which it was pulled before, once the registry grants it to the credential
     /// of this request. `None`: it has to be fetched, and the answer to that says more than this one.
-    pub(super) async fn confirmed(&self, asked: &Asked) -> Result<Option<Resolved>, RuntimeError> {
+    pub(super) async fn confirmed(&self, asked: &PullTarget) -> Result<Option<Resolved>, RuntimeError> {
         let Some(digest) = asked.reference.digest() else { return Ok(None) };
         let Some((root, chosen, manifest)) = self.documents_here(asked, digest).await else { return Ok(None) };
         let session = self.registry.session(&asked.reference, asked.credential.as_ref()).await?;
@@ -29,7 +29,7 @@ impl Engine {
     }
 
     /// The documents that lead from a digest to the image for the platform, where the disk has them all.
-    async fn documents_here(&self, asked: &Asked, digest: &Digest) -> Option<(Document, Document, Manifest)> {
+    async fn documents_here(&self, asked: &PullTarget, digest: &Digest) -> Option<(Document, Document, Manifest)> {
         let (_, name) = asked.reference.names_of(digest);
         let id = self.store.resolve(&name).ok()??;
         let root = match self.document_here(&id, "manifest.json", digest).await {

@@ -9,8 +9,8 @@ use super::{Engine, blocking};
 use crate::store::{Durability, SyncView};
 
 /// The disk is left alone until the answer of a pull in the background is out: whatever else that pull has to make
-/// durable would wait behind the image. Pulls that end meanwhile settle together.
-const SETTLE_DELAY: Duration = Duration::from_millis(500);
+/// durable would wait behind the image. Pulls that end meanwhile sync_background together.
+const SYNC_DELAY: Duration = Duration::from_millis(500);
 
 /// The first early sync comes soon, or a small image would be over before it: with it, a pull of 6 MB takes an eighth less
 /// time, and a large one no more.
@@ -24,21 +24,21 @@ impl Engine {
     ///
     /// # Errors
     /// When the disk refuses. What was not durable is then dropped.
-    pub async fn settle(&self) -> Result<(), RuntimeError> {
+    pub async fn sync_background(&self) -> Result<(), RuntimeError> {
         let store = Arc::clone(&self.store);
-        blocking(move || store.settle()).await
+        blocking(move || store.sync_background()).await
     }
 
     /// Lets the disk follow in the background. Whoever comes while that runs waits for it and finds nothing to do.
-    pub(crate) fn settle_soon(&self) {
+    pub(crate) fn sync_background_soon(&self) {
         if !self.store.is_unsettled() {
             return;
         }
         // The store may be closed meanwhile; then the next owner goes on.
         let store = Arc::downgrade(&self.store);
         tokio::spawn(async move {
-            tokio::time::sleep(SETTLE_DELAY).await;
-            let settled = blocking(move || store.upgrade().map_or(Ok(()), |store| store.settle())).await;
+            tokio::time::sleep(SYNC_DELAY).await;
+            let settled = blocking(move || store.upgrade().map_or(Ok(()), |store| store.sync_background())).await;
             if let Err(error) = settled {
                 tracing::error!(error = error.chain(), "pulled images are not durable");
             }

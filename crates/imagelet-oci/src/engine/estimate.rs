@@ -31,13 +31,13 @@ const BYTES_MAX: usize = 8 << 20;
 
 /// What was asked for, and by what right: nobody is served what another's credential has opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct PullTarget {
     pub(super) reference: Reference,
     pub(super) platform: Platform,
     pub(super) credential: Option<Credential>,
 }
 
-impl Asked {
+impl PullTarget {
     pub(super) fn by(request: &PullRequest) -> Result<Self, RuntimeError> {
         let text = &request.image.image;
         let reference = text.parse().map_err(|error: imagelet_core::image::ReferenceError| {
@@ -54,16 +54,16 @@ impl Asked {
 
 /// Manifests resolved a moment ago, each for one pull by the same right.
 #[derive(Debug, Default)]
-pub(super) struct Resolutions(Mutex<VecDeque<Kept>>);
+pub(super) struct Resolutions(Mutex<VecDeque<CachedResolution>>);
 
 #[derive(Debug)]
-struct Kept {
-    asked: Asked,
+struct CachedResolution {
+    asked: PullTarget,
     resolved: Resolved,
     at: Instant,
 }
 
-impl Kept {
+impl CachedResolution {
     fn bytes(&self) -> usize {
         self.resolved.root.bytes.len() + self.resolved.chosen.bytes.len()
     }
@@ -71,17 +71,17 @@ impl Kept {
 
 impl Resolutions {
     /// Keeps one; of the same question the newer answer counts, and the oldest go where there are too many.
-    pub(super) fn keep(&self, asked: Asked, resolved: Resolved, now: Instant) {
+    pub(super) fn keep(&self, asked: PullTarget, resolved: Resolved, now: Instant) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|old| old.asked != asked && now.saturating_duration_since(old.at) <= AGE_MAX);
-        kept.push_back(Kept { asked, resolved, at: now });
-        while kept.len() > KEPT_MAX || kept.iter().map(Kept::bytes).sum::<usize>() > BYTES_MAX {
+        kept.push_back(CachedResolution { asked, resolved, at: now });
+        while kept.len() > KEPT_MAX || kept.iter().map(CachedResolution::bytes).sum::<usize>() > BYTES_MAX {
             kept.pop_front();
         }
     }
 
     /// Hands one out, once, while it is young.
-    pub(super) fn take(&self, asked: &Asked, now: Instant) -> Option<Resolved> {
+    pub(super) fn take(&self, asked: &PullTarget, now: Instant) -> Option<Resolved> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|old| now.saturating_duration_since(old.at) <= AGE_MAX);
         let place = kept.iter().position(|old| old.asked == *asked)?;
@@ -91,7 +91,7 @@ impl Resolutions {
 
 impl Engine {
     /// Asks the registry what a reference names.
-    pub(super) async fn resolve(&self, asked: &Asked) -> Result<Resolved, RuntimeError> {
+    pub(super) async fn resolve(&self, asked: &PullTarget) -> Result<Resolved, RuntimeError> {
         if let Some(resolved) = self.confirmed(asked).await? {
             return Ok(resolved);
         }
@@ -100,7 +100,7 @@ impl Engine {
 
     /// Resolves a reference and compares it with what is here. The pull right after it need not ask again.
     pub(super) async fn estimated(&self, request: &PullRequest) -> Result<PullEstimate, RuntimeError> {
-        let asked = Asked::by(request)?;
+        let asked = PullTarget::by(request)?;
         self.store.check_writable()?;
         let resolved = self.resolve(&asked).await?;
         resolved
@@ -150,12 +150,12 @@ mod tests {
         registry::{Document, PullSession},
     };
 
-    fn asked(name: &str) -> Asked {
+    fn asked(name: &str) -> PullTarget {
         let request = PullRequest { image: ImageSpec::new(name), ..PullRequest::default() };
-        Asked::by(&request).expect("a name")
+        PullTarget::by(&request).expect("a name")
     }
 
-    fn resolved(asked: &Asked, length: usize) -> Resolved {
+    fn resolved(asked: &PullTarget, length: usize) -> Resolved {
         let bytes = Bytes::from(vec![b' '; length]);
         let document = Document { digest: Digest::of(&bytes), media_type: String::new(), bytes };
         let config = Descriptor { media_type: String::new(), digest: document.digest.clone(), size: 0, platform: None };
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded_in_number_and_size_and_the_oldest_goes() {
         let (kept, now) = (Resolutions::default(), Instant::now());
-        let names: Vec<Asked> = (0..=KEPT_MAX).map(|number| asked(&format!("reg.io/a:v{number}"))).collect();
+        let names: Vec<PullTarget> = (0..=KEPT_MAX).map(|number| asked(&format!("reg.io/a:v{number}"))).collect();
         for question in &names {
             kept.keep(question.clone(), resolved(question, 1), now);
         }

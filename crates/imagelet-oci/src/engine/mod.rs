@@ -31,7 +31,7 @@ use imagelet_core::{
 
 use self::{estimate::Resolutions, import::layer_turns::LayerTurns, layer_single_flight::LayerSlot};
 use crate::{
-    admission::{Admission, Ledger},
+    admission::{Admission, Reservations},
     confine::Confinement,
     mount::{self, MountOptions, MountUses, MountedImage, UnmountedImage},
     pipeline::{LayerLimits, Places},
@@ -121,7 +121,7 @@ pub struct Engine {
     /// One pull's early syncs serve all.
     writing_back: Arc<tokio::sync::Mutex<()>>,
     /// What running pulls have reserved on the disk.
-    ledger: Arc<Ledger>,
+    reservations: Arc<Reservations>,
     /// Who is asked for room before a pull is refused.
     room: OnceLock<Arc<dyn MakeRoom>>,
     /// What estimates have resolved, for the pulls right after them.
@@ -159,7 +159,7 @@ impl Engine {
             pulls: AtomicU64::new(0),
             confinement,
             writing_back: Arc::default(),
-            ledger: Arc::default(),
+            reservations: Arc::default(),
             room: OnceLock::new(),
             resolutions: Resolutions::default(),
         });
@@ -169,7 +169,7 @@ impl Engine {
             move || drop(store.listed())
         });
         if !store.is_read_only() {
-            engine.settle_soon();
+            engine.sync_background_soon();
             // The trash can be large; nobody has to wait for it.
             tokio::task::spawn_blocking(move || {
                 if let Err(error) = store.empty_trash() {
@@ -349,7 +349,7 @@ impl ImageService for Engine {
     }
 
     fn reserved(&self) -> Freed {
-        let (amount, _) = self.ledger.open().reserved();
+        let (amount, _) = self.reservations.open().reserved();
         Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
     }
 

@@ -14,7 +14,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Engine, admit::Wanted, blocking, estimate::Asked, layer_single_flight::largest_first};
+use super::{Engine, admit::Wanted, blocking, estimate::PullTarget, layer_single_flight::largest_first};
 use crate::{
     admission::Reservation,
     manifest::{CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
@@ -45,8 +45,8 @@ impl Engine {
     }
 
     /// What a request asks for, and what the registry says that it is: from the estimate right before, or asked now.
-    pub(super) async fn resolved(&self, request: &PullRequest) -> Result<(Asked, Resolved), RuntimeError> {
-        let asked = Asked::by(request)?;
+    pub(super) async fn resolved(&self, request: &PullRequest) -> Result<(PullTarget, Resolved), RuntimeError> {
+        let asked = PullTarget::by(request)?;
         self.store.check_writable()?;
         let resolved = match self.resolutions.take(&asked, Instant::now()) {
             Some(resolved) => resolved,
@@ -58,13 +58,13 @@ impl Engine {
     /// Fetches what is missing of a resolved image and commits it.
     async fn fetch(
         &self,
-        asked: Asked,
+        asked: PullTarget,
         resolved: Resolved,
         tenant: Arc<Tenant>,
         progress: &Progress,
     ) -> Result<ImageId, RuntimeError> {
         let id = ImageId::new(resolved.manifest.config.digest.as_str());
-        let Asked { reference, platform, .. } = asked;
+        let PullTarget { reference, platform, .. } = asked;
         let (by_tag, by_digest) = reference.names_of(&resolved.root.digest);
         let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
         let layers = &resolved.manifest.layers;
@@ -137,7 +137,7 @@ impl Engine {
             budget: Arc::clone(&self.budget),
             confinement: self.confinement.clone(),
             view: Arc::clone(&fetches.view),
-            landing: fetches.reservation.landing(reserved),
+            written_bytes: fetches.reservation.written_bytes(reserved),
             claim: fetches.claim.clone(),
         }
     }
@@ -194,7 +194,7 @@ impl Engine {
             committed
         })
         .await;
-        self.settle_soon();
+        self.sync_background_soon();
         committed
     }
 

@@ -22,7 +22,7 @@ use crate::{
 pub type Credentials<'a> = dyn Fn(&Reference) -> Vec<Credential> + Send + Sync + 'a;
 
 /// A damaged image, and what is still good of its documents.
-struct Patient {
+struct RepairTarget {
     id: ImageId,
     names: Vec<String>,
     record: Option<ImageRecord>,
@@ -47,12 +47,12 @@ impl Engine {
         self.store.check_writable()?;
         let damaged = self.store.damaged_images().into_iter().find(|(damaged, ..)| damaged == id);
         let Some((id, image, names)) = damaged else { return Ok(false) };
-        let patient = Patient { id, names, record: image.record, layers: image.layers };
-        self.refuse_if_mounted(&patient.layers).await?;
-        let failed = format!("could not repair image `{}`", patient.id);
+        let target = RepairTarget { id, names, record: image.record, layers: image.layers };
+        self.refuse_if_mounted(&target.layers).await?;
+        let failed = format!("could not repair image `{}`", target.id);
         let mut last = RuntimeError::new(RuntimeErrorKind::NotFound, "no name of it says where it came from");
-        for reference in sources(&patient.names) {
-            match self.repair_from(&patient, &reference, &credentials(&reference), progress).await {
+        for reference in sources(&target.names) {
+            match self.repair_from(&target, &reference, &credentials(&reference), progress).await {
                 Ok(()) => return Ok(true),
                 Err(error) => last = error,
             }
@@ -67,7 +67,7 @@ impl Engine {
 
     async fn repair_from(
         &self,
-        patient: &Patient,
+        target: &RepairTarget,
         reference: &Reference,
         credentials: &[Credential],
         progress: &Progress,
@@ -75,7 +75,7 @@ impl Engine {
         let anonymous = credentials.is_empty().then_some(None);
         let mut last = None;
         for credential in credentials.iter().map(Some).chain(anonymous) {
-            match self.attempt(patient, reference, credential, progress).await {
+            match self.attempt(target, reference, credential, progress).await {
                 // Another credential may open what this one does not.
                 Err(error) if matches!(error.kind(), RuntimeErrorKind::Denied | RuntimeErrorKind::NotFound) => {
                     last = Some(error);
@@ -88,23 +88,23 @@ impl Engine {
 
     async fn attempt(
         &self,
-        patient: &Patient,
+        target: &RepairTarget,
         reference: &Reference,
         credential: Option<&Credential>,
         progress: &Progress,
     ) -> Result<(), RuntimeError> {
-        let config = self.kept(&patient.id, "config.json", patient.id.as_str()).await;
-        let resolved = if let Some(record) = &patient.record {
-            self.documents(patient, record, reference, credential).await?
+        let config = self.kept(&target.id, "config.json", target.id.as_str()).await;
+        let resolved = if let Some(record) = &target.record {
+            self.documents(target, record, reference, credential).await?
         } else {
             let own = config.as_deref().and_then(|bytes| ImageConfig::parse(bytes).ok());
             let platform = own.and_then(|config| format!("{}/{}", config.os, config.architecture).parse().ok());
             self.registry.resolve(reference, credential, &platform.unwrap_or_else(Platform::host)).await?
         };
-        if resolved.manifest.config.digest.as_str() != patient.id.as_str() {
+        if resolved.manifest.config.digest.as_str() != target.id.as_str() {
             return Err(RuntimeError::new(
                 RuntimeErrorKind::NotFound,
-                format!("`{reference}` is another image than `{}` by now", patient.id),
+                format!("`{reference}` is another image than `{}` by now", target.id),
             )
             .with_hint(format!("imagelet pull {reference}")));
         }
@@ -128,26 +128,24 @@ impl Engine {
             PullEvent::Layer { state: LayerState::Present, .. } => {}
             event => heard(event),
         });
-        self.fetch_layers(&patient.id, &resolved, &config, patient.names.clone(), Arc::default(), &quiet)
-            .await
-            .map(drop)
+        self.fetch_layers(&target.id, &resolved, &config, target.names.clone(), Arc::default(), &quiet).await.map(drop)
     }
 
     /// Manifest and index as the record names them: from the disk where they are whole, else from the registry.
     async fn documents(
         &self,
-        patient: &Patient,
+        target: &RepairTarget,
         record: &ImageRecord,
         reference: &Reference,
         credential: Option<&Credential>,
     ) -> Result<Resolved, RuntimeError> {
         let session = self.registry.session(reference, credential).await?;
-        let (chosen, read) = self.document(patient, "manifest.json", &record.manifest, &session).await?;
+        let (chosen, read) = self.document(target, "manifest.json", &record.manifest, &session).await?;
         let ManifestDocument::Image(manifest) = read else {
             return Err(RuntimeError::new(RuntimeErrorKind::Corrupt, "the manifest of the record is an index"));
         };
         let root = match &record.index {
-            Some(index) => self.document(patient, "index.json", index, &session).await?.0,
+            Some(index) => self.document(target, "index.json", index, &session).await?.0,
             None => chosen.clone(),
         };
         Ok(Resolved { session, root, chosen, manifest: Manifest { ..manifest } })
@@ -155,7 +153,7 @@ impl Engine {
 
     async fn document(
         &self,
-        patient: &Patient,
+        target: &RepairTarget,
         name: &'static str,
         digest: &str,
         session: &PullSession,
@@ -164,7 +162,7 @@ impl Engine {
             RuntimeError::new(RuntimeErrorKind::Corrupt, format!("the record's `{name}` has no digest"))
                 .caused_by(error)
         })?;
-        match self.kept(&patient.id, name, digest).await {
+        match self.kept(&target.id, name, digest).await {
             Some(bytes) => read_document(wanted, bytes),
             None => self.registry.fetch_document(session, &wanted).await,
         }

@@ -16,7 +16,7 @@ use imagelet_core::{
 };
 
 use super::{Engine, blocking};
-use crate::store::{Findings, ImageRecord, LayerCheck, Verdict, Watch, storage_error};
+use crate::store::{CheckResult, Findings, ImageRecord, LayerCheck, Watch, storage_error};
 
 /// Checks that run side by side.
 const CHECKS_MAX: usize = 2;
@@ -42,7 +42,7 @@ pub struct ImageCheck {
     /// Its names, of every kind.
     pub names: Vec<String>,
     /// Its record, manifest, configuration and index.
-    pub documents: Verdict,
+    pub documents: CheckResult,
     /// Its layers, lowest first.
     pub layers: Vec<(LayerName, LayerCheck)>,
 }
@@ -74,18 +74,18 @@ pub type VerifyProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 impl ImageCheck {
     /// Whether something in it is not as it was pulled.
     pub fn is_damaged(&self) -> bool {
-        self.verdicts().any(|verdict| matches!(verdict, Verdict::Damaged(_)))
+        self.checks().any(|verdict| matches!(verdict, CheckResult::Damaged(_)))
     }
 
     /// Why not all of it could be checked.
     pub fn unchecked(&self) -> Option<&str> {
-        self.verdicts().find_map(|verdict| match verdict {
-            Verdict::Unchecked(why) => Some(why.as_str()),
+        self.checks().find_map(|verdict| match verdict {
+            CheckResult::Unchecked(why) => Some(why.as_str()),
             _ => None,
         })
     }
 
-    fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
+    fn checks(&self) -> impl Iterator<Item = &CheckResult> {
         std::iter::once(&self.documents).chain(self.layers.iter().map(|(_, check)| &check.verdict))
     }
 }
@@ -198,9 +198,9 @@ impl Engine {
         .await
     }
 
-    async fn check_documents(&self, target: &Target, watch: &Watch) -> Result<Verdict, RuntimeError> {
+    async fn check_documents(&self, target: &Target, watch: &Watch) -> Result<CheckResult, RuntimeError> {
         let Some(record) = target.record.clone().filter(|_| target.documents.is_none()) else {
-            return Ok(Verdict::Damaged(target.documents.clone().unwrap_or_default()));
+            return Ok(CheckResult::Damaged(target.documents.clone().unwrap_or_default()));
         };
         let (store, watch, id) = (Arc::clone(&self.store), watch.clone(), target.id.clone());
         blocking(move || store.check_documents(&id, &record, &watch).map_err(|error| stopped(id.as_str(), error))).await
@@ -223,7 +223,7 @@ impl Engine {
                 let (verdict, bytes) = store.check_blob(&blob, &watch).map_err(failed)?;
                 check.count += 1;
                 check.bytes += bytes;
-                if let Verdict::Damaged(findings) = verdict {
+                if let CheckResult::Damaged(findings) = verdict {
                     check.findings.merge(findings);
                     check.damaged.push(blob);
                 }
@@ -241,11 +241,11 @@ impl Engine {
         let mut layers = BTreeMap::new();
         let mut documents = Vec::new();
         for image in images {
-            if let Verdict::Damaged(findings) = &image.documents {
+            if let CheckResult::Damaged(findings) = &image.documents {
                 documents.push((image.id.clone(), findings.clone()));
             }
             for (name, check) in &image.layers {
-                if let Verdict::Damaged(findings) = &check.verdict {
+                if let CheckResult::Damaged(findings) = &check.verdict {
                     layers.insert(name.diff_id.clone(), findings.clone());
                 }
             }
@@ -263,7 +263,7 @@ impl Engine {
     }
 
     /// Mends what is wrong with the store's own files: names are written again, damaged blobs go.
-    pub async fn mend_store(&self, report: &VerifyReport) -> Result<(), RuntimeError> {
+    pub async fn repair_store(&self, report: &VerifyReport) -> Result<(), RuntimeError> {
         let (store, names, blobs) = (Arc::clone(&self.store), !report.store.is_empty(), report.blobs.damaged.clone());
         blocking(move || {
             if names {

@@ -107,7 +107,7 @@ pub(super) fn mutate(bytes: &mut Vec<u8>, dice: &mut Dice) {
 }
 
 /// Makes the checksum of each header right.
-pub(super) fn mend(bytes: &mut [u8]) {
+pub(super) fn repair(bytes: &mut [u8]) {
     for entry in entries(bytes) {
         seal(&mut bytes[entry.start..entry.start + BLOCK]);
     }
@@ -209,7 +209,7 @@ mod tests {
         let mut broken = whole.clone();
         broken[CHECKSUM].fill(b'7');
         broken[1536..][CHECKSUM].fill(b'7');
-        mend(&mut broken);
+        repair(&mut broken);
         assert_eq!(broken, whole);
     }
 

@@ -19,7 +19,7 @@ pub(super) type Nodes = BTreeMap<Vec<u8>, Node>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Node {
     pub(super) kind: FileType,
-    pub(super) stat: Seen,
+    pub(super) stat: DiskEntry,
     /// Of a file that we may read, or where a link leads.
     pub(super) content: Option<Vec<u8>>,
     /// By full name.
@@ -30,7 +30,7 @@ pub(super) struct Node {
 
 /// The numbers that are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct DiskEntry {
     pub(super) inode: u64,
     pub(super) size: u64,
     pub(super) mode: u32,
@@ -122,7 +122,7 @@ fn node(directory: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Node {
             (String::from_utf8_lossy(name).into_owned(), value)
         })
         .collect();
-    let seen = Seen {
+    let seen = DiskEntry {
         inode: stat.st_ino,
         size: stat.st_size.cast_unsigned(),
         mode: stat.st_mode & 0o7777,

@@ -33,7 +33,7 @@ pub(super) fn gunzip(mut bytes: &[u8], limit: usize) -> Option<Vec<u8>> {
 }
 
 /// Makes the checksum and the size of each member right.
-pub(super) fn mend(bytes: &mut [u8]) {
+pub(super) fn repair(bytes: &mut [u8]) {
     let mut at = 0;
     while let Some(member) = member(&bytes[at..], MENDED_MAX) {
         let trailer = at + member.data_end;
@@ -139,7 +139,7 @@ mod tests {
         let end = bytes.len();
         bytes[end - 8..].fill(0);
         assert_eq!(gunzip(&bytes, 100), None);
-        mend(&mut bytes);
+        repair(&mut bytes);
         assert_eq!(bytes, whole);
     }
 }

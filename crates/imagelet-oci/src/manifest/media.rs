@@ -27,7 +27,7 @@ pub enum LayerKind {
 impl LayerKind {
     /// The kind a media type names.
     pub fn of(media_type: &str) -> Self {
-        let media_type = essence(media_type);
+        let media_type = media_type_base(media_type);
         if media_type.ends_with("+encrypted") || media_type.ends_with("+enc") {
             return Self::Encrypted;
         }
@@ -95,14 +95,14 @@ impl DocumentKind {
 
     /// Whether an index entry of this type can end at an image.
     pub(crate) fn may_lead_to_image(media_type: &str) -> bool {
-        matches!(Self::of(&essence(media_type)), Some(Self::Image | Self::Index))
+        matches!(Self::of(&media_type_base(media_type)), Some(Self::Image | Self::Index))
     }
 }
 
 /// Whether a configuration of this type may be that of an image. Old tools wrote some that say nothing.
 pub(super) fn may_be_image_config(media_type: &str) -> bool {
     matches!(
-        essence(media_type).as_str(),
+        media_type_base(media_type).as_str(),
         "application/vnd.oci.image.config.v1+json"
             | "application/vnd.docker.container.image.v1+json"
             | "application/octet-stream"
@@ -113,6 +113,6 @@ pub(super) fn may_be_image_config(media_type: &str) -> bool {
 }
 
 /// A media type without its parameters, in lower case.
-pub(crate) fn essence(media_type: &str) -> String {
+pub(crate) fn media_type_base(media_type: &str) -> String {
     media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }

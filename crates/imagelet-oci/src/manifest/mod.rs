@@ -21,7 +21,7 @@ use serde::{
 
 pub use config::{CONFIG_BYTES_MAX, ImageConfig};
 pub use media::{Compression, LayerKind};
-pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, essence};
+pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, media_type_base};
 
 /// Largest manifest or index that is read.
 pub const MANIFEST_BYTES_MAX: u64 = 4 << 20;
@@ -130,7 +130,7 @@ impl ManifestDocument {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(unacceptable(format!("the manifest is larger than {MANIFEST_BYTES_MAX} bytes")));
         }
-        let content_type = essence(content_type);
+        let content_type = media_type_base(content_type);
         if DocumentKind::of(&content_type) == Some(DocumentKind::Schema1) {
             return Err(schema1());
         }
@@ -144,17 +144,17 @@ impl ManifestDocument {
 
     /// What a document that was read is called: by its transport, by itself, or by what it turned out to be.
     pub(crate) fn media_type(bytes: &[u8], content_type: &str, read: &Self) -> String {
-        let named = essence(content_type);
+        let named = media_type_base(content_type);
         if !named.is_empty() {
             return named;
         }
-        let own = object::<Raw>(bytes).map(|raw| essence(&raw.media_type)).unwrap_or_default();
+        let own = object::<Raw>(bytes).map(|raw| media_type_base(&raw.media_type)).unwrap_or_default();
         if own.is_empty() { read.kind().oci_media_type().to_owned() } else { own }
     }
 
     /// Whether a media type, where it is known at all, names this kind of document.
     pub(crate) fn is_called(&self, media_type: &str) -> bool {
-        DocumentKind::of(&essence(media_type)).is_none_or(|kind| kind == self.kind())
+        DocumentKind::of(&media_type_base(media_type)).is_none_or(|kind| kind == self.kind())
     }
 
     fn kind(&self) -> DocumentKind {
@@ -167,7 +167,7 @@ impl ManifestDocument {
 
 impl Raw {
     fn decide(self, content_type: &str) -> Result<ManifestDocument, RuntimeError> {
-        let media_type = essence(&self.media_type);
+        let media_type = media_type_base(&self.media_type);
         if self.schema_version == 1 || self.fs_layers.is_some() {
             return Err(schema1());
         }
@@ -308,8 +308,8 @@ impl<T, const MAX: usize> Default for Bounded<T, MAX> {
 
 impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor<T, const MAX: usize>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>, const MAX: usize> serde::de::Visitor<'de> for Visitor<T, MAX> {
+        struct ListVisitor<T, const MAX: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MAX: usize> serde::de::Visitor<'de> for ListVisitor<T, MAX> {
             type Value = Bounded<T, MAX>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -329,7 +329,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T,
                 Ok(read)
             }
         }
-        deserializer.deserialize_seq(Visitor(PhantomData))
+        deserializer.deserialize_seq(ListVisitor(PhantomData))
     }
 }
 
@@ -359,7 +359,7 @@ fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json:
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(serde_json::Error::custom("a list where an object is expected"));
     }
-    serde_json::from_slice(bytes).map_err(brief)
+    serde_json::from_slice(bytes).map_err(shortened)
 }
 
 /// How many objects and lists are within one another in a JSON text, at most. Of what is no JSON it says nothing.
@@ -382,7 +382,7 @@ fn nesting(bytes: &[u8]) -> usize {
 }
 
 /// Serde quotes what it did not expect at full length: of a text of megabytes that is no message.
-fn brief(error: serde_json::Error) -> serde_json::Error {
+fn shortened(error: serde_json::Error) -> serde_json::Error {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let reason = text.strip_suffix(&place).unwrap_or(&text);

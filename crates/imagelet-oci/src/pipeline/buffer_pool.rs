@@ -14,7 +14,7 @@ use imagelet_core::image::Digest;
 
 use crate::hash::Hash;
 use crate::{
-    admission::Landing,
+    admission::WrittenBytes,
     unpack::{Claim, LayerMemory},
 };
 
@@ -164,7 +164,7 @@ impl BlockWriter {
 pub(crate) struct BlockReader {
     queue: BlockQueue,
     hash: Hash,
-    landing: Landing,
+    written_bytes: WrittenBytes,
     current: Option<(Vec<u8>, usize, Home)>,
     position: usize,
     ended: bool,
@@ -172,12 +172,12 @@ pub(crate) struct BlockReader {
 
 impl BlockReader {
     pub(crate) fn new(queue: BlockQueue, hash: Hash) -> Self {
-        Self { queue, hash, landing: Landing::default(), current: None, position: 0, ended: false }
+        Self { queue, hash, written_bytes: WrittenBytes::default(), current: None, position: 0, ended: false }
     }
 
     /// The same reader, which tells what its own reader is done with.
-    pub(crate) fn telling(self, landing: Landing) -> Self {
-        Self { landing, ..self }
+    pub(crate) fn telling(self, written_bytes: WrittenBytes) -> Self {
+        Self { written_bytes, ..self }
     }
 
     /// Reads to the end and answers the digest of the whole stream.
@@ -194,7 +194,7 @@ impl BlockReader {
     fn advance(&mut self) -> io::Result<()> {
         if let Some((buffer, length, home)) = self.current.take() {
             // What was in it has been written.
-            self.landing.add(length as u64);
+            self.written_bytes.add(length as u64);
             // The inflater may be done; then the buffer is simply freed.
             let _ = home.send(buffer);
         }

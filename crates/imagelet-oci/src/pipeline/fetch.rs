@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::{LayerJob, Place, frames::Frame};
 use crate::hash::Hash;
 use crate::{
-    registry::{BlobSource, RangedStream, Starved},
+    registry::{BlobSource, RangedStream, ReaderWait},
     store::KeptBytes,
     unpack::LayerMemory,
 };
@@ -65,7 +65,7 @@ impl LayerJob {
             }
             tracing::debug!(blob = %self.descriptor.digest, offset, "took a blob up from the disk");
         }
-        let mut stream = source.open_ranged(offset, &intake.inflater.starved).await?;
+        let mut stream = source.open_ranged(offset, &intake.inflater.reader_wait).await?;
         while let Some(bytes) = stream.next().await? {
             if !intake.take(self, bytes, progress).await {
                 return Ok(Some(intake.unread(Some(stream))));
@@ -115,7 +115,7 @@ impl LayerJob {
 pub(super) struct Inflater {
     pub(super) frames: mpsc::Sender<Frame>,
     /// How long it has waited.
-    pub(super) starved: Starved,
+    pub(super) reader_wait: ReaderWait,
 }
 
 /// Bytes on their way, hashed as they pass.

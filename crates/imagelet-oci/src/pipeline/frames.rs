@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 use bytes::Bytes;
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{admission::Landing, registry::Starved, store::BlobWriter};
+use crate::{admission::WrittenBytes, registry::ReaderWait, store::BlobWriter};
 
 /// What arrives from the socket.
 #[derive(Debug)]
@@ -20,11 +20,11 @@ pub(super) enum Frame {
 pub(super) struct Intake {
     pub(super) frames: mpsc::Receiver<Frame>,
     /// Told how long the inflater waits for frames.
-    pub(super) starved: Starved,
+    pub(super) reader_wait: ReaderWait,
     /// Where the compressed bytes are written as well.
     pub(super) keep: Option<BlobWriter>,
     /// Told of those bytes.
-    pub(super) landing: Landing,
+    pub(super) written_bytes: WrittenBytes,
 }
 
 impl Intake {
@@ -34,7 +34,7 @@ impl Intake {
         }
         let asked = Instant::now();
         let frame = self.frames.blocking_recv();
-        self.starved.add(asked.elapsed());
+        self.reader_wait.add(asked.elapsed());
         frame
     }
 }
@@ -77,7 +77,7 @@ impl BufRead for FrameReader {
                         return Err(told);
                     }
                     if self.intake.keep.is_some() {
-                        self.intake.landing.add(bytes.len() as u64);
+                        self.intake.written_bytes.add(bytes.len() as u64);
                     }
                     self.current = bytes;
                 }

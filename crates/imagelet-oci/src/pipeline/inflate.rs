@@ -80,7 +80,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::{admission::Landing, pipeline::frames::Frame, registry::Starved};
+    use crate::{admission::WrittenBytes, pipeline::frames::Frame, registry::ReaderWait};
     use crate::{hash::Hash, pipeline::buffer_pool};
     use imagelet_core::image::{Digest, DigestAlgorithm};
 
@@ -96,7 +96,12 @@ mod tests {
             std::thread::spawn(move || buffer_pool::BlockReader::new(out, Hash::new(DigestAlgorithm::Sha256)).drain());
         let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
         let (_, inflated) = inflate(
-            Intake { frames: receiver, starved: Starved::default(), keep: None, landing: Landing::default() },
+            Intake {
+                frames: receiver,
+                reader_wait: ReaderWait::default(),
+                keep: None,
+                written_bytes: WrittenBytes::default(),
+            },
             &writer,
             bounds,
         );

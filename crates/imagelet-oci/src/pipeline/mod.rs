@@ -40,10 +40,10 @@ use self::{
     inflate::Bounds,
 };
 use crate::{
-    admission::Landing,
+    admission::WrittenBytes,
     confine::Confinement,
     manifest::Descriptor,
-    registry::{BlobSource, PullSession, Registry, Starved},
+    registry::{BlobSource, PullSession, ReaderWait, Registry},
     store::{BlobWriter, KeptBytes, LayerEnd, StagedLayer, Store, SyncView, storage_error},
     unpack::{LayerMemory, UnpackBudget},
 };
@@ -98,7 +98,7 @@ pub(crate) struct LayerJob {
     /// Learns whether all that the pull writes reaches the disk.
     pub(crate) view: Arc<SyncView>,
     /// Learns how much of the layer is on the disk.
-    pub(crate) landing: Landing,
+    pub(crate) written_bytes: WrittenBytes,
     /// By which it gets its place.
     pub(crate) claim: Claim,
 }
@@ -185,7 +185,7 @@ impl LayerJob {
         place: &Place,
         progress: &Progress,
     ) -> Result<StagedLayer, RuntimeError> {
-        self.landing.restart();
+        self.written_bytes.restart();
         let store = Arc::clone(&self.store);
         let staging = tokio::task::spawn_blocking(move || store.stage()).await.map_err(panicked)??;
         let (frames, frames_out) = mpsc::channel(FRAMES_QUEUED);
@@ -201,8 +201,13 @@ impl LayerJob {
             memory: Arc::clone(memory),
             cancelled: Arc::clone(&cancelled),
         };
-        let starved = Starved::default();
-        let intake = Intake { frames: frames_out, starved: starved.clone(), keep, landing: self.landing.clone() };
+        let reader_wait = ReaderWait::default();
+        let intake = Intake {
+            frames: frames_out,
+            reader_wait: reader_wait.clone(),
+            keep,
+            written_bytes: self.written_bytes.clone(),
+        };
         let confinement = self.confinement.clone();
         let inflater = tokio::task::spawn_blocking(move || {
             let inflated = confinement.run(None, move || inflate::inflate(intake, &blocks, bounds));
@@ -214,7 +219,7 @@ impl LayerJob {
             tokio::task::spawn_blocking(move || job.unpack(staging, blocks_out, memory, cancelled))
         };
 
-        let fetched = self.fetch(source, on_disk, Inflater { frames, starved }, memory, place, progress).await;
+        let fetched = self.fetch(source, on_disk, Inflater { frames, reader_wait }, memory, place, progress).await;
         let inflated = inflater.await.map_err(panicked)?;
         let unpacked = unpacker.await.map_err(panicked)?;
         // The stage nearest the source knows the cause; the others only saw their queue break.

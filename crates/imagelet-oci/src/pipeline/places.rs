@@ -81,13 +81,13 @@ impl Line {
 
     /// Gives the next free place to the layer whose turn it is.
     fn start(&mut self) -> Option<u64> {
-        let (ticket, half) = self.choice()?;
+        let (ticket, half) = self.next_claim()?;
         let (claim, _) = self.waiting.remove(&ticket)?;
         self.held.insert(ticket, (claim, half));
         Some(ticket)
     }
 
-    fn choice(&self) -> Option<(u64, Half)> {
+    fn next_claim(&self) -> Option<(u64, Half)> {
         let candidates = self.waiting.iter().filter_map(|(ticket, (claim, is_parked))| {
             let half = self.half(claim)?;
             let held = |same: &dyn Fn(&Claim) -> bool| self.count(|held, _| same(held));
@@ -117,7 +117,7 @@ impl Line {
     /// Whether a layer that waits would get a place if this one gave its own away.
     fn is_wanted(&mut self, ticket: u64) -> bool {
         let Some(own) = self.held.remove(&ticket) else { return false };
-        let is_wanted = self.choice().is_some();
+        let is_wanted = self.next_claim().is_some();
         self.held.insert(ticket, own);
         is_wanted
     }
@@ -136,11 +136,11 @@ impl Line {
 /// All places of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    state: Mutex<State>,
+    state: Mutex<PlacesState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PlacesState {
     line: Line,
     wakers: HashMap<u64, Arc<Notify>>,
 }
@@ -171,12 +171,12 @@ impl Places {
         place
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PlacesState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl PlacesState {
     fn pump(&mut self) {
         while let Some(ticket) = self.line.start() {
             if let Some(wake) = self.wakers.get(&ticket) {

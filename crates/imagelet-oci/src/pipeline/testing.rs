@@ -13,7 +13,7 @@ use super::{
     inflate::{self, Bounds},
 };
 use crate::hash::Hash;
-use crate::{admission::Landing, registry::Starved, unpack::LayerMemory};
+use crate::{admission::WrittenBytes, registry::ReaderWait, unpack::LayerMemory};
 
 /// What came of a compressed layer.
 #[derive(Debug)]
@@ -33,7 +33,8 @@ pub(crate) fn inflated(compressed: &[u8], frame: usize, limit: u64) -> Inflated 
     for frame in parts.chain([Frame::End]) {
         sender.try_send(frame).expect("the queue holds all frames");
     }
-    let intake = Intake { frames, starved: Starved::default(), keep: None, landing: Landing::default() };
+    let intake =
+        Intake { frames, reader_wait: ReaderWait::default(), keep: None, written_bytes: WrittenBytes::default() };
     let memory = LayerMemory::of_its_own(64 << 20);
     let bounds = Bounds {
         expansion: Expansion::new(limit, &Arc::default()),

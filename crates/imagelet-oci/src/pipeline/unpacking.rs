@@ -20,10 +20,10 @@ use super::{
 use crate::hash::Hash;
 use crate::{
     failpoint::Step,
-    store::{LIST, LayerEnd, LayerRecord, ListWriter, StagedLayer, Staging, storage_error, write_implicit},
+    store::{FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit},
     unpack::{
         EntryRules, LayerMemory, OverlayForm, Ownership, OwnershipRecord, UnpackError, UnpackErrorKind, UnpackLimits,
-        UnpackOptions, disk_size, process_umask, unpack_layer, unpack_layer_listed,
+        UnpackOptions, disk_size, process_umask, unpack_layer, unpack_layer_with_manifest,
     },
 };
 
@@ -50,7 +50,8 @@ impl LayerJob {
         };
         let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
         Step::UnpackTree.reach();
-        let mut reader = BlockReader::new(blocks, Hash::new(self.diff_id.algorithm())).telling(self.landing.clone());
+        let mut reader =
+            BlockReader::new(blocks, Hash::new(self.diff_id.algorithm())).telling(self.written_bytes.clone());
         let as_root = rustix::process::geteuid().is_root();
         let options = UnpackOptions {
             ownership: if as_root { Ownership::Apply } else { Ownership::Record },
@@ -70,13 +71,13 @@ impl LayerJob {
             cancelled,
         };
         let unlisted = |error| storage_error("could not write the layer's list of files", error);
-        let list = || Ok(ListWriter::new(std::fs::File::create(staging.path().join(LIST)).map_err(unlisted)?));
+        let list = || Ok(FileManifestWriter::new(std::fs::File::create(staging.path().join(LIST)).map_err(unlisted)?));
         let mut list = (self.end == LayerEnd::Store).then(list).transpose()?;
         let root = std::os::fd::AsFd::as_fd(&root);
         let list_ref = &mut list;
         let unpacked = self.confinement.run(Some(root), move || {
             let report = match list_ref {
-                Some(list) => unpack_layer_listed(&mut reader, root, &options, list),
+                Some(list) => unpack_layer_with_manifest(&mut reader, root, &options, list),
                 None => unpack_layer(&mut reader, root, &options),
             }?;
             Step::UnpackEnd.reach();

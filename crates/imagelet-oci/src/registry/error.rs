@@ -15,14 +15,14 @@ const REDACTED: &str = "[redacted]";
 
 /// An attempt that failed, and whether another may do better.
 #[derive(Debug)]
-pub(super) struct Failure {
-    pub(super) error: RuntimeError,
-    pub(super) again: Again,
+pub(crate) struct Failure {
+    pub(crate) error: RuntimeError,
+    pub(crate) again: Again,
 }
 
 /// Whether to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Again {
+pub(crate) enum Again {
     /// It would end the same way.
     Never,
     /// After a pause of our choice.
@@ -32,14 +32,14 @@ pub(super) enum Again {
 }
 
 impl Failure {
-    pub(super) fn passing(error: RuntimeError) -> Self {
+    pub(crate) fn passing(error: RuntimeError) -> Self {
         Self { error, again: Again::Soon }
     }
 }
 
 impl Failure {
     /// The same, met where something else said only what went wrong: an answer read, or none given.
-    pub(super) fn at(self, hop: Hop) -> Self {
+    pub(crate) fn at(self, hop: Hop) -> Self {
         let fault = self.error.fault();
         let told = match fault.hop {
             // What names a place of its own keeps it.
@@ -56,16 +56,16 @@ impl From<RuntimeError> for Failure {
     }
 }
 
-pub(super) fn denied(message: impl Into<String>) -> RuntimeError {
+pub(crate) fn denied(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Denied, message)
 }
 
-pub(super) fn unavailable(message: impl Into<String>) -> RuntimeError {
+pub(crate) fn unavailable(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message)
 }
 
 /// A request that got no answer.
-pub(super) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
+pub(crate) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
     let fault = connect_fault(&cause);
     let refusal = tls_refusal(&cause).cloned();
     if let Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) = refusal {
@@ -121,7 +121,7 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
 }
 
 /// What an answer's status says went wrong, where it was asked for something.
-pub(super) fn status_fault(status: u16, hop: Hop, retry_after: Option<Duration>) -> Fault {
+pub(crate) fn status_fault(status: u16, hop: Hop, retry_after: Option<Duration>) -> Fault {
     let class = match status {
         401 => ErrorClass::Unauthorized,
         403 => ErrorClass::Forbidden,
@@ -181,7 +181,7 @@ fn tls_refusal<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Er
 /// A registry's own words, fit for a message: no control characters, no live secret, and short.
 ///
 /// `cut` says that more followed; then the end, which may hold half a secret, is left out.
-pub(super) fn scrubbed(body: &[u8], cut: bool, secrets: &[String]) -> String {
+pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[String]) -> String {
     let printable = |text: &str| text.chars().filter(|character| !is_hidden(*character)).collect::<String>();
     // Hidden characters go first, or a secret written with one in its middle would come together afterwards.
     let mut text = printable(&String::from_utf8_lossy(body));
@@ -204,13 +204,13 @@ pub(super) fn scrubbed(body: &[u8], cut: bool, secrets: &[String]) -> String {
 }
 
 /// The message of a registry's error document, or its plain text. Pages for browsers are not repeated.
-pub(super) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &[String]) -> Option<String> {
+pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &[String]) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Document {
-        errors: Vec<Entry>,
+        errors: Vec<ErrorEntry>,
     }
     #[derive(serde::Deserialize)]
-    struct Entry {
+    struct ErrorEntry {
         #[serde(default)]
         code: String,
         #[serde(default)]

@@ -32,39 +32,39 @@ const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
 /// One place to ask, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Host {
+pub(crate) struct Host {
     /// Scheme, host, port.
-    pub(super) origin: Origin,
+    pub(crate) origin: Origin,
     /// What stands before the repository: `/v2`, unless overridden. No slash at its end.
-    pub(super) base_path: String,
+    pub(crate) base_path: String,
     /// It stands in for the registry: it is told for which, and gets no credential given for the registry.
-    pub(super) is_mirror: bool,
+    pub(crate) is_mirror: bool,
     /// It may be asked for content by digest.
-    pub(super) can_pull: bool,
+    pub(crate) can_pull: bool,
     /// It may be asked what a tag names.
-    pub(super) can_resolve: bool,
+    pub(crate) can_resolve: bool,
     /// How to speak TLS with it.
-    pub(super) tls: TlsSettings,
+    pub(crate) tls: TlsSettings,
     /// Sent with each request to it, and to nobody else.
-    pub(super) headers: HeaderMap,
+    pub(crate) headers: HeaderMap,
 }
 
 /// How a host's certificates are checked, and what it is shown.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub(super) struct TlsSettings {
+pub(crate) struct TlsSettings {
     /// Trusted beside the system's, in PEM.
-    pub(super) authorities: Vec<Arc<[u8]>>,
+    pub(crate) authorities: Vec<Arc<[u8]>>,
     /// Shown to who asks for a certificate.
-    pub(super) identity: Option<Identity>,
+    pub(crate) identity: Option<Identity>,
     /// Take any certificate.
-    pub(super) skip_verify: bool,
+    pub(crate) skip_verify: bool,
 }
 
 /// A certificate and its key, in PEM. Has no `Debug`.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(super) struct Identity {
-    pub(super) chain: Arc<[u8]>,
-    pub(super) key: Arc<[u8]>,
+pub(crate) struct Identity {
+    pub(crate) chain: Arc<[u8]>,
+    pub(crate) key: Arc<[u8]>,
 }
 
 impl fmt::Debug for TlsSettings {
@@ -81,7 +81,7 @@ impl fmt::Debug for TlsSettings {
 ///
 /// # Errors
 /// When a file is there and cannot be used; the message names it.
-pub(super) fn load(directories: &[PathBuf], registry: &str) -> Result<Vec<Host>, RuntimeError> {
+pub(crate) fn load(directories: &[PathBuf], registry: &str) -> Result<Vec<Host>, RuntimeError> {
     for root in directories {
         // What lies here says where credentials go and which certificates count.
         check_folder(root)?;

@@ -36,7 +36,7 @@ use self::{
     connection::{reception::Reception, tls::Clients, transport::Transport},
 };
 
-pub(crate) use self::blob::parallel::{RangedStream, Starved};
+pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::reception::Trickle;
 pub use self::pull_session::PullSession;
 pub(crate) use blob::BlobSource;

@@ -2,7 +2,7 @@
 //!
 //! A layer that a pull shows at once carries the id of this boot in its record: until the mark is gone, only this boot
 //! may believe in it. The names go to `names.unsettled.json`, with the same mark and a higher generation than
-//! `names.json`, and are not synced. To settle is to sync the file system, take the marks off, sync again, and replace
+//! `names.json`, and are not synced. To sync_background is to sync the file system, take the marks off, sync again, and replace
 //! `names.json`. After kill -9 the next owner finds the marks of its own boot and goes on from there; after a power cut
 //! the boot is another one, and what is marked is dropped as a whole.
 
@@ -43,7 +43,7 @@ impl Store {
     /// # Errors
     /// When the disk refuses. What was not durable is then given up and no longer shown: an error of a sync is told
     /// once, and whoever asks again would believe a lie (`reliability.md P8`).
-    pub(crate) fn settle(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn sync_background(&self) -> Result<(), RuntimeError> {
         if self.is_read_only() || !self.is_unsettled() {
             return Ok(());
         }
@@ -57,14 +57,14 @@ impl Store {
             let settled = self.take_marks_off(&layers);
             let mut index = held_up.unwrap_or_else(|| self.index());
             if let Err(error) = settled {
-                self.give_up_unsettled(&mut index);
-                self.look_afresh();
+                self.drop_unsettled_content(&mut index);
+                self.reopen_view();
                 return Err(failed(error));
             }
-            index.mark_settled(&layers);
+            index.mark_durable(&layers);
             if index.unsettled_layers().is_empty() {
                 // Its file is a fresh one each time, so this may be tried again.
-                return self.settle_names(&mut index).map_err(failed);
+                return self.write_durable_names(&mut index).map_err(failed);
             }
         }
         Ok(())
@@ -104,7 +104,7 @@ impl Store {
     }
 
     /// A failure was told, and what it hit is given up: what is written from now on is looked at anew.
-    fn look_afresh(&self) {
+    fn reopen_view(&self) {
         match SyncView::open(&self.root) {
             Ok(view) => *self.views() = vec![Arc::new(view)],
             Err(error) => tracing::error!(%error, "could not look at the store's file system anew"),
@@ -115,7 +115,7 @@ impl Store {
         self.views.lock().expect("nobody panics while holding it")
     }
 
-    fn settle_names(&self, index: &mut Index) -> io::Result<()> {
+    fn write_durable_names(&self, index: &mut Index) -> io::Result<()> {
         replace_file(&self.root.join("names.json"), &index.names_file())?;
         index.names_unsettled = false;
         // Its generation is past, so it does not matter whether it comes back.
@@ -142,7 +142,7 @@ impl Store {
     }
 
     /// Drops what the disk did not take, in memory and for the next start.
-    fn give_up_unsettled(&self, index: &mut Index) {
+    fn drop_unsettled_content(&self, index: &mut Index) {
         let lost = index.drop_unsettled();
         for (name, id) in lost.names {
             tracing::error!(name, image = %id, "the disk refused to keep this image; it is dropped");

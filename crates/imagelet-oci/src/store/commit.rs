@@ -150,7 +150,7 @@ impl Store {
 
     /// Makes an image exist: content durable, content in place, names last. On an error nothing is visible.
     ///
-    /// In the background mode nothing is synced here: content and names hold for this boot, and [`Self::settle`]
+    /// In the background mode nothing is synced here: content and names hold for this boot, and [`Self::sync_background`]
     /// makes them durable.
     pub(crate) fn commit(
         &self,
@@ -179,7 +179,7 @@ impl Store {
         Step::CommitRecorded.reach();
         if !self.in_background {
             // It may stand on layers that an earlier process has shown before they were durable.
-            self.settle()?;
+            self.sync_background()?;
             // One sync for every file of every layer; nothing below this line becomes visible before it.
             let views = layers.iter().map(|layer| &layer.view);
             SyncView::sync_all(iter::once(view).chain(views)).map_err(failed("sync"))?;
@@ -199,8 +199,8 @@ impl Store {
                 Step::CommitNamed.reach();
                 index.images.entry(id.clone()).or_insert(record);
                 index.damaged.remove(&id);
-                index.revive();
-                index.drop_nameless();
+                index.restore_whole();
+                index.remove_unreferenced();
             }
             Err(_) => self.take_back(&mut index, &placed, &id),
         }
@@ -340,7 +340,7 @@ impl Store {
         // `names.json` holds what is durable; what it shall hold now has to be.
         while index.is_unsettled() {
             drop(index);
-            self.settle()?;
+            self.sync_background()?;
             index = self.index();
         }
         let before = index.names.clone();
@@ -365,7 +365,7 @@ impl Store {
                 }
             }
             Step::NamesChanged.reach();
-            index.drop_nameless();
+            index.remove_unreferenced();
         }
         Ok(answer)
     }

@@ -90,7 +90,7 @@ impl Index {
     }
 
     /// Shows again what a commit has made whole.
-    pub(crate) fn revive(&mut self) {
+    pub(crate) fn restore_whole(&mut self) {
         let whole = self.damaged.iter().filter_map(|(id, image)| {
             let record = image.record.as_ref().filter(|_| image.documents.is_none())?;
             self.lacking(record).is_none().then(|| (id.clone(), record.clone()))
@@ -154,7 +154,7 @@ impl Store {
     pub(crate) fn restore_names(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
         // What is not durable must not be in there.
-        self.settle()?;
+        self.sync_background()?;
         let mut index = self.index();
         replace_file(&self.root.join("names.json"), &index.names_file())
             .map_err(|error| storage_error("could not write the store's names", error))

@@ -140,7 +140,7 @@ fn a_settled_image_is_on_the_disk_before_and_after_its_mark_goes() {
         }
         Ok(())
     });
-    store.settle().unwrap();
+    store.sync_background().unwrap();
     let mut marks = marks.take();
     marks.dedup();
     assert_eq!(marks, [true, false], "content before the mark goes, the record after it, names last");
@@ -159,10 +159,10 @@ fn an_image_that_the_disk_refused_to_keep_is_not_believed_by_a_later_sync() {
     sync_observer::observe(
         move |_| if failed.replace(true) { Ok(()) } else { Err(io::Error::other("the disk is gone")) },
     );
-    let error = store.settle().unwrap_err();
+    let error = store.sync_background().unwrap_err();
     assert!(error.chain().contains("the disk is gone"), "{}", error.chain());
     assert!(!has(&store, "app") && store.layer(&layer_id("base")).is_none(), "its content may be lost");
-    store.settle().unwrap();
+    store.sync_background().unwrap();
     assert!(!has(&store, "app"));
     drop(store);
     assert!(!has(&bed.open(Durability::Commit), "app"), "nor does the next owner believe it");

@@ -4,7 +4,7 @@
 //! ROOT/                      0700, of one user; one process changes it at a time, and any number look at it
 //!   lock                     flocked by the process that changes the store; holds its pid and command
 //!   names.json               name → image id; an image exists because a name is in here
-//!   names.unsettled.json     the same, newer, for this boot only (see `settle`)
+//!   names.unsettled.json     the same, newer, for this boot only (see `sync_background`)
 //!   names.new, names.unsettled.new   the next of these in the making; removed at start
 //!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; a directory here is complete and durable,
@@ -40,7 +40,7 @@ pub use record::LayerEntry;
 pub(crate) use record::{ImageRecord, LayerRecord};
 pub use sweep::SweepReport;
 pub(crate) use verify::Watch;
-pub use verify::{Finding, Findings, LayerCheck, Verdict};
+pub use verify::{CheckResult, Finding, Findings, LayerCheck};
 
 use std::{
     collections::HashSet,
@@ -57,7 +57,7 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
-pub(crate) use self::file_manifest::write::{LIST, ListWriter};
+pub(crate) use self::file_manifest::write::{FileManifestWriter, LIST};
 pub(crate) use self::files::durable::{SyncView, remove_tree, replace_file};
 use self::files::lock::Lock;
 use self::files::root::Place;
@@ -85,13 +85,13 @@ pub enum Durability {
 #[derive(Debug)]
 pub(crate) struct Store {
     root: PathBuf,
-    index: Mutex<index::list_cache::Kept>,
+    index: Mutex<index::list_cache::CachedIndex>,
     sequence: AtomicU64,
     /// Two that empty the trash at once would trip over one another.
     trash: Mutex<()>,
     /// They learn what becomes of all that this process shows before it is durable; never empty.
     views: Mutex<Vec<Arc<SyncView>>>,
-    /// Two that settle at once would do the same work.
+    /// Two that sync_background at once would do the same work.
     settling: Mutex<()>,
     /// An image is not removed while it is being mounted, nor mounted while it is being removed.
     mounting: Mutex<()>,
@@ -139,7 +139,7 @@ impl Store {
         let boot = boot_id();
         let in_background = durability == Durability::Background && boot.is_some();
         let store = |root: PathBuf, index: Index, holds| Self {
-            index: Mutex::new(index::list_cache::Kept::new(
+            index: Mutex::new(index::list_cache::CachedIndex::new(
                 index,
                 record::disk_usage::block_size(&root).unwrap_or(BLOCK_USUAL),
             )),

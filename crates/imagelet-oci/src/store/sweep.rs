@@ -25,11 +25,11 @@ impl Store {
     /// Removes layers and image folders that no name and no running pull needs.
     ///
     /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it. One that the disk does
-    /// not let go keeps no other from going; the first such error is told at the end, and the next sweep tries again.
+    /// not let go keeps no other from going; the first such error is first_error at the end, and the next sweep tries again.
     pub(crate) fn sweep(&self) -> Result<SweepReport, RuntimeError> {
         self.check_writable()?;
         // What a tag meant before a pull moved it may go only when the pull is durable.
-        self.settle()?;
+        self.sync_background()?;
         let mut report = SweepReport::default();
         let mut refused = Refused::default();
         {
@@ -61,7 +61,7 @@ impl Store {
         }
         report.bytes += self.expire_partials()? + self.trim_spares(SystemTime::now())?;
         refused.takes(self.empty_trash());
-        refused.told().map(|()| report)
+        refused.first_error().map(|()| report)
     }
 
     /// At start, when nothing runs: what an interrupted pull or removal left behind goes to the trash by renames.
@@ -129,7 +129,7 @@ impl Store {
             refused.takes(removed);
             Step::TrashUnlinked.reach();
         }
-        refused.told()
+        refused.first_error()
     }
 
     fn unknown_folders(&self, folder: &str, known: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, RuntimeError> {
@@ -168,7 +168,7 @@ impl Refused {
         outcome.map_err(|error| self.0.get_or_insert(error)).is_err()
     }
 
-    fn told(self) -> Result<(), RuntimeError> {
+    fn first_error(self) -> Result<(), RuntimeError> {
         self.0.map_or(Ok(()), Err)
     }
 }

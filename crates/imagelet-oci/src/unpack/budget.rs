@@ -88,7 +88,7 @@ impl UnpackBudget {
     }
 
     /// The right to keep one more directory open; `None` while all are in use.
-    pub(super) fn directory(self: &Arc<Self>) -> Option<DirectoryPermit> {
+    pub(crate) fn directory(self: &Arc<Self>) -> Option<DirectoryPermit> {
         let take = |free: usize| free.checked_sub(1);
         self.directories.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
         Some(DirectoryPermit(Arc::clone(self)))
@@ -101,7 +101,7 @@ fn units(bytes: u64) -> u32 {
 
 /// The right to keep a directory open, until it is dropped.
 #[derive(Debug)]
-pub(super) struct DirectoryPermit(Arc<UnpackBudget>);
+pub(crate) struct DirectoryPermit(Arc<UnpackBudget>);
 
 impl Drop for DirectoryPermit {
     fn drop(&mut self) {
@@ -168,7 +168,7 @@ impl LayerMemory {
         self.was_refused.load(Ordering::Relaxed)
     }
 
-    pub(super) fn budget(&self) -> &Arc<UnpackBudget> {
+    pub(crate) fn budget(&self) -> &Arc<UnpackBudget> {
         &self.budget
     }
 

@@ -52,7 +52,7 @@ impl UnpackError {
 
 /// An error that does not know its entry yet.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     Malformed(Cow<'static, str>),
     Refused(Cow<'static, str>),
     Limit(Cow<'static, str>),
@@ -74,25 +74,25 @@ impl From<MemoryError> for Fault {
 }
 
 impl Fault {
-    pub(super) fn malformed(reason: impl Into<Cow<'static, str>>) -> Fault {
+    pub(crate) fn malformed(reason: impl Into<Cow<'static, str>>) -> Fault {
         Fault::Malformed(reason.into())
     }
 
-    pub(super) fn refused(reason: impl Into<Cow<'static, str>>) -> Fault {
+    pub(crate) fn refused(reason: impl Into<Cow<'static, str>>) -> Fault {
         Fault::Refused(reason.into())
     }
 
-    pub(super) fn limit(reason: impl Into<Cow<'static, str>>) -> Fault {
+    pub(crate) fn limit(reason: impl Into<Cow<'static, str>>) -> Fault {
         Fault::Limit(reason.into())
     }
 
     /// For `map_err` behind a system call: `action` completes "could not … tar entry".
-    pub(super) fn io(action: &'static str) -> impl Fn(Errno) -> Fault {
+    pub(crate) fn io(action: &'static str) -> impl Fn(Errno) -> Fault {
         move |errno| Fault::Io { action, errno }
     }
 
     /// The error to return, now that the entry is known.
-    pub(super) fn at(self, entry: &[u8]) -> UnpackError {
+    pub(crate) fn at(self, entry: &[u8]) -> UnpackError {
         use UnpackErrorKind as Kind;
         let entry = shown(entry);
         let (kind, message, source) = match self {
@@ -115,7 +115,7 @@ impl Fault {
 }
 
 /// A name from the archive, fit for a message: escaped, at most [`NAME_SHOWN_MAX`] bytes of it.
-pub(super) fn shown(name: &[u8]) -> String {
+pub(crate) fn shown(name: &[u8]) -> String {
     let cut = &name[..name.len().min(NAME_SHOWN_MAX)];
     let mut text = String::with_capacity(cut.len());
     for chunk in cut.utf8_chunks() {

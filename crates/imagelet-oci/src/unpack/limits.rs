@@ -53,7 +53,7 @@ impl Default for UnpackLimits {
 
 /// Counts what the layer takes and says when it is too much, or when the caller has lost interest.
 #[derive(Debug)]
-pub(super) struct Gauge<'a> {
+pub(crate) struct Gauge<'a> {
     limits: UnpackLimits,
     root: BorrowedFd<'a>,
     cancelled: Arc<AtomicBool>,
@@ -64,18 +64,18 @@ pub(super) struct Gauge<'a> {
 }
 
 impl<'a> Gauge<'a> {
-    pub(super) fn new(limits: UnpackLimits, root: BorrowedFd<'a>, cancelled: Arc<AtomicBool>) -> Self {
+    pub(crate) fn new(limits: UnpackLimits, root: BorrowedFd<'a>, cancelled: Arc<AtomicBool>) -> Self {
         // The first entry looks at once: a full disk is told before anything is written.
         let unlooked_entries = ENTRIES_BETWEEN_LOOKS;
         Gauge { limits, root, cancelled, entries: 0, bytes: 0, unlooked_bytes: 0, unlooked_entries }
     }
 
-    pub(super) fn limits(&self) -> &UnpackLimits {
+    pub(crate) fn limits(&self) -> &UnpackLimits {
         &self.limits
     }
 
     /// Counts headers up to `seen`, the reader's count.
-    pub(super) fn headers(&mut self, seen: u64) -> Result<(), Fault> {
+    pub(crate) fn headers(&mut self, seen: u64) -> Result<(), Fault> {
         self.go_on()?;
         let more = seen.saturating_sub(self.entries);
         self.entries = seen;
@@ -87,7 +87,7 @@ impl<'a> Gauge<'a> {
     }
 
     /// Counts a file before it is written: `apparent` bytes long, of which `stored` take space.
-    pub(super) fn file(&mut self, apparent: u64, stored: u64) -> Result<(), Fault> {
+    pub(crate) fn file(&mut self, apparent: u64, stored: u64) -> Result<(), Fault> {
         self.bytes = self.bytes.saturating_add(apparent.max(stored));
         if self.bytes > self.limits.bytes_max {
             return Err(Fault::limit(format!("files of more than {} bytes in all", self.limits.bytes_max)));
@@ -96,7 +96,7 @@ impl<'a> Gauge<'a> {
     }
 
     /// Counts bytes as they are written.
-    pub(super) fn wrote(&mut self, bytes: usize) -> Result<(), Fault> {
+    pub(crate) fn wrote(&mut self, bytes: usize) -> Result<(), Fault> {
         self.unlooked_bytes += bytes as u64;
         if self.unlooked_bytes >= BYTES_BETWEEN_LOOKS {
             self.look(0)?;
@@ -105,7 +105,7 @@ impl<'a> Gauge<'a> {
     }
 
     /// Fails once the caller has cancelled.
-    pub(super) fn go_on(&self) -> Result<(), Fault> {
+    pub(crate) fn go_on(&self) -> Result<(), Fault> {
         if self.cancelled.load(Ordering::Relaxed) { Err(Fault::Cancelled) } else { Ok(()) }
     }
 

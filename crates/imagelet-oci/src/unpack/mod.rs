@@ -36,7 +36,7 @@ pub use self::{
     limits::UnpackLimits,
     writer::{
         deferred_metadata::{DeviceRecord, OwnershipRecord},
-        manifest_writer::{Listed, ListedKind, Listing, Sum},
+        manifest_writer::{FileEntry, FileEntryKind, FileManifest, Sum},
         whiteout::OverlayForm,
     },
 };
@@ -126,11 +126,11 @@ pub fn unpack_layer(
 ///
 /// # Errors
 /// As [`unpack_layer`]; a listing that fails ends it.
-pub fn unpack_layer_listed(
+pub fn unpack_layer_with_manifest(
     input: &mut dyn BufRead,
     root: BorrowedFd<'_>,
     options: &UnpackOptions,
-    listing: &mut dyn Listing,
+    listing: &mut dyn FileManifest,
 ) -> Result<UnpackReport, UnpackError> {
     unpack(input, root, options, Some(listing))
 }
@@ -139,7 +139,7 @@ fn unpack<'a>(
     input: &mut dyn BufRead,
     root: BorrowedFd<'a>,
     options: &UnpackOptions,
-    listing: Option<&'a mut dyn Listing>,
+    listing: Option<&'a mut dyn FileManifest>,
 ) -> Result<UnpackReport, UnpackError> {
     let mut reader = Reader::new(input, options, Claim::on(&options.memory));
     let mut writer = Writer::new(root, options, listing).map_err(|fault| fault.at(reader.place()))?;

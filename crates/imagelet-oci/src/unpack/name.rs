@@ -8,12 +8,12 @@ const COMPONENT_MAX: usize = 255;
 /// Cleans an entry's name: no `.`, no `..`, no leading, doubled or trailing slash. Empty means the layer's root.
 ///
 /// Builders do write absolute names (kaniko has `/` itself), and every unpacker takes them as the layer's.
-pub(super) fn clean_entry(name: &[u8], limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
+pub(crate) fn clean_entry(name: &[u8], limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
     clean(name, "name", limits)
 }
 
 /// Cleans a hard link's target, by the same rules.
-pub(super) fn clean_target(target: &[u8], limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
+pub(crate) fn clean_target(target: &[u8], limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
     clean(target, "hard link target", limits)
 }
 
@@ -57,7 +57,7 @@ fn clean(name: &[u8], what: &'static str, limits: &UnpackLimits) -> Result<Vec<u
 }
 
 /// The parent and the last component of a clean path.
-pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
+pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|&byte| byte == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
         None => (&[], path),
@@ -65,7 +65,7 @@ pub(super) fn split(path: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// `parent/name`, or `name` below the root.
-pub(super) fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {
+pub(crate) fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(parent.len() + 1 + name.len());
     path.extend_from_slice(parent);
     push(&mut path, name);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{Image as Listed, ImageId, ImageSpec},
+    image::{Image as FileEntry, ImageId, ImageSpec},
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeErrorKind, no_progress},
 };
 use imagelet_oci::{Engine, EngineConfig, StoredImage};
@@ -19,7 +19,7 @@ use super::{
 };
 
 /// A look at what was pulled.
-pub(crate) type Look = fn(&Listed, &StoredImage);
+pub(crate) type Look = fn(&FileEntry, &StoredImage);
 
 /// The configuration as the store returns it.
 pub(crate) fn config_of(details: &StoredImage) -> serde_json::Value {
@@ -203,7 +203,7 @@ impl Bench {
         self.engine.remove(&ImageSpec::new(&name)).await.unwrap_or_else(|error| panic!("{what}: {}", error.chain()));
     }
 
-    pub(crate) async fn status(&self, name: &str) -> Option<Listed> {
+    pub(crate) async fn status(&self, name: &str) -> Option<FileEntry> {
         match self.engine.status(&ImageSpec::new(name)).await {
             Ok(status) => status,
             // What is no name has no image.

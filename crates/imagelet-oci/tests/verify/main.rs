@@ -14,7 +14,7 @@ use imagelet_core::{
     image::{Digest, ImageSpec},
     runtime::{ImageService as _, PullRequest, RuntimeErrorKind, no_progress},
 };
-use imagelet_oci::{Engine, EngineConfig, Finding, MountOptions, Verdict, VerifyReport};
+use imagelet_oci::{CheckResult, Engine, EngineConfig, Finding, MountOptions, VerifyReport};
 
 /// A store with one image `app:v1` of two layers, and the registry it came from.
 struct Site {
@@ -90,7 +90,7 @@ impl Site {
             let repaired = self.engine().repair(&image.id, &|_| Vec::new(), &no_progress()).await;
             repaired.unwrap_or_else(|error| panic!("repair: {}", error.chain()));
         }
-        self.engine().mend_store(report).await.unwrap_or_else(|error| panic!("mend: {}", error.chain()));
+        self.engine().repair_store(report).await.unwrap_or_else(|error| panic!("mend: {}", error.chain()));
     }
 
     /// The tags that are listed, without the registry.
@@ -126,7 +126,7 @@ fn findings(report: &VerifyReport) -> Vec<Finding> {
     for image in &report.images {
         let layers = image.layers.iter().map(|(_, check)| &check.verdict);
         for verdict in std::iter::once(&image.documents).chain(layers) {
-            if let Verdict::Damaged(findings) = verdict {
+            if let CheckResult::Damaged(findings) = verdict {
                 found.extend(findings.first.clone());
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use imagelet_core::{credentials::TrackedCredential, image::Reference, runtime::Progress};
-use imagelet_oci::{Engine, Findings, ImageCheck, LayerCheck, LayerName, Verdict, VerifyReport};
+use imagelet_oci::{CheckResult, Engine, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
 use serde::{Deserialize, Serialize};
 
 use super::{AnswerTime, Command, LocalNode, Step, Steps, step};
@@ -112,7 +112,7 @@ impl Command for VerifyRequest {
         if self.repair {
             engine.check_writable()?;
         }
-        let mut verified = Verified { store: part(&Verdict::Whole), ..Verified::default() };
+        let mut verified = Verified { store: part(&CheckResult::Whole), ..Verified::default() };
         let all = [None];
         let asked: Vec<Option<&str>> = self.images.iter().map(|image| Some(image.as_str())).collect();
         for image in if asked.is_empty() { &all[..] } else { &asked } {
@@ -128,7 +128,7 @@ impl Command for VerifyRequest {
                     repair(node, engine, image, &steps).await;
                 }
                 if found.result == "damaged" {
-                    engine.mend_store(&report).await?;
+                    engine.repair_store(&report).await?;
                     found.result = "repaired".into();
                 }
             }
@@ -218,13 +218,13 @@ fn layer_of(name: &LayerName, check: &LayerCheck) -> VerifiedLayer {
     }
 }
 
-fn part(verdict: &Verdict) -> VerifiedPart {
+fn part(verdict: &CheckResult) -> VerifiedPart {
     match verdict {
-        Verdict::Whole => VerifiedPart { result: "ok".into(), ..VerifiedPart::default() },
-        Verdict::Unchecked(why) => {
+        CheckResult::Whole => VerifiedPart { result: "ok".into(), ..VerifiedPart::default() },
+        CheckResult::Unchecked(why) => {
             VerifiedPart { result: "unchecked".into(), why: Some(why.clone()), ..VerifiedPart::default() }
         }
-        Verdict::Damaged(Findings { first, more }) => VerifiedPart {
+        CheckResult::Damaged(Findings { first, more }) => VerifiedPart {
             result: "damaged".into(),
             findings: first
                 .iter()

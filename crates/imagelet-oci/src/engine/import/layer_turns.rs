@@ -31,13 +31,13 @@ struct Turns {
 #[derive(Debug)]
 pub(crate) struct LayerTurn {
     _turn: OwnedMutexGuard<()>,
-    /// Another import may have brought the layer since this one looked.
+    /// Another import may have unsynced the layer since this one looked.
     pub(crate) is_late: bool,
 }
 
-/// The layers that one import has brought and not synced; dropped, they are forgotten.
+/// The layers that one import has unsynced and not synced; dropped, they are forgotten.
 #[derive(Debug)]
-pub(crate) struct BroughtLayers<'a> {
+pub(crate) struct UnsyncedLayers<'a> {
     turns: &'a LayerTurns,
     import: u64,
 }
@@ -63,10 +63,10 @@ impl LayerTurns {
     }
 
     /// For what one import will bring.
-    pub(crate) fn brought(&self) -> BroughtLayers<'_> {
+    pub(crate) fn unsynced(&self) -> UnsyncedLayers<'_> {
         let mut turns = self.lock();
         turns.imports += 1;
-        BroughtLayers { turns: self, import: turns.imports }
+        UnsyncedLayers { turns: self, import: turns.imports }
     }
 
     fn lock(&self) -> MutexGuard<'_, Turns> {
@@ -74,14 +74,14 @@ impl LayerTurns {
     }
 }
 
-impl BroughtLayers<'_> {
+impl UnsyncedLayers<'_> {
     /// The sink has a layer, whose files this view will sync.
     pub(crate) fn add(&self, chain: &Digest, view: &Arc<SyncView>) {
         self.turns.lock().unsynced.entry(chain.clone()).or_default().push((self.import, Arc::clone(view)));
     }
 }
 
-impl Drop for BroughtLayers<'_> {
+impl Drop for UnsyncedLayers<'_> {
     fn drop(&mut self) {
         self.turns.lock().unsynced.retain(|_, views| {
             views.retain(|(import, _)| *import != self.import);
@@ -106,7 +106,7 @@ mod tests {
         assert!(second.as_mut().now_or_never().is_none(), "it waits");
         drop(first);
         assert!(second.await.is_late);
-        assert!(!turns.turn(&chain).await.is_late, "no import has brought it");
+        assert!(!turns.turn(&chain).await.is_late, "no import has unsynced it");
         assert_eq!(turns.lock().wanted.len(), 1, "what is not wanted any more is forgotten");
     }
 
@@ -114,7 +114,7 @@ mod tests {
     async fn what_an_import_brought_is_known_until_its_end() {
         let (turns, chain, folder) = (LayerTurns::default(), Digest::of(b"chain"), tempfile::tempdir().unwrap());
         let view = Arc::new(SyncView::open(folder.path()).unwrap());
-        let (first, second) = (turns.brought(), turns.brought());
+        let (first, second) = (turns.unsynced(), turns.unsynced());
         first.add(&chain, &view);
         second.add(&chain, &view);
         drop(first);

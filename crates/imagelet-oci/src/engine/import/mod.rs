@@ -1,6 +1,6 @@
 //! An import: a pull whose layers end in a sink.
 //!
-//! All layers go at once: wait for the turn to bring it, ask whether another import has brought it, take a spare or fetch
+//! All layers go at once: wait for the turn to bring it, ask whether another import has unsynced it, take a spare or fetch
 //! and unpack it, hand it to the sink. Only so many as `layers_in_flight` fetch at a time; the waits before and after
 //! are outside of that window, or a layer that waits for another import would keep those from coming that the other
 //! import waits for. A layer with implicit folders is handed over when the sink has all below it, which such a layer
@@ -28,7 +28,7 @@ use imagelet_core::{
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-use self::layer_turns::BroughtLayers;
+use self::layer_turns::UnsyncedLayers;
 use super::{
     Engine, LayerSharing,
     admit::Wanted,
@@ -84,7 +84,7 @@ struct Attempt<'a> {
     spares: Mutex<HashMap<usize, SinkLayer>>,
     /// Which layers the sink has.
     there: watch::Sender<LayersThere>,
-    brought: &'a BroughtLayers<'a>,
+    unsynced: &'a UnsyncedLayers<'a>,
     /// What learns whether all that the image needs reaches the disk.
     views: Mutex<Vec<Arc<SyncView>>>,
 }
@@ -205,11 +205,11 @@ impl EngineImporter {
             progress(PullEvent::Layer { digest: layer.digest.clone(), state: LayerState::Present });
         }
         // Forgotten when all is synced: until then other imports may stand on these layers.
-        let brought = engine.turns.brought();
+        let unsynced = engine.turns.unsynced();
         let mut views: Vec<_> =
             described.chains[..present].iter().flat_map(|chain| engine.turns.views(chain)).collect();
         if present < layers.len() {
-            views.append(&mut self.bring(described, import, present, &brought, progress).await?);
+            views.append(&mut self.bring(described, import, present, &unsynced, progress).await?);
         }
         progress(PullEvent::Committing);
         if !views.is_empty() {
@@ -217,7 +217,7 @@ impl EngineImporter {
             let synced = blocking(move || SyncView::sync_all(&views).map_err(failed)).await;
             synced.map_err(|error| Ended::Failed(ImportStage::Handover.failed(error)))?;
         }
-        drop(brought);
+        drop(unsynced);
         Step::Synced.reach();
         let id = import.finish().await.map_err(Ended::Failed)?;
         Step::Finished.reach();
@@ -230,7 +230,7 @@ impl EngineImporter {
         described: &Described,
         import: &Arc<dyn LayerImport>,
         present: usize,
-        brought: &BroughtLayers<'_>,
+        unsynced: &UnsyncedLayers<'_>,
         progress: &Progress,
     ) -> Result<Vec<Arc<SyncView>>, Ended> {
         let (engine, layers) = (&*self.engine, &described.image.layers);
@@ -251,13 +251,13 @@ impl EngineImporter {
             window: Semaphore::new(engine.config.layers_in_flight.max(1)),
             spares: Mutex::new(spares),
             there: watch::Sender::new(LayersThere::new(layers.len(), present)),
-            brought,
+            unsynced,
             views: Mutex::new(vec![Arc::clone(&fetches.view)]),
         };
         let order = fetch_order(layers, present);
         let mut bringing: FuturesUnordered<_> = order.into_iter().map(|index| attempt.bring(index)).collect();
-        while let Some(brought) = bringing.next().await {
-            brought?;
+        while let Some(unsynced) = bringing.next().await {
+            unsynced?;
         }
         drop(bringing);
         Step::LayersTaken.reach();
@@ -293,7 +293,7 @@ impl Attempt<'_> {
         }
         let tree = layer.tree().map_err(handover)?;
         // As soon as the sink has it, others may stand on it.
-        self.brought.add(chain, layer.view());
+        self.unsynced.add(chain, layer.view());
         self.will_sync(layer.view());
         match self.import.take(index, tree).await.map_err(handover)? {
             Taken::Committed => {}

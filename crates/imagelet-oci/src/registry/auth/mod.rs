@@ -129,8 +129,12 @@ impl Registry {
 }
 
 fn of_type(content_type: &str) -> String {
-    let essence = crate::manifest::essence(content_type);
-    if essence.is_empty() { String::new() } else { format!(", with `{}`", crate::manifest::printable(&essence)) }
+    let media_type_base = crate::manifest::media_type_base(content_type);
+    if media_type_base.is_empty() {
+        String::new()
+    } else {
+        format!(", with `{}`", crate::manifest::printable(&media_type_base))
+    }
 }
 
 fn token_refused(

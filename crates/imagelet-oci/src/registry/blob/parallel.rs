@@ -24,7 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     BlobSource, BlobStream,
-    range_concurrency::{LEAD, PART, Pace, RANGED_MIN, Seen},
+    range_concurrency::{LEAD, PART, Pace, RANGED_MIN, TransferSample},
 };
 
 /// Bytes that all blobs together may hold that are read before their turn.
@@ -50,9 +50,9 @@ impl Default for ReadAhead {
 
 /// How long the reader of a blob has waited for bytes. The reader counts, the stream decides by it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Starved(Arc<AtomicU64>);
+pub(crate) struct ReaderWait(Arc<AtomicU64>);
 
-impl Starved {
+impl ReaderWait {
     pub(crate) fn add(&self, waited: Duration) {
         self.0.fetch_add(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -65,7 +65,7 @@ impl Starved {
 /// The rest of a blob from an offset on, in order.
 pub(crate) struct RangedStream {
     source: BlobSource,
-    starved: Starved,
+    reader_wait: ReaderWait,
     pace: Pace,
     started: Instant,
     meter: Arc<Meter>,
@@ -89,7 +89,7 @@ struct Meter {
 
 /// A span that is read before its turn, by a task of its own.
 struct Part {
-    held: mpsc::UnboundedReceiver<Held>,
+    held: mpsc::UnboundedReceiver<BufferedBytes>,
     turn: Option<oneshot::Sender<()>>,
     task: AbortOnDropHandle<Result<BlobStream, RuntimeError>>,
     /// Gives the connection back.
@@ -97,7 +97,7 @@ struct Part {
 }
 
 /// Bytes and the room they take.
-struct Held {
+struct BufferedBytes {
     bytes: Bytes,
     _room: Option<OwnedSemaphorePermit>,
 }
@@ -116,7 +116,11 @@ impl BlobSource {
     ///
     /// # Errors
     /// When no host hands it out.
-    pub(crate) async fn open_ranged(&self, offset: u64, starved: &Starved) -> Result<RangedStream, RuntimeError> {
+    pub(crate) async fn open_ranged(
+        &self,
+        offset: u64,
+        reader_wait: &ReaderWait,
+    ) -> Result<RangedStream, RuntimeError> {
         let mut pace = Pace::new();
         let size = self.size();
         let planned = if size.saturating_sub(offset) < RANGED_MIN { size } else { offset + pace.next_range() };
@@ -132,7 +136,7 @@ impl BlobSource {
         }
         Ok(RangedStream {
             source: self.clone(),
-            starved: starved.clone(),
+            reader_wait: reader_wait.clone(),
             pace,
             started: Instant::now(),
             meter: Arc::default(),
@@ -207,10 +211,10 @@ impl RangedStream {
         }
         let shared = &self.source.registry().shared.read_ahead;
         let has_room = shared.bytes.available_permits() as u64 >= PART;
-        self.pace.look(Seen {
+        self.pace.look(TransferSample {
             at: self.started.elapsed(),
             received: self.meter.received.load(Ordering::Relaxed),
-            starved: self.starved.total(),
+            reader_wait: self.reader_wait.total(),
             answered: self.meter.answered.load(Ordering::Relaxed),
             has_room,
         });
@@ -268,7 +272,7 @@ struct Reader {
     stream: BlobStream,
     room: Arc<Semaphore>,
     meter: Arc<Meter>,
-    held: mpsc::UnboundedSender<Held>,
+    held: mpsc::UnboundedSender<BufferedBytes>,
     turned: oneshot::Receiver<()>,
 }
 
@@ -296,7 +300,7 @@ impl Reader {
                 _ = &mut self.turned => None,
             };
             let is_due = room.is_none();
-            if self.held.send(Held { bytes, _room: room }).is_err() || is_due {
+            if self.held.send(BufferedBytes { bytes, _room: room }).is_err() || is_due {
                 return Ok(self.stream);
             }
         }

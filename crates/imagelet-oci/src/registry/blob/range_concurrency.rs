@@ -27,9 +27,9 @@ const WINDOW_BYTES: u64 = 128 << 10;
 /// With fewer bytes, a window ends after this.
 const WINDOW_MAX: Duration = Duration::from_secs(1);
 /// The share of a window that the stage behind waits when the network is the slower one.
-const STARVED: f64 = 0.25;
+const READER_WAIT_HIGH: f64 = 0.25;
 /// The share below which it has more than enough.
-const SATED: f64 = 0.05;
+const READER_WAIT_LOW: f64 = 0.05;
 /// The share of a connection's due that it must add to stay: `n` connections bring `n / (n - 1)` of what was.
 const GAIN_SHARE: f64 = 0.3;
 /// After a connection that added nothing, none is tried for this long.
@@ -37,13 +37,13 @@ const HOLD: Duration = Duration::from_secs(2);
 
 /// What is known at a moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct TransferSample {
     /// Time since the blob was begun.
     pub(crate) at: Duration,
     /// Bytes that came over all its connections.
     pub(crate) received: u64,
     /// Time the stage behind has waited for bytes.
-    pub(crate) starved: Duration,
+    pub(crate) reader_wait: Duration,
     /// Parts of it that have begun to come over further connections, ever.
     pub(crate) answered: usize,
     /// There is memory for reading further ahead.
@@ -57,7 +57,7 @@ pub(crate) struct Pace {
     /// The next range of a lone connection.
     range: u64,
     /// Where the window began.
-    mark: Option<Seen>,
+    mark: Option<TransferSample>,
     /// The rate before the last connection came, while it is on trial.
     on_trial: Option<f64>,
     hold_until: Duration,
@@ -94,7 +94,7 @@ impl Pace {
     }
 
     /// Looks again. Cheap; to be called whenever bytes came.
-    pub(crate) fn look(&mut self, seen: Seen) {
+    pub(crate) fn look(&mut self, seen: TransferSample) {
         let Some(mark) = self.mark.filter(|_| seen.answered >= self.settled_at) else {
             // A connection that is still being made says nothing about a rate: it counts from its first byte.
             self.mark = Some(seen);
@@ -106,17 +106,17 @@ impl Pace {
         }
         self.mark = Some(seen);
         let rate = bytes as f64 / took.as_secs_f64();
-        let share = seen.starved.saturating_sub(mark.starved).as_secs_f64() / took.as_secs_f64();
+        let share = seen.reader_wait.saturating_sub(mark.reader_wait).as_secs_f64() / took.as_secs_f64();
         self.decide(rate, share, &seen);
     }
 
-    fn decide(&mut self, rate: f64, share: f64, seen: &Seen) {
+    fn decide(&mut self, rate: f64, share: f64, seen: &TransferSample) {
         let before = self.on_trial.take();
-        if share <= SATED {
+        if share <= READER_WAIT_LOW {
             self.connections = (self.connections - 1).max(1);
             return;
         }
-        if share < STARVED {
+        if share < READER_WAIT_HIGH {
             return;
         }
         if let Some(before) = before
@@ -138,10 +138,16 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Plays windows of 100 ms: megabytes received, percent of the time starved; answers the connections after each.
+    /// Plays windows of 100 ms: megabytes received, percent of the time reader_wait; answers the connections after each.
     fn play(windows: &[(u64, u64)]) -> Vec<usize> {
         let mut pace = Pace::new();
-        let mut seen = Seen { at: Duration::ZERO, received: 0, starved: Duration::ZERO, answered: 0, has_room: true };
+        let mut seen = TransferSample {
+            at: Duration::ZERO,
+            received: 0,
+            reader_wait: Duration::ZERO,
+            answered: 0,
+            has_room: true,
+        };
         pace.look(seen);
         windows
             .iter()
@@ -149,7 +155,7 @@ mod tests {
                 seen.at += Duration::from_millis(100);
                 seen.received += megabytes << 20;
                 seen.answered += 1;
-                seen.starved += Duration::from_millis(*percent);
+                seen.reader_wait += Duration::from_millis(*percent);
                 pace.look(seen);
                 pace.connections()
             })
@@ -192,10 +198,10 @@ mod tests {
     #[test]
     fn nothing_is_decided_on_too_little() {
         let mut pace = Pace::new();
-        let seen = |millis, received, answered, has_room| Seen {
+        let seen = |millis, received, answered, has_room| TransferSample {
             at: Duration::from_millis(millis),
             received,
-            starved: Duration::from_millis(millis),
+            reader_wait: Duration::from_millis(millis),
             answered,
             has_room,
         };

@@ -36,7 +36,7 @@ pub(crate) struct FakeRegistry {
 
 /// A request as it came in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct RecordedRequest {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) query: String,
@@ -83,7 +83,7 @@ struct Inner {
     guard: Guard,
     /// Tricks for paths that end so, each played so many times.
     tricks: Vec<(String, u32, Trick)>,
-    seen: Vec<Seen>,
+    seen: Vec<RecordedRequest>,
     tokens: u32,
     /// Bytes a second over one connection; `None` for as fast as it goes.
     rate: Option<u64>,
@@ -218,7 +218,7 @@ impl FakeRegistry {
     }
 
     /// What was asked since the last call.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<RecordedRequest> {
         std::mem::take(&mut self.lock().seen)
     }
 
@@ -273,7 +273,7 @@ async fn serve(State((address, state)): State<(SocketAddr, Arc<Mutex<Inner>>)>, 
     let (head, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap_or_default();
     let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let seen = Seen {
+    let seen = RecordedRequest {
         method: head.method.to_string(),
         path: head.uri.path().to_owned(),
         query: head.uri.query().unwrap_or_default().to_owned(),
@@ -301,7 +301,7 @@ async fn serve(State((address, state)): State<(SocketAddr, Arc<Mutex<Inner>>)>, 
 }
 
 impl Inner {
-    fn token(&self, seen: &Seen) -> Response {
+    fn token(&self, seen: &RecordedRequest) -> Response {
         let Guard::Bearer { shown, form, .. } = &self.guard else { return answer(404, &[], Bytes::new()) };
         let allowed = match form {
             Some(form) => seen.method == "POST" && seen.body.contains(form.as_str()),
@@ -336,7 +336,7 @@ impl Inner {
         Some(answer(401, &[("www-authenticate", challenge)], echo.into()))
     }
 
-    fn content(&self, seen: &Seen, trick: Option<Trick>, headers: &HeaderMap) -> Response {
+    fn content(&self, seen: &RecordedRequest, trick: Option<Trick>, headers: &HeaderMap) -> Response {
         let name = seen.path.rsplit('/').next().unwrap_or_default();
         let (media_type, bytes) = if seen.path.contains("/manifests/") {
             match self.documents.get(name) {

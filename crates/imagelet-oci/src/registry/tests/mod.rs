@@ -13,7 +13,7 @@ use imagelet_core::{
     runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
 };
 
-use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, Seen, Trick};
+use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
 use super::{
     Registry, RegistryConfig, Resolved,
     request::{Budget, Question},
@@ -63,7 +63,7 @@ fn answer(status: u16, headers: &[(&'static str, &str)], body: &'static str) -> 
     Trick::Answer(status, headers, body.into())
 }
 
-fn shown(seen: &[Seen]) -> Vec<Option<&str>> {
+fn shown(seen: &[RecordedRequest]) -> Vec<Option<&str>> {
     seen.iter().map(|seen| seen.authorization.as_deref()).collect()
 }
 

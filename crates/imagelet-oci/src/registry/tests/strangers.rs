@@ -8,7 +8,7 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
 };
 
-use super::fake::{FakeRegistry, Guard, Seen, Trick};
+use super::fake::{FakeRegistry, Guard, RecordedRequest, Trick};
 use crate::registry::{Registry, RegistryConfig, Resolved};
 
 /// `Basic` for `user` and `hunter2pass`.
@@ -54,14 +54,15 @@ fn sent_on(to: String) -> Trick {
     Trick::Answer(307, vec![("location", to)], "".into())
 }
 
-fn shown(seen: &[Seen]) -> Vec<Option<&str>> {
+fn shown(seen: &[RecordedRequest]) -> Vec<Option<&str>> {
     seen.iter().map(|seen| seen.authorization.as_deref()).collect()
 }
 
 /// Every secret that came in, by header or form.
 fn secrets_of(fake: &FakeRegistry) -> Vec<String> {
-    let carries =
-        |seen: &Seen| seen.authorization.clone().or_else(|| Some(seen.body.clone()).filter(|it| !it.is_empty()));
+    let carries = |seen: &RecordedRequest| {
+        seen.authorization.clone().or_else(|| Some(seen.body.clone()).filter(|it| !it.is_empty()))
+    };
     fake.seen().iter().filter_map(carries).collect()
 }
 

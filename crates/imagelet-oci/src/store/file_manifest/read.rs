@@ -14,7 +14,7 @@ use twox_hash::xxhash3_128::Hasher;
 use super::write::{MAGIC, RECORD_MAX, Record, parse};
 use crate::{
     hash::Hash,
-    unpack::{Listed, ListedKind},
+    unpack::{FileEntry, FileEntryKind},
 };
 
 /// Read at once; most records are shorter than the tail of it.
@@ -23,7 +23,7 @@ const BUFFER: usize = 256 << 10;
 const RECORD_USUAL: usize = 512;
 
 /// The last word of a list on every path. Holds places in the file, not the records.
-pub(crate) struct FileList {
+pub(crate) struct FileManifestReader {
     file: File,
     /// The list's author cannot know it, and so cannot make two paths meet.
     seed: u64,
@@ -43,7 +43,7 @@ struct Slot {
     seen: bool,
 }
 
-impl FileList {
+impl FileManifestReader {
     /// Reads a list once, from end to end. Invalid data: it is not the list with this digest.
     pub(crate) fn open(file: File, wanted: &Digest, mut go_on: impl FnMut() -> io::Result<()>) -> io::Result<Self> {
         let mut list = Self {
@@ -93,7 +93,7 @@ impl FileList {
                 self.slots.get(&self.key(&target)).ok_or_else(|| damaged("a hard link leads nowhere"))?.content
             }
             Record::Entry(entry) => {
-                if let ListedKind::File { size, .. } = entry.kind {
+                if let FileEntryKind::File { size, .. } = entry.kind {
                     self.bytes = self.bytes.saturating_add(size);
                 }
                 at
@@ -104,7 +104,7 @@ impl FileList {
     }
 
     /// What shall stand at a path, which counts as seen from now on. `None`: nothing.
-    pub(crate) fn see(&mut self, path: &[u8]) -> io::Result<Option<Listed>> {
+    pub(crate) fn see(&mut self, path: &[u8]) -> io::Result<Option<FileEntry>> {
         let key = self.key(path);
         let Some(slot) = self.slots.get(&key).copied() else { return Ok(None) };
         if self.is_removed(path, slot.own) {
@@ -214,22 +214,22 @@ mod tests {
 
     use super::*;
     use crate::{
-        store::file_manifest::write::ListWriter,
-        unpack::{Listing as _, Sum},
+        store::file_manifest::write::FileManifestWriter,
+        unpack::{FileManifest as _, Sum},
     };
 
-    fn file(content: Sum) -> Listed {
-        let kind = ListedKind::File { size: 1, content };
-        Listed { kind, mode: 0o644, uid: 1, gid: 2, mtime: (3, 4), xattrs: None }
+    fn file(content: Sum) -> FileEntry {
+        let kind = FileEntryKind::File { size: 1, content };
+        FileEntry { kind, mode: 0o644, uid: 1, gid: 2, mtime: (3, 4), xattrs: None }
     }
 
-    fn link(length: usize) -> Listed {
-        Listed { kind: ListedKind::Symlink(vec![b'x'; length]), ..file(0) }
+    fn link(length: usize) -> FileEntry {
+        FileEntry { kind: FileEntryKind::Symlink(vec![b'x'; length]), ..file(0) }
     }
 
-    fn written(fill: impl FnOnce(&mut ListWriter)) -> (File, Digest) {
+    fn written(fill: impl FnOnce(&mut FileManifestWriter)) -> (File, Digest) {
         let mut place = tempfile::tempfile().unwrap();
-        let mut writer = ListWriter::new(place.try_clone().unwrap());
+        let mut writer = FileManifestWriter::new(place.try_clone().unwrap());
         fill(&mut writer);
         let (digest, length) = writer.finish().unwrap();
         assert_eq!(place.metadata().unwrap().len(), length);
@@ -237,8 +237,8 @@ mod tests {
         (place, digest)
     }
 
-    fn open(file: File, digest: &Digest) -> io::Result<FileList> {
-        FileList::open(file, digest, || Ok(()))
+    fn open(file: File, digest: &Digest) -> io::Result<FileManifestReader> {
+        FileManifestReader::open(file, digest, || Ok(()))
     }
 
     #[test]

@@ -21,7 +21,7 @@ use imagelet_core::image::{Digest, DigestAlgorithm};
 
 use crate::{
     hash::Hash,
-    unpack::{Listed, ListedKind, Listing, Sum},
+    unpack::{FileEntry, FileEntryKind, FileManifest, Sum},
 };
 
 /// The list's name in a layer's folder.
@@ -33,7 +33,7 @@ pub(crate) const RECORD_MAX: u64 = 4 << 20;
 const BUFFER: usize = 64 << 10;
 
 /// Writes a list as it grows. Memory does not grow with it.
-pub(crate) struct ListWriter {
+pub(crate) struct FileManifestWriter {
     file: File,
     hash: Hash,
     buffer: Vec<u8>,
@@ -41,7 +41,7 @@ pub(crate) struct ListWriter {
     bytes: u64,
 }
 
-impl ListWriter {
+impl FileManifestWriter {
     /// Starts a list in an empty file.
     pub(crate) fn new(file: File) -> Self {
         let mut buffer = Vec::with_capacity(BUFFER);
@@ -72,8 +72,8 @@ impl ListWriter {
     }
 }
 
-impl Listing for ListWriter {
-    fn entry(&mut self, path: &[u8], entry: &Listed) -> io::Result<()> {
+impl FileManifest for FileManifestWriter {
+    fn entry(&mut self, path: &[u8], entry: &FileEntry) -> io::Result<()> {
         self.put(|record| write_entry(record, path, entry))
     }
 
@@ -93,16 +93,16 @@ impl Listing for ListWriter {
     }
 }
 
-fn write_entry(record: &mut Vec<u8>, path: &[u8], entry: &Listed) {
+fn write_entry(record: &mut Vec<u8>, path: &[u8], entry: &FileEntry) {
     record.push(match &entry.kind {
-        ListedKind::File { .. } => b'f',
-        ListedKind::Sparse { .. } => b's',
-        ListedKind::Directory => b'd',
-        ListedKind::Symlink(_) => b'l',
-        ListedKind::Fifo => b'p',
-        ListedKind::Socket => b'u',
-        ListedKind::Device { block: false, .. } => b'c',
-        ListedKind::Device { block: true, .. } => b'b',
+        FileEntryKind::File { .. } => b'f',
+        FileEntryKind::Sparse { .. } => b's',
+        FileEntryKind::Directory => b'd',
+        FileEntryKind::Symlink(_) => b'l',
+        FileEntryKind::Fifo => b'p',
+        FileEntryKind::Socket => b'u',
+        FileEntryKind::Device { block: false, .. } => b'c',
+        FileEntryKind::Device { block: true, .. } => b'b',
     });
     text(record, path);
     for field in [entry.mode, entry.uid, entry.gid] {
@@ -119,11 +119,11 @@ fn write_entry(record: &mut Vec<u8>, path: &[u8], entry: &Listed) {
         }
     }
     match &entry.kind {
-        ListedKind::File { size, content } => {
+        FileEntryKind::File { size, content } => {
             number(record, *size);
             record.extend_from_slice(&content.to_le_bytes());
         }
-        ListedKind::Sparse { size, content, ranges } => {
+        FileEntryKind::Sparse { size, content, ranges } => {
             number(record, *size);
             record.extend_from_slice(&content.to_le_bytes());
             number(record, ranges.len() as u64);
@@ -134,12 +134,12 @@ fn write_entry(record: &mut Vec<u8>, path: &[u8], entry: &Listed) {
                 end = offset + length;
             }
         }
-        ListedKind::Symlink(target) => text(record, target),
-        ListedKind::Device { major, minor, .. } => {
+        FileEntryKind::Symlink(target) => text(record, target),
+        FileEntryKind::Device { major, minor, .. } => {
             number(record, (*major).into());
             number(record, (*minor).into());
         }
-        ListedKind::Directory | ListedKind::Fifo | ListedKind::Socket => {}
+        FileEntryKind::Directory | FileEntryKind::Fifo | FileEntryKind::Socket => {}
     }
 }
 
@@ -165,7 +165,7 @@ fn text(record: &mut Vec<u8>, bytes: &[u8]) {
 pub(crate) enum Record {
     Removed,
     HardLink(Vec<u8>),
-    Entry(Listed),
+    Entry(FileEntry),
 }
 
 /// Reads a record behind its length: the path it is about, and what it says. `None`: it is none.
@@ -223,7 +223,7 @@ impl Rest<'_> {
         self.take(16)?.try_into().ok().map(Sum::from_le_bytes)
     }
 
-    fn entry(&mut self, tag: u8) -> Option<Listed> {
+    fn entry(&mut self, tag: u8) -> Option<FileEntry> {
         let (mode, uid, gid) = (self.small()?, self.small()?, self.small()?);
         let zigzag = self.number()?;
         let seconds = (zigzag >> 1).cast_signed() ^ -((zigzag & 1).cast_signed());
@@ -234,16 +234,16 @@ impl Rest<'_> {
             _ => return None,
         };
         let kind = match tag {
-            b'f' => ListedKind::File { size: self.number()?, content: self.sum()? },
-            b's' => ListedKind::Sparse { size: self.number()?, content: self.sum()?, ranges: self.ranges()? },
-            b'd' => ListedKind::Directory,
-            b'l' => ListedKind::Symlink(self.text()?),
-            b'p' => ListedKind::Fifo,
-            b'u' => ListedKind::Socket,
-            b'c' | b'b' => ListedKind::Device { block: tag == b'b', major: self.small()?, minor: self.small()? },
+            b'f' => FileEntryKind::File { size: self.number()?, content: self.sum()? },
+            b's' => FileEntryKind::Sparse { size: self.number()?, content: self.sum()?, ranges: self.ranges()? },
+            b'd' => FileEntryKind::Directory,
+            b'l' => FileEntryKind::Symlink(self.text()?),
+            b'p' => FileEntryKind::Fifo,
+            b'u' => FileEntryKind::Socket,
+            b'c' | b'b' => FileEntryKind::Device { block: tag == b'b', major: self.small()?, minor: self.small()? },
             _ => return None,
         };
-        Some(Listed { kind, mode, uid, gid, mtime, xattrs })
+        Some(FileEntry { kind, mode, uid, gid, mtime, xattrs })
     }
 
     fn ranges(&mut self) -> Option<Vec<(u64, u64)>> {
@@ -264,19 +264,19 @@ impl Rest<'_> {
 mod tests {
     use super::*;
 
-    fn every_kind() -> Vec<Listed> {
-        let listed = |kind, mtime, xattrs| Listed { kind, mode: 0o4755, uid: 0, gid: u32::MAX, mtime, xattrs };
+    fn every_kind() -> Vec<FileEntry> {
+        let listed = |kind, mtime, xattrs| FileEntry { kind, mode: 0o4755, uid: 0, gid: u32::MAX, mtime, xattrs };
         let plain = |kind| listed(kind, (1_600_000_000, 999_999_999), None);
         vec![
-            plain(ListedKind::File { size: 0, content: 0 }),
-            listed(ListedKind::File { size: u64::MAX, content: Sum::MAX }, (i64::MIN, 0), Some(7)),
-            plain(ListedKind::Sparse { size: 1 << 44, content: 5, ranges: vec![(0, 1), (1, 0), (1 << 40, 512)] }),
-            listed(ListedKind::Directory, (-1, 1), Some(Sum::MAX)),
-            plain(ListedKind::Symlink(b"a/\xff\n".to_vec())),
-            plain(ListedKind::Fifo),
-            plain(ListedKind::Socket),
-            plain(ListedKind::Device { block: true, major: 8, minor: 1 << 20 }),
-            plain(ListedKind::Device { block: false, major: 0, minor: 0 }),
+            plain(FileEntryKind::File { size: 0, content: 0 }),
+            listed(FileEntryKind::File { size: u64::MAX, content: Sum::MAX }, (i64::MIN, 0), Some(7)),
+            plain(FileEntryKind::Sparse { size: 1 << 44, content: 5, ranges: vec![(0, 1), (1, 0), (1 << 40, 512)] }),
+            listed(FileEntryKind::Directory, (-1, 1), Some(Sum::MAX)),
+            plain(FileEntryKind::Symlink(b"a/\xff\n".to_vec())),
+            plain(FileEntryKind::Fifo),
+            plain(FileEntryKind::Socket),
+            plain(FileEntryKind::Device { block: true, major: 8, minor: 1 << 20 }),
+            plain(FileEntryKind::Device { block: false, major: 0, minor: 0 }),
         ]
     }
 

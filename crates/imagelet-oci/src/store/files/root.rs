@@ -49,19 +49,19 @@ impl Place {
     /// # Errors
     /// When others could write to the folder, to one in it, or could put another one in its place.
     pub(crate) fn find(path: &Path, make: bool) -> Result<Option<Self>, RuntimeError> {
-        let asked =
-            Asked { path, user: rustix::process::geteuid().as_raw(), group: rustix::process::getegid().as_raw() };
-        let Some((folder, path)) = walk(&asked, make)? else { return Ok(None) };
+        let request =
+            RootRequest { path, user: rustix::process::geteuid().as_raw(), group: rustix::process::getegid().as_raw() };
+        let Some((folder, path)) = walk(&request, make)? else { return Ok(None) };
         let failed =
             |error: Errno| storage_error(format!("could not open the store `{}`", path.display()), error.into());
         let about = rustix::fs::fstat(&folder).map_err(failed)?;
-        refuse_strange(&path, "the store", &about, asked.user)?;
+        refuse_strange(&path, "the store", &about, request.user)?;
         for name in FOLDERS {
             // What is missing is made; what cannot be looked at is told when it is used.
             let Ok(inner) = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let path = path.join(name);
             refuse_elsewhere(&path, &inner, about.st_dev)?;
-            refuse_strange(&path, "the folder", &inner, asked.user)?;
+            refuse_strange(&path, "the folder", &inner, request.user)?;
         }
         let disk = rustix::fs::fstatvfs(&folder).map_err(failed)?;
         let is_writable = !disk.f_flag.contains(StatVfsMountFlags::RDONLY);
@@ -88,13 +88,13 @@ impl Place {
 }
 
 /// The folder that is wanted, and by whom.
-struct Asked<'a> {
+struct RootRequest<'a> {
     path: &'a Path,
     user: u32,
     group: u32,
 }
 
-impl Asked<'_> {
+impl RootRequest<'_> {
     fn failed(&self, error: Errno) -> RuntimeError {
         storage_error(format!("could not open the store `{}`", self.path.display()), error.into())
     }
@@ -126,10 +126,10 @@ impl Asked<'_> {
 }
 
 /// Goes to a folder, step by step.
-fn walk(asked: &Asked<'_>, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, RuntimeError> {
-    let path = std::path::absolute(asked.path)
-        .map_err(|error| storage_error(format!("could not open the store `{}`", asked.path.display()), error))?;
-    let root = || rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(|error| asked.failed(error));
+fn walk(request: &RootRequest<'_>, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, RuntimeError> {
+    let path = std::path::absolute(request.path)
+        .map_err(|error| storage_error(format!("could not open the store `{}`", request.path.display()), error))?;
+    let root = || rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(|error| request.failed(error));
     let (mut here, mut at, mut links) = (root()?, PathBuf::from("/"), 0);
     let mut rest = steps(&path);
     // From this one on, the steps are those of a link.
@@ -140,32 +140,32 @@ fn walk(asked: &Asked<'_>, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, Run
         }
         if name == ".." {
             here = rustix::fs::openat(&here, "..", LOOK | OFlags::DIRECTORY, Mode::empty())
-                .map_err(|error| asked.failed(error))?;
+                .map_err(|error| request.failed(error))?;
             at.pop();
             continue;
         }
-        let around = rustix::fs::fstat(&here).map_err(|error| asked.failed(error))?;
-        if asked.is_open(&around) {
-            return Err(asked.refuse_open(&at));
+        let around = rustix::fs::fstat(&here).map_err(|error| request.failed(error))?;
+        if request.is_open(&around) {
+            return Err(request.refuse_open(&at));
         }
         let found = match rustix::fs::openat(&here, &*name, LOOK, Mode::empty()) {
             Err(Errno::NOENT) if !make => return Ok(None),
             // Nothing is made behind a link that leads nowhere.
             Err(Errno::NOENT) if linked == usize::MAX => made(&here, &name).map_err(|error| {
-                storage_error(format!("could not create the store `{}`", asked.path.display()), error.into())
+                storage_error(format!("could not create the store `{}`", request.path.display()), error.into())
             })?,
-            found => found.map_err(|error| asked.failed(error))?,
+            found => found.map_err(|error| request.failed(error))?,
         };
-        let about = rustix::fs::fstat(&found).map_err(|error| asked.failed(error))?;
+        let about = rustix::fs::fstat(&found).map_err(|error| request.failed(error))?;
         at.push(&name);
         match FileType::from_raw_mode(about.st_mode) {
             FileType::Directory => here = found,
             FileType::Symlink if links < LINKS_MAX => {
                 links += 1;
-                if about.st_uid != 0 && about.st_uid != asked.user {
-                    return Err(asked.refuse_link(&at, about.st_uid));
+                if about.st_uid != 0 && about.st_uid != request.user {
+                    return Err(request.refuse_link(&at, about.st_uid));
                 }
-                let target = rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(|error| asked.failed(error))?;
+                let target = rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(|error| request.failed(error))?;
                 let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
                 at.pop();
                 if target.is_absolute() {
@@ -174,8 +174,8 @@ fn walk(asked: &Asked<'_>, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, Run
                 linked = linked.min(rest.len());
                 rest.extend(steps(&target));
             }
-            FileType::Symlink => return Err(asked.failed(Errno::LOOP)),
-            _ => return Err(asked.failed(Errno::NOTDIR)),
+            FileType::Symlink => return Err(request.failed(Errno::LOOP)),
+            _ => return Err(request.failed(Errno::NOTDIR)),
         }
     }
     Ok(Some((here, at)))
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn only_who_could_replace_a_store_makes_a_folder_on_its_way_unfit() {
-        let asked = Asked { path: Path::new("/x"), user: 1000, group: 1000 };
+        let request = RootRequest { path: Path::new("/x"), user: 1000, group: 1000 };
         let about = |mode: u32, group: u32| {
             let mut about = rustix::fs::stat("/").unwrap();
             (about.st_mode, about.st_gid) = (0o040_000 | mode, group);
@@ -343,7 +343,7 @@ mod tests {
             (0o777, 1000, true),
             (0o1777, 1001, false),
         ] {
-            assert_eq!(asked.is_open(&about(mode, group)), expected, "{mode:o} of group {group}");
+            assert_eq!(request.is_open(&about(mode, group)), expected, "{mode:o} of group {group}");
         }
     }
 }

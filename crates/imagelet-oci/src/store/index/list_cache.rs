@@ -16,35 +16,35 @@ use crate::store::{
     Store,
     record::{
         ImageRecord, LayerRecord,
-        disk_usage::{Allocated, in_blocks},
+        disk_usage::{DiskUsage, in_blocks},
     },
 };
 
 /// The index, and what was made of it since it was last written to.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct CachedIndex {
     index: Index,
     /// How often it may have been changed.
     edition: u64,
     /// By id, as the index has them. `None`: something may have changed.
-    ready: Option<Listing>,
+    list: Option<Listing>,
     /// What all of it takes; `None` likewise.
-    takes: Option<Allocated>,
+    takes: Option<DiskUsage>,
     /// The size of a block of its file system.
     block: u64,
 }
 
 /// The index, locked. Whoever may change it spoils what was made of it.
-pub(crate) struct Locked<'a>(MutexGuard<'a, Kept>);
+pub(crate) struct Locked<'a>(MutexGuard<'a, CachedIndex>);
 
-impl Kept {
+impl CachedIndex {
     pub(crate) fn new(index: Index, block: u64) -> Self {
-        Self { index, edition: 0, ready: None, takes: None, block }
+        Self { index, edition: 0, list: None, takes: None, block }
     }
 }
 
 impl<'a> Locked<'a> {
-    pub(crate) fn new(guard: MutexGuard<'a, Kept>) -> Self {
+    pub(crate) fn new(guard: MutexGuard<'a, CachedIndex>) -> Self {
         Self(guard)
     }
 
@@ -64,7 +64,7 @@ impl Deref for Locked<'_> {
 
 impl DerefMut for Locked<'_> {
     fn deref_mut(&mut self) -> &mut Index {
-        (self.0.ready, self.0.takes) = (None, None);
+        (self.0.list, self.0.takes) = (None, None);
         self.0.edition += 1;
         &mut self.0.index
     }
@@ -74,12 +74,12 @@ impl Store {
     /// All images as a list says them, sorted by id.
     pub(crate) fn listed(&self) -> Listing {
         let mut locked = self.index();
-        if let Some(ready) = &locked.0.ready {
-            return ready.clone();
+        if let Some(list) = &locked.0.list {
+            return list.clone();
         }
-        let ready = Listing::from(locked.listed(locked.block()));
-        locked.0.ready = Some(ready.clone());
-        ready
+        let list = Listing::from(locked.listed(locked.block()));
+        locked.0.list = Some(list.clone());
+        list
     }
 
     /// The same as before as long as nothing can have changed of what a list says.
@@ -90,8 +90,8 @@ impl Store {
     /// One image as a list says it.
     pub(crate) fn listed_image(&self, id: &ImageId) -> Option<Arc<Image>> {
         let locked = self.index();
-        match &locked.0.ready {
-            Some(ready) => ready.binary_search_by(|image| image.id.cmp(id)).ok().map(|at| Arc::clone(&ready[at])),
+        match &locked.0.list {
+            Some(list) => list.binary_search_by(|image| image.id.cmp(id)).ok().map(|at| Arc::clone(&list[at])),
             // One is quicker found than all are made.
             None => locked
                 .images
@@ -101,7 +101,7 @@ impl Store {
     }
 
     /// Bytes and inodes of all layers, kept blobs and images.
-    pub(crate) fn takes(&self) -> Allocated {
+    pub(crate) fn takes(&self) -> DiskUsage {
         let mut locked = self.index();
         if let Some(takes) = locked.0.takes {
             return takes;
@@ -140,11 +140,11 @@ impl Index {
         }
     }
 
-    fn takes(&self, block: u64) -> Allocated {
-        let blobs = self.blobs.values().map(|size| Allocated { bytes: in_blocks(*size, block), inodes: 1 });
+    fn takes(&self, block: u64) -> DiskUsage {
+        let blobs = self.blobs.values().map(|size| DiskUsage { bytes: in_blocks(*size, block), inodes: 1 });
         let layers = self.layers.values().map(LayerRecord::takes);
         let images = self.images.values().map(ImageRecord::takes);
-        layers.chain(images).chain(blobs).fold(Allocated::default(), |sum, one| Allocated {
+        layers.chain(images).chain(blobs).fold(DiskUsage::default(), |sum, one| DiskUsage {
             bytes: sum.bytes + one.bytes,
             inodes: sum.inodes + one.inodes,
         })

@@ -26,7 +26,7 @@ const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
 /// Threads that read a store; the disk, or the memory in front of it, keeps no more busy.
 const READERS_MAX: usize = 4;
 /// Fewer folders are read before a thread has begun.
-const FOLDERS_WORTH_A_THREAD: usize = 256;
+const FOLDERS_PER_THREAD_MIN: usize = 256;
 /// A pipe in the place of a file must not hold a start up.
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
@@ -74,7 +74,7 @@ pub(crate) fn read_image(images: &Path, folder: &str) -> (Option<ImageRecord>, O
 /// Reads what lies in each folder, in the order of the folders. A node has ten thousand of them, and waits for its socket.
 pub(crate) fn each_read<T: Send>(folders: Vec<String>, read: impl Fn(&str) -> T + Sync) -> Vec<(String, T)> {
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(READERS_MAX);
-    let each = folders.len().div_ceil(threads).max(FOLDERS_WORTH_A_THREAD);
+    let each = folders.len().div_ceil(threads).max(FOLDERS_PER_THREAD_MIN);
     let read_part = |part: &[String]| part.iter().map(|folder| read(folder)).collect::<Vec<T>>();
     let found: Vec<T> = std::thread::scope(|scope| {
         let (own, others) = folders.split_at(each.min(folders.len()));

@@ -1,10 +1,10 @@
 //! The store in memory: loaded once, kept in step with the disk by commits and removals.
 
-pub(super) mod list_cache;
-pub(super) mod load;
-pub(super) mod names;
-pub(super) mod repositories;
-pub(super) mod shared_layers;
+pub(crate) mod list_cache;
+pub(crate) mod load;
+pub(crate) mod names;
+pub(crate) mod repositories;
+pub(crate) mod shared_layers;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
@@ -29,27 +29,27 @@ use super::{
 };
 
 #[derive(Debug, Default)]
-pub(super) struct Index {
-    pub(super) names: BTreeMap<String, ImageId>,
-    pub(super) images: BTreeMap<ImageId, ImageRecord>,
-    pub(super) layers: HashMap<Digest, LayerRecord>,
-    pub(super) leases: HashMap<Digest, usize>,
+pub(crate) struct Index {
+    pub(crate) names: BTreeMap<String, ImageId>,
+    pub(crate) images: BTreeMap<ImageId, ImageRecord>,
+    pub(crate) layers: HashMap<Digest, LayerRecord>,
+    pub(crate) leases: HashMap<Digest, usize>,
     /// How often the names were written; of two files, the one with the higher number is the newer.
     generation: u64,
     /// The names on disk hold for this boot only.
-    pub(super) names_unsettled: bool,
+    pub(crate) names_unsettled: bool,
     /// Compressed blobs that are kept, and their sizes.
-    pub(super) blobs: BTreeMap<Digest, u64>,
+    pub(crate) blobs: BTreeMap<Digest, u64>,
     /// Blobs that somebody writes now.
-    pub(super) written: HashSet<Digest>,
+    pub(crate) written: HashSet<Digest>,
     /// Images that have a name and cannot be used; their names stand in `names` like all others.
-    pub(super) damaged: BTreeMap<ImageId, DamagedImage>,
+    pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
     /// Layers that are here and must not be used, and why.
-    pub(super) marked: HashMap<Digest, Findings>,
+    pub(crate) marked: HashMap<Digest, Findings>,
     /// Whole layers that no sink has taken.
-    pub(super) spares: HashMap<Digest, Spare>,
+    pub(crate) spares: HashMap<Digest, Spare>,
     /// What the last layers that sinks have taken came to.
-    pub(super) sunk: VecDeque<LayerSizes>,
+    pub(crate) sunk: VecDeque<LayerSizes>,
 }
 
 /// An image that has a name and cannot be used.
@@ -65,14 +65,14 @@ pub(crate) struct DamagedImage {
 
 /// A whole layer that no sink has taken.
 #[derive(Debug)]
-pub(super) struct Spare {
-    pub(super) folder: PathBuf,
-    pub(super) bytes: u64,
-    pub(super) entries: u64,
+pub(crate) struct Spare {
+    pub(crate) folder: PathBuf,
+    pub(crate) bytes: u64,
+    pub(crate) entries: u64,
     /// Was open before its first file was, or since the start that found it.
-    pub(super) view: Arc<SyncView>,
+    pub(crate) view: Arc<SyncView>,
     /// When it was whole.
-    pub(super) since: SystemTime,
+    pub(crate) since: SystemTime,
 }
 
 /// `names.json`, and with a boot `names.unsettled.json`.
@@ -87,13 +87,13 @@ struct NamesFile {
 }
 
 /// Names that hold for one boot.
-pub(super) const NAMES_UNSETTLED: &str = "names.unsettled.json";
+pub(crate) const NAMES_UNSETTLED: &str = "names.unsettled.json";
 
 /// What was shown and did not become durable.
 #[derive(Debug, Default)]
-pub(super) struct Lost {
-    pub(super) names: Vec<(String, ImageId)>,
-    pub(super) layers: Vec<Digest>,
+pub(crate) struct NotDurable {
+    pub(crate) names: Vec<(String, ImageId)>,
+    pub(crate) layers: Vec<Digest>,
 }
 
 const NAMES_VERSION: u32 = 1;
@@ -106,7 +106,7 @@ type ByFolder<T> = Vec<(String, T)>;
 
 /// What lies in a store, as it was read.
 #[derive(Debug, Default)]
-struct Found {
+struct StoreContents {
     blobs: BTreeMap<Digest, u64>,
     layers: ByFolder<Result<(Digest, LayerRecord), Findings>>,
     images: ByFolder<(Option<ImageRecord>, Option<Findings>)>,
@@ -115,7 +115,7 @@ struct Found {
     names_rebuilt: bool,
 }
 
-impl Found {
+impl StoreContents {
     fn read(root: &Path, boot: Option<&str>, writable: bool) -> Result<Self, RuntimeError> {
         // What was listed and has gone before it was read is no damage.
         let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
@@ -136,7 +136,7 @@ impl Found {
 
     /// Reads a store that another process may change: until its names are the same after it as before. Where they never
     /// are, the last look is taken, and it is said that it is of more than one moment.
-    fn read_beside<N: PartialEq>(
+    fn read_concurrently<N: PartialEq>(
         names: impl Fn() -> N,
         read: impl Fn() -> Result<Self, RuntimeError>,
     ) -> Result<(Self, bool), RuntimeError> {
@@ -164,11 +164,11 @@ impl Index {
     ///
     /// What carries the mark of another boot is dropped: nobody knows what of it the disk has. Not `writable`, nothing is
     /// changed, and another process may change the store meanwhile: what passes by then is not taken for damage.
-    pub(super) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let (found, is_torn) = if writable {
-            (Found::read(root, boot, true)?, false)
+            (StoreContents::read(root, boot, true)?, false)
         } else {
-            Found::read_beside(|| names_bytes(root), || Found::read(root, boot, false))?
+            StoreContents::read_concurrently(|| names_bytes(root), || StoreContents::read(root, boot, false))?
         };
         let mut index = Self { blobs: found.blobs, ..Self::default() };
         for (folder, read) in found.layers {
@@ -221,12 +221,12 @@ impl Index {
     }
 
     /// `names.json` as it shall be.
-    pub(super) fn names_file(&mut self) -> Vec<u8> {
+    pub(crate) fn names_file(&mut self) -> Vec<u8> {
         self.names_bytes(None)
     }
 
     /// `names.unsettled.json` as it shall be.
-    pub(super) fn names_unsettled_file(&mut self, boot: &str) -> Vec<u8> {
+    pub(crate) fn names_unsettled_file(&mut self, boot: &str) -> Vec<u8> {
         self.names_bytes(Some(boot.to_owned()))
     }
 
@@ -237,16 +237,16 @@ impl Index {
         checksum::seal(&file)
     }
 
-    pub(super) fn is_unsettled(&self) -> bool {
+    pub(crate) fn is_unsettled(&self) -> bool {
         self.names_unsettled || self.layers.values().any(|layer| layer.unsettled.is_some())
     }
 
-    pub(super) fn unsettled_layers(&self) -> Vec<(Digest, LayerRecord)> {
+    pub(crate) fn unsettled_layers(&self) -> Vec<(Digest, LayerRecord)> {
         let unsettled = self.layers.iter().filter(|(_, layer)| layer.unsettled.is_some());
         unsettled.map(|(diff_id, layer)| (diff_id.clone(), layer.clone())).collect()
     }
 
-    pub(super) fn mark_settled(&mut self, layers: &[(Digest, LayerRecord)]) {
+    pub(crate) fn mark_durable(&mut self, layers: &[(Digest, LayerRecord)]) {
         for (diff_id, _) in layers {
             if let Some(layer) = self.layers.get_mut(diff_id) {
                 layer.unsettled = None;
@@ -255,7 +255,7 @@ impl Index {
     }
 
     /// Forgets the layers that are not durable, and the images that need them.
-    pub(super) fn drop_unsettled(&mut self) -> Lost {
+    pub(crate) fn drop_unsettled(&mut self) -> NotDurable {
         let layers: Vec<Digest> = self.unsettled_layers().into_iter().map(|(diff_id, _)| diff_id).collect();
         for layer in &layers {
             self.layers.remove(layer);
@@ -265,10 +265,10 @@ impl Index {
         let (kept, lost) = std::mem::take(&mut self.names).into_iter().partition(|(_, id)| self.is_known(id));
         self.names = kept;
         self.names_unsettled = false;
-        Lost { names: Vec::from_iter::<BTreeMap<_, _>>(lost), layers }
+        NotDurable { names: Vec::from_iter::<BTreeMap<_, _>>(lost), layers }
     }
 
-    pub(super) fn images_with_names(&self) -> Vec<(ImageRecord, Vec<String>)> {
+    pub(crate) fn images_with_names(&self) -> Vec<(ImageRecord, Vec<String>)> {
         let mut names: HashMap<&ImageId, Vec<String>> = HashMap::new();
         for (name, id) in &self.names {
             names.entry(id).or_default().push(name.clone());
@@ -276,16 +276,16 @@ impl Index {
         self.images.iter().map(|(id, record)| (record.clone(), names.remove(id).unwrap_or_default())).collect()
     }
 
-    pub(super) fn image_with_names(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
+    pub(crate) fn image_with_names(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
         let record = self.images.get(id)?;
         Some((record.clone(), self.names_of(id)))
     }
 
-    pub(super) fn names_of(&self, id: &ImageId) -> Vec<String> {
+    pub(crate) fn names_of(&self, id: &ImageId) -> Vec<String> {
         self.names.iter().filter(|(_, named)| *named == id).map(|(name, _)| name.clone()).collect()
     }
 
-    pub(super) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
+    pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
         look_up(text, self).map_err(|error| match error {
             LookupError::Ambiguous => {
                 let message = format!("`{text}` is the beginning of several image ids");
@@ -296,7 +296,7 @@ impl Index {
     }
 
     /// The damaged image that a name, an id or its beginning means.
-    pub(super) fn resolve_damaged(&self, text: &str) -> Option<ImageId> {
+    pub(crate) fn resolve_damaged(&self, text: &str) -> Option<ImageId> {
         let digits = text.strip_prefix("sha256:").unwrap_or(text);
         let name = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string());
         let named = name.and_then(|name| self.names.get(&name)).filter(|id| self.damaged.contains_key(*id));
@@ -312,7 +312,7 @@ impl Index {
     }
 
     /// The layers no image and no lease needs.
-    pub(super) fn unneeded_layers(&self) -> Vec<Digest> {
+    pub(crate) fn unneeded_layers(&self) -> Vec<Digest> {
         let needed = self.needed_layers();
         let mut unneeded: Vec<Digest> = self
             .layers
@@ -325,7 +325,7 @@ impl Index {
     }
 
     /// The layers that are marked and that no image needs.
-    pub(super) fn unneeded_marked(&self) -> Vec<Digest> {
+    pub(crate) fn unneeded_marked(&self) -> Vec<Digest> {
         if self.marked.is_empty() {
             return Vec::new();
         }
@@ -341,14 +341,14 @@ impl Index {
     }
 
     /// The names of the folders that images have.
-    pub(super) fn image_folders(&self) -> HashSet<&str> {
+    pub(crate) fn image_folders(&self) -> HashSet<&str> {
         // An id is a digest: what is before the colon is no part of the folder's name.
         let ids = self.images.keys().chain(self.damaged.keys());
         ids.filter_map(|id| id.as_str().split_once(':')).map(|(_, digits)| digits).collect()
     }
 
     /// Whether a names file, however it is written, has the names that this process has.
-    pub(super) fn says_the_same(&self, bytes: &[u8]) -> bool {
+    pub(crate) fn says_the_same(&self, bytes: &[u8]) -> bool {
         // Until the disk follows, it has what was durable before.
         if self.is_unsettled() {
             return true;
@@ -359,7 +359,7 @@ impl Index {
     }
 
     /// Drops images that no name reaches any more.
-    pub(super) fn drop_nameless(&mut self) -> Vec<ImageId> {
+    pub(crate) fn remove_unreferenced(&mut self) -> Vec<ImageId> {
         let named: BTreeSet<&ImageId> = self.names.values().collect();
         let nameless: Vec<ImageId> = self.images.keys().filter(|id| !named.contains(id)).cloned().collect();
         for id in &nameless {
@@ -388,7 +388,7 @@ impl ImageNames for Index {
 }
 
 /// Refuses a store that a newer version wrote, however that writes its names: nothing of it may be touched.
-pub(super) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
+pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
     /// What every version begins to read.
     #[derive(Deserialize)]
     struct Versioned {
@@ -457,9 +457,9 @@ mod tests {
                     left.set(left.get() - 1);
                     number.set(number.get() + 1);
                 }
-                Ok(Found::default())
+                Ok(StoreContents::default())
             };
-            let (_, is_torn) = Found::read_beside(|| number.get(), read).unwrap();
+            let (_, is_torn) = StoreContents::read_concurrently(|| number.get(), read).unwrap();
             assert_eq!((seen.get(), is_torn), (looks, torn), "{changes} changes");
         }
     }

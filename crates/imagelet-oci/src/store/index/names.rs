@@ -7,7 +7,7 @@ use super::Index;
 impl Index {
     /// Makes a name mean an image, or nothing any more; answers the image that it meant before.
     ///
-    /// The name leaves the other image, which stays until [`Index::drop_nameless`]: what is on the disk comes between.
+    /// The name leaves the other image, which stays until [`Index::remove_unreferenced`]: what is on the disk comes between.
     pub(crate) fn refer(&mut self, name: &str, image: Option<&ImageId>) -> Option<ImageId> {
         match image {
             Some(id) => self.names.insert(name.to_owned(), id.clone()),
@@ -75,12 +75,12 @@ mod tests {
                 assert_eq!(update["image"]["references"], json!([reference]), "{name}");
                 add(&mut index, &update["image"]);
             }
-            index.drop_nameless();
+            index.remove_unreferenced();
             assert_eq!(told(&index), expected["store_unordered"], "{name}");
             // Said twice, it changes nothing more.
             if !update["image"].is_null() {
                 add(&mut index, &update["image"]);
-                index.drop_nameless();
+                index.remove_unreferenced();
                 assert_eq!(told(&index), expected["store_unordered"], "{name}");
             }
         }
@@ -112,7 +112,7 @@ mod tests {
                 }
                 other => panic!("no such step: {other}"),
             }
-            index.drop_nameless();
+            index.remove_unreferenced();
             let names = PinnedNames::exactly(pinned.iter().map(String::as_str));
             let (tags, digests) = split_names(index.names_of(&id).iter().map(String::as_str));
             let mut image = Image {

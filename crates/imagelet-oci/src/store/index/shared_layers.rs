@@ -9,7 +9,7 @@ use imagelet_core::{
 
 use crate::store::{
     Store,
-    record::disk_usage::{Allocated, in_blocks},
+    record::disk_usage::{DiskUsage, in_blocks},
 };
 
 impl Store {
@@ -35,7 +35,7 @@ impl Store {
                     own.extend(parts.part(&format!("blob:{}", entry.blob), is_held, |_| {
                         let blob: Digest = entry.blob.parse().ok()?;
                         let size = index.blobs.get(&blob)?;
-                        let allocated = Allocated { bytes: in_blocks(*size, block), inodes: 1 };
+                        let allocated = DiskUsage { bytes: in_blocks(*size, block), inodes: 1 };
                         Some((allocated, index.written.contains(&blob)))
                     }));
                 }
@@ -67,7 +67,7 @@ impl Parts {
         &mut self,
         id: &str,
         is_held: bool,
-        look_up: impl FnOnce(&str) -> Option<(Allocated, bool)>,
+        look_up: impl FnOnce(&str) -> Option<(DiskUsage, bool)>,
     ) -> Option<u32> {
         if let Some(place) = self.places.get(id) {
             if is_held && let Some(facts) = self.all.get_mut(usize::try_from(*place).ok()?) {

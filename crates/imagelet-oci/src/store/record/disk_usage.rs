@@ -14,12 +14,12 @@ const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::
 
 /// Blocks in bytes, and inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Allocated {
+pub(crate) struct DiskUsage {
     pub bytes: u64,
     pub inodes: u64,
 }
 
-impl Allocated {
+impl DiskUsage {
     /// As long as any when it is written.
     pub(crate) const MAX: Self = Self { bytes: u64::MAX, inodes: u64::MAX };
 
@@ -42,7 +42,7 @@ pub(crate) fn block_size(folder: &Path) -> io::Result<u64> {
 
 /// Walks a folder and all below it: a file with several names counts once, data that waits to be written counts
 /// already.
-pub(crate) fn measure(folder: &Path) -> io::Result<Allocated> {
+pub(crate) fn measure(folder: &Path) -> io::Result<DiskUsage> {
     let metadata = fs::symlink_metadata(folder)?;
     if !metadata.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());
@@ -69,7 +69,7 @@ pub(crate) fn measure(folder: &Path) -> io::Result<Allocated> {
 
 #[derive(Default)]
 struct Sum {
-    allocated: Allocated,
+    allocated: DiskUsage,
     /// Inodes with several names.
     linked: HashSet<u64>,
 }
@@ -130,7 +130,7 @@ mod tests {
     fn a_file_that_is_still_to_come_takes_whole_blocks() {
         let folder = tempfile::tempdir().expect("a folder");
         let block = block_size(folder.path()).expect("a size");
-        let more = Allocated::default().with_file(folder.path(), 1).expect("measured");
+        let more = DiskUsage::default().with_file(folder.path(), 1).expect("measured");
         assert_eq!((more.bytes, more.inodes), (block, 1));
         assert_eq!((in_blocks(0, 4096), in_blocks(4097, 4096)), (0, 8192));
     }

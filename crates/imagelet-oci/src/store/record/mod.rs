@@ -13,7 +13,7 @@ use imagelet_core::image::{Digest, ImageId};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Serialize};
 
-use self::disk_usage::Allocated;
+use self::disk_usage::DiskUsage;
 
 /// Files and folders of the store's own beside each layer's tree, and in each image's folder.
 const OWN_FILES: u64 = 5;
@@ -41,7 +41,7 @@ pub(crate) struct ImageRecord {
     pub pulled_at: u64,
     /// What its folder takes on the disk, this record included. Older records do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allocated: Option<Allocated>,
+    pub allocated: Option<DiskUsage>,
     /// The names it had at first, to rebuild `names.json` from if that is lost.
     #[serde(default)]
     pub names: Vec<String>,
@@ -80,7 +80,7 @@ pub(crate) struct LayerRecord {
     pub disk_bytes: u64,
     /// What its whole folder takes on the disk, this record included. Older records do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allocated: Option<Allocated>,
+    pub allocated: Option<DiskUsage>,
     /// It hides every layer below it. Overlayfs does not read that mark on a root, so a mount leaves the others out.
     #[serde(default)]
     pub root_opaque: bool,
@@ -104,14 +104,14 @@ impl LayerRecord {
 
     /// The same, with what its folder takes: all that is in it already, and the record itself.
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
-        let sized = Self { allocated: Some(Allocated::MAX), ..self.clone() };
+        let sized = Self { allocated: Some(DiskUsage::MAX), ..self.clone() };
         let found = disk_usage::measure(folder)?.with_file(folder, sized.to_bytes().len())?;
         Ok(Self { disk_bytes: found.bytes, allocated: Some(found), ..self })
     }
 
     /// What its folder takes; where that was not measured, about as much.
-    pub(crate) fn takes(&self) -> Allocated {
-        self.allocated.unwrap_or(Allocated { bytes: self.disk_bytes, inodes: self.entries + OWN_FILES })
+    pub(crate) fn takes(&self) -> DiskUsage {
+        self.allocated.unwrap_or(DiskUsage { bytes: self.disk_bytes, inodes: self.entries + OWN_FILES })
     }
 
     /// As it is written.
@@ -123,14 +123,14 @@ impl LayerRecord {
 impl ImageRecord {
     /// The same with what its folder takes, its documents and this record.
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
-        let sized = Self { allocated: Some(Allocated::MAX), ..self.clone() };
+        let sized = Self { allocated: Some(DiskUsage::MAX), ..self.clone() };
         let found = disk_usage::measure(folder)?.with_file(folder, sized.to_bytes().len())?;
         Ok(Self { allocated: Some(found), ..self })
     }
 
     /// What its folder takes; where that was not measured, about as much.
-    pub(crate) fn takes(&self) -> Allocated {
-        self.allocated.unwrap_or(Allocated { bytes: self.metadata_size, inodes: OWN_FILES })
+    pub(crate) fn takes(&self) -> DiskUsage {
+        self.allocated.unwrap_or(DiskUsage { bytes: self.metadata_size, inodes: OWN_FILES })
     }
 
     /// As it is written.

@@ -1,12 +1,12 @@
 //! What differs between a line of a layer's list and what the disk shows.
 
-use crate::unpack::{Listed, ListedKind};
+use crate::unpack::{FileEntry, FileEntryKind};
 
 /// One difference: its word for programs, and its text.
 pub(super) type Difference = (&'static str, String);
 
 /// Everything in which `found` is not what was listed.
-pub(super) fn compare(listed: &Listed, found: &Listed) -> Vec<Difference> {
+pub(super) fn compare(listed: &FileEntry, found: &FileEntry) -> Vec<Difference> {
     let (was, is) = (kind_word(&listed.kind), kind_word(&found.kind));
     if was != is {
         // What else differs follows from this.
@@ -31,7 +31,7 @@ pub(super) fn compare(listed: &Listed, found: &Listed) -> Vec<Difference> {
     differences
 }
 
-fn compare_kinds(was: &ListedKind, is: &ListedKind) -> Option<Difference> {
+fn compare_kinds(was: &FileEntryKind, is: &FileEntryKind) -> Option<Difference> {
     match (size(was), size(is)) {
         (Some(was), Some(is)) if was != is => {
             return Some(("size", format!("it has {is} bytes, and had {was}")));
@@ -40,31 +40,32 @@ fn compare_kinds(was: &ListedKind, is: &ListedKind) -> Option<Difference> {
         _ => {}
     }
     Some(match (was, is) {
-        (ListedKind::Symlink(_), _) => ("target", "the link leads elsewhere".into()),
-        (ListedKind::Device { major, minor, .. }, ListedKind::Device { major: major_is, minor: minor_is, .. }) => {
-            ("device", format!("it is device {major_is}:{minor_is}, and was {major}:{minor}"))
-        }
+        (FileEntryKind::Symlink(_), _) => ("target", "the link leads elsewhere".into()),
+        (
+            FileEntryKind::Device { major, minor, .. },
+            FileEntryKind::Device { major: major_is, minor: minor_is, .. },
+        ) => ("device", format!("it is device {major_is}:{minor_is}, and was {major}:{minor}")),
         _ => ("content", "its content has changed".into()),
     })
 }
 
 /// The length of a file.
-pub(super) fn size(kind: &ListedKind) -> Option<u64> {
+pub(super) fn size(kind: &FileEntryKind) -> Option<u64> {
     match kind {
-        ListedKind::File { size, .. } | ListedKind::Sparse { size, .. } => Some(*size),
+        FileEntryKind::File { size, .. } | FileEntryKind::Sparse { size, .. } => Some(*size),
         _ => None,
     }
 }
 
-fn kind_word(kind: &ListedKind) -> &'static str {
+fn kind_word(kind: &FileEntryKind) -> &'static str {
     match kind {
-        ListedKind::File { .. } | ListedKind::Sparse { .. } => "file",
-        ListedKind::Directory => "directory",
-        ListedKind::Symlink(_) => "symbolic link",
-        ListedKind::Fifo => "named pipe",
-        ListedKind::Socket => "socket",
-        ListedKind::Device { block: true, .. } => "block device",
-        ListedKind::Device { block: false, .. } => "character device",
+        FileEntryKind::File { .. } | FileEntryKind::Sparse { .. } => "file",
+        FileEntryKind::Directory => "directory",
+        FileEntryKind::Symlink(_) => "symbolic link",
+        FileEntryKind::Fifo => "named pipe",
+        FileEntryKind::Socket => "socket",
+        FileEntryKind::Device { block: true, .. } => "block device",
+        FileEntryKind::Device { block: false, .. } => "character device",
     }
 }
 
@@ -72,25 +73,25 @@ fn kind_word(kind: &ListedKind) -> &'static str {
 mod tests {
     use super::*;
 
-    fn listed(kind: ListedKind) -> Listed {
-        Listed { kind, mode: 0o644, uid: 1, gid: 2, mtime: (10, 20), xattrs: None }
+    fn listed(kind: FileEntryKind) -> FileEntry {
+        FileEntry { kind, mode: 0o644, uid: 1, gid: 2, mtime: (10, 20), xattrs: None }
     }
 
-    fn file(size: u64, content: u128) -> Listed {
-        listed(ListedKind::File { size, content })
+    fn file(size: u64, content: u128) -> FileEntry {
+        listed(FileEntryKind::File { size, content })
     }
 
     #[test]
     fn nothing_differs_between_equals() {
-        let sparse = ListedKind::Sparse { size: 1 << 44, content: 3, ranges: vec![(4096, 1)] };
+        let sparse = FileEntryKind::Sparse { size: 1 << 44, content: 3, ranges: vec![(4096, 1)] };
         for kind in [
-            ListedKind::File { size: 3, content: 4 },
+            FileEntryKind::File { size: 3, content: 4 },
             sparse,
-            ListedKind::Directory,
-            ListedKind::Symlink(b"a".to_vec()),
-            ListedKind::Fifo,
-            ListedKind::Socket,
-            ListedKind::Device { block: true, major: 1, minor: 2 },
+            FileEntryKind::Directory,
+            FileEntryKind::Symlink(b"a".to_vec()),
+            FileEntryKind::Fifo,
+            FileEntryKind::Socket,
+            FileEntryKind::Device { block: true, major: 1, minor: 2 },
         ] {
             assert!(compare(&listed(kind.clone()), &listed(kind)).is_empty());
         }
@@ -98,26 +99,26 @@ mod tests {
 
     #[test]
     fn each_difference_is_told_by_its_own_word() {
-        let device = |block, major, minor| listed(ListedKind::Device { block, major, minor });
-        let link = |target: &[u8]| listed(ListedKind::Symlink(target.to_vec()));
-        let sparse = |ranges| listed(ListedKind::Sparse { size: 9, content: 1, ranges });
+        let device = |block, major, minor| listed(FileEntryKind::Device { block, major, minor });
+        let link = |target: &[u8]| listed(FileEntryKind::Symlink(target.to_vec()));
+        let sparse = |ranges| listed(FileEntryKind::Sparse { size: 9, content: 1, ranges });
         let was = file(3, 4);
         for (was, is, words) in [
             (was.clone(), file(2, 4), vec!["size"]),
             (was.clone(), file(3, 5), vec!["content"]),
-            (was.clone(), listed(ListedKind::Directory), vec!["type"]),
-            (was.clone(), Listed { mode: 0o4644, ..was.clone() }, vec!["mode"]),
-            (was.clone(), Listed { uid: 0, ..was.clone() }, vec!["owner"]),
-            (was.clone(), Listed { gid: 0, ..was.clone() }, vec!["owner"]),
-            (was.clone(), Listed { mtime: (10, 21), ..was.clone() }, vec!["mtime"]),
-            (was.clone(), Listed { mtime: (11, 20), ..was.clone() }, vec!["mtime"]),
-            (was.clone(), Listed { xattrs: Some(1), ..was.clone() }, vec!["xattrs"]),
-            (Listed { xattrs: Some(1), ..was.clone() }, was.clone(), vec!["xattrs"]),
+            (was.clone(), listed(FileEntryKind::Directory), vec!["type"]),
+            (was.clone(), FileEntry { mode: 0o4644, ..was.clone() }, vec!["mode"]),
+            (was.clone(), FileEntry { uid: 0, ..was.clone() }, vec!["owner"]),
+            (was.clone(), FileEntry { gid: 0, ..was.clone() }, vec!["owner"]),
+            (was.clone(), FileEntry { mtime: (10, 21), ..was.clone() }, vec!["mtime"]),
+            (was.clone(), FileEntry { mtime: (11, 20), ..was.clone() }, vec!["mtime"]),
+            (was.clone(), FileEntry { xattrs: Some(1), ..was.clone() }, vec!["xattrs"]),
+            (FileEntry { xattrs: Some(1), ..was.clone() }, was.clone(), vec!["xattrs"]),
             (link(b"a"), link(b"b"), vec!["target"]),
             (device(false, 1, 3), device(false, 1, 5), vec!["device"]),
             (device(false, 1, 3), device(true, 1, 3), vec!["type"]),
             (sparse(vec![(0, 1)]), sparse(vec![]), vec!["content"]),
-            (was.clone(), Listed { mode: 0, mtime: (0, 0), ..file(3, 5) }, vec!["content", "mode", "mtime"]),
+            (was.clone(), FileEntry { mode: 0, mtime: (0, 0), ..file(3, 5) }, vec!["content", "mode", "mtime"]),
         ] {
             let found: Vec<_> = compare(&was, &is).into_iter().map(|(word, _)| word).collect();
             assert_eq!(found, words, "{was:?} {is:?}");

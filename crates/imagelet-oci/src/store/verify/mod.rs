@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Store,
-    file_manifest::{read::FileList, write::LIST},
+    file_manifest::{read::FileManifestReader, write::LIST},
     record::{
         ImageRecord, LayerRecord,
         checksum::{self, Seal},
@@ -93,14 +93,14 @@ impl Findings {
     }
 
     /// Whole where nothing was found.
-    pub fn verdict(self) -> Verdict {
-        if self.is_empty() { Verdict::Whole } else { Verdict::Damaged(self) }
+    pub fn verdict(self) -> CheckResult {
+        if self.is_empty() { CheckResult::Whole } else { CheckResult::Damaged(self) }
     }
 }
 
 /// What a check came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CheckResult {
     /// Every byte is as it was written.
     Whole,
     /// Some are not.
@@ -113,7 +113,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerCheck {
     /// What it came to.
-    pub verdict: Verdict,
+    pub verdict: CheckResult,
     /// Paths that were looked at.
     pub files: u64,
     /// Bytes that were read.
@@ -125,7 +125,7 @@ pub struct LayerCheck {
 impl LayerCheck {
     /// A layer whose damage was found before.
     pub(crate) fn known(findings: Findings) -> Self {
-        Self { verdict: Verdict::Damaged(findings), files: 0, bytes: 0, unread: 0 }
+        Self { verdict: CheckResult::Damaged(findings), files: 0, bytes: 0, unread: 0 }
     }
 }
 
@@ -156,7 +156,7 @@ impl Store {
     /// Holds a layer to its record and list. An error is about the check, not about the layer.
     pub(crate) fn check_layer(&self, layer: &Digest, watch: &Watch) -> io::Result<LayerCheck> {
         let folder = self.layer_folder(layer);
-        let mut check = LayerCheck { verdict: Verdict::Whole, files: 0, bytes: 0, unread: 0 };
+        let mut check = LayerCheck { verdict: CheckResult::Whole, files: 0, bytes: 0, unread: 0 };
         let mut findings = Findings::default();
         let record = match read_record::<LayerRecord>(&folder, "layer.json", &mut findings) {
             Some(record) if self.layer(layer).is_some_and(|known| known.is_same(&record)) => record,
@@ -172,14 +172,14 @@ impl Store {
         };
         let Some(list_digest) = record.sums.get(LIST).and_then(|digest| digest.parse::<Digest>().ok()) else {
             let why = "it was unpacked by an older version and has no list of its files";
-            return Ok(LayerCheck { verdict: Verdict::Unchecked(why.into()), ..check });
+            return Ok(LayerCheck { verdict: CheckResult::Unchecked(why.into()), ..check });
         };
         for name in SIDE_FILES.iter().filter(|name| **name != LIST) {
             check.bytes += check_side_file(&folder, name, record.sums.get(*name), watch, &mut findings)?;
         }
         let opened = open_cold(&folder.join(LIST)).and_then(|file| {
             check.bytes += file.metadata()?.len();
-            FileList::open(file, &list_digest, || watch.go_on())
+            FileManifestReader::open(file, &list_digest, || watch.go_on())
         });
         let mut list = match opened {
             Ok(list) => list,
@@ -195,7 +195,7 @@ impl Store {
     }
 
     /// Holds an image's record and documents to their seal and digests.
-    pub(crate) fn check_documents(&self, id: &ImageId, record: &ImageRecord, watch: &Watch) -> io::Result<Verdict> {
+    pub(crate) fn check_documents(&self, id: &ImageId, record: &ImageRecord, watch: &Watch) -> io::Result<CheckResult> {
         let folder = self.image_folder(id);
         let mut findings = Findings::default();
         if let Some(found) = read_record::<ImageRecord>(&folder, "image.json", &mut findings)
@@ -237,7 +237,7 @@ impl Store {
     }
 
     /// Re-hashes a kept blob; answers the bytes read, too.
-    pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<(Verdict, u64)> {
+    pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<(CheckResult, u64)> {
         let name = format!("blobs/{}/{}", digest.algorithm().name(), digest.hex());
         let mut findings = Findings::default();
         let mut read = 0;

@@ -18,11 +18,11 @@ use rustix::{
 use twox_hash::xxhash3_128::Hasher;
 
 use super::{
-    BUFFER, FileList, Findings, LayerCheck, Watch,
+    BUFFER, FileManifestReader, Findings, LayerCheck, Watch,
     compare::{compare, size},
     ends_check, forget_cached,
 };
-use crate::unpack::{Listed, ListedKind, Sum, xattrs_at, xattrs_of};
+use crate::unpack::{FileEntry, FileEntryKind, Sum, xattrs_at, xattrs_of};
 
 /// Directories held open on the way down; those above are found again by name.
 const OPEN_MAX: usize = 64;
@@ -33,7 +33,7 @@ const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 /// Holds the tree at `root` to its list. An error is about the check, not about the tree.
 pub(super) fn check(
     root: &Path,
-    list: &mut FileList,
+    list: &mut FileManifestReader,
     watch: &Watch,
     findings: &mut Findings,
     check: &mut LayerCheck,
@@ -51,7 +51,7 @@ pub(super) fn check(
 
 struct Walk<'a> {
     root: OwnedFd,
-    list: &'a mut FileList,
+    list: &'a mut FileManifestReader,
     watch: &'a Watch,
     findings: &'a mut Findings,
     check: &'a mut LayerCheck,
@@ -70,7 +70,7 @@ impl Walk<'_> {
         let root = self.root.try_clone()?;
         let stat = rustix::fs::fstat(&root);
         if let (Some(listed), Ok(stat)) = (self.see(&[]), stat) {
-            let found = xattrs_of(&root).map(|xattrs| Listed::of(&stat, ListedKind::Directory, xattrs));
+            let found = xattrs_of(&root).map(|xattrs| FileEntry::of(&stat, FileEntryKind::Directory, xattrs));
             self.judge(&[], &listed, found.map_err(io::Error::from))?;
         }
         let below = self.directory(&root, &[])?;
@@ -160,14 +160,14 @@ impl Walk<'_> {
     }
 
     /// What the list has for a path. A list that cannot be read any more is a finding itself.
-    fn see(&mut self, path: &[u8]) -> Option<Listed> {
+    fn see(&mut self, path: &[u8]) -> Option<FileEntry> {
         self.list.see(path).unwrap_or_else(|error| {
             self.findings.unreadable(super::LIST, &error);
             None
         })
     }
 
-    fn judge(&mut self, path: &[u8], listed: &Listed, found: io::Result<Listed>) -> io::Result<()> {
+    fn judge(&mut self, path: &[u8], listed: &FileEntry, found: io::Result<FileEntry>) -> io::Result<()> {
         match found {
             Ok(found) => {
                 for (word, text) in compare(listed, &found) {
@@ -180,36 +180,41 @@ impl Walk<'_> {
     }
 
     /// Looks at one thing as closely as the list allows.
-    fn look(&mut self, (parent, name): (BorrowedFd<'_>, &[u8]), stat: &Stat, listed: &Listed) -> io::Result<Listed> {
+    fn look(
+        &mut self,
+        (parent, name): (BorrowedFd<'_>, &[u8]),
+        stat: &Stat,
+        listed: &FileEntry,
+    ) -> io::Result<FileEntry> {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
                 let length = stat.st_size.cast_unsigned();
                 // Another length is damage enough; what is in there need not be read.
                 if size(&listed.kind) != Some(length) {
-                    let kind = ListedKind::File { size: length, content: 0 };
-                    return Ok(Listed::of(stat, kind, xattrs_at(parent, name)?));
+                    let kind = FileEntryKind::File { size: length, content: 0 };
+                    return Ok(FileEntry::of(stat, kind, xattrs_at(parent, name)?));
                 }
                 let file = match rustix::fs::openat(parent, name, FILE, Mode::empty()) {
                     Ok(file) => File::from(file),
                     // Without root, nobody reads a file of ours that its owner must not read.
                     Err(Errno::ACCESS) if stat.st_mode & 0o400 == 0 => {
                         self.check.unread += 1;
-                        return Ok(Listed::of(stat, listed.kind.clone(), xattrs_at(parent, name)?));
+                        return Ok(FileEntry::of(stat, listed.kind.clone(), xattrs_at(parent, name)?));
                     }
                     Err(errno) => return Err(errno.into()),
                 };
                 forget_cached(&file);
                 let kind = match &listed.kind {
-                    ListedKind::Sparse { ranges, .. } => self.sparse(&file, length, ranges)?,
-                    _ => ListedKind::File { size: length, content: self.content(&file)? },
+                    FileEntryKind::Sparse { ranges, .. } => self.sparse(&file, length, ranges)?,
+                    _ => FileEntryKind::File { size: length, content: self.content(&file)? },
                 };
                 forget_cached(&file);
-                return Ok(Listed::of(stat, kind, xattrs_of(&file)?));
+                return Ok(FileEntry::of(stat, kind, xattrs_of(&file)?));
             }
-            FileType::Symlink => ListedKind::Symlink(rustix::fs::readlinkat(parent, name, Vec::new())?.into_bytes()),
-            _ => ListedKind::of_special(stat),
+            FileType::Symlink => FileEntryKind::Symlink(rustix::fs::readlinkat(parent, name, Vec::new())?.into_bytes()),
+            _ => FileEntryKind::of_special(stat),
         };
-        Ok(Listed::of(stat, kind, xattrs_at(parent, name)?))
+        Ok(FileEntry::of(stat, kind, xattrs_at(parent, name)?))
     }
 
     fn content(&mut self, mut file: &File) -> io::Result<Sum> {
@@ -225,7 +230,7 @@ impl Walk<'_> {
     }
 
     /// Reads the ranges that have data, and what the disk has besides them, which must be zeros. Holes are not read.
-    fn sparse(&mut self, file: &File, length: u64, ranges: &[(u64, u64)]) -> io::Result<ListedKind> {
+    fn sparse(&mut self, file: &File, length: u64, ranges: &[(u64, u64)]) -> io::Result<FileEntryKind> {
         let mut hasher = Hasher::new();
         for &(offset, length) in ranges {
             self.each_piece(file, offset, offset + length, |piece| {
@@ -240,7 +245,7 @@ impl Walk<'_> {
             before = offset + length;
         }
         let ranges = if clean { ranges.to_vec() } else { vec![(0, length)] };
-        Ok(ListedKind::Sparse { size: length, content: hasher.finish_128(), ranges })
+        Ok(FileEntryKind::Sparse { size: length, content: hasher.finish_128(), ranges })
     }
 
     /// Whether a part of a file reads as zeros; only what has blocks on the disk is read.

@@ -29,7 +29,7 @@ const RANGE_COST: usize = 32;
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TarKind {
     File,
     HardLink,
     Symlink,
@@ -43,10 +43,10 @@ pub(crate) enum Kind {
 
 /// An entry of the archive with all its overrides applied. Names are as they stand there, not yet checked.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct TarEntry {
     pub(crate) name: Vec<u8>,
     pub(crate) link: Vec<u8>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: TarKind,
     /// Permission bits with set-id and sticky bits.
     pub(crate) mode: u32,
     pub(crate) uid: u32,
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next entry, or `None` at the end blocks or at a clean end of input.
-    pub(crate) fn next(&mut self) -> Result<Option<Entry>, Fault> {
+    pub(crate) fn next(&mut self) -> Result<Option<TarEntry>, Fault> {
         self.claim.clear();
         let mut pending = Pending::default();
         loop {
@@ -165,7 +165,13 @@ impl<'a> Reader<'a> {
         self.remaining -= bytes as u64;
     }
 
-    fn entry(&mut self, header: &Header<'_>, flag: u8, block: &[u8; BLOCK], pending: Pending) -> Result<Entry, Fault> {
+    fn entry(
+        &mut self,
+        header: &Header<'_>,
+        flag: u8,
+        block: &[u8; BLOCK],
+        pending: Pending,
+    ) -> Result<TarEntry, Fault> {
         header.short_name().clone_into(&mut self.place);
         let Fields { mut name, mut link, mode, mut uid, mut gid, mut size, mtime, device } = header.fields()?;
         let mut extended = pending.extended.unwrap_or_default();
@@ -182,21 +188,21 @@ impl<'a> Reader<'a> {
         let mtime = extended.mtime.or(self.globals.mtime).unwrap_or(Time { secs: mtime, nanos: 0 });
         let atime = extended.atime.or(self.globals.atime);
         let kind = match flag {
-            0 if name.ends_with(b"/") => Kind::Directory,
-            0 | b'0' | b'7' | b'S' => Kind::File,
-            b'1' => Kind::HardLink,
-            b'2' => Kind::Symlink,
-            b'3' => Kind::CharDevice,
-            b'4' => Kind::BlockDevice,
-            b'5' => Kind::Directory,
-            b'6' => Kind::Fifo,
-            _ => Kind::Unknown,
+            0 if name.ends_with(b"/") => TarKind::Directory,
+            0 | b'0' | b'7' | b'S' => TarKind::File,
+            b'1' => TarKind::HardLink,
+            b'2' => TarKind::Symlink,
+            b'3' => TarKind::CharDevice,
+            b'4' => TarKind::BlockDevice,
+            b'5' => TarKind::Directory,
+            b'6' => TarKind::Fifo,
+            _ => TarKind::Unknown,
         };
-        if kind == Kind::HardLink && size != 0 {
+        if kind == TarKind::HardLink && size != 0 {
             // POSIX lets data follow and most readers look for none there: one would take the data for headers.
             return Err(Fault::malformed("it is a hard link with data of its own"));
         }
-        if matches!(kind, Kind::File | Kind::Unknown) {
+        if matches!(kind, TarKind::File | TarKind::Unknown) {
             self.begin(size)?;
         } else {
             size = 0;
@@ -208,7 +214,7 @@ impl<'a> Reader<'a> {
             size = real;
             sparse = Some(map);
         } else if let Some(version) = sparse::version(&extended.sparse)? {
-            if kind != Kind::File {
+            if kind != TarKind::File {
                 return Err(Fault::malformed("it has a sparse map and is no file"));
             }
             if let Some(real) = extended.sparse.name.take() {
@@ -223,7 +229,7 @@ impl<'a> Reader<'a> {
         for (name, value) in std::mem::take(&mut extended.xattrs_encoded) {
             extended.xattrs.entry(name).or_insert(value);
         }
-        Ok(Entry {
+        Ok(TarEntry {
             name,
             link,
             kind,

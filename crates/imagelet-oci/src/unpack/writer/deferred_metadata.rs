@@ -48,7 +48,7 @@ pub struct DeviceRecord {
 
 /// Notes by path; a path's note goes when what was at the path is removed.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct DeferredMetadata {
     notes: BTreeMap<Vec<u8>, Note>,
     claim: Claim,
 }
@@ -77,9 +77,9 @@ pub(crate) struct DirectoryMeta {
     pub(crate) xattrs: Option<Spilled>,
 }
 
-impl Ledger {
+impl DeferredMetadata {
     pub(crate) fn new(claim: Claim) -> Self {
-        Ledger { notes: BTreeMap::new(), claim }
+        DeferredMetadata { notes: BTreeMap::new(), claim }
     }
 
     pub(crate) fn get(&self, path: &[u8]) -> Option<&Note> {
@@ -148,27 +148,27 @@ mod tests {
     use super::*;
     use crate::unpack::LayerMemory;
 
-    fn ledger(memory: usize) -> Ledger {
-        Ledger::new(Claim::on(&LayerMemory::of_its_own(memory as u64)))
+    fn deferred(memory: usize) -> DeferredMetadata {
+        DeferredMetadata::new(Claim::on(&LayerMemory::of_its_own(memory as u64)))
     }
 
     #[test]
     fn a_removed_path_is_forgotten_with_all_below_and_nothing_beside() {
-        let mut ledger = ledger(1 << 20);
+        let mut deferred = deferred(1 << 20);
         for path in ["a", "a/b", "a/b/c", "a!", "a0", "ab"] {
-            ledger.note(path.as_bytes()).unwrap();
+            deferred.note(path.as_bytes()).unwrap();
         }
-        ledger.forget(b"a");
-        let left: Vec<_> = ledger.take().0.into_keys().collect();
+        deferred.forget(b"a");
+        let left: Vec<_> = deferred.take().0.into_keys().collect();
         assert_eq!(left, [b"a!".to_vec(), b"a0".to_vec(), b"ab".to_vec()]);
     }
 
     #[test]
     fn what_is_remembered_is_bounded_at_some_hundred_bytes_a_folder() {
-        let mut ledger = ledger(1 << 20);
+        let mut deferred = deferred(1 << 20);
         let mut noted = 0;
         let refused = loop {
-            match ledger.note(format!("usr/share/some/folder-{noted}").as_bytes()) {
+            match deferred.note(format!("usr/share/some/folder-{noted}").as_bytes()) {
                 Ok(note) => note.directory = None,
                 Err(fault) => break fault,
             }

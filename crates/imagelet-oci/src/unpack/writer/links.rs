@@ -18,7 +18,7 @@ use crate::{
     scarce::patiently,
     unpack::{
         EntryRules, Ownership,
-        archive::Entry,
+        archive::TarEntry,
         error::{Fault, shown},
         name,
     },
@@ -26,7 +26,7 @@ use crate::{
 
 impl Writer<'_> {
     /// By our rules the entry's own metadata is not applied: the file has its target's, which writers repeat here.
-    pub(super) fn hard_link(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
+    pub(super) fn hard_link(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         let target = name::clean_target(&entry.link, self.gauge.limits())?;
         let missing = || {
             let target = shown(&entry.link);
@@ -41,7 +41,7 @@ impl Writer<'_> {
         };
         let from = Place { parent: target_parent, name: target_name.to_vec() };
         let from_path = from.path();
-        let note = self.tree.ledger.get(&from_path);
+        let note = self.tree.deferred.get(&from_path);
         if let Some(device) = note.and_then(|note| note.record.clone()).filter(|record| record.device.is_some()) {
             return self.leave_out(place, *device);
         }
@@ -78,21 +78,21 @@ impl Writer<'_> {
         if self.rules == EntryRules::Containerd {
             self.apply_again(place, entry, FileType::from_raw_mode(stat.st_mode))?;
         }
-        if self.lister.is_on() {
-            self.lister.hard_link(&place.path(), &from_path)?;
+        if self.manifest.is_on() {
+            self.manifest.hard_link(&place.path(), &from_path)?;
         }
-        let record = self.tree.ledger.get(&from_path).and_then(|note| note.record.clone());
+        let record = self.tree.deferred.get(&from_path).and_then(|note| note.record.clone());
         if let Some(mut record) = record {
             let path = place.path();
             record.path = encoded(&path);
-            self.tree.ledger.record(&path, *record)?;
+            self.tree.deferred.record(&path, *record)?;
         }
         Ok(())
     }
 
     /// Sets the metadata of what a hard link names. The owner is set also where it is the same: that takes set-id bits
     /// and capabilities away, and the entry gives those that stay.
-    fn apply_again(&mut self, place: &Place, entry: &Entry, kind: FileType) -> Result<(), Fault> {
+    fn apply_again(&mut self, place: &Place, entry: &TarEntry, kind: FileType) -> Result<(), Fault> {
         let (parent, name) = (&place.parent, place.name.as_slice());
         if self.ownership == Ownership::Apply {
             let (uid, gid) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));

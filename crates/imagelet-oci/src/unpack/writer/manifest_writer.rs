@@ -24,9 +24,9 @@ const XATTR_MAX: usize = 64 * 1024;
 pub type Sum = u128;
 
 /// Hears of every path as it is finished. A later line for a path takes the place of an earlier one.
-pub trait Listing {
+pub trait FileManifest {
     /// This stands at a path.
-    fn entry(&mut self, path: &[u8], entry: &Listed) -> io::Result<()>;
+    fn entry(&mut self, path: &[u8], entry: &FileEntry) -> io::Result<()>;
     /// A path is one more name of what `target` names now.
     fn hard_link(&mut self, path: &[u8], target: &[u8]) -> io::Result<()>;
     /// A path, and all that was below it, is gone.
@@ -35,9 +35,9 @@ pub trait Listing {
 
 /// What stands at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct FileEntry {
     /// What it is.
-    pub kind: ListedKind,
+    pub kind: FileEntryKind,
     /// Permission bits, set-id bits and sticky bit.
     pub mode: u32,
     /// Who owns it on this disk.
@@ -52,7 +52,7 @@ pub struct Listed {
 
 /// What something is, with all that only its kind has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ListedKind {
+pub enum FileEntryKind {
     /// A file without holes that matter.
     File {
         /// Its length.
@@ -88,9 +88,9 @@ pub enum ListedKind {
     Socket,
 }
 
-impl Listed {
+impl FileEntry {
     /// What a `stat` says, with a kind made by the caller.
-    pub(crate) fn of(stat: &Stat, kind: ListedKind, xattrs: Option<Sum>) -> Self {
+    pub(crate) fn of(stat: &Stat, kind: FileEntryKind, xattrs: Option<Sum>) -> Self {
         let nanos = u32::try_from(stat.st_mtime_nsec).unwrap_or_default();
         Self {
             kind,
@@ -103,24 +103,24 @@ impl Listed {
     }
 }
 
-impl ListedKind {
+impl FileEntryKind {
     /// The kind of what is neither file nor link; those have content of their own.
     pub(crate) fn of_special(stat: &Stat) -> Self {
-        let device = |block| ListedKind::Device {
+        let device = |block| FileEntryKind::Device {
             block,
             major: rustix::fs::major(stat.st_rdev),
             minor: rustix::fs::minor(stat.st_rdev),
         };
         match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => ListedKind::Directory,
-            FileType::Fifo => ListedKind::Fifo,
+            FileType::Directory => FileEntryKind::Directory,
+            FileType::Fifo => FileEntryKind::Fifo,
             FileType::CharacterDevice => device(false),
             FileType::BlockDevice => device(true),
-            FileType::Symlink => ListedKind::Symlink(Vec::new()),
+            FileType::Symlink => FileEntryKind::Symlink(Vec::new()),
             FileType::RegularFile => {
-                ListedKind::File { size: stat.st_size.cast_unsigned(), content: Hasher::oneshot(&[]) }
+                FileEntryKind::File { size: stat.st_size.cast_unsigned(), content: Hasher::oneshot(&[]) }
             }
-            _ => ListedKind::Socket,
+            _ => FileEntryKind::Socket,
         }
     }
 }
@@ -184,8 +184,8 @@ fn counts(name: &[u8]) -> bool {
 }
 
 /// Follows the writer, and tells the listing.
-pub(crate) struct Lister<'a> {
-    listing: Option<&'a mut dyn Listing>,
+pub(crate) struct ManifestWriter<'a> {
+    listing: Option<&'a mut dyn FileManifest>,
     /// The store's own folders pass attributes on, so that none can be ruled out without looking.
     inherits: bool,
     content: Content,
@@ -213,8 +213,8 @@ impl Content {
     }
 }
 
-impl<'a> Lister<'a> {
-    pub(crate) fn new(listing: Option<&'a mut dyn Listing>, root: BorrowedFd<'_>) -> Result<Self, Fault> {
+impl<'a> ManifestWriter<'a> {
+    pub(crate) fn new(listing: Option<&'a mut dyn FileManifest>, root: BorrowedFd<'_>) -> Result<Self, Fault> {
         let inherits =
             listing.is_some() && xattrs_of(root).map_err(Fault::io("read the attributes of the root for"))?.is_some();
         Ok(Self { listing, inherits, content: Content::of(0) })
@@ -247,18 +247,18 @@ impl<'a> Lister<'a> {
         has_xattrs: bool,
     ) -> Result<(), Fault> {
         let Some(listing) = &mut self.listing else { return Ok(()) };
-        let listed = || -> Result<Listed, Errno> {
+        let listed = || -> Result<FileEntry, Errno> {
             let stat = rustix::fs::fstat(&file)?;
             let (size, content) = (stat.st_size.cast_unsigned(), self.content.sum());
             let kind = match ranges {
-                None => ListedKind::File { size, content },
-                Some(ranges) => ListedKind::Sparse { size, content, ranges },
+                None => FileEntryKind::File { size, content },
+                Some(ranges) => FileEntryKind::Sparse { size, content, ranges },
             };
             let xattrs = if has_xattrs || self.inherits { xattrs_of(&file)? } else { None };
-            Ok(Listed::of(&stat, kind, xattrs))
+            Ok(FileEntry::of(&stat, kind, xattrs))
         };
         let listed = listed().map_err(Fault::io("list"))?;
-        told(listing.entry(&path(), &listed))
+        written(listing.entry(&path(), &listed))
     }
 
     /// Something is finished that was not opened: a link, a node, a whiteout.
@@ -271,32 +271,32 @@ impl<'a> Lister<'a> {
     ) -> Result<(), Fault> {
         let Some(listing) = &mut self.listing else { return Ok(()) };
         let stat = look(parent, name)?.ok_or(Fault::Io { action: "find again", errno: Errno::NOENT })?;
-        let kind = match ListedKind::of_special(&stat) {
-            ListedKind::Symlink(_) => ListedKind::Symlink(link.to_vec()),
+        let kind = match FileEntryKind::of_special(&stat) {
+            FileEntryKind::Symlink(_) => FileEntryKind::Symlink(link.to_vec()),
             kind => kind,
         };
         let read = has_xattrs || self.inherits;
         let xattrs = if read { xattrs_at(parent, name).map_err(Fault::io("list"))? } else { None };
-        told(listing.entry(&path(), &Listed::of(&stat, kind, xattrs)))
+        written(listing.entry(&path(), &FileEntry::of(&stat, kind, xattrs)))
     }
 
     /// A directory is finished, with all that is in it.
     pub(crate) fn directory(&mut self, path: &[u8], directory: impl AsFd) -> Result<(), Fault> {
         let Some(listing) = &mut self.listing else { return Ok(()) };
-        let listed = || -> Result<Listed, Errno> {
+        let listed = || -> Result<FileEntry, Errno> {
             let stat = rustix::fs::fstat(&directory)?;
-            Ok(Listed::of(&stat, ListedKind::Directory, xattrs_of(&directory)?))
+            Ok(FileEntry::of(&stat, FileEntryKind::Directory, xattrs_of(&directory)?))
         };
         let listed = listed().map_err(Fault::io("list the directory"))?;
-        told(listing.entry(path, &listed))
+        written(listing.entry(path, &listed))
     }
 
     pub(crate) fn hard_link(&mut self, path: &[u8], target: &[u8]) -> Result<(), Fault> {
-        self.listing.as_mut().map_or(Ok(()), |listing| told(listing.hard_link(path, target)))
+        self.listing.as_mut().map_or(Ok(()), |listing| written(listing.hard_link(path, target)))
     }
 
     pub(crate) fn removed(&mut self, path: &[u8]) -> Result<(), Fault> {
-        self.listing.as_mut().map_or(Ok(()), |listing| told(listing.removed(path)))
+        self.listing.as_mut().map_or(Ok(()), |listing| written(listing.removed(path)))
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -304,6 +304,6 @@ impl<'a> Lister<'a> {
     }
 }
 
-fn told(result: io::Result<()>) -> Result<(), Fault> {
+fn written(result: io::Result<()>) -> Result<(), Fault> {
     result.map_err(|error| Fault::Io { action: "list", errno: Errno::from_io_error(&error).unwrap_or(Errno::IO) })
 }

@@ -20,7 +20,7 @@ use rustix::{
 
 use self::{
     deferred_metadata::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord, encoded},
-    manifest_writer::{Lister, Listing},
+    manifest_writer::{FileManifest, ManifestWriter},
     spill::Spill,
     tree::{Directory, Freed, Missing, Tree},
     whiteout::{Mark, Opacity, OverlayForm, look, mark},
@@ -28,7 +28,7 @@ use self::{
 };
 use super::{
     DIRECTORY_COST, EntryRules, Ownership, UnpackError, UnpackOptions, UnpackReport,
-    archive::{Entry, Kind, Reader, pax::Time},
+    archive::{Reader, TarEntry, TarKind, pax::Time},
     disk_size,
     error::Fault,
     limits::Gauge,
@@ -57,7 +57,7 @@ pub(super) struct Writer<'a> {
     /// Some device has a record and nothing on disk.
     devices_left_out: bool,
     report: UnpackReport,
-    lister: Lister<'a>,
+    manifest: ManifestWriter<'a>,
 }
 
 /// A name in an open directory.
@@ -76,7 +76,7 @@ impl<'a> Writer<'a> {
     pub(super) fn new(
         root: BorrowedFd<'a>,
         options: &UnpackOptions,
-        listing: Option<&'a mut dyn Listing>,
+        listing: Option<&'a mut dyn FileManifest>,
     ) -> Result<Self, Fault> {
         let tree = Tree::new(root, options)?;
         let stat = rustix::fs::fstat(root).map_err(Fault::io("look at the root for"))?;
@@ -100,18 +100,18 @@ impl<'a> Writer<'a> {
             process: (process.0.as_raw(), process.1.as_raw()),
             devices_left_out: false,
             report: UnpackReport::default(),
-            lister: Lister::new(listing, root)?,
+            manifest: ManifestWriter::new(listing, root)?,
         })
     }
 
     /// Writes one entry, its data taken from `reader`.
-    pub(super) fn write(&mut self, entry: Entry, reader: &mut Reader<'_>) -> Result<(), Fault> {
+    pub(super) fn write(&mut self, entry: TarEntry, reader: &mut Reader<'_>) -> Result<(), Fault> {
         self.report.entries += 1;
         let path = name::clean_entry(&entry.name, self.gauge.limits())?;
         if path.is_empty() {
             return match entry.kind {
-                Kind::Directory if self.rules == EntryRules::Containerd => Ok(()),
-                Kind::Directory => self.remember_directory(&[], &entry),
+                TarKind::Directory if self.rules == EntryRules::Containerd => Ok(()),
+                TarKind::Directory => self.remember_directory(&[], &entry),
                 _ => Err(Fault::refused("only a directory can be the layer's root")),
             };
         }
@@ -130,35 +130,35 @@ impl<'a> Writer<'a> {
             }
             Mark::Plain => {}
         }
-        if entry.kind == Kind::Unknown {
+        if entry.kind == TarKind::Unknown {
             return self.gauge.file(0, entry.stored);
         }
         let place = Place { parent: self.parent(parent)?, name: name.to_vec() };
         if self.devices_left_out {
-            self.tree.ledger.forget_device(&place.path());
+            self.tree.deferred.forget_device(&place.path());
         }
         match entry.kind {
-            Kind::File => self.file(&place, entry, reader),
-            Kind::Directory => self.directory(&place, &entry),
-            Kind::Symlink => self.symlink(&place, &entry),
-            Kind::HardLink => self.hard_link(&place, &entry),
-            Kind::Fifo => self.node(&place, &entry, FileType::Fifo, 0),
-            Kind::CharDevice | Kind::BlockDevice => self.device(&place, &entry),
-            Kind::Unknown => Ok(()),
+            TarKind::File => self.file(&place, entry, reader),
+            TarKind::Directory => self.directory(&place, &entry),
+            TarKind::Symlink => self.symlink(&place, &entry),
+            TarKind::HardLink => self.hard_link(&place, &entry),
+            TarKind::Fifo => self.node(&place, &entry, FileType::Fifo, 0),
+            TarKind::CharDevice | TarKind::BlockDevice => self.device(&place, &entry),
+            TarKind::Unknown => Ok(()),
         }
     }
 
     /// Applies what had to wait for the last entry, and reports.
     pub(super) fn finish(mut self) -> Result<UnpackReport, UnpackError> {
-        let (notes, _claim) = self.tree.ledger.take();
+        let (notes, _claim) = self.tree.deferred.take();
         // Children come after their parents in the order of paths: backwards, a parent's mode and times are set when
         // nothing below it changes any more.
         for (path, note) in notes.into_iter().rev() {
             let shown = if path.is_empty() { &b"."[..] } else { &path };
             self.finish_note(&path, note).map_err(|fault| fault.at(shown))?;
         }
-        if self.lister.is_on() {
-            let listed = self.open_real(&[]).and_then(|root| self.lister.directory(&[], &*root));
+        if self.manifest.is_on() {
+            let listed = self.open_real(&[]).and_then(|root| self.manifest.directory(&[], &*root));
             listed.map_err(|fault| fault.at(b"."))?;
         }
         self.report.ownership.reverse();
@@ -172,7 +172,7 @@ impl<'a> Writer<'a> {
         Ok(parent.expect("missing directories are made"))
     }
 
-    fn file(&mut self, place: &Place, mut entry: Entry, reader: &mut Reader<'_>) -> Result<(), Fault> {
+    fn file(&mut self, place: &Place, mut entry: TarEntry, reader: &mut Reader<'_>) -> Result<(), Fault> {
         self.gauge.file(entry.size, entry.stored)?;
         let mode = Mode::from_raw_mode(entry.mode & 0o777);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
@@ -186,7 +186,7 @@ impl<'a> Writer<'a> {
             created => created,
         };
         let file = file.map_err(Fault::io("create"))?;
-        self.lister.begin(entry.stored);
+        self.manifest.begin(entry.stored);
         let ranges = match entry.sparse.take() {
             None => {
                 self.copy(&file, entry.stored, None, reader)?;
@@ -216,7 +216,7 @@ impl<'a> Writer<'a> {
             xattrs => xattr::set(&file, xattrs, self.strictness())?,
         };
         rustix::fs::futimens(&file, &self.times(&entry)).map_err(Fault::io("set the times of"))?;
-        self.lister.file(|| place.path(), &file, ranges, !entry.xattrs.is_empty())?;
+        self.manifest.file(|| place.path(), &file, ranges, !entry.xattrs.is_empty())?;
         self.record(|| place.path(), &entry, &left_out)
     }
 
@@ -242,7 +242,7 @@ impl<'a> Writer<'a> {
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(Fault::Io { action: "write", errno }),
             };
-            self.lister.wrote(&chunk[..written]);
+            self.manifest.wrote(&chunk[..written]);
             reader.consume(written);
             left -= written as u64;
             offset = offset.map(|offset| offset + written as u64);
@@ -251,7 +251,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    fn directory(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
+    fn directory(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         let make = || {
             // Set-group-id would be inherited by what comes below; it waits for the end with the other bits.
             let mode = Mode::from_raw_mode(entry.mode & 0o777 | DIRECTORY_OPEN);
@@ -277,7 +277,7 @@ impl<'a> Writer<'a> {
         self.remember_directory(&path, entry)
     }
 
-    fn remember_directory(&mut self, path: &[u8], entry: &Entry) -> Result<(), Fault> {
+    fn remember_directory(&mut self, path: &[u8], entry: &TarEntry) -> Result<(), Fault> {
         let xattrs = match &entry.xattrs {
             none if none.is_empty() => None,
             xattrs => {
@@ -285,15 +285,15 @@ impl<'a> Writer<'a> {
                 Some(self.spill.put(xattrs)?)
             }
         };
-        let note = self.tree.ledger.note(path)?;
+        let note = self.tree.deferred.note(path)?;
         note.implicit = false;
         let atime = atime(entry);
-        let Entry { mode, uid, gid, mtime, .. } = *entry;
+        let TarEntry { mode, uid, gid, mtime, .. } = *entry;
         note.directory = Some(Box::new(DirectoryMeta { mode, uid, gid, mtime, atime, xattrs }));
         Ok(())
     }
 
-    fn symlink(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
+    fn symlink(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         if entry.link.is_empty() || entry.link.contains(&0) {
             return Err(Fault::malformed("its link target is empty or has a NUL byte"));
         }
@@ -306,10 +306,10 @@ impl<'a> Writer<'a> {
         self.finish_special(place, entry, None)
     }
 
-    fn device(&mut self, place: &Place, entry: &Entry) -> Result<(), Fault> {
+    fn device(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         let (major, minor) = entry.device;
         let kind = match entry.kind {
-            Kind::BlockDevice => FileType::BlockDevice,
+            TarKind::BlockDevice => FileType::BlockDevice,
             _ => FileType::CharacterDevice,
         };
         let record = DeviceRecord { block: kind == FileType::BlockDevice, major, minor };
@@ -323,7 +323,7 @@ impl<'a> Writer<'a> {
                 made => return made,
             }
         }
-        let Entry { uid, gid, mode, .. } = *entry;
+        let TarEntry { uid, gid, mode, .. } = *entry;
         let path = String::new();
         self.leave_out(place, OwnershipRecord { path, uid, gid, mode, device: Some(record), xattrs: Vec::new() })
     }
@@ -332,15 +332,15 @@ impl<'a> Writer<'a> {
     fn leave_out(&mut self, place: &Place, mut record: OwnershipRecord) -> Result<(), Fault> {
         let path = place.path();
         // A whiteout stays: the layer wants nothing of lower layers here, also where its own node is left out.
-        if !self.tree.ledger.get(&path).is_some_and(|note| note.whiteout) {
+        if !self.tree.deferred.get(&path).is_some_and(|note| note.whiteout) {
             self.replace(place)?;
         }
         self.devices_left_out = true;
         record.path = encoded(&path);
-        self.tree.ledger.record(&path, record)
+        self.tree.deferred.record(&path, record)
     }
 
-    fn node(&mut self, place: &Place, entry: &Entry, kind: FileType, device: u64) -> Result<(), Fault> {
+    fn node(&mut self, place: &Place, entry: &TarEntry, kind: FileType, device: u64) -> Result<(), Fault> {
         let mode = Mode::from_raw_mode(entry.mode & 0o777);
         let make = || rustix::fs::mknodat(&place.parent, place.name.as_slice(), kind, mode, device);
         self.replacing(place, "make the node", make)?;
@@ -348,7 +348,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Owner, mode, xattrs and times of what must not or cannot be opened.
-    fn finish_special(&mut self, place: &Place, entry: &Entry, made: Option<Mode>) -> Result<(), Fault> {
+    fn finish_special(&mut self, place: &Place, entry: &TarEntry, made: Option<Mode>) -> Result<(), Fault> {
         let (parent, name) = (&place.parent, place.name.as_slice());
         if let Some((uid, gid)) = self.owner_wanted(entry) {
             rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
@@ -362,7 +362,7 @@ impl<'a> Writer<'a> {
         // None of the attributes that layers may have is for a link, a device or a pipe.
         rustix::fs::utimensat(parent, name, &self.times(entry), AtFlags::SYMLINK_NOFOLLOW)
             .map_err(Fault::io("set the times of"))?;
-        self.lister.special(|| place.path(), (parent.as_fd(), name), &entry.link, false)?;
+        self.manifest.special(|| place.path(), (parent.as_fd(), name), &entry.link, false)?;
         self.record(|| place.path(), entry, &[])
     }
 
@@ -376,8 +376,8 @@ impl<'a> Writer<'a> {
             };
         }
         let needed = self.overlay.hide(place.parent.as_fd(), &place.name)?;
-        self.tree.ledger.note(&path)?.whiteout = true;
-        self.lister.special(|| path, (place.parent.as_fd(), &place.name), &[], true)?;
+        self.tree.deferred.note(&path)?.whiteout = true;
+        self.manifest.special(|| path, (place.parent.as_fd(), &place.name), &[], true)?;
         match needed {
             Opacity::Merged => Ok(()),
             needed => self.set_opacity(&place.parent.path, needed),
@@ -386,7 +386,7 @@ impl<'a> Writer<'a> {
 
     /// Makes a directory at least so opaque.
     fn set_opacity(&mut self, path: &[u8], opacity: Opacity) -> Result<(), Fault> {
-        let note = self.tree.ledger.note(path)?;
+        let note = self.tree.deferred.note(path)?;
         note.opacity = note.opacity.max(opacity);
         Ok(())
     }
@@ -410,14 +410,14 @@ impl<'a> Writer<'a> {
         let Freed { bytes, disk_bytes } = self.tree.remove(&place.parent, &place.name)?;
         self.report.bytes = self.report.bytes.saturating_sub(bytes);
         self.report.disk_bytes = self.report.disk_bytes.saturating_sub(disk_bytes);
-        if self.lister.is_on() {
-            self.lister.removed(&place.path())?;
+        if self.manifest.is_on() {
+            self.manifest.removed(&place.path())?;
         }
         Ok(())
     }
 
     /// The owner to set, where the process's own is not it.
-    fn owner_wanted(&self, entry: &Entry) -> Option<(Uid, Gid)> {
+    fn owner_wanted(&self, entry: &TarEntry) -> Option<(Uid, Gid)> {
         self.owner(entry.uid, entry.gid)
     }
 
@@ -434,21 +434,21 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn times(&self, entry: &Entry) -> Timestamps {
+    fn times(&self, entry: &TarEntry) -> Timestamps {
         timestamps(entry.mtime, atime(entry), self.rules)
     }
 
     /// Remembers what the disk does not say of a path. Most files of most images need no record.
-    fn record(&mut self, path: impl FnOnce() -> Vec<u8>, entry: &Entry, left_out: &[Vec<u8>]) -> Result<(), Fault> {
+    fn record(&mut self, path: impl FnOnce() -> Vec<u8>, entry: &TarEntry, left_out: &[Vec<u8>]) -> Result<(), Fault> {
         let owned = self.ownership == Ownership::Apply || (entry.uid, entry.gid) == (0, 0);
         if owned && left_out.is_empty() {
             return Ok(());
         }
         let path = path();
         let xattrs = left_out.iter().map(|name| encoded(name)).collect();
-        let Entry { uid, gid, mode, .. } = *entry;
+        let TarEntry { uid, gid, mode, .. } = *entry;
         let record = OwnershipRecord { path: encoded(&path), uid, gid, mode, device: None, xattrs };
-        self.tree.ledger.record(&path, record)
+        self.tree.deferred.record(&path, record)
     }
 
     fn finish_note(&mut self, path: &[u8], mut note: Note) -> Result<(), Fault> {
@@ -460,9 +460,9 @@ impl<'a> Writer<'a> {
             let directory = self.open_real(path)?;
             set_overlay_xattr(&directory, name, value)?;
         }
-        if is_directory && !path.is_empty() && self.lister.is_on() {
+        if is_directory && !path.is_empty() && self.manifest.is_on() {
             let directory = self.open_real(path)?;
-            self.lister.directory(path, &*directory)?;
+            self.manifest.directory(path, &*directory)?;
         }
         if path.is_empty() {
             self.report.root_opaque = note.opacity == Opacity::Opaque;
@@ -521,7 +521,7 @@ fn set_overlay_xattr(directory: &Directory, name: &str, value: &[u8]) -> Result<
 }
 
 /// Files have never been read before they were last changed.
-fn atime(entry: &Entry) -> Time {
+fn atime(entry: &TarEntry) -> Time {
     entry.atime.map_or(entry.mtime, |atime| atime.max(entry.mtime))
 }
 

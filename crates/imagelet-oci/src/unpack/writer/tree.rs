@@ -20,7 +20,7 @@ use rustix::{
 };
 
 use super::{
-    deferred_metadata::Ledger,
+    deferred_metadata::DeferredMetadata,
     whiteout::{Opacity, look},
 };
 use crate::scarce::patiently;
@@ -92,7 +92,7 @@ pub(crate) struct Tree {
     /// By path as entries name it, links included. Dropped whole when a directory or link goes away.
     open: HashMap<Vec<u8>, (Rc<Directory>, DirectoryPermit)>,
     budget: Arc<UnpackBudget>,
-    pub(crate) ledger: Ledger,
+    pub(crate) deferred: DeferredMetadata,
     /// What a removal remembers.
     removal: Claim,
     /// Bytes of disk that directories took which no entry names, until the writer takes them into account.
@@ -112,7 +112,7 @@ impl Tree {
             root: Rc::new(Directory { fd, path: Vec::new() }),
             open: HashMap::new(),
             budget: Arc::clone(options.memory.budget()),
-            ledger: Ledger::new(Claim::on(&options.memory)),
+            deferred: DeferredMetadata::new(Claim::on(&options.memory)),
             removal: Claim::on(&options.memory),
             made_bytes: 0,
             umask: options.umask,
@@ -153,7 +153,7 @@ impl Tree {
                 unlink(parent.as_fd(), name, &stat, &mut freed)?;
             }
         }
-        self.ledger.forget(&name::join(&parent.path, name));
+        self.deferred.forget(&name::join(&parent.path, name));
         Ok(freed)
     }
 
@@ -238,7 +238,7 @@ impl Tree {
         }
         let directory = self.opened(here, name, fd)?;
         self.made_bytes += crate::unpack::DIRECTORY_COST;
-        self.ledger.implicit(&directory.path, opacity)?;
+        self.deferred.implicit(&directory.path, opacity)?;
         Ok(directory)
     }
 
@@ -250,7 +250,7 @@ impl Tree {
         missing: Missing,
     ) -> Result<Option<Rc<Directory>>, Fault> {
         let path = name::join(&here.path, name);
-        let whiteout = self.ledger.get(&path).is_some_and(|note| note.whiteout);
+        let whiteout = self.deferred.get(&path).is_some_and(|note| note.whiteout);
         match (whiteout, missing) {
             (true, Missing::Tell) => Ok(None),
             (true, Missing::Create) => {

@@ -10,7 +10,7 @@ use imagelet_core::{
 use super::*;
 use crate::registry::{
     Registry, RegistryConfig,
-    tests::fake::{FakeRegistry, Seen as Request, Trick},
+    tests::fake::{FakeRegistry, RecordedRequest as Request, Trick},
 };
 
 const MIB: usize = 1 << 20;
@@ -46,14 +46,14 @@ enum Behind {
 }
 
 async fn read(source: &BlobSource, offset: u64, behind: Behind) -> Result<Vec<u8>, RuntimeError> {
-    let starved = Starved::default();
-    let mut stream = source.open_ranged(offset, &starved).await?;
+    let reader_wait = ReaderWait::default();
+    let mut stream = source.open_ranged(offset, &reader_wait).await?;
     let mut all = Vec::new();
     loop {
         let asked = Instant::now();
         let Some(bytes) = stream.next().await? else { return Ok(all) };
         if behind == Behind::Hungry {
-            starved.add(asked.elapsed());
+            reader_wait.add(asked.elapsed());
         }
         all.extend_from_slice(&bytes);
     }
@@ -120,13 +120,13 @@ async fn what_is_read_ahead_stays_within_its_bound_while_the_reader_sleeps() {
     fake.throttle(20 << 20);
     let registry = registry();
     let source = source(&fake, &registry, &layer).await;
-    let starved = Starved::default();
-    let mut stream = source.open_ranged(0, &starved).await.unwrap();
+    let reader_wait = ReaderWait::default();
+    let mut stream = source.open_ranged(0, &reader_wait).await.unwrap();
     let mut read = 0;
     while read < 8 * MIB {
         let asked = Instant::now();
         read += stream.next().await.unwrap().unwrap().len();
-        starved.add(asked.elapsed());
+        reader_wait.add(asked.elapsed());
     }
     assert!(!stream.ahead.is_empty(), "it reads ahead");
     tokio::time::sleep(Duration::from_millis(800)).await;
@@ -190,8 +190,8 @@ async fn a_server_that_lies_about_ranges_is_refused_and_nothing_is_spliced() {
     // The first range was honoured, a later one is not: all of it is no answer to that.
     let fake = FakeRegistry::start().await;
     let source = source(&fake, &registry(), &layer).await;
-    let starved = Starved::default();
-    let mut stream = source.open_ranged(0, &starved).await.unwrap();
+    let reader_wait = ReaderWait::default();
+    let mut stream = source.open_ranged(0, &reader_wait).await.unwrap();
     fake.trick(Digest::of(&layer).as_str(), 99, Trick::IgnoreRange);
     let error = loop {
         match stream.next().await {
@@ -207,8 +207,8 @@ async fn a_server_that_lies_about_ranges_is_refused_and_nothing_is_spliced() {
 async fn a_part_that_breaks_is_taken_up_where_it_broke() {
     let (fake, layer) = (FakeRegistry::start().await, pattern(20 * MIB));
     let source = source(&fake, &registry(), &layer).await;
-    let starved = Starved::default();
-    let mut stream = source.open_ranged(0, &starved).await.unwrap();
+    let reader_wait = ReaderWait::default();
+    let mut stream = source.open_ranged(0, &reader_wait).await.unwrap();
     for trick in [Trick::CutAfter(700_000), Trick::StallAfter(100_000), Trick::CutAfter(1)] {
         fake.trick(Digest::of(&layer).as_str(), 1, trick);
     }
@@ -236,24 +236,24 @@ async fn a_server_that_breaks_every_part_again_and_again_is_read_to_the_end_or_g
     fake.throttle(8 << 20);
     let source = source(&fake, &registry(), &layer).await;
     let answer = Trick::Answer(503, vec![("retry-after", "0".to_owned())], Bytes::new());
-    let starved = Starved::default();
-    let mut stream = source.open_ranged(0, &starved).await.unwrap();
+    let reader_wait = ReaderWait::default();
+    let mut stream = source.open_ranged(0, &reader_wait).await.unwrap();
     fake.trick(Digest::of(&layer).as_str(), 3, answer.clone());
     let mut all = Vec::new();
     loop {
         let asked = Instant::now();
         let Some(bytes) = stream.next().await.unwrap() else { break };
-        starved.add(asked.elapsed());
+        reader_wait.add(asked.elapsed());
         all.extend_from_slice(&bytes);
     }
     assert!(all == layer);
     assert_eq!(fake.traffic().bytes.load(Ordering::SeqCst), layer.len() as u64);
 
-    let mut stream = source.open_ranged(0, &starved).await.unwrap();
+    let mut stream = source.open_ranged(0, &reader_wait).await.unwrap();
     fake.trick(Digest::of(&layer).as_str(), 999, answer);
     let error = loop {
         match stream.next().await {
-            Ok(Some(_)) => starved.add(Duration::from_millis(10)),
+            Ok(Some(_)) => reader_wait.add(Duration::from_millis(10)),
             Ok(None) => panic!("it came to its end"),
             Err(error) => break error,
         }

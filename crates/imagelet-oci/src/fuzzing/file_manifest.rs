@@ -6,14 +6,14 @@ use rustix::fs::FileType;
 use twox_hash::xxhash3_128::Hasher;
 
 use super::disk::{Node, Nodes};
-use crate::unpack::{Listed, ListedKind, Listing};
+use crate::unpack::{FileEntry, FileEntryKind, FileManifest};
 
 /// Hears what is listed, and keeps the last line of each path.
 #[derive(Debug, Default)]
-pub(super) struct Recorder(BTreeMap<Vec<u8>, Listed>);
+pub(super) struct Recorder(BTreeMap<Vec<u8>, FileEntry>);
 
-impl Listing for Recorder {
-    fn entry(&mut self, path: &[u8], entry: &Listed) -> io::Result<()> {
+impl FileManifest for Recorder {
+    fn entry(&mut self, path: &[u8], entry: &FileEntry) -> io::Result<()> {
         self.0.insert(path.to_vec(), entry.clone());
         Ok(())
     }
@@ -38,7 +38,7 @@ impl Recorder {
         assert_eq!(listed, standing, "listed, and on disk");
         for (path, listed) in &self.0 {
             let node = &nodes[path];
-            let wanted = Listed {
+            let wanted = FileEntry {
                 kind: kind(node, &listed.kind),
                 mode: node.stat.mode,
                 uid: node.stat.owner.0,
@@ -52,31 +52,31 @@ impl Recorder {
 }
 
 /// The kind of a node; of a file, the listing chooses whether it has holes.
-fn kind(node: &Node, listed: &ListedKind) -> ListedKind {
+fn kind(node: &Node, listed: &FileEntryKind) -> FileEntryKind {
     let device = |block| {
         let (major, minor) = (rustix::fs::major(node.stat.device), rustix::fs::minor(node.stat.device));
-        ListedKind::Device { block, major, minor }
+        FileEntryKind::Device { block, major, minor }
     };
     let size = node.stat.size;
     let Some(content) = &node.content else {
         return match node.kind {
-            FileType::Directory => ListedKind::Directory,
-            FileType::Fifo => ListedKind::Fifo,
+            FileType::Directory => FileEntryKind::Directory,
+            FileType::Fifo => FileEntryKind::Fifo,
             FileType::CharacterDevice => device(false),
             FileType::BlockDevice => device(true),
             // A file that only root can read: its content is taken on trust.
             FileType::RegularFile => listed.clone(),
-            _ => ListedKind::Socket,
+            _ => FileEntryKind::Socket,
         };
     };
     match (node.kind, listed) {
-        (FileType::Symlink, _) => ListedKind::Symlink(content.clone()),
-        (_, ListedKind::Sparse { ranges, .. }) => {
+        (FileType::Symlink, _) => FileEntryKind::Symlink(content.clone()),
+        (_, FileEntryKind::Sparse { ranges, .. }) => {
             let (data, holes) = split(content, ranges);
             assert!(holes.iter().all(|&byte| byte == 0), "a hole has data");
-            ListedKind::Sparse { size, content: Hasher::oneshot(&data), ranges: ranges.clone() }
+            FileEntryKind::Sparse { size, content: Hasher::oneshot(&data), ranges: ranges.clone() }
         }
-        _ => ListedKind::File { size, content: Hasher::oneshot(content) },
+        _ => FileEntryKind::File { size, content: Hasher::oneshot(content) },
     }
 }
 
