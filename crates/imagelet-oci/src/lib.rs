@@ -12,14 +12,14 @@ pub mod failpoint;
 #[doc(hidden)]
 pub mod fuzzing;
 mod hash;
-pub mod manifest;
+mod manifest;
 mod mount;
 mod overlay;
 mod pipeline;
-pub mod registry;
+mod registry;
 mod scarce;
 mod store;
-pub mod unpack;
+mod unpack;
 mod usage;
 
 pub use crate::admission::Admission;

@@ -9,24 +9,24 @@ use serde::Deserialize;
 use super::{Bounded, DescriptorPlatform, LAYERS_MAX, corrupt, null_as_default, platform, printable, unacceptable};
 
 /// Largest configuration that is read.
-pub const CONFIG_BYTES_MAX: u64 = 8 << 20;
+pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
 /// What the store needs of an image's configuration. All of it but the diff-ids is advice from whoever built the image.
 ///
 /// The rest (command, environment, labels, volumes) is for whoever runs the image; it is kept as it came, and nothing
 /// here reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ImageConfig {
+pub(crate) struct ImageConfig {
     /// `amd64`, …; empty where the image says nothing.
-    pub architecture: String,
+    pub(crate) architecture: String,
     /// `linux`; empty where the image says nothing.
-    pub os: String,
+    pub(crate) os: String,
     /// `v8`, …; empty for none.
-    pub variant: String,
+    pub(crate) variant: String,
     /// Whom to run as, as written: name or number, with or without a group.
-    pub user: String,
+    pub(crate) user: String,
     /// The digest of each unpacked layer, lowest first.
-    pub diff_ids: Vec<Digest>,
+    pub(crate) diff_ids: Vec<Digest>,
 }
 
 #[derive(Deserialize)]
@@ -65,7 +65,7 @@ impl ImageConfig {
     ///
     /// # Errors
     /// `Corrupt` when it is no configuration, `Unacceptable` when it is too large.
-    pub fn parse(bytes: &[u8]) -> Result<Self, RuntimeError> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, RuntimeError> {
         if bytes.len() as u64 > CONFIG_BYTES_MAX {
             return Err(unacceptable(format!("the image configuration is larger than {CONFIG_BYTES_MAX} bytes")));
         }
@@ -86,7 +86,7 @@ impl ImageConfig {
     ///
     /// # Errors
     /// `Unacceptable`, naming both.
-    pub fn check_platform(&self, wanted: &Platform) -> Result<(), RuntimeError> {
+    pub(crate) fn check_platform(&self, wanted: &Platform) -> Result<(), RuntimeError> {
         let or = |own: &String, wanted: &str| if own.is_empty() { wanted.to_owned() } else { own.clone() };
         let own = DescriptorPlatform {
             os: or(&self.os, &wanted.os),

@@ -2,7 +2,7 @@
 
 /// How a layer's tar stream is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Compression {
+pub(crate) enum Compression {
     /// Not at all.
     None,
     /// gzip, of one or more members.
@@ -13,7 +13,7 @@ pub enum Compression {
 
 /// What kind of layer it is, by its media type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LayerKind {
+pub(crate) enum LayerKind {
     /// A tar stream.
     Tar(Compression),
     /// One the registry may not hand out, with a link to elsewhere.
@@ -26,7 +26,7 @@ pub enum LayerKind {
 
 impl LayerKind {
     /// The kind a media type names.
-    pub fn of(media_type: &str) -> Self {
+    pub(crate) fn of(media_type: &str) -> Self {
         let media_type = media_type_base(media_type);
         if media_type.ends_with("+encrypted") || media_type.ends_with("+enc") {
             return Self::Encrypted;

@@ -19,23 +19,23 @@ use serde::{
     de::{Error as _, IgnoredAny, SeqAccess},
 };
 
-pub use config::{CONFIG_BYTES_MAX, ImageConfig};
-pub use media::{Compression, LayerKind};
+pub(crate) use config::{CONFIG_BYTES_MAX, ImageConfig};
+pub(crate) use media::{Compression, LayerKind};
 pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, media_type_base};
 
 /// Largest manifest or index that is read.
-pub const MANIFEST_BYTES_MAX: u64 = 4 << 20;
+pub(crate) const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 /// Most entries an index may have.
-pub const INDEX_ENTRIES_MAX: usize = 1000;
+pub(crate) const INDEX_ENTRIES_MAX: usize = 1000;
 /// Most indexes that may stand between a tag and its manifest.
-pub const INDEX_DEPTH_MAX: usize = 4;
+pub(crate) const INDEX_DEPTH_MAX: usize = 4;
 /// Most layers an image may have: as many as the kernel stacks in one overlay mount.
-pub const LAYERS_MAX: usize = 500;
+pub(crate) const LAYERS_MAX: usize = 500;
 /// Largest layer, as packed, that is fetched. The largest images there are have layers of some tens of GiB.
-pub const LAYER_BYTES_MAX: u64 = 256 << 30;
+pub(crate) const LAYER_BYTES_MAX: u64 = 256 << 30;
 
 /// Most objects and lists within one another in a document: more than any tool writes, and few enough for every reader.
-pub const NESTING_MAX: usize = 128;
+pub(crate) const NESTING_MAX: usize = 128;
 
 /// Most bytes of what a parser says of a document.
 const REASON_MAX: usize = 256;
@@ -45,56 +45,56 @@ const REASON_MAX: usize = 256;
 /// Annotations mean nothing here, and `urls` (where else it is said to be) are never followed; neither is read.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Descriptor {
+pub(crate) struct Descriptor {
     /// The kind of content; empty where none was given.
     #[serde(default, deserialize_with = "null_as_default")]
-    pub media_type: String,
+    pub(crate) media_type: String,
     /// The digest of the content.
     #[serde(deserialize_with = "digest")]
-    pub digest: Digest,
+    pub(crate) digest: Digest,
     /// The length of the content in bytes.
     #[serde(default, deserialize_with = "size")]
-    pub size: u64,
+    pub(crate) size: u64,
     /// The machine it is for, in an index.
     #[serde(default)]
-    pub platform: Option<DescriptorPlatform>,
+    pub(crate) platform: Option<DescriptorPlatform>,
 }
 
 /// The machine an index entry names, as it is written there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct DescriptorPlatform {
+pub(crate) struct DescriptorPlatform {
     /// `linux`
     #[serde(default, deserialize_with = "null_as_default")]
-    pub os: String,
+    pub(crate) os: String,
     /// `amd64`, …
     #[serde(default, deserialize_with = "null_as_default")]
-    pub architecture: String,
+    pub(crate) architecture: String,
     /// `v8`, …; empty for none.
     #[serde(default, deserialize_with = "null_as_default")]
-    pub variant: String,
+    pub(crate) variant: String,
 }
 
 /// An image: its configuration and its layers, lowest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manifest {
+pub(crate) struct Manifest {
     /// The configuration; its digest is the image's id.
-    pub config: Descriptor,
+    pub(crate) config: Descriptor,
     /// The layers, lowest first.
-    pub layers: Vec<Descriptor>,
+    pub(crate) layers: Vec<Descriptor>,
     /// What the manifest says it is when it is no image.
-    pub artifact_type: Option<String>,
+    pub(crate) artifact_type: Option<String>,
 }
 
 /// A choice of manifests for several machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Index {
+pub(crate) struct Index {
     /// The entries, as written.
-    pub manifests: Vec<Descriptor>,
+    pub(crate) manifests: Vec<Descriptor>,
 }
 
 /// What a reference can name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ManifestDocument {
+pub(crate) enum ManifestDocument {
     /// One image.
     Image(Manifest),
     /// Several, to choose from.
@@ -126,7 +126,7 @@ impl ManifestDocument {
     ///
     /// # Errors
     /// `Corrupt` when it is not what it says it is, `Unacceptable` when it is of a kind or size that is not taken.
-    pub fn parse(bytes: &[u8], content_type: &str) -> Result<Self, RuntimeError> {
+    pub(crate) fn parse(bytes: &[u8], content_type: &str) -> Result<Self, RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(unacceptable(format!("the manifest is larger than {MANIFEST_BYTES_MAX} bytes")));
         }
@@ -222,7 +222,7 @@ impl Manifest {
     ///
     /// # Errors
     /// `Unacceptable`, naming the layer or the kind of thing it is.
-    pub fn check_is_image(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn check_is_image(&self) -> Result<(), RuntimeError> {
         if !media::may_be_image_config(&self.config.media_type) {
             let kind = self.artifact_type.as_deref().unwrap_or(&self.config.media_type);
             return Err(unacceptable(format!("it is an artifact of type `{}`, not an image", printable(kind))));
@@ -248,7 +248,7 @@ impl Index {
     ///
     /// # Errors
     /// `Unacceptable`, listing what is offered.
-    pub fn choose(&self, platform: &Platform) -> Result<&Descriptor, RuntimeError> {
+    pub(crate) fn choose(&self, platform: &Platform) -> Result<&Descriptor, RuntimeError> {
         let ranked = self.manifests.iter().filter_map(|entry| match &entry.platform {
             Some(offered) => platform::rank(offered, platform).map(|rank| (rank, entry)),
             None => DocumentKind::may_lead_to_image(&entry.media_type).then_some((usize::MAX, entry)),
@@ -267,7 +267,7 @@ impl Descriptor {
     ///
     /// # Errors
     /// `Unacceptable` for a layer that cannot be unpacked, saying why.
-    pub fn layer_compression(&self) -> Result<Compression, RuntimeError> {
+    pub(crate) fn layer_compression(&self) -> Result<Compression, RuntimeError> {
         let refuse = |why: String| Err(unacceptable(format!("layer `{}` {why}", self.digest)));
         match LayerKind::of(&self.media_type) {
             LayerKind::Tar(compression) => Ok(compression),

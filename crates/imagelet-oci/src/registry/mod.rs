@@ -38,11 +38,11 @@ use self::{
 
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::reception::Trickle;
-pub use self::pull_session::PullSession;
+pub(crate) use self::pull_session::PullSession;
 pub(crate) use blob::BlobSource;
-pub use blob::BlobStream;
+pub(crate) use blob::BlobStream;
 pub(crate) use resolve::about;
-pub use resolve::{Document, Resolved};
+pub(crate) use resolve::{Document, Resolved};
 
 /// How registries are asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl Default for RegistryConfig {
 
 /// A client for all registries. Cheap to clone; clones share their connections.
 #[derive(Clone, Debug)]
-pub struct Registry {
+pub(crate) struct Registry {
     shared: Arc<Shared>,
 }
 
@@ -98,7 +98,7 @@ impl Registry {
     ///
     /// # Errors
     /// When the user agent cannot be sent in a header.
-    pub fn new(config: RegistryConfig) -> Result<Self, RuntimeError> {
+    pub(crate) fn new(config: RegistryConfig) -> Result<Self, RuntimeError> {
         let user_agent = HeaderValue::try_from(&config.user_agent).map_err(|error| {
             RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the user agent cannot be sent in a header")
                 .caused_by(error)

@@ -26,7 +26,7 @@ use super::{
 
 /// One pull's way to its registry. Tokens got on the way live and die with it, so no other credential can use them.
 #[derive(Clone)]
-pub struct PullSession {
+pub(crate) struct PullSession {
     inner: Arc<Inner>,
 }
 
@@ -63,7 +63,7 @@ impl PullSession {
     }
 
     /// What is pulled.
-    pub fn reference(&self) -> &Reference {
+    pub(crate) fn reference(&self) -> &Reference {
         &self.inner.reference
     }
 

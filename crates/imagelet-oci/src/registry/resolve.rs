@@ -23,26 +23,26 @@ use crate::manifest::{
 
 /// What a reference named, and the image it leads to.
 #[derive(Clone, Debug)]
-pub struct Resolved {
+pub(crate) struct Resolved {
     /// For fetching the rest.
-    pub session: PullSession,
+    pub(crate) session: PullSession,
     /// What the reference named.
-    pub root: Document,
+    pub(crate) root: Document,
     /// The image manifest; the same as `root` where no index stands between.
-    pub chosen: Document,
+    pub(crate) chosen: Document,
     /// `chosen`, read.
-    pub manifest: Manifest,
+    pub(crate) manifest: Manifest,
 }
 
 /// A manifest or index as it was sent; its digest is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Document {
+pub(crate) struct Document {
     /// The digest of `bytes`.
-    pub digest: Digest,
+    pub(crate) digest: Digest,
     /// What it is, by itself or by its registry.
-    pub media_type: String,
+    pub(crate) media_type: String,
     /// It, byte for byte.
-    pub bytes: Bytes,
+    pub(crate) bytes: Bytes,
 }
 
 impl Registry {
@@ -51,7 +51,7 @@ impl Registry {
     /// # Errors
     /// `NotFound`, `Denied`, `RegistryUnavailable` by the registry's answer; `Corrupt` when a digest, size or format is
     /// not as promised; `Unacceptable` when the image is not for this platform or breaks a limit.
-    pub async fn resolve(
+    pub(crate) async fn resolve(
         &self,
         reference: &Reference,
         credential: Option<&Credential>,

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 /// Layers that are unpacked at the same time.
-pub const LAYERS_MAX: usize = 64;
+pub(crate) const LAYERS_MAX: usize = 64;
 /// The memory that each of them has of its own: two blocks between inflater and unpacker, the list's buffer, notes.
 const OWN: u64 = 384 << 10;
 /// What of it is for notes and headers.
@@ -40,7 +40,7 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 /// One for the process.
 #[derive(Debug)]
-pub struct UnpackBudget {
+pub(crate) struct UnpackBudget {
     /// Units of the memory that all layers share.
     shared: Arc<Semaphore>,
     /// What one layer may have of it, in bytes: all.
@@ -57,7 +57,7 @@ impl Default for UnpackBudget {
 
 impl UnpackBudget {
     /// A budget of so many bytes of memory; less than [`UNPACK_MEMORY_MIN`] counts as that.
-    pub fn new(memory: u64) -> Self {
+    pub(crate) fn new(memory: u64) -> Self {
         Self::sharing(memory.max(UNPACK_MEMORY_MIN) - LAYERS_MAX as u64 * OWN)
     }
 
@@ -70,7 +70,7 @@ impl UnpackBudget {
     }
 
     /// The memory of a layer that begins.
-    pub fn layer(self: &Arc<Self>) -> Arc<LayerMemory> {
+    pub(crate) fn layer(self: &Arc<Self>) -> Arc<LayerMemory> {
         Arc::new(LayerMemory {
             budget: Arc::clone(self),
             account: Mutex::default(),
@@ -80,7 +80,7 @@ impl UnpackBudget {
     }
 
     /// The memory of a layer that could not have more beside others: a whole share, once it is free.
-    pub async fn whole_layer(self: &Arc<Self>) -> Arc<LayerMemory> {
+    pub(crate) async fn whole_layer(self: &Arc<Self>) -> Arc<LayerMemory> {
         let layer = self.layer();
         let permit = Arc::clone(&self.shared).acquire_many_owned(units(self.share_max)).await;
         layer.account().add(permit.ok(), self.share_max);
@@ -125,7 +125,7 @@ pub(crate) enum MemoryError {
 
 /// What one layer holds, in one try to unpack it.
 #[derive(Debug)]
-pub struct LayerMemory {
+pub(crate) struct LayerMemory {
     budget: Arc<UnpackBudget>,
     account: Mutex<Account>,
     was_refused: AtomicBool,
@@ -159,7 +159,7 @@ impl LayerMemory {
     }
 
     /// Memory that is shared with nothing, of so many bytes.
-    pub fn of_its_own(bytes: u64) -> Arc<Self> {
+    pub(crate) fn of_its_own(bytes: u64) -> Arc<Self> {
         Arc::new(UnpackBudget::sharing(bytes)).layer()
     }
 

@@ -12,9 +12,9 @@ const NAME_SHOWN_MAX: usize = 256;
 /// Why a layer could not be unpacked. What was written so far stays in the directory, for the caller to remove.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub struct UnpackError {
+pub(crate) struct UnpackError {
     /// What kind of failure it is.
-    pub kind: UnpackErrorKind,
+    pub(crate) kind: UnpackErrorKind,
     /// What failed at which entry; entry names come from the archive and are escaped and cut.
     message: String,
     /// The answer of the system or of the reader, as `ENOSPC` or `EROFS`.
@@ -24,7 +24,7 @@ pub struct UnpackError {
 
 /// What a caller does differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnpackErrorKind {
+pub(crate) enum UnpackErrorKind {
     /// The bytes are no tar archive, or a truncated one.
     Malformed,
     /// A well-formed entry that would leave the layer or has no meaning in one.
@@ -45,7 +45,7 @@ pub enum UnpackErrorKind {
 
 impl UnpackError {
     /// The system's or the reader's error, if one is the cause.
-    pub fn io_error(&self) -> Option<&io::Error> {
+    pub(crate) fn io_error(&self) -> Option<&io::Error> {
         self.source.as_ref()
     }
 }

@@ -16,23 +16,23 @@ const ENTRIES_BETWEEN_LOOKS: u64 = 1_000;
 
 /// What one layer may take. Each bound is inclusive.
 #[derive(Clone, Copy, Debug)]
-pub struct UnpackLimits {
+pub(crate) struct UnpackLimits {
     /// Headers in the archive, extension headers counted.
-    pub entries_max: u64,
+    pub(crate) entries_max: u64,
     /// Sum of all file sizes, holes of sparse files counted.
-    pub bytes_max: u64,
+    pub(crate) bytes_max: u64,
     /// One PAX header or GNU long name, in bytes.
-    pub header_max: usize,
+    pub(crate) header_max: usize,
     /// A name, or a link's target, in bytes.
-    pub path_max: usize,
+    pub(crate) path_max: usize,
     /// Components of a name.
-    pub depth_max: usize,
+    pub(crate) depth_max: usize,
     /// Ranges in the map of one sparse file.
-    pub ranges_max: usize,
+    pub(crate) ranges_max: usize,
     /// Free bytes that must stay on the file system.
-    pub free_bytes_floor: u64,
+    pub(crate) free_bytes_floor: u64,
     /// Free inodes that must stay on the file system.
-    pub free_inodes_floor: u64,
+    pub(crate) free_inodes_floor: u64,
 }
 
 impl Default for UnpackLimits {

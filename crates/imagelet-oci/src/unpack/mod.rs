@@ -24,14 +24,14 @@ use std::{
 
 use rustix::fd::BorrowedFd;
 
-pub use self::writer::tree::process_umask;
+pub(crate) use self::writer::tree::process_umask;
 use self::{archive::Reader, error::Fault, writer::Writer};
 pub(crate) use self::{
     budget::{Claim, MemoryError},
     writer::manifest_writer::{xattrs_at, xattrs_of},
 };
-pub use self::{
-    budget::{LAYERS_MAX, LayerMemory, UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN, UnpackBudget},
+pub(crate) use self::{
+    budget::{LAYERS_MAX, LayerMemory, UnpackBudget},
     error::{UnpackError, UnpackErrorKind},
     limits::UnpackLimits,
     writer::{
@@ -41,31 +41,33 @@ pub use self::{
     },
 };
 
+pub use self::budget::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
+
 /// What a directory takes on disk.
 const DIRECTORY_COST: u64 = 4096;
 
 /// How a layer is to be unpacked.
 #[derive(Clone, Debug)]
-pub struct UnpackOptions {
+pub(crate) struct UnpackOptions {
     /// What becomes of owners and devices.
-    pub ownership: Ownership,
+    pub(crate) ownership: Ownership,
     /// How whiteouts are kept.
-    pub overlay: OverlayForm,
+    pub(crate) overlay: OverlayForm,
     /// What an entry means where readers of archives differ.
-    pub rules: EntryRules,
+    pub(crate) rules: EntryRules,
     /// What the layer may take.
-    pub limits: UnpackLimits,
+    pub(crate) limits: UnpackLimits,
     /// Bits that the process takes from new modes; [`process_umask`], read before the thread is confined.
-    pub umask: u32,
+    pub(crate) umask: u32,
     /// What it may hold while it is unpacked.
-    pub memory: Arc<LayerMemory>,
+    pub(crate) memory: Arc<LayerMemory>,
     /// Once true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
-    pub cancelled: Arc<AtomicBool>,
+    pub(crate) cancelled: Arc<AtomicBool>,
 }
 
 /// What becomes of owners and devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ownership {
+pub(crate) enum Ownership {
     /// Set on disk; wants root.
     Apply,
     /// Files belong to us; what the archive says is reported. Directories stay open to us (`u+rwx`).
@@ -74,7 +76,7 @@ pub enum Ownership {
 
 /// What an entry means where readers of archives differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EntryRules {
+pub(crate) enum EntryRules {
     /// As the OCI image specification has it, or GNU tar where that says nothing.
     #[default]
     Own,
@@ -92,19 +94,19 @@ pub enum EntryRules {
 
 /// What was unpacked.
 #[derive(Clone, Debug, Default)]
-pub struct UnpackReport {
+pub(crate) struct UnpackReport {
     /// Entries, without extension headers.
-    pub entries: u64,
+    pub(crate) entries: u64,
     /// Sizes of the files that stand, holes counted, hard links once.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// About what the layer takes on disk: data in units of 4 KiB, directories.
-    pub disk_bytes: u64,
+    pub(crate) disk_bytes: u64,
     /// What the archive gives and the disk does not have, by path.
-    pub ownership: Vec<OwnershipRecord>,
+    pub(crate) ownership: Vec<OwnershipRecord>,
     /// Directories that no entry names, as raw bytes below the root: a lower layer may know their metadata.
-    pub implicit_directories: Vec<Vec<u8>>,
+    pub(crate) implicit_directories: Vec<Vec<u8>>,
     /// The layer hides all below it. Set on the root as any opaque directory's mark, which overlayfs does not read there.
-    pub root_opaque: bool,
+    pub(crate) root_opaque: bool,
 }
 
 /// Unpacks one uncompressed tar stream into an empty directory.
@@ -114,7 +116,7 @@ pub struct UnpackReport {
 ///
 /// # Errors
 /// One error that names the entry. What was written stays for the caller to remove.
-pub fn unpack_layer(
+pub(crate) fn unpack_layer(
     input: &mut dyn BufRead,
     root: BorrowedFd<'_>,
     options: &UnpackOptions,
@@ -126,7 +128,7 @@ pub fn unpack_layer(
 ///
 /// # Errors
 /// As [`unpack_layer`]; a listing that fails ends it.
-pub fn unpack_layer_with_manifest(
+pub(crate) fn unpack_layer_with_manifest(
     input: &mut dyn BufRead,
     root: BorrowedFd<'_>,
     options: &UnpackOptions,

@@ -450,8 +450,8 @@ fn admission(text: Option<&str>, complaints: &mut Complaints) -> Admission {
 
 fn unpack_memory(text: Option<&str>, complaints: &mut Complaints) -> u64 {
     const KEY: &str = "store.unpackMemory";
-    let least = ByteSize(imagelet_oci::unpack::UNPACK_MEMORY_MIN);
-    match text.map_or(Ok(ByteSize(imagelet_oci::unpack::UNPACK_MEMORY_DEFAULT)), parse_size) {
+    let least = ByteSize(imagelet_oci::UNPACK_MEMORY_MIN);
+    match text.map_or(Ok(ByteSize(imagelet_oci::UNPACK_MEMORY_DEFAULT)), parse_size) {
         Ok(size) if size >= least => return size.0,
         Ok(_) => {
             let written = text.unwrap_or_default();

@@ -32,7 +32,7 @@ impl Registry {
     ///
     /// # Errors
     /// `Unacceptable` when it is said to be larger than `limit`; else as [`BlobStream::next`].
-    pub async fn fetch_blob_bytes(
+    pub(crate) async fn fetch_blob_bytes(
         &self,
         session: &PullSession,
         descriptor: &Descriptor,
@@ -66,7 +66,7 @@ impl Registry {
     ///
     /// # Errors
     /// When no host hands it out.
-    pub async fn open_blob(
+    pub(crate) async fn open_blob(
         &self,
         session: &PullSession,
         descriptor: &Descriptor,
@@ -188,7 +188,7 @@ impl BlobSource {
 }
 
 /// The bytes of a blob, or of a span of it, in order, each once.
-pub struct BlobStream {
+pub(crate) struct BlobStream {
     source: BlobSource,
     body: Option<Incoming>,
     /// Who sends, and its place in the session's list.
@@ -227,7 +227,7 @@ impl BlobStream {
     /// # Errors
     /// `Corrupt` when there are fewer or more bytes than the descriptor says, `TimedOut` when they come too slowly,
     /// `RegistryUnavailable` when the connection keeps breaking.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             let Some(body) = &mut self.body else {
                 if self.reached == self.end {
@@ -261,7 +261,7 @@ impl BlobStream {
     }
 
     /// How many bytes of the blob are read.
-    pub fn reached(&self) -> u64 {
+    pub(crate) fn reached(&self) -> u64 {
         self.reached
     }
 

@@ -18,32 +18,32 @@ const RECORD_COST: usize = 384;
 ///
 /// Paths without a record are owned by 0:0 and have their mode on disk, where owners are recorded at all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwnershipRecord {
+pub(crate) struct OwnershipRecord {
     /// From the layer's root, without a leading slash; bytes that are not printable ASCII, and `%`, percent-encoded.
-    pub path: String,
+    pub(crate) path: String,
     /// The archive's user.
-    pub uid: u32,
+    pub(crate) uid: u32,
     /// The archive's group.
-    pub gid: u32,
+    pub(crate) gid: u32,
     /// The archive's permission bits.
-    pub mode: u32,
+    pub(crate) mode: u32,
     /// A device node that could not be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<DeviceRecord>,
+    pub(crate) device: Option<DeviceRecord>,
     /// Names of xattrs that could not be set, encoded as the path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub xattrs: Vec<String>,
+    pub(crate) xattrs: Vec<String>,
 }
 
 /// A device node that could not be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DeviceRecord {
+pub(crate) struct DeviceRecord {
     /// Block device, else character device.
-    pub block: bool,
+    pub(crate) block: bool,
     /// Major number, as the archive has it.
-    pub major: i64,
+    pub(crate) major: i64,
     /// Minor number, as the archive has it.
-    pub minor: i64,
+    pub(crate) minor: i64,
 }
 
 /// Notes by path; a path's note goes when what was at the path is removed.

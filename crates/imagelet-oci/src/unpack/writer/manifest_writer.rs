@@ -21,10 +21,10 @@ use crate::unpack::error::Fault;
 const XATTR_MAX: usize = 64 * 1024;
 
 /// A digest that finds accidents: XXH3 with 128 bits. It keeps nobody from planting something on purpose.
-pub type Sum = u128;
+pub(crate) type Sum = u128;
 
 /// Hears of every path as it is finished. A later line for a path takes the place of an earlier one.
-pub trait FileManifest {
+pub(crate) trait FileManifest {
     /// This stands at a path.
     fn entry(&mut self, path: &[u8], entry: &FileEntry) -> io::Result<()>;
     /// A path is one more name of what `target` names now.
@@ -35,24 +35,24 @@ pub trait FileManifest {
 
 /// What stands at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileEntry {
+pub(crate) struct FileEntry {
     /// What it is.
-    pub kind: FileEntryKind,
+    pub(crate) kind: FileEntryKind,
     /// Permission bits, set-id bits and sticky bit.
-    pub mode: u32,
+    pub(crate) mode: u32,
     /// Who owns it on this disk.
-    pub uid: u32,
+    pub(crate) uid: u32,
     /// Which group owns it on this disk.
-    pub gid: u32,
+    pub(crate) gid: u32,
     /// When it was last changed: seconds since 1970 and nanoseconds.
-    pub mtime: (i64, u32),
+    pub(crate) mtime: (i64, u32),
     /// Digest of its extended attributes; `None` when it has none that layers may set.
-    pub xattrs: Option<Sum>,
+    pub(crate) xattrs: Option<Sum>,
 }
 
 /// What something is, with all that only its kind has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FileEntryKind {
+pub(crate) enum FileEntryKind {
     /// A file without holes that matter.
     File {
         /// Its length.

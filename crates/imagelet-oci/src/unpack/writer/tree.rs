@@ -392,7 +392,7 @@ fn unlink(parent: BorrowedFd<'_>, name: &[u8], stat: &Stat, freed: &mut Freed) -
 }
 
 /// The process's umask, without changing it; all bits where it cannot be read, which costs a `chmod` an entry.
-pub fn process_umask() -> u32 {
+pub(crate) fn process_umask() -> u32 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
     umask.and_then(|digits| u32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0o777)

@@ -15,7 +15,7 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// How whiteouts are kept on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OverlayForm {
+pub(crate) enum OverlayForm {
     /// For root: character device 0:0, `trusted.overlay.opaque`.
     Trusted,
     /// For mounts with `userxattr`: character device 0:0 where the kernel lets us make one, else an empty file with
