@@ -35,7 +35,6 @@ impl fmt::Display for Confinement {
 }
 
 impl Confinement {
-    /// Tries it on a thread that does nothing else.
     pub(crate) fn of_this_machine() -> Self {
         let tried = thread::scope(|scope| scope.spawn(|| restrict(None)).join());
         match tried {
@@ -77,7 +76,6 @@ impl Confinement {
         })
     }
 
-    /// Confines the calling thread.
     fn enter(&self, folder: Option<BorrowedFd<'_>>) -> io::Result<()> {
         rustix::thread::set_no_new_privs(true)?;
         if matches!(self, Self::Absent(_)) {

@@ -25,14 +25,12 @@ use rustix::{
     thread::UnshareFlags,
 };
 
-/// The oldest kernel that mounting is written for.
 pub(crate) const KERNEL_MIN: &str = "Linux 5.10";
 
 /// Links to the layers, `0` the topmost.
 const LOWER: &str = "lower";
 /// What lies over the layers: metadata of folders, and what a writable mount takes.
 const UPPER: &str = "upper";
-/// Overlayfs' own scratch folder.
 const WORK: &str = "work";
 
 /// The folder of one overlay: `lower/`, `upper/` and `work/`.
@@ -60,7 +58,6 @@ impl OverlayFolder {
         Ok(())
     }
 
-    /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
@@ -114,7 +111,6 @@ impl OverlayFolder {
     }
 }
 
-/// Attaches a detached mount.
 pub(crate) fn attach(mount: &OwnedFd, target: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }

@@ -10,7 +10,6 @@ const WAIT_FIRST: Duration = Duration::from_millis(10);
 /// Waits before it is given up: ten seconds in all.
 const WAITS_MAX: usize = 10;
 
-/// The waits between the tries.
 pub(crate) fn waits() -> impl Iterator<Item = Duration> {
     iter::successors(Some(WAIT_FIRST), |wait| Some(*wait * 2)).take(WAITS_MAX)
 }

@@ -73,7 +73,6 @@ pub(crate) fn usage(store: &Store) -> StoreUsage {
     StoreUsage { total: occupied(store), layers: store.layer_count(), images }
 }
 
-/// What everything takes.
 pub(crate) fn occupied(store: &Store) -> ByteSize {
     ByteSize(store.takes().bytes + store.partial_bytes())
 }

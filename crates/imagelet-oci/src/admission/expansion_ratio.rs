@@ -59,7 +59,6 @@ fn assumed(compression: Compression) -> (u64, u64) {
 }
 
 impl Expansions {
-    /// Learns from a layer that is here.
     pub(crate) fn learn(&mut self, compression: Compression, packed: u64, on_disk: u64, entries: u64) {
         let sums = match compression {
             Compression::None => &mut self.plain,

@@ -79,7 +79,6 @@ pub(crate) struct Demand {
     pub(crate) layers: usize,
     pub(crate) compressed: u64,
     pub(crate) amount: Amount,
-    /// Every guess in it was learned here.
     pub(crate) is_measured: bool,
     /// The compressed blobs are kept, too, and counted.
     pub(crate) keeps_blobs: bool,
@@ -94,18 +93,15 @@ pub(crate) struct Space {
     pub(crate) bytes_floor: u64,
     pub(crate) inodes_floor: u64,
     pub(crate) reserved: Amount,
-    /// How many pulls have reserved that.
     pub(crate) pulls: usize,
 }
 
 /// What becomes of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// It has room.
     Fits,
     /// It may run out of room, if the guess is right; that refuses nobody.
     Uncertain(MissingSpace),
-    /// It has no room.
     Refused(MissingSpace),
 }
 
@@ -120,7 +116,6 @@ pub(crate) struct MissingSpace {
     pub(crate) inodes_least: u64,
 }
 
-/// Decides.
 pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Decision {
     let (all, least) = (demand.amount.plus(space.reserved), admission != Admission::Strict);
     let bytes_short = |bytes: u64| bytes.saturating_add(space.bytes_floor).saturating_sub(space.free_bytes);

@@ -18,7 +18,6 @@ use super::Amount;
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
     table: Mutex<ReservationTable>,
-    /// Something was given back.
     returned: Notify,
 }
 
@@ -33,7 +32,6 @@ struct ReservationTable {
 struct ReservedLayer {
     amount: Amount,
     written: WrittenBytes,
-    /// Pulls that wait for it.
     pulls: usize,
 }
 

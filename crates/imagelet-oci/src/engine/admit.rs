@@ -19,7 +19,6 @@ use crate::{
     store::{Store, storage_error},
 };
 
-/// How long whoever makes room may take.
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
 /// How often room is asked for while each time some is made: what goes may share layers with what stays.
 const ROOM_ROUNDS_MAX: usize = 3;
@@ -31,7 +30,6 @@ pub(super) struct Wanted {
     id: Digest,
     compression: Compression,
     packed: u64,
-    /// Although it may be here.
     is_fetched: bool,
 }
 
@@ -45,9 +43,7 @@ enum Look {
 /// How a look ends where the guess alone says no.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WhenUncertain {
-    /// Something may still be done about it.
     Report,
-    /// All was done.
     Proceed,
 }
 
@@ -218,7 +214,6 @@ fn look_now(store: &Store, reservations: &Arc<Reservations>, question: &Question
     Ok(Look::Admitted(page.reserve(layers)))
 }
 
-/// What the layers that are here teach.
 pub(super) fn learned(store: &Store) -> Expansions {
     let mut learned = Expansions::default();
     for layer in store.layer_sizes() {

@@ -90,7 +90,6 @@ impl Resolutions {
 }
 
 impl Engine {
-    /// Asks the registry what a reference names.
     pub(super) async fn resolve(&self, asked: &PullTarget) -> Result<Resolved, RuntimeError> {
         if let Some(resolved) = self.confirmed(asked).await? {
             return Ok(resolved);

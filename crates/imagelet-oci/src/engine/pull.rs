@@ -34,7 +34,6 @@ pub(super) struct LayerFetches {
 }
 
 impl Engine {
-    /// One try to pull an image.
     pub(super) async fn pull_once(&self, request: &PullRequest, progress: &Progress) -> Result<ImageId, RuntimeError> {
         let (asked, resolved) = self.resolved(request).await?;
         let failed = format!("could not fetch and unpack `{}`", asked.reference);
@@ -228,7 +227,6 @@ impl Engine {
     }
 }
 
-/// The side that asks.
 pub(super) fn tenant(request: &PullRequest) -> Arc<Tenant> {
     let namespace = request.sandbox.as_ref().map(|sandbox| sandbox.namespace.clone()).unwrap_or_default();
     Arc::new(Tenant { namespace, credential: request.credential.clone() })

@@ -30,7 +30,6 @@ impl Engine {
         }
     }
 
-    /// Among whom a layer in the making is shared.
     pub(super) fn sharers(&self, repository: &Reference) -> String {
         match self.config.sharing {
             LayerSharing::Node => String::new(),

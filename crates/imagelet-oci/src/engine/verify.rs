@@ -18,7 +18,6 @@ use imagelet_core::{
 use super::{Engine, blocking};
 use crate::store::{CheckResult, Findings, ImageRecord, LayerCheck, Watch, storage_error};
 
-/// Checks that run side by side.
 const CHECKS_MAX: usize = 2;
 /// Progress is told each time this many more bytes were read.
 const PROGRESS_STEP: u64 = 4 << 20;
@@ -96,7 +95,6 @@ struct Target {
     names: Vec<String>,
     record: Option<ImageRecord>,
     layers: Vec<Digest>,
-    /// Known damage of its documents.
     documents: Option<Findings>,
 }
 

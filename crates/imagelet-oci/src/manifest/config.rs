@@ -8,7 +8,6 @@ use serde::Deserialize;
 
 use super::{Bounded, DescriptorPlatform, LAYERS_MAX, corrupt, null_as_default, platform, printable, unacceptable};
 
-/// Largest configuration that is read.
 pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
 /// What the store needs of an image's configuration. All of it but the diff-ids is advice from whoever built the image.

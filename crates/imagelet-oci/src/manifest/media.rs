@@ -7,25 +7,20 @@ pub(crate) enum Compression {
     None,
     /// gzip, of one or more members.
     Gzip,
-    /// Zstandard.
     Zstd,
 }
 
 /// What kind of layer it is, by its media type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LayerKind {
-    /// A tar stream.
     Tar(Compression),
     /// One the registry may not hand out, with a link to elsewhere.
     Foreign,
-    /// One that needs a key.
     Encrypted,
-    /// Anything else.
     Unknown,
 }
 
 impl LayerKind {
-    /// The kind a media type names.
     pub(crate) fn of(media_type: &str) -> Self {
         let media_type = media_type_base(media_type);
         if media_type.ends_with("+encrypted") || media_type.ends_with("+enc") {
@@ -84,7 +79,6 @@ impl DocumentKind {
         }
     }
 
-    /// The OCI name of a kind.
     pub(crate) fn oci_media_type(self) -> &'static str {
         match self {
             Self::Image => OCI_MANIFEST,

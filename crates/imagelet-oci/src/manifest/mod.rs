@@ -23,7 +23,6 @@ pub(crate) use config::{CONFIG_BYTES_MAX, ImageConfig};
 pub(crate) use media::{Compression, LayerKind};
 pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, media_type_base};
 
-/// Largest manifest or index that is read.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 /// Most entries an index may have.
 pub(crate) const INDEX_ENTRIES_MAX: usize = 1000;
@@ -95,7 +94,6 @@ pub(crate) struct Index {
 /// What a reference can name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ManifestDocument {
-    /// One image.
     Image(Manifest),
     /// Several, to choose from.
     Index(Index),

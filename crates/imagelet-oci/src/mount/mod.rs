@@ -66,7 +66,6 @@ pub struct MountedImage {
 }
 
 impl MountedImage {
-    /// What ends this use of the image.
     pub(crate) fn hint(&self) -> String {
         let target = self.target.display();
         if self.shown {

@@ -24,7 +24,6 @@ use crate::{
 const NOTE_BYTES_MAX: u64 = 64 * 1024;
 /// Digits at a key's end that belong to the mount alone.
 const SERIAL_LENGTH: usize = 16;
-/// Above the notes of stores that take no writes.
 const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
 /// What the kernel's table shows as the source of our mounts, before the serial.
 const SOURCE: &str = "imagelet";
@@ -34,7 +33,6 @@ const SOURCE: &str = "imagelet";
 pub(super) struct Note {
     /// Where it was mounted, for people: bytes that are not UTF-8 are replaced.
     pub(super) target: String,
-    /// The image's id.
     pub(super) image: String,
     /// Whether it can be written.
     pub(super) writable: bool,
@@ -90,12 +88,10 @@ impl NotedMount {
         source(&self.key)
     }
 
-    /// Its overlay's folder.
     pub(super) fn folder(&self) -> &OverlayFolder {
         &self.folder
     }
 
-    /// Where the note is.
     pub(super) fn path(&self) -> PathBuf {
         note_of(&self.folder)
     }
@@ -121,7 +117,6 @@ fn make_folder(folder: &Path, volatile: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-/// The source of a mount over this folder.
 pub(super) fn source_of(folder: &OverlayFolder) -> String {
     source(&folder.path().file_name().unwrap_or_default().to_string_lossy())
 }

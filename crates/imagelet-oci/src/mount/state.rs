@@ -18,11 +18,8 @@ pub(super) enum MountState {
 /// The kernel's answer about an overlay's upper folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UpperFolder {
-    /// An overlay uses it.
     Busy,
-    /// No overlay uses it.
     Free,
-    /// The kernel cannot be asked.
     Unknown,
 }
 

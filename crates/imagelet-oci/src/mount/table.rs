@@ -16,20 +16,16 @@ pub(super) struct TableRow {
     pub(super) id: u64,
     /// The file system's device, `MAJOR:MINOR`.
     pub(super) device: String,
-    /// Where it is attached.
     pub(super) target: PathBuf,
     /// `overlay`, `ext4`, …
     pub(super) kind: String,
-    /// What the mount says it shows.
     pub(super) source: String,
 }
 
-/// All mounts that this process can see.
 pub(super) fn read() -> io::Result<Vec<TableRow>> {
     Ok(parse(&fs::read("/proc/self/mountinfo")?))
 }
 
-/// The number of the mount that a path leads into.
 pub(super) fn mount_id(path: &Path) -> io::Result<u64> {
     Ok(rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID)?.stx_mnt_id)
 }

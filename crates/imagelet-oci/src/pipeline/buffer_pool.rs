@@ -93,7 +93,6 @@ pub(crate) struct BlockWriter {
     /// Gone once the reader is.
     home: Weak<Sender<Vec<u8>>>,
     returned: Receiver<Vec<u8>>,
-    /// What blocks take beyond the layer's own.
     claim: RefCell<Claim>,
 }
 

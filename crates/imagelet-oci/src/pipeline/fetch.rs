@@ -114,7 +114,6 @@ impl LayerJob {
 /// The way to the inflater.
 pub(super) struct Inflater {
     pub(super) frames: mpsc::Sender<Frame>,
-    /// How long it has waited.
     pub(super) reader_wait: ReaderWait,
 }
 

@@ -19,7 +19,6 @@ pub(super) enum Frame {
 #[derive(Debug)]
 pub(super) struct Intake {
     pub(super) frames: mpsc::Receiver<Frame>,
-    /// Told how long the inflater waits for frames.
     pub(super) reader_wait: ReaderWait,
     /// Where the compressed bytes are written as well.
     pub(super) keep: Option<BlobWriter>,

@@ -89,17 +89,12 @@ pub(crate) struct LayerJob {
     /// What the disk has of the blob counts; else the registry has to send all of it.
     pub(crate) trusts_disk: bool,
     pub(crate) limits: LayerLimits,
-    /// One for each pull.
     pub(crate) allowance: Arc<Allowance>,
-    /// One for the engine.
     pub(crate) budget: Arc<UnpackBudget>,
-    /// What the layer's threads may reach.
     pub(crate) confinement: Confinement,
     /// Learns whether all that the pull writes reaches the disk.
     pub(crate) view: Arc<SyncView>,
-    /// Learns how much of the layer is on the disk.
     pub(crate) written_bytes: WrittenBytes,
-    /// By which it gets its place.
     pub(crate) claim: Claim,
 }
 
@@ -281,7 +276,6 @@ fn panicked(error: tokio::task::JoinError) -> RuntimeError {
 /// Why a stage stopped.
 #[derive(Debug)]
 pub(crate) enum Stopped {
-    /// It failed itself.
     Failed(RuntimeError),
     /// The stage after it went away, and knows why.
     Downstream,

@@ -27,7 +27,6 @@ use crate::unpack::LAYERS_MAX;
 /// Places for the first layer of a pull, and as many for its others. The memory of unpacking is shared out for so many
 /// layers, and for those that gave their place away; any link is full long before.
 const PLACES_MAX: usize = 24;
-/// Those of one registry or tenant.
 const SHARE_MAX: usize = 18;
 /// Most layers that have given their place away and wait for another. Each keeps two threads and its staging folder.
 const PARKED_MAX: usize = LAYERS_MAX - 2 * PLACES_MAX;
@@ -46,7 +45,6 @@ pub(crate) struct Tenant {
 pub(crate) struct Claim {
     pub(crate) registry: String,
     pub(crate) tenant: Arc<Tenant>,
-    /// Tells one pull from the others.
     pub(crate) pull: u64,
 }
 
@@ -99,7 +97,6 @@ impl Line {
         candidates.min_by_key(|(rank, _)| *rank).map(|((.., ticket), half)| (ticket, half))
     }
 
-    /// In which half a claim finds a place now.
     fn half(&self, claim: &Claim) -> Option<Half> {
         let has_first = self.count(|held, half| held.pull == claim.pull && half == Half::First) > 0;
         let halves = if has_first { &[Half::Further][..] } else { &[Half::First, Half::Further] };
@@ -155,7 +152,6 @@ pub(crate) struct Place {
 }
 
 impl Places {
-    /// Waits for a place.
     pub(crate) async fn place(self: &Arc<Self>, claim: Claim) -> Place {
         let wake = Arc::new(Notify::new());
         let ticket = {
@@ -187,7 +183,6 @@ impl PlacesState {
 }
 
 impl Place {
-    /// How long it is held.
     pub(crate) fn held_for(&self) -> Duration {
         self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }

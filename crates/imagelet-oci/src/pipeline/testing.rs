@@ -20,7 +20,6 @@ use crate::{admission::WrittenBytes, registry::ReaderWait, unpack::LayerMemory};
 pub(crate) struct Inflated {
     /// Why inflating stopped, if not at the end.
     pub(crate) outcome: Result<(), Stopped>,
-    /// What reached the next stage.
     pub(crate) bytes: Vec<u8>,
     /// The next stage was told that these bytes are all.
     pub(crate) ended: bool,

@@ -23,11 +23,8 @@ pub(crate) struct Failure {
 /// Whether to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Again {
-    /// It would end the same way.
     Never,
-    /// After a pause of our choice.
     Soon,
-    /// After a pause of the registry's choice.
     After(Duration),
 }
 
@@ -64,7 +61,6 @@ pub(crate) fn unavailable(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message)
 }
 
-/// A request that got no answer.
 pub(crate) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
     let fault = connect_fault(&cause);
     let refusal = tls_refusal(&cause).cloned();
@@ -81,7 +77,6 @@ pub(crate) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'stat
     }
 }
 
-/// Where a request broke that got no answer.
 fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
     use std::io::ErrorKind;
     let mut next = Some(error);
@@ -134,7 +129,6 @@ pub(crate) fn status_fault(status: u16, hop: Hop, retry_after: Option<Duration>)
     Fault { class, hop, retry_after }
 }
 
-/// What a user can do about a failed handshake.
 fn tls_hint(refusal: &rustls::Error, host: &str) -> Option<String> {
     use CertificateError::{
         Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet, NotValidYetContext,
@@ -231,7 +225,6 @@ pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// The ways a secret may be written in an answer.
 fn spelled(secret: &str) -> Vec<String> {
     spellings(secret).iter().map(|spelling| spelling.expose().to_owned()).collect()
 }

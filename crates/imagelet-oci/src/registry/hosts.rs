@@ -39,11 +39,8 @@ pub(crate) struct Host {
     pub(crate) base_path: String,
     /// It stands in for the registry: it is told for which, and gets no credential given for the registry.
     pub(crate) is_mirror: bool,
-    /// It may be asked for content by digest.
     pub(crate) can_pull: bool,
-    /// It may be asked what a tag names.
     pub(crate) can_resolve: bool,
-    /// How to speak TLS with it.
     pub(crate) tls: TlsSettings,
     /// Sent with each request to it, and to nobody else.
     pub(crate) headers: HeaderMap,
@@ -54,9 +51,7 @@ pub(crate) struct Host {
 pub(crate) struct TlsSettings {
     /// Trusted beside the system's, in PEM.
     pub(crate) authorities: Vec<Arc<[u8]>>,
-    /// Shown to who asks for a certificate.
     pub(crate) identity: Option<Identity>,
-    /// Take any certificate.
     pub(crate) skip_verify: bool,
 }
 

@@ -124,7 +124,6 @@ impl Registry {
         })
     }
 
-    /// For a new pull.
     fn reception(&self) -> Reception {
         Reception::new(self.shared.silence_max, self.shared.trickle)
     }

@@ -33,7 +33,6 @@ pub(crate) struct PullSession {
 struct Inner {
     reference: Reference,
     hosts: Vec<Host>,
-    /// One for each host.
     grants: Vec<Mutex<Option<Grant>>>,
     /// For each host the token service that was not shown the credential, if there is one.
     withheld: Vec<OnceLock<String>>,
@@ -62,12 +61,10 @@ impl PullSession {
         Self::new(reference, Vec::new(), None, Reception::new(None, None))
     }
 
-    /// What is pulled.
     pub(crate) fn reference(&self) -> &Reference {
         &self.inner.reference
     }
 
-    /// What the network brought to it.
     pub(crate) fn reception(&self) -> &Arc<Reception> {
         &self.inner.reception
     }
@@ -97,7 +94,6 @@ impl PullSession {
         self.inner.credential_for(host)
     }
 
-    /// The URL of a manifest or blob at a host.
     pub(crate) fn target(&self, host: &Host, path: &str) -> Target {
         let path_and_query = format!("{}/{}/{path}", host.base_path, self.inner.reference.path());
         let target = Target { origin: host.origin.clone(), path_and_query };

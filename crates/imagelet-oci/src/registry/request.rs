@@ -16,7 +16,6 @@ use super::{
     pull_session::PullSession,
 };
 
-/// Longest wait that a registry may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
@@ -30,7 +29,6 @@ pub(crate) struct Question {
     pub(crate) path: String,
     /// `HEAD` where the answer's head says all that is wanted.
     pub(crate) method: Method,
-    /// The media types that are understood.
     pub(crate) accept: Option<&'static str>,
     /// The value of a `Range` header; `None` asks for the whole.
     pub(crate) range: Option<String>,
@@ -45,7 +43,6 @@ impl Question {
         if self.is_tag { host.can_resolve } else { host.can_pull }
     }
 
-    /// Where on the way of a pull it is asked.
     pub(crate) fn hop(&self) -> Hop {
         if self.path.starts_with("blobs/") { Hop::Blob } else { Hop::Manifest }
     }
@@ -146,7 +143,6 @@ impl Registry {
         }
     }
 
-    /// What an answer that is no success means.
     async fn refusal(&self, session: &PullSession, index: usize, question: &Question, answer: Answer) -> Failure {
         let wait = answer.headers.get(header::RETRY_AFTER).and_then(|value| retry_after(value, SystemTime::now()));
         let mut fault = status_fault(answer.status.as_u16(), question.hop(), wait);

@@ -24,9 +24,7 @@ use crate::manifest::{
 /// What a reference named, and the image it leads to.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
-    /// For fetching the rest.
     pub(crate) session: PullSession,
-    /// What the reference named.
     pub(crate) root: Document,
     /// The image manifest; the same as `root` where no index stands between.
     pub(crate) chosen: Document,
@@ -85,7 +83,6 @@ impl Registry {
         Ok(PullSession::new(reference.canonical(), hosts, credential.cloned(), self.reception()))
     }
 
-    /// Fetches a manifest or index by its digest.
     pub(crate) async fn fetch_document(
         &self,
         session: &PullSession,
@@ -195,9 +192,7 @@ impl Registry {
 
 /// Which manifest is wanted.
 enum Wanted<'a> {
-    /// By tag or digest.
     Named(&'a Reference),
-    /// As an index describes it.
     Entry(&'a Descriptor),
 }
 
@@ -243,7 +238,6 @@ impl Wanted<'_> {
         Ok(wanted.cloned().unwrap_or(claimed))
     }
 
-    /// An index entry said what it would be.
     fn check_kind(&self, read: &ManifestDocument, media_type: &str) -> Result<(), RuntimeError> {
         match self {
             Self::Entry(entry) if !read.is_called(&entry.media_type) => {

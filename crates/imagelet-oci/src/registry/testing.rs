@@ -9,7 +9,6 @@ use super::auth::challenge;
 /// A scheme with its parameters.
 pub(crate) type Plain = (String, Vec<(String, String)>);
 
-/// What an answer with these headers asks for.
 pub(crate) fn challenges(values: &[HeaderValue]) -> Result<Vec<Plain>, Box<dyn Error>> {
     let mut headers = HeaderMap::new();
     for value in values {

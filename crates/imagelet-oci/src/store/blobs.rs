@@ -60,7 +60,6 @@ impl Store {
         ((1..=size).contains(&length)).then_some(KeptBytes { file, length, is_kept: false })
     }
 
-    /// Takes away what broke off of a blob.
     pub(crate) fn discard_partial(&self, digest: &Digest) {
         if !self.is_written(digest)
             && let Err(error) = fs::remove_file(self.partial_path(digest))
@@ -206,7 +205,6 @@ struct Partial {
 }
 
 impl Partial {
-    /// A clock that was set back makes nothing older.
     fn is_expired(&self, now: SystemTime) -> bool {
         now.duration_since(self.modified).is_ok_and(|age| age > PARTIAL_AGE_MAX)
     }
@@ -300,7 +298,6 @@ impl StagedBlob {
         Ok(())
     }
 
-    /// The folders to sync after it was moved.
     pub(super) fn folders(&self) -> [PathBuf; 2] {
         let blobs = Path::new("blobs");
         [blobs.join(self.written.digest.algorithm().name()), blobs.to_owned()]

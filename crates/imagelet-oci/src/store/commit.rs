@@ -26,7 +26,6 @@ use crate::{failpoint::Step, manifest::Descriptor};
 pub(crate) struct StagedLayer {
     record: LayerRecord,
     diff_id: Digest,
-    /// The blob it was unpacked from.
     entry: LayerEntry,
     /// Was open before its first file was.
     view: Arc<SyncView>,
@@ -59,17 +58,14 @@ impl StagedLayer {
         Ok(Self { record, diff_id, entry, view, folder: Mutex::new(Some(staging.keep())), blob: None })
     }
 
-    /// The digest of the unpacked archive.
     pub(super) fn diff_id(&self) -> &Digest {
         &self.diff_id
     }
 
-    /// What is recorded of it in an image that has it.
     pub(crate) fn entry(&self) -> &LayerEntry {
         &self.entry
     }
 
-    /// The same layer with its compressed blob.
     pub(crate) fn with_blob(mut self, blob: Option<StagedBlob>) -> Self {
         self.blob = blob;
         self
@@ -406,7 +402,6 @@ impl Store {
 struct Placed {
     layers: Vec<Digest>,
     image: bool,
-    /// Something unknown was in the way.
     trashed: bool,
 }
 

@@ -89,7 +89,6 @@ impl Index {
         self.damaged.insert(id.clone(), image);
     }
 
-    /// Shows again what a commit has made whole.
     pub(crate) fn restore_whole(&mut self) {
         let whole = self.damaged.iter().filter_map(|(id, image)| {
             let record = image.record.as_ref().filter(|_| image.documents.is_none())?;
@@ -111,7 +110,6 @@ impl Store {
         index.damaged.iter().map(|(id, image)| (id.clone(), image.clone(), index.names_of(id))).collect()
     }
 
-    /// What is wrong with a layer that is marked.
     pub(crate) fn marked(&self, layer: &Digest) -> Option<Findings> {
         self.index().marked.get(layer).cloned()
     }

@@ -95,7 +95,6 @@ pub(crate) struct Store {
     settling: Mutex<()>,
     /// An image is not removed while it is being mounted, nor mounted while it is being removed.
     mounting: Mutex<()>,
-    /// A pull shows its image before the disk has it.
     in_background: bool,
     /// Which boot of the machine this is; `None` where the kernel does not tell.
     boot: Option<String>,
@@ -122,7 +121,6 @@ pub enum Access {
 enum Holds {
     /// Change it, while it has this.
     All(#[expect(dead_code, reason = "it is held until it is dropped")] Lock),
-    /// The file system takes no writes.
     ReadOnlyDisk,
     /// It only wanted to look.
     Nothing,
@@ -188,7 +186,6 @@ impl Store {
         Ok(store)
     }
 
-    /// Where it is.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -208,14 +205,12 @@ impl Store {
         !matches!(self.holds, Holds::All(_))
     }
 
-    /// A view for a pull that is about to write.
     pub(crate) fn sync_view(&self) -> Result<Arc<SyncView>, RuntimeError> {
         let view = SyncView::open(&self.root)
             .map_err(|error| storage_error(format!("could not open the store `{}`", self.root.display()), error))?;
         Ok(Arc::new(view))
     }
 
-    /// Refuses when nothing can be written.
     pub(crate) fn check_writable(&self) -> Result<(), RuntimeError> {
         let root = self.root.display();
         match self.holds {
@@ -229,12 +224,10 @@ impl Store {
         }
     }
 
-    /// All images with their names.
     pub(crate) fn images(&self) -> Vec<(ImageRecord, Vec<String>)> {
         self.index().images_with_names()
     }
 
-    /// One image with its names.
     pub(crate) fn image(&self, id: &ImageId) -> Option<(ImageRecord, Vec<String>)> {
         self.index().image_with_names(id)
     }
@@ -249,12 +242,10 @@ impl Store {
         self.index().resolve_damaged(text)
     }
 
-    /// The record of a layer that is here.
     pub(crate) fn layer(&self, diff_id: &Digest) -> Option<LayerRecord> {
         self.index().layers.get(diff_id).cloned()
     }
 
-    /// How many layers are here.
     pub(crate) fn layer_count(&self) -> usize {
         self.index().layers.len()
     }
@@ -284,7 +275,6 @@ impl Store {
         Ok((disk.f_bavail.saturating_mul(disk.f_frsize), inodes))
     }
 
-    /// The unpacked tree of a layer.
     pub(crate) fn layer_tree(&self, diff_id: &Digest) -> PathBuf {
         self.layer_folder(diff_id).join("fs")
     }
@@ -346,7 +336,6 @@ fn no_store(root: &Path) -> RuntimeError {
         .with_hint(format!("correct the path, or have one made there: imagelet --store {root} pull REF"))
 }
 
-/// The kernel makes up a new one at each boot.
 fn boot_id() -> Option<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(text.trim().to_owned()).filter(|id| !id.is_empty())
@@ -379,7 +368,6 @@ impl Drop for Lease {
     }
 }
 
-/// The store's words for a refusal of the disk.
 pub(crate) fn storage_error(message: impl Into<String>, error: io::Error) -> RuntimeError {
     let message = message.into();
     match error.kind() {

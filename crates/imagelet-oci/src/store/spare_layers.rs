@@ -60,14 +60,12 @@ pub(crate) struct SinkLayer {
 /// What becomes of a layer's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SinkLayerEnd {
-    /// It stays for the next import.
     Spare,
     /// It goes: the tree may not be as it was unpacked.
     Gone,
 }
 
 impl SinkLayer {
-    /// A layer that was just unpacked.
     pub(crate) fn new(store: &Arc<Store>, layer: StagedLayer) -> Result<Self, RuntimeError> {
         let diff_id = layer.diff_id().clone();
         let (folder, record, view, blob) = layer.into_parts();

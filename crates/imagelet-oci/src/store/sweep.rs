@@ -118,7 +118,6 @@ impl Store {
         Ok(())
     }
 
-    /// Unlinks what lies in the trash.
     pub(crate) fn empty_trash(&self) -> Result<(), RuntimeError> {
         let _alone = self.trash.lock().expect("nobody panics while holding it");
         let mut refused = Refused::default();

@@ -18,11 +18,9 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 
-/// Layers that are unpacked at the same time.
 pub(crate) const LAYERS_MAX: usize = 64;
 /// The memory that each of them has of its own: two blocks between inflater and unpacker, the list's buffer, notes.
 const OWN: u64 = 384 << 10;
-/// What of it is for notes and headers.
 const OWN_NOTES: u64 = 16 << 10;
 /// The least budget: what remains for all beside each layer's own holds the largest header with all that is made of it, and
 /// the window that every zstd decoder has to offer.
@@ -41,11 +39,9 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 /// One for the process.
 #[derive(Debug)]
 pub(crate) struct UnpackBudget {
-    /// Units of the memory that all layers share.
     shared: Arc<Semaphore>,
     /// What one layer may have of it, in bytes: all.
     share_max: u64,
-    /// Directories that may be opened and kept.
     directories: AtomicUsize,
 }
 
@@ -69,7 +65,6 @@ impl UnpackBudget {
         }
     }
 
-    /// The memory of a layer that begins.
     pub(crate) fn layer(self: &Arc<Self>) -> Arc<LayerMemory> {
         Arc::new(LayerMemory {
             budget: Arc::clone(self),
@@ -226,7 +221,6 @@ impl Claim {
         Self { memory: Arc::clone(memory), bytes: 0 }
     }
 
-    /// Claims more before it is allocated.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), MemoryError> {
         let taken = self.memory.take(bytes as u64);
         if taken == Err(MemoryError::Busy) {
@@ -266,14 +260,12 @@ impl Claim {
         Self::on(&self.memory)
     }
 
-    /// Gives some back.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let bytes = self.bytes.min(bytes as u64);
         self.bytes -= bytes;
         self.memory.account().used -= bytes;
     }
 
-    /// Gives all back.
     pub(crate) fn clear(&mut self) {
         if self.bytes > 0 {
             self.shrink(usize::MAX);

@@ -13,7 +13,6 @@ const NAME_SHOWN_MAX: usize = 256;
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct UnpackError {
-    /// What kind of failure it is.
     pub(crate) kind: UnpackErrorKind,
     /// What failed at which entry; entry names come from the archive and are escaped and cut.
     message: String,
@@ -29,11 +28,9 @@ pub(crate) enum UnpackErrorKind {
     Malformed,
     /// A well-formed entry that would leave the layer or has no meaning in one.
     Refused,
-    /// The layer wants more than it is allowed.
     Limit,
     /// The layer would leave less free than must stay.
     Full,
-    /// The file system refused.
     Io,
     /// The stream of tar bytes broke: the fault is the reader's, not the file system's.
     Read,

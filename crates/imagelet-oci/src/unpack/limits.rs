@@ -25,9 +25,7 @@ pub(crate) struct UnpackLimits {
     pub(crate) header_max: usize,
     /// A name, or a link's target, in bytes.
     pub(crate) path_max: usize,
-    /// Components of a name.
     pub(crate) depth_max: usize,
-    /// Ranges in the map of one sparse file.
     pub(crate) ranges_max: usize,
     /// Free bytes that must stay on the file system.
     pub(crate) free_bytes_floor: u64,

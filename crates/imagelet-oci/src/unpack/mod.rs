@@ -43,23 +43,18 @@ pub(crate) use self::{
 
 pub use self::budget::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
 
-/// What a directory takes on disk.
 const DIRECTORY_COST: u64 = 4096;
 
 /// How a layer is to be unpacked.
 #[derive(Clone, Debug)]
 pub(crate) struct UnpackOptions {
-    /// What becomes of owners and devices.
     pub(crate) ownership: Ownership,
-    /// How whiteouts are kept.
     pub(crate) overlay: OverlayForm,
     /// What an entry means where readers of archives differ.
     pub(crate) rules: EntryRules,
-    /// What the layer may take.
     pub(crate) limits: UnpackLimits,
     /// Bits that the process takes from new modes; [`process_umask`], read before the thread is confined.
     pub(crate) umask: u32,
-    /// What it may hold while it is unpacked.
     pub(crate) memory: Arc<LayerMemory>,
     /// Once true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub(crate) cancelled: Arc<AtomicBool>,

@@ -2,7 +2,6 @@
 
 use super::{UnpackLimits, error::Fault};
 
-/// What the kernel takes as one component.
 const COMPONENT_MAX: usize = 255;
 
 /// Cleans an entry's name: no `.`, no `..`, no leading, doubled or trailing slash. Empty means the layer's root.

@@ -43,7 +43,6 @@ pub(crate) struct UnsyncedLayers<'a> {
 }
 
 impl LayerTurns {
-    /// Waits for the turn to bring a layer.
     pub(crate) async fn turn(&self, chain: &Digest) -> LayerTurn {
         let wanted = {
             let mut turns = self.lock();
@@ -62,7 +61,6 @@ impl LayerTurns {
         turns.unsynced.get(chain).into_iter().flatten().map(|(_, view)| Arc::clone(view)).collect()
     }
 
-    /// For what one import will bring.
     pub(crate) fn unsynced(&self) -> UnsyncedLayers<'_> {
         let mut turns = self.lock();
         turns.imports += 1;

@@ -59,7 +59,6 @@ struct EngineImporter {
 
 /// How an attempt to import ended without an image.
 enum Ended {
-    /// What the sink had below a layer is gone.
     BaseGone,
     Failed(ImportError),
 }
@@ -80,9 +79,7 @@ struct Attempt<'a> {
     progress: &'a Progress,
     fetches: &'a LayerFetches,
     window: Semaphore,
-    /// Layers that a broken-off import has left.
     spares: Mutex<HashMap<usize, SinkLayer>>,
-    /// Which layers the sink has.
     there: watch::Sender<LayersThere>,
     unsynced: &'a UnsyncedLayers<'a>,
     /// What learns whether all that the image needs reaches the disk.
@@ -97,7 +94,6 @@ impl Engine {
         Arc::new(EngineImporter { engine: Arc::clone(self), sink, _trimming: self.trim_spares() })
     }
 
-    /// Removes spares as they grow old.
     fn trim_spares(&self) -> AbortOnDropHandle<()> {
         let store = Arc::downgrade(&self.store);
         AbortOnDropHandle::new(tokio::spawn(async move {
@@ -378,7 +374,6 @@ impl LayersThere {
         }
     }
 
-    /// A layer in a runtime stands on all below it.
     fn add_with_all_below(&mut self, index: usize) {
         self.there[..index].fill(true);
         self.add(index);

@@ -27,7 +27,6 @@ pub(crate) enum ChallengeError {
 }
 
 impl Challenge {
-    /// A parameter by its name in lower case.
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
@@ -39,7 +38,6 @@ impl Challenge {
     }
 }
 
-/// All challenges of an answer.
 pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, ChallengeError> {
     let values = || headers.get_all(header::WWW_AUTHENTICATE).iter();
     if values().map(http::HeaderValue::len).sum::<usize>() > CHALLENGE_BYTES_MAX {

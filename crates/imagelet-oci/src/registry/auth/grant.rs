@@ -11,9 +11,7 @@ use zeroize::Zeroizing;
 #[derive(Clone)]
 pub(crate) struct Grant {
     pub(crate) header: HeaderValue,
-    /// For taking it out of messages.
     pub(crate) secret: Secret,
-    /// Tells a grant from the one it replaced.
     pub(crate) number: u64,
 }
 

@@ -32,7 +32,6 @@ use super::{
     pull_session::PullSession,
 };
 
-/// Longest answer of a token service.
 const TOKEN_BYTES_MAX: usize = 1 << 20;
 const CLIENT_ID: &str = "imagelet";
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');

@@ -197,7 +197,6 @@ pub(crate) struct BlobStream {
     patience: Patience,
     /// Bytes of the blob that are read, the skipped ones included.
     reached: u64,
-    /// Where the span ends.
     end: u64,
     /// An answer came at least once.
     is_open: bool,
@@ -255,7 +254,6 @@ impl BlobStream {
         }
     }
 
-    /// Gives the connection back.
     pub(super) fn rest(&mut self) {
         self.body = None;
     }
@@ -297,7 +295,6 @@ impl BlobStream {
         self.budget.pause(failure, &self.source.session).await
     }
 
-    /// Asks for what is still missing.
     async fn open(&mut self) -> Result<(), RuntimeError> {
         let source = self.source.clone();
         let (session, size) = (&source.session, source.size());

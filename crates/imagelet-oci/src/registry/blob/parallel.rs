@@ -69,7 +69,6 @@ pub(crate) struct RangedStream {
     pace: Pace,
     started: Instant,
     meter: Arc<Meter>,
-    /// Reads what is due now.
     head: BlobStream,
     /// What was read of the part that is due now before its turn; then its stream becomes the head.
     turned: Option<Part>,
@@ -83,7 +82,6 @@ pub(crate) struct RangedStream {
 #[derive(Debug, Default)]
 struct Meter {
     received: AtomicU64,
-    /// Parts that have begun to come before their turn.
     answered: AtomicUsize,
 }
 
@@ -92,7 +90,6 @@ struct Part {
     held: mpsc::UnboundedReceiver<BufferedBytes>,
     turn: Option<oneshot::Sender<()>>,
     task: AbortOnDropHandle<Result<BlobStream, RuntimeError>>,
-    /// Gives the connection back.
     _connection: Option<OwnedSemaphorePermit>,
 }
 

@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-/// A blob smaller than this is one plain request.
 pub(crate) const RANGED_MIN: u64 = 16 << 20;
 /// The first range of a larger one, short enough to learn early.
 pub(crate) const RANGE_FIRST: u64 = 4 << 20;
@@ -13,7 +12,6 @@ pub(crate) const RANGE_FIRST: u64 = 4 << 20;
 const RANGE_GROWTH: u64 = 4;
 /// The longest range of a lone connection: who turns slow in it cannot be helped before its end.
 const RANGE_MAX: u64 = 32 << 20;
-/// A range of one of several connections.
 pub(crate) const PART: u64 = 2 << 20;
 /// With this much left of a range the next one is asked for, so that no round trip shows.
 pub(crate) const LEAD: u64 = 2 << 20;
@@ -28,7 +26,6 @@ const WINDOW_BYTES: u64 = 128 << 10;
 const WINDOW_MAX: Duration = Duration::from_secs(1);
 /// The share of a window that the stage behind waits when the network is the slower one.
 const READER_WAIT_HIGH: f64 = 0.25;
-/// The share below which it has more than enough.
 const READER_WAIT_LOW: f64 = 0.05;
 /// The share of a connection's due that it must add to stay: `n` connections bring `n / (n - 1)` of what was.
 const GAIN_SHARE: f64 = 0.3;
@@ -38,7 +35,6 @@ const HOLD: Duration = Duration::from_secs(2);
 /// What is known at a moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferSample {
-    /// Time since the blob was begun.
     pub(crate) at: Duration,
     /// Bytes that came over all its connections.
     pub(crate) received: u64,
@@ -46,7 +42,6 @@ pub(crate) struct TransferSample {
     pub(crate) reader_wait: Duration,
     /// Parts of it that have begun to come over further connections, ever.
     pub(crate) answered: usize,
-    /// There is memory for reading further ahead.
     pub(crate) has_room: bool,
 }
 
@@ -54,9 +49,7 @@ pub(crate) struct TransferSample {
 #[derive(Debug)]
 pub(crate) struct Pace {
     connections: usize,
-    /// The next range of a lone connection.
     range: u64,
-    /// Where the window began.
     mark: Option<TransferSample>,
     /// The rate before the last connection came, while it is on trial.
     on_trial: Option<f64>,
@@ -77,12 +70,10 @@ impl Pace {
         }
     }
 
-    /// How many connections shall read.
     pub(crate) fn connections(&self) -> usize {
         self.connections
     }
 
-    /// How much the next connection asks for.
     pub(crate) fn next_range(&mut self) -> u64 {
         if self.connections > 1 {
             self.range = RANGE_FIRST;

@@ -8,7 +8,6 @@ use std::{
 
 use http::Uri;
 
-/// Longest URL that is followed.
 const URL_BYTES_MAX: usize = 16 << 10;
 
 /// Scheme, host and port. What was given for one is never shown to another.
@@ -134,7 +133,6 @@ impl Target {
         self.path_and_query.split('?').next().unwrap_or_default()
     }
 
-    /// The same with more in its query.
     pub(crate) fn with_query(mut self, query: &str) -> Self {
         self.path_and_query.push(if self.path_and_query.contains('?') { '&' } else { '?' });
         self.path_and_query.push_str(query);

@@ -33,7 +33,6 @@ pub(crate) struct Reception {
 /// Why a wait ended without a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Silent {
-    /// This connection brought nothing for this long.
     Connection(Duration),
     /// No connection of the pull did, for this long.
     Pull(Duration),
@@ -41,12 +40,9 @@ pub(crate) enum Silent {
 
 #[derive(Clone, Debug)]
 struct Received {
-    /// Requests that wait for the network.
     waits: usize,
-    /// Up to when the time of waiting is counted.
     counted: Instant,
     silent: Duration,
-    /// Of the window that runs.
     waited: Duration,
     bytes: u64,
     /// By the last window that ended.
@@ -80,7 +76,6 @@ impl Reception {
         self.trickle.is_some_and(|trickle| time >= trickle.window) && self.lock().trickles
     }
 
-    /// The caller waits for the network.
     pub(crate) fn waiting(&self) -> Waiting<'_> {
         let mut state = self.lock();
         state.pass(Instant::now());

@@ -55,14 +55,12 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// No client yet.
     pub(crate) fn new(connect_timeout: Duration) -> Self {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let (roots, plain) = (OnceCell::new(), OnceLock::new());
         Self { provider, roots, connect_timeout, plain, made: Mutex::default() }
     }
 
-    /// The client for plain HTTP.
     pub(crate) fn plain(&self) -> Result<HttpClient, RuntimeError> {
         if let Some(client) = self.plain.get() {
             return Ok(client.clone());

@@ -31,7 +31,6 @@ pub(crate) struct Transport {
     pub(crate) clients: Clients,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
-    /// Time a token service has for all of its answer.
     pub(crate) token_timeout: Duration,
     pub(crate) user_agent: HeaderValue,
 }
@@ -43,14 +42,11 @@ pub(crate) struct Request {
     pub(crate) tls: TlsSettings,
     /// For the origin of `target` alone: its configured headers, and the authorization.
     pub(crate) bound: HeaderMap,
-    /// For whoever answers.
     pub(crate) open: HeaderMap,
     /// `GET`, or `HEAD` for an answer without its body.
     pub(crate) method: Method,
-    /// A form to post in place of it.
     pub(crate) form: Option<String>,
     pub(crate) redirects: Redirects,
-    /// For what it asks.
     pub(crate) hop: Hop,
 }
 
@@ -59,7 +55,6 @@ pub(crate) struct Request {
 pub(crate) enum Redirects {
     /// Anywhere, without credentials.
     Any,
-    /// Within its origin.
     SameOrigin,
 }
 
@@ -69,7 +64,6 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Incoming,
-    /// Who answered in the end.
     pub(crate) target: Target,
     /// It came from, or by way of, another origin than was asked.
     pub(crate) strayed: bool,
@@ -185,7 +179,6 @@ pub(crate) enum ReadError {
 }
 
 impl ReadError {
-    /// The same as a failure to fetch something.
     pub(crate) fn failure(self, what: &str, place: &str) -> Failure {
         let kind = match self {
             Self::Stalled(_) | Self::Silent(_) => RuntimeErrorKind::TimedOut,

@@ -28,7 +28,6 @@ pub(crate) struct FileManifestReader {
     /// The list's author cannot know it, and so cannot make two paths meet.
     seed: u64,
     slots: HashMap<u128, Slot>,
-    /// Where in the list a path and all below it went.
     removed: HashMap<u128, u64>,
     /// Bytes of file content that the list has digests for; what was replaced counts too.
     pub(crate) bytes: u64,
@@ -36,7 +35,6 @@ pub(crate) struct FileManifestReader {
 
 #[derive(Clone, Copy)]
 struct Slot {
-    /// Where the path's own record is.
     own: u64,
     /// Where the record is that says what stands there; another one for a hard link.
     content: u64,

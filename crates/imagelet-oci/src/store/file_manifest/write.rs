@@ -24,7 +24,6 @@ use crate::{
     unpack::{FileEntry, FileEntryKind, FileManifest, Sum},
 };
 
-/// The list's name in a layer's folder.
 pub(crate) const LIST: &str = "files.list";
 pub(crate) const MAGIC: &[u8] = b"imagelet files 1\n";
 /// A record with the largest map of a sparse file stays below this.
@@ -42,7 +41,6 @@ pub(crate) struct FileManifestWriter {
 }
 
 impl FileManifestWriter {
-    /// Starts a list in an empty file.
     pub(crate) fn new(file: File) -> Self {
         let mut buffer = Vec::with_capacity(BUFFER);
         buffer.extend_from_slice(MAGIC);

@@ -44,7 +44,6 @@ pub(crate) fn create_anew(path: &Path) -> io::Result<File> {
     fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Makes the names in a folder durable.
 pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()?;
     #[cfg(test)]

@@ -38,7 +38,6 @@ impl Lock {
     }
 }
 
-/// What the owner wrote of itself.
 fn holder(file: &mut File) -> String {
     const HOLDER_LENGTH_MAX: u64 = 512;
     let mut holder = String::new();

@@ -20,13 +20,11 @@ use rustix::{
 use crate::failpoint::Step;
 use crate::store::storage_error;
 
-/// The folders of a store.
 const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
 /// Links on the way to a store; the kernel follows as many.
 const LINKS_MAX: usize = 40;
 /// Opens a folder or link as what it is, to look at it and below it.
 const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// For the owner alone.
 const PRIVATE: Mode = Mode::RWXU;
 const WRITE_GROUP: u32 = 0o020;
 const WRITE_OTHER: u32 = 0o002;
@@ -37,9 +35,7 @@ const STICKY: u32 = 0o1000;
 pub(crate) struct Place {
     /// Where it is, without links.
     pub(crate) path: PathBuf,
-    /// The folder itself.
     pub(crate) folder: OwnedFd,
-    /// Its file system takes writes.
     pub(crate) is_writable: bool,
 }
 
@@ -74,7 +70,6 @@ impl Place {
         has("names.json") || (has("images") && has("layers"))
     }
 
-    /// Makes the folders that are missing.
     pub(crate) fn make_folders(&self) -> io::Result<()> {
         Step::OpenFolder.reach();
         for name in FOLDERS {

@@ -15,7 +15,6 @@ pub(crate) fn observe(observer: impl FnMut(Option<&Path>) -> io::Result<()> + 's
     OBSERVER.set(Some(Box::new(observer)));
 }
 
-/// A sync that has succeeded so far.
 pub(crate) fn synced(folder: Option<&Path>) -> io::Result<()> {
     OBSERVER.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |observer| observer(folder)))
 }

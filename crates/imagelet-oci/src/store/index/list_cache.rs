@@ -24,13 +24,11 @@ use crate::store::{
 #[derive(Debug)]
 pub(crate) struct CachedIndex {
     index: Index,
-    /// How often it may have been changed.
     edition: u64,
     /// By id, as the index has them. `None`: something may have changed.
     list: Option<Listing>,
     /// What all of it takes; `None` likewise.
     takes: Option<DiskUsage>,
-    /// The size of a block of its file system.
     block: u64,
 }
 
@@ -48,7 +46,6 @@ impl<'a> Locked<'a> {
         Self(guard)
     }
 
-    /// The size of a block of the store's file system.
     pub(crate) fn block(&self) -> u64 {
         self.0.block
     }
@@ -87,7 +84,6 @@ impl Store {
         self.index().0.edition
     }
 
-    /// One image as a list says it.
     pub(crate) fn listed_image(&self, id: &ImageId) -> Option<Arc<Image>> {
         let locked = self.index();
         match &locked.0.list {
@@ -150,7 +146,6 @@ impl Index {
         })
     }
 
-    /// What the kept blobs of an image take.
     fn blob_bytes(&self, image: &ImageRecord, block: u64) -> u64 {
         if self.blobs.is_empty() {
             return 0;

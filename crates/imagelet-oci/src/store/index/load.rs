@@ -30,7 +30,6 @@ const FOLDERS_PER_THREAD_MIN: usize = 256;
 /// A pipe in the place of a file must not hold a start up.
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
-/// Reads a sealed record of the store.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     let file = fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?;
     let metadata = file.metadata()?;
@@ -143,7 +142,6 @@ pub(crate) fn blobs(root: &Path) -> BTreeMap<Digest, u64> {
     found
 }
 
-/// The mark's name.
 pub(crate) const MARK: &str = "damaged";
 
 /// What the mark says; its presence alone counts.

@@ -40,13 +40,11 @@ pub(crate) struct Index {
     pub(crate) names_unsettled: bool,
     /// Compressed blobs that are kept, and their sizes.
     pub(crate) blobs: BTreeMap<Digest, u64>,
-    /// Blobs that somebody writes now.
     pub(crate) written: HashSet<Digest>,
     /// Images that have a name and cannot be used; their names stand in `names` like all others.
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
     /// Layers that are here and must not be used, and why.
     pub(crate) marked: HashMap<Digest, Findings>,
-    /// Whole layers that no sink has taken.
     pub(crate) spares: HashMap<Digest, Spare>,
     /// What the last layers that sinks have taken came to.
     pub(crate) sunk: VecDeque<LayerSizes>,
@@ -71,7 +69,6 @@ pub(crate) struct Spare {
     pub(crate) entries: u64,
     /// Was open before its first file was, or since the start that found it.
     pub(crate) view: Arc<SyncView>,
-    /// When it was whole.
     pub(crate) since: SystemTime,
 }
 
@@ -86,7 +83,6 @@ struct NamesFile {
     names: BTreeMap<String, String>,
 }
 
-/// Names that hold for one boot.
 pub(crate) const NAMES_UNSETTLED: &str = "names.unsettled.json";
 
 /// What was shown and did not become durable.
@@ -311,7 +307,6 @@ impl Index {
         self.images.contains_key(id) || self.damaged.contains_key(id)
     }
 
-    /// The layers no image and no lease needs.
     pub(crate) fn unneeded_layers(&self) -> Vec<Digest> {
         let needed = self.needed_layers();
         let mut unneeded: Vec<Digest> = self
@@ -340,7 +335,6 @@ impl Index {
         layers.map(|layer| layer.diff_id.as_str()).chain(damaged).collect()
     }
 
-    /// The names of the folders that images have.
     pub(crate) fn image_folders(&self) -> HashSet<&str> {
         // An id is a digest: what is before the colon is no part of the folder's name.
         let ids = self.images.keys().chain(self.damaged.keys());
@@ -358,7 +352,6 @@ impl Index {
             && said.iter().zip(&self.names).all(|(a, b)| (a.0, a.1.as_str()) == (b.0, b.1.as_str()))
     }
 
-    /// Drops images that no name reaches any more.
     pub(crate) fn remove_unreferenced(&mut self) -> Vec<ImageId> {
         let named: BTreeSet<&ImageId> = self.names.values().collect();
         let nameless: Vec<ImageId> = self.images.keys().filter(|id| !named.contains(id)).cloned().collect();

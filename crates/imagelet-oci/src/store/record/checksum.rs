@@ -23,13 +23,10 @@ const TAIL: &[u8] = b"\"}";
 pub(crate) enum Seal {
     /// Not one byte has changed.
     Whole,
-    /// Something has.
     Broken,
-    /// It was written before there were seals.
     None,
 }
 
-/// A record as it is written.
 pub(crate) fn seal<T: Serialize>(record: &T) -> Vec<u8> {
     let plain = serde_json::to_vec(record).expect("a record is JSON");
     let fields = plain.strip_prefix(b"{").and_then(|plain| plain.strip_suffix(b"}")).expect("a record is an object");
@@ -41,7 +38,6 @@ pub(crate) fn seal<T: Serialize>(record: &T) -> Vec<u8> {
     bytes
 }
 
-/// Looks at a record's seal.
 pub(crate) fn look(bytes: &[u8]) -> Seal {
     let length = CHECK.len() + HEX + TAIL.len();
     let (covered, check) = bytes.split_at(bytes.len().saturating_sub(length));

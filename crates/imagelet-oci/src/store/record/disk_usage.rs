@@ -20,7 +20,6 @@ pub(crate) struct DiskUsage {
 }
 
 impl DiskUsage {
-    /// As long as any when it is written.
     pub(crate) const MAX: Self = Self { bytes: u64::MAX, inodes: u64::MAX };
 
     /// The same with one more plain file of so many bytes, in blocks as this folder's file system has them.
@@ -35,7 +34,6 @@ pub(crate) fn in_blocks(bytes: u64, block: u64) -> u64 {
     bytes.div_ceil(block.max(1)).saturating_mul(block)
 }
 
-/// The size of a block where a folder is.
 pub(crate) fn block_size(folder: &Path) -> io::Result<u64> {
     Ok(rustix::fs::statvfs(folder)?.f_frsize.max(BLOCK))
 }
@@ -70,7 +68,6 @@ pub(crate) fn measure(folder: &Path) -> io::Result<DiskUsage> {
 #[derive(Default)]
 struct Sum {
     allocated: DiskUsage,
-    /// Inodes with several names.
     linked: HashSet<u64>,
 }
 

@@ -114,7 +114,6 @@ impl LayerRecord {
         self.allocated.unwrap_or(DiskUsage { bytes: self.disk_bytes, inodes: self.entries + OWN_FILES })
     }
 
-    /// As it is written.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         self::checksum::seal(self)
     }
@@ -133,12 +132,10 @@ impl ImageRecord {
         self.allocated.unwrap_or(DiskUsage { bytes: self.metadata_size, inodes: OWN_FILES })
     }
 
-    /// As it is written.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         self::checksum::seal(self)
     }
 
-    /// The image's id.
     pub(crate) fn image_id(&self) -> ImageId {
         ImageId::new(&self.id)
     }

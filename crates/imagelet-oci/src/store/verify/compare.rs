@@ -49,7 +49,6 @@ fn compare_kinds(was: &FileEntryKind, is: &FileEntryKind) -> Option<Difference> 
     })
 }
 
-/// The length of a file.
 pub(super) fn size(kind: &FileEntryKind) -> Option<u64> {
     match kind {
         FileEntryKind::File { size, .. } | FileEntryKind::Sparse { size, .. } => Some(*size),

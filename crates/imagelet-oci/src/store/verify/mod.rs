@@ -64,7 +64,6 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// One finding alone.
     pub(crate) fn of(path: &str, what: &str, detail: impl Into<String>) -> Self {
         let mut findings = Self::default();
         findings.add(path.to_owned(), what, detail.into());
@@ -123,7 +122,6 @@ pub struct LayerCheck {
 }
 
 impl LayerCheck {
-    /// A layer whose damage was found before.
     pub(crate) fn known(findings: Findings) -> Self {
         Self { verdict: CheckResult::Damaged(findings), files: 0, bytes: 0, unread: 0 }
     }
@@ -268,7 +266,6 @@ impl Findings {
     }
 }
 
-/// Reads one of our own records and its seal.
 fn read_record<T: serde::de::DeserializeOwned>(folder: &Path, name: &str, findings: &mut Findings) -> Option<T> {
     match read_whole(&folder.join(name)).and_then(|bytes| checksum::open(&bytes)) {
         Ok(record) => Some(record),

@@ -2,7 +2,6 @@
 
 use crate::unpack::error::Fault;
 
-/// A tar archive is made of blocks of this size.
 pub(crate) const BLOCK: usize = 512;
 
 /// The dialect a header is written in.

@@ -47,7 +47,6 @@ pub(crate) struct TarEntry {
     pub(crate) name: Vec<u8>,
     pub(crate) link: Vec<u8>,
     pub(crate) kind: TarKind,
-    /// Permission bits with set-id and sticky bits.
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -67,7 +66,6 @@ pub(crate) struct Reader<'a> {
     input: &'a mut dyn BufRead,
     limits: UnpackLimits,
     rules: EntryRules,
-    /// What the headers of the current entry take.
     claim: Claim,
     globals: Extended,
     /// Data of the current entry not yet consumed, then its padding.
@@ -289,7 +287,6 @@ impl<'a> Reader<'a> {
         Ok((builder.finish(real, self.remaining)?, real))
     }
 
-    /// The data of an extension header.
     fn extension(&mut self, header: &Header<'_>, what: &'static str) -> Result<Vec<u8>, Fault> {
         header.short_name().clone_into(&mut self.place);
         self.begin(header.size()?)?;
@@ -316,7 +313,6 @@ impl<'a> Reader<'a> {
         Ok(text)
     }
 
-    /// Sets up the data that follows a header.
     fn begin(&mut self, size: i64) -> Result<(), Fault> {
         self.remaining = u64::try_from(size).map_err(|_| negative_size())?;
         self.padding = self.remaining.next_multiple_of(BLOCK as u64) - self.remaining;

@@ -61,7 +61,6 @@ pub(crate) struct SparseRecords {
 }
 
 impl Extended {
-    /// Overrides nothing.
     pub(crate) fn new(rules: EntryRules) -> Extended {
         Extended { rules, ..Extended::default() }
     }
@@ -219,7 +218,6 @@ impl<'a> Records<'a> {
     }
 }
 
-/// A decimal number with an optional sign.
 pub(crate) fn decimal(value: &[u8], what: &'static str) -> Result<i64, Fault> {
     std::str::from_utf8(value)
         .ok()

@@ -21,11 +21,8 @@ const RECORD_COST: usize = 384;
 pub(crate) struct OwnershipRecord {
     /// From the layer's root, without a leading slash; bytes that are not printable ASCII, and `%`, percent-encoded.
     pub(crate) path: String,
-    /// The archive's user.
     pub(crate) uid: u32,
-    /// The archive's group.
     pub(crate) gid: u32,
-    /// The archive's permission bits.
     pub(crate) mode: u32,
     /// A device node that could not be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,10 +53,8 @@ pub(crate) struct DeferredMetadata {
 /// What is remembered of one path.
 #[derive(Debug, Default)]
 pub(crate) struct Note {
-    /// A whiteout stands there.
     pub(crate) whiteout: bool,
     pub(crate) opacity: Opacity,
-    /// A directory that no entry names (yet).
     pub(crate) implicit: bool,
     /// A directory's metadata, applied at the end: what is written below would change its times.
     pub(crate) directory: Option<Box<DirectoryMeta>>,
@@ -95,7 +90,6 @@ impl DeferredMetadata {
         Ok(self.notes.get_mut(path).expect("was inserted above"))
     }
 
-    /// Notes a directory that no entry names.
     pub(crate) fn implicit(&mut self, path: &[u8], opacity: Opacity) -> Result<(), Fault> {
         self.claim.grow(4 * path.len() + IMPLICIT_COST)?;
         *self.note(path)? = Note { implicit: true, opacity, ..Note::default() };

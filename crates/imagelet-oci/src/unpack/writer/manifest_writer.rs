@@ -25,7 +25,6 @@ pub(crate) type Sum = u128;
 
 /// Hears of every path as it is finished. A later line for a path takes the place of an earlier one.
 pub(crate) trait FileManifest {
-    /// This stands at a path.
     fn entry(&mut self, path: &[u8], entry: &FileEntry) -> io::Result<()>;
     /// A path is one more name of what `target` names now.
     fn hard_link(&mut self, path: &[u8], target: &[u8]) -> io::Result<()>;
@@ -36,13 +35,10 @@ pub(crate) trait FileManifest {
 /// What stands at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileEntry {
-    /// What it is.
     pub(crate) kind: FileEntryKind,
     /// Permission bits, set-id bits and sticky bit.
     pub(crate) mode: u32,
-    /// Who owns it on this disk.
     pub(crate) uid: u32,
-    /// Which group owns it on this disk.
     pub(crate) gid: u32,
     /// When it was last changed: seconds since 1970 and nanoseconds.
     pub(crate) mtime: (i64, u32),
@@ -55,33 +51,25 @@ pub(crate) struct FileEntry {
 pub(crate) enum FileEntryKind {
     /// A file without holes that matter.
     File {
-        /// Its length.
         size: u64,
-        /// Digest of its content.
         content: Sum,
     },
     /// A file that has data in some ranges and reads as zeros elsewhere.
     Sparse {
-        /// Its length.
         size: u64,
         /// Digest of the data of all ranges, one after the other.
         content: Sum,
         /// Offset and length of each range, in order, not overlapping.
         ranges: Vec<(u64, u64)>,
     },
-    /// A directory.
     Directory,
-    /// A symbolic link and its target.
     Symlink(Vec<u8>),
-    /// A named pipe.
     Fifo,
     /// A device node; a character device 0:0 is a whiteout.
     Device {
         /// Block device, else character device.
         block: bool,
-        /// Major number.
         major: u32,
-        /// Minor number.
         minor: u32,
     },
     /// A socket, which no archive can hold.

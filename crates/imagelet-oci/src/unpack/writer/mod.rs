@@ -36,7 +36,6 @@ use super::{
 };
 use crate::scarce::patiently;
 
-/// Bits a directory needs while we write below it.
 const DIRECTORY_OPEN: u32 = 0o700;
 /// What the kernel keeps of a device number's parts; it cuts larger ones, down to 0:0 even.
 const MAJOR_MAX: i64 = 0xfff;
@@ -52,9 +51,7 @@ pub(super) struct Writer<'a> {
     ownership: Ownership,
     overlay: OverlayForm,
     rules: EntryRules,
-    /// Who owns what this process makes.
     process: (u32, u32),
-    /// Some device has a record and nothing on disk.
     devices_left_out: bool,
     report: UnpackReport,
     manifest: ManifestWriter<'a>,

@@ -39,12 +39,10 @@ impl Spill {
         Ok(Self { root, file: None, end: 0 })
     }
 
-    /// What attributes take in the file.
     pub(crate) fn size(xattrs: &Xattrs) -> usize {
         xattrs.iter().map(|(name, value)| 8 + name.len() + value.len()).sum()
     }
 
-    /// Writes attributes to the end of the file.
     pub(crate) fn put(&mut self, xattrs: &Xattrs) -> Result<Spilled, Fault> {
         let failed = |error: std::io::Error| Fault::Io { action: "set aside the attributes of", errno: errno(&error) };
         let mut bytes = Vec::with_capacity(Self::size(xattrs));
@@ -62,7 +60,6 @@ impl Spill {
         Ok(place)
     }
 
-    /// Reads them again.
     pub(crate) fn get(&mut self, place: Spilled) -> Result<Xattrs, Fault> {
         let failed = |error: std::io::Error| Fault::Io { action: "read again the attributes of", errno: errno(&error) };
         let file = self.file.as_mut().ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))?;

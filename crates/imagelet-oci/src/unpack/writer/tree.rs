@@ -35,16 +35,13 @@ use crate::unpack::{
 const OPEN_MAX: usize = 32;
 /// Links followed for one name, as the kernel has it.
 const LINKS_MAX: u32 = 40;
-/// Components walked for one name because of links.
 const STEPS_MAX: usize = 1024;
-/// Mode of a directory that no entry names.
 const IMPLICIT_MODE: u32 = 0o755;
 /// Names of directories to remove that are kept from one look at their parent.
 const REMEMBERED_AT_ONCE: usize = 4096;
 /// The same once [`REMEMBERED_MANY`] are kept in all, on a deep way.
 const REMEMBERED_AT_LEAST: usize = 64;
 const REMEMBERED_MANY: usize = 1 << 13;
-/// What a name takes besides its letters.
 const REMEMBERED_COST: usize = 48;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -67,7 +64,6 @@ impl AsFd for Directory {
 pub(crate) enum Missing {
     /// Make it, as part of the layer.
     Create,
-    /// Say so.
     Tell,
 }
 
@@ -93,11 +89,9 @@ pub(crate) struct Tree {
     open: HashMap<Vec<u8>, (Rc<Directory>, DirectoryPermit)>,
     budget: Arc<UnpackBudget>,
     pub(crate) deferred: DeferredMetadata,
-    /// What a removal remembers.
     removal: Claim,
     /// Bytes of disk that directories took which no entry names, until the writer takes them into account.
     pub(crate) made_bytes: u64,
-    /// Bits the process takes from new modes.
     pub(crate) umask: u32,
     path_max: usize,
     depth_max: usize,
@@ -157,7 +151,6 @@ impl Tree {
         Ok(freed)
     }
 
-    /// Where a name really is.
     pub(crate) fn place(parent: &Directory, name: &[u8]) -> Vec<u8> {
         name::join(&parent.path, name)
     }

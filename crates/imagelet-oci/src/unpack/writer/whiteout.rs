@@ -26,9 +26,7 @@ pub(crate) enum OverlayForm {
 /// What a name in the archive says.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Mark<'a> {
-    /// No whiteout.
     Plain,
-    /// Hides the name beside it in lower layers.
     Whiteout(&'a [u8]),
     /// Hides all that lower layers have in its directory.
     Opaque,
@@ -44,7 +42,6 @@ pub(crate) enum Opacity {
     Merged,
     /// Merges with them, and has whiteouts in the xattr form.
     Xattrs,
-    /// Hides them.
     Opaque,
 }
 

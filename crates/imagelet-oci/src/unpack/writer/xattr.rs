@@ -27,7 +27,6 @@ pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
 /// How a failing attribute is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
-    /// It fails the entry.
     Fail,
     /// What the file system does not have is left out; all else fails the entry.
     FailWhereSupported,

@@ -39,7 +39,6 @@ async fn source(fake: &FakeRegistry, registry: &Registry, layer: &[u8]) -> BlobS
 /// How fast the stage behind is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Behind {
-    /// It always waits.
     Hungry,
     /// It never waits.
     Busy,
