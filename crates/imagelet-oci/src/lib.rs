@@ -22,13 +22,14 @@ mod store;
 mod unpack;
 mod usage;
 
-pub use crate::admission::Admission;
-pub use crate::confine::Confinement;
-pub use crate::engine::{
+pub use admission::Admission;
+pub use confine::Confinement;
+pub use engine::{
     BlobsCheck, Credentials, Engine, EngineConfig, ImageCheck, LayerName, LayerSharing, VerifyProgress, VerifyReport,
 };
-pub use crate::mount::{MountOptions, MountedImage, UnmountedImage};
-pub use crate::pipeline::LayerLimits;
-pub use crate::registry::{RegistryConfig, Trickle};
-pub use crate::store::{Access, CheckResult, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport};
-pub use crate::usage::{ImageUsage, StoreUsage, StoredImage};
+pub use mount::{MountOptions, MountedImage, UnmountedImage};
+pub use pipeline::LayerLimits;
+pub use registry::{RegistryConfig, Trickle};
+pub use store::{Access, CheckResult, Durability, Finding, Findings, LayerCheck, LayerEntry, SweepReport};
+pub use unpack::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
+pub use usage::{ImageUsage, StoreUsage, StoredImage};

@@ -40,7 +40,6 @@ pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
 pub use self::connection::reception::Trickle;
 pub(crate) use self::pull_session::PullSession;
 pub(crate) use blob::BlobSource;
-pub(crate) use blob::BlobStream;
 pub(crate) use resolve::about;
 pub(crate) use resolve::{Document, Resolved};
 

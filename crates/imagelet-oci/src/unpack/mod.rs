@@ -35,7 +35,7 @@ pub(crate) use self::{
     error::{UnpackError, UnpackErrorKind},
     limits::UnpackLimits,
     writer::{
-        deferred_metadata::{DeviceRecord, OwnershipRecord},
+        deferred_metadata::OwnershipRecord,
         manifest_writer::{FileEntry, FileEntryKind, FileManifest, Sum},
         whiteout::OverlayForm,
     },

@@ -10,7 +10,7 @@ use std::{
 };
 
 use imagelet_core::runtime::RuntimeErrorKind::Unacceptable;
-use imagelet_oci::unpack::UNPACK_MEMORY_MIN;
+use imagelet_oci::UNPACK_MEMORY_MIN;
 
 use super::{
     bombs,

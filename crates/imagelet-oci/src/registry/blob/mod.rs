@@ -62,6 +62,7 @@ impl Registry {
         }
     }
 
+    #[cfg(test)]
     /// Opens a blob at an offset. Its size is held to, its digest is the reader's to check.
     ///
     /// # Errors
