@@ -3,8 +3,8 @@
 //! Opens no socket and speaks no protocol; it asks through two ports, [`runtime::ImageService`] and
 //! [`runtime::ContainerService`], and touches only local files and child processes.
 
+pub mod audit_log;
 pub mod credentials;
-pub mod decisions;
 pub mod disks;
 pub mod events;
 pub mod eviction;

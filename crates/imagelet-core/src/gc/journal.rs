@@ -7,7 +7,7 @@ use std::{
 
 use super::{GcDecision, GcOutcome, GcRemoval, GcReport, GcVerdict, ImageGc, Reason};
 use crate::{
-    decisions::{Act, ActCode, Decision, Outcome, OutcomeResult, Run, RunHead},
+    audit_log::{Act, ActCode, Decision, Outcome, OutcomeResult, Run, RunHead},
     image::ImageKey,
     inventory::Entry,
 };

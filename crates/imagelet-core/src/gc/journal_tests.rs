@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
-    decisions::{DecisionLog, HappeningKind},
+    audit_log::{AuditLog, HappeningKind},
     gc::{GcGoal, GcPolicy},
     image::ByteSize,
 };
@@ -18,7 +18,7 @@ async fn a_collection_tells_the_log_what_it_removed_spared_and_failed_to_remove(
     let report = node.collect(GcGoal::Threshold).await;
     let asked = Asked { by: "timer".into(), shadow: false };
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(folder.path(), 1 << 20);
+    let log = AuditLog::new(folder.path(), 1 << 20);
     log.run(report.on_record(&asked, (at(10_000), at(10_001))));
     let told = |text: &str| {
         let history = log.history(text).unwrap();
@@ -66,7 +66,7 @@ async fn in_shadow_mode_every_port_is_only_read() {
 async fn a_removal_is_on_record_before_it_is_done_and_told_once() {
     use super::super::tests::{Node, at};
     let folder = tempfile::tempdir().unwrap();
-    let log = Arc::new(DecisionLog::new(folder.path(), 1 << 20));
+    let log = Arc::new(AuditLog::new(folder.path(), 1 << 20));
     let mut node = Node::new(500);
     node.idle("a:1", 200, 10).await;
     node.idle("b:1", 250, 20).await;

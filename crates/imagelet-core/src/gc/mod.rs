@@ -71,7 +71,7 @@ pub use self::{
     verdicts::{Decisions, GcDecision},
 };
 use crate::{
-    decisions::DecisionLog,
+    audit_log::AuditLog,
     image::{ByteSize, ImageId, ImageKey},
     inventory::{Inventory, InventoryError},
     runtime::{Certainty, Freed, RuntimeError, RuntimeManager},
@@ -87,7 +87,7 @@ pub struct ImageGc {
     shortages: shortage::Shortages,
     rules: Mutex<Arc<GcRules>>,
     labels: Labels,
-    decisions: Option<Arc<DecisionLog>>,
+    decisions: Option<Arc<AuditLog>>,
 }
 
 /// What to collect.
@@ -366,7 +366,7 @@ impl ImageGc {
     /// The same, putting on record that an image is about to be removed: a process that ends before its collection does
     /// must not leave an image gone and nobody who did it.
     #[must_use]
-    pub fn with_decisions(self, decisions: Arc<DecisionLog>) -> Self {
+    pub fn with_decisions(self, decisions: Arc<AuditLog>) -> Self {
         Self { decisions: Some(decisions), ..self }
     }
 

@@ -38,8 +38,8 @@ pub use startup_latency::{ImageEnd, PodImages, PodStarts, PullRecorder};
 pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
 
 use crate::{
+    audit_log::AuditLog,
     credentials::{CredentialProvider, Keyring, NodeKeyring},
-    decisions::DecisionLog,
     events::EventSink,
     image::{ImageKey, Reference},
     inventory::{HandedOut, Inventory},
@@ -98,7 +98,7 @@ pub struct ImageManager {
     secrets: PullSecretCache,
     /// `None`: an image whose registry is away is not used under `Always`.
     stale: Option<StaleUse>,
-    decisions: Arc<DecisionLog>,
+    decisions: Arc<AuditLog>,
     backoff: Mutex<Backoff<BackoffKey>>,
 }
 
@@ -145,13 +145,13 @@ impl ImageManager {
             leased_in: None,
             recorder,
             stale: None,
-            decisions: Arc::new(DecisionLog::off()),
+            decisions: Arc::new(AuditLog::off()),
         }
     }
 
     /// Puts on record who had what pulled.
     #[must_use]
-    pub fn with_decisions(self, decisions: Arc<DecisionLog>) -> Self {
+    pub fn with_decisions(self, decisions: Arc<AuditLog>) -> Self {
         Self { decisions, ..self }
     }
 

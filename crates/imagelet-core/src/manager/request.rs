@@ -10,8 +10,8 @@ use std::{
 
 use super::puller::throttle::PullRate;
 use crate::{
+    audit_log::{Act, ActCode},
     credentials::{Credential, CredentialQuery, PullSecret},
-    decisions::{Act, ActCode},
     events::EventSubject,
     image::{ByteSize, ImageId, ImageKey, ImageSpec, Platform, Reference, ReferenceError},
     runtime::{EncodedPod, SandboxConfig},

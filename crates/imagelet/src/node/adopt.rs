@@ -8,7 +8,7 @@ use std::{
 };
 
 use imagelet_core::{
-    decisions::{Act, ActCode},
+    audit_log::{Act, ActCode},
     image::ImageId,
     inventory::{Entry, Origin, Snapshot},
     records::{KubeletEvidence, KubeletRecords},

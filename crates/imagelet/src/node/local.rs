@@ -8,8 +8,8 @@ use std::{
 
 use async_trait::async_trait;
 use imagelet_core::{
+    audit_log::{ActCode, AuditLog},
     credentials::{Credential, CredentialKind, NodeKeyring, Providers, Secret},
-    decisions::{ActCode, DecisionLog},
     disks::Fullness,
     events::LogEvents,
     gc::{GcRuns, ImageGc, OrderError, RunTold, UsedImages},
@@ -66,7 +66,7 @@ pub(crate) struct NodeParts {
     /// What was pulled for whom.
     pub(crate) records: Arc<PullRecords>,
     /// What was decided on images, and why.
-    pub(crate) decisions: Arc<DecisionLog>,
+    pub(crate) decisions: Arc<AuditLog>,
     /// Counters.
     pub(crate) metrics: Arc<Metrics>,
     /// The embedded store, where there is one.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use imagelet_core::{decisions::ActCode, image::ImageKey};
+use imagelet_core::{audit_log::ActCode, image::ImageKey};
 
 use super::{Command, LocalNode, PinChanged, PinRequest, PinRow, Pins, PinsRequest, Steps, UnpinRequest};
 use crate::failure::Failure;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use imagelet_core::{
-    decisions::{Act, ActCode},
+    audit_log::{Act, ActCode},
     events::EventKind,
     gc::{Asked, GcError, GcOutcome, GcReport, GcVerdict, Shadow},
     image::{ByteSize, Image, ImageKey},

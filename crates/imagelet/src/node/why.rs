@@ -4,7 +4,7 @@ use std::{sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::{
-    decisions::{Happening, HappeningKind, History, ImageHistory},
+    audit_log::{Happening, HappeningKind, History, ImageHistory},
     gc::{Decisions, GcGoal, GcRequest, GcVerdict},
     image::{ImageId, ImageKey, shown_name},
     inventory::{Entry, Snapshot},
@@ -336,15 +336,15 @@ fn told(image: ImageHistory, rows: &[ImageRow], foretold: &Foretold) -> WhyImage
 fn happening(happening: Happening) -> WhyHappening {
     let what = match happening.kind {
         HappeningKind::Act(code) => match code {
-            imagelet_core::decisions::ActCode::Pulled => "pulled",
-            imagelet_core::decisions::ActCode::RemovedOnRequest => "removed",
-            imagelet_core::decisions::ActCode::UntaggedOnRequest => "untagged",
-            imagelet_core::decisions::ActCode::Pinned => "pinned",
-            imagelet_core::decisions::ActCode::Unpinned => "unpinned",
-            imagelet_core::decisions::ActCode::Adopted => "adopted",
-            imagelet_core::decisions::ActCode::PullFailed => "pull failed",
-            imagelet_core::decisions::ActCode::PullGivenUp => "given up",
-            imagelet_core::decisions::ActCode::Removing => "removing",
+            imagelet_core::audit_log::ActCode::Pulled => "pulled",
+            imagelet_core::audit_log::ActCode::RemovedOnRequest => "removed",
+            imagelet_core::audit_log::ActCode::UntaggedOnRequest => "untagged",
+            imagelet_core::audit_log::ActCode::Pinned => "pinned",
+            imagelet_core::audit_log::ActCode::Unpinned => "unpinned",
+            imagelet_core::audit_log::ActCode::Adopted => "adopted",
+            imagelet_core::audit_log::ActCode::PullFailed => "pull failed",
+            imagelet_core::audit_log::ActCode::PullGivenUp => "given up",
+            imagelet_core::audit_log::ActCode::Removing => "removing",
         },
         HappeningKind::Found => "found",
         HappeningKind::Kept => "kept",

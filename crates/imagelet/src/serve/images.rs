@@ -10,7 +10,7 @@ use std::{path::PathBuf, time::SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::{
-    decisions::ActCode,
+    audit_log::ActCode,
     events::{Event, EventKind, EventSink as _, EventSubject},
     gc::{OrderError, UsedImages},
     image::{Image, ImageId, ImageSpec, Reference, shown_name},

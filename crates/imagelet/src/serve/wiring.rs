@@ -10,10 +10,10 @@ use std::{
 
 use imagelet_containerd::{ContainerdClient, ContainerdSizes};
 use imagelet_core::{
+    audit_log::AuditLog,
     credentials::{
         CredentialProvider, Gates, Keyring, NodeKeyring, ProviderOptions, Providers, Standalone, TokenCache,
     },
-    decisions::DecisionLog,
     events::{EventSink, LogEvents},
     gc::ImageGc,
     image::Digest,
@@ -368,11 +368,11 @@ fn take_over(inventory: &Inventory, root: &Path) {
 }
 
 /// Where decisions are kept. A log that is switched off or cannot be written can still be read.
-fn decision_log(state: &Path, settings: &Settings, is_read_only: bool) -> DecisionLog {
+fn decision_log(state: &Path, settings: &Settings, is_read_only: bool) -> AuditLog {
     let directory = state.join("decisions");
     match settings.collection.decisions_max {
-        Some(bytes_max) if !is_read_only => DecisionLog::new(&directory, bytes_max.get()),
-        _ => DecisionLog::read_only(&directory),
+        Some(bytes_max) if !is_read_only => AuditLog::new(&directory, bytes_max.get()),
+        _ => AuditLog::read_only(&directory),
     }
 }
 

@@ -15,7 +15,7 @@ const CORE_STOREYS: [&[&str]; 5] = [
     &["manager", "gc"],
     &["disks", "inventory"],
     &["records", "runtime"],
-    &["credentials", "decisions", "events", "eviction"],
+    &["audit_log", "credentials", "events", "eviction"],
     &["failpoint", "image", "layer_folders", "metrics", "text", "trusted_files", "wire"],
 ];
 

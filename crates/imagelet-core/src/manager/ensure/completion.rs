@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::{access_record::access_of, reporter::Reporter};
 use crate::{
+    audit_log::{Act, ActCode, AuditLog},
     credentials::TrackedCredential,
-    decisions::{Act, ActCode, DecisionLog},
     manager::{ImageEnd, puller::Pulled},
     records::{Intent, PullRecords},
     text::{quoted, whole_milliseconds},
@@ -22,7 +22,7 @@ pub(super) struct Completion {
     pub(super) records: Arc<PullRecords>,
     pub(super) credentials: Vec<TrackedCredential>,
     pub(super) reporter: Reporter,
-    pub(super) decisions: Arc<DecisionLog>,
+    pub(super) decisions: Arc<AuditLog>,
     /// What the decision log gets where the pull is given up.
     pub(super) act: Act,
     pub(super) image: String,

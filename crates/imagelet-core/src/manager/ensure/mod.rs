@@ -28,8 +28,8 @@ use super::{
     startup_latency::ImageEnd,
 };
 use crate::{
+    audit_log::ActCode,
     credentials::{KeyringError, TrackedCredential},
-    decisions::ActCode,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, default_tag},
     inventory::HandedOut,
     records::{Asker, Intent},

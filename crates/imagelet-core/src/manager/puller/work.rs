@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use super::circuit_breaker::CircuitKey;
 use crate::{
+    audit_log::Act,
     credentials::TrackedCredential,
-    decisions::Act,
     image::{ByteSize, ImageKey, ImageSpec, Platform, Reference},
     manager::request::Caller,
     runtime::{PullRequest, PullWay, RuntimeError, SandboxConfig},

@@ -1,19 +1,19 @@
 //! What is reported of pulls that fail, that callers leave, and that several callers share.
 
 use super::*;
-use crate::decisions::{ActCode, DecisionLog, Happening, HappeningKind};
+use crate::audit_log::{ActCode, AuditLog, Happening, HappeningKind};
 
 /// A node whose pulls go on record.
 struct Recorded {
     node: TestNode,
-    log: Arc<DecisionLog>,
+    log: Arc<AuditLog>,
     _folder: tempfile::TempDir,
 }
 
 impl Recorded {
     fn new(fake: &FakeRuntime, grace: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let log = Arc::new(DecisionLog::new(folder.path(), 1 << 20));
+        let log = Arc::new(AuditLog::new(folder.path(), 1 << 20));
         let settings = PullSettings { grace, ..Wanted::default().settings };
         let mut node = TestNode::new(Arc::new(fake.clone()), Wanted { settings, ..Wanted::default() });
         let manager = Arc::into_inner(node.manager).expect("no other has it");

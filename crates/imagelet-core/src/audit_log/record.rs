@@ -1,11 +1,20 @@
-//! What is put on record: single acts, and collections with what they decided.
+//! What is recorded, single acts and collections with what they decided, and the lines of the log.
+//!
+//! ```text
+//! {"act":{"at":"2026-03-01T04:10:00Z","code":"pulled",…}}      something was done
+//! {"run":{"head":{"at":…,"by":"timer"},"decided":[…],…}}       images were collected
+//! {"lost":{"at":…,"count":3,"error":…}}                        so much could not be written
+//! ```
+//!
+//! A line is one JSON document without a line end in it, so a reader that finds damage continues with the next line. A
+//! newer version adds fields; readers ignore those they do not know.
 
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Something that somebody did to one image, or to the pins.
+/// Something done to one image, or to the pins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Act {
@@ -20,7 +29,7 @@ pub struct Act {
     /// Its names, the one it was asked for by first; of a change of pins the pattern.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-    /// Who asked, as far as known: `command`, `CRI`, `pod NAMESPACE/NAME`.
+    /// The requester, as far as known: `command`, `CRI`, `pod NAMESPACE/NAME`.
     pub by: String,
     /// Bytes fetched or given back, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -28,20 +37,20 @@ pub struct Act {
     /// How long it took, in milliseconds, where that is worth knowing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
-    /// Why, for people, where the code does not say it.
+    /// The reason as text, where the code does not say it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
 }
 
-/// What somebody did.
+/// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActCode {
     /// It was pulled.
     Pulled,
-    /// It was removed with all its names, because somebody said so.
+    /// It was removed with all its names on request.
     RemovedOnRequest,
-    /// One name was taken from it, because somebody said so.
+    /// One name was removed from it on request.
     UntaggedOnRequest,
     /// A pattern was pinned.
     Pinned,
@@ -51,34 +60,21 @@ pub enum ActCode {
     Adopted,
     /// A pull of this name failed. No image is known by it, so there are names and no key.
     PullFailed,
-    /// A pull of this name was given up: its caller is gone. Names and no key, too.
+    /// The caller of a pull of this name was gone before its end. Names and no key, too.
     PullGivenUp,
-    /// A collection is about to remove it: what came of that is in the collection's own lines, if it lived to write them.
+    /// A collection is about to remove it: the outcome is in the collection's own line, unless the process ended before.
     Removing,
 }
 
 impl Act {
-    /// Whether it records a pull that brought nothing: a name without an image.
+    /// Whether it records a pull without result: a name without an image.
     pub(super) fn is_of_a_name(&self) -> bool {
         matches!(self.code, ActCode::PullFailed | ActCode::PullGivenUp)
     }
 }
 
 impl ActCode {
-    /// All there are.
-    pub const ALL: [Self; 9] = [
-        Self::Pulled,
-        Self::RemovedOnRequest,
-        Self::UntaggedOnRequest,
-        Self::Pinned,
-        Self::Unpinned,
-        Self::Adopted,
-        Self::PullFailed,
-        Self::PullGivenUp,
-        Self::Removing,
-    ];
-
-    /// The stable word.
+    /// The stable code.
     pub fn code(self) -> &'static str {
         match self {
             Self::Pulled => "pulled",
@@ -94,10 +90,10 @@ impl ActCode {
     }
 }
 
-/// A collection: what was decided, and what came of it.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// A collection: its decisions and their outcomes.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// What it was and did as a whole.
+    /// The collection as a whole.
     pub head: RunHead,
     /// One for each image that was listed.
     pub decisions: Vec<Decision>,
@@ -105,7 +101,7 @@ pub struct Run {
     pub outcomes: Vec<Outcome>,
 }
 
-/// What a collection was and did as a whole.
+/// A collection as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunHead {
     /// When it began.
@@ -114,9 +110,9 @@ pub struct RunHead {
     /// When it was over: images were listed between the two.
     #[serde(with = "moment")]
     pub until: SystemTime,
-    /// Who asked: `timer`, `command`, `pull`, `pressure`.
+    /// The requester: `timer`, `command`, `pull`, `pressure`.
     pub by: String,
-    /// It told what it would do, and did nothing.
+    /// It decided, and removed nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
     /// Bytes of the removed images as listed.
@@ -128,20 +124,6 @@ pub struct RunHead {
     /// What went wrong.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<String>,
-}
-
-impl Default for RunHead {
-    fn default() -> Self {
-        Self {
-            at: SystemTime::UNIX_EPOCH,
-            until: SystemTime::UNIX_EPOCH,
-            by: String::new(),
-            shadow: false,
-            claimed: 0,
-            measured: None,
-            failures: Vec::new(),
-        }
-    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
@@ -162,12 +144,12 @@ pub struct Decision {
     /// Whether it goes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub goes: bool,
-    /// The stable word of the reason.
+    /// The stable code of the reason.
     pub code: String,
     /// What the reason rests on.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub inputs: Value,
-    /// The reason, for people.
+    /// The reason as text.
     pub text: String,
 }
 
@@ -179,25 +161,63 @@ pub struct Outcome {
     /// Its names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-    /// What came of it.
+    /// How it ended.
     pub result: OutcomeResult,
 }
 
-/// What came of a removal.
+/// How a removal ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OutcomeResult {
     /// The image is gone; it was listed with this many bytes.
     Removed(u64),
-    /// The runtime did not remove it, and said this.
+    /// The runtime did not remove it; its error.
     Failed(String),
     /// Something came between the plan and the removal.
     Spared {
-        /// The stable word of it.
+        /// Its stable code.
         code: String,
-        /// The same for people.
+        /// The same as text.
         text: String,
     },
+}
+
+/// What one line says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Line {
+    Act(Act),
+    Run(RunLine),
+    Lost(LostLine),
+}
+
+/// A collection as its differences from the one before.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RunLine {
+    pub(super) head: RunHead,
+    /// What was decided otherwise than before, or of images listed with other names or another size.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) decided: Vec<Decision>,
+    /// Images that are not listed any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) gone: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) outcomes: Vec<Outcome>,
+    /// Decisions that the log has no room for.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) left_out: u64,
+}
+
+/// What could not be written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct LostLine {
+    /// When this was written, after all.
+    #[serde(with = "moment")]
+    pub(super) at: SystemTime,
+    /// How many acts and collections.
+    pub(super) count: u64,
+    pub(super) error: String,
 }
 
 /// Times as RFC 3339, exact.

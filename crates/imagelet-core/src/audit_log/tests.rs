@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     HappeningKind::{Found, Gone, Kept, Removed},
-    line::{LINE_LENGTH_MAX, Line},
+    record::Line,
     *,
 };
 
@@ -71,7 +71,15 @@ fn act(seconds: u64, code: ActCode, number: u64) -> Act {
 
 /// A collection that removes nothing.
 fn quiet(seconds: u64, decisions: Vec<Decision>) -> Run {
-    let head = RunHead { at: at(seconds), until: at(seconds), by: "timer".into(), ..RunHead::default() };
+    let head = RunHead {
+        at: at(seconds),
+        until: at(seconds),
+        by: "timer".into(),
+        shadow: false,
+        claimed: 0,
+        measured: None,
+        failures: Vec::new(),
+    };
     Run { head, decisions, outcomes: Vec::new() }
 }
 
@@ -84,55 +92,55 @@ fn removed(number: u64) -> Outcome {
 }
 
 /// All lines, as they are on the disk.
-fn lines(log: &DecisionLog) -> (Vec<Line>, Damage) {
+fn lines(log: &AuditLog) -> (Vec<Line>, Damage) {
     log.flush();
     let mut lines = Vec::new();
-    let damage = read::read(log.directory.as_deref().unwrap(), |_, line| lines.push(line)).unwrap();
+    let damage = files::read(log.directory.as_deref().unwrap(), |_, line| lines.push(line)).unwrap();
     (lines, damage)
 }
 
 /// How many collections are recorded.
 fn told(lines: &[Line]) -> u64 {
-    lines.iter().map(|line| if let Line::Run(run) = line { run.count } else { 0 }).sum()
+    lines.iter().filter(|line| matches!(line, Line::Run(_))).count() as u64
 }
 
 /// What happened to one image.
-fn story(log: &DecisionLog, number: u64) -> Vec<(HappeningKind, u64, SystemTime)> {
+fn story(log: &AuditLog, number: u64) -> Vec<(HappeningKind, u64, SystemTime)> {
     let history = log.history(&id(number)).unwrap();
     history.images.iter().flat_map(|image| &image.happenings).map(|it| (it.kind, it.count, it.at)).collect()
 }
 
-fn kinds(log: &DecisionLog, number: u64) -> Vec<HappeningKind> {
+fn kinds(log: &AuditLog, number: u64) -> Vec<HappeningKind> {
     story(log, number).into_iter().map(|(kind, ..)| kind).collect()
 }
 
-fn segments_of(directory: &Path) -> Vec<PathBuf> {
-    segments::list(directory).unwrap().into_iter().map(|(_, path)| path).collect()
+fn files_of(directory: &Path) -> Vec<PathBuf> {
+    files::list(directory).unwrap().into_iter().map(|(_, path)| path).collect()
 }
 
 #[test]
 fn what_was_put_on_record_is_told_in_order_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("state/decisions");
-    let log = DecisionLog::new(&directory, 1 << 20);
+    let log = AuditLog::new(&directory, 1 << 20);
     assert!(!directory.exists(), "nothing is made before there is something to write");
     log.act(act(1, ActCode::Pulled, 7));
     drop(log);
-    let log = DecisionLog::new(&directory, 1 << 20);
+    let log = AuditLog::new(&directory, 1 << 20);
     log.act(act(2, ActCode::RemovedOnRequest, 7));
     let (lines, damage) = lines(&log);
     assert_eq!(lines, [Line::Act(act(1, ActCode::Pulled, 7)), Line::Act(act(2, ActCode::RemovedOnRequest, 7))]);
-    assert!(damage.is_none() && log.lost() == (0, None));
+    assert!(damage == Damage::default() && log.lost() == (0, None));
 }
 
 #[test]
 fn every_line_is_one_document_that_people_can_read() {
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(folder.path(), 1 << 20);
+    let log = AuditLog::new(folder.path(), 1 << 20);
     log.act(act(1, ActCode::Pulled, 7));
     log.run(quiet(300, all([7])));
     log.flush();
-    let text = fs::read_to_string(&segments_of(folder.path())[0]).unwrap();
+    let text = fs::read_to_string(&files_of(folder.path())[0]).unwrap();
     let documents: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(documents[0]["act"]["at"], "2027-01-15T08:00:01Z");
     assert_eq!(documents[0]["act"]["tookMs"], 1);
@@ -143,26 +151,26 @@ fn every_line_is_one_document_that_people_can_read() {
 #[test]
 fn a_log_that_is_off_or_only_read_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::read_only(&folder.path().join("decisions"));
+    let log = AuditLog::read_only(&folder.path().join("decisions"));
     log.act(act(1, ActCode::Pulled, 7));
     assert_eq!(lines(&log), (Vec::new(), Damage::default()));
     assert!(!folder.path().join("decisions").exists());
-    DecisionLog::off().act(act(1, ActCode::Pulled, 7));
-    assert_eq!(DecisionLog::off().history("x").unwrap(), History::default());
+    AuditLog::off().act(act(1, ActCode::Pulled, 7));
+    assert_eq!(AuditLog::off().history("x").unwrap(), History::default());
 }
 
 #[test]
-fn collections_that_decide_nothing_new_are_one_line_and_stand_before_what_follows() {
+fn a_collection_that_decides_nothing_new_is_a_line_without_images() {
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(folder.path(), 1 << 20);
+    let log = AuditLog::new(folder.path(), 1 << 20);
     for pass in 1..=8 {
         log.run(quiet(pass * 300, all([1])));
     }
     log.act(act(2500, ActCode::Pulled, 2));
     log.run(quiet(2700, all([1, 2])));
     let (lines, _) = lines(&log);
-    let counts: Vec<u64> = lines.iter().map(|line| if let Line::Run(run) = line { run.count } else { 0 }).collect();
-    assert_eq!(counts, [1, 7, 0, 1]);
+    let decided = |line: &Line| if let Line::Run(run) = line { run.decided.len() } else { 9 };
+    assert_eq!(lines.iter().map(decided).collect::<Vec<_>>(), [1, 0, 0, 0, 0, 0, 0, 0, 9, 1]);
     assert_eq!(story(&log, 1), [(Found, 1, at(300)), (Kept, 9, at(300))]);
     assert_eq!(story(&log, 2), [(PULLED, 1, at(2500)), (Kept, 1, at(2700))]);
 }
@@ -210,7 +218,7 @@ fn stories_are_true_whatever_the_order_in_which_they_are_written() {
     ];
     for (name, steps, expected) in cases {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = DecisionLog::new(folder.path(), 1 << 20);
+        let mut log = AuditLog::new(folder.path(), 1 << 20);
         for step in *steps {
             match *step {
                 Pull(second) => log.act(Act { took_ms: Some(2000), ..act(second, ActCode::Pulled, 1) }),
@@ -222,7 +230,7 @@ fn stories_are_true_whatever_the_order_in_which_they_are_written() {
                     let decisions = vec![goes(1, "room"), kept(2, "not_needed")];
                     log.run(Run { outcomes: vec![removed(1)], ..quiet(began, decisions) });
                 }
-                Restart => log = DecisionLog::new(folder.path(), 1 << 20),
+                Restart => log = AuditLog::new(folder.path(), 1 << 20),
             }
             log.flush();
         }
@@ -236,7 +244,7 @@ fn stories_are_true_whatever_the_order_in_which_they_are_written() {
 fn every_collection_of_random_days_is_counted_for_every_image_that_it_kept() {
     for seed in 0..100 {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = DecisionLog::new(folder.path(), 1 << 20);
+        let mut log = AuditLog::new(folder.path(), 1 << 20);
         let mut dice = Dice(seed);
         let mut images: std::collections::BTreeMap<u64, &str> = std::collections::BTreeMap::new();
         let mut passes = [0_u64; 20];
@@ -247,7 +255,7 @@ fn every_collection_of_random_days_is_counted_for_every_image_that_it_kept() {
                 1 => drop(images.insert(dice.next(20), "not_needed")),
                 2 => drop(images.remove(&dice.next(20))),
                 3 => log.act(act(step * 300, ActCode::Pinned, dice.next(20))),
-                4 if dice.next(3) == 0 => log = DecisionLog::new(folder.path(), 1 << 20),
+                4 if dice.next(3) == 0 => log = AuditLog::new(folder.path(), 1 << 20),
                 _ => {}
             }
             for number in images.keys() {
@@ -256,7 +264,7 @@ fn every_collection_of_random_days_is_counted_for_every_image_that_it_kept() {
             log.run(quiet(step * 300 + 1, images.iter().map(|(number, code)| kept(*number, code)).collect()));
         }
         let (lines, damage) = lines(&log);
-        assert!(damage.is_none() && told(&lines) == steps, "seed {seed}");
+        assert!(damage == Damage::default() && told(&lines) == steps, "seed {seed}");
         for (number, passes) in passes.iter().enumerate() {
             let counted: u64 =
                 story(&log, number as u64).iter().filter(|(kind, ..)| *kind == Kept).map(|(_, count, _)| count).sum();
@@ -271,7 +279,7 @@ fn a_day_of_ten_thousand_images_fits_several_times() {
     /// Of 288 that a day has.
     const PASSES: u64 = 8;
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(folder.path(), 16 << 20);
+    let log = AuditLog::new(folder.path(), 16 << 20);
     let mut sizes = Vec::new();
     for pass in 0..PASSES {
         // 250 pods use an image each; five of them are others than five minutes before.
@@ -293,7 +301,7 @@ fn a_day_of_ten_thousand_images_fits_several_times() {
 fn the_log_stays_within_its_size_and_loses_the_oldest() {
     let folder = tempfile::tempdir().unwrap();
     let bytes_max = 256 << 10;
-    let log = DecisionLog::new(folder.path(), bytes_max);
+    let log = AuditLog::new(folder.path(), bytes_max);
     for number in 0..3000 {
         log.act(act(number, ActCode::Pulled, number));
         if number % 100 == 0 {
@@ -303,13 +311,13 @@ fn the_log_stays_within_its_size_and_loses_the_oldest() {
         }
     }
     let (lines, damage) = lines(&log);
-    assert!(damage.is_none() && log.lost().0 == 0);
+    assert!(damage == Damage::default() && log.lost().0 == 0);
     let acts: Vec<u64> = lines.iter().filter_map(|it| if let Line::Act(act) = it { act.bytes } else { None }).collect();
     assert_eq!(acts.last(), Some(&2999));
     assert!(acts.len() > 300 && acts[0] > 0, "{} acts from {}", acts.len(), acts[0]);
     assert!(acts.windows(2).all(|pair| pair[0] + 1 == pair[1]), "none is missing in between");
-    // Each segment lists every image anew: it needs no removed one.
-    for path in segments_of(folder.path()).iter().rev().skip(1) {
+    // Each file describes every image anew: it needs no removed one.
+    for path in files_of(folder.path()).iter().rev().skip(1) {
         let text = fs::read_to_string(path).unwrap();
         assert!((0..50).all(|number| text.contains(&format!("/service-{number}:"))), "{}", path.display());
     }
@@ -318,7 +326,7 @@ fn the_log_stays_within_its_size_and_loses_the_oldest() {
 #[test]
 fn of_more_images_than_the_log_has_room_for_those_are_told_that_go() {
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(folder.path(), BYTES_MIN);
+    let log = AuditLog::new(folder.path(), BYTES_MIN);
     let mut run = quiet(1, all(0..3000));
     run.decisions[5] = goes(5, "least_worth");
     run.outcomes = vec![removed(5)];
@@ -332,18 +340,13 @@ fn of_more_images_than_the_log_has_room_for_those_are_told_that_go() {
 }
 
 #[test]
-fn an_image_whose_names_fill_a_line_is_left_out_and_the_others_are_told() {
+fn an_act_that_fills_a_file_is_lost_and_counted() {
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(folder.path(), 16 << 20);
-    let long = Decision { names: vec!["x".repeat(LINE_LENGTH_MAX)], ..kept(1, "not_needed") };
-    log.run(quiet(1, [vec![long], all(2..2000)].concat()));
-    let (lines, damage) = lines(&log);
-    assert!(damage.is_none() && lines.len() > 4 && told(&lines) == 1);
-    assert_eq!((kinds(&log, 1999), log.history(&id(1999)).unwrap().lost), (vec![Found, Kept], 1));
+    let log = AuditLog::new(folder.path(), 1 << 20);
     let keys = (0..2000).map(id).collect();
     log.act(Act { keys, ..act(2, ActCode::Pinned, 1) });
-    assert_eq!(kinds(&log, 1999), [Found, Kept, HappeningKind::Act(ActCode::Pinned)]);
-    log.act(Act { names: vec!["x".repeat(LINE_LENGTH_MAX)], ..act(3, ActCode::Pulled, 1) });
+    assert_eq!(kinds(&log, 1999), [HappeningKind::Act(ActCode::Pinned)]);
+    log.act(Act { names: vec!["x".repeat(1 << 18)], ..act(3, ActCode::Pulled, 1) });
     log.flush();
     assert_eq!(log.lost().0, 1);
 }
@@ -352,19 +355,19 @@ fn an_image_whose_names_fill_a_line_is_left_out_and_the_others_are_told() {
 fn a_line_torn_at_any_byte_costs_only_itself() {
     let folder = tempfile::tempdir().unwrap();
     let whole = folder.path().join("whole");
-    let log = DecisionLog::new(&whole, 1 << 20);
+    let log = AuditLog::new(&whole, 1 << 20);
     log.act(act(1, ActCode::Pulled, 1));
     log.flush();
     let before = log.size() as usize;
     log.run(quiet(2, all([1, 2])));
     drop(log);
-    let content = fs::read(&segments_of(&whole)[0]).unwrap();
+    let content = fs::read(&files_of(&whole)[0]).unwrap();
     // A line without its end alone is whole.
     for cut in before + 1..content.len() - 1 {
         let directory = folder.path().join(format!("cut-{cut}"));
         fs::create_dir(&directory).unwrap();
         fs::write(directory.join("0000000001.jsonl"), &content[..cut]).unwrap();
-        let log = DecisionLog::new(&directory, 1 << 20);
+        let log = AuditLog::new(&directory, 1 << 20);
         log.act(act(3, ActCode::Pulled, 3));
         let (lines, damage) = lines(&log);
         assert_eq!(
@@ -379,13 +382,13 @@ fn a_line_torn_at_any_byte_costs_only_itself() {
 #[test]
 fn random_damage_never_fails_a_reader_or_a_writer() {
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(&folder.path().join("whole"), 1 << 20);
+    let log = AuditLog::new(&folder.path().join("whole"), 1 << 20);
     for step in 0..30 {
         log.run(quiet(step * 300, all(step % 7..step % 7 + 9)));
         log.act(act(step, ActCode::Pulled, step));
     }
     drop(log);
-    let content = fs::read(&segments_of(&folder.path().join("whole"))[0]).unwrap();
+    let content = fs::read(&files_of(&folder.path().join("whole"))[0]).unwrap();
     for seed in 0..200 {
         let mut dice = Dice(seed);
         let mut damaged = content.clone();
@@ -400,7 +403,7 @@ fn random_damage_never_fails_a_reader_or_a_writer() {
         let directory = folder.path().join(format!("damaged-{seed}"));
         fs::create_dir(&directory).unwrap();
         fs::write(directory.join("0000000001.jsonl"), &damaged).unwrap();
-        let log = DecisionLog::new(&directory, 1 << 20);
+        let log = AuditLog::new(&directory, 1 << 20);
         log.act(act(9000, ActCode::Pinned, 77));
         assert_eq!(lines(&log).0.last(), Some(&Line::Act(act(9000, ActCode::Pinned, 77))), "seed {seed}");
         assert_eq!(log.lost().0, 0);
@@ -411,15 +414,15 @@ fn random_damage_never_fails_a_reader_or_a_writer() {
 }
 
 #[test]
-fn files_of_others_in_the_folder_are_ignored_and_a_folder_in_place_of_a_segment_is_no_failure() {
+fn files_of_others_in_the_folder_are_ignored_and_a_folder_in_place_of_a_file_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("0000000007.log"), [0, 255, 10]).unwrap();
     fs::create_dir(folder.path().join("0000000001.jsonl")).unwrap();
-    let log = DecisionLog::new(folder.path(), 1 << 20);
+    let log = AuditLog::new(folder.path(), 1 << 20);
     log.act(act(1, ActCode::Pulled, 1));
     log.flush();
     assert_eq!(log.lost().0, 1);
-    assert_eq!(lines(&log), (Vec::new(), Damage { segments: 1, ..Damage::default() }));
+    assert_eq!(lines(&log), (Vec::new(), Damage { files: 1, ..Damage::default() }));
 }
 
 #[test]
@@ -427,7 +430,7 @@ fn what_cannot_be_written_is_counted_and_told_when_writing_goes_well_again() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("decisions");
     fs::write(&directory, "a file where the folder should be").unwrap();
-    let log = DecisionLog::new(&directory, 1 << 20);
+    let log = AuditLog::new(&directory, 1 << 20);
     log.act(act(1, ActCode::Pulled, 1));
     log.run(quiet(2, all([1])));
     log.flush();
@@ -440,22 +443,22 @@ fn what_cannot_be_written_is_counted_and_told_when_writing_goes_well_again() {
     assert!(matches!(&lines[0], Line::Lost(lost) if lost.count == 2), "{lines:?}");
     // What was lost is not built upon.
     assert!(matches!(&lines[1], Line::Run(run) if run.decided.len() == 1), "{lines:?}");
-    assert!(lines.len() == 2 && damage.is_none());
+    assert!(lines.len() == 2 && damage == Damage::default());
     assert_eq!(log.lost(), (2, None));
 }
 
 #[test]
 fn two_processes_write_one_log_and_each_builds_on_what_the_other_wrote() {
     let folder = tempfile::tempdir().unwrap();
-    let logs = [(); 2].map(|()| DecisionLog::new(folder.path(), 1 << 20));
+    let logs = [(); 2].map(|()| AuditLog::new(folder.path(), 1 << 20));
     for pass in 0..40 {
         logs[usize::from(pass % 3 == 0)].run(quiet(pass * 300, all([1, 2])));
         // Otherwise the order would be another one.
-        logs.iter().for_each(DecisionLog::flush);
+        logs.iter().for_each(AuditLog::flush);
     }
     logs[0].run(quiet(12_000, all([1])));
     let (lines, damage) = lines(&logs[0]);
-    assert!(damage.is_none() && told(&lines) == 41);
+    assert!(damage == Damage::default() && told(&lines) == 41);
     let decided: usize = lines.iter().map(|line| if let Line::Run(run) = line { run.decided.len() } else { 0 }).sum();
     assert_eq!(decided, 2, "neither tells again what the other told");
     assert_eq!(story(&logs[1], 2), [(Found, 1, at(0)), (Kept, 40, at(0)), (Gone, 1, at(12_000))]);
@@ -464,7 +467,7 @@ fn two_processes_write_one_log_and_each_builds_on_what_the_other_wrote() {
 #[test]
 fn the_history_of_an_image_tells_all_that_happened_to_it_also_when_it_is_gone() {
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(folder.path(), 1 << 20);
+    let log = AuditLog::new(folder.path(), 1 << 20);
     let name = "docker.io/library/app-7:v1";
     log.act(act(1, ActCode::Pulled, 7));
     let run = |seconds| {
@@ -509,7 +512,7 @@ fn the_history_of_an_image_tells_all_that_happened_to_it_also_when_it_is_gone() 
 #[test]
 fn a_removal_is_told_with_the_reason_as_it_was_then() {
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(folder.path(), 1 << 20);
+    let log = AuditLog::new(folder.path(), 1 << 20);
     log.act(act(1, ActCode::Pulled, 7));
     log.act(Act { why: "unused: last used 20s ago".into(), ..act(10, ActCode::Removing, 7) });
     let decisions = vec![Decision { text: "unused: last used 15s ago".into(), ..goes(7, "unused") }];
@@ -522,7 +525,7 @@ fn a_removal_is_told_with_the_reason_as_it_was_then() {
 #[test]
 fn a_removal_whose_collection_was_cut_off_is_told_as_one_where_the_image_is_gone() {
     let folder = tempfile::tempdir().unwrap();
-    let log = DecisionLog::new(folder.path(), 1 << 20);
+    let log = AuditLog::new(folder.path(), 1 << 20);
     for number in [1, 2, 3] {
         log.act(act(number, ActCode::Pulled, number));
     }

@@ -1,4 +1,4 @@
-//! What happened to one image, gathered from the log.
+//! What happened to one image, read from the log.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,16 +10,15 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    line::{Line, RunLine},
-    read::{Damage, read},
-    record::{Act, ActCode, Decision, Outcome, OutcomeResult, RunHead},
+    files::{Damage, read},
+    record::{Act, ActCode, Decision, Line, Outcome, OutcomeResult, RunHead, RunLine},
 };
 use crate::image::Reference;
 
 /// Shorter beginnings of an id mean nothing.
 const DIGITS_MIN: usize = 4;
 
-/// What the log knows of the images that a text means.
+/// The log's entries on the images that a text means.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
     /// Each image by key; more than one where a name moved, or where the beginning of an id fits several.
@@ -32,7 +31,7 @@ pub struct History {
     pub damage: Damage,
 }
 
-/// What the log knows of one image.
+/// The log's entries on one image.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImageHistory {
     /// Its key; empty where only pulls of a name are on record that brought nothing.
@@ -58,13 +57,13 @@ pub struct Happening {
     pub count: u64,
     /// What.
     pub kind: HappeningKind,
-    /// The stable word of the reason.
+    /// The stable code of the reason.
     pub code: String,
     /// What the reason rests on.
     pub inputs: Value,
-    /// The reason for people; empty where there is none.
+    /// The reason as text; empty where there is none.
     pub text: String,
-    /// Who asked.
+    /// The requester.
     pub by: String,
     /// Names concerned, where that is a part of it.
     pub names: Vec<String>,
@@ -72,16 +71,16 @@ pub struct Happening {
     pub bytes: Option<u64>,
     /// How long it took, in milliseconds.
     pub took_ms: Option<u64>,
-    /// It was decided in shadow mode: nobody acted on it.
+    /// It was decided in shadow mode, without effect.
     pub shadow: bool,
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HappeningKind {
-    /// Somebody did something.
+    /// Something was done.
     Act(ActCode),
-    /// A collection found it, and nobody told of a pull.
+    /// A collection found it, and no pull of it is recorded.
     Found,
     /// A collection kept it.
     Kept,
@@ -91,9 +90,9 @@ pub enum HappeningKind {
     Removed,
     /// A collection tried to.
     Failed,
-    /// Something came between.
+    /// Something stood against a planned removal.
     Spared,
-    /// A collection did not find it any more, and nobody told of a removal.
+    /// A collection did not find it any more, and no removal of it is recorded.
     Gone,
 }
 
@@ -119,7 +118,7 @@ impl History {
                         note_names(&mut names, &outcome.key, &outcome.names);
                     }
                     history.lost += run.left_out;
-                    run.first
+                    run.head.at
                 }
                 Line::Lost(lost) => {
                     history.lost += lost.count;
@@ -151,9 +150,7 @@ impl History {
                 for (key, facts) in &mut facts {
                     facts.run(key, &run);
                 }
-                if run.count > 0 {
-                    passes.push(Fact::of_run(&run, FactKind::Pass(run.count)));
-                }
+                passes.push(Fact::of_run(&run, FactKind::Pass));
             }
             Line::Lost(_) => {}
         })?;
@@ -181,18 +178,10 @@ impl History {
 }
 
 fn note_names(names: &mut BTreeMap<String, BTreeSet<String>>, key: &str, now: &[String]) {
-    if !names.contains_key(key) {
-        names.insert(key.to_owned(), BTreeSet::new());
-    }
-    let Some(known) = names.get_mut(key) else { return };
-    for name in now {
-        if !known.contains(name) {
-            known.insert(name.clone());
-        }
-    }
+    names.entry(key.to_owned()).or_default().extend(now.iter().cloned());
 }
 
-/// What a person means by a text.
+/// What a text means.
 struct Wanted {
     text: String,
     /// As a name in full.
@@ -240,9 +229,7 @@ struct Facts(Vec<Fact>);
 #[derive(Clone, Debug)]
 struct Fact {
     at: SystemTime,
-    /// It was seen no later than this.
-    until: SystemTime,
-    /// The collection that recorded it; an act has none.
+    /// The collection that recorded it, or when the act was.
     head: RunHead,
     kind: FactKind,
 }
@@ -252,29 +239,42 @@ enum FactKind {
     Act(Act),
     /// A collection listed it and recorded its decision.
     Listed(Decision),
-    /// A collection tried to remove it, and had put on record why.
+    /// A collection tried to remove it, for the reason recorded before.
     Tried(Outcome, String),
     /// A collection did not list it any more.
     Gone,
-    /// So many collections decided of each image that they do not mention as the one before.
-    Pass(u64),
+    /// A collection decided of each image that it does not mention as the one before.
+    Pass,
 }
 
 impl Fact {
     fn of_run(run: &RunLine, kind: FactKind) -> Self {
-        let at = if matches!(kind, FactKind::Pass(_)) { run.first } else { run.head.at };
-        Self { at, until: run.head.until, head: run.head.clone(), kind }
+        Self { at: run.head.at, head: run.head.clone(), kind }
+    }
+}
+
+impl RunHead {
+    fn of_act(act: &Act) -> Self {
+        Self {
+            at: act.at,
+            until: act.at,
+            by: act.by.clone(),
+            shadow: false,
+            claimed: 0,
+            measured: None,
+            failures: Vec::new(),
+        }
     }
 }
 
 impl Facts {
     fn last_at(&self) -> Option<SystemTime> {
-        self.0.iter().map(|fact| fact.until).max()
+        self.0.iter().map(|fact| fact.head.until).max()
     }
 
     fn act(&mut self, act: &Act) {
         let kind = FactKind::Act(act.clone());
-        self.0.push(Fact { at: act.at, until: act.at, head: RunHead::default(), kind });
+        self.0.push(Fact { at: act.at, head: RunHead::of_act(act), kind });
     }
 
     fn run(&mut self, key: &str, run: &RunLine) {
@@ -286,7 +286,7 @@ impl Facts {
         }
         for outcome in run.outcomes.iter().filter(|outcome| outcome.key == key) {
             let fact = Fact::of_run(run, FactKind::Tried(outcome.clone(), String::new()));
-            // That the removal was about to happen was on record before, with the moment and the reason.
+            // The act before the removal recorded its moment and its reason.
             let before = self.0.iter().rposition(Fact::is_removing);
             let before = before.filter(|_| !matches!(outcome.result, OutcomeResult::Spared { .. }));
             match before.map(|place| self.0.remove(place)) {
@@ -306,7 +306,7 @@ impl Facts {
         facts.sort_by_key(|fact| fact.at);
         let mut story = Story::default();
         for fact in facts {
-            story.hear(fact, &tried);
+            story.take(fact, &tried);
         }
         story.attribute();
         story
@@ -332,7 +332,7 @@ struct Story {
 
 impl Story {
     /// Takes in the next fact. `tried`: the collections that recorded the outcome of its removal.
-    fn hear(&mut self, fact: &Fact, tried: &BTreeSet<SystemTime>) {
+    fn take(&mut self, fact: &Fact, tried: &BTreeSet<SystemTime>) {
         match &fact.kind {
             FactKind::Act(act) => self.act(act),
             FactKind::Listed(decision) => {
@@ -340,16 +340,16 @@ impl Story {
                 self.size = decision.size;
                 self.listed_at = Some(fact.head.at);
                 if !tried.contains(&fact.head.at) {
-                    self.decided(decision, fact, 1);
+                    self.decided(decision, fact);
                 }
                 self.standing = Some(decision.clone());
             }
-            FactKind::Pass(count) => {
+            FactKind::Pass => {
                 // The collections that mention it are among these.
                 let is_listed = self.listed_at.is_some_and(|at| at < fact.at) && !tried.contains(&fact.head.at);
                 if let Some(decision) = self.standing.clone().filter(|_| is_listed) {
                     self.listed(fact);
-                    self.decided(&decision, fact, *count);
+                    self.decided(&decision, fact);
                 }
             }
             FactKind::Tried(outcome, why) => self.tried(outcome, why, fact),
@@ -403,13 +403,13 @@ impl Story {
         }
     }
 
-    fn decided(&mut self, decision: &Decision, fact: &Fact, count: u64) {
+    fn decided(&mut self, decision: &Decision, fact: &Fact) {
         let kind = if decision.goes { HappeningKind::Chosen } else { HappeningKind::Kept };
-        let happening = Happening { count, until: fact.head.at, ..Happening::decided(kind, Some(decision), fact) };
+        let happening = Happening::decided(kind, Some(decision), fact);
         match self.happenings.last_mut() {
             Some(last) if last.is_same(&happening) => {
-                last.count += happening.count;
-                last.until = happening.until;
+                last.count += 1;
+                last.until = fact.head.at;
             }
             _ => self.happenings.push(happening),
         }
@@ -492,7 +492,7 @@ impl Happening {
     }
 
     fn of(kind: HappeningKind, code: &str, fact: &Fact) -> Self {
-        Self { until: fact.until, ..Self::new(kind, code, fact.at, &fact.head.by) }
+        Self { until: fact.head.until, ..Self::new(kind, code, fact.at, &fact.head.by) }
     }
 
     fn decided(kind: HappeningKind, decision: Option<&Decision>, fact: &Fact) -> Self {

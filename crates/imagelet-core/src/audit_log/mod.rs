@@ -1,23 +1,21 @@
-//! Keeps on disk what was decided on images and why, for whoever asks later.
+//! The audit log: what was done to images, what was decided on them and why, as JSON lines on disk.
 //!
 //! ```text
-//! DIRECTORY/NNNNNNNNNN.jsonl   segments, the youngest has the highest number; the oldest is dropped when room is wanted
+//! DIRECTORY/NNNNNNNNNN.jsonl   the youngest has the highest number; the oldest is removed when room is needed
 //! DIRECTORY/lock               held while a process adds lines
 //! ```
 //!
-//! Nothing in it is a root: all of it may be deleted at any time, and nothing but the answers to "why" is lost. A line
-//! is one JSON document (`line.rs`); a crash leaves at worst a torn last line, which readers pass over. Several processes
-//! may write. A collection is written as its differences from the one before in the log, and each segment lists
-//! every image anew, so that none needs an older one. Readers take no lock; other files in the folder are ignored.
+//! The whole folder may be deleted at any time; only the answers of `why` are lost. A line is one JSON document
+//! (`record.rs`); a crash leaves at worst a torn last line, which readers skip. Several processes may write. A collection
+//! is written as its differences from the one before, and each file describes every image anew, so that none needs an
+//! older one. Readers take no lock; other files in the folder are ignored.
 //!
 //! **Invariant:** writing never fails a caller and never makes one wait: what cannot be written, on a full disk or
-//! behind a slow one, is counted and told once writing goes well again.
+//! behind a slow one, is counted, and the count is written once writing succeeds again.
 
+mod files;
 mod history;
-mod line;
-mod read;
 mod record;
-mod segments;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -34,33 +32,33 @@ use std::{
 };
 
 pub use self::{
+    files::Damage,
     history::{Happening, HappeningKind, History, ImageHistory},
-    read::Damage,
     record::{Act, ActCode, Decision, Outcome, OutcomeResult, Run, RunHead},
 };
-use self::{segments::Segments, write::Writer};
+use self::{files::LogFiles, write::Writer};
 
-/// Acts and collections that wait for the disk; what comes on top is lost and counted.
+/// Acts and collections that wait for the disk; more are lost and counted.
 const WAITING_MAX: usize = 256;
 /// A smaller log could not hold one collection of a node of ordinary size.
 pub const BYTES_MIN: u64 = 64 << 10;
 
-/// The decisions of a node, on disk. Writing happens on a thread of its own, which begins with the first line.
-pub struct DecisionLog {
+/// The audit log of a node. A thread of its own writes it, which begins with the first line.
+pub struct AuditLog {
     directory: Option<PathBuf>,
     bytes_max: u64,
-    /// False where the file system takes no writes: what is there can be read.
+    /// False where the file system is read-only: what is there can be read.
     is_written: bool,
     state: Arc<WriteState>,
     worker: Mutex<Option<Worker>>,
 }
 
-/// How writing goes; shared with the thread that writes.
+/// How writing succeeds; shared with the thread that writes.
 #[derive(Debug, Default)]
 struct WriteState {
     /// Acts and collections that did not reach the disk, ever.
     lost: AtomicU64,
-    /// Why the last of them did not; `None`: writing goes well.
+    /// Why the last of them did not; `None`: writing succeeds.
     error: Mutex<Option<String>>,
 }
 
@@ -72,11 +70,11 @@ struct Worker {
 enum Message {
     Act(Act),
     Run(Box<Run>),
-    /// Write everything, also what is only counted so far, and say so.
+    /// Answered once everything before it is written.
     Flush(SyncSender<()>),
 }
 
-impl DecisionLog {
+impl AuditLog {
     /// A log in a folder that is made when there is something to write, of at most so many bytes.
     pub fn new(directory: &Path, bytes_max: u64) -> Self {
         Self::with(Some(directory), bytes_max.max(BYTES_MIN), true)
@@ -102,22 +100,22 @@ impl DecisionLog {
         }
     }
 
-    /// Puts an act on record. Does not wait.
+    /// Records an act. Does not wait.
     pub fn act(&self, act: Act) {
         self.send(Message::Act(act));
     }
 
-    /// Puts a collection on record. Does not wait.
+    /// Records a collection. Does not wait.
     pub fn run(&self, run: Run) {
         self.send(Message::Run(Box::new(run)));
     }
 
-    /// Whether anything is written at all, so that nobody collects for nothing what a collection was decided on.
+    /// Whether anything is written at all.
     pub fn is_on(&self) -> bool {
         self.is_written
     }
 
-    /// Waits until all that was put on record is written, or lost. Blocks.
+    /// Waits until all that was recorded is written, or lost. Blocks.
     pub fn flush(&self) {
         let queue = self.lock().as_ref().map(|worker| worker.queue.clone());
         let Some(queue) = queue else { return };
@@ -136,13 +134,13 @@ impl DecisionLog {
 
     /// How many bytes the log takes. Looks at the disk.
     pub fn size(&self) -> u64 {
-        self.directory.as_deref().map_or(0, segments::size)
+        self.directory.as_deref().map_or(0, files::size)
     }
 
-    /// Everything about the images that a text means: by name, id, digest, or the beginning of one. Blocks.
+    /// The history of the images that a text means: by name, id, digest, or the beginning of one. Blocks.
     ///
     /// # Errors
-    /// When the folder cannot be read at all; an absent one is an empty log, and damage is passed over.
+    /// When the folder cannot be read at all; an absent one is an empty log, and damage is skipped.
     pub fn history(&self, text: &str) -> io::Result<History> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))
@@ -162,12 +160,12 @@ impl DecisionLog {
                 sent
             }
             Err(error) => {
-                tracing::warn!(%error, "could not start the writer of the decision log");
+                tracing::warn!(%error, "could not start the writer of the audit log");
                 Err("there is no thread to write")
             }
         };
         if let Err(why) = sent {
-            self.state.lose(1, why);
+            self.state.failed(why);
         }
     }
 
@@ -177,20 +175,20 @@ impl DecisionLog {
 }
 
 impl WriteState {
-    /// Counts what is lost; tells it once, not with every line.
-    fn lose(&self, count: u64, why: &str) {
-        self.lost.fetch_add(count, Ordering::Relaxed);
+    /// Counts one that is lost; logged once, not with every line.
+    fn failed(&self, why: &str) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
         let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
         if error.is_none() {
-            tracing::warn!(error = why, "could not write the decision log; decisions go on and are not on record");
+            tracing::warn!(error = why, "could not write the audit log; decisions continue and are not recorded");
         }
         *error = Some(why.to_owned());
     }
 
-    fn heal(&self) {
+    fn succeeded(&self) {
         let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
         if error.is_some() {
-            tracing::info!(lost = self.lost.load(Ordering::Relaxed), "the decision log is written again");
+            tracing::info!(lost = self.lost.load(Ordering::Relaxed), "the audit log is written again");
         }
     }
 }
@@ -198,8 +196,8 @@ impl WriteState {
 impl Worker {
     fn start(directory: &Path, bytes_max: u64, state: &Arc<WriteState>) -> io::Result<Self> {
         let (queue, messages) = sync_channel(WAITING_MAX);
-        let writer = Writer::new(Segments::new(directory, bytes_max), Arc::clone(state));
-        let thread = std::thread::Builder::new().name("decision-log".into()).spawn(move || work(writer, &messages))?;
+        let writer = Writer::new(LogFiles::new(directory, bytes_max), Arc::clone(state));
+        let thread = std::thread::Builder::new().name("audit-log".into()).spawn(move || work(writer, &messages))?;
         Ok(Self { queue, thread })
     }
 }
@@ -209,29 +207,25 @@ fn work(mut writer: Writer, messages: &Receiver<Message>) {
         match message {
             Message::Act(act) => writer.act(act),
             Message::Run(run) => writer.run(*run),
-            Message::Flush(done) => {
-                writer.settle();
-                // Whoever waited may have gone.
-                let _ = done.send(());
-            }
+            // The caller that waited may be gone.
+            Message::Flush(done) => drop(done.send(())),
         }
     }
-    writer.settle();
 }
 
-impl Drop for DecisionLog {
+impl Drop for AuditLog {
     /// Writes what waits.
     fn drop(&mut self) {
         let Some(Worker { queue, thread }) = self.lock().take() else { return };
         drop(queue);
         if thread.join().is_err() {
-            tracing::error!("the writer of the decision log panicked");
+            tracing::error!("the writer of the audit log panicked");
         }
     }
 }
 
-impl fmt::Debug for DecisionLog {
+impl fmt::Debug for AuditLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DecisionLog").field("directory", &self.directory).finish_non_exhaustive()
+        f.debug_struct("AuditLog").field("directory", &self.directory).finish_non_exhaustive()
     }
 }

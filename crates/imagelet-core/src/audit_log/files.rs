@@ -1,0 +1,186 @@
+//! The files of the log: lines are added to the youngest, the oldest is removed whole, and all are read in order.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufRead as _, BufReader, Write as _},
+    os::unix::fs::{DirBuilderExt as _, FileExt as _},
+    path::{Path, PathBuf},
+};
+
+use super::record::Line;
+use crate::failpoint::Step;
+
+/// A log consists of about this many files, so that removing one loses a quarter of what is known.
+const FILES: u64 = 4;
+const LOCK: &str = "lock";
+const SUFFIX: &str = ".jsonl";
+
+/// The folder of a log, for writing.
+#[derive(Debug)]
+pub(super) struct LogFiles {
+    pub(super) directory: PathBuf,
+    bytes_max: u64,
+}
+
+/// The youngest file, while no other process may write.
+#[derive(Debug)]
+pub(super) struct Youngest {
+    _lock: File,
+    /// Counts up.
+    pub(super) number: u64,
+    file: File,
+    pub(super) length: u64,
+}
+
+/// What was skipped while reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Damage {
+    /// Lines that are cut off or that this version cannot read.
+    pub lines: u64,
+    /// Files that could not be read.
+    pub files: u64,
+}
+
+impl LogFiles {
+    /// Nothing is made or opened before the first line.
+    pub(super) fn new(directory: &Path, bytes_max: u64) -> Self {
+        Self { directory: directory.to_owned(), bytes_max }
+    }
+
+    /// The limit of one file, and of what is added at once.
+    pub(super) fn file_bytes_max(&self) -> u64 {
+        self.bytes_max / FILES
+    }
+
+    /// Waits for the lock of the processes that write here, and begins a file where the youngest is full.
+    pub(super) fn youngest(&self) -> io::Result<Youngest> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
+        let lock = File::options().create(true).truncate(false).write(true).open(self.directory.join(LOCK))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)?;
+        let (number, length) = match list(&self.directory)?.pop() {
+            Some((number, path)) => (number, fs::metadata(path)?.len()),
+            None => (1, 0),
+        };
+        let number = number + u64::from(length >= self.file_bytes_max());
+        let path = self.directory.join(format!("{number:010}{SUFFIX}"));
+        let file = File::options().read(true).append(true).create(true).open(&path)?;
+        let length = file.metadata()?.len();
+        if length == 0 {
+            File::open(&self.directory)?.sync_all()?;
+        }
+        Ok(Youngest { _lock: lock, number, file, length })
+    }
+
+    /// Adds lines, all or none, after removing as many of the oldest files as they need.
+    pub(super) fn append(&self, youngest: &mut Youngest, lines: &[Line]) -> io::Result<()> {
+        let mut text = Vec::new();
+        for line in lines {
+            serde_json::to_writer(&mut text, line).map_err(io::Error::other)?;
+            text.push(b'\n');
+        }
+        if text.len() as u64 > self.file_bytes_max() {
+            let (length, limit) = (text.len(), self.file_bytes_max());
+            return Err(io::Error::other(format!("lines of {length} bytes; the limit is {limit}")));
+        }
+        let mut older = list(&self.directory)?;
+        older.retain(|(number, _)| *number < youngest.number);
+        let lengths: Vec<u64> = older.iter().map(|(_, path)| fs::metadata(path).map_or(0, |it| it.len())).collect();
+        let mut total = lengths.iter().sum::<u64>() + youngest.length + text.len() as u64;
+        for ((_, path), length) in older.iter().zip(lengths) {
+            if total <= self.bytes_max {
+                break;
+            }
+            fs::remove_file(path)?;
+            total -= length;
+        }
+        youngest.append(&text)
+    }
+}
+
+impl Youngest {
+    fn append(&mut self, text: &[u8]) -> io::Result<()> {
+        let before = self.length;
+        let mut last = [b'\n'];
+        if before > 0 {
+            self.file.read_exact_at(&mut last, before - 1)?;
+        }
+        // In two writes, so that a test can end the process between them.
+        let half = if crate::failpoint::COMPILED_IN { text.len() / 2 } else { 0 };
+        // A line that a crash cut off ends here, and readers skip it.
+        let end: &[u8] = if last == [b'\n'] { b"" } else { b"\n" };
+        let written = self
+            .file
+            .write_all(end)
+            .and_then(|()| self.file.write_all(&text[..half]))
+            .inspect(|()| Step::DecisionHalfWritten.reach())
+            .and_then(|()| self.file.write_all(&text[half..]));
+        if let Err(error) = written {
+            // Where this fails, too, readers skip what is left.
+            drop(self.file.set_len(before));
+            return Err(error);
+        }
+        self.length += (end.len() + text.len()) as u64;
+        Step::DecisionWritten.reach();
+        Ok(())
+    }
+
+    /// Waits until the lines are on the disk.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// Passes on every line with the number of its file, oldest first. Takes no lock: a line that is being written counts as
+/// damaged.
+///
+/// # Errors
+/// When the folder cannot be read at all; an absent one is an empty log.
+pub(super) fn read(directory: &Path, mut take: impl FnMut(u64, Line)) -> io::Result<Damage> {
+    let mut damage = Damage::default();
+    for (number, path) in list(directory)? {
+        match File::open(&path).and_then(|file| read_file(file, number, &mut damage, &mut take)) {
+            Ok(()) => {}
+            // Removed meanwhile by the process that writes.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::warn!(file = %path.display(), %error, "a file of the audit log cannot be read and is skipped");
+                damage.files += 1;
+            }
+        }
+    }
+    Ok(damage)
+}
+
+fn read_file(file: File, number: u64, damage: &mut Damage, take: &mut impl FnMut(u64, Line)) -> io::Result<()> {
+    for line in BufReader::new(file).split(b'\n') {
+        match serde_json::from_slice(&line?) {
+            Ok(line) => take(number, line),
+            Err(_) => damage.lines += 1,
+        }
+    }
+    Ok(())
+}
+
+/// All files of the log, oldest first; an absent folder has none.
+pub(super) fn list(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)).and_then(|name| name.parse().ok());
+        found.extend(number.map(|number: u64| (number, entry.path())));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// How many bytes a log takes.
+pub(super) fn size(directory: &Path) -> u64 {
+    let all = list(directory).unwrap_or_default();
+    all.iter().filter_map(|(_, path)| Some(fs::metadata(path).ok()?.len())).sum()
+}
