@@ -10,7 +10,7 @@ use imagelet_core::image::ByteSize;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{
-    node::{LayerSize, PullProgress, Step, Steps, no_steps},
+    api::{LayerSize, PullProgress, Step, Steps, no_steps},
     output::printable,
 };
 
@@ -399,7 +399,7 @@ mod tests {
         }
         assert_eq!(in_columns(&format!("r.io/a@sha256:{hex}"), 36).trim_end(), "r.io/a@sha256:0123456789ab");
     }
-    use crate::node::LayerProgress;
+    use crate::api::LayerProgress;
 
     #[test]
     fn a_pull_is_told_in_a_line() {

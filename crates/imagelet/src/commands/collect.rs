@@ -6,9 +6,10 @@ use imagelet_core::image::{ByteSize, ImageId, Percent};
 
 use super::upkeep::{complain, note};
 use crate::{
+    api::{CollectRequest, Collected, CollectedRow, silences},
     cli::{Format, GcArgs},
     failure::Failure,
-    node::{CollectRequest, Collected, CollectedRow, Node, silences},
+    node::Node,
     output::{Table, names, print, printable},
 };
 

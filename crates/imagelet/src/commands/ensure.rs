@@ -13,10 +13,11 @@ use serde_json::json;
 
 use super::{pull::read_file, upkeep::complain};
 use crate::{
+    api::{PodEnsured, PodImageRow, PodRequest, Step, Steps},
     cli::{EnsureArgs, Format},
     failure::Failure,
     manifests::{FILE_LENGTH_MAX, ManifestFile, Manifests},
-    node::{Node, PodEnsured, PodImageRow, PodRequest, Step, Steps},
+    node::Node,
     output::{Table, print, printable},
     progress::{Screen, Shown},
 };
@@ -242,7 +243,7 @@ mod tests {
     }
 
     fn pod(images: Vec<PodImageRow>) -> PodEnsured {
-        let pod = crate::node::PodName { namespace: "default".into(), name: "web".into(), uid: "u".into() };
+        let pod = crate::api::PodName { namespace: "default".into(), name: "web".into(), uid: "u".into() };
         PodEnsured { kind: "Pod".into(), pod, images, ..PodEnsured::default() }
     }
 

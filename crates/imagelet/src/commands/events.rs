@@ -8,9 +8,10 @@ use std::{
 };
 
 use crate::{
+    api::{EventsRequest, NodeEvent, Told},
     cli::{EventsArgs, Format},
     failure::Failure,
-    node::{EventsRequest, Node, NodeEvent, Told},
+    node::Node,
     output::{Table, printable},
     progress::PullScreen,
 };

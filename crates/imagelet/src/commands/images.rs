@@ -6,9 +6,10 @@ use imagelet_core::image::{ByteSize, ImageId, shown_name};
 use serde::Deserialize;
 
 use crate::{
+    api::{ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
     cli::{DfArgs, Format, InspectArgs, LsArgs},
     failure::Failure,
-    node::{ImageRow, InspectRequest, ListRequest, Node, Usage, UsageRequest, no_steps},
+    node::Node,
     output::{Table, age, names, print},
 };
 

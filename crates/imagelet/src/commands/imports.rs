@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{config::GoDuration, node::ImportStatus, output::Table};
+use crate::{api::ImportStatus, config::GoDuration, output::Table};
 
 /// In one line.
 pub(super) fn summary(status: &ImportStatus) -> String {

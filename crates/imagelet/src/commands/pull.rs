@@ -15,10 +15,11 @@ use serde_json::json;
 
 use super::upkeep::complain;
 use crate::{
+    api::{Hidden, Login, PullRequest, Pulled},
     cli::{Format, Policy, PullArgs},
     config::Environment,
     failure::Failure,
-    node::{Hidden, Login, Node, PullRequest, Pulled},
+    node::Node,
     output::print,
     progress::Screen,
 };

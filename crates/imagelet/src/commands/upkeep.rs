@@ -6,13 +6,14 @@ use imagelet_core::image::ByteSize;
 use serde_json::json;
 
 use crate::{
+    api::{
+        LastCollection, MountRequest, PinRequest, PinsRequest, RemoveRequest, ShadowRow, Status, StatusRequest,
+        UnmountRequest, UnpinRequest, UntagRequest, no_steps, silences,
+    },
     cli::{Format, MountArgs, PatternArgs, RmArgs, UnmountArgs, UntagArgs},
     config::GoDuration,
     failure::Failure,
-    node::{
-        LastCollection, MountRequest, Node, PinRequest, PinsRequest, RemoveRequest, ShadowRow, Status, StatusRequest,
-        UnmountRequest, UnpinRequest, UntagRequest, no_steps, silences,
-    },
+    node::Node,
     output::{Table, print, printable},
 };
 

@@ -9,9 +9,10 @@ use imagelet_core::image::{ByteSize, ImageId};
 
 use super::upkeep::complain;
 use crate::{
+    api::{Verified, VerifiedImage, VerifiedPart, VerifyRequest},
     cli::{Format, Intent, VerifyArgs},
     failure::Failure,
-    node::{Node, Verified, VerifiedImage, VerifiedPart, VerifyRequest},
+    node::Node,
     output::{Table, names, print, printable},
     progress::Screen,
 };
@@ -165,7 +166,7 @@ fn part(out: &mut dyn Write, name: &str, part: &VerifiedPart) -> io::Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::{VerifiedFinding, VerifiedLayer};
+    use crate::api::{VerifiedFinding, VerifiedLayer};
 
     #[test]
     fn what_was_found_is_told_once_and_below_the_image() {

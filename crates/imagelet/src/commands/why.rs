@@ -9,10 +9,11 @@ use std::{
 use imagelet_core::image::{ByteSize, ImageId};
 
 use crate::{
+    api::{ImageRow, PodStartRow, no_steps},
     cli::{Format, WhyArgs},
     config::GoDuration,
     failure::Failure,
-    node::{ImageRow, Node, PodStartRow, Why, WhyHappening, WhyImage, WhyNext, WhyRequest, no_steps},
+    node::{Node, Why, WhyHappening, WhyImage, WhyNext, WhyRequest},
     output::{Table, names, print, printable},
 };
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use imagelet_core::image::Digest;
 
-use crate::node::{Hidden, PodName, PodRequest, PullSecretText};
+use crate::api::{Hidden, PodName, PodRequest, PullSecretText};
 use objects::{AccountManifest, ClassManifest, Named, Object, ObjectError, PodManifest, SecretManifest, objects};
 
 /// Longest file of manifests that is read.

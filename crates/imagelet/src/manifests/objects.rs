@@ -7,7 +7,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use serde_saphyr::Spanned;
 
-use crate::node::PodImageRequest;
+use crate::api::PodImageRequest;
 
 /// Longest file of manifests that is read: bundles of an operator have a few megabytes.
 pub(super) const FILE_LENGTH_MAX: usize = 8 << 20;

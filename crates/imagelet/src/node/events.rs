@@ -11,14 +11,16 @@ use imagelet_core::{
     image::shown_name,
     manager::PullState,
 };
-use serde::{Deserialize, Serialize};
 use tokio::{
     sync::broadcast::error::RecvError,
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use super::{LocalNode, NodeEvent, PullProgress, local::moment};
-use crate::{api::Replies, failure::Failure};
+use super::local::LocalNode;
+use crate::{
+    api::{EventsRequest, NodeEvent, PullProgress, Replies, Told, moment},
+    failure::Failure,
+};
 
 /// Followers at once; each may have a few hundred messages of at most 8 KiB under way.
 const FOLLOWERS_MAX: usize = 32;
@@ -26,36 +28,6 @@ const FOLLOWERS_MAX: usize = 32;
 const NAMED_MAX: usize = 10;
 /// How often progress is told, and how seldom.
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
-
-/// Asks for the events kept, and for those to come.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct EventsRequest {
-    /// Go on with what happens from now on.
-    pub(crate) follow: bool,
-    /// Tell how far pulls are this often, in milliseconds; absent: not at all.
-    pub(crate) progress_ms: Option<u64>,
-}
-
-impl EventsRequest {
-    /// Its name on the socket.
-    pub(crate) const NAME: &'static str = "events";
-}
-
-/// A line of the stream.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "camelCase")]
-pub(crate) enum Told {
-    /// Something happened.
-    Event(Box<NodeEvent>),
-    /// A pull is under way, or over.
-    Progress(Box<PullProgress>),
-    /// The reader was too slow: so many events between the last one and the next are lost to it.
-    Missed {
-        /// How many.
-        count: u64,
-    },
-}
 
 /// Tells a reader what happens, until it goes away. Answers at once when it does not want to follow.
 ///
@@ -151,12 +123,12 @@ fn estimated(node: &LocalNode, pull: &PullProgress) -> Option<u64> {
 }
 
 /// Records what happened to the node itself.
-pub(super) fn tell(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
+pub(crate) fn tell(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
     node.parts.events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
 }
 
 /// What a collection removed and why, in a sentence; the first images by name. `None`: nothing.
-pub(super) fn of_removals(report: &GcReport) -> Option<String> {
+pub(crate) fn of_removals(report: &GcReport) -> Option<String> {
     let removed = report.removed.iter().filter(|removal| matches!(removal.outcome, GcOutcome::Removed { .. }));
     let removed: Vec<&GcRemoval> = removed.collect();
     let named = removed.iter().take(NAMED_MAX).map(|removal| {

@@ -1,98 +1,34 @@
 //! One way to ask a node, whether its store is in this process or behind a daemon's socket.
 
-mod adopt;
-mod board;
-mod collect;
+mod command;
 mod events;
-mod fields;
-mod imports;
+mod gc;
+mod images;
 mod local;
-mod pins;
-mod pods;
-mod pressure;
-mod reasons;
+mod pulls;
 mod remote;
-mod room;
-mod rows;
-mod starts;
-mod steps;
-mod usage;
-mod verify;
-mod waiting;
-mod why;
-mod words;
+mod status;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use imagelet_core::{
-    image::ByteSize,
-    runtime::{LayerState, PullEvent},
-};
-use serde::{Serialize, de::DeserializeOwned};
-
-pub(crate) use board::PullBoard;
-pub(crate) use collect::{collect, policy};
-pub(crate) use events::{EventsRequest, Told};
-pub(crate) use fields::Hidden;
-pub(crate) use imports::ImportStatus;
-pub(crate) use local::{LocalNode, NodeParts};
-pub(crate) use pods::{PodEnsured, PodImageRequest, PodImageRow, PodRequest};
-pub(crate) use remote::{Probed, RemoteNode};
-pub(crate) use room::RoomByCollection;
-pub(crate) use starts::PodStartRow;
-pub(crate) use steps::{LayerSize, Step};
-pub(crate) use verify::{Verified, VerifiedImage, VerifiedPart, VerifyRequest};
-#[cfg(test)]
-pub(crate) use verify::{VerifiedFinding, VerifiedLayer};
-pub(crate) use why::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};
-pub(crate) use words::*;
+use serde::de::DeserializeOwned;
 
 use crate::{
-    api::{Handler, Refusal, Replies},
+    api::{
+        CollectRequest, EventsRequest, Handler, InspectRequest, ListRequest, MountRequest, PinRequest, PinsRequest,
+        PodRequest, PullRequest, Refusal, RemoveRequest, Replies, StatusRequest, Steps, Told, UnmountRequest,
+        UnpinRequest, UntagRequest, UsageRequest, VerifyRequest,
+    },
     failure::Failure,
 };
-
-/// Hears how far a command is. Must not block.
-pub(crate) type Steps = Arc<dyn Fn(Step) + Send + Sync>;
-
-/// Hears nothing.
-pub(crate) fn no_steps() -> Steps {
-    Arc::new(|_| {})
-}
-
-/// Hears silences alone.
-pub(crate) fn silences(note: impl Fn(&str) + Send + Sync + 'static) -> Steps {
-    Arc::new(move |step| {
-        if let Step::Silence { note: text } = step {
-            note(&text);
-        }
-    })
-}
-
-/// What a command tells of a step of a pull, if anything.
-fn step(event: PullEvent) -> Option<Step> {
-    Some(match event {
-        PullEvent::Resolved { manifest, layers } => Step::Resolved {
-            manifest: manifest.to_string(),
-            layers: layers
-                .into_iter()
-                .map(|(digest, size)| LayerSize { digest: digest.to_string(), size: size.0 })
-                .collect(),
-        },
-        PullEvent::Layer { digest, state } => {
-            let digest = digest.to_string();
-            match state {
-                LayerState::Present => Step::Present { digest },
-                LayerState::Fetching { received: ByteSize(received) } => Step::Fetching { digest, received },
-                LayerState::Done => Step::Done { digest },
-            }
-        }
-        PullEvent::Committing => Step::Committing,
-        PullEvent::Way(_) => return None,
-    })
-}
+use command::Command;
+pub(crate) use gc::{SpaceByCollection, collect, policy};
+pub(crate) use images::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};
+pub(crate) use local::{LocalNode, NodeParts};
+pub(crate) use pulls::PullTracker;
+pub(crate) use remote::{Probed, RemoteNode};
 
 /// A node to ask.
 #[derive(Clone, Debug)]
@@ -101,31 +37,6 @@ pub(crate) enum Node {
     Local(Arc<LocalNode>),
     /// A daemon has them.
     Remote(RemoteNode),
-}
-
-/// How long a daemon may take for a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AnswerTime {
-    /// As long as `--timeout` says.
-    Limited,
-    /// As long as it works, and answers other calls meanwhile.
-    WhileAlive,
-    /// As long as it takes; a silence is only reported.
-    Unlimited,
-}
-
-/// A command: its arguments are this type, its answer is `Answer`.
-#[async_trait]
-pub(crate) trait Command: Serialize + DeserializeOwned + Send + Sync {
-    /// Its name on the socket.
-    const NAME: &'static str;
-    /// How long its answer may take.
-    const TIME: AnswerTime = AnswerTime::Limited;
-    /// What it answers.
-    type Answer: Serialize + DeserializeOwned + Send;
-
-    /// Runs it where the parts are.
-    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Self::Answer, Failure>;
 }
 
 impl Node {

@@ -9,9 +9,9 @@ use std::{
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{AnswerTime, Command, EventsRequest, StatusRequest, Step, Steps, Told};
+use super::command::{AnswerTime, Command};
 use crate::{
-    api::{BODY_BYTES_MAX, CallError, Client, Wait},
+    api::{BODY_BYTES_MAX, CallError, Client, EventsRequest, StatusRequest, Step, Steps, Told, Wait},
     config::GoDuration,
     failure::Failure,
 };

@@ -11,9 +11,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::readiness::Readiness;
 use crate::{
-    api::{Handler, Refusal, Replies},
+    api::{EventsRequest, Handler, Refusal, Replies},
     failure::Failure,
-    node::EventsRequest,
 };
 
 /// Removes the daemon's socket when dropped, unless another has taken its place.

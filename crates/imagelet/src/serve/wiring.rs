@@ -33,7 +33,7 @@ use super::imports::{RuntimeSite, RuntimeSiteParts};
 use crate::{
     config::{Backend, PullPatience, RuntimeSettings, Settings, StoreSettings, Surroundings, Verification},
     failure::Failure,
-    node::{LocalNode, NodeParts, PullBoard, RoomByCollection},
+    node::{LocalNode, NodeParts, PullTracker, SpaceByCollection},
     output::printable,
 };
 
@@ -69,7 +69,7 @@ pub(crate) struct StoreAccess {
 pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
     let metrics = Arc::new(Metrics::new());
     let store = open_backend(&settings, role, wanted, &metrics).await?;
-    let pulls = if store.engine.is_some() { PullBoard::default() } else { PullBoard::of_runtime() };
+    let pulls = if store.engine.is_some() { PullTracker::default() } else { PullTracker::of_runtime() };
     let mut runtime = RuntimeManager::new(store.images, store.containers)
         .pinning(settings.pinned.clone())
         .measured(Arc::clone(&metrics))
@@ -149,10 +149,10 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     };
     let node = Arc::new(LocalNode::new(parts, settings));
     if let Some(engine) = &node.parts().engine {
-        engine.ask_for_room(Arc::new(RoomByCollection::new(&node)));
+        engine.ask_for_room(Arc::new(SpaceByCollection::new(&node)));
     }
     if let Some((images, site)) = store.imports {
-        site.make_room_by(Arc::new(RoomByCollection::new(&node)));
+        site.make_room_by(Arc::new(SpaceByCollection::new(&node)));
         tokio::spawn(ImportingImages::look_on(Arc::downgrade(&images)));
     }
     Ok(node)

@@ -15,20 +15,20 @@ use imagelet_oci::{LayerEntry, StoreUsage, StoredImage};
 use serde::Serialize;
 use serde_json::{json, value::RawValue};
 
-use super::{FsRow, ImageRow, local::moment};
+use crate::api::{FsRow, ImageRow, moment};
 
 /// Who uses an image, where whoever runs containers from it does not answer.
-pub(super) const USES_UNKNOWN: &str = "nobody knows: the runtime does not answer";
+pub(crate) const USES_UNKNOWN: &str = "nobody knows: the runtime does not answer";
 
 /// What images take, as far as it is known: a store of our own knows it, and a runtime may offer it.
 #[derive(Debug, Default)]
-pub(super) struct KnownSizes {
-    pub(super) store: Option<StoreUsage>,
-    pub(super) layers: Option<LayerGraph>,
+pub(crate) struct KnownSizes {
+    pub(crate) store: Option<StoreUsage>,
+    pub(crate) layers: Option<LayerGraph>,
 }
 
 impl KnownSizes {
-    pub(super) fn shares(&self) -> Shares<'_> {
+    pub(crate) fn shares(&self) -> Shares<'_> {
         let store = self.store.iter().flat_map(|usage| &usage.images);
         let store = store.map(|image| (&image.id, (image.unique.0, image.shared.0)));
         let layers = self.layers.iter().flat_map(LayerGraph::shares);
@@ -36,13 +36,13 @@ impl KnownSizes {
     }
 
     /// Bytes that come free with an image of a runtime, where every layer was counted.
-    pub(super) fn freed_by(&self, image: &ImageId) -> Option<u64> {
+    pub(crate) fn freed_by(&self, image: &ImageId) -> Option<u64> {
         let graph = self.layers.as_ref().filter(|graph| graph.certainty == Certainty::Exact)?;
         Some(graph.freed_by([image]).bytes.0)
     }
 
     /// Bytes of all images, each shared layer once, and how sure that is.
-    pub(super) fn total(&self) -> Option<(u64, Certainty)> {
+    pub(crate) fn total(&self) -> Option<(u64, Certainty)> {
         let store = self.store.as_ref().map(|usage| (usage.total.0, Certainty::Exact));
         store.or_else(|| self.layers.as_ref().map(|graph| (graph.total().0, graph.certainty)))
     }
@@ -50,11 +50,11 @@ impl KnownSizes {
 
 /// What each image takes alone and shares, by its id, as there may be ten thousand of them.
 #[derive(Default)]
-pub(super) struct Shares<'a>(HashMap<&'a ImageId, (u64, u64)>);
+pub(crate) struct Shares<'a>(HashMap<&'a ImageId, (u64, u64)>);
 
 impl Shares<'_> {
     /// Bytes that are the image's alone, and bytes that it shares.
-    pub(super) fn of_image(&self, id: &ImageId) -> Option<(u64, u64)> {
+    pub(crate) fn of_image(&self, id: &ImageId) -> Option<(u64, u64)> {
         self.0.get(id).copied()
     }
 }
@@ -94,7 +94,7 @@ struct StoredDetails<'a> {
 }
 
 /// The details of an image, as the text that they are written as.
-pub(super) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
+pub(crate) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
     let layer = |layer: &LayerEntry| json!({ "blob": layer.blob, "size": layer.size, "diffId": layer.diff_id, "mediaType": layer.media_type });
     let details = StoredDetails {
         id: &stored.id,
@@ -108,7 +108,7 @@ pub(super) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
 }
 
 /// What is told of an image that a pass has seen.
-pub(super) fn row(entry: &Entry, shares: &Shares<'_>) -> ImageRow {
+pub(crate) fn row(entry: &Entry, shares: &Shares<'_>) -> ImageRow {
     ImageRow {
         first_seen: moment(here_since(entry)),
         last_used: entry.last_used.and_then(moment),
@@ -120,13 +120,13 @@ pub(super) fn row(entry: &Entry, shares: &Shares<'_>) -> ImageRow {
 }
 
 /// Since when it is here: a pull ends before a pass first sees what it brought.
-pub(super) fn here_since(entry: &Entry) -> SystemTime {
+pub(crate) fn here_since(entry: &Entry) -> SystemTime {
     let pulled = entry.pulled.filter(|_| entry.origin == Origin::Pulled);
     pulled.map_or(entry.first_seen, |pulled| pulled.at.min(entry.first_seen))
 }
 
 /// What the store tells of an image. It counts as used, as long as nobody can tell.
-pub(super) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
+pub(crate) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
     let (unique, shared) = shares.of_image(&image.id).unzip();
     let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());
     names.sort();

@@ -21,10 +21,15 @@ use imagelet_core::{
 
 use tracing::{Instrument as _, instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
-use super::{AnswerTime, CollectRequest, Collected, CollectedRow, Command, LocalNode, Steps, events};
 use crate::{
+    api::{CollectRequest, Collected, CollectedRow, Steps},
     config::{CollectionMode, CollectionOrder, GcSettings, Settings},
     failure::Failure,
+    node::{
+        command::{AnswerTime, Command},
+        events,
+        local::LocalNode,
+    },
 };
 
 /// The kubelet's own name for it.
@@ -87,7 +92,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     })?;
     // Who only asks what would go has changed nothing, and may ask often.
     if !request.dry_run || shadow {
-        node.put_on_record(&report, &asked, began, clock.elapsed());
+        node.record_collection(&report, &asked, began, clock.elapsed());
     }
     for removal in &report.removed {
         if matches!(removal.outcome, GcOutcome::Removed { .. }) {
@@ -232,7 +237,7 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
 }
 
 /// What everything frees that may go, whatever the thresholds say, and how sure that is.
-pub(super) async fn reclaimable(node: &LocalNode) -> Result<(u64, Certainty), Failure> {
+pub(crate) async fn reclaimable(node: &LocalNode) -> Result<(u64, Certainty), Failure> {
     let all = CollectRequest { dry_run: true, all_unused: true, ..CollectRequest::default() };
     let request = gc_request(&all, &node.settings())?;
     let report = node.parts.gc.collect(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;

@@ -12,10 +12,11 @@ use imagelet_core::{
 use serde::{Deserialize, Serialize};
 use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
 
-use super::{
-    Command, HeldBackRow, ImageRow, LocalNode, PodStartRow, Steps, local::moment, policy, waiting::WaitingRows,
+use crate::{
+    api::{HeldBackRow, ImageRow, PodStartRow, Steps, moment},
+    failure::Failure,
+    node::{command::Command, gc::policy, local::LocalNode, pulls::WaitingRows},
 };
-use crate::failure::Failure;
 
 /// More images than these are no answer.
 const IMAGES_MAX: usize = 16;
@@ -287,7 +288,7 @@ async fn foretell(node: &LocalNode, problems: &mut Vec<String>) -> Foretold {
 }
 
 /// Notes at each image what the next collection would do with it.
-pub(super) async fn foretell_all(node: &LocalNode, rows: &mut [ImageRow]) {
+pub(crate) async fn foretell_all(node: &LocalNode, rows: &mut [ImageRow]) {
     let mut problems = Vec::new();
     let foretold = foretell(node, &mut problems).await;
     for problem in problems {

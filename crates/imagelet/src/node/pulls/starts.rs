@@ -4,40 +4,17 @@ use imagelet_core::{
     image::Reference,
     manager::{PodImages, PodStarts},
 };
-use serde::{Deserialize, Serialize};
 
-use super::local::moment;
-
-/// How long the images of one pod took.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct PodStartRow {
-    /// Its namespace.
-    pub(crate) namespace: String,
-    /// Its name.
-    pub(crate) pod: String,
-    /// Its uid.
-    pub(crate) uid: String,
-    /// The images that were pulled for it, as it spells them.
-    pub(crate) images: Vec<String>,
-    /// When the first pull began.
-    pub(crate) began_at: Option<String>,
-    /// From then to the moment its last image was there; so far, while it is not over.
-    pub(crate) took_seconds: f64,
-    /// How much of that was pulling.
-    pub(crate) pulling_seconds: f64,
-    /// Whether it is over.
-    pub(crate) over: bool,
-}
+use crate::api::{PodStartRow, moment};
 
 impl PodStartRow {
     /// All pods, the latest first.
-    pub(super) fn all(starts: &PodStarts) -> Vec<Self> {
+    pub(crate) fn all(starts: &PodStarts) -> Vec<Self> {
         starts.all().into_iter().map(Self::of).collect()
     }
 
     /// Those that pulled an image of one of these names, the latest first.
-    pub(super) fn pulling(starts: &PodStarts, names: &[String]) -> Vec<Self> {
+    pub(crate) fn pulling(starts: &PodStarts, names: &[String]) -> Vec<Self> {
         let is_named = |image: &String| {
             let name = image.parse::<Reference>().map(|name| name.canonical().to_string());
             names.contains(image) || name.is_ok_and(|name| names.contains(&name))

@@ -16,7 +16,7 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-use super::{LayerProgress, PullProgress};
+use crate::api::{LayerProgress, PullProgress};
 
 /// Most pulls shown at once.
 const PULLS_MAX: usize = 512;
@@ -31,7 +31,7 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 
 /// The pulls of a node. Cheap to clone.
 #[derive(Clone, Default)]
-pub(crate) struct PullBoard {
+pub(crate) struct PullTracker {
     state: Arc<Mutex<State>>,
     /// A runtime pulls, and reports nothing on the way.
     is_silent: bool,
@@ -79,7 +79,7 @@ mod phase {
     pub(super) const GIVEN_UP: &str = "given-up";
 }
 
-impl PullBoard {
+impl PullTracker {
     /// For the pulls of a runtime, which reports nothing on the way.
     pub(crate) fn of_runtime() -> Self {
         Self { is_silent: true, ..Self::default() }
@@ -216,7 +216,7 @@ impl Pull {
     }
 }
 
-impl PullWatch for PullBoard {
+impl PullWatch for PullTracker {
     fn begin(&self, request: &PullRequest) -> Arc<dyn PullSeen> {
         let sandbox = request.sandbox.clone().unwrap_or_default();
         let mut state = self.lock();
@@ -245,7 +245,7 @@ impl PullWatch for PullBoard {
 }
 
 struct Seen {
-    board: PullBoard,
+    board: PullTracker,
     number: u64,
 }
 
@@ -276,9 +276,9 @@ impl PullSeen for Seen {
     }
 }
 
-impl fmt::Debug for PullBoard {
+impl fmt::Debug for PullTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PullBoard").field("pulls", &self.lock().pulls.len()).finish_non_exhaustive()
+        f.debug_struct("PullTracker").field("pulls", &self.lock().pulls.len()).finish_non_exhaustive()
     }
 }
 
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_pull_tells_phase_layers_speed_and_what_remains() {
-        let (board, began) = (PullBoard::default(), Instant::now());
+        let (board, began) = (PullTracker::default(), Instant::now());
         let _seen = board.begin(&request("app:v1"));
         let step = |second, event| board.change(1, |pull| pull.step(&event, began + Duration::from_secs(second)));
         assert_eq!(board.since(0, began).1[0].phase, "asking");
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_pull_through_a_runtime_is_not_called_one_that_asks_the_registry() {
-        let board = PullBoard::of_runtime();
+        let board = PullTracker::of_runtime();
         let seen = board.begin(&request("app:v1"));
         let now = Instant::now();
         let told = board.since(0, now + Duration::from_secs(90)).1.remove(0);
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn an_import_shows_its_layers_until_it_is_forwarded() {
-        let (board, now) = (PullBoard::of_runtime(), Instant::now());
+        let (board, now) = (PullTracker::of_runtime(), Instant::now());
         let seen = board.begin(&request("app:v1"));
         let told = || board.since(0, now).1.remove(0);
         assert_eq!(told().phase, "pulling");
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_pull_is_seen_once_by_who_looks_again() {
-        let board = PullBoard::default();
+        let board = PullTracker::default();
         let seen = board.begin(&request("app:v1"));
         let (version, under_way) = board.since(0, Instant::now());
         assert_eq!(under_way.len(), 1);
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn a_stream_of_pulls_leaves_no_more_than_the_last_behind() {
-        let board = PullBoard::default();
+        let board = PullTracker::default();
         for number in 0..1000 {
             board.begin(&request(&format!("app:v{number}"))).end(PullEnd::GivenUp);
         }
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn an_image_with_too_many_layers_hides_some() {
-        let board = PullBoard::default();
+        let board = PullTracker::default();
         let names: Vec<String> = (0..LAYERS_MAX + 7).map(|number| number.to_string()).collect();
         let layers: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
         board.begin(&request("app:v1")).step(&resolved(&layers));

@@ -9,8 +9,11 @@ use imagelet_core::{
     runtime::Certainty,
 };
 
-use super::{Command, ImageRow, LocalNode, Steps, Usage, UsageRequest, collect::reclaimable};
-use crate::failure::Failure;
+use crate::{
+    api::{ImageRow, Steps, Usage, UsageRequest},
+    failure::Failure,
+    node::{command::Command, gc::reclaimable, local::LocalNode},
+};
 
 #[async_trait]
 impl Command for UsageRequest {

@@ -8,20 +8,17 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-use super::{
-    local::moment,
-    words::{HeldBackRow, OpenCircuitRow, PullRow},
-};
+use crate::api::{HeldBackRow, OpenCircuitRow, PullRow, moment};
 
 /// The rows of one moment.
-pub(super) struct WaitingRows {
-    pub(super) pulls: Vec<PullRow>,
-    pub(super) held_back: Vec<HeldBackRow>,
-    pub(super) registries: Vec<OpenCircuitRow>,
+pub(crate) struct WaitingRows {
+    pub(crate) pulls: Vec<PullRow>,
+    pub(crate) held_back: Vec<HeldBackRow>,
+    pub(crate) registries: Vec<OpenCircuitRow>,
 }
 
 impl WaitingRows {
-    pub(super) fn of(status: ManagerStatus) -> Self {
+    pub(crate) fn of(status: ManagerStatus) -> Self {
         let now = Instant::now();
         Self {
             pulls: status.pulls.into_iter().map(|pull| pull_row(pull, now)).collect(),
@@ -33,7 +30,7 @@ impl WaitingRows {
 
 impl WaitingRows {
     /// What is held back of the images of these names.
-    pub(super) fn held_back(status: &ManagerStatus, names: &[String]) -> Vec<HeldBackRow> {
+    pub(crate) fn held_back(status: &ManagerStatus, names: &[String]) -> Vec<HeldBackRow> {
         let is_named = |held: &&HeldBack| {
             let name = held.image.parse::<Reference>().map(|name| name.canonical().to_string());
             names.contains(&held.image) || name.is_ok_and(|name| names.contains(&name))

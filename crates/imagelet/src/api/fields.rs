@@ -1,6 +1,6 @@
-//! Fields of documents that are written otherwise than serde writes their types.
+//! Fields of documents that are written otherwise than serde writes their types: secrets, nested documents, times.
 
-use std::fmt;
+use std::{fmt, time::SystemTime};
 
 use imagelet_core::credentials::Secret;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -35,4 +35,10 @@ pub(super) fn laid_out<S: Serializer>(details: &Option<Box<RawValue>>, serialize
         Some(Ok(details)) => details.serialize(serializer),
         _ => details.serialize(serializer),
     }
+}
+
+/// RFC 3339, whole seconds, UTC.
+pub(crate) fn moment(time: SystemTime) -> Option<String> {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
+    Some(jiff::Timestamp::from_second(i64::try_from(seconds).ok()?).ok()?.to_string())
 }

@@ -5,100 +5,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use imagelet_core::{credentials::TrackedCredential, image::Reference, runtime::Progress};
 use imagelet_oci::{CheckResult, Engine, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
-use serde::{Deserialize, Serialize};
 
-use super::{AnswerTime, Command, LocalNode, Step, Steps, step};
-use crate::failure::Failure;
-
-/// Asks for a check.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct VerifyRequest {
-    /// Names, ids, or unique beginnings of ids; none is all images.
-    pub(crate) images: Vec<String>,
-    /// Fetch again what is damaged.
-    pub(crate) repair: bool,
-}
-
-/// What a check found.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Verified {
-    /// Sorted by name.
-    pub(crate) images: Vec<VerifiedImage>,
-    /// What is wrong with the store's own files and kept blobs.
-    pub(crate) store: VerifiedPart,
-    /// Whether damage is left.
-    pub(crate) damaged: bool,
-}
-
-/// An image after its check.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct VerifiedImage {
-    /// Its id.
-    pub(crate) id: String,
-    /// Full names with tag.
-    pub(crate) names: Vec<String>,
-    /// Full names with digest.
-    pub(crate) digests: Vec<String>,
-    /// `ok`, `damaged`, `repaired`, or `unchecked` where there is nothing to hold it to.
-    pub(crate) result: String,
-    /// Its record, manifest, configuration and index.
-    pub(crate) documents: VerifiedPart,
-    /// Lowest first.
-    pub(crate) layers: Vec<VerifiedLayer>,
-    /// Why it could not be repaired.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) failure: Option<Failure>,
-}
-
-/// A layer after its check.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct VerifiedLayer {
-    /// Digest of the uncompressed layer.
-    pub(crate) diff_id: String,
-    /// Digest of the layer as the registry has it, where known.
-    pub(crate) blob: Option<String>,
-    /// What was found in it.
-    #[serde(flatten)]
-    pub(crate) part: VerifiedPart,
-    /// Paths that were looked at.
-    pub(crate) files: u64,
-    /// Bytes that were read.
-    pub(crate) bytes: u64,
-    /// Files whose content only root may read; all else of them was compared.
-    pub(crate) unread: u64,
-}
-
-/// What was found in one place.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct VerifiedPart {
-    /// `ok`, `damaged` or `unchecked`; `repaired` where damage was mended.
-    pub(crate) result: String,
-    /// Why it could not be checked.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) why: Option<String>,
-    /// The first findings.
-    pub(crate) findings: Vec<VerifiedFinding>,
-    /// How many more there are.
-    pub(crate) more: u64,
-}
-
-/// Something that is not as it was pulled.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct VerifiedFinding {
-    /// Where, below the folder of the image or layer in the store.
-    pub(crate) path: String,
-    /// `missing`, `extra`, `type`, `size`, `content`, `target`, `device`, `mode`, `owner`, `mtime`, `xattrs` or
-    /// `unreadable`.
-    pub(crate) what: String,
-    /// The same for people.
-    pub(crate) detail: String,
-}
+use crate::{
+    api::{Step, Steps, Verified, VerifiedFinding, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest},
+    failure::Failure,
+    node::{
+        command::{AnswerTime, Command},
+        local::LocalNode,
+    },
+};
 
 #[async_trait]
 impl Command for VerifyRequest {
@@ -156,7 +71,7 @@ impl Verified {
 async fn repair(node: &LocalNode, engine: &Engine, image: &mut VerifiedImage, steps: &Steps) {
     let heard = Arc::clone(steps);
     let progress: Progress = Arc::new(move |event| {
-        if let Some(step) = step(event) {
+        if let Some(step) = Step::from_event(event) {
             heard(step);
         }
     });

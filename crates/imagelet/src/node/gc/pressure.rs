@@ -9,22 +9,22 @@ use imagelet_core::{
     eviction::{Layout, Observation, Observations, Signal, Threshold, met, reclaim_order, with_containerfs},
 };
 
-use super::{LocalNode, ThresholdRow};
+use crate::{api::ThresholdRow, node::local::LocalNode};
 
 /// Where the kubelet's own files are; without it, the root.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
 /// What was seen of the disks.
 #[derive(Debug, Default)]
-pub(super) struct Pressure {
-    pub(super) stats: Option<DiskStats>,
-    pub(super) layout: Option<Layout>,
+pub(crate) struct Pressure {
+    pub(crate) stats: Option<DiskStats>,
+    pub(crate) layout: Option<Layout>,
     /// The thresholds on disks, each with whether it is crossed.
-    pub(super) thresholds: Vec<ThresholdRow>,
+    pub(crate) thresholds: Vec<ThresholdRow>,
 }
 
 /// Looks at the disks now. What cannot be seen is told among the problems.
-pub(super) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pressure {
+pub(crate) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pressure {
     let settings = node.settings();
     // The kubelet takes what speaks CRI to have one file system, but for a runtime that it knows by its socket.
     let splits = !settings.compatibility.is_kubelet() || settings.node.splits_disks;

@@ -2,59 +2,12 @@
 
 use imagelet_containerd::Containerd;
 use imagelet_core::runtime::{ImportMode, ImportStanding, ImportingImages, RegistrySettings, WayTaken};
-use serde::{Deserialize, Serialize};
 
-use super::local::moment;
-
-/// How pulls come into a runtime.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct ImportStatus {
-    /// `runtimeImport` as configured: `auto`, `never` or `require`.
-    pub(crate) mode: String,
-    /// What becomes of a pull that nothing of its own speaks against: `import`, `forward` or `refuse`.
-    pub(crate) decision: String,
-    /// Why no pull is imported, as a stable word.
-    pub(crate) code: Option<String>,
-    /// The same for people.
-    pub(crate) reason: Option<String>,
-    /// The runtime's name and version, where it answers.
-    pub(crate) runtime: Option<String>,
-    /// The snapshotter of its images.
-    pub(crate) snapshotter: Option<String>,
-    /// Its root folder.
-    pub(crate) root: Option<String>,
-    /// Where layers are staged.
-    pub(crate) staging: Option<String>,
-    /// Folders of registry settings that the runtime reports; absent where it reports none.
-    pub(crate) registry_folders: Option<Vec<String>>,
-    /// The last pulls, the oldest first.
-    pub(crate) recent: Vec<PullWayRow>,
-}
-
-/// A pull and its way.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct PullWayRow {
-    /// When it ended.
-    pub(crate) at: Option<String>,
-    /// The name it was asked for by.
-    pub(crate) image: String,
-    /// `imported` or `forwarded`.
-    pub(crate) way: String,
-    /// Why it was forwarded, as a stable word.
-    pub(crate) code: Option<String>,
-    /// The same for people.
-    pub(crate) reason: String,
-    /// How long it took, in milliseconds.
-    pub(crate) took_ms: u64,
-    /// Why it failed, if it did.
-    pub(crate) failure: Option<String>,
-}
+use crate::api::{ImportStatus, PullWayRow, moment};
 
 impl ImportStatus {
     /// Asks the runtime.
-    pub(super) async fn of(images: &ImportingImages) -> Self {
+    pub(crate) async fn of(images: &ImportingImages) -> Self {
         Self { recent: images.ways().iter().map(PullWayRow::of).collect(), ..Self::standing(&images.standing().await) }
     }
 

@@ -1,9 +1,9 @@
 //! Images that another manager of the node pulled become imagelet's own; what is told of that.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::SystemTime,
 };
 
@@ -14,24 +14,10 @@ use imagelet_core::{
     records::{KubeletEvidence, KubeletRecords},
 };
 
-use super::LocalNode;
+use crate::node::local::LocalNode;
 
 /// Images whose record cannot be read count as told of once, so many of them.
-const UNREADABLE_TOLD_MAX: usize = 1000;
-
-/// What was told of adopted images.
-#[derive(Debug, Default)]
-pub(super) struct Adoption {
-    /// The next pass is the first on this node: what it finds adopted was taken over.
-    takes_over: AtomicBool,
-    unreadable: Mutex<BTreeSet<ImageId>>,
-}
-
-impl Adoption {
-    pub(super) fn new(takes_over: bool) -> Self {
-        Self { takes_over: AtomicBool::new(takes_over), ..Self::default() }
-    }
-}
+const UNREADABLE_REPORTED_MAX: usize = 1000;
 
 impl LocalNode {
     /// The root of a kubelet whose images count as adopted. Nobody else brings images to a store of our own.
@@ -41,7 +27,7 @@ impl LocalNode {
 
     /// Adopts what the node's kubelet brought; the next pass knows it as such.
     pub(crate) async fn adopt(&self, snapshot: &Arc<Snapshot>) {
-        let takes_over = self.adoption.takes_over.swap(false, Ordering::Relaxed);
+        let takes_over = self.takes_over.swap(false, Ordering::Relaxed);
         let is_asked = |entry: &Entry| match entry.origin {
             Origin::Found => true,
             Origin::Adopted => takes_over,
@@ -111,7 +97,7 @@ impl LocalNode {
     }
 
     fn is_unreadable_news(&self, id: &ImageId) -> bool {
-        let mut told = self.adoption.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
-        told.len() < UNREADABLE_TOLD_MAX && told.insert(id.clone())
+        let mut told = self.unreadable_records.lock().unwrap_or_else(PoisonError::into_inner);
+        told.len() < UNREADABLE_REPORTED_MAX && told.insert(id.clone())
     }
 }

@@ -11,15 +11,6 @@ use serde_json::value::RawValue;
 
 use super::fields::{Hidden, laid_out};
 
-macro_rules! documents {
-    ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {$(
-        $(#[$meta])*
-        #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        pub(crate) struct $name { $($(#[$field_meta])* pub(crate) $field: $type,)* }
-    )*};
-}
-
 documents! {
     /// Asks for one image to be there.
     PullRequest {
@@ -336,7 +327,7 @@ documents! {
         /// What the threads that unpack layers may reach; absent where images are a runtime's.
         unpacking: Option<String>,
         /// How pulls come into the runtime; absent where images are in a store of our own, and in a command.
-        runtime_import: Option<super::ImportStatus>,
+        runtime_import: Option<ImportStatus>,
         /// `daemon` or `command`.
         process: String,
         /// The daemon's process id.
@@ -380,7 +371,7 @@ documents! {
         /// Registries that are not asked at present.
         registries: Vec<OpenCircuitRow>,
         /// How long the images of pods took, since the start; the latest first.
-        pod_starts: Vec<super::PodStartRow>,
+        pod_starts: Vec<PodStartRow>,
         /// What went wrong when asking; the rest is good.
         problems: Vec<String>,
     }
@@ -467,77 +458,6 @@ documents! {
         /// How many ask for it.
         askers: usize,
     }
-    /// Something that happened on the node.
-    NodeEvent {
-        /// When, to the millisecond.
-        at: Option<String>,
-        /// `Normal` or `Warning`.
-        kind: String,
-        /// The word for it: `Pulling`, `Pulled`, `Failed`, `Removed`.
-        reason: String,
-        /// What happened.
-        message: String,
-        /// Whether it happened to the node itself, as a collection does, and to no one's image.
-        node: bool,
-        /// The namespace of the pod it happened to; empty where it was none.
-        namespace: String,
-        /// The pod's name.
-        pod: String,
-        /// The pod's uid.
-        uid: String,
-        /// The field of the pod; empty for the pod itself.
-        field: String,
-        /// What went wrong, in a word of `docs/errors.md`; empty where nothing did.
-        class: String,
-        /// Where on the way.
-        hop: String,
-    }
-    /// How far a pull is.
-    PullProgress {
-        /// Its number, which no other pull of this daemon has; zero while it waits for its turn.
-        pull: u64,
-        /// As the store is asked for it.
-        image: String,
-        /// The namespace of the pod it is for, where there is one.
-        namespace: String,
-        /// That pod's name.
-        pod: String,
-        /// `waiting`, `asking`, `fetching`, `committing`, `done`, `failed` or `given-up`; `pulling` where a runtime pulls.
-        phase: String,
-        /// Digest of the manifest, once known.
-        manifest: String,
-        /// Bytes to fetch; absent before they are known, and always where a runtime tells none.
-        bytes_total: Option<u64>,
-        /// Bytes of them that came.
-        bytes_received: u64,
-        /// Of the last seconds.
-        bytes_per_second: Option<u64>,
-        /// At that speed, in milliseconds.
-        remaining_ms: Option<u64>,
-        /// Since it began, or waits, in milliseconds.
-        elapsed_ms: u64,
-        /// Where a runtime tells no sizes: those of the image that had the name until now.
-        bytes_estimated: Option<u64>,
-        /// Its place among those that wait, from 1.
-        position: Option<usize>,
-        /// Why it failed.
-        failure: String,
-        /// Layer by layer, in the image's order.
-        layers: Vec<LayerProgress>,
-        /// How many more there are.
-        layers_hidden: u64,
-    }
-    /// How far a layer is.
-    LayerProgress {
-        /// Its digest.
-        digest: String,
-        /// `waiting`, `fetching`, `done`, or `present` when it was here before.
-        state: String,
-        /// Its compressed size.
-        size: u64,
-        /// Bytes of it that came.
-        received: u64,
-    }
     /// An image left alone.
     HeldBackRow {
         /// The image.
@@ -561,5 +481,64 @@ documents! {
         next_attempt_at: Option<String>,
         /// How long that is from now; zero while an attempt is under way.
         remaining_seconds: u64,
+    }
+    /// How pulls come into a runtime.
+    ImportStatus {
+        /// `runtimeImport` as configured: `auto`, `never` or `require`.
+        mode: String,
+        /// What becomes of a pull that nothing of its own speaks against: `import`, `forward` or `refuse`.
+        decision: String,
+        /// Why no pull is imported, as a stable word.
+        code: Option<String>,
+        /// The same for people.
+        reason: Option<String>,
+        /// The runtime's name and version, where it answers.
+        runtime: Option<String>,
+        /// The snapshotter of its images.
+        snapshotter: Option<String>,
+        /// Its root folder.
+        root: Option<String>,
+        /// Where layers are staged.
+        staging: Option<String>,
+        /// Folders of registry settings that the runtime reports; absent where it reports none.
+        registry_folders: Option<Vec<String>>,
+        /// The last pulls, the oldest first.
+        recent: Vec<PullWayRow>,
+    }
+    /// A pull and its way.
+    PullWayRow {
+        /// When it ended.
+        at: Option<String>,
+        /// The name it was asked for by.
+        image: String,
+        /// `imported` or `forwarded`.
+        way: String,
+        /// Why it was forwarded, as a stable word.
+        code: Option<String>,
+        /// The same for people.
+        reason: String,
+        /// How long it took, in milliseconds.
+        took_ms: u64,
+        /// Why it failed, if it did.
+        failure: Option<String>,
+    }
+    /// How long the images of one pod took.
+    PodStartRow {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        pod: String,
+        /// Its uid.
+        uid: String,
+        /// The images that were pulled for it, as it spells them.
+        images: Vec<String>,
+        /// When the first pull began.
+        began_at: Option<String>,
+        /// From then to the moment its last image was there; so far, while it is not over.
+        took_seconds: f64,
+        /// How much of that was pulling.
+        pulling_seconds: f64,
+        /// Whether it is over.
+        over: bool,
     }
 }

@@ -2,115 +2,30 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use imagelet_core::{
     audit_log::{Act, ActCode},
     events::EventKind,
-    gc::{Asked, GcError, GcOutcome, GcReport, GcVerdict, Shadow},
+    gc::{Asked, GcError, GcOutcome, GcReport, GcVerdict},
     image::{ByteSize, Image, ImageKey},
-    metrics::{Family, MetricKind, Metrics},
 };
 
-use super::{LastCollection, LocalNode, ShadowRow, events, local::moment};
-
-/// From a collection that finds nothing to do to one of hundreds of removals.
-const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
-
-macro_rules! families {
-    ($($name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
-        $(static $name: Family = Family { name: $metric, help: $help, kind: $kind, labels: $labels };)*
-        /// All of them, so that they show before anything happened.
-        static ALL: &[&Family] = &[$(&$name),*];
-    };
-}
-
-families! {
-    RUNS = "imagelet_gc_runs_total",
-        "Collections by who asked (timer, command, pull, pressure) and how they ended (nothing, removed, short, failed, shadow).",
-        MetricKind::Counter, &["by", "outcome"];
-    LAST_RUN = "imagelet_gc_last_run_timestamp_seconds", "When the last collection ended.", MetricKind::Gauge, &[];
-    LAST_SUCCESS = "imagelet_gc_last_success_timestamp_seconds",
-        "When the last collection ended that did not fail and was not short of its goal.", MetricKind::Gauge, &[];
-    DURATION = "imagelet_gc_duration_seconds", "How long collections take, listing and removing included.",
-        MetricKind::Histogram(DURATION_BOUNDS), &[];
-    FREED = "imagelet_gc_freed_bytes_total",
-        "Bytes that collections freed: claimed, as the removed images were listed; measured, as the disk gained them.",
-        MetricKind::Counter, &["measure"];
-    REMOVED = "imagelet_gc_removed_images_total", "Images that collections removed, by reason code.",
-        MetricKind::Counter, &["code"];
-    REMOVED_BYTES = "imagelet_gc_removed_bytes_total", "Their bytes as listed, by reason code.",
-        MetricKind::Counter, &["code"];
-    CANDIDATES = "imagelet_gc_candidates", "Images that the last collection could have removed.", MetricKind::Gauge, &[];
-    CANDIDATE_BYTES = "imagelet_gc_candidate_bytes", "What it could have freed with all of them.", MetricKind::Gauge, &[];
-    DECISIONS = "imagelet_gc_images", "Images at the last collection by what was decided (keep, remove) and reason code.",
-        MetricKind::Gauge, &["verdict", "code"];
-    LOST = "imagelet_decisions_lost", "Decisions that did not reach the log on disk since the start.", MetricKind::Gauge, &[];
-    SHADOW_COMPARED = "imagelet_gc_shadow_compared", "Collections in shadow mode compared with what then happened.",
-        MetricKind::Gauge, &[];
-    SHADOW_AGREED = "imagelet_gc_shadow_agreed_images", "Images that went, as shadow mode had foretold.",
-        MetricKind::Gauge, &[];
-    SHADOW_KEPT = "imagelet_gc_shadow_kept_images", "Images that went although shadow mode would have kept them.",
-        MetricKind::Gauge, &[];
-    SHADOW_KEPT_BYTES = "imagelet_gc_shadow_kept_bytes", "Bytes of those.", MetricKind::Gauge, &[];
-    SHADOW_SAVED_BYTES = "imagelet_gc_shadow_saved_bytes",
-        "Bytes of those that came back since: what would not have been pulled again.", MetricKind::Gauge, &[];
-    SHADOW_STILL = "imagelet_gc_shadow_still_there_images", "Images that shadow mode would remove now.",
-        MetricKind::Gauge, &[];
-    SHADOW_STILL_BYTES = "imagelet_gc_shadow_still_there_bytes", "Bytes of those.", MetricKind::Gauge, &[];
-}
-
-/// What is remembered of collections until the process ends.
-#[derive(Debug, Default)]
-pub(super) struct Collections {
-    shadow: Mutex<Shadow>,
-    last: Mutex<Option<LastCollection>>,
-    /// The last one found no image at all.
-    found_none: AtomicBool,
-}
-
-impl Collections {
-    /// Whether a runtime may be believed that has so many images left: that it has none although none was removed here, as
-    /// one that has just been started anew might say, is believed from the second collection on.
-    pub(super) fn believes(&self, left: usize, removed: usize) -> bool {
-        let found_none_before = self.found_none.swap(left == 0, Ordering::Relaxed);
-        left > 0 || removed > 0 || found_none_before
-    }
-
-    pub(super) fn last(&self) -> Option<LastCollection> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(super) fn shadow(&self) -> ShadowRow {
-        let counts = self.shadow.lock().unwrap_or_else(PoisonError::into_inner).counts();
-        ShadowRow {
-            compared: counts.compared,
-            agreed: counts.agreed,
-            kept_in_vain: counts.kept_in_vain,
-            kept_in_vain_bytes: counts.kept_in_vain_bytes.0,
-            came_back: counts.came_back,
-            saved_bytes: counts.saved_bytes.0,
-            still_there: counts.still_there,
-            still_there_bytes: counts.still_there_bytes.0,
-        }
-    }
-}
-
-/// Makes the metrics of collections show before the first of them.
-pub(super) fn declare(metrics: &Metrics) {
-    for family in ALL {
-        metrics.declare(family);
-    }
-}
+use super::collection_stats::{
+    CANDIDATE_BYTES, CANDIDATES, DECISIONS, DURATION, FREED, LAST_RUN, LAST_SUCCESS, LOST, REMOVED, REMOVED_BYTES,
+    RUNS, SHADOW_AGREED, SHADOW_COMPARED, SHADOW_KEPT, SHADOW_KEPT_BYTES, SHADOW_SAVED_BYTES, SHADOW_STILL,
+    SHADOW_STILL_BYTES,
+};
+use crate::{
+    api::{LastCollection, moment},
+    node::{events, local::LocalNode},
+};
 
 impl LocalNode {
     /// Puts a collection on record, in the log on disk and wherever else it is told.
-    pub(super) fn put_on_record(&self, report: &GcReport, asked: &Asked, began: SystemTime, took: Duration) {
+    pub(crate) fn record_collection(&self, report: &GcReport, asked: &Asked, began: SystemTime, took: Duration) {
         if self.parts.decisions.is_on() {
             self.parts.decisions.run(report.on_record(asked, (began, SystemTime::now())));
         }
@@ -135,7 +50,7 @@ impl LocalNode {
     }
 
     /// A collection ended before it decided anything.
-    pub(super) fn collection_failed(&self, error: &GcError, asked: &Asked, began: SystemTime, took: Duration) {
+    pub(crate) fn collection_failed(&self, error: &GcError, asked: &Asked, began: SystemTime, took: Duration) {
         let metrics = &self.parts.metrics;
         metrics.increment(&RUNS, &[&asked.by, "failed"]);
         metrics.set(&LAST_RUN, &[], seconds(SystemTime::now()));
@@ -251,7 +166,7 @@ impl LocalNode {
     }
 
     /// Puts on record that a pattern was pinned or unpinned, with the images that it held then.
-    pub(super) fn pin_changed(&self, code: ActCode, pattern: &str, held: &[ImageKey]) {
+    pub(crate) fn pin_changed(&self, code: ActCode, pattern: &str, held: &[ImageKey]) {
         self.parts.decisions.act(Act {
             at: SystemTime::now(),
             code,
@@ -266,7 +181,7 @@ impl LocalNode {
 
     /// The images that a pattern of the operator holds. `None`: nobody can say what is there. Pins can change all the
     /// same, and then it is not on record for whom.
-    pub(super) async fn held_by(&self, pattern: &str) -> Option<Vec<ImageKey>> {
+    pub(crate) async fn held_by(&self, pattern: &str) -> Option<Vec<ImageKey>> {
         let snapshot = self.refresh().await.inspect_err(|failure| {
             tracing::debug!(error = failure.to_string(), "could not find what a pattern holds");
         });
@@ -276,7 +191,7 @@ impl LocalNode {
     }
 
     /// Waits until all that was put on record is on disk, or lost.
-    pub(super) async fn flush_decisions(&self) {
+    pub(crate) async fn flush_decisions(&self) {
         let decisions = Arc::clone(&self.parts.decisions);
         if let Err(error) = tokio::task::spawn_blocking(move || decisions.flush()).await {
             tracing::error!(%error, "the last decisions are not on disk");

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use imagelet_core::{audit_log::ActCode, image::ImageKey};
 
-use super::{Command, LocalNode, PinChanged, PinRequest, PinRow, Pins, PinsRequest, Steps, UnpinRequest};
-use crate::failure::Failure;
+use crate::{
+    api::{PinChanged, PinRequest, PinRow, Pins, PinsRequest, Steps, UnpinRequest},
+    failure::Failure,
+    node::{command::Command, local::LocalNode},
+};
 
 #[async_trait]
 impl Command for PinRequest {

@@ -1,10 +1,6 @@
 //! The images of one pod, asked for in one call: what is sent, what is answered, what happened on the way.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use imagelet_core::{
@@ -17,11 +13,16 @@ use imagelet_core::{
     },
     runtime::Progress,
 };
-use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
-use super::{AnswerTime, Command, LocalNode, PodName, PullSecretText, Step, Steps, local::moment, step};
-use crate::failure::Failure;
+use crate::{
+    api::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest, PullSecretText, Step, Steps, moment},
+    failure::Failure,
+    node::{
+        command::{AnswerTime, Command},
+        local::LocalNode,
+    },
+};
 
 /// Most images of one pod; whoever names more means something else.
 const IMAGES_MAX: usize = 1000;
@@ -29,111 +30,6 @@ const IMAGES_MAX: usize = 1000;
 const EVENTS_PER_IMAGE_MAX: usize = 16;
 /// What the kubelet says of a container that an init container keeps from starting.
 const POD_INITIALIZING: &str = "PodInitializing";
-
-/// Asks for every image of a pod.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct PodRequest {
-    /// `Pod`, or the kind of what makes such pods: `Deployment`, `Job`.
-    pub(crate) kind: String,
-    /// Which pod.
-    pub(crate) pod: PodName,
-    /// Its annotations; runtimes take hints from them.
-    pub(crate) annotations: BTreeMap<String, String>,
-    /// The name of its service account; empty where it has none.
-    pub(crate) service_account: String,
-    /// The handler of its runtime class; empty is the default one.
-    pub(crate) runtime_handler: String,
-    /// Its pull secrets that could be read, in the pod's order.
-    pub(crate) secrets: Vec<PullSecretText>,
-    /// Names of those that could not.
-    pub(crate) secrets_unread: Vec<String>,
-    /// Its images; they are answered in this order.
-    pub(crate) images: Vec<PodImageRequest>,
-}
-
-/// An image that a pod names.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct PodImageRequest {
-    /// What it is for: `container`, `init`, `sidecar`, `ephemeral` or `volume`; empty is `container`.
-    pub(crate) role: String,
-    /// The container's or the volume's name.
-    pub(crate) name: String,
-    /// Where it stands in its list, from 0; tells those without a name apart.
-    pub(crate) position: usize,
-    /// As the user spelled it.
-    pub(crate) image: String,
-    /// `Always`, `IfNotPresent` or `Never`; empty is the kubelet's default for the tag.
-    pub(crate) policy: String,
-    /// Names of the volumes that the container mounts.
-    pub(crate) mounts: Vec<String>,
-}
-
-/// What became of a pod's images.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct PodEnsured {
-    /// As it was asked.
-    pub(crate) kind: String,
-    /// Which pod.
-    pub(crate) pod: PodName,
-    /// Image by image, in the order of the request.
-    pub(crate) images: Vec<PodImageRow>,
-    /// What happened to this pod while its images were ensured, oldest first.
-    pub(crate) events: Vec<EventRow>,
-}
-
-/// What became of one image of a pod.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct PodImageRow {
-    /// The field that names it: `spec.containers{NAME}`.
-    pub(crate) field: String,
-    /// As in the request.
-    pub(crate) role: String,
-    /// As the user spelled it.
-    pub(crate) image: String,
-    /// The policy it was asked for under; the default for the tag where none was given.
-    pub(crate) policy: String,
-    /// Its id; empty where it is not to be used.
-    pub(crate) id: String,
-    /// `present` or `pulled`; empty where it is not to be used.
-    pub(crate) origin: String,
-    /// What it occupies, where known.
-    pub(crate) size: Option<u64>,
-    /// How long the pull took, in milliseconds, without waiting for its turn.
-    pub(crate) took_ms: u64,
-    /// The waiting reason that pod status shows; empty where all is well.
-    pub(crate) reason: String,
-    /// What pod status says of it; empty after a pull.
-    pub(crate) message: String,
-    /// What failed, why, and how to mend it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) failure: Option<Failure>,
-}
-
-/// Something that happened.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct EventRow {
-    /// When.
-    pub(crate) at: Option<String>,
-    /// `Normal` or `Warning`.
-    pub(crate) r#type: String,
-    /// The word for it: `Pulling`, `Pulled`, `Failed`.
-    pub(crate) reason: String,
-    /// What happened.
-    pub(crate) message: String,
-    /// The field of the pod it happened to; empty for the pod itself.
-    pub(crate) field: String,
-    /// What went wrong, in a stable word of `docs/errors.md`; empty where nothing did.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) class: String,
-    /// Where on the way it went wrong.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) hop: String,
-}
 
 #[async_trait]
 impl Command for PodRequest {
@@ -209,7 +105,7 @@ fn core_image(asked: &PodImageRequest) -> Result<PodImage, Failure> {
 }
 
 /// Pull secrets as the keyring reads them; those of another type hold nothing for it.
-pub(super) fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
+pub(crate) fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
     let secret = |secret: &PullSecretText| {
         let kind = match secret.r#type.as_str() {
             "" => PullSecretKind::DockerConfigJson,
@@ -239,7 +135,7 @@ impl PodWatch for Telling<'_> {
             steps(Step::Image { image, of: Box::new(Step::ThroughRuntime) });
         }
         Arc::new(move |event| {
-            if let Some(step) = step(event) {
+            if let Some(step) = Step::from_event(event) {
                 steps(Step::Image { image, of: Box::new(step) });
             }
         })

@@ -12,13 +12,13 @@ use imagelet_core::{
     runtime::{MakeRoom, RoomMade, RoomWanted},
 };
 
-use super::{LocalNode, collect, policy};
-use crate::{config::CollectionMode, failure::Failure};
+use super::collect::{collect, policy};
+use crate::{config::CollectionMode, failure::Failure, node::local::LocalNode};
 
 /// Collects on this node; knows it only weakly, because the node's own store asks.
-pub(crate) struct RoomByCollection(Weak<LocalNode>);
+pub(crate) struct SpaceByCollection(Weak<LocalNode>);
 
-impl RoomByCollection {
+impl SpaceByCollection {
     /// For this node.
     pub(crate) fn new(node: &Arc<LocalNode>) -> Self {
         Self(Arc::downgrade(node))
@@ -26,7 +26,7 @@ impl RoomByCollection {
 }
 
 #[async_trait]
-impl MakeRoom for RoomByCollection {
+impl MakeRoom for SpaceByCollection {
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
         let node = self.0.upgrade()?;
         let collection = &node.settings().collection;
@@ -53,8 +53,8 @@ async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure>
     Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed) })
 }
 
-impl fmt::Debug for RoomByCollection {
+impl fmt::Debug for SpaceByCollection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("RoomByCollection")
+        f.write_str("SpaceByCollection")
     }
 }

@@ -1,0 +1,409 @@
+//! One call that carries any command as JSON.
+//!
+//! **Invariant:** this file knows no command. It moves documents.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::Stream;
+use hyper_util::rt::TokioIo;
+use tokio::{net::UnixStream, sync::mpsc, time::Instant};
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
+use tonic::{Code, Request, Response, Status, Streaming, codegen::http::Uri, transport::Channel};
+use zeroize::Zeroizing;
+
+use super::v1::{self, CallReply, CallRequest, call_reply::Reply, node_client::NodeClient, node_server::NodeServer};
+
+/// The longest document with a command's arguments.
+pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
+/// The longest command: its document, its name, and what frames them.
+const REQUEST_BYTES_MAX: usize = BODY_BYTES_MAX + 4096;
+/// The longest answer: a list of ten thousand images has about five megabytes.
+const REPLY_BYTES_MAX: usize = 64 << 20;
+/// As much of an answer as comes without being asked for more: a long list in one go.
+const WINDOW_BYTES: u32 = 16 << 20;
+/// A frame of an answer: ten thousand images come in two of them, and not in a hundred.
+const FRAME_BYTES_MAX: u32 = 1 << 20;
+/// Progress that a slow reader has not taken yet; what comes on top is dropped.
+const PROGRESS_WAITING_MAX: usize = 256;
+
+/// Where documents about how far a command is go, while its reader is there.
+#[derive(Clone, Debug)]
+pub(crate) struct Replies {
+    sender: mpsc::Sender<Result<CallReply, Status>>,
+}
+
+impl Replies {
+    /// Passes one on, or drops it where the reader is slow: the next one says where things stand, too.
+    pub(crate) fn tell(&self, document: Vec<u8>) {
+        drop(self.sender.try_send(Ok(reply(Reply::Progress(document)))));
+    }
+
+    /// Passes one on as soon as the reader has room. False when there is none any more.
+    pub(crate) async fn deliver(&self, document: Vec<u8>) -> bool {
+        self.sender.send(Ok(reply(Reply::Progress(document)))).await.is_ok()
+    }
+
+    /// Waits until the reader is gone.
+    pub(crate) async fn closed(&self) {
+        self.sender.closed().await;
+    }
+}
+
+/// Runs commands, whatever they are.
+#[async_trait]
+pub(crate) trait Handler: Send + Sync + 'static {
+    /// Runs one. Dropping the future gives the command up.
+    async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal>;
+}
+
+/// Why there is no result.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// No such command, or its document does not read.
+    Unknown(String),
+    /// It failed; the document says why.
+    Failed(Vec<u8>),
+}
+
+/// What a call ended with, short of a result.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    /// Whoever listens there does not speak this interface.
+    NotOurs,
+    /// Nobody listens there.
+    Absent(std::io::Error),
+    /// Nothing came for as long as is waited.
+    Silent,
+    /// The command failed; the document says why.
+    Failed(Vec<u8>),
+    /// The connection or the daemon gave out.
+    Broken(String),
+}
+
+/// The interface, for a tonic router.
+pub(crate) fn service(handler: Arc<dyn Handler>) -> NodeServer<impl v1::node_server::Node> {
+    NodeServer::new(Server { handler })
+        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_encoding_message_size(REPLY_BYTES_MAX)
+}
+
+struct Server {
+    handler: Arc<dyn Handler>,
+}
+
+#[tonic::async_trait]
+impl v1::node_server::Node for Server {
+    type CallStream = Pin<Box<dyn Stream<Item = Result<CallReply, Status>> + Send>>;
+
+    async fn call(&self, request: Request<CallRequest>) -> Result<Response<Self::CallStream>, Status> {
+        let CallRequest { command, body } = request.into_inner();
+        if body.len() > BODY_BYTES_MAX {
+            let why = format!("a command's arguments have {} bytes; {BODY_BYTES_MAX} are the most", body.len());
+            return Err(Status::invalid_argument(why));
+        }
+        let handler = Arc::clone(&self.handler);
+        let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
+        let replies = Replies { sender };
+        // The command runs inside of the answer's stream, so that a caller that goes away drops it.
+        let run = async move {
+            // A login may be in it.
+            let body = Zeroizing::new(body);
+            match handler.handle(&command, &body, replies).await {
+                Ok(document) => Ok(reply(Reply::Result(document))),
+                Err(Refusal::Failed(document)) => Ok(reply(Reply::Failure(document))),
+                Err(Refusal::Unknown(why)) => Err(Status::invalid_argument(why)),
+            }
+        };
+        Ok(Response::new(Box::pin(Answer { steps: ReceiverStream::new(receiver), last: Last::Runs(Box::pin(run)) })))
+    }
+}
+
+/// A command, and what it ended with.
+enum Last {
+    Runs(Pin<Box<dyn Future<Output = Result<CallReply, Status>> + Send>>),
+    Ended(Result<CallReply, Status>),
+    Told,
+}
+
+/// All that a command tells while it runs, then its last message.
+struct Answer {
+    steps: ReceiverStream<Result<CallReply, Status>>,
+    last: Last,
+}
+
+impl Stream for Answer {
+    type Item = Result<CallReply, Status>;
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        use std::task::Poll;
+        if let Poll::Ready(Some(step)) = Pin::new(&mut self.steps).poll_next(context) {
+            return Poll::Ready(Some(step));
+        }
+        if let Last::Runs(run) = &mut self.last
+            && let Poll::Ready(reply) = run.as_mut().poll(context)
+        {
+            self.last = Last::Ended(reply);
+        }
+        // What the command has just told comes before its end, and wakes nobody that looked before it.
+        match Pin::new(&mut self.steps).poll_next(context) {
+            Poll::Ready(Some(step)) => return Poll::Ready(Some(step)),
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => {}
+        }
+        match std::mem::replace(&mut self.last, Last::Told) {
+            Last::Ended(reply) => Poll::Ready(Some(reply)),
+            Last::Told => Poll::Ready(None),
+            // It tells nothing any more.
+            runs @ Last::Runs(_) => {
+                self.last = runs;
+                Poll::Pending
+            }
+        }
+    }
+}
+
+fn reply(reply: Reply) -> CallReply {
+    CallReply { reply: Some(reply) }
+}
+
+/// How the answer to a call is waited for. Its beginning is due within the client's patience either way.
+#[derive(Clone, Copy)]
+pub(crate) enum Wait<'a> {
+    /// The whole answer is due within the client's patience.
+    Whole,
+    /// It takes as long as it takes. After each silence as long as the client's patience the daemon is probed, and this is
+    /// called with whether it answered; `false` ends the call.
+    Long(&'a (dyn Fn(bool) -> bool + Send + Sync)),
+}
+
+/// A daemon on a unix socket. Each call has a connection of its own, but for the first after a probe.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    socket: std::path::PathBuf,
+    /// How long a daemon may be silent.
+    patience: Duration,
+    /// Where a probe was answered, until the next call.
+    probed: Arc<Mutex<Option<Channel>>>,
+}
+
+impl Client {
+    /// The daemon at this path, asked with the first call.
+    pub(crate) fn new(socket: impl Into<std::path::PathBuf>, patience: Duration) -> Self {
+        Self { socket: socket.into(), patience, probed: Arc::default() }
+    }
+
+    /// Asks for nothing: only those that speak this interface say so in its words. Never answers a document.
+    pub(crate) async fn probe(&self) -> Result<(), CallError> {
+        let channel = self.connect().await?;
+        let answer = match self.begin(channel.clone(), "", Vec::new()).await {
+            Ok(mut replies) => match self.in_time(replies.next()).await? {
+                Some(Err(status)) => Err(refused(&status)),
+                _ => Ok(()),
+            },
+            Err(error) => Err(error),
+        };
+        if !matches!(answer, Err(CallError::NotOurs | CallError::Silent)) {
+            *self.probed.lock().unwrap_or_else(PoisonError::into_inner) = Some(channel);
+        }
+        answer
+    }
+
+    /// Runs a command there.
+    pub(crate) async fn call(
+        &self,
+        command: &str,
+        body: Vec<u8>,
+        progress: &(dyn Fn(&[u8]) + Send + Sync),
+        wait: Wait<'_>,
+    ) -> Result<Bytes, CallError> {
+        let due = Instant::now().checked_add(self.patience);
+        let probed = self.probed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let channel = match probed {
+            Some(channel) => channel,
+            None => self.connect().await?,
+        };
+        let mut replies = self.begin(channel, command, body).await?;
+        loop {
+            let left = match (wait, due) {
+                (Wait::Whole, Some(due)) => due.saturating_duration_since(Instant::now()),
+                _ => self.patience,
+            };
+            let message = match (tokio::time::timeout(left, replies.next()).await, wait) {
+                (Ok(Some(message)), _) => message,
+                (Ok(None), _) => break,
+                (Err(_), Wait::Long(goes_on)) if goes_on(self.answers().await) => continue,
+                (Err(_), _) => return Err(CallError::Silent),
+            };
+            match message.map_err(|status| refused(&status))?.reply {
+                Some(Reply::Progress(document)) => progress(&document),
+                Some(Reply::Result(document)) => return Ok(document),
+                Some(Reply::Failure(document)) => return Err(CallError::Failed(document)),
+                None => {}
+            }
+        }
+        Err(CallError::Broken("the daemon ended the call without an answer".into()))
+    }
+
+    /// Sends a call; its answer has begun.
+    async fn begin(&self, channel: Channel, command: &str, body: Vec<u8>) -> Result<Streaming<CallReply>, CallError> {
+        let request = CallRequest { command: command.to_owned(), body };
+        let mut client = NodeClient::new(channel)
+            .max_decoding_message_size(REPLY_BYTES_MAX)
+            .max_encoding_message_size(REQUEST_BYTES_MAX);
+        let begun = self.in_time(client.call(request)).await?;
+        Ok(begun.map_err(|status| refused(&status))?.into_inner())
+    }
+
+    /// Whether the daemon answers another call meanwhile.
+    async fn answers(&self) -> bool {
+        let other = Self::new(&self.socket, self.patience);
+        matches!(other.probe().await, Ok(()) | Err(CallError::Broken(_) | CallError::Failed(_)))
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, CallError> {
+        tokio::time::timeout(self.patience, work).await.map_err(|_| CallError::Silent)
+    }
+
+    /// Connects by hand first: only that tells a socket nobody listens on from a broken call.
+    async fn connect(&self) -> Result<Channel, CallError> {
+        let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
+        let stream = Mutex::new(Some(stream));
+        let connector = tower::service_fn(move |_: Uri| {
+            let stream = stream.lock().ok().and_then(|mut stream| stream.take());
+            async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::other("the connection is gone")) }
+        });
+        let endpoint = tonic::transport::Endpoint::from_static("http://localhost")
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .max_frame_size(FRAME_BYTES_MAX);
+        let connected = self.in_time(endpoint.connect_with_connector(connector)).await?;
+        connected.map_err(|error| CallError::Broken(error.to_string()))
+    }
+}
+
+fn refused(status: &Status) -> CallError {
+    match status.code() {
+        Code::Unimplemented => CallError::NotOurs,
+        _ if status.message().is_empty() => CallError::Broken(format!("the daemon answered {:?}", status.code())),
+        _ => CallError::Broken(status.message().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Echo;
+
+    #[async_trait]
+    impl Handler for Echo {
+        async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
+            for step in [b"1".to_vec(), b"2".to_vec()] {
+                replies.tell(step);
+                tokio::task::yield_now().await;
+            }
+            match command {
+                "echo" => Ok(Bytes::copy_from_slice(body)),
+                "recite" => {
+                    // More than the reader is ahead of, and nothing of it may be lost.
+                    for line in 0..2000_u32 {
+                        assert!(replies.deliver(line.to_string().into_bytes()).await);
+                    }
+                    Ok(Bytes::new())
+                }
+                "fail" => Err(Refusal::Failed(b"why".to_vec())),
+                other => Err(Refusal::Unknown(format!("no command `{other}`"))),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_tells_its_progress_and_ends_with_one_answer() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("s.sock");
+        let listener = tokio::net::UnixListener::bind(&path).expect("a socket");
+        let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+        let server = tonic::transport::Server::builder().add_service(service(Arc::new(Echo)));
+        let served = tokio::spawn(server.serve_with_incoming(incoming));
+        let client = Client::new(&path, Duration::from_mins(1));
+        let steps = Mutex::new(Vec::new());
+        let note = |step: &[u8]| steps.lock().expect("no panic").push(step.to_vec());
+        assert_eq!(client.call("echo", b"x".to_vec(), &note, Wait::Whole).await.expect("a result"), "x");
+        assert_eq!(*steps.lock().expect("no panic"), [b"1".to_vec(), b"2".to_vec()]);
+        steps.lock().expect("no panic").clear();
+        client.call("recite", Vec::new(), &note, Wait::Long(&|_| true)).await.expect("a result");
+        let heard = steps.lock().expect("no panic").split_off(2);
+        assert_eq!(heard, (0..2000_u32).map(|line| line.to_string().into_bytes()).collect::<Vec<_>>());
+        assert!(matches!(client.probe().await, Ok(()) | Err(CallError::Broken(_))), "it is there");
+        assert_eq!(
+            client.call("echo", b"y".to_vec(), &note, Wait::Whole).await.expect("on the probe's connection"),
+            "y"
+        );
+        assert_eq!(client.call("echo", b"z".to_vec(), &note, Wait::Whole).await.expect("on another one"), "z");
+        let failed = client.call("fail", Vec::new(), &|_| {}, Wait::Whole).await;
+        assert!(matches!(failed, Err(CallError::Failed(why)) if why == b"why"));
+        let unknown = client.call("frob", Vec::new(), &|_| {}, Wait::Whole).await;
+        assert!(matches!(unknown, Err(CallError::Broken(why)) if why.contains("frob")));
+        served.abort();
+        let absent = Client::new(folder.path().join("none.sock"), Duration::from_mins(1));
+        let called = absent.call("echo", Vec::new(), &|_| {}, Wait::Whole).await;
+        assert!(matches!(called, Err(CallError::Absent(_))));
+        let absent = absent.probe().await;
+        assert!(matches!(absent, Err(CallError::Absent(_))));
+    }
+
+    #[tokio::test]
+    async fn silence_ends_a_call_or_is_asked_about() {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let folder = tempfile::tempdir().expect("a directory");
+        let [deaf, slow] = ["deaf.sock", "slow.sock"].map(|name| folder.path().join(name));
+        // Connections are taken by the kernel, and nothing is ever read.
+        let _deaf = tokio::net::UnixListener::bind(&deaf).expect("a socket");
+        let listener = tokio::net::UnixListener::bind(&slow).expect("a socket");
+        let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+        let server = tonic::transport::Server::builder().add_service(service(Arc::new(Hangs)));
+        let served = tokio::spawn(server.serve_with_incoming(incoming));
+
+        let client = Client::new(&deaf, PATIENCE);
+        assert!(matches!(client.probe().await, Err(CallError::Silent)));
+        for wait in [Wait::Whole, Wait::Long(&|_| panic!("its answer has not begun"))] {
+            let answer = client.call("hang", Vec::new(), &|_| {}, wait).await;
+            assert!(matches!(answer, Err(CallError::Silent)), "{answer:?}");
+        }
+
+        let client = Client::new(&slow, PATIENCE);
+        let answer = client.call("hang", Vec::new(), &|_| {}, Wait::Whole).await;
+        assert!(matches!(answer, Err(CallError::Silent)), "{answer:?}");
+        let probes = Mutex::new(Vec::new());
+        let twice = |answers| {
+            let mut probes = probes.lock().expect("no panic");
+            probes.push(answers);
+            probes.len() < 2
+        };
+        let answer = client.call("hang", Vec::new(), &|_| {}, Wait::Long(&twice)).await;
+        assert!(matches!(answer, Err(CallError::Silent)), "{answer:?}");
+        assert_eq!(*probes.lock().expect("no panic"), [true, true], "the daemon answers other calls");
+        served.abort();
+    }
+
+    struct Hangs;
+
+    #[async_trait]
+    impl Handler for Hangs {
+        async fn handle(&self, command: &str, _: &[u8], _: Replies) -> Result<Bytes, Refusal> {
+            match command {
+                "hang" => std::future::pending().await,
+                other => Err(Refusal::Unknown(format!("no command `{other}`"))),
+            }
+        }
+    }
+}

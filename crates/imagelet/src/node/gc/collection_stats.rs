@@ -1,0 +1,102 @@
+//! The metrics of collections, and what is remembered of them until the process ends.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+use imagelet_core::{
+    gc::Shadow,
+    metrics::{Family, MetricKind, Metrics},
+};
+
+use crate::api::{LastCollection, ShadowRow};
+
+/// From a collection that finds nothing to do to one of hundreds of removals.
+const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
+
+macro_rules! families {
+    ($($name:ident = $metric:literal, $help:literal, $kind:expr, $labels:expr;)*) => {
+        $(pub(crate) static $name: Family = Family { name: $metric, help: $help, kind: $kind, labels: $labels };)*
+        /// All of them, so that they show before anything happened.
+        static ALL: &[&Family] = &[$(&$name),*];
+    };
+}
+
+families! {
+    RUNS = "imagelet_gc_runs_total",
+        "Collections by who asked (timer, command, pull, pressure) and how they ended (nothing, removed, short, failed, shadow).",
+        MetricKind::Counter, &["by", "outcome"];
+    LAST_RUN = "imagelet_gc_last_run_timestamp_seconds", "When the last collection ended.", MetricKind::Gauge, &[];
+    LAST_SUCCESS = "imagelet_gc_last_success_timestamp_seconds",
+        "When the last collection ended that did not fail and was not short of its goal.", MetricKind::Gauge, &[];
+    DURATION = "imagelet_gc_duration_seconds", "How long collections take, listing and removing included.",
+        MetricKind::Histogram(DURATION_BOUNDS), &[];
+    FREED = "imagelet_gc_freed_bytes_total",
+        "Bytes that collections freed: claimed, as the removed images were listed; measured, as the disk gained them.",
+        MetricKind::Counter, &["measure"];
+    REMOVED = "imagelet_gc_removed_images_total", "Images that collections removed, by reason code.",
+        MetricKind::Counter, &["code"];
+    REMOVED_BYTES = "imagelet_gc_removed_bytes_total", "Their bytes as listed, by reason code.",
+        MetricKind::Counter, &["code"];
+    CANDIDATES = "imagelet_gc_candidates", "Images that the last collection could have removed.", MetricKind::Gauge, &[];
+    CANDIDATE_BYTES = "imagelet_gc_candidate_bytes", "What it could have freed with all of them.", MetricKind::Gauge, &[];
+    DECISIONS = "imagelet_gc_images", "Images at the last collection by what was decided (keep, remove) and reason code.",
+        MetricKind::Gauge, &["verdict", "code"];
+    LOST = "imagelet_decisions_lost", "Decisions that did not reach the log on disk since the start.", MetricKind::Gauge, &[];
+    SHADOW_COMPARED = "imagelet_gc_shadow_compared", "Collections in shadow mode compared with what then happened.",
+        MetricKind::Gauge, &[];
+    SHADOW_AGREED = "imagelet_gc_shadow_agreed_images", "Images that went, as shadow mode had foretold.",
+        MetricKind::Gauge, &[];
+    SHADOW_KEPT = "imagelet_gc_shadow_kept_images", "Images that went although shadow mode would have kept them.",
+        MetricKind::Gauge, &[];
+    SHADOW_KEPT_BYTES = "imagelet_gc_shadow_kept_bytes", "Bytes of those.", MetricKind::Gauge, &[];
+    SHADOW_SAVED_BYTES = "imagelet_gc_shadow_saved_bytes",
+        "Bytes of those that came back since: what would not have been pulled again.", MetricKind::Gauge, &[];
+    SHADOW_STILL = "imagelet_gc_shadow_still_there_images", "Images that shadow mode would remove now.",
+        MetricKind::Gauge, &[];
+    SHADOW_STILL_BYTES = "imagelet_gc_shadow_still_there_bytes", "Bytes of those.", MetricKind::Gauge, &[];
+}
+
+/// What is remembered of collections until the process ends.
+#[derive(Debug, Default)]
+pub(crate) struct CollectionStats {
+    pub(crate) shadow: Mutex<Shadow>,
+    pub(crate) last: Mutex<Option<LastCollection>>,
+    /// The last one found no image at all.
+    found_none: AtomicBool,
+}
+
+impl CollectionStats {
+    /// Whether a runtime may be believed that has so many images left: that it has none although none was removed here, as
+    /// one that has just been started anew might say, is believed from the second collection on.
+    pub(crate) fn believes(&self, left: usize, removed: usize) -> bool {
+        let found_none_before = self.found_none.swap(left == 0, Ordering::Relaxed);
+        left > 0 || removed > 0 || found_none_before
+    }
+
+    pub(crate) fn last(&self) -> Option<LastCollection> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn shadow(&self) -> ShadowRow {
+        let counts = self.shadow.lock().unwrap_or_else(PoisonError::into_inner).counts();
+        ShadowRow {
+            compared: counts.compared,
+            agreed: counts.agreed,
+            kept_in_vain: counts.kept_in_vain,
+            kept_in_vain_bytes: counts.kept_in_vain_bytes.0,
+            came_back: counts.came_back,
+            saved_bytes: counts.saved_bytes.0,
+            still_there: counts.still_there,
+            still_there_bytes: counts.still_there_bytes.0,
+        }
+    }
+}
+
+/// Makes the metrics of collections show before the first of them.
+pub(crate) fn declare(metrics: &Metrics) {
+    for family in ALL {
+        metrics.declare(family);
+    }
+}

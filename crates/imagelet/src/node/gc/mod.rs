@@ -1,0 +1,12 @@
+//! Collections of a node: asked for, recorded, and made for a pull that lacks space.
+
+mod collect;
+mod collection_stats;
+mod gc_audit;
+mod pressure;
+mod space_for_pull;
+
+pub(crate) use collect::{collect, policy, reclaimable};
+pub(crate) use collection_stats::{CollectionStats, declare};
+pub(crate) use pressure::{Pressure, pressure};
+pub(crate) use space_for_pull::SpaceByCollection;

@@ -1,0 +1,126 @@
+//! `list`, `inspect`, `remove` and `untag`.
+
+use std::time::SystemTime;
+
+use async_trait::async_trait;
+use imagelet_core::{
+    audit_log::ActCode,
+    gc::{OrderError, UsedImages},
+    image::{ImageSpec, Reference},
+};
+
+use super::image_row::{KnownSizes, details_of};
+use crate::{
+    api::{ImageList, InspectRequest, Inspected, ListRequest, RemoveRequest, Removed, Steps, UntagRequest, moment},
+    failure::Failure,
+    node::{
+        command::{AnswerTime, Command},
+        local::LocalNode,
+    },
+};
+
+#[async_trait]
+impl Command for ListRequest {
+    const NAME: &'static str = "list";
+    type Answer = ImageList;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<ImageList, Failure> {
+        let sizes = if self.brief { KnownSizes::default() } else { node.sizes().await? };
+        Ok(ImageList { images: node.listed(self.brief, &sizes).await? })
+    }
+}
+
+#[async_trait]
+impl Command for InspectRequest {
+    const NAME: &'static str = "inspect";
+    type Answer = Inspected;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Inspected, Failure> {
+        let Some(image) = node.look(&self.image).await? else { return Ok(Inspected::default()) };
+        let rows = node.rows().await?;
+        let found = rows
+            .into_iter()
+            .find(|row| row.id == image.id.as_str() && row.runtime_handler == image.spec.runtime_handler);
+        let details = match &node.parts.engine {
+            Some(engine) => engine.stored(&ImageSpec::new(image.id.as_str())).await?,
+            None => None,
+        };
+        Ok(Inspected { image: found, details: details.as_ref().and_then(details_of) })
+    }
+}
+
+#[async_trait]
+impl Command for RemoveRequest {
+    const NAME: &'static str = "remove";
+    const TIME: AnswerTime = AnswerTime::WhileAlive;
+    type Answer = Removed;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Removed, Failure> {
+        if let Some(engine) = &node.parts.engine
+            && node.look(&self.image).await?.is_none()
+            && let Some(id) = engine.damaged(&self.image)
+        {
+            let before = engine.disk_usage().await?.total;
+            node.parts.runtime.remove(&ImageSpec::new(id.as_str())).await?;
+            let freed = before.saturating_sub(engine.disk_usage().await?.total).0;
+            tracing::info!(image = %id, "removed a damaged image on request");
+            return Ok(Removed { id: id.to_string(), freed: Some(freed), ..Removed::default() });
+        }
+        let image = node.find(&self.image).await?;
+        let before = node.sizes().await?;
+        let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
+        // Who orders it knows better than who only asked: it goes, and that is told.
+        let held_until = node.parts.inventory.leased_until(&image.id, SystemTime::now()).and_then(moment);
+        let pinned_by = node.parts.inventory.pins_of(&image);
+        let ordered = node.parts.gc.remove_ordered(&spec, UsedImages::Stay, SystemTime::now()).await;
+        ordered.map_err(|error| match error {
+            OrderError::InUse { by, .. } => {
+                let user = by.first().map_or("somebody", String::as_str);
+                Failure::new("InUse", format!("image `{}` is in use by {user}", self.image))
+            }
+            OrderError::Runtime(error) => error.into(),
+            other => Failure::of(&other),
+        })?;
+        let after = node.usage().await?;
+        tracing::info!(image = %image.id, names = ?image.names(), "removed an image on request");
+        let freed = match (&before.store, after) {
+            (Some(before), Some(after)) => Some(before.total.saturating_sub(after.total).0),
+            _ => before.freed_by(&image.id),
+        };
+        node.removed_on_request(ActCode::RemovedOnRequest, &image, image.names(), "command", freed);
+        if let Some(until) = &held_until {
+            tracing::warn!(image = %image.id, until, "the removed image was held for a container that may still come");
+        }
+        if !pinned_by.is_empty() {
+            tracing::warn!(image = %image.id, ?pinned_by, "the removed image was pinned");
+        }
+        Ok(Removed { id: image.id.to_string(), names: image.names().to_vec(), freed, held_until, pinned_by })
+    }
+}
+
+#[async_trait]
+impl Command for UntagRequest {
+    const NAME: &'static str = "untag";
+    const TIME: AnswerTime = AnswerTime::WhileAlive;
+    type Answer = Removed;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Removed, Failure> {
+        let image = node.find(&self.image).await?;
+        let name =
+            [Some(self.image.clone()), self.image.parse::<Reference>().ok().map(|name| name.canonical().to_string())]
+                .into_iter()
+                .flatten()
+                .find(|name| image.tags.contains(name) || image.digests.contains(name));
+        let Some(name) = name else {
+            return Err(Failure::new("InvalidArgument", format!("`{}` is an id, not a name", self.image))
+                .or_hint("`imagelet rm` removes an image with all its names"));
+        };
+        let before = node.usage().await?;
+        node.parts.runtime.untag(&name).await?;
+        let after = node.usage().await?;
+        tracing::info!(image = %image.id, name, "removed a name on request");
+        let freed = before.zip(after).map(|(before, after)| before.total.saturating_sub(after.total).0);
+        node.removed_on_request(ActCode::UntaggedOnRequest, &image, std::slice::from_ref(&name), "command", freed);
+        Ok(Removed { id: image.id.to_string(), names: vec![name], freed, ..Removed::default() })
+    }
+}

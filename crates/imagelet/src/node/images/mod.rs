@@ -1,0 +1,13 @@
+//! The images of a node, as commands list, inspect, check, mount and remove them.
+
+mod adopt_images;
+mod commands;
+mod image_row;
+mod mounts;
+mod pins;
+mod usage;
+mod verify;
+mod why;
+
+pub(crate) use image_row::{KnownSizes, row, row_without_uses};
+pub(crate) use why::{Why, WhyHappening, WhyImage, WhyNext, WhyRequest};

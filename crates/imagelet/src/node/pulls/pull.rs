@@ -1,0 +1,80 @@
+//! `pull`: one image, ensured.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use imagelet_core::{
+    credentials::{Credential, CredentialKind, Secret},
+    image::shown_name,
+    manager::{Caller, EnsureRequest, Origin, PodIdentity, PullPolicy},
+    runtime::Progress,
+};
+
+use super::pods::secrets;
+use crate::{
+    api::{PullRequest, Pulled, Step, Steps},
+    failure::Failure,
+    node::{
+        command::{AnswerTime, Command},
+        local::LocalNode,
+    },
+};
+
+#[async_trait]
+impl Command for PullRequest {
+    const NAME: &'static str = "pull";
+    const TIME: AnswerTime = AnswerTime::Unlimited;
+    type Answer = Pulled;
+
+    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Pulled, Failure> {
+        let request = ensure_request(&self)?;
+        if node.parts.engine.is_none() {
+            steps(Step::ThroughRuntime);
+        }
+        let progress: Progress = Arc::new(move |event| {
+            if let Some(step) = Step::from_event(event) {
+                steps(step);
+            }
+        });
+        let ensured = node.parts.manager.ensure(&request, progress).await;
+        let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
+        let (present, took, size) = match ensured.origin {
+            Origin::AlreadyPresent | Origin::Stale { .. } => (true, std::time::Duration::ZERO, None),
+            Origin::Pulled { took, size } => (false, took, Some(size.0).filter(|size| *size > 0)),
+        };
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        let warning = matches!(ensured.origin, Origin::Stale { .. }).then_some(ensured.message);
+        Ok(Pulled { image: self.image, id: ensured.id.to_string(), present, size, took_ms, warning })
+    }
+}
+
+fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
+    let invalid = |why: String| Failure::new("InvalidArgument", why);
+    let policy = match asked.policy.as_str() {
+        "" => PullPolicy::default_for(&asked.image)
+            .map_err(|error| invalid(format!("`{}` names no image: {error}", shown_name(&asked.image))))?,
+        policy => {
+            policy.parse().map_err(|error: imagelet_core::manager::PullPolicyError| invalid(error.to_string()))?
+        }
+    };
+    let platform = asked.platform.as_deref().map(str::parse).transpose();
+    let platform = platform.map_err(|error: imagelet_core::image::PlatformError| invalid(error.to_string()))?;
+    let credentials = asked.login.iter().map(|login| Credential {
+        kind: CredentialKind::Basic {
+            username: login.user.clone(),
+            password: login.password.as_ref().map_or_else(|| Secret::new(""), |password| password.0.clone()),
+        },
+        server_address: String::new(),
+    });
+    let pod = asked.pod.clone().unwrap_or_default();
+    let is_for_a_pod = !(pod.name.is_empty() && pod.uid.is_empty());
+    Ok(EnsureRequest {
+        caller: if is_for_a_pod { Caller::Pod } else { Caller::Command },
+        pod: PodIdentity { namespace: pod.namespace.into(), name: pod.name.into(), uid: pod.uid.into() },
+        container: asked.field.as_str().into(),
+        credentials: credentials.collect(),
+        secrets: secrets(&asked.secrets),
+        platform,
+        ..EnsureRequest::new(asked.image.clone(), policy)
+    })
+}

@@ -1,0 +1,99 @@
+//! `status`: the node at a glance.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use imagelet_core::{disks::Fullness, inventory::node_images};
+
+use super::{
+    command::Command,
+    gc::{Pressure, pressure},
+    local::LocalNode,
+    pulls::WaitingRows,
+};
+use crate::{
+    api::{ImportStatus, PodStartRow, Status, StatusRequest, Steps, moment},
+    config::CollectionMode,
+    failure::Failure,
+};
+
+/// How long a status waits for the runtime: shorter than a command waits for a daemon, so that it can say who is silent.
+const STATUS_WAIT_MAX: Duration = Duration::from_secs(4);
+
+#[async_trait]
+impl Command for StatusRequest {
+    const NAME: &'static str = "status";
+    type Answer = Status;
+
+    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Status, Failure> {
+        let mut problems = Vec::new();
+        let seen = async {
+            let snapshot = node.refresh().await;
+            (snapshot, node.parts.inventory.image_list().await)
+        };
+        let disks = async {
+            let mut problems = Vec::new();
+            (pressure(node, &mut problems).await, problems)
+        };
+        let imports = async {
+            match &node.parts.imports {
+                Some(images) => Some(ImportStatus::of(images).await),
+                None => None,
+            }
+        };
+        let (seen, disks, runtime_import) = tokio::join!(
+            tokio::time::timeout(STATUS_WAIT_MAX, seen),
+            tokio::time::timeout(STATUS_WAIT_MAX, disks),
+            imports
+        );
+        let silence = || format!("no answer within {} s from {}", STATUS_WAIT_MAX.as_secs(), node.parts.backend);
+        let (snapshot, listed) = match seen {
+            Ok((Ok(snapshot), listed)) => (Some(snapshot), listed),
+            Ok((Err(failure), listed)) => {
+                problems.push(failure.to_string());
+                (None, listed)
+            }
+            Err(_) => {
+                problems.push(silence());
+                (None, Arc::default())
+            }
+        };
+        let (pressure, of_disks) = disks.unwrap_or_else(|_| (Pressure::default(), vec![silence()]));
+        problems.extend(of_disks);
+        let images = pressure.stats.as_ref().map(|stats| &stats.images);
+        let full = images.and_then(|stats| Fullness::of(stats.capacity_bytes, stats.available_bytes).ok());
+        let settings = node.settings();
+        let WaitingRows { pulls, held_back, registries } = WaitingRows::of(node.parts.manager.status());
+        let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
+        problems.dedup();
+        Ok(Status {
+            runtime_import,
+            version: env!("CARGO_PKG_VERSION").into(),
+            backend: node.parts.backend.clone(),
+            unpacking: node.parts.engine.as_ref().map(|engine| engine.confinement().to_string()),
+            process: if node.parts.is_daemon { "daemon" } else { "command" }.into(),
+            pid: std::process::id(),
+            started_at: moment(node.started_at),
+            images: entries.len() as u64,
+            images_unknown: snapshot.is_none(),
+            in_use: entries.iter().filter(|entry| !entry.in_use_by.is_empty()).count() as u64,
+            used_percent: full.map(|full| full.used_percent()),
+            disk_layout: pressure.layout.map(|layout| layout.name().into()),
+            image_fs: pressure.stats.as_ref().map(|stats| (&stats.images).into()),
+            container_fs: pressure.stats.as_ref().map(|stats| (&stats.containers).into()),
+            eviction: pressure.thresholds,
+            node_images: node_images(&listed, settings.node.status_images_max),
+            gc_high_percent: settings.gc.high.get(),
+            gc_low_percent: settings.gc.low.get(),
+            gc_mode: settings.collection.mode.name().into(),
+            last_collection: node.collections.last(),
+            shadow: (settings.collection.mode == CollectionMode::Shadow).then(|| node.collections.shadow()),
+            decisions_lost: node.parts.decisions.lost().0,
+            pulls,
+            held_back,
+            registries,
+            pod_starts: PodStartRow::all(&node.parts.pod_starts),
+            problems,
+        })
+    }
+}
