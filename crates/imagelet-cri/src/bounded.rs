@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use imagelet_core::wire::MessageBounds;
 use prost::Message;
 use tonic::{
-    Request, Response, Status, Streaming,
+    Request, Status, Streaming,
     client::Grpc,
     codec::{Codec, DecodeBuf, Decoder},
     codegen::{Bytes, http::uri::PathAndQuery},
@@ -26,22 +26,22 @@ pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, 
 /// Sends a call with one answer.
 pub(crate) async fn unary<Q, A>(
     channel: Channel,
-    path: &'static str,
+    path: PathAndQuery,
     request: Request<Q>,
     bounds: MessageBounds,
-) -> Result<Response<A>, Status>
+) -> Result<A, Status>
 where
     Q: Message + 'static,
     A: Message + Default + 'static,
 {
     let mut client = ready(channel).await?;
-    client.unary(request, PathAndQuery::from_static(path), Bounded::new(bounds)).await
+    Ok(client.unary(request, path, Bounded::new(bounds)).await?.into_inner())
 }
 
 /// Sends a call that is answered by a stream.
 pub(crate) async fn stream<Q, A>(
     channel: Channel,
-    path: &'static str,
+    path: PathAndQuery,
     request: Request<Q>,
     bounds: MessageBounds,
 ) -> Result<Streaming<A>, Status>
@@ -50,7 +50,7 @@ where
     A: Message + Default + 'static,
 {
     let mut client = ready(channel).await?;
-    let answer = client.server_streaming(request, PathAndQuery::from_static(path), Bounded::new(bounds)).await?;
+    let answer = client.server_streaming(request, path, Bounded::new(bounds)).await?;
     Ok(answer.into_inner())
 }
 

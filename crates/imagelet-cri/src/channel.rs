@@ -5,7 +5,10 @@ use std::{
     io,
     path::Path,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -15,14 +18,16 @@ use imagelet_core::{
     image::shown_name,
     runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
     text::quoted,
+    wire::MessageBounds,
 };
+use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::UnixStream,
     time::Instant,
 };
 use tonic::{
-    Request, Response, Status,
+    Request, Status,
     transport::{Channel, Uri},
 };
 use tower::service_fn;
@@ -30,6 +35,7 @@ use tower::service_fn;
 use crate::{
     Endpoint,
     backoff::Backoff,
+    bounded::{self, LIST, ONE},
     convert::{Call, error_from_status},
     stall::Stalled,
     trace::Tracing,
@@ -39,14 +45,14 @@ use crate::{
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// One attempt, unless it is too early for another.
-async fn dial(path: &Path, backoff: &Arc<Backoff>) -> io::Result<Heard> {
+async fn dial(path: &Path, backoff: &Arc<Backoff>) -> io::Result<ProbedConnection> {
     backoff.check(Instant::now())?;
     let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
         Ok(connected) => connected,
         Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "nobody took the connection in time")),
     };
     match connected {
-        Ok(stream) => Ok(Heard { stream, backoff: Arc::clone(backoff), said: 0, is_peer: false }),
+        Ok(stream) => Ok(ProbedConnection { stream, backoff: Arc::clone(backoff), received: 0, is_peer: false }),
         Err(error) => {
             backoff.ended(&Err(io::Error::new(error.kind(), error.to_string())), Instant::now(), random());
             Err(error)
@@ -59,44 +65,47 @@ fn random() -> f64 {
     f64::from(u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default()) / f64::from(u32::MAX)
 }
 
-/// A connection that counts as an attempt that failed unless its peer opens the protocol.
+/// A connection that counts as a failed attempt unless its peer opens the protocol.
 ///
-/// Who takes connections and drops them would be dialled without end otherwise, by a call that has no deadline.
-struct Heard {
+/// A peer that takes connections and drops them would be dialled without end otherwise, by a call without a deadline.
+struct ProbedConnection {
     stream: UnixStream,
     backoff: Arc<Backoff>,
-    /// Bytes that came so far, up to those that tell.
-    said: usize,
+    /// Bytes received so far, up to the one that decides.
+    received: usize,
     is_peer: bool,
 }
 
-/// Every server begins with a frame of this type, told by its fourth byte (RFC 9113, section 3.4).
+/// Every server begins with a frame of this type, shown by its fourth byte (RFC 9113, section 3.4).
 const TYPE_SETTINGS: u8 = 4;
 const TYPE_AT: usize = 3;
 
-impl Heard {
-    fn hear(&mut self, bytes: &[u8]) {
-        if self.said > TYPE_AT {
+impl ProbedConnection {
+    fn inspect(&mut self, bytes: &[u8]) {
+        if self.received > TYPE_AT {
             return;
         }
-        if bytes.get(TYPE_AT - self.said) == Some(&TYPE_SETTINGS) {
+        if bytes.get(TYPE_AT - self.received) == Some(&TYPE_SETTINGS) {
             self.is_peer = true;
             self.backoff.ended(&Ok(()), Instant::now(), 0.0);
         }
-        self.said += bytes.len();
+        self.received += bytes.len();
     }
 }
 
-impl Drop for Heard {
+impl Drop for ProbedConnection {
     fn drop(&mut self) {
         if !self.is_peer {
-            let error = io::Error::new(io::ErrorKind::ConnectionReset, "the peer ended the connection unheard");
+            let error = io::Error::new(
+                io::ErrorKind::ConnectionReset,
+                "the peer closed the connection before it opened the protocol",
+            );
             self.backoff.ended(&Err(error), Instant::now(), random());
         }
     }
 }
 
-impl AsyncRead for Heard {
+impl AsyncRead for ProbedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -104,12 +113,12 @@ impl AsyncRead for Heard {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        self.hear(&buffer.filled()[before..]);
+        self.inspect(&buffer.filled()[before..]);
         read
     }
 }
 
-impl AsyncWrite for Heard {
+impl AsyncWrite for ProbedConnection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
@@ -143,6 +152,8 @@ pub(crate) struct Peer {
     /// What each call but a pull may take.
     timeout: Duration,
     tracing: Tracing,
+    /// Whether lists are asked for in a stream; off for good once the runtime has no streams. Clones share it.
+    streams: Arc<AtomicBool>,
 }
 
 impl Peer {
@@ -160,7 +171,12 @@ impl Peer {
                 let (path, backoff) = (path.clone(), Arc::clone(&backoff));
                 async move { dial(&path, &backoff).await.map(TokioIo::new) }
             }));
-        Ok(Self { channel, endpoint: endpoint.clone(), timeout, tracing: Tracing::default() })
+        Ok(Self { channel, endpoint: endpoint.clone(), timeout, tracing: Tracing::default(), streams: Arc::default() })
+    }
+
+    /// Asks for lists in a stream from now on, or not.
+    pub(crate) fn stream_lists(&mut self, on: bool) {
+        self.streams = Arc::new(AtomicBool::new(on));
     }
 
     /// What is traced of its calls from now on.
@@ -169,43 +185,83 @@ impl Peer {
     }
 
     /// Sends one call and waits for its answer, at most as long as the peer is given.
-    pub(crate) async fn call<Q, A, F>(
-        &self,
-        call: Call,
-        message: Q,
-        send: impl FnOnce(Request<Q>) -> F,
-    ) -> Result<A, RuntimeError>
+    pub(crate) async fn ask<Q, A>(&self, call: Call, message: Q) -> Result<A, RuntimeError>
     where
-        F: Future<Output = Result<Response<A>, Status>>,
+        Q: Message + 'static,
+        A: Message + Default + 'static,
     {
-        self.call_until(self.deadline(), call, message, send).await
+        self.ask_until(self.deadline(), call, message, ONE).await
     }
 
-    /// When a call that begins now is given up.
-    pub(crate) fn deadline(&self) -> Instant {
-        Instant::now() + self.timeout
-    }
-
-    /// The same for a call that has what another one left of the time.
-    pub(crate) async fn call_until<Q, A, F>(
+    async fn ask_until<Q, A>(
         &self,
         deadline: Instant,
         call: Call,
         message: Q,
-        send: impl FnOnce(Request<Q>) -> F,
+        bounds: MessageBounds,
     ) -> Result<A, RuntimeError>
     where
-        F: Future<Output = Result<Response<A>, Status>>,
+        Q: Message + 'static,
+        A: Message + Default + 'static,
     {
-        let send = |request| {
-            let sent = Box::pin(send(request));
-            async { sent.await.map(Response::into_inner) }
-        };
+        let channel = self.channel.clone();
+        let send = |request| bounded::unary(channel, call.path(), request, bounds);
         self.until(deadline, call, message, send).await
     }
 
-    /// The same for calls that read more than one answer; the deadline covers all of them.
-    pub(crate) async fn until<Q, A, F>(
+    /// Sends one call that may take any time, and returns its status as it is.
+    pub(crate) async fn ask_without_deadline<Q, A>(&self, call: Call, message: Q) -> Result<A, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut request = Request::new(message);
+        self.tracing.inject(request.metadata_mut());
+        let sent = Box::pin(bounded::unary(self.channel.clone(), call.path(), request, ONE));
+        self.tracing.follow(call, sent).await
+    }
+
+    /// A list: in a stream, of which none is too long for one message (`docs/spec/cri.md §3.1`), if that is on and the
+    /// runtime has streams, else whole. What came of a stream that failed is dropped.
+    pub(crate) async fn list<T, S, Page, W, Whole>(
+        &self,
+        (stream, stream_request, items_of_page): (Call, S, fn(Page) -> Vec<T>),
+        (whole, whole_request, items): (Call, W, fn(Whole) -> Vec<T>),
+    ) -> Result<Vec<T>, RuntimeError>
+    where
+        S: Message + 'static,
+        Page: Message + Default + 'static,
+        W: Message + 'static,
+        Whole: Message + Default + 'static,
+    {
+        let deadline = self.deadline();
+        if self.streams.load(Ordering::Relaxed) {
+            let channel = self.channel.clone();
+            let read = |request| async move {
+                let mut pages = bounded::stream::<_, Page>(channel, stream.path(), request, LIST).await?;
+                let mut all = Vec::new();
+                while let Some(page) = pages.message().await? {
+                    all.extend(items_of_page(page));
+                }
+                Ok(all)
+            };
+            match self.until(deadline, stream, stream_request, read).await {
+                Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
+                    tracing::info!("the runtime does not stream lists; asking for whole ones from now on");
+                    self.streams.store(false, Ordering::Relaxed);
+                }
+                streamed => return streamed,
+            }
+        }
+        self.ask_until(deadline, whole, whole_request, LIST).await.map(items)
+    }
+
+    /// When a call that begins now is given up.
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    async fn until<Q, A, F>(
         &self,
         deadline: Instant,
         call: Call,
@@ -216,7 +272,7 @@ impl Peer {
         F: Future<Output = Result<A, Status>>,
     {
         let mut request = Request::new(message);
-        // The peer is told, so that it stops working for nobody.
+        // The peer receives the deadline and stops working for a call that has ended.
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         self.tracing.inject(request.metadata_mut());
         // A call is large, and would be in each future around it.
@@ -224,7 +280,7 @@ impl Peer {
         match tokio::time::timeout_at(deadline, self.tracing.follow(call, sent)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => match self.error(call, &status) {
-                // Nobody here gave up, so what the peer calls a cancel is the deadline it was told.
+                // No caller gave up, so what the peer calls a cancel is the deadline it received.
                 error if error.kind() == RuntimeErrorKind::Cancelled && Instant::now() >= deadline => {
                     Err(self.timed_out(call))
                 }
@@ -232,22 +288,6 @@ impl Peer {
             },
             Err(_) => Err(self.timed_out(call)),
         }
-    }
-
-    /// Sends one call that takes as long as it takes, and says what its answer is.
-    pub(crate) async fn without_deadline<Q, A, F>(
-        &self,
-        call: Call,
-        message: Q,
-        send: impl FnOnce(Request<Q>) -> F,
-    ) -> Result<A, Status>
-    where
-        F: Future<Output = Result<Response<A>, Status>>,
-    {
-        let mut request = Request::new(message);
-        self.tracing.inject(request.metadata_mut());
-        let sent = Box::pin(send(request));
-        self.tracing.follow(call, async { sent.await.map(Response::into_inner) }).await
     }
 
     /// What each call but a pull may take.

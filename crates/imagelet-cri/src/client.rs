@@ -1,6 +1,6 @@
 //! The ports to a container runtime, spoken over CRI: its images, and the containers that hold them.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use imagelet_core::{
@@ -11,18 +11,14 @@ use imagelet_core::{
     },
     text::quoted,
 };
-use tokio::time::Instant;
-use tonic::transport::Channel;
 
 use crate::{
-    Endpoint, MESSAGE_BYTES_MAX,
-    bounded::{self, LIST, ONE},
+    Endpoint,
     channel::Peer,
     convert::{self, Call},
     stall::{self, Look, StallWatch},
-    streaming::Streaming,
     trace::Tracing,
-    v1::{self, image_service_client::ImageServiceClient},
+    v1,
 };
 
 /// The version of the interface every runtime must answer.
@@ -33,11 +29,9 @@ const API_VERSION: &str = "0.1.0";
 /// Connects with the first call and again after the runtime was away; while it is away, calls fail at once. Every call
 /// has the deadline it was built with, except a pull, which has none: drop it to give it up, or let it be watched. CRI
 /// reports no progress, so a pull reports none either.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RemoteImageService {
     peer: Peer,
-    client: ImageServiceClient<Channel>,
-    streaming: Streaming,
     /// `None`: a pull may hang for good.
     watch: Option<Arc<StallWatch>>,
 }
@@ -60,21 +54,13 @@ impl RemoteImageService {
     /// # Errors
     /// Where the timeout is zero.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
-        let peer = Peer::new(endpoint, timeout)?;
-        let client = ImageServiceClient::new(peer.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        Ok(Self { peer, client, streaming: Streaming::default(), watch: None })
+        Ok(Self { peer: Peer::new(endpoint, timeout)?, watch: None })
     }
 
-    /// Asks for lists in a stream, so that none is too long for one message. Falls back where the runtime has none.
-    #[must_use]
-    pub fn with_streaming_lists(self) -> Self {
-        self.streaming_lists(true)
-    }
-
-    /// The same, or not.
+    /// Asks for lists in a stream, so that none is too long for one message, or not. Falls back where the runtime has none.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
-        self.streaming = if on { Streaming::on() } else { Streaming::default() };
+        self.peer.stream_lists(on);
         self
     }
 
@@ -116,17 +102,6 @@ impl RemoteImageService {
         }
     }
 
-    async fn list_all(&self, deadline: Instant) -> Result<Vec<v1::Image>, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::ListImagesRequest::default();
-        let call = Call::Other("ListImages");
-        let send = |request| async move {
-            bounded::unary::<_, v1::ListImagesResponse>(channel, "/runtime.v1.ImageService/ListImages", request, LIST)
-                .await
-        };
-        Ok(self.peer.call_until(deadline, call, request, send).await?.images)
-    }
-
     /// One image and what else is said of it; absent is no error.
     async fn ask_status(
         &self,
@@ -134,20 +109,8 @@ impl RemoteImageService {
         verbose: bool,
     ) -> Result<Option<(Image, BTreeMap<String, String>)>, RuntimeError> {
         require_name(spec)?;
-        let channel = self.peer.channel.clone();
         let request = v1::ImageStatusRequest { image: Some(convert::spec_to_wire(spec)), verbose };
-        let response = self
-            .peer
-            .call(Call::Other("ImageStatus"), request, |request| async move {
-                bounded::unary::<_, v1::ImageStatusResponse>(
-                    channel,
-                    "/runtime.v1.ImageService/ImageStatus",
-                    request,
-                    ONE,
-                )
-                .await
-            })
-            .await;
+        let response: Result<v1::ImageStatusResponse, _> = self.peer.ask(Call::Image("ImageStatus"), request).await;
         let (image, info) = match response {
             Ok(response) => (response.image, response.info),
             // Not what the interface says, but what it means.
@@ -161,26 +124,6 @@ impl RemoteImageService {
             image => Ok(image.map(|image| (convert::image_from_wire(image), info))),
         }
     }
-
-    async fn stream_all(&self, deadline: Instant) -> Result<Vec<v1::Image>, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::StreamImagesRequest::default();
-        let read = |request| async move {
-            let mut stream = bounded::stream::<_, v1::StreamImagesResponse>(
-                channel,
-                "/runtime.v1.ImageService/StreamImages",
-                request,
-                LIST,
-            )
-            .await?;
-            let mut images = Vec::new();
-            while let Some(message) = stream.message().await? {
-                images.extend(message.images);
-            }
-            Ok(images)
-        };
-        self.peer.until(deadline, Call::Other("StreamImages"), request, read).await
-    }
 }
 
 #[async_trait]
@@ -190,9 +133,13 @@ impl ImageService for RemoteImageService {
         if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
             return Ok(self.status(spec).await?.into_iter().collect());
         }
-        let deadline = self.peer.deadline();
-        let images =
-            self.streaming.list(Box::pin(self.stream_all(deadline)), Box::pin(self.list_all(deadline))).await?;
+        let images = self.peer.list(
+            (Call::Image("StreamImages"), v1::StreamImagesRequest::default(), |page: v1::StreamImagesResponse| {
+                page.images
+            }),
+            (Call::Image("ListImages"), v1::ListImagesRequest::default(), |list: v1::ListImagesResponse| list.images),
+        );
+        let images = Box::pin(images).await?;
         Ok(images.into_iter().map(convert::image_from_wire).collect())
     }
 
@@ -211,12 +158,9 @@ impl ImageService for RemoteImageService {
                 "this runtime cannot be asked for the platform `{platform}`"
             )));
         }
-        let mut client = self.client.clone();
-        let message = convert::pull_to_wire(request);
-        let pull =
-            self.peer.without_deadline(Call::Pull, message, |message| async move { client.pull_image(message).await });
+        let pull = self.peer.ask_without_deadline(Call::Pull, convert::pull_to_wire(request));
         let response = Box::pin(self.watched(&request.image.image, pull)).await?;
-        match response.map(|response| response.image_ref) {
+        match response.map(|response: v1::PullImageResponse| response.image_ref) {
             Ok(id) if id.is_empty() => {
                 Err(RuntimeError::other(format!("imageRef of image {} is not set", quoted(&request.image.image))))
             }
@@ -227,46 +171,23 @@ impl ImageService for RemoteImageService {
 
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         require_name(spec)?;
-        let mut client = self.client.clone();
         let request = v1::RemoveImageRequest { image: Some(convert::spec_to_wire(spec)) };
-        let response =
-            self.peer.call(Call::Remove, request, |request| async move { client.remove_image(request).await }).await;
-        match response {
+        match self.peer.ask::<_, v1::RemoveImageResponse>(Call::Remove, request).await {
             Err(error) if error.kind() != RuntimeErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::ImageFsInfoRequest {};
-        let response = self
-            .peer
-            .call(Call::Other("ImageFsInfo"), request, |request| async move {
-                bounded::unary::<_, v1::ImageFsInfoResponse>(
-                    channel,
-                    "/runtime.v1.ImageService/ImageFsInfo",
-                    request,
-                    ONE,
-                )
-                .await
-            })
-            .await?;
+        let response = self.peer.ask(Call::Image("ImageFsInfo"), v1::ImageFsInfoRequest {}).await?;
         Ok(convert::filesystems_from_wire(response))
     }
 }
 
-impl fmt::Debug for RemoteImageService {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteImageService").field("peer", &self.peer).finish_non_exhaustive()
-    }
-}
-
 /// The containers and sandboxes of a runtime. Connects, and fails, as [`RemoteImageService`] does.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RemoteContainerService {
     peer: Peer,
-    streaming: Streaming,
 }
 
 /// What a runtime says it is.
@@ -278,17 +199,6 @@ pub struct RuntimeVersion {
     pub version: String,
     /// `v1`
     pub api: String,
-}
-
-/// What a runtime can do now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RuntimeReady {
-    /// It runs containers.
-    pub runtime: bool,
-    /// Its network is set up.
-    pub network: bool,
-    /// The handlers it has; empty where it does not say.
-    pub handlers: Vec<String>,
 }
 
 impl RemoteContainerService {
@@ -309,20 +219,13 @@ impl RemoteContainerService {
     /// # Errors
     /// Where the timeout is zero.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
-        let peer = Peer::new(endpoint, timeout)?;
-        Ok(Self { peer, streaming: Streaming::default() })
+        Ok(Self { peer: Peer::new(endpoint, timeout)? })
     }
 
-    /// Asks for lists in a stream, so that none is too long for one message. Falls back where the runtime has none.
-    #[must_use]
-    pub fn with_streaming_lists(self) -> Self {
-        self.streaming_lists(true)
-    }
-
-    /// The same, or not.
+    /// Asks for lists in a stream, so that none is too long for one message, or not. Falls back where the runtime has none.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
-        self.streaming = if on { Streaming::on() } else { Streaming::default() };
+        self.peer.stream_lists(on);
         self
     }
 
@@ -352,207 +255,94 @@ impl RemoteContainerService {
     /// # Errors
     /// Where it cannot be asked.
     pub async fn configuration(&self) -> Result<RuntimeConfiguration, RuntimeError> {
-        let response = self.ask_status(true).await?;
+        let response = self.ask_status().await?;
         let conditions = response.status.unwrap_or_default().conditions;
         let conditions = conditions.into_iter().map(|condition| (condition.r#type, condition.message)).collect();
         Ok(RuntimeConfiguration::read(&response.info, &conditions))
     }
 
-    /// Whether the runtime is ready to run containers, and its network to join them.
-    ///
-    /// # Errors
-    /// Where it cannot be asked, or does not say both.
-    pub async fn ready(&self) -> Result<RuntimeReady, RuntimeError> {
-        let response = self.ask_status(false).await?;
+    /// One sandbox at length; absent is no error.
+    async fn ask_sandbox(&self, id: &str) -> Result<Option<v1::PodSandboxStatusResponse>, RuntimeError> {
+        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
+        let response = self.peer.ask(Call::Runtime("PodSandboxStatus"), request).await;
+        let Some(response) = present(response)? else { return Ok(None) };
+        convert::check_sandbox_status(&response)?;
+        Ok(Some(response))
+    }
+
+    async fn ask_status(&self) -> Result<v1::StatusResponse, RuntimeError> {
+        let response = self.peer.ask(Call::Runtime("Status"), v1::StatusRequest { verbose: true }).await?;
         convert::check_status(&response)?;
-        let conditions = response.status.unwrap_or_default().conditions;
-        let is = |kind: &str| conditions.iter().any(|condition| condition.r#type == kind && condition.status);
-        let handlers = response.runtime_handlers.into_iter().map(|handler| handler.name).collect();
-        Ok(RuntimeReady { runtime: is("RuntimeReady"), network: is("NetworkReady"), handlers })
-    }
-
-    /// One sandbox; `None` where it is gone.
-    ///
-    /// # Errors
-    /// Where the runtime cannot be asked, or leaves out whose it is.
-    pub async fn sandbox(&self, id: &str) -> Result<Option<Sandbox>, RuntimeError> {
-        let Some(response) = self.ask_sandbox(id, false).await? else { return Ok(None) };
-        let status = response.status.unwrap_or_default();
-        convert::check_sandbox_status(&status)?;
-        Ok(convert::sandbox_from_wire(v1::PodSandbox {
-            id: status.id,
-            metadata: status.metadata,
-            state: status.state,
-            created_at: status.created_at,
-            labels: status.labels,
-            annotations: status.annotations,
-            runtime_handler: status.runtime_handler,
-        }))
-    }
-
-    /// One sandbox as it was answered; absent is no error.
-    async fn ask_sandbox(&self, id: &str, verbose: bool) -> Result<Option<v1::PodSandboxStatusResponse>, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose };
-        let ask = |request| bounded::unary(channel, "/runtime.v1.RuntimeService/PodSandboxStatus", request, ONE);
-        match self.peer.call(Call::Other("PodSandboxStatus"), request, ask).await {
-            Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(None),
-            response => response.map(Some),
-        }
-    }
-
-    async fn ask_status(&self, verbose: bool) -> Result<v1::StatusResponse, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let ask = |request| bounded::unary(channel, "/runtime.v1.RuntimeService/Status", request, ONE);
-        self.peer.call(Call::Other("Status"), v1::StatusRequest { verbose }, ask).await
-    }
-
-    async fn list_containers(&self, deadline: Instant) -> Result<Vec<v1::Container>, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::ListContainersRequest::default();
-        let call = Call::Other("ListContainers");
-        let send = |request| async move {
-            bounded::unary::<_, v1::ListContainersResponse>(
-                channel,
-                "/runtime.v1.RuntimeService/ListContainers",
-                request,
-                LIST,
-            )
-            .await
-        };
-        Ok(self.peer.call_until(deadline, call, request, send).await?.containers)
-    }
-
-    async fn stream_containers(&self, deadline: Instant) -> Result<Vec<v1::Container>, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::StreamContainersRequest::default();
-        let read = |request| async move {
-            let mut stream = bounded::stream::<_, v1::StreamContainersResponse>(
-                channel,
-                "/runtime.v1.RuntimeService/StreamContainers",
-                request,
-                LIST,
-            )
-            .await?;
-            let mut containers = Vec::new();
-            while let Some(message) = stream.message().await? {
-                containers.extend(message.containers);
-            }
-            Ok(containers)
-        };
-        self.peer.until(deadline, Call::Other("StreamContainers"), request, read).await
-    }
-
-    async fn list_sandboxes(&self, deadline: Instant) -> Result<Vec<v1::PodSandbox>, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::ListPodSandboxRequest::default();
-        let call = Call::Other("ListPodSandbox");
-        let send = |request| async move {
-            bounded::unary::<_, v1::ListPodSandboxResponse>(
-                channel,
-                "/runtime.v1.RuntimeService/ListPodSandbox",
-                request,
-                LIST,
-            )
-            .await
-        };
-        Ok(self.peer.call_until(deadline, call, request, send).await?.items)
-    }
-
-    async fn stream_sandboxes(&self, deadline: Instant) -> Result<Vec<v1::PodSandbox>, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::StreamPodSandboxesRequest::default();
-        let read = |request| async move {
-            let mut stream = bounded::stream::<_, v1::StreamPodSandboxesResponse>(
-                channel,
-                "/runtime.v1.RuntimeService/StreamPodSandboxes",
-                request,
-                LIST,
-            )
-            .await?;
-            let mut sandboxes = Vec::new();
-            while let Some(message) = stream.message().await? {
-                sandboxes.extend(message.pod_sandboxes);
-            }
-            Ok(sandboxes)
-        };
-        self.peer.until(deadline, Call::Other("StreamPodSandboxes"), request, read).await
+        Ok(response)
     }
 
     /// The answer as it came, whatever it leaves out.
     async fn ask_version(&self, version: &str) -> Result<v1::VersionResponse, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::VersionRequest { version: version.to_owned() };
-        self.peer
-            .call(Call::Other("Version"), request, |request| async move {
-                bounded::unary::<_, v1::VersionResponse>(channel, "/runtime.v1.RuntimeService/Version", request, ONE)
-                    .await
-            })
-            .await
+        self.peer.ask(Call::Runtime("Version"), v1::VersionRequest { version: version.to_owned() }).await
     }
-}
 
-impl RemoteContainerService {
-    async fn container_status(&self, container_id: &str) -> Result<v1::ContainerStatusResponse, RuntimeError> {
-        let channel = self.peer.channel.clone();
-        let request = v1::ContainerStatusRequest { container_id: container_id.to_owned(), verbose: false };
-        let ask = |request| bounded::unary(channel, "/runtime.v1.RuntimeService/ContainerStatus", request, ONE);
-        self.peer.call(Call::Other("ContainerStatus"), request, ask).await
+    /// One container; absent is no error.
+    async fn ask_container(&self, id: &str) -> Result<Option<v1::ContainerStatusResponse>, RuntimeError> {
+        let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        present(self.peer.ask(Call::Runtime("ContainerStatus"), request).await)
     }
 }
 
 #[async_trait]
 impl ContainerService for RemoteContainerService {
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
-        let deadline = self.peer.deadline();
-        let containers = self
-            .streaming
-            .list(Box::pin(self.stream_containers(deadline)), Box::pin(self.list_containers(deadline)))
-            .await?;
+        let containers = self.peer.list(
+            (
+                Call::Runtime("StreamContainers"),
+                v1::StreamContainersRequest::default(),
+                |page: v1::StreamContainersResponse| page.containers,
+            ),
+            (
+                Call::Runtime("ListContainers"),
+                v1::ListContainersRequest::default(),
+                |list: v1::ListContainersResponse| list.containers,
+            ),
+        );
+        let containers = Box::pin(containers).await?;
         Ok(containers.into_iter().map(convert::container_from_wire).collect())
     }
 
     async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
-        let deadline = self.peer.deadline();
-        let sandboxes = self
-            .streaming
-            .list(Box::pin(self.stream_sandboxes(deadline)), Box::pin(self.list_sandboxes(deadline)))
-            .await?;
+        let sandboxes = self.peer.list(
+            (
+                Call::Runtime("StreamPodSandboxes"),
+                v1::StreamPodSandboxesRequest::default(),
+                |page: v1::StreamPodSandboxesResponse| page.pod_sandboxes,
+            ),
+            (
+                Call::Runtime("ListPodSandbox"),
+                v1::ListPodSandboxRequest::default(),
+                |list: v1::ListPodSandboxResponse| list.items,
+            ),
+        );
+        let sandboxes = Box::pin(sandboxes).await?;
         Ok(sandboxes.into_iter().filter_map(convert::sandbox_from_wire).collect())
     }
 
     async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
-        let status = match self.container_status(container_id).await {
-            Ok(response) => response.status.unwrap_or_default(),
-            Err(error) if error.kind() == RuntimeErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error),
-        };
+        let Some(response) = self.ask_container(container_id).await? else { return Ok(Vec::new()) };
+        let status = response.status.unwrap_or_default();
         convert::check_container_status(&status)?;
         Ok(convert::volumes_from_wire(status))
     }
 
     async fn is_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
-        match self.container_status(container_id).await {
-            Ok(_) => Ok(false),
-            Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(true),
-            Err(error) => Err(error),
-        }
+        Ok(self.ask_container(container_id).await?.is_none())
     }
 
     /// Read from what a verbose answer adds; containerd and CRI-O add it.
     async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
-        let response = self.ask_sandbox(sandbox_id, true).await?;
+        let response = self.ask_sandbox(sandbox_id).await?;
         Ok(response.map_or(SandboxImage::Gone, |response| SandboxImage::of_info(&response.info)))
     }
 
     async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
-        Ok(default_sandbox_image(&self.ask_status(true).await?.info).into_iter().collect())
-    }
-}
-
-impl fmt::Debug for RemoteContainerService {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteContainerService").field("peer", &self.peer).finish_non_exhaustive()
+        Ok(default_sandbox_image(&self.ask_status().await?.info).into_iter().collect())
     }
 }
 
@@ -562,4 +352,12 @@ fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
         return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "no image specified"));
     }
     Ok(())
+}
+
+/// The answer about something that need not be there.
+fn present<A>(answer: Result<A, RuntimeError>) -> Result<Option<A>, RuntimeError> {
+    match answer {
+        Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(None),
+        answer => answer.map(Some),
+    }
 }

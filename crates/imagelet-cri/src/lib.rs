@@ -13,12 +13,11 @@ mod endpoint;
 pub mod pods;
 mod server;
 mod stall;
-mod streaming;
 mod trace;
 pub mod v1;
 
 pub use address::{Address, AddressError, Platform, Protocol, client_target};
-pub use client::{RemoteContainerService, RemoteImageService, RuntimeReady, RuntimeVersion};
+pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
 pub use endpoint::{Endpoint, EndpointError};
 pub use server::{Handlers, ListenError, RuntimeServer, listen, routes};
 pub use trace::Tracing;

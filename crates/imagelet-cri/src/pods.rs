@@ -3,14 +3,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use imagelet_core::runtime::RuntimeError;
-use tonic::transport::Channel;
 
-use crate::{
-    Endpoint,
-    channel::Peer,
-    convert::Call,
-    v1::{self, runtime_service_client::RuntimeServiceClient},
-};
+use crate::{Endpoint, channel::Peer, convert::Call, v1};
 
 /// How long a runtime may take to start or stop a pod.
 const CALL_MAX: Duration = Duration::from_mins(1);
@@ -19,7 +13,6 @@ const CALL_MAX: Duration = Duration::from_mins(1);
 #[derive(Clone, Debug)]
 pub struct TestPods {
     peer: Peer,
-    client: RuntimeServiceClient<Channel>,
     log_directory: PathBuf,
 }
 
@@ -35,12 +28,8 @@ impl TestPods {
     /// Connects to a runtime; container logs go to a directory that exists.
     pub async fn connect(endpoint: &Endpoint, log_directory: impl Into<PathBuf>) -> Result<Self, RuntimeError> {
         let peer = Peer::new(endpoint, CALL_MAX)?;
-        let client = RuntimeServiceClient::new(peer.channel.clone());
-        let pods = Self { peer, client, log_directory: log_directory.into() };
-        let mut client = pods.client.clone();
-        let request = v1::VersionRequest::default();
-        pods.peer.call(Call::Other("Version"), request, |request| async move { client.version(request).await }).await?;
-        Ok(pods)
+        peer.ask::<_, v1::VersionResponse>(Call::Runtime("Version"), v1::VersionRequest::default()).await?;
+        Ok(Self { peer, log_directory: log_directory.into() })
     }
 
     /// Runs the pod `default/NAME` with the uid `uid-NAME`.
@@ -65,12 +54,9 @@ impl TestPods {
             }),
             ..v1::PodSandboxConfig::default()
         };
-        let mut client = self.client.clone();
         let request = v1::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
-        let response = self
-            .peer
-            .call(Call::Other("RunPodSandbox"), request, |request| async move { client.run_pod_sandbox(request).await })
-            .await?;
+        let call = Call::Runtime("RunPodSandbox");
+        let response: v1::RunPodSandboxResponse = self.peer.ask(call, request).await?;
         Ok(TestSandbox { id: response.pod_sandbox_id, config })
     }
 
@@ -82,15 +68,8 @@ impl TestPods {
         command: &[&str],
     ) -> Result<String, RuntimeError> {
         let id = Box::pin(self.create_container(sandbox, image, command, &[])).await?;
-        let mut client = self.client.clone();
         let request = v1::StartContainerRequest { container_id: id.clone() };
-        self.peer
-            .call(
-                Call::Other("StartContainer"),
-                request,
-                |request| async move { client.start_container(request).await },
-            )
-            .await?;
+        self.peer.ask::<_, v1::StartContainerResponse>(Call::Runtime("StartContainer"), request).await?;
         Ok(id)
     }
 
@@ -126,66 +105,42 @@ impl TestPods {
             }),
             ..v1::ContainerConfig::default()
         };
-        let mut client = self.client.clone();
         let request = v1::CreateContainerRequest {
             pod_sandbox_id: sandbox.id.clone(),
             config: Some(config),
             sandbox_config: Some(sandbox.config.clone()),
         };
-        let call = self.peer.call(Call::Other("CreateContainer"), request, |request| async move {
-            client.create_container(request).await
-        });
-        Ok(Box::pin(call).await?.container_id)
+        let call = Call::Runtime("CreateContainer");
+        let created: v1::CreateContainerResponse = self.peer.ask(call, request).await?;
+        Ok(created.container_id)
     }
 
     /// Stops a container at once.
     pub async fn stop_container(&self, id: &str) -> Result<(), RuntimeError> {
-        let mut client = self.client.clone();
         let request = v1::StopContainerRequest { container_id: id.to_owned(), timeout: 0 };
-        self.peer
-            .call(Call::Other("StopContainer"), request, |request| async move { client.stop_container(request).await })
-            .await?;
+        self.peer.ask::<_, v1::StopContainerResponse>(Call::Runtime("StopContainer"), request).await?;
         Ok(())
     }
 
     /// Removes a stopped container.
     pub async fn remove_container(&self, id: &str) -> Result<(), RuntimeError> {
-        let mut client = self.client.clone();
         let request = v1::RemoveContainerRequest { container_id: id.to_owned() };
-        self.peer
-            .call(
-                Call::Other("RemoveContainer"),
-                request,
-                |request| async move { client.remove_container(request).await },
-            )
-            .await?;
+        self.peer.ask::<_, v1::RemoveContainerResponse>(Call::Runtime("RemoveContainer"), request).await?;
         Ok(())
     }
 
     /// Stops a pod with all its containers; it is not ready from then on.
     pub async fn stop_sandbox(&self, sandbox: &TestSandbox) -> Result<(), RuntimeError> {
-        let mut client = self.client.clone();
         let request = v1::StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
-        self.peer
-            .call(
-                Call::Other("StopPodSandbox"),
-                request,
-                |request| async move { client.stop_pod_sandbox(request).await },
-            )
-            .await?;
+        self.peer.ask::<_, v1::StopPodSandboxResponse>(Call::Runtime("StopPodSandbox"), request).await?;
         Ok(())
     }
 
     /// Stops and removes a pod with all its containers.
     pub async fn remove_sandbox(&self, sandbox: &TestSandbox) -> Result<(), RuntimeError> {
         self.stop_sandbox(sandbox).await?;
-        let mut client = self.client.clone();
         let request = v1::RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
-        self.peer
-            .call(Call::Other("RemovePodSandbox"), request, |request| async move {
-                client.remove_pod_sandbox(request).await
-            })
-            .await?;
+        self.peer.ask::<_, v1::RemovePodSandboxResponse>(Call::Runtime("RemovePodSandbox"), request).await?;
         Ok(())
     }
 }

@@ -189,7 +189,7 @@ async fn containerd_keeps_every_promise_and_its_pods_hold_images() {
     let images = RemoteImageService::connect(&node.endpoint, PATIENCE).await.unwrap();
 
     conformance::run(&images, &node.promised()).await;
-    conformance::run(&images.clone().with_streaming_lists(), &node.promised()).await;
+    conformance::run(&images.clone().streaming_lists(true), &node.promised()).await;
 
     let socket = node.folder.path().join("imagelet.sock");
     let listener = UnixListenerStream::new(listen(&socket).await.unwrap());

@@ -53,7 +53,8 @@ pub(crate) fn check_status(response: &v1::StatusResponse) -> Result<(), RuntimeE
 }
 
 /// A sandbox has an id, a pod and an age.
-pub(crate) fn check_sandbox_status(status: &v1::PodSandboxStatus) -> Result<(), RuntimeError> {
+pub(crate) fn check_sandbox_status(response: &v1::PodSandboxStatusResponse) -> Result<(), RuntimeError> {
+    let status = response.status.clone().unwrap_or_default();
     let complaint = match &status.metadata {
         _ if status.id.is_empty() => "status.Id is not set".to_owned(),
         None => "status.Metadata is not set".to_owned(),

@@ -6,7 +6,7 @@ use imagelet_core::{
     runtime::{RuntimeError, RuntimeErrorKind},
     text::split_grpc_error,
 };
-use tonic::{Code, Status};
+use tonic::{Code, Status, codegen::http::uri::PathAndQuery};
 
 /// How a message begins when the registry cannot be reached; gRPC has no code for it.
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
@@ -17,13 +17,15 @@ const SIGNATURE_INVALID: &str = "SignatureValidationFailed";
 /// The longest message we send: a status travels in headers, percent-encoded, and peers take 16 KiB of them.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
-/// What was asked when a status came back; the same text means different things.
+/// A method of the interface; the same text of a status means different things for different ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Pull,
     Remove,
-    /// Any other method, by its name in the interface.
-    Other(&'static str),
+    /// Any other method of the image service, by its name.
+    Image(&'static str),
+    /// Any method of the runtime service, by its name.
+    Runtime(&'static str),
 }
 
 impl Call {
@@ -32,8 +34,15 @@ impl Call {
         match self {
             Self::Pull => "PullImage",
             Self::Remove => "RemoveImage",
-            Self::Other(method) => method,
+            Self::Image(method) | Self::Runtime(method) => method,
         }
+    }
+
+    /// Where a request goes.
+    pub(crate) fn path(self) -> PathAndQuery {
+        let service = if matches!(self, Self::Runtime(_)) { "RuntimeService" } else { "ImageService" };
+        let path = format!("/runtime.v1.{service}/{}", self.method());
+        path.try_into().expect("names of methods are letters")
     }
 }
 
@@ -254,7 +263,7 @@ mod tests {
             assert_eq!((*code as usize, code_name(*code)), (number, *name));
         }
         for code in [Code::Internal, Code::Aborted, Code::AlreadyExists, Code::FailedPrecondition, Code::Unknown] {
-            for call in [Call::Pull, Call::Other("ListImages")] {
+            for call in [Call::Pull, Call::Image("ListImages")] {
                 let error = error_from_status(call, &Status::new(code, "odd"));
                 assert_eq!(error.kind(), RuntimeErrorKind::Other, "{code:?}");
                 let relayed = status_from_error(&error.copied());
@@ -314,10 +323,10 @@ mod tests {
         let kind = |call, status: Status| error_from_status(call, &status).kind();
         let used = Status::unknown("the image is in use by c1");
         assert_eq!(kind(Call::Remove, used), RuntimeErrorKind::InUse);
-        assert_eq!(kind(Call::Other("ListImages"), Status::unknown("connection refused")), RuntimeErrorKind::Other);
+        assert_eq!(kind(Call::Image("ListImages"), Status::unknown("connection refused")), RuntimeErrorKind::Other);
         let long =
             Status::out_of_range("Error, decoded message length too large: found 2 bytes, the limit is: 1 bytes");
-        assert_eq!(kind(Call::Other("ListImages"), long), RuntimeErrorKind::Other);
+        assert_eq!(kind(Call::Image("ListImages"), long), RuntimeErrorKind::Other);
     }
 
     #[test]

@@ -338,16 +338,19 @@ fn responses_are_checked_as_the_vectors_say() {
                 let status = Some(v1::RuntimeStatus { conditions: conditions.collect() });
                 check_status(&v1::StatusResponse { status, ..v1::StatusResponse::default() })
             }
-            "PodSandboxStatus" => check_sandbox_status(&v1::PodSandboxStatus {
-                id: text(status, "id"),
-                metadata: metadata.map(|metadata| v1::PodSandboxMetadata {
-                    name: text(metadata, "name"),
-                    namespace: text(metadata, "namespace"),
-                    uid: text(metadata, "uid"),
-                    attempt: 0,
+            "PodSandboxStatus" => check_sandbox_status(&v1::PodSandboxStatusResponse {
+                status: Some(v1::PodSandboxStatus {
+                    id: text(status, "id"),
+                    metadata: metadata.map(|metadata| v1::PodSandboxMetadata {
+                        name: text(metadata, "name"),
+                        namespace: text(metadata, "namespace"),
+                        uid: text(metadata, "uid"),
+                        attempt: 0,
+                    }),
+                    created_at: status["created_at"].as_i64().unwrap_or(0),
+                    ..v1::PodSandboxStatus::default()
                 }),
-                created_at: status["created_at"].as_i64().unwrap_or(0),
-                ..v1::PodSandboxStatus::default()
+                ..Default::default()
             }),
             "ContainerStatus" => check_container_status(&v1::ContainerStatus {
                 id: text(status, "id"),

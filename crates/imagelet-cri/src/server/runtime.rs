@@ -139,7 +139,7 @@ async fn pass_on(peer: &Peer, request: http::Request<Body>) -> http::Response<Bo
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => {
             let status = Status::from_error(Box::new(error));
-            let error = peer.error(crate::convert::Call::Other("RuntimeService"), &status);
+            let error = peer.error(crate::convert::Call::Runtime("RuntimeService"), &status);
             tracing::warn!(error = error.chain(), "a call could not be passed on to the runtime");
             crate::convert::status_from_error(&error).into_http()
         }

@@ -230,16 +230,16 @@ async fn a_stream_is_taken_whole_or_not_at_all() {
     };
 
     let (_served, client) = scripted(script(vec![vec!["a", "b"], vec!["c"]], None)).await;
-    assert_eq!(ids(&client.with_streaming_lists().list(None).await.unwrap()), "a b c");
+    assert_eq!(ids(&client.streaming_lists(true).list(None).await.unwrap()), "a b c");
 
     let (_served, client) = scripted(script(vec![vec!["x"]], Some(Status::internal("boom")))).await;
-    let error = client.with_streaming_lists().list(None).await.unwrap_err();
+    let error = client.streaming_lists(true).list(None).await.unwrap_err();
     assert_eq!(error.to_string(), "rpc error: code = Internal desc = boom");
 
     let unimplemented = script(vec![vec!["x"]], Some(Status::unimplemented("no streams here")));
     let lists = Arc::clone(&unimplemented.lists);
     let (_served, client) = scripted(unimplemented).await;
-    let client = client.with_streaming_lists();
+    let client = client.streaming_lists(true);
     assert_eq!(ids(&client.list(None).await.unwrap()), "a");
     assert_eq!(ids(&client.list(None).await.unwrap()), "a", "streaming stays off");
     assert_eq!(lists.load(Ordering::SeqCst), 2);
@@ -304,7 +304,7 @@ async fn list_asked(input: &Value) -> Value {
     };
     let asked = Arc::clone(&script.asked);
     let (_served, client) = scripted(script).await;
-    let client = if input["use_streaming"] == true { client.with_streaming_lists() } else { client };
+    let client = if input["use_streaming"] == true { client.streaming_lists(true) } else { client };
     let result = client.list(None).await;
     let calls = std::mem::take(&mut *asked.lock().unwrap());
     let error = result.as_ref().err().map(ToString::to_string);

@@ -105,7 +105,7 @@ fn promised() -> conformance::Images {
 async fn a_store_behind_client_and_server_keeps_every_promise() {
     let served = Served::images(fake()).await;
     conformance::run(&served.client().await, &promised()).await;
-    conformance::run(&served.client().await.with_streaming_lists(), &promised()).await;
+    conformance::run(&served.client().await.streaming_lists(true), &promised()).await;
 }
 
 #[tokio::test]
@@ -273,7 +273,7 @@ async fn a_list_larger_than_the_usual_limit_of_the_stack_arrives_whole() {
     let note = async |client: RemoteImageService| client.list(None).await.unwrap()[0].spec.annotations.len();
     let served = Served::images(Wordy(8 * MIB)).await;
     assert_eq!(note(served.client().await).await, 1);
-    assert_eq!(note(served.client().await.with_streaming_lists()).await, 1);
+    assert_eq!(note(served.client().await.streaming_lists(true)).await, 1);
     let served = Served::images(Wordy(20 * MIB)).await;
     assert_eq!(note(served.client().await).await, 0, "beyond 16 MiB annotations are left out");
 }

@@ -139,7 +139,7 @@ async fn containers_and_sandboxes_come_in_streams_whole_or_not_at_all() {
         });
         let endpoint = Endpoint::at(&path).unwrap();
         // It says nothing of its version, and passes: that it answers is all that counts.
-        let service = RemoteContainerService::connect(&endpoint, PATIENCE).await.unwrap().with_streaming_lists();
+        let service = RemoteContainerService::connect(&endpoint, PATIENCE).await.unwrap().streaming_lists(true);
         let error = service.version().await.unwrap_err();
         assert!(error.to_string().starts_with("not all fields are set in VersionResponse"), "{error}");
         asked.lock().unwrap().clear();

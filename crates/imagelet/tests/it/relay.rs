@@ -323,7 +323,7 @@ fn every_call_is_answered_over_both_backends() {
     for daemon in &daemons {
         in_runtime(async {
             let images = connect(daemon).await;
-            let streaming = images.clone().with_streaming_lists();
+            let streaming = images.clone().streaming_lists(true);
             assert!(images.list(None).await.unwrap().is_empty() && streaming.list(None).await.unwrap().is_empty());
             for name in [&name, &again, &digest] {
                 assert_eq!(pull(&images, &request(name)).await.unwrap(), image.id());
