@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use zeroize::Zeroizing;
 
 use super::{
-    PullSecretKind, Secret, json,
-    registry::{is_default_registry, registry_key},
+    PullSecretKind, Secret,
+    registry_match::{is_default_registry, registry_key},
     strict_value::{TypeError, Value},
 };
 
@@ -93,58 +93,29 @@ impl DockerConfig {
         if document.len() > DOCKER_CONFIG_LENGTH_MAX {
             return Err(DockerConfigError::TooLong);
         }
-        let root = json::parse(document).map_err(|error| DockerConfigError::Json(error.to_string()))?;
-        let mut read = Reading::default();
+        let root = Value::from_json(document).map_err(|error| DockerConfigError::Json(error.to_string()))?;
+        let mut config = Self::default();
         match kind {
-            PullSecretKind::DockerConfigJson => read.config(root),
-            PullSecretKind::DockerCfg => read.entries(root, None),
+            PullSecretKind::DockerConfigJson => config.read(root)?,
+            PullSecretKind::DockerCfg => config.read_entries(root, None)?,
         }
-        match read.error {
-            Some(error) => Err(error),
-            None => Ok(Self { entries: read.entries, helpers: read.helpers }),
-        }
-    }
-}
-
-/// Go's names of the types, which its errors tell.
-const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
-const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
-const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
-
-/// What was read so far. Names match in any case, unknown ones are passed over, the last one wins; like Go, it reads
-/// on behind what is wrong, and tells what was wrong first.
-#[derive(Default)]
-struct Reading {
-    entries: BTreeMap<String, DockerEntry>,
-    helpers: HelperNames,
-    error: Option<DockerConfigError>,
-    /// An entry is wrong.
-    stopped: bool,
-}
-
-impl Reading {
-    fn fail(&mut self, error: impl Into<DockerConfigError>) {
-        self.error.get_or_insert(error.into());
+        Ok(config)
     }
 
-    fn config(&mut self, root: Value) {
+    /// Names match in any case, unknown ones are passed over, the last one counts.
+    fn read(&mut self, root: Value) -> Result<(), DockerConfigError> {
         let members = match root {
-            Value::Null => return,
+            Value::Null => return Ok(()),
             Value::Object(members) => members,
-            other => return self.fail(TypeError::of_value(&other, DOCKER_CONFIG_JSON)),
+            other => return Err(TypeError::of_value(&other, DOCKER_CONFIG_JSON).into()),
         };
         for (name, value) in members {
-            if self.stopped {
-                return;
-            }
             if name.eq_ignore_ascii_case("auths") {
                 // A repeated object is merged into the earlier one; `null` empties it.
                 if matches!(value, Value::Null) {
                     self.entries.clear();
                 }
-                self.entries(value, Some("DockerConfigJSON.auths"));
-            } else if name.eq_ignore_ascii_case("HttpHeaders") {
-                self.headers(&value);
+                self.read_entries(value, Some("DockerConfigJSON.auths"))?;
             } else if name.eq_ignore_ascii_case("credsStore") {
                 self.helpers.store = text(value).unwrap_or_default();
             } else if name.eq_ignore_ascii_case("credHelpers")
@@ -155,45 +126,28 @@ impl Reading {
                 named.for_each(|(host, name)| self.helpers.take(&host, name));
             }
         }
-    }
-
-    /// Read for their types alone.
-    fn headers(&mut self, value: &Value) {
-        const FIELD: &str = "DockerConfigJSON.HttpHeaders";
-        match value {
-            Value::Null => {}
-            Value::Object(members) => {
-                for (_, value) in members {
-                    if !matches!(value, Value::Null | Value::Text(_)) {
-                        self.fail(TypeError::of_field(value, FIELD, "string"));
-                    }
-                }
-            }
-            other => self.fail(TypeError::of_field(other, FIELD, "map[string]string")),
-        }
+        Ok(())
     }
 
     /// The field is what Go names a wrong type by, where it knows one.
-    fn entries(&mut self, value: Value, field: Option<&str>) {
+    fn read_entries(&mut self, value: Value, field: Option<&str>) -> Result<(), DockerConfigError> {
         match value {
             Value::Null => {}
             Value::Object(members) => {
                 for (key, value) in members {
-                    match entry(value, field) {
-                        Ok(entry) => drop(self.entries.insert(key, entry)),
-                        Err(error) => {
-                            // The only kind of error that Go does not read on behind.
-                            self.stopped = true;
-                            self.error = Some(error);
-                            return;
-                        }
-                    }
+                    self.entries.insert(key, entry(value, field)?);
                 }
             }
-            other => self.fail(wrong(&other, field, DOCKER_CONFIG)),
+            other => return Err(wrong(&other, field, DOCKER_CONFIG).into()),
         }
+        Ok(())
     }
 }
+
+/// Go's names of the types, which its errors show.
+const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
+const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
+const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
 
 impl From<TypeError> for DockerConfigError {
     fn from(error: TypeError) -> Self {
@@ -219,26 +173,21 @@ fn wrong(found: &Value, field: Option<&str>, wanted: &'static str) -> TypeError 
 fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigError> {
     const NAMES: [&str; 4] = ["username", "password", "email", "auth"];
     let mut fields = [const { String::new() }; 4];
-    let mut error = None;
-    match value {
-        Value::Null => {}
-        Value::Object(members) => {
-            for (name, value) in members {
-                let Some(index) = NAMES.iter().position(|known| name.eq_ignore_ascii_case(known)) else { continue };
-                match value {
-                    Value::Null => {}
-                    Value::Text(text) => fields[index] = text,
-                    other => {
-                        let field = format!("{}.{}", field.unwrap_or("dockerConfigEntryWithAuth"), NAMES[index]);
-                        error.get_or_insert(TypeError::of_field(&other, &field, "string"));
-                    }
-                }
+    let members = match value {
+        Value::Null => Vec::new(),
+        Value::Object(members) => members,
+        other => return Err(wrong(&other, field, ENTRY).into()),
+    };
+    for (name, value) in members {
+        let Some(index) = NAMES.iter().position(|known| name.eq_ignore_ascii_case(known)) else { continue };
+        match value {
+            Value::Null => {}
+            Value::Text(text) => fields[index] = text,
+            other => {
+                let field = format!("{}.{}", field.unwrap_or("dockerConfigEntryWithAuth"), NAMES[index]);
+                return Err(TypeError::of_field(&other, &field, "string").into());
             }
         }
-        other => return Err(wrong(&other, field, ENTRY).into()),
-    }
-    if let Some(error) = error {
-        return Err(error.into());
     }
     let [username, password, email, auth] = fields;
     let (username, password) = if auth.is_empty() { (username, password) } else { decode_auth(&auth)? };
@@ -256,68 +205,34 @@ fn decode_auth(auth: &str) -> Result<(String, String), AuthError> {
 
 /// Standard base64 as Go reads it: line ends are passed over, stray trailing bits too; an error names the byte.
 fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, AuthError> {
-    let mut symbols = input.iter().copied().enumerate().filter(|(_, byte)| !matches!(byte, b'\r' | b'\n'));
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
+    let symbols: Vec<(usize, u8)> = input.iter().copied().enumerate().filter(|(_, byte)| !is_line_end(byte)).collect();
     let mut decoded = Vec::with_capacity(input.len() / 4 * 3);
-    loop {
-        let mut quantum = 0u32;
-        let mut filled = 0;
-        while filled < 4 {
-            match symbols.next() {
-                None if filled == 0 => return Ok(decoded),
-                // Go points at the start of the quantum that is not whole.
-                None if filled == 1 || padded => return Err(AuthError::Base64(input.len() - filled)),
-                None => break,
-                Some((at, b'=')) if padded => return end_padded(decoded, quantum, filled, at, symbols, input.len()),
-                Some((at, symbol)) => {
-                    quantum = quantum << 6 | sextet(symbol).ok_or(AuthError::Base64(at))?;
-                    filled += 1;
-                }
-            }
+    for (number, quantum) in symbols.chunks(4).enumerate() {
+        let filled = quantum.iter().position(|(_, symbol)| padded && *symbol == b'=').unwrap_or(quantum.len());
+        let mut bits = 0u32;
+        for (at, symbol) in &quantum[..filled] {
+            let sextet = ALPHABET.iter().position(|known| known == symbol).ok_or(AuthError::Base64(*at))?;
+            bits = bits << 6 | u32::try_from(sextet).unwrap_or_default();
         }
-        push_quantum(&mut decoded, quantum, filled);
-    }
-}
-
-fn end_padded(
-    mut decoded: Vec<u8>,
-    quantum: u32,
-    filled: usize,
-    at: usize,
-    mut rest: impl Iterator<Item = (usize, u8)>,
-    length: usize,
-) -> Result<Vec<u8>, AuthError> {
-    if filled < 2 {
-        return Err(AuthError::Base64(at));
-    }
-    if filled == 2 {
-        match rest.next() {
-            Some((_, b'=')) => {}
-            Some((at, _)) => return Err(AuthError::Base64(at)),
-            None => return Err(AuthError::Base64(length)),
+        // What does not belong there: padding too early, something else in its place, or anything behind it.
+        let stray = match (quantum.get(filled), quantum.get(3)) {
+            (Some((at, _)), _) if filled < 2 => Some(*at),
+            (Some(_), None) => Some(input.len()),
+            (Some(_), Some((at, symbol))) if *symbol != b'=' => Some(*at),
+            (Some(_), _) => symbols.get(4 * (number + 1)).map(|(at, _)| *at),
+            // Go points at the start of the quantum that is not whole.
+            (None, None) if filled == 1 || padded => Some(input.len() - filled),
+            (None, _) => None,
+        };
+        if let Some(at) = stray {
+            return Err(AuthError::Base64(at));
         }
+        let bytes = (bits << (6 * (4 - filled))).to_be_bytes();
+        decoded.extend(&bytes[1..filled]);
     }
-    if let Some((at, _)) = rest.next() {
-        return Err(AuthError::Base64(at));
-    }
-    push_quantum(&mut decoded, quantum, filled);
     Ok(decoded)
-}
-
-fn push_quantum(decoded: &mut Vec<u8>, quantum: u32, filled: usize) {
-    let bytes = (quantum << (6 * (4 - filled))).to_be_bytes();
-    decoded.extend(&bytes[1..filled]);
-}
-
-fn sextet(symbol: u8) -> Option<u32> {
-    let value = match symbol {
-        b'A'..=b'Z' => symbol - b'A',
-        b'a'..=b'z' => symbol - b'a' + 26,
-        b'0'..=b'9' => symbol - b'0' + 52,
-        b'+' => 62,
-        b'/' => 63,
-        _ => return None,
-    };
-    Some(u32::from(value))
 }
 
 #[cfg(test)]
@@ -399,16 +314,8 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_for_their_types_and_a_null_empties_what_came_before() {
+    fn a_null_empties_what_came_before_and_a_repeated_object_is_merged() {
         let parse = |text: &str| DockerConfig::parse(PullSecretKind::DockerConfigJson, text.as_bytes());
-        assert!(parse(r#"{"auths": {"a.io": {}}, "HTTPHeaders": {"a": "b", "c": null}}"#).is_ok());
-        let refused = parse(r#"{"HttpHeaders": {"a": 1}, "auths": 5}"#).map_err(|error| error.to_string());
-        let expected = "json: cannot unmarshal number into Go struct field DockerConfigJSON.HttpHeaders of type string";
-        assert_eq!(refused, Err(expected.to_owned()));
-        let refused = parse(r#"{"HttpHeaders": 1, "auths": {"a.io": 5, "b.io": {"auth": "="}}}"#);
-        let expected = "json: cannot unmarshal number into Go struct field DockerConfigJSON.auths of type \
-                        credentialprovider.dockerConfigEntryWithAuth";
-        assert_eq!(refused.map_err(|error| error.to_string()), Err(expected.to_owned()));
         assert_eq!(parse(r#"{"auths": {"a.io": {}}, "auths": null}"#), Ok(DockerConfig::default()));
         let merged = parse(r#"{"auths": {"a.io": {"username": "1"}}, "AUTHS": {"b.io": {}, "a.io": {}}}"#).unwrap();
         assert_eq!(merged.entries.keys().collect::<Vec<_>>(), ["a.io", "b.io"]);

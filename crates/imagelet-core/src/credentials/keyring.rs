@@ -7,8 +7,7 @@ use zeroize::Zeroizing;
 use super::{
     Credential, CredentialKind, Secret,
     docker_config::{DockerConfig, DockerConfigError},
-    registry::is_default_registry,
-    registry_match::{Location, matches},
+    registry_match::{Location, is_default_registry, matches},
 };
 use crate::image::{Digest, shown_name};
 

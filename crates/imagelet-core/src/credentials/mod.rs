@@ -2,11 +2,9 @@
 
 mod credential_provider;
 mod docker_config;
-mod json;
 mod keyring;
 mod node;
 mod provider;
-mod registry;
 mod registry_match;
 mod secret;
 mod secret_encodings;
@@ -20,8 +18,8 @@ pub use keyring::{
     CredentialSource, Keyring, KeyringError, ObjectIdentity, PullSecret, PullSecretKind, TrackedCredential,
 };
 pub use node::NodeKeyring;
-pub use provider::{Gates, ProviderConfigError, ProviderOptions, ProviderRulesError, Providers, ProvidersError};
-pub use registry::{is_default_registry, registry_key};
+pub use provider::{Gates, ProviderOptions, Providers, ProvidersError};
+use registry_match::registry_key;
 pub use secret::Secret;
 pub use secret_encodings::spellings;
 pub use token_cache::TokenCache;

@@ -1,6 +1,21 @@
-//! Whether a key with wildcards is meant for a repository (`docs/spec/pull.md §6.7`).
+//! Which registry a repository's name means, and whether a key with wildcards matches it (`docs/spec/pull.md §6.7`).
 
 use crate::text::quoted;
+
+/// Whether a name belongs to the registry that is meant when none is named.
+pub(super) fn is_default_registry(repository: &str) -> bool {
+    match repository.split_once('/') {
+        Some(("", _)) => false,
+        None => !repository.is_empty(),
+        Some(("docker.io" | "index.docker.io", _)) => true,
+        Some((first, _)) => !first.contains(['.', ':']),
+    }
+}
+
+/// The registry under which a credential provider's answer is kept: the repository up to its first slash.
+pub(super) fn registry_key(repository: &str) -> &str {
+    repository.split_once('/').map_or(repository, |(registry, _)| registry)
+}
 
 /// Host and path of a URL, decoded, as Go's parser reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,6 @@
-//! A document's values before it is known what they mean, and how they are taken apart strictly.
+//! The values of a JSON or YAML document before their meaning is known, and how they are taken apart strictly.
+//!
+//! Errors are Go's: kubelets show them, and people search for them.
 
 use std::fmt;
 
@@ -6,6 +8,8 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, SeqAccess, Visitor},
 };
+
+use crate::text::quoted;
 
 /// A value. Members keep their order and repeat where the document repeats them. Has no `Debug`: it may be a secret.
 pub(super) enum Value {
@@ -18,7 +22,18 @@ pub(super) enum Value {
     Object(Vec<(String, Value)>),
 }
 
+/// The text is no JSON. Prints what Go prints: at most one character of the text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct JsonError(String);
+
 impl Value {
+    /// Reads one JSON value, and nothing behind it.
+    pub(super) fn from_json(document: &[u8]) -> Result<Self, JsonError> {
+        let text = String::from_utf8_lossy(document);
+        serde_json::from_str(&text).map_err(|error| JsonError::new(&error, &text))
+    }
+
     /// Go's word for its type.
     pub(super) fn type_word(&self) -> &'static str {
         match self {
@@ -32,7 +47,61 @@ impl Value {
     }
 }
 
-/// From YAML, whose parser has a deserializer of its own.
+impl JsonError {
+    fn new(error: &serde_json::Error, text: &str) -> Self {
+        const CONTEXTS: [(&str, &str); 10] = [
+            ("trailing characters", "after top-level value"),
+            ("expected value", "looking for beginning of value"),
+            ("key must be a string", "looking for beginning of object key string"),
+            ("trailing comma", "looking for beginning of value"),
+            ("expected `:`", "after object key"),
+            ("expected `,` or `}`", "after object key:value pair"),
+            ("expected `,` or `]`", "after array element"),
+            ("control character", "in string literal"),
+            ("invalid escape", "in string escape code"),
+            ("invalid number", "in numeric literal"),
+        ];
+        let message = error.to_string();
+        if error.is_eof() {
+            return Self("unexpected end of JSON input".to_owned());
+        }
+        let start: usize = text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
+        let at = start + error.column().saturating_sub(1);
+        let Some(found) = text.as_bytes().get(at).copied() else {
+            return Self("unexpected end of JSON input".to_owned());
+        };
+        let context = if message.starts_with("expected ident") {
+            literal_context(&text.as_bytes()[..at])
+        } else {
+            CONTEXTS.iter().find(|(start, _)| message.starts_with(start)).map(|(_, context)| (*context).to_owned())
+        };
+        // What Go has no text for is serde's: it shows nothing of the document.
+        Self(context.map_or(message, |context| format!("invalid character {} {context}", shown(found))))
+    }
+}
+
+/// In which literal a letter is wrong, by what stands before it.
+fn literal_context(before: &[u8]) -> Option<String> {
+    ["null", "true", "false"].into_iter().find_map(|word| {
+        let read = (1..word.len()).rev().find(|read| before.ends_with(&word.as_bytes()[..*read]))?;
+        let expected = char::from(word.as_bytes()[read]);
+        Some(format!("in literal {word} (expecting '{expected}')"))
+    })
+}
+
+/// A character between single quotes, as Go shows a byte.
+fn shown(character: u8) -> String {
+    match character {
+        b'\'' => "'\\''".to_owned(),
+        b'"' => "'\"'".to_owned(),
+        other => {
+            let text = quoted(&char::from(other).to_string());
+            format!("'{}'", &text[1..text.len() - 1])
+        }
+    }
+}
+
+/// The parsers of JSON and YAML have deserializers of their own.
 impl<'de> Deserialize<'de> for Value {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct AnyValue;
@@ -94,7 +163,7 @@ impl<'de> Deserialize<'de> for Value {
     }
 }
 
-/// Takes documents apart and notes what Go's strict decoder would have noted.
+/// Takes documents apart and collects what Go's strict decoder reports.
 #[derive(Debug, Default)]
 pub(super) struct Strict {
     /// Unknown and repeated fields, in the order in which they stand.
@@ -212,4 +281,45 @@ pub(super) fn list(value: Option<Value>, go_type: &'static str) -> Result<Vec<Va
 /// A list of texts.
 pub(super) fn texts(value: Option<Value>) -> Result<Vec<String>, TypeError> {
     list(value, "[]string")?.into_iter().map(|value| text(Some(value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_gos() {
+        for (text, expected) in [
+            ("", "unexpected end of JSON input"),
+            ("  ", "unexpected end of JSON input"),
+            ("not json", "invalid character 'o' in literal null (expecting 'u')"),
+            ("trux", "invalid character 'x' in literal true (expecting 'e')"),
+            ("kind: x", "invalid character 'k' looking for beginning of value"),
+            ("{", "unexpected end of JSON input"),
+            ("{a", "invalid character 'a' looking for beginning of object key string"),
+            ("{\"a\" 1", "invalid character '1' after object key"),
+            ("{\"a\":1 2", "invalid character '2' after object key:value pair"),
+            ("[1,]", "invalid character ']' looking for beginning of value"),
+            ("[1 2]", "invalid character '2' after array element"),
+            ("{} x", "invalid character 'x' after top-level value"),
+            ("{}\n\n x", "invalid character 'x' after top-level value"),
+            ("-a", "invalid character 'a' in numeric literal"),
+            ("\"abc", "unexpected end of JSON input"),
+            ("\"a\u{1}b\"", "invalid character '\\x01' in string literal"),
+            ("\"\\x\"", "invalid character 'x' in string escape code"),
+            ("'", "invalid character '\\'' looking for beginning of value"),
+            ("[\"a\" \"b\"]", "invalid character '\"' after array element"),
+        ] {
+            let error = Value::from_json(text.as_bytes()).err().map(|error| error.to_string());
+            assert_eq!(error.as_deref(), Some(expected), "{text:?}");
+        }
+        let deep = Value::from_json("[".repeat(100_000).as_bytes());
+        assert!(deep.is_err_and(|error| error.to_string().starts_with("recursion limit exceeded")));
+    }
+
+    #[test]
+    fn what_is_no_unicode_is_replaced() {
+        let read = Value::from_json(b"\"a\xffb\"");
+        assert!(matches!(read, Ok(Value::Text(text)) if text == "a\u{fffd}b"));
+    }
 }

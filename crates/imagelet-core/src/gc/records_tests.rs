@@ -9,7 +9,7 @@ use super::{
     *,
 };
 use crate::{
-    records::{Asker, Guard, ImageAccess, PullRecords, RecordedSecret, RecordsSettings, VerificationPolicy},
+    records::{AccessProof, Guard, ImageAccess, PullRecords, RecordedSecret, RecordsSettings, VerificationPolicy},
     runtime::{ContainerState, ImageService},
     testing::{VectorCase, VectorRun, Way},
 };
@@ -19,7 +19,7 @@ async fn must_pull(node: &Node, records: &PullRecords, name: &str) -> bool {
     let images = node.fake.list(None).await.unwrap();
     let found = images.iter().find(|image| image.tags.contains(&full(name))).unwrap();
     let evidence = records.look_up(name, found);
-    let nobody = || Ok::<_, Infallible>(Asker::default());
+    let nobody = || Ok::<_, Infallible>(AccessProof::default());
     !records.judge(name, &evidence, at(10_000), nobody).unwrap().unwrap().allowed
 }
 

@@ -1,4 +1,4 @@
-//! How long a key that failed is left alone (`docs/spec/pull.md §3`).
+//! How long a key that failed is held back (`docs/spec/pull.md §3`).
 
 use std::{collections::HashMap, hash::Hash, time::Duration};
 
@@ -19,7 +19,7 @@ pub(crate) struct Backoff<K> {
 /// A key that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// How long it is left alone.
+    /// How long it is held back.
     pub(crate) window: Duration,
     /// Since when.
     pub(crate) since: Instant,
@@ -32,7 +32,7 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         Self { first, max, keys: HashMap::new() }
     }
 
-    /// The key's failure, while it is to be left alone. At exactly the end of its window it is free.
+    /// The key's failure, while it is held back. At exactly the end of its window it is free.
     pub(crate) fn held(&self, key: &K, now: Instant) -> Option<&Held> {
         self.keys.get(key).filter(|held| {
             let age = now.saturating_duration_since(held.since);
@@ -75,7 +75,7 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         self.keys.retain(|_, held| !is_expired(held, max, now));
     }
 
-    /// All keys that are left alone now.
+    /// All keys that are held back now.
     pub(crate) fn all_held(&self, now: Instant) -> impl Iterator<Item = (&K, &Held)> {
         self.keys.iter().filter(move |(key, _)| self.held(key, now).is_some())
     }

@@ -5,34 +5,34 @@ use super::request::PullPolicy;
 /// What is known of an image on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Nobody looked: the policy does not care.
+    /// Not looked up, as the policy does not depend on it.
     Unchecked,
     /// It is not here.
     Absent,
-    /// It is here, and the asker may use it.
+    /// It is here, and the client may use it.
     Usable,
-    /// It is here, and the asker has to show the registry that it may use it.
+    /// It is here, and the client has to show the registry that it may use it.
     Guarded,
 }
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// Hand out what is here.
+    /// Return what is here.
     Use,
     /// Ask the registry.
     Pull,
-    /// Say no.
+    /// Fail.
     Refuse,
 }
 
 /// Whether the store is asked at all.
-pub(crate) fn wants_look(policy: PullPolicy) -> bool {
+pub(crate) fn wants_look(policy: &PullPolicy) -> bool {
     matches!(policy, PullPolicy::IfNotPresent | PullPolicy::Never)
 }
 
 /// Chooses.
-pub(crate) fn decide(policy: PullPolicy, presence: Presence) -> Decision {
+pub(crate) fn decide(policy: &PullPolicy, presence: Presence) -> Decision {
     match (policy, presence) {
         (PullPolicy::Always | PullPolicy::Other(_), _) => Decision::Pull,
         (_, Presence::Usable) => Decision::Use,

@@ -30,10 +30,10 @@ pub enum EnsureError {
         image: String,
         /// Why.
         source: Arc<RuntimeError>,
-        /// In whose words it is told.
+        /// In whose words.
         compatibility: Compatibility,
     },
-    /// Absent, or present and not this asker's to use. Which of the two is not told.
+    /// Absent, or present and not this client's to use. Which of the two is not said.
     #[error("`{image}` is not present, and its pull policy is `Never`")]
     NeverPull {
         /// As it was asked for.
@@ -49,17 +49,17 @@ pub enum EnsureError {
         /// The kubelet's own text, where its way is gone.
         raw: Option<String>,
     },
-    /// The pull could not be put on record, so it was not begun.
+    /// The pull could not be recorded, so it did not start.
     #[error("could not record the pull of `{image}`")]
     Intent {
         /// As it was asked for.
         image: String,
         /// Why.
         source: Arc<RecordsError>,
-        /// In whose words it is told.
+        /// In whose words.
         compatibility: Compatibility,
     },
-    /// It failed a short while ago and is left alone.
+    /// It failed a short while ago and is held back.
     #[error("pulling `{image}` is held back{}", after(.failure))]
     HeldBack {
         /// As it was asked for.
@@ -183,7 +183,7 @@ impl EnsureError {
         }
     }
 
-    /// Where the user can mend it.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<&str> {
         self.runtime_error().and_then(RuntimeError::hint)
     }
@@ -198,7 +198,7 @@ impl EnsureError {
         self.fault().hop
     }
 
-    /// Both, and how long the registry asks to be left alone.
+    /// Both, and the time the registry asks for before a retry.
     pub fn fault(&self) -> Fault {
         let (class, hop) = match self {
             Self::InvalidName { .. } => (ErrorClass::NameInvalid, Hop::Name),
@@ -223,7 +223,7 @@ impl EnsureError {
         self.runtime_error().map(RuntimeError::kind)
     }
 
-    /// The same as a store's refusal, for whoever stands in a store's place.
+    /// The same as a store's error, for a caller in a store's place.
     pub fn into_runtime_error(self) -> RuntimeError {
         let fault = self.fault();
         let refused = |kind, message: String| RuntimeError::new(kind, message).with_fault(fault);

@@ -129,7 +129,7 @@ impl Meters {
         }
     }
 
-    fn asked(&self, policy: PullPolicy, present: Option<bool>, required: Option<bool>) {
+    fn asked(&self, policy: &PullPolicy, present: Option<bool>, required: Option<bool>) {
         let place = |answer: Option<bool>| answer.map_or(2, usize::from);
         let word = |answer: Option<bool>| ["false", "true", "unknown"][place(answer)];
         let (row, label) = match policy {
@@ -137,7 +137,7 @@ impl Meters {
             PullPolicy::IfNotPresent => (&self.requests[1], "ifnotpresent"),
             PullPolicy::Never => (&self.requests[2], "never"),
             PullPolicy::Other(given) => {
-                let given = given.as_str().to_lowercase();
+                let given = given.to_lowercase();
                 self.metrics.increment(&REQUESTS, &[word(present), &given, word(required)]);
                 return;
             }
@@ -159,15 +159,15 @@ impl Meters {
 /// Counts one request, whatever becomes of it, when it is dropped.
 pub(crate) struct Tally<'a> {
     meters: &'a Meters,
-    policy: PullPolicy,
-    /// Whether the image was here, as far as anybody looked.
+    policy: &'a PullPolicy,
+    /// Whether the image was here, where it was looked up.
     pub(crate) present: Option<bool>,
-    /// Whether it had to be pulled, as far as that was decided.
+    /// Whether it had to be pulled, where that was decided.
     pub(crate) required: Option<bool>,
 }
 
 impl<'a> Tally<'a> {
-    pub(crate) fn new(meters: &'a Meters, policy: PullPolicy) -> Self {
+    pub(crate) fn new(meters: &'a Meters, policy: &'a PullPolicy) -> Self {
         Self { meters, policy, present: None, required: None }
     }
 }

@@ -1,4 +1,4 @@
-//! Sees to it that an image is there, and that whoever asks may use it (`docs/spec/pull.md §2`).
+//! Ensures that an image is present and that its client may use it (`docs/spec/pull.md §2`).
 
 mod backoff;
 mod decide;
@@ -31,8 +31,8 @@ pub use puller::{
     throttle::PullRate,
 };
 pub use request::{
-    Caller, Compatibility, Concurrency, EnsureRequest, Ensured, Origin, OtherPolicy, PodIdentity, PullPolicy,
-    PullPolicyError, PullSettings,
+    Caller, Compatibility, Concurrency, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy, PullPolicyError,
+    PullSettings,
 };
 pub use startup_latency::{ImageEnd, PodImages, PodStarts, PullRecorder};
 pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
@@ -96,7 +96,7 @@ pub struct ImageManager {
     recorder: Option<Arc<dyn PullRecorder>>,
     compatibility: Compatibility,
     secrets: PullSecretCache,
-    /// `None`: an image whose registry is away is not used under `Always`.
+    /// `None`: an image whose registry is unavailable is not used under `Always`.
     stale: Option<StaleUse>,
     decisions: Arc<AuditLog>,
     backoff: Mutex<Backoff<BackoffKey>>,
@@ -149,7 +149,7 @@ impl ImageManager {
         }
     }
 
-    /// Puts on record who had what pulled.
+    /// Records pulls in the decision log.
     #[must_use]
     pub fn with_decisions(self, decisions: Arc<AuditLog>) -> Self {
         Self { decisions, ..self }
@@ -164,17 +164,17 @@ impl ImageManager {
         Self { stale, ..self }
     }
 
-    /// Leases in this inventory what pods are handed out, so that it is still there when their containers are created.
+    /// Leases in this inventory the images of pods, so that they are still there when the containers are created.
     #[must_use]
     pub fn leasing_in(self, inventory: Arc<Inventory>) -> Self {
         Self { leased_in: Some(inventory), ..self }
     }
 
-    /// Sees to it that an image is there and that the asker may use it; pulls it where the policy wants that.
+    /// Ensures that an image is present and that the client may use it; pulls it where the policy asks for that.
     ///
-    /// What a pod is told is there stays there: a removal that comes between makes it look, and pull, again.
+    /// An image that is returned as present stays present: a removal that comes between makes the walk start again.
     /// Dropping the future gives up: its place in the queue is free, and the pull ends unless others wait for the same.
-    /// That it was begun stays on record until somebody has looked for what it may have brought.
+    /// Its intent stays on record until a pass has looked for what the pull may have brought.
     pub async fn ensure(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
         let Some(inventory) = self.leased_in.as_ref().filter(|_| request.is_for_a_container()) else {
             return self.ensure_once(request, progress).await;
@@ -189,7 +189,7 @@ impl ImageManager {
         ensured.inspect_err(|error| self.meters.failed(&error.fault()))
     }
 
-    /// What is being pulled, and what is left alone for now.
+    /// What is being pulled, and what is held back.
     pub fn status(&self) -> ManagerStatus {
         let now = Instant::now();
         let mut held_back: Vec<HeldBack> = self

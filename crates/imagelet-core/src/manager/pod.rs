@@ -20,7 +20,7 @@ use crate::{
     runtime::{Progress, no_progress},
 };
 
-/// Images of one pod that are asked for at once. Pods have a handful; whoever has more waits for the first of them.
+/// Images of one pod that are asked for at once. Pods have a handful; the others wait.
 const LANES_MAX: usize = 16;
 
 /// A pod, and every image it names.
@@ -41,7 +41,7 @@ pub struct PodImage {
     pub role: PodRole,
     /// The container's or the volume's name.
     pub name: String,
-    /// Where it stands among those of its role; tells those without a name apart.
+    /// Its index among those of its role, which names it where it has no name.
     pub position: usize,
     /// As the user spelled it.
     pub image: String,
@@ -93,21 +93,21 @@ impl PodImage {
     }
 }
 
-/// What became of one image of a pod.
+/// The outcome of one image of a pod.
 #[derive(Clone, Debug)]
 pub enum PodOutcome {
     /// It is there.
     Ensured(Ensured),
     /// It is not.
     Failed(EnsureError),
-    /// Nobody asked for it, as the kubelet would not: this image, by its place in the request, failed before.
+    /// Not asked for, as the kubelet would not: another image failed before.
     Blocked {
-        /// The one that failed.
+        /// Its index in the request.
         by: usize,
     },
 }
 
-/// Hears how the images of a pod come along. Must not block.
+/// Receives the progress of the images of a pod. Must not block.
 pub trait PodWatch: Send + Sync {
     /// Where the steps of one image go; it is asked for from now on.
     fn progress(&self, image: usize) -> Progress {
@@ -121,7 +121,7 @@ pub trait PodWatch: Send + Sync {
     }
 }
 
-/// Hears nothing.
+/// Receives nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct NoWatch;
 
@@ -138,7 +138,7 @@ impl ImageManager {
     /// Dropping the future gives all of them up, as with [`ImageManager::ensure`].
     pub async fn ensure_pod(&self, request: &PodRequest, watch: &dyn PodWatch) -> Vec<PodOutcome> {
         if !request.secrets_unread.is_empty() {
-            self.tell_pod(request, String::new(), "FailedToRetrieveImagePullSecret", secrets_text(request));
+            self.report(request, String::new(), "FailedToRetrieveImagePullSecret", secrets_text(request));
         }
         let board = Board::new(request.images.len());
         let (board_of_all, compatibility) = (&board, self.compatibility);
@@ -152,7 +152,7 @@ impl ImageManager {
                     };
                     for image in step.all() {
                         board_of_all.lock()[image] = Some(outcome.clone());
-                        self.tell_start(request, image, &board_of_all.lock());
+                        self.report_start(request, image, &board_of_all.lock());
                         watch.settled(image, &outcome);
                     }
                 }
@@ -165,7 +165,7 @@ impl ImageManager {
         let wanted = &request.images[image];
         let asked = EnsureRequest {
             image: wanted.image.clone(),
-            policy: wanted.policy,
+            policy: wanted.policy.clone(),
             container: wanted.subject_field().into(),
             // What containers wait for goes before what waits with them.
             priority: request.common.priority.saturating_add(i32::from(wanted.role < PodRole::Container)),
@@ -177,15 +177,15 @@ impl ImageManager {
         }
     }
 
-    /// Tells the containers that cannot start for want of this image, in the kubelet's words.
-    fn tell_start(&self, request: &PodRequest, image: usize, outcomes: &[Option<PodOutcome>]) {
+    /// Reports the containers that cannot start without this image, in the kubelet's words.
+    fn report_start(&self, request: &PodRequest, image: usize, outcomes: &[Option<PodOutcome>]) {
         for (container, reason) in starts_failed(&request.images, outcomes, image) {
             let field = request.images[container].subject_field();
-            self.tell_pod(request, field, "Failed", start_failed_text(&reason));
+            self.report(request, field, "Failed", start_failed_text(&reason));
         }
     }
 
-    fn tell_pod(&self, request: &PodRequest, field_path: String, reason: &'static str, message: String) {
+    fn report(&self, request: &PodRequest, field_path: String, reason: &'static str, message: String) {
         let pod = &request.common.pod;
         let (namespace, name, uid) = (pod.namespace.clone(), pod.name.clone(), pod.uid.clone());
         let subject = EventSubject::Pod { namespace, name, uid, field_path: field_path.into() };
@@ -273,7 +273,7 @@ fn is_same(one: &PodImage, other: &PodImage) -> bool {
 /// Whose failure keeps an image from being asked for. Touches nothing.
 ///
 /// The kubelet asks for a container's image when it starts the container: not before each init container has run, and
-/// not without the container's volumes, of which the last that failed is told.
+/// not without the container's volumes, of which the last that failed is reported.
 fn blocked_by(
     images: &[PodImage],
     outcomes: &[Option<PodOutcome>],
@@ -313,7 +313,7 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
         Some(PodOutcome::Failed(error)) => Some(error.reason().to_string()),
         _ => None,
     };
-    // A container that waits for an init container is not started, so nobody tells it of its volumes.
+    // A container that waits for an init container is not started, so its volumes are not reported.
     let is_started = |image: usize| match outcomes[image] {
         Some(PodOutcome::Blocked { by }) => images[by].role == PodRole::Volume,
         Some(_) => true,

@@ -1,4 +1,4 @@
-//! What is asked of the manager, and what it answers.
+//! A request for an image, and its answer.
 
 use std::{
     fmt,
@@ -17,8 +17,11 @@ use crate::{
     runtime::{EncodedPod, SandboxConfig},
 };
 
-/// Most of a failure's text that goes on record, in bytes; it comes from a registry or a runtime.
+/// Most of a failure's text that is recorded, in bytes; it comes from a registry or a runtime.
 const REASON_LENGTH_MAX: usize = 2048;
+
+/// Longest text of an unknown pull policy that is kept.
+const POLICY_LENGTH_MAX: usize = 24;
 
 /// How pulls are run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,14 +30,13 @@ pub struct PullSettings {
     pub concurrency: Concurrency,
     /// How many may begin in a time; `None`: any.
     pub rate: Option<PullRate>,
-    /// How long an image that failed is left alone at first.
+    /// The first back-off of an image that failed.
     pub backoff_first: Duration,
-    /// How long at most.
+    /// The longest back-off.
     pub backoff_max: Duration,
-    /// How long a pull that runs goes on after the last who asked for it went away, for a newcomer to join. Zero: it ends
-    /// at once.
+    /// How long a running pull goes on after its last client went away, for another one to join. Zero: it ends at once.
     pub grace: Duration,
-    /// Whose way is gone where the kubelet's has a weakness.
+    /// Whose behaviour applies where the kubelet's has a weakness.
     pub compatibility: Compatibility,
 }
 
@@ -52,7 +54,7 @@ impl Default for PullSettings {
     }
 }
 
-/// Whose way is gone where the kubelet's has a weakness (`docs/compatibility.md`).
+/// Whose behaviour applies where the kubelet's has a weakness (`docs/compatibility.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compatibility {
     /// The kubelet's, to the letter.
@@ -71,14 +73,13 @@ impl Compatibility {
         }
     }
 
-    /// Whether the kubelet's way is gone.
+    /// Whether the kubelet's behaviour applies.
     pub fn is_kubelet(self) -> bool {
         self == Self::Kubelet
     }
 }
 
-/// How many pulls run at once. With [`Compatibility::Kubelet`] whoever waits is served in the order of asking; else the
-/// queue is fair, and a few small pulls may run beside slow ones that hold every slot.
+/// How many pulls run at once. With [`Compatibility::Imagelet`] a few small pulls may run beside slots that are all taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Concurrency {
     /// One.
@@ -91,46 +92,18 @@ pub enum Concurrency {
 }
 
 /// When an image is pulled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PullPolicy {
     /// Each time.
     Always,
     /// When it is not here.
+    #[default]
     IfNotPresent,
     /// Not at all.
     Never,
-    /// A word that is none of these. The kubelet pulls without looking, as if the image were absent.
-    Other(OtherPolicy),
-}
-
-/// A pull policy that nobody knows, cut to [`OtherPolicy::LENGTH_MAX`] bytes: it comes from outside and becomes a label.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct OtherPolicy {
-    text: [u8; Self::LENGTH_MAX],
-    length: usize,
-}
-
-impl OtherPolicy {
-    /// Longest text kept; the known policies are shorter.
-    pub const LENGTH_MAX: usize = 24;
-
-    fn new(text: &str) -> Self {
-        let length = text.floor_char_boundary(Self::LENGTH_MAX);
-        let mut kept = [0; Self::LENGTH_MAX];
-        kept[..length].copy_from_slice(&text.as_bytes()[..length]);
-        Self { text: kept, length }
-    }
-
-    /// The word.
-    pub fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.text[..self.length]).expect("it was cut between characters")
-    }
-}
-
-impl fmt::Debug for OtherPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.as_str())
-    }
+    /// A word that is none of these, cut: it comes from outside and becomes a label. The kubelet pulls without looking, as
+    /// if the image were absent.
+    Other(Arc<str>),
 }
 
 /// The text is no pull policy.
@@ -147,7 +120,7 @@ impl PullPolicy {
 
     /// The policy of a pod spec as it is written, whatever is written there: what the kubelet makes of it.
     pub fn as_written(text: &str) -> Self {
-        text.parse().unwrap_or_else(|_| Self::Other(OtherPolicy::new(text)))
+        text.parse().unwrap_or_else(|_| Self::Other(text[..text.floor_char_boundary(POLICY_LENGTH_MAX)].into()))
     }
 
     /// The name in a pod spec.
@@ -156,7 +129,7 @@ impl PullPolicy {
             Self::Always => "Always",
             Self::IfNotPresent => "IfNotPresent",
             Self::Never => "Never",
-            Self::Other(word) => word.as_str(),
+            Self::Other(word) => word,
         }
     }
 }
@@ -189,7 +162,7 @@ pub struct PodIdentity {
     pub uid: Arc<str>,
 }
 
-/// Who asks, and so who decides when to ask and how often to try again.
+/// The kind of client, and so which side decides when to ask and how often to retry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Caller {
     /// A pod: decided here.
@@ -198,9 +171,8 @@ pub enum Caller {
     /// A command of an operator, for no pod. Neither a back-off nor an open circuit holds it back: it is attempted at
     /// once, and its outcome counts for the pods that wait for the same.
     Command,
-    /// A client that has decided itself, as a kubelet that asks a runtime to pull: it has policies, records and a back-off
-    /// of its own. It is never held back for its own failures, gets what is here only by a right that is on record, and
-    /// shares a pull with whoever asks the same.
+    /// A client with policies, records and a back-off of its own, as a kubelet that asks a runtime to pull. Its own failures
+    /// never hold it back, it gets what is here only by a recorded right, and equal requests share a pull.
     Client {
         /// Whether the node's own credentials are shown where it brings none; else the registry is asked anonymously.
         own_credentials: bool,
@@ -211,24 +183,24 @@ pub enum Caller {
 }
 
 impl Caller {
-    /// Whether it decides itself.
+    /// Whether it decides itself when to ask.
     pub fn is_client(self) -> bool {
         matches!(self, Self::Client { .. })
     }
 }
 
 /// That an image shall be there.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EnsureRequest {
     /// The image as the user spelled it.
     pub image: String,
     /// When to pull it.
     pub policy: PullPolicy,
-    /// Who asks.
+    /// The pod that needs it.
     pub pod: PodIdentity,
-    /// What else the asker's interface says of the pod, for a runtime that speaks the same.
+    /// What else the client's interface says of the pod, for a runtime that speaks the same.
     pub encoded_pod: Option<EncodedPod>,
-    /// Who decides.
+    /// The kind of client.
     pub caller: Caller,
     /// The name of the pod's service account; `None` where it has none.
     pub service_account: Option<String>,
@@ -244,34 +216,19 @@ pub struct EnsureRequest {
     pub secrets: Vec<PullSecret>,
     /// For which kind of machine; `None`: this one.
     pub platform: Option<Platform>,
-    /// Whose turn it is first where pulls wait for one another: the higher goes first, as with a pod's priority.
-    /// Zero unless somebody says so. Without effect where turns go by the order of asking.
+    /// The higher goes first where pulls wait. Without effect with [`Compatibility::Kubelet`].
     pub priority: i32,
 }
 
 impl EnsureRequest {
-    /// Whether somebody may start a container from it, as opposed to a person who wants it on the node.
+    /// Whether a container may be started from it.
     pub(super) fn is_for_a_container(&self) -> bool {
         self.caller.is_client() || !self.pod.uid.is_empty() || !self.pod.name.is_empty()
     }
 
-    /// A request by nobody in particular, with the node's credentials.
+    /// A request for no pod, with the node's credentials.
     pub fn new(image: impl Into<String>, policy: PullPolicy) -> Self {
-        Self {
-            image: image.into(),
-            policy,
-            pod: PodIdentity::default(),
-            encoded_pod: None,
-            caller: Caller::default(),
-            service_account: None,
-            container: Arc::default(),
-            runtime_handler: String::new(),
-            annotations: Vec::new(),
-            credentials: Vec::new(),
-            secrets: Vec::new(),
-            platform: None,
-            priority: 0,
-        }
+        Self { image: image.into(), policy, ..Self::default() }
     }
 
     pub(crate) fn subject(&self) -> EventSubject {
@@ -349,9 +306,9 @@ impl Ensured {
 /// Where an ensured image came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It was here, and the asker may use it.
+    /// It was here, and the client may use it.
     AlreadyPresent,
-    /// It was here, its registry is away, and the asker may use it for as long as that was allowed.
+    /// It was here, its registry is away, and the client may use it for as long as that was allowed.
     Stale {
         /// How long ago the registry last named it.
         verified: Duration,
@@ -383,7 +340,7 @@ mod tests {
         assert_eq!(PullPolicy::as_written("Never"), PullPolicy::Never);
         assert_eq!(PullPolicy::as_written("").name(), "");
         assert_eq!(PullPolicy::as_written("never").name(), "never");
-        assert_eq!(PullPolicy::as_written(&"ü".repeat(100)).name(), "ü".repeat(OtherPolicy::LENGTH_MAX / 2));
+        assert_eq!(PullPolicy::as_written(&"ü".repeat(100)).name(), "ü".repeat(POLICY_LENGTH_MAX / 2));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub struct PullStatus {
     /// Since when it waits, or runs.
     pub since: Instant,
     /// How many requests wait for it; none in its grace.
-    pub askers: usize,
+    pub clients: usize,
     /// Its place in the queue, from one on; `None` once it runs.
     pub position: Option<usize>,
     /// The highest priority of those requests.

@@ -41,7 +41,7 @@ pub use kubelet_import::{KubeletEvidence, KubeletRecordList, KubeletRecords};
 pub use maintenance::{PruneMark, Recovered};
 use maintenance::{Touched, Unrecorded};
 pub use settings::{Guard, RecordsSettings};
-pub use verify::{Allowlist, AllowlistError, Asker, Verdict, VerificationPolicy};
+pub use verify::{AccessProof, Allowlist, AllowlistError, Verdict, VerificationPolicy};
 
 use crate::{
     image::{Image, ImageId, ReferenceError, trim_tag_and_digest},
@@ -91,7 +91,7 @@ enum Known {
 }
 
 impl Evidence {
-    /// Whether a service account may open the image: it takes a credential provider to know an asker's.
+    /// Whether a service account may open the image: it takes a credential provider to know a client's.
     pub fn names_service_accounts(&self) -> bool {
         match &self.0 {
             Known::Record(record) => {
@@ -247,70 +247,39 @@ impl PullRecords {
         Ok(intent)
     }
 
-    /// What is on record about an image that is here, as far as memory knows; `None`: [`Self::look_up`] reads the disk.
-    /// A promise: a record in memory is found without hashing, copying or reading anything.
-    pub fn recall(&self, image: &str, found: &Image) -> Option<Evidence> {
-        let Some(settings) = &self.settings else { return Some(Evidence(Known::Begun(false))) };
-        let id = found.id.as_str();
-        if id.is_empty() {
-            return Some(Evidence(Known::Absent));
-        }
-        if let Some(record) = self.records.remembered(id)? {
-            return Some(Evidence(Known::Record(record)));
-        }
-        let begun = self.is_unrecorded(&found.id)
-            || match settings.guard {
-                Guard::Spelling => self.is_running(image) || self.intents.remembered(image)?.is_some(),
-                Guard::Image if self.intents.is_known_empty() => false,
-                Guard::Image => {
-                    let names = PullNames::of(found, image);
-                    self.intents.any_remembered(|begun| names.include(begun))?
-                }
-            };
-        if begun {
-            return Some(Evidence(Known::Begun(true)));
-        }
-        // An intent is taken back after its record is written, so that whoever found neither looks at records last.
-        Some(Evidence(self.records.remembered(id)?.map_or(Known::Begun(false), Known::Record)))
-    }
-
-    /// The same for certain. May wait for a disk.
+    /// What is on record about an image that is here. May wait for a disk; where memory has the record, it is found
+    /// without a copy or a read.
     pub fn look_up(&self, image: &str, found: &Image) -> Evidence {
-        if let Some(evidence) = self.recall(image, found) {
-            return evidence;
-        }
         let id = found.id.as_str();
+        if !self.is_on() {
+            return Evidence(Known::Begun(false));
+        }
+        if id.is_empty() {
+            return Evidence(Known::Absent);
+        }
         let _turn = self.records.lock(id);
-        let record = match self.records.find(id) {
-            Ok(record) => record,
-            Err(error) => {
-                tracing::warn!(image, id, %error, "the record of an image cannot be read; it asks for credentials");
-                return Evidence(Known::Unreadable);
-            }
+        let known = match self.records.find(id) {
+            Ok(Some(record)) => Ok(Known::Record(record)),
+            Ok(None) if self.is_unrecorded(&found.id) => Ok(Known::Begun(true)),
+            Ok(None) => self.begun_for(image, found).map(Known::Begun),
+            Err(error) => Err(error),
         };
-        Evidence(match record {
-            Some(record) => Known::Record(record),
-            None if self.is_unrecorded(&found.id) => Known::Begun(true),
-            None => self.begun_for(image, found).map_or_else(
-                |error| {
-                    tracing::warn!(image, id, %error, "an intent cannot be read; its image asks for credentials");
-                    Known::Unreadable
-                },
-                Known::Begun,
-            ),
-        })
+        Evidence(known.unwrap_or_else(|error| {
+            tracing::warn!(image, id, %error, "a pull record cannot be read; its image asks for credentials");
+            Known::Unreadable
+        }))
     }
 
-    /// Decides whether an asker may use an image that is here, by what [`Self::recall`] or [`Self::look_up`] found.
+    /// Decides whether a client may use an image that is here, by what [`Self::look_up`] found.
     ///
     /// # Errors
-    /// What `asker` failed with; it is called only where its answer matters.
-    pub fn judge<A: Borrow<Asker>, E>(
+    /// What `proof` failed with; it is called only where its answer matters.
+    pub fn judge<A: Borrow<AccessProof>, E>(
         &self,
         image: &str,
         evidence: &Evidence,
         now: SystemTime,
-        asker: impl FnOnce() -> Result<A, E>,
+        proof: impl FnOnce() -> Result<A, E>,
     ) -> Result<Option<Verdict>, E> {
         let Some(settings) = &self.settings else { return Ok(None) };
         let (record, begun) = match &evidence.0 {
@@ -320,7 +289,7 @@ impl PullRecords {
             Known::Record(record) => (Some(&**record), true),
             Known::Begun(begun) => (None, *begun),
         };
-        verify::judge(&settings.policy, image, record, begun, asker).map(Some)
+        verify::judge(&settings.policy, image, record, begun, proof).map(Some)
     }
 
     /// Adds whose credentials opened an image, creating its record where there is none. Durable on return.
@@ -357,26 +326,26 @@ impl PullRecords {
         learned
     }
 
-    /// Whether a pull that was begun may have brought this image; reads the disk. For who holds the record's lock.
+    /// Whether a pull that was begun may have brought this image. Called with the record's lock held.
     fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Unreadable> {
-        let found_by_name = |name: &str| {
+        let is_begun = |name: &str| {
             let _turn = self.intents.lock(name);
             Ok::<_, Unreadable>(self.intents.find(name)?.is_some())
         };
-        if self.is_running(image) || found_by_name(image)? {
+        if self.is_running(image) || is_begun(image)? {
             return Ok(true);
         }
-        if !self.guards_images() {
+        if !self.guards_images() || self.intents.is_known_empty() {
             return Ok(false);
         }
-        // One that cannot be read is known by its name alone.
+        // An intent that cannot be read is known by its name alone.
         for name in found.tags.iter().chain(&found.digests) {
-            if found_by_name(name)? {
+            if is_begun(name)? {
                 return Ok(true);
             }
         }
         let names = PullNames::of(found, image);
-        Ok(self.intents.list().whole.iter().any(|begun| names.include(begun)))
+        Ok(self.intents.any(|begun| names.include(begun)))
     }
 
     fn is_outdated(&self, record: &PulledRecord, now: SystemTime) -> bool {

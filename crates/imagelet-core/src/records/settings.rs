@@ -16,7 +16,7 @@ const STRIPES: i64 = 31;
 /// How records are kept, and how strictly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordsSettings {
-    /// For which images an asker has to show credentials.
+    /// For which images a client has to show credentials.
     pub policy: VerificationPolicy,
     /// What a pull guards that was begun and is not on record as done.
     pub guard: Guard,

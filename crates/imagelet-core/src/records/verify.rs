@@ -1,4 +1,4 @@
-//! Whether an asker may use an image that is here (`docs/spec/pull.md §8.3, §8.4`). Touches nothing.
+//! Whether a client may use an image that is here (`docs/spec/pull.md §8.3, §8.4`). Touches nothing.
 
 use std::borrow::Borrow;
 
@@ -8,7 +8,7 @@ use crate::image::trim_tag_and_digest;
 /// Most secrets recorded for one name of an image.
 const SECRETS_MAX: usize = 100;
 
-/// For which images that are here an asker has to show credentials.
+/// For which images that are here a client has to show credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VerificationPolicy {
     /// For none.
@@ -100,16 +100,16 @@ impl VerificationPolicy {
     }
 }
 
-/// What an asker can show.
+/// What a client can show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asker {
+pub struct AccessProof {
     /// Its pull secrets that match the image.
     pub secrets: Vec<RecordedSecret>,
     /// Its service account, where a credential came from one.
     pub service_account: Option<RecordedServiceAccount>,
 }
 
-/// Whether an asker may use an image that is here.
+/// Whether a client may use an image that is here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// `false`: the registry has to be asked.
@@ -125,7 +125,7 @@ impl Verdict {
         Self { allowed, outcome: Some(outcome), learned: None }
     }
 
-    /// Whether the registry let the asker in before, as is on record.
+    /// Whether the registry let the client in before, as is on record.
     pub fn is_by_record(&self) -> bool {
         self.allowed && self.outcome == Self::FOUND.outcome
     }
@@ -142,13 +142,13 @@ impl Verdict {
 /// Chooses. `record`: what is recorded for the image's id; `intended`: a pull of this spelling was begun.
 ///
 /// # Errors
-/// What `asker` failed with; it is called only where its answer matters.
-pub(super) fn judge<A: Borrow<Asker>, E>(
+/// What `proof` failed with; it is called only where its answer matters.
+pub(super) fn judge<A: Borrow<AccessProof>, E>(
     policy: &VerificationPolicy,
     image: &str,
     record: Option<&PulledRecord>,
     intended: bool,
-    asker: impl FnOnce() -> Result<A, E>,
+    proof: impl FnOnce() -> Result<A, E>,
 ) -> Result<Verdict, E> {
     if !policy.wants_credentials(image, record.is_some() || intended) {
         return Ok(Verdict::POLICY);
@@ -162,13 +162,13 @@ pub(super) fn judge<A: Borrow<Asker>, E>(
     if access.kubernetes_secrets.is_empty() && access.kubernetes_service_accounts.is_empty() {
         return Ok(Verdict::AUTHENTICATE);
     }
-    let asker = asker()?;
-    let asker: &Asker = asker.borrow();
-    if let Some(verdict) = judge_secrets(access, &asker.secrets) {
+    let proof = proof()?;
+    let proof: &AccessProof = proof.borrow();
+    if let Some(verdict) = judge_secrets(access, &proof.secrets) {
         return Ok(verdict);
     }
     let known = |account| access.kubernetes_service_accounts.contains(account);
-    Ok(if asker.service_account.as_ref().is_some_and(known) { Verdict::FOUND } else { Verdict::AUTHENTICATE })
+    Ok(if proof.service_account.as_ref().is_some_and(known) { Verdict::FOUND } else { Verdict::AUTHENTICATE })
 }
 
 fn judge_secrets(access: &ImageAccess, shown: &[RecordedSecret]) -> Option<Verdict> {

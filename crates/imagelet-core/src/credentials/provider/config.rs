@@ -6,9 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::super::{
-    json,
-    strict_value::{Strict, TypeError, Value, list, optional_bool, optional_text, text, texts},
+use super::super::strict_value::{
+    JsonError, Strict, TypeError, Value, list, optional_bool, optional_text, text, texts,
 };
 use crate::{
     image::Digest,
@@ -69,72 +68,27 @@ pub(super) struct TokenAttributes {
     pub(super) optional_annotations: Vec<String>,
 }
 
-/// The configuration cannot be read. Shows no value of it but names.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProviderConfigError {
-    /// Nobody said where it is.
-    #[error("credential provider config path is empty")]
-    EmptyPath,
-    /// It is not there.
-    #[error("unable to access path {}: {}", quoted_path(.path), go_text(.source))]
-    Access {
-        /// Where it should be.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The folder cannot be listed.
-    #[error("unable to read directory {}: {}", quoted_path(.path), go_text(.source))]
-    ReadFolder {
-        /// The folder.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The folder has none.
-    #[error("no configuration files found in directory {}", quoted_path(.0))]
-    NoFiles(PathBuf),
-    /// A file cannot be read.
-    #[error("unable to read file {}: {}", quoted_path(.path), go_text(.source))]
-    ReadFile {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// A file is not what it should be.
-    #[error("error decoding config {}: {message}", quoted_path(.path))]
-    Decode {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// Two providers have one name.
-    #[error("duplicate provider name {} found in configuration file(s)", quoted(.0))]
-    DuplicateName(String),
-}
-
 impl ProviderConfig {
     /// Reads a file, or the files of a folder by name. Waits for the disk.
-    pub(super) fn read(path: &Path) -> Result<Self, ProviderConfigError> {
+    ///
+    /// # Errors
+    /// In the kubelet's words; shows no value of the configuration but names.
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
         if path.as_os_str().is_empty() {
-            return Err(ProviderConfigError::EmptyPath);
+            return Err("credential provider config path is empty".to_owned());
         }
-        let found =
-            std::fs::metadata(path).map_err(|source| ProviderConfigError::Access { path: path.to_owned(), source })?;
+        let found = std::fs::metadata(path).map_err(|error| failed("access path", path, &error))?;
         let files = if found.is_dir() { files_of(path)? } else { vec![path.to_owned()] };
         let mut providers: Vec<ProviderEntry> = Vec::new();
         let mut hashed = Vec::new();
         for file in files {
-            let content =
-                read_file(&file).map_err(|source| ProviderConfigError::ReadFile { path: file.clone(), source })?;
+            let content = read_file(&file).map_err(|error| failed("read file", &file, &error))?;
             let read = decode(&content)
-                .map_err(|error| ProviderConfigError::Decode { path: file.clone(), message: error.to_string() })?;
+                .map_err(|error| format!("error decoding config {}: {error}", quoted(&file.to_string_lossy())))?;
             for provider in read {
                 if providers.iter().any(|known| known.name == provider.name) {
-                    return Err(ProviderConfigError::DuplicateName(provider.name));
+                    let name = quoted(&provider.name);
+                    return Err(format!("duplicate provider name {name} found in configuration file(s)"));
                 }
                 providers.push(provider);
             }
@@ -150,8 +104,12 @@ impl ProviderConfig {
     }
 }
 
-fn files_of(folder: &Path) -> Result<Vec<PathBuf>, ProviderConfigError> {
-    let failed = |source| ProviderConfigError::ReadFolder { path: folder.to_owned(), source };
+fn failed(action: &str, path: &Path, error: &io::Error) -> String {
+    format!("unable to {action} {}: {}", quoted(&path.to_string_lossy()), go_text(error))
+}
+
+fn files_of(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let failed = |error| failed("read directory", folder, &error);
     trusted_files::check_folder(folder).map_err(failed)?;
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
@@ -165,7 +123,7 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>, ProviderConfigError> {
         }
     }
     if files.is_empty() {
-        return Err(ProviderConfigError::NoFiles(folder.to_owned()));
+        return Err(format!("no configuration files found in directory {}", quoted(&folder.to_string_lossy())));
     }
     files.sort();
     Ok(files)
@@ -191,7 +149,7 @@ enum DecodeError {
     #[error("no kind {} is registered for version {}", quoted(.kind), quoted(.version))]
     Kind { kind: String, version: String },
     #[error("couldn't get version/kind; json parse error: {0}")]
-    Json(#[from] json::JsonError),
+    Json(#[from] JsonError),
     #[error("error converting YAML to JSON: {0}")]
     Yaml(String),
     #[error(transparent)]
@@ -203,7 +161,7 @@ enum DecodeError {
 fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, DecodeError> {
     // What begins like a JSON object is read as one; all else is YAML.
     let is_json = content.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-    let root = if is_json { json::parse(content)? } else { parse_yaml(content)? };
+    let root = if is_json { Value::from_json(content)? } else { parse_yaml(content)? };
     let mut strict = Strict::default();
     let [kind, version, providers] =
         strict.fields(root, "", ["kind", "apiVersion", "providers"], "plugin.CredentialProviderConfig")?;
@@ -303,10 +261,6 @@ impl fmt::Debug for Variable {
     }
 }
 
-fn quoted_path(path: &Path) -> String {
-    quoted(&path.to_string_lossy())
-}
-
 /// An error of the system as Go prints it: `no such file or directory`.
 pub(super) fn go_text(error: &io::Error) -> String {
     let text = error.to_string();
@@ -346,7 +300,7 @@ mod tests {
             }
             let place = folder.path().to_str().expect("the path is a text");
             let read = ProviderConfig::read(&path);
-            let error = read.as_ref().err().map(|error| error.to_string().replace(place, "CONFIG_PATH"));
+            let error = read.as_ref().err().map(|error| error.replace(place, "CONFIG_PATH"));
             assert_eq!(error.as_deref(), expected["read_error"].as_str(), "{name}");
             let Ok(config) = read else {
                 assert!(expected["hash"].is_null(), "{name}");
@@ -357,7 +311,7 @@ mod tests {
             assert_eq!(serde_json::Value::from(found), expected["providers"], "{name}");
             for (tokens, key) in [(true, "validation_error_feature_on"), (false, "validation_error_feature_off")] {
                 let error = check(&config, Gates { service_account_tokens: tokens }).err();
-                let error = error.map(|error| error.findings());
+                let error = error;
                 assert_eq!(error.as_deref(), expected[key].as_str(), "{name}: {key}");
             }
         }
@@ -433,15 +387,12 @@ mod tests {
     fn what_is_not_there_or_too_long_is_told_as_go_tells_it() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("none");
-        let error = ProviderConfig::read(&missing).unwrap_err().to_string();
+        let error = ProviderConfig::read(&missing).unwrap_err();
         assert_eq!(error, format!("unable to access path \"{}\": no such file or directory", missing.display()));
-        assert_eq!(
-            ProviderConfig::read(Path::new("")).unwrap_err().to_string(),
-            "credential provider config path is empty"
-        );
+        assert_eq!(ProviderConfig::read(Path::new("")).unwrap_err(), "credential provider config path is empty");
         let long = folder.path().join("long.yaml");
         std::fs::write(&long, vec![b' '; 1 << 21]).unwrap();
-        let error = ProviderConfig::read(&long).unwrap_err().to_string();
+        let error = ProviderConfig::read(&long).unwrap_err();
         assert_eq!(error, format!("unable to read file \"{}\": longer than 1048576 bytes", long.display()));
     }
 

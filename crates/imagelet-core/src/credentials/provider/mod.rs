@@ -3,7 +3,7 @@
 //! ```text
 //! config    the file or folder that says which there are      validate  its rules
 //! plugin    one provider: when it is asked, and for whom      cache     what it said, as long as that is good
-//! codec     question and answer                               exec      one run, which leaves nothing behind
+//! plugin_protocol  question and answer                        exec      one run, which leaves nothing behind
 //! redact    what of its complaints may be shown               meters    what is counted
 //! helper    programs that a docker configuration names, run the same way
 //! ```
@@ -24,18 +24,17 @@ mod validate;
 use std::{
     ffi::OsString,
     fmt, io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use config::ProviderConfig;
-pub use config::ProviderConfigError;
 use futures_util::future::join_all;
 pub(super) use helper::{CredentialHelpers, HelperError};
 use tokio::sync::Semaphore;
-pub use validate::{Gates, ProviderRulesError};
+pub use validate::Gates;
 
 use self::{
     config::go_text,
@@ -64,39 +63,10 @@ pub struct ProviderOptions {
     pub gates: Gates,
 }
 
-/// Providers cannot be used. Shows no secret.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProvidersError {
-    /// The configuration cannot be read.
-    #[error(transparent)]
-    Config(#[from] ProviderConfigError),
-    /// It breaks rules.
-    #[error(transparent)]
-    Rules(#[from] ProviderRulesError),
-    /// There is no such folder.
-    #[error("plugin binary directory {} did not exist", .0.display())]
-    FolderMissing(PathBuf),
-    /// The folder cannot be looked at.
-    #[error("error inspecting binary directory {}: {}", .path.display(), go_text(.source))]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// There is no such executable.
-    #[error("plugin binary executable {} did not exist", .0.display())]
-    BinaryMissing(PathBuf),
-    /// The executable cannot be run.
-    #[error("error inspecting binary executable {}: {}", .path.display(), go_text(.source))]
-    Binary {
-        /// The executable.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-}
+/// Providers cannot be used: in the kubelet's words, without a secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ProvidersError(String);
 
 /// The node's providers. Any number of lookups at once; they can be exchanged while it is in use.
 #[derive(Debug)]
@@ -132,7 +102,7 @@ impl Providers {
         let set = match options {
             None => ProviderSet::default(),
             Some(options) => {
-                let config = ProviderConfig::read(&options.config)?;
+                let config = ProviderConfig::read(&options.config).map_err(ProvidersError)?;
                 if self.set().made_of.as_ref() == Some(&(config.clone(), options.clone())) {
                     return inspect(&config, options);
                 }
@@ -150,7 +120,9 @@ impl Providers {
     }
 
     fn load(&self, config: ProviderConfig, options: &ProviderOptions) -> Result<ProviderSet, ProvidersError> {
-        let rules = validate::check(&config, options.gates)?;
+        let rules = validate::check(&config, options.gates);
+        let rules = rules
+            .map_err(|findings| ProvidersError(format!("failed to validate credential provider config: {findings}")))?;
         inspect(&config, options)?;
         let providers = rules.into_iter().map(|rules| {
             let plugin = Plugin {
@@ -178,18 +150,17 @@ impl Providers {
 /// Whether every executable is there, and only root and the own user may change it.
 fn inspect(config: &ProviderConfig, options: &ProviderOptions) -> Result<(), ProvidersError> {
     let folder = &options.binaries;
-    std::fs::metadata(folder).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => ProvidersError::FolderMissing(folder.clone()),
-        _ => ProvidersError::Folder { path: folder.clone(), source },
-    })?;
+    let failed = |what: &str, path: &Path, error: &io::Error| {
+        ProvidersError(match error.kind() {
+            io::ErrorKind::NotFound => format!("plugin binary {what} {} did not exist", path.display()),
+            _ => format!("error inspecting binary {what} {}: {}", path.display(), go_text(error)),
+        })
+    };
     // A program that others exchange runs as this one, and learns the node's credentials.
-    trusted_files::check_folder(folder).map_err(|source| ProvidersError::Folder { path: folder.clone(), source })?;
+    trusted_files::check_folder(folder).map_err(|error| failed("directory", folder, &error))?;
     for provider in &config.providers {
-        let path = executable(folder, &provider.name).map_err(|(path, source)| match source.kind() {
-            io::ErrorKind::NotFound => ProvidersError::BinaryMissing(path),
-            _ => ProvidersError::Binary { path, source },
-        })?;
-        trusted_files::check_program(&path).map_err(|source| ProvidersError::Binary { path, source })?;
+        let path = executable(folder, &provider.name).map_err(|(path, error)| failed("executable", &path, &error))?;
+        trusted_files::check_program(&path).map_err(|error| failed("executable", &path, &error))?;
     }
     Ok(())
 }

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{
     DockerConfig, DockerEntry, Secret,
-    json::{self, JsonError},
-    strict_value::{Strict, TypeError, Value, optional_text, text},
+    strict_value::{JsonError, Strict, TypeError, Value, optional_text, text},
 };
 use crate::text::{DurationError, Nanoseconds, parse_duration};
 
@@ -116,7 +115,7 @@ impl Response {
     /// Reads an answer that must be of this version.
     pub(super) fn decode(output: &[u8], api_version: &str) -> Result<Self, ResponseError> {
         const APART_FROM_STRICTNESS: &str = "v1.CredentialProviderResponse";
-        let root = json::parse(output)?;
+        let root = Value::from_json(output)?;
         let actual = version_of(&root)?;
         if actual != api_version {
             return Err(ResponseError::ApiVersion { expected: api_version.to_owned(), actual });
@@ -144,7 +143,7 @@ impl Response {
 
     /// Whether what was read so far is a whole document.
     pub(super) fn is_whole(output: &[u8]) -> bool {
-        json::parse(output).is_ok()
+        Value::from_json(output).is_ok()
     }
 
     /// Every password it holds.

@@ -25,18 +25,6 @@ pub struct Gates {
     pub service_account_tokens: bool,
 }
 
-/// The configuration breaks rules; all of them are told.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("failed to validate credential provider config: {}", .0)]
-pub struct ProviderRulesError(String);
-
-impl ProviderRulesError {
-    /// What is wrong: one finding, or several in brackets.
-    pub fn findings(&self) -> String {
-        self.0.clone()
-    }
-}
-
 /// A provider that may be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProviderRules {
@@ -70,7 +58,10 @@ pub(super) enum TokenCacheType {
 }
 
 /// Checks every rule.
-pub(super) fn check(config: &ProviderConfig, gates: Gates) -> Result<Vec<ProviderRules>, ProviderRulesError> {
+///
+/// # Errors
+/// All findings: one, or several in brackets.
+pub(super) fn check(config: &ProviderConfig, gates: Gates) -> Result<Vec<ProviderRules>, String> {
     let mut findings = Vec::new();
     if config.providers.is_empty() {
         findings.push("providers: Required value: at least 1 item in plugins is required".to_owned());
@@ -93,23 +84,21 @@ pub(super) fn check(config: &ProviderConfig, gates: Gates) -> Result<Vec<Provide
             tokens,
         });
     }
-    if findings.is_empty() { Ok(rules) } else { Err(ProviderRulesError(aggregate(&findings))) }
+    if findings.is_empty() { Ok(rules) } else { Err(aggregate(&findings)) }
 }
 
 fn check_name<'a>(entry: &'a ProviderEntry, names: &mut BTreeSet<&'a str>, findings: &mut Vec<String>) {
     let name = entry.name.as_str();
     let mut refuse = |why: &str| findings.push(format!("providers.name: Invalid value: {}: {why}", quoted(name)));
-    if name.contains('/') {
-        refuse("provider name cannot contain '/'");
-    }
-    if name.contains(' ') {
-        refuse("provider name cannot contain spaces");
-    }
-    if name == "." {
-        refuse("provider name cannot be '.'");
-    }
-    if name == ".." {
-        refuse("provider name cannot be '..'");
+    for (is_wrong, why) in [
+        (name.contains('/'), "provider name cannot contain '/'"),
+        (name.contains(' '), "provider name cannot contain spaces"),
+        (name == ".", "provider name cannot be '.'"),
+        (name == "..", "provider name cannot be '..'"),
+    ] {
+        if is_wrong {
+            refuse(why);
+        }
     }
     if !names.insert(name) {
         findings.push(format!("providers.name: Duplicate value: {}", quoted(name)));
@@ -317,7 +306,7 @@ mod tests {
             let providers = case["input"]["providers"].as_array().expect("providers").iter().map(entry).collect();
             let config = ProviderConfig { providers, hash: String::new() };
             let tokens = case["input"]["feature_service_account_token"].as_bool().expect("a gate");
-            let error = check(&config, Gates { service_account_tokens: tokens }).err().map(|error| error.findings());
+            let error = check(&config, Gates { service_account_tokens: tokens }).err();
             assert_eq!(error.as_deref(), case["expected"]["error"].as_str(), "{}", case["name"]);
         }
         assert_eq!(cases.len(), 27);

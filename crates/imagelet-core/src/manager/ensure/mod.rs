@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 pub(super) use self::pull_secret_cache::PullSecretCache;
 pub use self::stale_use::StaleUse;
-use self::{access_record::asker_of, completion::Completion, pull_secret_cache::PullSecretEntry, reporter::Reporter};
+use self::{access_record::proof_of, completion::Completion, pull_secret_cache::PullSecretEntry, reporter::Reporter};
 use super::{
     BackoffKey, ImageManager,
     decide::{Decision, Presence, decide, wants_look},
@@ -32,7 +32,7 @@ use crate::{
     credentials::{KeyringError, TrackedCredential},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, default_tag},
     inventory::HandedOut,
-    records::{Asker, Intent},
+    records::{AccessProof, Intent},
     runtime::{ErrorClass, Fault, Hop, Progress, RuntimeError, RuntimeErrorKind},
     text::{quoted, whole_milliseconds},
 };
@@ -58,7 +58,7 @@ struct Found {
 
 impl<'a> Ensuring<'a> {
     pub(super) fn new(manager: &'a ImageManager, request: &'a EnsureRequest) -> Self {
-        let tally = Tally::new(&manager.meters, request.policy);
+        let tally = Tally::new(&manager.meters, &request.policy);
         Self { manager, request, reporter: Reporter::new(manager, request), tally, credentials: OnceLock::new() }
     }
 
@@ -71,7 +71,7 @@ impl<'a> Ensuring<'a> {
         let (runtime_handler, annotations) = (self.request.runtime_handler.clone(), self.request.annotations.clone());
         let spec = ImageSpec { image, runtime_handler, annotations };
         let (presence, key) = self.look(&spec).await?;
-        match (decide(self.request.policy, presence), key) {
+        match (decide(&self.request.policy, presence), key) {
             (Decision::Use, Some(key)) => Ok(self.present(&key, spec)),
             (Decision::Refuse, _) => {
                 let error = EnsureError::NeverPull { image: self.request.image.clone() };
@@ -84,9 +84,9 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Whether the image is here, and whether the asker may use it.
+    /// Whether the image is here, and whether the client may use it.
     async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {
-        match self.request.policy {
+        match &self.request.policy {
             policy if wants_look(policy) => {}
             PullPolicy::Other(_) => {
                 self.tally.present = Some(false);
@@ -111,23 +111,23 @@ impl<'a> Ensuring<'a> {
 
     async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
         let records = &self.manager.records;
-        let evidence = if let Some(evidence) = records.recall(&self.request.image, found) {
-            evidence
-        } else {
+        let evidence = if records.is_durable() {
             let (image, found) = (self.request.image.clone(), found.clone());
             records.on_disk(move |records| records.look_up(&image, &found)).await
+        } else {
+            records.look_up(&self.request.image, found)
         };
         let now = SystemTime::now();
         // Records are judged without waiting, by the pod's secrets. Only where those do not let it in, the node's and the
         // providers' credentials are looked up, and it is judged again: one may be its service account's.
-        let mut judged = records.judge(&self.request.image, &evidence, now, || self.asker_by_secrets());
+        let mut judged = records.judge(&self.request.image, &evidence, now, || self.proof_by_secrets());
         if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed) && evidence.names_service_accounts() {
             let found = self.look_up_credentials().await;
-            let asker = || match found {
-                Ok(found) => Ok(asker_of(&found.credentials)),
+            let proof = || match found {
+                Ok(found) => Ok(proof_of(&found.credentials)),
                 Err(error) => Err(self.credentials_error(error)),
             };
-            judged = records.judge(&self.request.image, &evidence, now, asker);
+            judged = records.judge(&self.request.image, &evidence, now, proof);
         }
         let verdict = match judged {
             Ok(verdict) => verdict,
@@ -387,11 +387,11 @@ impl<'a> Ensuring<'a> {
         self.manager.secrets.read(&self.request.image, &self.request.secrets, self.manager.compatibility)
     }
 
-    /// Who asks, as far as its own secrets tell.
-    fn asker_by_secrets(&self) -> Result<Known, EnsureError> {
+    /// The client, by its own secrets.
+    fn proof_by_secrets(&self) -> Result<Known, EnsureError> {
         if !self.request.credentials.is_empty() {
             let shown: Vec<_> = self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect();
-            return Ok(Known::Shown(asker_of(&shown)));
+            return Ok(Known::Shown(proof_of(&shown)));
         }
         self.of_secrets().map(Known::PullSecretEntry).map_err(|error| self.credentials_error(&error))
     }
@@ -420,17 +420,17 @@ impl<'a> Ensuring<'a> {
     }
 }
 
-/// Who asks, borrowed from where it is known.
+/// The client, borrowed from where it is known.
 enum Known {
-    Shown(Asker),
+    Shown(AccessProof),
     PullSecretEntry(Arc<PullSecretEntry>),
 }
 
-impl Borrow<Asker> for Known {
-    fn borrow(&self) -> &Asker {
+impl Borrow<AccessProof> for Known {
+    fn borrow(&self) -> &AccessProof {
         match self {
-            Self::Shown(asker) => asker,
-            Self::PullSecretEntry(of_secrets) => &of_secrets.asker,
+            Self::Shown(proof) => proof,
+            Self::PullSecretEntry(of_secrets) => &of_secrets.proof,
         }
     }
 }

@@ -1,20 +1,20 @@
-//! What a pod's pull secrets hold for an image: read once, kept for whoever asks the same again.
+//! What a pod's pull secrets hold for an image: read once, and kept for the next equal request.
 
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::access_record::asker_of;
+use super::access_record::proof_of;
 use crate::{
     credentials::{Keyring, KeyringError, PullSecret, TrackedCredential},
     image::Reference,
     manager::Compatibility,
-    records::Asker,
+    records::AccessProof,
 };
 
-/// Most images whose askers are remembered: about as many as a node's pods name.
+/// Most images whose clients are remembered: about as many as a node's pods name.
 const KEPT_MAX: usize = 256;
 /// Longer secrets are read each time, so that what is kept stays below a few megabytes.
 const LENGTH_MAX: usize = 8 * 1024;
@@ -24,75 +24,49 @@ const LENGTH_MAX: usize = 8 * 1024;
 pub(crate) struct PullSecretEntry {
     /// In the order in which to try them.
     pub(super) credentials: Vec<TrackedCredential>,
-    /// What they say about who asks.
-    pub(super) asker: Asker,
+    /// What they say about the client.
+    pub(super) proof: AccessProof,
     /// Which of them cannot be read, and why.
     pub(super) missing: Vec<String>,
 }
 
-/// The answers to the last askers, by image. An answer holds as long as the very same secrets are shown.
+/// The answers to the last clients, by image. An answer holds as long as the very same secrets are shown.
 #[derive(Default)]
 pub(crate) struct PullSecretCache {
-    kept: Mutex<Kept>,
-}
-
-#[derive(Default)]
-struct Kept {
-    by_image: HashMap<Box<str>, Entry>,
-    clock: u64,
-}
-
-struct Entry {
-    secrets: Vec<PullSecret>,
-    answer: Arc<PullSecretEntry>,
-    used: u64,
+    by_image: Mutex<HashMap<Box<str>, (Vec<PullSecret>, Arc<PullSecretEntry>)>>,
 }
 
 impl PullSecretCache {
-    /// Reads secrets, or remembers what they held.
+    /// Reads secrets, or returns what they held before.
     ///
     /// # Errors
-    /// For the kubelet's way alone: the first secret that cannot be read.
+    /// With the kubelet's behaviour alone: the first secret that cannot be read.
     pub(crate) fn read(
         &self,
         image: &str,
         secrets: &[PullSecret],
         compatibility: Compatibility,
     ) -> Result<Arc<PullSecretEntry>, KeyringError> {
-        if let Some(answer) = self.remembered(image, secrets) {
-            return Ok(answer);
+        if let Some((known, entry)) = self.lock().get(image)
+            && known == secrets
+        {
+            return Ok(Arc::clone(entry));
         }
-        let answer = Arc::new(PullSecretEntry::read(image, secrets, compatibility)?);
-        // What cannot be read is told each time.
-        if answer.missing.is_empty() {
-            self.keep(image, secrets, &answer);
-        }
-        Ok(answer)
-    }
-
-    fn remembered(&self, image: &str, secrets: &[PullSecret]) -> Option<Arc<PullSecretEntry>> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.clock += 1;
-        let now = kept.clock;
-        let entry = kept.by_image.get_mut(image).filter(|entry| entry.secrets == secrets)?;
-        entry.used = now;
-        Some(Arc::clone(&entry.answer))
-    }
-
-    fn keep(&self, image: &str, secrets: &[PullSecret], answer: &Arc<PullSecretEntry>) {
+        let entry = Arc::new(PullSecretEntry::read(image, secrets, compatibility)?);
         let length: usize = secrets.iter().map(|secret| secret.document.expose().len()).sum();
-        if length > LENGTH_MAX {
-            return;
-        }
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.by_image.len() >= KEPT_MAX && !kept.by_image.contains_key(image) {
-            let oldest = kept.by_image.iter().min_by_key(|(_, entry)| entry.used).map(|(image, _)| image.clone());
-            if let Some(oldest) = oldest {
-                kept.by_image.remove(&oldest);
+        // What cannot be read is reported each time.
+        if entry.missing.is_empty() && length <= LENGTH_MAX {
+            let mut by_image = self.lock();
+            if by_image.len() >= KEPT_MAX {
+                by_image.clear();
             }
+            by_image.insert(image.into(), (secrets.to_vec(), Arc::clone(&entry)));
         }
-        let entry = Entry { secrets: secrets.to_vec(), answer: Arc::clone(answer), used: kept.clock };
-        kept.by_image.insert(image.into(), entry);
+        Ok(entry)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, (Vec<PullSecret>, Arc<PullSecretEntry>)>> {
+        self.by_image.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -114,8 +88,8 @@ impl PullSecretEntry {
         if !compatibility.is_kubelet() {
             credentials = credentials.into_iter().filter_map(TrackedCredential::usable).collect();
         }
-        let asker = asker_of(&credentials);
-        Ok(Self { credentials, asker, missing })
+        let proof = proof_of(&credentials);
+        Ok(Self { credentials, proof, missing })
     }
 }
 
@@ -147,24 +121,21 @@ mod tests {
         let first = read(secret("p"));
         assert!(Arc::ptr_eq(&first, &read(secret("p"))));
         let changed = read(secret("q"));
-        assert_ne!(first.asker, changed.asker);
+        assert_ne!(first.proof, changed.proof);
         assert!(Arc::ptr_eq(&changed, &read(secret("q"))));
     }
 
     #[test]
-    fn what_is_kept_is_bounded_and_the_least_used_goes_first() {
+    fn what_is_kept_is_bounded() {
         let cache = PullSecretCache::default();
         let read = |image: &str| cache.read(image, &[secret("p")], Compatibility::Imagelet).expect("it reads");
-        let kept = read("reg.io/kept");
-        for image in 0..KEPT_MAX {
+        for image in 0..=KEPT_MAX {
             read(&format!("reg.io/{image}"));
-            read("reg.io/kept");
         }
-        assert!(Arc::ptr_eq(&kept, &read("reg.io/kept")));
-        assert_eq!(cache.kept.lock().expect("nobody panics").by_image.len(), KEPT_MAX);
+        assert!(cache.lock().len() <= KEPT_MAX);
         let long = cache.read("reg.io/long", &[secret(&"p".repeat(LENGTH_MAX))], Compatibility::Imagelet);
         long.expect("it reads");
-        assert!(!cache.kept.lock().expect("nobody panics").by_image.contains_key("reg.io/long"));
+        assert!(!cache.lock().contains_key("reg.io/long"));
     }
 
     #[test]

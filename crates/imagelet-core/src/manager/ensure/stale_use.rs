@@ -62,7 +62,7 @@ impl Ensuring<'_> {
         spec: &ImageSpec,
         failure: &RuntimeError,
     ) -> Option<Ensured> {
-        let stale = self.manager.stale.as_ref().filter(|_| is_outage(self.request.policy, failure))?;
+        let stale = self.manager.stale.as_ref().filter(|_| is_outage(&self.request.policy, failure))?;
         let found = self.manager.runtime.images().status(spec).await;
         let found = found.inspect_err(|error| {
             tracing::warn!(image = self.request.image, error = error.chain(), "could not look for a present image");
@@ -117,8 +117,8 @@ enum NotUsed {
 }
 
 /// Whether a failure to pull lets a present image be looked for at all.
-fn is_outage(policy: PullPolicy, failure: &RuntimeError) -> bool {
-    policy == PullPolicy::Always && failure.is_outage()
+fn is_outage(policy: &PullPolicy, failure: &RuntimeError) -> bool {
+    *policy == PullPolicy::Always && failure.is_outage()
 }
 
 /// How old an answer of the registry is that still counts.
@@ -154,9 +154,9 @@ mod tests {
             TimedOut, Unacceptable, Unavailable,
         };
         let away = || RuntimeError::new(RegistryUnavailable, "could not reach `reg.io`");
-        assert!(is_outage(PullPolicy::Always, &away()));
+        assert!(is_outage(&PullPolicy::Always, &away()));
         for policy in [PullPolicy::IfNotPresent, PullPolicy::Never, PullPolicy::as_written("always")] {
-            assert!(!is_outage(policy, &away()), "{policy}");
+            assert!(!is_outage(&policy, &away()), "{policy}");
         }
         for kind in [
             NotFound,
@@ -170,12 +170,12 @@ mod tests {
             TimedOut,
             Other,
         ] {
-            assert!(!is_outage(PullPolicy::Always, &RuntimeError::new(kind, "no")), "{kind:?}");
+            assert!(!is_outage(&PullPolicy::Always, &RuntimeError::new(kind, "no")), "{kind:?}");
         }
-        assert!(!is_outage(PullPolicy::Always, &away().not_an_outage()));
+        assert!(!is_outage(&PullPolicy::Always, &away().not_an_outage()));
         let wrapped = RuntimeError::new(RegistryUnavailable, "could not pull").caused_by(away().not_an_outage());
-        assert!(!is_outage(PullPolicy::Always, &wrapped), "the mark is found below");
-        assert!(is_outage(PullPolicy::Always, &RuntimeError::new(RegistryUnavailable, "so").caused_by(away())));
+        assert!(!is_outage(&PullPolicy::Always, &wrapped), "the mark is found below");
+        assert!(is_outage(&PullPolicy::Always, &RuntimeError::new(RegistryUnavailable, "so").caused_by(away())));
     }
 
     #[test]

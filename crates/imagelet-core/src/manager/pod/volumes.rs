@@ -48,7 +48,7 @@ impl PodRequest {
     /// Mounts of what is no image volume are passed over.
     ///
     /// # Errors
-    /// When a volume's image failed; with several, the last is told, as the kubelet does.
+    /// When a volume's image failed; with several, the last one, as the kubelet does.
     ///
     /// # Panics
     /// When `container` is none of the pod's images, or `outcomes` are not those of this request.
@@ -77,7 +77,7 @@ impl PodRequest {
 impl ImageManager {
     /// Counts a container's start: how many image volumes it mounts, and the runtime's text if it was not created.
     ///
-    /// Only whoever starts containers knows; call it once for each attempt.
+    /// For a client that starts containers; call it once for each attempt.
     pub fn count_volume_mounts(&self, volumes: usize, failure: Option<&str>) {
         let outcome = match failure {
             Some(text) if text.starts_with(MOUNT_FAILED) => &FAILED,

@@ -168,7 +168,7 @@ impl Puller {
         }
     }
 
-    /// What there is to fetch, as far as the store can tell and the first credential is accepted.
+    /// What there is to fetch, where the store can estimate it and the first credential is accepted.
     async fn estimate(&self, work: &Work) -> Option<ByteSize> {
         let _permit = self.estimates.acquire().await.ok()?;
         let credential = work.credentials.first().map(|tracked| tracked.credential.clone());
@@ -223,7 +223,7 @@ impl Puller {
     }
 }
 
-/// Whether a failure has nothing to do with who asks.
+/// Whether a failure does not depend on the credential.
 fn no_credential_helps(kind: RuntimeErrorKind) -> bool {
     matches!(
         kind,

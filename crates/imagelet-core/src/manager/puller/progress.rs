@@ -1,4 +1,4 @@
-//! One pull's progress, told to all who wait for it; whoever joins late is told where it stands.
+//! One pull's progress for all clients that wait for it; one that joins late learns where it stands.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,7 +14,7 @@ use crate::{
 /// Most layers whose state is kept for late joiners; no image format allows more.
 const LAYERS_MAX: usize = 512;
 
-/// Tells all listeners. Cheap to clone.
+/// Sends progress to all listeners. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct Broadcast {
     shared: Arc<Mutex<Shared>>,
@@ -39,7 +39,7 @@ pub(crate) struct Listening {
 }
 
 impl Broadcast {
-    /// Adds a listener, and tells it where the pull stands.
+    /// Adds a listener, and sends it where the pull stands.
     pub(crate) fn listen(&self, progress: &Progress) -> Listening {
         let (number, missed) = {
             let mut shared = self.lock();
@@ -57,10 +57,10 @@ impl Broadcast {
     /// What the store is given to report to.
     pub(crate) fn sink(&self) -> Progress {
         let broadcast = self.clone();
-        Arc::new(move |event| broadcast.tell(&event))
+        Arc::new(move |event| broadcast.send(&event))
     }
 
-    /// Compressed bytes that came in so far. `None`: the store does not tell.
+    /// Compressed bytes that came in so far. `None`: the store does not say.
     pub(crate) fn fetched(&self) -> Option<ByteSize> {
         let shared = self.lock();
         shared.resolved.as_ref()?;
@@ -72,12 +72,7 @@ impl Broadcast {
         self.lock().way.clone()
     }
 
-    /// How many listen.
-    pub(crate) fn listeners(&self) -> usize {
-        self.lock().listeners.len()
-    }
-
-    fn tell(&self, event: &PullEvent) {
+    fn send(&self, event: &PullEvent) {
         let listeners: Vec<Progress> = {
             let mut shared = self.lock();
             shared.note(event);
@@ -155,7 +150,7 @@ impl Drop for Listening {
 
 impl fmt::Debug for Broadcast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Broadcast").field("listeners", &self.listeners()).finish_non_exhaustive()
+        f.debug_struct("Broadcast").finish_non_exhaustive()
     }
 }
 
@@ -188,7 +183,7 @@ mod tests {
         drop(listening);
         sink(PullEvent::Committing);
         assert_eq!(*heard.lock().unwrap(), [resolved, fetching(5), fetching(9)]);
-        assert_eq!(broadcast.listeners(), 0);
+        assert_eq!(broadcast.lock().listeners.len(), 0);
         sink(PullEvent::Layer { digest: layer, state: LayerState::Done });
         assert_eq!(broadcast.fetched(), Some(ByteSize(9)));
     }

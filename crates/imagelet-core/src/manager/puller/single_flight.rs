@@ -1,4 +1,4 @@
-//! One pull for all clients that ask for the same: who joins, who leaves, and what a pull without clients comes to.
+//! One pull for all clients that ask for the same: joining, leaving, and the end of a pull without clients.
 
 use std::{
     collections::HashMap,
@@ -62,12 +62,12 @@ struct Board {
 }
 
 struct Pull {
-    /// Tells this pull from a later one under the same key.
+    /// Distinguishes this pull from a later one under the same key.
     ticket: Ticket,
     /// The subscriptions own the pull; with the last of them it ends, or after a grace.
     future: WeakShared<PullFuture>,
     progress: Broadcast,
-    askers: usize,
+    clients: usize,
     priority: i32,
 }
 
@@ -131,7 +131,7 @@ impl SingleFlight {
         if let Some(pull) = board.by_key.get_mut(&key)
             && let Some(future) = pull.future.upgrade()
         {
-            pull.askers += 1;
+            pull.clients += 1;
             pull.priority = pull.priority.max(priority);
             self.scheduler.raise(pull.ticket, priority, request.is_limited);
             return Ok(subscription(key, pull.ticket, future, pull.progress.clone()));
@@ -147,7 +147,7 @@ impl SingleFlight {
         };
         let future = future.boxed().shared();
         let weak = future.downgrade().expect("a future that was not polled is not done");
-        let pull = Pull { ticket, future: weak, progress: progress.clone(), askers: 1, priority };
+        let pull = Pull { ticket, future: weak, progress: progress.clone(), clients: 1, priority };
         board.by_key.insert(key.clone(), pull);
         Ok(subscription(key, ticket, future, progress))
     }
@@ -158,9 +158,9 @@ impl SingleFlight {
         let status = |(key, pull): (&PullKey, &Pull)| {
             let turn = states.remove(&pull.ticket)?;
             let image = key.image.image.clone();
-            let (askers, priority) = (pull.askers, pull.priority);
+            let (clients, priority) = (pull.clients, pull.priority);
             let row =
-                PullStatus { image, state: turn.state, since: turn.since, askers, position: turn.position, priority };
+                PullStatus { image, state: turn.state, since: turn.since, clients, position: turn.position, priority };
             Some((pull.ticket, row))
         };
         let mut pulls: Vec<(Ticket, PullStatus)> = board.by_key.iter().filter_map(status).collect();
@@ -180,8 +180,8 @@ impl SingleFlight {
     fn leave(&self, key: &PullKey, ticket: Ticket) -> bool {
         let mut board = self.lock();
         let Some(pull) = board.by_key.get_mut(key).filter(|pull| pull.ticket == ticket) else { return false };
-        pull.askers = pull.askers.saturating_sub(1);
-        if pull.askers > 0 {
+        pull.clients = pull.clients.saturating_sub(1);
+        if pull.clients > 0 {
             return false;
         }
         // What only waits has nothing to lose, and frees its place at once.
@@ -222,12 +222,12 @@ impl<T: Send + 'static> Drop for Subscription<T> {
             return;
         }
         let (Ok(handle), Some(on_complete)) = (Handle::try_current(), self.on_complete.take()) else {
-            return pulls.forget(&key, ticket, |pull| pull.askers == 0);
+            return pulls.forget(&key, ticket, |pull| pull.clients == 0);
         };
         let keep = async move {
             let ended = timeout(pulls.grace, pull).await;
             // A client that came meanwhile owns the pull now; else it ended above, with the last clone of it.
-            pulls.forget(&key, ticket, |pull| pull.askers == 0);
+            pulls.forget(&key, ticket, |pull| pull.clients == 0);
             if let Ok(Ok(pulled)) = ended {
                 (on_complete.conclude)(on_complete.kept, pulled).await;
             }

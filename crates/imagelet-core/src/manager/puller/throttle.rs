@@ -39,7 +39,7 @@ impl Throttle {
         true
     }
 
-    /// When there will be a token, if nobody takes one before. `None`: never.
+    /// When there will be a token, unless another pull takes it. `None`: never.
     pub(crate) fn ready_at(&self, now: Instant) -> Option<Instant> {
         if self.rate.burst == 0 || self.rate.qps <= 0.0 {
             return None;

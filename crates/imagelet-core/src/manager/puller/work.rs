@@ -35,7 +35,7 @@ pub(crate) struct Pulled {
     pub(crate) key: ImageKey,
     /// Zero when the store does not say.
     pub(crate) size: ByteSize,
-    /// Compressed bytes that came over the network; its size where the store does not tell.
+    /// Compressed bytes that came over the network; its size where the store does not say.
     pub(crate) fetched: ByteSize,
     /// Without waiting for its turn.
     pub(crate) took: Duration,

@@ -261,7 +261,8 @@ async fn what_a_pod_of_a_handler_uses_is_known_under_the_handler_that_the_runtim
     let touched: Touched = Arc::new(move |handed| heard.lock().unwrap().push(handed.key.clone()));
     let node = TestNode::new(Arc::new(runtime.clone()), Wanted { touched: Some(touched), ..Wanted::default() });
     for policy in [PullPolicy::Always, PullPolicy::IfNotPresent] {
-        let asked = EnsureRequest { runtime_handler: "kata".into(), ..EnsureRequest::new("reg.test/app:v1", policy) };
+        let asked =
+            EnsureRequest { runtime_handler: "kata".into(), ..EnsureRequest::new("reg.test/app:v1", policy.clone()) };
         let ensured = node.ensure(&asked).await.unwrap();
         let listed = runtime.list(None).await.unwrap().into_images().remove(0);
         assert_eq!((&ensured.id, &ensured.handler), (&listed.id, &listed.spec.runtime_handler));

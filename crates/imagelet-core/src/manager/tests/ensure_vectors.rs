@@ -113,7 +113,7 @@ async fn every_decision_vector_holds_in_both_ways() {
     }
 }
 
-/// Whether the vector's stub of the records looked at the asker's credentials, without more being said of its answer:
+/// Whether the vector's stub of the records looked at the client's credentials, without more being said of its answer:
 /// they cannot be read, and that it was asked is expected.
 fn is_judged(case: &VectorCase) -> bool {
     let secrets = secrets_of(&case.input["pull_secrets"]);
@@ -153,7 +153,7 @@ impl Bed {
             _ => PullRecords::off(),
         };
         if must_pull {
-            // Somebody else's image, so that the asker's own credentials are looked at.
+            // Somebody else's image, so that the client's own credentials are looked at.
             let theirs =
                 RecordedSecret { uid: "other".into(), credential_hash: "other".into(), ..RecordedSecret::default() };
             let access = ImageAccess { kubernetes_secrets: vec![theirs], ..ImageAccess::default() };
@@ -161,7 +161,7 @@ impl Bed {
             records.learn(image, &id, &access, SystemTime::now()).expect("memory does not fail");
         }
         if judge_error.is_some() {
-            // The records fail with what the asker's lookup fails with, and with nothing else.
+            // The records fail with what the client's lookup fails with, and with nothing else.
             secrets.push(secret("s", r#"{"auths": {"reg.io": {"auth": "pants"}}}"#));
             fault =
                 Some(Fault { in_vector: "some credential error", here: "illegal base64 data at input byte 4".into() });

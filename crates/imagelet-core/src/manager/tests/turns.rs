@@ -135,7 +135,7 @@ async fn the_higher_priority_goes_first_and_raises_the_pull_it_joins() {
     tasks.push(node.begin(&with("raised-300:v1", 9)).await);
     let status = node.manager.status();
     let told: Vec<(&str, Option<usize>, i32, usize)> =
-        status.pulls.iter().map(|pull| (pull.image.as_str(), pull.position, pull.priority, pull.askers)).collect();
+        status.pulls.iter().map(|pull| (pull.image.as_str(), pull.position, pull.priority, pull.clients)).collect();
     assert_eq!(
         told,
         [
@@ -197,10 +197,10 @@ async fn a_pull_goes_on_for_a_grace_and_a_newcomer_joins_it() {
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
     advance(Duration::from_secs(1)).await;
-    assert_eq!((fake.pulls_running(), node.manager.status().pulls[0].askers), (1, 0));
+    assert_eq!((fake.pulls_running(), node.manager.status().pulls[0].clients), (1, 0));
     let second = node.begin(&request("app:v1")).await;
     advance(Duration::from_secs(5)).await;
-    assert_eq!((fake.pulls_running(), node.manager.status().pulls[0].askers), (1, 1));
+    assert_eq!((fake.pulls_running(), node.manager.status().pulls[0].clients), (1, 1));
     second.await.unwrap().unwrap();
     assert_eq!(fake.pull_requests().len(), 1, "the newcomer joined the pull of who had gone");
 

@@ -53,7 +53,6 @@ impl<T: RecordFile> CachedDir<T> {
     pub(super) fn open(folder: Folder, capacity: usize, stripes: i64) -> io::Result<Self> {
         let dir =
             Self { folder: Some(folder), locks: ShardedLocks::new(stripes), memory: Mutex::new(Memory::new(capacity)) };
-        dir.migrate()?;
         for failure in dir.list().failures {
             tracing::warn!(error = %failure, "a pull record is not understood; its image asks for credentials");
         }
@@ -82,21 +81,16 @@ impl<T: RecordFile> CachedDir<T> {
         self.locks.all()
     }
 
-    /// What memory says about a key: what is kept, that nothing is, or (`None`) that the disk has to be asked.
-    #[expect(clippy::option_option, reason = "three answers: this, nothing, and who knows")]
-    pub(super) fn remembered(&self, key: &str) -> Option<Option<Arc<T>>> {
-        let mut memory = self.memory();
-        match memory.get(key) {
-            Some(found) => Some(Some(Arc::clone(found))),
-            None => memory.is_complete().then_some(None),
+    /// Whether this holds for any; reads the disk where memory lacks some.
+    pub(super) fn any(&self, mut wanted: impl FnMut(&T) -> bool) -> bool {
+        {
+            let memory = self.memory();
+            // Asked by value: looking at all of them says nothing about which will be asked for again.
+            if memory.is_complete() {
+                return memory.values().any(|kept| wanted(kept));
+            }
         }
-    }
-
-    /// All that is kept, where memory has all. What is told of each is true for this moment.
-    pub(super) fn any_remembered(&self, mut wanted: impl FnMut(&T) -> bool) -> Option<bool> {
-        let memory = self.memory();
-        // Asked by value: looking at all of them says nothing about which will be asked for again.
-        memory.is_complete().then(|| memory.values().any(|kept| wanted(kept)))
+        self.list().whole.iter().any(|kept| wanted(kept))
     }
 
     /// Whether nothing is kept, for certain.
@@ -107,8 +101,12 @@ impl<T: RecordFile> CachedDir<T> {
 
     /// Finds what is kept under a key; reads the disk where memory does not know.
     pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Unreadable> {
-        if let Some(known) = self.remembered(key) {
-            return Ok(known);
+        {
+            let mut memory = self.memory();
+            let found = memory.get(key).cloned();
+            if found.is_some() || memory.is_complete() {
+                return Ok(found);
+            }
         }
         let Some(folder) = &self.folder else { return Err(Unreadable::Forgotten) };
         let Some(content) = folder.read(&file_name(key))? else { return Ok(None) };
@@ -164,6 +162,14 @@ impl<T: RecordFile> CachedDir<T> {
                     match content.map_err(Unreadable::from).and_then(|content| Ok(T::decode(&content)?)) {
                         Ok(decoded) => {
                             let item = Arc::new(decoded.content);
+                            if decoded.outdated
+                                && let Err(error) = folder.write(&name, &item.encode())
+                            {
+                                tracing::warn!(
+                                    file = name, %error,
+                                    "a pull record of an older version could not be rewritten"
+                                );
+                            }
                             if file_name(item.key()) == name {
                                 taken.push((Box::from(item.key()), Arc::clone(&item)));
                             }
@@ -186,20 +192,6 @@ impl<T: RecordFile> CachedDir<T> {
     pub(super) fn filling(&self) -> Filling {
         let on_disk = self.folder.as_ref().map_or(0, Folder::count);
         Filling { on_disk, memory_percent: self.memory().usage_percent() }
-    }
-
-    /// Brings files of an older version to today's.
-    fn migrate(&self) -> io::Result<()> {
-        let Some(folder) = &self.folder else { return Ok(()) };
-        for (name, content) in folder.read_all()? {
-            let Ok(Ok(decoded)) = content.map(|content| T::decode(&content)) else { continue };
-            if decoded.outdated
-                && let Err(error) = folder.write(&name, &decoded.content.encode())
-            {
-                tracing::warn!(file = name, %error, "a pull record of an older version could not be rewritten");
-            }
-        }
-        Ok(())
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory<Arc<T>>> {

@@ -23,14 +23,14 @@ pub(super) fn node_wide() -> ImageAccess {
     ImageAccess { node_pods_accessible: true, ..ImageAccess::default() }
 }
 
-pub(super) fn judged(records: &PullRecords, image: &str, found: &Image, asker: Asker) -> Verdict {
+pub(super) fn judged(records: &PullRecords, image: &str, found: &Image, proof: AccessProof) -> Verdict {
     let evidence = records.look_up(image, found);
-    records.judge(image, &evidence, SystemTime::now(), || Ok::<_, Infallible>(asker)).unwrap().unwrap()
+    records.judge(image, &evidence, SystemTime::now(), || Ok::<_, Infallible>(proof)).unwrap().unwrap()
 }
 
 /// Whether a pod without credentials may use an image that is here under the one name it asks for.
 pub(super) fn allowed(records: &PullRecords, name: &str, id: &str) -> bool {
-    judged(records, name, &image(id, name), Asker::default()).allowed
+    judged(records, name, &image(id, name), AccessProof::default()).allowed
 }
 
 pub(super) fn image(id: &str, tag: &str) -> Image {
@@ -130,7 +130,7 @@ fn an_image_that_is_being_pulled_is_guarded_under_each_of_its_names() {
     let digest = format!("reg.io/app@sha256:{}", "a".repeat(64));
     let found = Image { digests: vec![digest.clone()], ..image("sha256:1", "reg.io/app:v1") };
     for name in ["reg.io/app:v1", &digest, "sha256:1", "reg.io/other:v1"] {
-        assert!(!judged(&records, name, &found, Asker::default()).allowed, "{name}");
+        assert!(!judged(&records, name, &found, AccessProof::default()).allowed, "{name}");
     }
     assert!(allowed(&records, "reg.io/app:v2", "sha256:2"), "another tag is another image");
     intent.withdraw().unwrap();
@@ -146,7 +146,7 @@ fn a_pull_that_finished_without_a_word_asks_for_credentials_under_every_spelling
     std::mem::forget((intent, unfinished));
     let records = open(root.path());
     let images = [image("sha256:1", "docker.io/library/busybox:1")];
-    assert!(!judged(&records, "docker.io/library/busybox:1", &images[0], Asker::default()).allowed);
+    assert!(!judged(&records, "docker.io/library/busybox:1", &images[0], AccessProof::default()).allowed);
     let recovered = records.recover(&images, SystemTime::now()).unwrap();
     assert_eq!(recovered, Recovered { finished: 1, unfinished: 1 });
     assert_eq!(open(root.path()).counts(), (1, 1));
@@ -217,7 +217,7 @@ fn an_intent_that_cannot_be_read_guards_the_image_it_is_named_for() {
     let records = open(root.path());
     let found = image("sha256:1", "reg.io/app:v1");
     for name in ["reg.io/app:v1", "app"] {
-        let verdict = judged(&records, name, &found, Asker::default());
+        let verdict = judged(&records, name, &found, AccessProof::default());
         assert_eq!((verdict.allowed, verdict.outcome), (false, Some("error")), "{name}");
     }
     assert!(allowed(&records, "reg.io/other", "sha256:2"));
@@ -238,7 +238,7 @@ fn a_record_that_cannot_be_written_keeps_everybody_out_until_it_is() {
     faults.fail_in(1);
     intent.fulfil(&id, &node_wide(), SystemTime::now()).unwrap_err();
     let guarded = |records: &PullRecords| {
-        [&digest, "reg.io/app:stable"].iter().all(|name| !judged(records, name, &found, Asker::default()).allowed)
+        [&digest, "reg.io/app:stable"].iter().all(|name| !judged(records, name, &found, AccessProof::default()).allowed)
     };
     assert!(guarded(&records));
     // The next pull of the name brings another image, and takes its own intent back alone.
@@ -319,7 +319,7 @@ fn more_than_memory_holds_is_found_on_disk() {
     let intents: Vec<Intent> = names.iter().map(|name| records.intend(name).unwrap()).collect();
     for name in &names {
         assert!(!allowed(&records, name, "sha256:y"), "{name}");
-        assert!(!judged(&records, "sha256:x", &image("sha256:x", name), Asker::default()).allowed, "{name}");
+        assert!(!judged(&records, "sha256:x", &image("sha256:x", name), AccessProof::default()).allowed, "{name}");
     }
     assert!(allowed(&records, "reg.io/preloaded:v1", "sha256:p"));
     for (intent, name) in intents.into_iter().zip(&names) {
@@ -355,8 +355,8 @@ fn a_record_past_its_age_asks_for_proof_and_one_proof_renews_no_other() {
     let access = |name: &str| ImageAccess { kubernetes_secrets: vec![secret(name)], ..ImageAccess::default() };
     let allows = |name: &str, now| {
         let evidence = records.look_up("app:v1", &image("sha256:1", "app:v1"));
-        let asker = Asker { secrets: vec![secret(name)], ..Asker::default() };
-        records.judge("app:v1", &evidence, now, || Ok::<_, Infallible>(asker)).unwrap().unwrap().allowed
+        let proof = AccessProof { secrets: vec![secret(name)], ..AccessProof::default() };
+        records.judge("app:v1", &evidence, now, || Ok::<_, Infallible>(proof)).unwrap().unwrap().allowed
     };
     for name in ["a", "b"] {
         records.learn("app:v1", &id, &access(name), start).unwrap();

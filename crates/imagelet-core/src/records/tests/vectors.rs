@@ -64,7 +64,7 @@ fn every_vector_of_who_must_pull_holds_in_both_ways() {
 }
 
 fn must_attempt(case: &VectorCase, way: Way, holds_all: bool) -> Value {
-    let VectorCase { input, expected, name: place } = case;
+    let VectorCase { input, expected, .. } = case;
     let policy = match input["policy"].as_str() {
         Some("NeverVerify") => VerificationPolicy::NeverVerify,
         Some("NeverVerifyPreloadedImages") => DEFAULT,
@@ -97,22 +97,19 @@ fn must_attempt(case: &VectorCase, way: Way, holds_all: bool) -> Value {
     let records = PullRecords::open(root.path(), settings).unwrap();
     let asked = text(&input["image"]);
     let found = image(&image_ref, &asked);
-    if holds_all && expected["metric_result"] != "error" {
-        assert!(records.recall(&asked, &found).is_some(), "{place}: no disk is read");
-    }
     let evidence = records.look_up(&asked, &found);
     let looked_up = std::cell::Cell::new(false);
-    let asker = || {
+    let proof = || {
         looked_up.set(true);
         match input["credential_lookup_error"].as_str() {
             Some(error) => Err(error.to_owned()),
-            None => Ok(Asker {
+            None => Ok(AccessProof {
                 secrets: serde_json::from_value(input["pod_secrets"].clone()).unwrap(),
                 service_account: serde_json::from_value(input["pod_service_account"].clone()).unwrap(),
             }),
         }
     };
-    let verdict = records.judge(&asked, &evidence, SystemTime::now(), asker);
+    let verdict = records.judge(&asked, &evidence, SystemTime::now(), proof);
     let verdict = match verdict {
         Ok(verdict) => verdict.expect("the records are on"),
         Err(error) => {
@@ -246,7 +243,7 @@ fn started(case: &VectorCase, way: Way) -> Value {
     if let Some(asked) = case.expected[AFTERWARDS].as_array() {
         let judged = |asked: &Value| {
             let name = text(&asked["image"]);
-            let verdict = judged(&records, &name, &images[0], Asker::default());
+            let verdict = judged(&records, &name, &images[0], AccessProof::default());
             json!({"image": name, "must_pull": !verdict.allowed})
         };
         found[AFTERWARDS] = asked.iter().map(judged).collect();

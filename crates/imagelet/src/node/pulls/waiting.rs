@@ -50,7 +50,7 @@ fn pull_row(pull: PullStatus, now: Instant) -> PullRow {
         position: pull.position,
         priority: pull.priority,
         for_ms: milliseconds(now.saturating_duration_since(pull.since)),
-        askers: pull.askers,
+        askers: pull.clients,
     }
 }
 
