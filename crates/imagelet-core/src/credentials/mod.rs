@@ -8,7 +8,6 @@ mod provider;
 mod registry_match;
 mod secret;
 mod secret_encodings;
-mod strict_value;
 mod token_cache;
 mod tokens;
 

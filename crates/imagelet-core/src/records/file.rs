@@ -2,17 +2,19 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     time::{Duration, SystemTime},
 };
 
 use jiff::Timestamp;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{DeserializeOwned, Error as _, MapAccess, Visitor},
+    de::{DeserializeOwned, Error as _},
 };
 
-use crate::image::{Digest, Reference};
+use crate::{
+    image::{Digest, Reference},
+    text::{nullable, unique_map},
+};
 
 const VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const VERSION_BEFORE: &str = "kubelet.config.k8s.io/v1alpha1";
@@ -138,14 +140,14 @@ impl RecordFile for PulledRecord {
             api_version: VERSION.into(),
             last_updated_time: WireTime(self.updated),
             image_ref: self.image_ref.clone(),
-            credential_mapping: WireMapping(self.mapping.clone()),
+            credential_mapping: self.mapping.clone(),
         })
     }
 
     fn decode(bytes: &[u8]) -> Result<Decoded<Self>, DecodeError> {
         let (file, outdated) = decode::<RecordDocument>(bytes, KIND_RECORD)?;
         let content =
-            Self { image_ref: file.image_ref, updated: file.last_updated_time.0, mapping: file.credential_mapping.0 };
+            Self { image_ref: file.image_ref, updated: file.last_updated_time.0, mapping: file.credential_mapping };
         Ok(Decoded { content, outdated })
     }
 }
@@ -229,8 +231,8 @@ struct RecordDocument {
     last_updated_time: WireTime,
     #[serde(default)]
     image_ref: String,
-    #[serde(default, skip_serializing_if = "WireMapping::is_empty")]
-    credential_mapping: WireMapping,
+    #[serde(default, deserialize_with = "unique_map", skip_serializing_if = "BTreeMap::is_empty")]
+    credential_mapping: BTreeMap<String, ImageAccess>,
 }
 
 /// RFC 3339, UTC, whole seconds; `null` when never.
@@ -263,45 +265,6 @@ impl<'de> Deserialize<'de> for WireTime {
         let seconds = u64::try_from(timestamp.as_second()).unwrap_or_default();
         Ok(Self(SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))))
     }
-}
-
-/// A mapping that refuses a key twice.
-#[derive(Default, Serialize)]
-struct WireMapping(BTreeMap<String, ImageAccess>);
-
-impl WireMapping {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-impl<'de> Deserialize<'de> for WireMapping {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
-            type Value = WireMapping;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of image names")
-            }
-            fn visit_unit<E>(self) -> Result<WireMapping, E> {
-                Ok(WireMapping::default())
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WireMapping, A::Error> {
-                let mut mapping = BTreeMap::new();
-                while let Some((name, access)) = map.next_entry::<String, ImageAccess>()? {
-                    if mapping.insert(name, access).is_some() {
-                        return Err(A::Error::custom("an image name is there twice"));
-                    }
-                }
-                Ok(WireMapping(mapping))
-            }
-        }
-        deserializer.deserialize_any(Members)
-    }
-}
-
-fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 #[cfg(test)]

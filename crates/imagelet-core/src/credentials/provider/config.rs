@@ -6,12 +6,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::super::strict_value::{
-    JsonError, Strict, TypeError, Value, list, optional_bool, optional_text, text, texts,
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, IgnoredAny},
 };
+use serde_json::Value;
+
 use crate::{
     image::Digest,
-    text::{DurationError, Nanoseconds, parse_duration, quoted},
+    text::{Nanoseconds, json_error, nullable, quoted},
     trusted_files,
 };
 
@@ -39,32 +42,60 @@ pub(super) struct ProviderConfig {
     pub(super) hash: String,
 }
 
+/// What says how to read the rest.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Header {
+    kind: String,
+    api_version: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Document {
+    #[serde(rename = "kind")]
+    _kind: String,
+    #[serde(rename = "apiVersion")]
+    _api_version: String,
+    #[serde(deserialize_with = "nullable")]
+    providers: Vec<ProviderEntry>,
+}
+
 /// One provider as it is written. `Debug` hides its environment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct ProviderEntry {
     pub(super) name: String,
+    #[serde(deserialize_with = "nullable")]
     pub(super) match_images: Vec<String>,
     pub(super) default_cache_duration: Option<Nanoseconds>,
     pub(super) api_version: String,
+    #[serde(deserialize_with = "nullable")]
     pub(super) args: Vec<String>,
+    #[serde(deserialize_with = "nullable")]
     pub(super) env: Vec<Variable>,
     pub(super) token_attributes: Option<TokenAttributes>,
 }
 
 /// One variable of a provider's environment. `Debug` hides its value.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub(super) struct Variable {
     pub(super) name: String,
     pub(super) value: String,
 }
 
 /// How a provider wants tokens of service accounts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct TokenAttributes {
+    #[serde(rename = "serviceAccountTokenAudience")]
     pub(super) audience: String,
     pub(super) cache_type: String,
     pub(super) require_service_account: Option<bool>,
+    #[serde(rename = "requiredServiceAccountAnnotationKeys", deserialize_with = "nullable")]
     pub(super) required_annotations: Vec<String>,
+    #[serde(rename = "optionalServiceAccountAnnotationKeys", deserialize_with = "nullable")]
     pub(super) optional_annotations: Vec<String>,
 }
 
@@ -138,121 +169,84 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Why a file is not what it should be.
-#[derive(Debug, thiserror::Error)]
-enum DecodeError {
-    /// Which fields are unknown or repeated.
-    #[error("strict decoding error: {0}")]
-    Strict(String),
-    #[error("Object '{field}' is missing in '{shown}'")]
-    Missing { field: &'static str, shown: &'static str },
-    #[error("no kind {} is registered for version {}", quoted(.kind), quoted(.version))]
-    Kind { kind: String, version: String },
-    #[error("couldn't get version/kind; json parse error: {0}")]
-    Json(#[from] JsonError),
-    #[error("error converting YAML to JSON: {0}")]
-    Yaml(String),
-    #[error(transparent)]
-    Type(#[from] TypeError),
-    #[error(transparent)]
-    Duration(#[from] DurationError),
-}
-
-fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, DecodeError> {
+/// Reads one file. A file may hold secrets in the environments of its providers, so that no error repeats a value.
+fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, String> {
+    let text = String::from_utf8_lossy(content);
     // What begins like a JSON object is read as one; all else is YAML.
-    let is_json = content.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-    let root = if is_json { Value::from_json(content)? } else { parse_yaml(content)? };
-    let mut strict = Strict::default();
-    let [kind, version, providers] =
-        strict.fields(root, "", ["kind", "apiVersion", "providers"], "plugin.CredentialProviderConfig")?;
-    let (kind, version) = (text(kind)?, text(version)?);
-    // A file may hold secrets in the environments of its providers, so that none is repeated here.
+    let yaml = if text.trim_start().starts_with('{') {
+        serde_json::from_str::<IgnoredAny>(&text)
+            .map_err(|error| format!("couldn't get version/kind; json parse error: {}", json_error(&error, &text)))?;
+        None
+    } else {
+        Some(first_document(content)?)
+    };
+    let header: Header = typed(&text, yaml.as_ref())?;
     let shown = if content.is_empty() { "" } else { "…" };
-    if kind.is_empty() {
-        return Err(DecodeError::Missing { field: "Kind", shown });
+    for (field, value) in [("Kind", &header.kind), ("apiVersion", &header.api_version)] {
+        if value.is_empty() {
+            return Err(format!("Object '{field}' is missing in '{shown}'"));
+        }
     }
-    if version.is_empty() {
-        return Err(DecodeError::Missing { field: "apiVersion", shown });
+    let Header { kind, api_version } = header;
+    let known = api_version.split_once('/').filter(|(group, name)| *group == GROUP && VERSIONS.contains(name));
+    let Some((_, version)) = known.filter(|_| kind == KIND) else {
+        return Err(format!("no kind {} is registered for version {}", quoted(&kind), quoted(&api_version)));
+    };
+    let providers = typed::<Document>(&text, yaml.as_ref())?.providers;
+    let with_tokens = providers.iter().position(|provider| provider.token_attributes.is_some());
+    match with_tokens.filter(|_| version != VERSION_WITH_TOKENS) {
+        Some(index) => Err(format!("strict decoding error: unknown field \"providers[{index}].tokenAttributes\"")),
+        None => Ok(providers),
     }
-    let known = version.split_once('/').filter(|(group, name)| *group == GROUP && VERSIONS.contains(name));
-    let Some((_, short)) = known.filter(|_| kind == KIND) else { return Err(DecodeError::Kind { kind, version }) };
-    let mut found = Vec::new();
-    for (index, value) in list(providers, "[]v1.CredentialProvider")?.into_iter().enumerate() {
-        found.push(provider(&mut strict, value, &format!("providers[{index}]"), short == VERSION_WITH_TOKENS)?);
-    }
-    if strict.findings.is_empty() { Ok(found) } else { Err(DecodeError::Strict(strict.findings.join(", "))) }
 }
 
-/// The first document; what follows it is not read.
-fn parse_yaml(content: &[u8]) -> Result<Value, DecodeError> {
+/// Reads the whole of a document strictly. What is unknown or repeated is named by its path.
+fn typed<T: DeserializeOwned>(text: &str, yaml: Option<&Value>) -> Result<T, String> {
+    let (path, message) = match yaml {
+        Some(value) => match serde_path_to_error::deserialize::<_, T>(value) {
+            Ok(read) => return Ok(read),
+            Err(error) => (error.path().to_string(), error.inner().to_string()),
+        },
+        None => match serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_str(text)) {
+            Ok(read) => return Ok(read),
+            Err(error) => (error.path().to_string(), error.inner().to_string()),
+        },
+    };
+    let strict = |what: &str| {
+        let name = message.strip_prefix(&format!("{what} field `"))?.split('`').next()?;
+        let full = match path.as_str() {
+            "." => name.to_owned(),
+            path if path == name || path.ends_with(&format!(".{name}")) => path.to_owned(),
+            path => format!("{path}.{name}"),
+        };
+        Some(format!("strict decoding error: {what} field {}", quoted(&full)))
+    };
+    let duration = || Some(message.split(" at line ").next()?.to_owned()).filter(|text| text.starts_with("time: "));
+    Err(strict("unknown")
+        .or_else(|| strict("duplicate"))
+        .or_else(duration)
+        .unwrap_or_else(|| format!("`{path}` has a value of another type")))
+}
+
+/// The first document of YAML; what follows it is not read.
+fn first_document(content: &[u8]) -> Result<Value, String> {
     let mut reader = content;
     let mut documents = serde_saphyr::read::<_, Value>(&mut reader);
     match documents.next() {
-        None => Ok(Value::Null),
+        None | Some(Ok(Value::Null)) => Ok(Value::Object(serde_json::Map::new())),
         Some(Ok(value)) => Ok(value),
         Some(Err(error)) => {
             let line = error.location().map_or(0, |location| location.line());
             if let serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } = error.without_snippet() {
                 let key = quoted(key);
-                let message = format!("yaml: unmarshal errors:\n  line {line}: key {key} already set in map");
-                return Err(DecodeError::Strict(message));
+                return Err(format!(
+                    "strict decoding error: yaml: unmarshal errors:\n  line {line}: key {key} already set in map"
+                ));
             }
             // The parser's own message may show a value.
-            Err(DecodeError::Yaml(format!("yaml: line {line}: it does not read")))
+            Err(format!("error converting YAML to JSON: yaml: line {line}: it does not read"))
         }
     }
-}
-
-fn provider(strict: &mut Strict, value: Value, path: &str, with_tokens: bool) -> Result<ProviderEntry, DecodeError> {
-    const GO_TYPE: &str = "v1.CredentialProvider";
-    const NAMES: [&str; 7] =
-        ["name", "matchImages", "defaultCacheDuration", "apiVersion", "args", "env", "tokenAttributes"];
-    let (fields, tokens) = if with_tokens {
-        let [name, images, duration, version, args, env, tokens] = strict.fields(value, path, NAMES, GO_TYPE)?;
-        ([name, images, duration, version, args, env], tokens)
-    } else {
-        let [name, images, duration, version, args, env, _] = NAMES;
-        (strict.fields(value, path, [name, images, duration, version, args, env], GO_TYPE)?, None)
-    };
-    let [name, images, duration, version, args, env] = fields;
-    let mut variables = Vec::new();
-    for (index, value) in list(env, "[]v1.ExecEnvVar")?.into_iter().enumerate() {
-        let path = format!("{path}.env[{index}]");
-        let [name, value] = strict.fields(value, &path, ["name", "value"], "v1.ExecEnvVar")?;
-        variables.push(Variable { name: text(name)?, value: text(value)? });
-    }
-    let token_attributes = match tokens {
-        None | Some(Value::Null) => None,
-        Some(value) => Some(token_attributes(strict, value, &format!("{path}.tokenAttributes"))?),
-    };
-    Ok(ProviderEntry {
-        name: text(name)?,
-        match_images: texts(images)?,
-        default_cache_duration: optional_text(duration)?.map(|text| parse_duration(&text)).transpose()?,
-        api_version: text(version)?,
-        args: texts(args)?,
-        env: variables,
-        token_attributes,
-    })
-}
-
-fn token_attributes(strict: &mut Strict, value: Value, path: &str) -> Result<TokenAttributes, DecodeError> {
-    const NAMES: [&str; 5] = [
-        "serviceAccountTokenAudience",
-        "cacheType",
-        "requireServiceAccount",
-        "requiredServiceAccountAnnotationKeys",
-        "optionalServiceAccountAnnotationKeys",
-    ];
-    let [audience, cache_type, require, required, optional] =
-        strict.fields(value, path, NAMES, "v1.ServiceAccountTokenAttributes")?;
-    Ok(TokenAttributes {
-        audience: text(audience)?,
-        cache_type: text(cache_type)?,
-        require_service_account: optional_bool(require)?,
-        required_annotations: texts(required)?,
-        optional_annotations: texts(optional)?,
-    })
 }
 
 impl fmt::Debug for Variable {
@@ -319,7 +313,7 @@ mod tests {
     }
 
     /// The fields that the vectors show.
-    fn told(provider: &ProviderEntry) -> serde_json::Value {
+    fn told(provider: &ProviderEntry) -> Value {
         let mut told = serde_json::json!({
             "name": provider.name, "apiVersion": provider.api_version, "matchImages": provider.match_images,
         });
@@ -333,19 +327,23 @@ mod tests {
     }
 
     fn refused(content: &str) -> String {
-        decode(content.as_bytes()).expect_err(content).to_string()
+        decode(content.as_bytes()).expect_err(content)
     }
 
     #[test]
-    fn a_strict_decoder_names_every_field_that_is_unknown_or_repeated() {
-        let json = r#"{"kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1", "Providers": [],
-            "providers": [{"name": "a", "name": "b", "env": [{"name": "x", "valueFrom": 1}],
-            "tokenAttributes": {"audience": ""}}]}"#;
-        assert_eq!(
-            refused(json),
-            "strict decoding error: unknown field \"Providers\", duplicate field \"providers[0].name\", \
-             unknown field \"providers[0].env[0].valueFrom\", unknown field \"providers[0].tokenAttributes.audience\""
-        );
+    fn a_field_that_is_unknown_or_repeated_is_named_by_its_path() {
+        let head = r#""kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1""#;
+        for (rest, expected) in [
+            (r#""Providers": []"#, "unknown field \"Providers\""),
+            (r#""providers": [{"name": "a", "name": "b"}]"#, "duplicate field \"providers[0].name\""),
+            (r#""providers": [{"env": [{"valueFrom": 1}]}]"#, "unknown field \"providers[0].env[0].valueFrom\""),
+            (
+                r#""providers": [{"tokenAttributes": {"audience": ""}}]"#,
+                "unknown field \"providers[0].tokenAttributes.audience\"",
+            ),
+        ] {
+            assert_eq!(refused(&format!("{{{head}, {rest}}}")), format!("strict decoding error: {expected}"));
+        }
     }
 
     #[test]
@@ -355,17 +353,14 @@ mod tests {
             ("env: [{name: A, value: hunter2}]\n".to_owned(), "Object 'Kind' is missing in '…'"),
             ("kind: CredentialProviderConfig\n".to_owned(), "Object 'apiVersion' is missing in '…'"),
             ("{\"hunter2".to_owned(), "couldn't get version/kind; json parse error: unexpected end of JSON input"),
-            (
-                format!("{head}providers: hunter2\n"),
-                "json: cannot unmarshal string into Go value of type []v1.CredentialProvider",
-            ),
+            (format!("{head}providers: hunter2\n"), "`providers` has a value of another type"),
             (
                 format!("{head}providers: [{{defaultCacheDuration: 5}}]\n"),
-                "json: cannot unmarshal number into Go value of type string",
+                "`providers[0].defaultCacheDuration` has a value of another type",
             ),
             (
                 format!("{head}providers: [{{tokenAttributes: {{requireServiceAccount: hunter2}}}}]\n"),
-                "json: cannot unmarshal string into Go value of type bool",
+                "`providers[0].tokenAttributes.requireServiceAccount` has a value of another type",
             ),
         ] {
             assert_eq!(refused(&content), expected);

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{
-    DockerConfig, DockerEntry, Secret,
-    strict_value::{JsonError, Strict, TypeError, Value, optional_text, text},
-};
-use crate::text::{DurationError, Nanoseconds, parse_duration};
+use serde::{Deserialize, de::IgnoredAny};
+use zeroize::Zeroizing;
+
+use super::super::{DockerConfig, DockerEntry, Secret};
+use crate::text::{Nanoseconds, json_error, nullable, unique_map};
 
 /// The kinds of the documents.
 const REQUEST_KIND: &str = "CredentialProviderRequest";
@@ -46,14 +46,11 @@ pub(super) struct Response {
     pub(super) auth: DockerConfig,
 }
 
-/// An answer is none. Shows nothing of it but its version, and at most one character; that the version is one, nobody
-/// promises.
+/// The output of a plugin is no answer. Shows at most one character of it, and what stands in place of its version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ResponseError {
     #[error("error reading GVK from response: couldn't get version/kind; json parse error: {0}")]
-    Json(#[from] JsonError),
-    #[error("error reading GVK from response: couldn't get version/kind; json parse error: {0}")]
-    Type(TypeError),
+    Json(String),
     #[error(
         "apiVersion from credential plugin response did not match expected apiVersion:{expected}, actual \
          apiVersion:{actual}"
@@ -114,36 +111,33 @@ impl CacheKeyType {
 impl Response {
     /// Reads an answer that must be of this version.
     pub(super) fn decode(output: &[u8], api_version: &str) -> Result<Self, ResponseError> {
-        const APART_FROM_STRICTNESS: &str = "v1.CredentialProviderResponse";
-        let root = Value::from_json(output)?;
-        let actual = version_of(&root)?;
+        let text = Zeroizing::new(String::from_utf8_lossy(output).into_owned());
+        serde_json::from_str::<IgnoredAny>(&text).map_err(|error| ResponseError::Json(json_error(&error, &text)))?;
+        let header: Header = serde_json::from_str(&text).map_err(|_| ResponseError::Decode)?;
+        let actual = header.api_version;
         if actual != api_version {
             return Err(ResponseError::ApiVersion { expected: api_version.to_owned(), actual });
         }
-        let mut strict = Strict::default();
-        let names = ["kind", "apiVersion", "cacheKeyType", "cacheDuration", "auth"];
-        let [kind, _, key_type, duration, auth] = strict.fields(root, "", names, APART_FROM_STRICTNESS)?;
-        let known_version = api_version.strip_prefix(GROUP).is_some_and(|rest| rest.starts_with('/'));
-        if text(kind)? != RESPONSE_KIND || !known_version {
+        let document: Document = serde_json::from_str(&text).map_err(|_| ResponseError::Decode)?;
+        let is_known = api_version.strip_prefix(GROUP).is_some_and(|rest| rest.starts_with('/'));
+        if document.kind != RESPONSE_KIND || !is_known {
             return Err(ResponseError::Decode);
         }
-        let mut entries = BTreeMap::new();
-        for (key, value) in strict.members(auth, "auth", "map[string]v1.AuthConfig")? {
-            let [username, password] = strict.fields(value, "auth", ["username", "password"], "v1.AuthConfig")?;
-            let password = Secret::new(text(password)?);
-            entries.insert(key, DockerEntry { username: text(username)?, password, email: String::new() });
-        }
-        let response = Self {
-            cache_key_type: text(key_type)?,
-            cache_duration: optional_text(duration)?.map(|text| parse_duration(&text)).transpose()?,
-            auth: DockerConfig { entries, ..DockerConfig::default() },
+        let entry = |(key, auth): (String, AuthConfig)| {
+            let password = Secret::new(auth.password);
+            (key, DockerEntry { username: auth.username, password, email: String::new() })
         };
-        if strict.findings.is_empty() { Ok(response) } else { Err(ResponseError::Decode) }
+        let entries = document.auth.into_iter().map(entry).collect();
+        Ok(Self {
+            cache_key_type: document.cache_key_type,
+            cache_duration: document.cache_duration,
+            auth: DockerConfig { entries, ..DockerConfig::default() },
+        })
     }
 
     /// Whether what was read so far is a whole document.
     pub(super) fn is_whole(output: &[u8]) -> bool {
-        Value::from_json(output).is_ok()
+        serde_json::from_slice::<IgnoredAny>(output).is_ok()
     }
 
     /// Every password it holds.
@@ -152,38 +146,34 @@ impl Response {
     }
 }
 
-/// `apiVersion`, read as Go reads it before it knows the type: names in any case, the last one wins.
-fn version_of(root: &Value) -> Result<String, ResponseError> {
-    let members = match root {
-        Value::Null => return Ok(String::new()),
-        Value::Object(members) => members,
-        other => return Err(ResponseError::Type(TypeError::of_value(other, "struct"))),
-    };
-    let mut version = String::new();
-    for (name, value) in members {
-        let Some(field) = ["apiVersion", "kind"].into_iter().find(|field| name.eq_ignore_ascii_case(field)) else {
-            continue;
-        };
-        match value {
-            Value::Null => {}
-            Value::Text(text) if field == "apiVersion" => version.clone_from(text),
-            Value::Text(_) => {}
-            other => return Err(ResponseError::Type(TypeError::of_field(other, &format!(".{field}"), "string"))),
-        }
-    }
-    Ok(version)
+/// What says how to read the rest.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Header {
+    #[serde(deserialize_with = "nullable")]
+    api_version: String,
 }
 
-impl From<TypeError> for ResponseError {
-    fn from(_: TypeError) -> Self {
-        Self::Decode
-    }
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Document {
+    kind: String,
+    #[serde(rename = "apiVersion")]
+    _api_version: String,
+    #[serde(deserialize_with = "nullable")]
+    cache_key_type: String,
+    cache_duration: Option<Nanoseconds>,
+    #[serde(deserialize_with = "unique_map")]
+    auth: BTreeMap<String, AuthConfig>,
 }
 
-impl From<DurationError> for ResponseError {
-    fn from(_: DurationError) -> Self {
-        Self::Decode
-    }
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct AuthConfig {
+    #[serde(deserialize_with = "nullable")]
+    username: String,
+    #[serde(deserialize_with = "nullable")]
+    password: String,
 }
 
 #[cfg(test)]
@@ -263,11 +253,7 @@ mod tests {
             let error = Response::decode(whole(rest).as_bytes(), V1).expect_err(rest);
             assert_eq!(error, ResponseError::Decode, "{rest}");
         }
-        let error = Response::decode(b"{\"apiVersion\":{\"hunter2\":1}}", V1).unwrap_err().to_string();
-        assert!(
-            error.ends_with("json: cannot unmarshal object into Go struct field .apiVersion of type string"),
-            "{error}"
-        );
+        assert_eq!(Response::decode(b"{\"apiVersion\":{\"hunter2\":1}}", V1), Err(ResponseError::Decode));
         let foreign = whole("").replace(V1, "foo/v1");
         assert_eq!(Response::decode(foreign.as_bytes(), "foo/v1"), Err(ResponseError::Decode));
     }
