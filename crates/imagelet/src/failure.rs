@@ -4,7 +4,7 @@ use std::{error::Error, fmt, io::Write};
 
 use imagelet_core::{
     manager::EnsureError,
-    runtime::{RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, RuntimeError, RuntimeErrorKind},
 };
 use serde::{Deserialize, Serialize};
 
@@ -85,12 +85,9 @@ impl Failure {
         let fault = error.fault();
         failure.fault = Some(Box::new(FaultWords { class: fault.class.word().into(), hop: fault.hop.word().into() }));
         failure.reason = error.reason().into();
-        failure.hint = failure.hint.or_else(|| match error {
-            EnsureError::NeverPull { .. } => {
-                Some("pull it with another policy, such as `--policy IfNotPresent`".into())
-            }
-            _ => None,
-        });
+        if fault.class == ErrorClass::NotPresent {
+            failure = failure.or_hint("pull it with another policy, such as `--policy IfNotPresent`");
+        }
         failure
     }
 
@@ -200,8 +197,7 @@ mod tests {
         let failure = Failure::new("NotFound", "no image `a`").or_hint("look").or_hint("ignored");
         let wire = serde_json::to_vec(&failure).expect("it has a wire form");
         assert_eq!(serde_json::from_slice::<Failure>(&wire).ok(), Some(failure));
-        let image = "app:v1".to_owned();
-        let failure = Failure::of_ensure(&EnsureError::NeverPull { image });
+        let failure = Failure::of_ensure(&EnsureError::never_pull("app:v1"));
         let wire = serde_json::to_value(&failure).expect("it has a wire form");
         assert_eq!((&wire["class"], &wire["hop"]), (&"not-present".into(), &"policy".into()));
         assert_eq!(serde_json::from_value::<Failure>(wire).ok(), Some(failure));

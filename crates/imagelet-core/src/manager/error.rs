@@ -1,6 +1,6 @@
 //! Why an image is not there, in the kubelet's words.
 
-use std::{borrow::Cow, error::Error, sync::Arc};
+use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 
 use super::request::Compatibility;
 use crate::{
@@ -11,90 +11,63 @@ use crate::{
     text::quoted,
 };
 
-/// Why an image is not there. [`EnsureError::reason`] is the word that pod status shows.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EnsureError {
-    /// The name names no image.
-    #[error("`{}` names no image", shown_name(image))]
-    InvalidName {
-        /// As it was asked for.
-        image: String,
-        /// What is wrong with it.
-        source: ReferenceError,
-    },
-    /// The store could not say whether the image is there.
-    #[error("could not look for `{image}`")]
-    Inspect {
-        /// As it was asked for.
-        image: String,
-        /// Why.
-        source: Arc<RuntimeError>,
-        /// In whose words.
-        compatibility: Compatibility,
-    },
-    /// Absent, or present and not this client's to use. Which of the two is not said.
-    #[error("`{image}` is not present, and its pull policy is `Never`")]
-    NeverPull {
-        /// As it was asked for.
-        image: String,
-    },
-    /// A pull secret cannot be read.
-    #[error("could not read the credentials for `{image}`")]
-    Credentials {
-        /// As it was asked for.
-        image: String,
-        /// Which, and what is wrong with it.
-        source: KeyringError,
-        /// The kubelet's own text, where its way is gone.
-        raw: Option<String>,
-    },
-    /// The pull could not be recorded, so it did not start.
-    #[error("could not record the pull of `{image}`")]
-    Intent {
-        /// As it was asked for.
-        image: String,
-        /// Why.
-        source: Arc<RecordsError>,
-        /// In whose words.
-        compatibility: Compatibility,
-    },
-    /// It failed a short while ago and is held back.
-    #[error("pulling `{image}` is held back{}", after(.failure))]
-    HeldBack {
-        /// As it was asked for.
-        image: String,
-        /// `REASON: MESSAGE` of the last failure; empty while another try runs.
-        failure: String,
-    },
-    /// The registry cannot be reached.
-    #[error("could not pull `{image}`: the registry is unavailable")]
-    RegistryUnavailable {
-        /// As it was asked for.
-        image: String,
-        /// Why.
-        source: Arc<RuntimeError>,
-    },
-    /// The signature is missing or wrong.
-    #[error("could not pull `{image}`: its signature was not accepted")]
-    SignatureInvalid {
-        /// As it was asked for.
-        image: String,
-        /// Why.
-        source: Arc<RuntimeError>,
-    },
-    /// The store did not deliver it.
-    #[error("could not pull `{image}`")]
-    Pull {
-        /// As it was asked for.
-        image: String,
-        /// Why.
-        source: Arc<RuntimeError>,
-    },
+/// Why an image is not there. [`EnsureError::reason`] is the word that pod status shows, [`EnsureError::class`] the one for
+/// machines.
+#[derive(Clone, Debug)]
+pub struct EnsureError {
+    /// As it was asked for.
+    image: String,
+    cause: Cause,
+    /// In whose words.
+    compatibility: Compatibility,
 }
 
-fn after(failure: &str) -> String {
-    if failure.is_empty() { String::new() } else { format!(" after {failure}") }
+#[derive(Clone, Debug)]
+pub(super) enum Cause {
+    InvalidName(ReferenceError),
+    /// The store could not say whether the image is there.
+    Inspect(Arc<RuntimeError>),
+    /// Absent, or present and not this client's to use. Which of the two is not said.
+    NeverPull,
+    /// A pull secret cannot be read.
+    Credentials(KeyringError),
+    /// The pull could not be recorded, so it did not start.
+    Intent(Arc<RecordsError>),
+    /// `REASON: MESSAGE` of the last failure; empty while another try runs.
+    HeldBack(String),
+    RegistryUnavailable(Arc<RuntimeError>),
+    SignatureInvalid(Arc<RuntimeError>),
+    /// The store did not deliver it.
+    Pull(Arc<RuntimeError>),
+}
+
+impl fmt::Display for EnsureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let image = &self.image;
+        match &self.cause {
+            Cause::InvalidName(_) => write!(f, "`{}` names no image", shown_name(image)),
+            Cause::Inspect(_) => write!(f, "could not look for `{image}`"),
+            Cause::NeverPull => write!(f, "`{image}` is not present, and its pull policy is `Never`"),
+            Cause::Credentials(_) => write!(f, "could not read the credentials for `{image}`"),
+            Cause::Intent(_) => write!(f, "could not record the pull of `{image}`"),
+            Cause::HeldBack(failure) if failure.is_empty() => write!(f, "pulling `{image}` is held back"),
+            Cause::HeldBack(failure) => write!(f, "pulling `{image}` is held back after {failure}"),
+            Cause::RegistryUnavailable(_) => write!(f, "could not pull `{image}`: the registry is unavailable"),
+            Cause::SignatureInvalid(_) => write!(f, "could not pull `{image}`: its signature was not accepted"),
+            Cause::Pull(_) => write!(f, "could not pull `{image}`"),
+        }
+    }
+}
+
+impl Error for EnsureError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.cause {
+            Cause::InvalidName(source) => Some(source),
+            Cause::Credentials(source) => Some(source),
+            Cause::Intent(source) => Some(source),
+            _ => self.runtime_error().map(|source| source as _),
+        }
+    }
 }
 
 /// What the runtimes of the kubelet's contract begin the text with when no registry answers.
@@ -103,83 +76,83 @@ const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 const SIGNATURE_VALIDATION_FAILED: &str = "SignatureValidationFailed";
 
 impl EnsureError {
+    pub(super) fn new(image: &str, cause: Cause, compatibility: Compatibility) -> Self {
+        Self { image: image.to_owned(), cause, compatibility }
+    }
+
+    /// That an image is not there, and its policy is `Never`.
+    pub fn never_pull(image: &str) -> Self {
+        Self::new(image, Cause::NeverPull, Compatibility::default())
+    }
+
     /// Names a failed pull: by the kind the store gave, else by the word runtimes begin their text with.
     ///
     /// The kubelet knows no kinds, and takes any text that begins with those letters.
     pub(crate) fn from_pull(image: &str, source: Arc<RuntimeError>, compatibility: Compatibility) -> Self {
-        let image = image.to_owned();
         let text = source.chain();
         let begins = |word: &str| match text.strip_prefix(word) {
             Some(rest) => compatibility.is_kubelet() || !rest.starts_with(char::is_alphanumeric),
             None => false,
         };
         let is = |kind| !compatibility.is_kubelet() && source.kind() == kind;
-        if is(RuntimeErrorKind::RegistryUnavailable) || begins(REGISTRY_UNAVAILABLE) {
-            Self::RegistryUnavailable { image, source }
+        let cause = if is(RuntimeErrorKind::RegistryUnavailable) || begins(REGISTRY_UNAVAILABLE) {
+            Cause::RegistryUnavailable(source)
         } else if is(RuntimeErrorKind::SignatureInvalid) || begins(SIGNATURE_VALIDATION_FAILED) {
-            Self::SignatureInvalid { image, source }
+            Cause::SignatureInvalid(source)
         } else {
-            Self::Pull { image, source }
-        }
+            Cause::Pull(source)
+        };
+        Self::new(image, cause, compatibility)
     }
 
     /// The word that pod status shows as the container's waiting reason.
     ///
     /// Where the kubelet shows a raw error text (an unreadable pull secret, a failed record), this is `ErrImagePull`
-    /// unless its way is asked for: a reason is one of a known few.
+    /// unless its behaviour is asked for: a reason is one of a known few.
     pub fn reason(&self) -> Cow<'static, str> {
-        Cow::Borrowed(match self {
-            Self::Credentials { raw: Some(raw), .. } => return Cow::Owned(raw.clone()),
-            Self::Intent { source, compatibility: Compatibility::Kubelet, .. } => {
-                return Cow::Owned(raw_intent_text(source));
-            }
-            Self::InvalidName { .. } => "InvalidImageName",
-            Self::Inspect { .. } => "ImageInspectError",
-            Self::NeverPull { .. } => "ErrImageNeverPull",
-            Self::HeldBack { .. } => "ImagePullBackOff",
-            Self::RegistryUnavailable { .. } => "RegistryUnavailable",
-            Self::SignatureInvalid { .. } => "SignatureValidationFailed",
-            Self::Credentials { .. } | Self::Intent { .. } | Self::Pull { .. } => "ErrImagePull",
+        Cow::Borrowed(match &self.cause {
+            Cause::Credentials(error) if self.compatibility.is_kubelet() => return error.source.to_string().into(),
+            Cause::Intent(error) if self.compatibility.is_kubelet() => return raw_intent_text(error).into(),
+            Cause::InvalidName(_) => "InvalidImageName",
+            Cause::Inspect(_) => "ImageInspectError",
+            Cause::NeverPull => "ErrImageNeverPull",
+            Cause::HeldBack(_) => "ImagePullBackOff",
+            Cause::RegistryUnavailable(_) => "RegistryUnavailable",
+            Cause::SignatureInvalid(_) => "SignatureValidationFailed",
+            Cause::Credentials(_) | Cause::Intent(_) | Cause::Pull(_) => "ErrImagePull",
         })
     }
 
     /// The text that pod status shows as the container's waiting message.
     pub fn message(&self) -> String {
-        match self {
-            Self::InvalidName { image, source } => {
+        let (image, is_kubelet) = (&self.image, self.compatibility.is_kubelet());
+        let name = quoted(image);
+        match &self.cause {
+            Cause::InvalidName(source) => {
                 let name = quoted(&shown_name(image));
                 format!("Failed to apply default image tag {name}: couldn't parse image name {name}: {source}")
             }
             // The kubelet prints an empty name here: it quotes what it has not found.
-            Self::Inspect { source, compatibility: Compatibility::Kubelet, .. } => {
-                format!("Failed to inspect image \"\": {}", source.chain())
+            Cause::Inspect(source) if is_kubelet => format!("Failed to inspect image \"\": {}", source.chain()),
+            Cause::Inspect(source) => format!("Failed to inspect image {name}: {}", source.chain()),
+            Cause::NeverPull => format!("Container image {name} is not present with pull policy of Never"),
+            Cause::Credentials(error) if is_kubelet => error.source.to_string(),
+            Cause::Credentials(error) => error_chain(error),
+            Cause::Intent(error) => {
+                let text = if is_kubelet { raw_intent_text(error) } else { error_chain(&**error) };
+                format!("Failed to record image pull intent for container image {name}: {text}")
             }
-            Self::Inspect { image, source, .. } => {
-                format!("Failed to inspect image {}: {}", quoted(image), source.chain())
-            }
-            Self::NeverPull { image } => {
-                format!("Container image {} is not present with pull policy of Never", quoted(image))
-            }
-            Self::Credentials { raw: Some(raw), .. } => raw.clone(),
-            Self::Credentials { source, .. } => error_chain(source),
-            Self::Intent { image, source, compatibility } => format!(
-                "Failed to record image pull intent for container image {}: {}",
-                quoted(image),
-                if compatibility.is_kubelet() { raw_intent_text(source) } else { error_chain(source) }
-            ),
-            Self::HeldBack { image, failure } if failure.is_empty() => {
-                format!("Back-off pulling image {}", quoted(image))
-            }
-            Self::HeldBack { image, failure } => format!("Back-off pulling image {}: {failure}", quoted(image)),
-            Self::RegistryUnavailable { image, source } => format!(
+            Cause::HeldBack(failure) if failure.is_empty() => format!("Back-off pulling image {name}"),
+            Cause::HeldBack(failure) => format!("Back-off pulling image {name}: {failure}"),
+            Cause::RegistryUnavailable(source) => format!(
                 "image pull failed for {image} because the registry is unavailable{}",
                 rest(&source.chain(), REGISTRY_UNAVAILABLE)
             ),
-            Self::SignatureInvalid { image, source } => format!(
+            Cause::SignatureInvalid(source) => format!(
                 "image pull failed for {image} because the signature validation failed{}",
                 rest(&source.chain(), SIGNATURE_VALIDATION_FAILED)
             ),
-            Self::Pull { source, .. } => source.chain(),
+            Cause::Pull(source) => source.chain(),
         }
     }
 
@@ -200,54 +173,52 @@ impl EnsureError {
 
     /// Both, and the time the registry asks for before a retry.
     pub fn fault(&self) -> Fault {
-        let (class, hop) = match self {
-            Self::InvalidName { .. } => (ErrorClass::NameInvalid, Hop::Name),
-            Self::NeverPull { .. } => (ErrorClass::NotPresent, Hop::Policy),
-            Self::Credentials { .. } => (ErrorClass::CredentialsUnreadable, Hop::Credentials),
-            Self::Intent { .. } => (ErrorClass::RecordFailed, Hop::Records),
-            Self::HeldBack { .. } => (ErrorClass::HeldBack, Hop::Queue),
-            Self::Inspect { source, .. } => {
+        let (class, hop) = match &self.cause {
+            Cause::InvalidName(_) => (ErrorClass::NameInvalid, Hop::Name),
+            Cause::NeverPull => (ErrorClass::NotPresent, Hop::Policy),
+            Cause::Credentials(_) => (ErrorClass::CredentialsUnreadable, Hop::Credentials),
+            Cause::Intent(_) => (ErrorClass::RecordFailed, Hop::Records),
+            Cause::HeldBack(_) => (ErrorClass::HeldBack, Hop::Queue),
+            Cause::Inspect(source) => {
                 let fault = source.fault();
                 // Looking asks no registry: what the text does not say is the store's own.
                 return if fault.class == ErrorClass::Other { Fault { hop: Hop::Store, ..fault } } else { fault };
             }
-            Self::RegistryUnavailable { source, .. }
-            | Self::SignatureInvalid { source, .. }
-            | Self::Pull { source, .. } => return source.fault(),
+            Cause::RegistryUnavailable(source) | Cause::SignatureInvalid(source) | Cause::Pull(source) => {
+                return source.fault();
+            }
         };
         Fault::new(class, hop)
     }
 
-    /// What kind of refusal by the store is below this, if one is.
+    /// The kind of the store's error below this, if there is one.
     pub fn kind(&self) -> Option<RuntimeErrorKind> {
         self.runtime_error().map(RuntimeError::kind)
     }
 
     /// The same as a store's error, for a caller in a store's place.
     pub fn into_runtime_error(self) -> RuntimeError {
-        let fault = self.fault();
-        let refused = |kind, message: String| RuntimeError::new(kind, message).with_fault(fault);
-        match self {
-            Self::Inspect { source, .. }
-            | Self::RegistryUnavailable { source, .. }
-            | Self::SignatureInvalid { source, .. }
-            | Self::Pull { source, .. } => source.copied(),
-            Self::InvalidName { image, source } => refused(
-                RuntimeErrorKind::InvalidArgument,
-                format!("failed to parse image reference {}: {source}", quoted(&shown_name(&image))),
-            ),
-            Self::NeverPull { .. } => refused(RuntimeErrorKind::NotFound, self.to_string()),
-            Self::Credentials { .. } => refused(RuntimeErrorKind::Other, error_chain(&self)),
-            Self::Intent { .. } | Self::HeldBack { .. } => refused(RuntimeErrorKind::Unavailable, error_chain(&self)),
+        if let Some(source) = self.runtime_error() {
+            return source.copied();
         }
+        let (kind, message) = match &self.cause {
+            Cause::InvalidName(source) => {
+                let name = quoted(&shown_name(&self.image));
+                (RuntimeErrorKind::InvalidArgument, format!("failed to parse image reference {name}: {source}"))
+            }
+            Cause::NeverPull => (RuntimeErrorKind::NotFound, self.to_string()),
+            Cause::Intent(_) | Cause::HeldBack(_) => (RuntimeErrorKind::Unavailable, error_chain(&self)),
+            _ => (RuntimeErrorKind::Other, error_chain(&self)),
+        };
+        RuntimeError::new(kind, message).with_fault(self.fault())
     }
 
     fn runtime_error(&self) -> Option<&RuntimeError> {
-        match self {
-            Self::Inspect { source, .. }
-            | Self::RegistryUnavailable { source, .. }
-            | Self::SignatureInvalid { source, .. }
-            | Self::Pull { source, .. } => Some(source),
+        match &self.cause {
+            Cause::Inspect(source)
+            | Cause::RegistryUnavailable(source)
+            | Cause::SignatureInvalid(source)
+            | Cause::Pull(source) => Some(source),
             _ => None,
         }
     }

@@ -21,7 +21,7 @@ use self::{access_record::proof_of, completion::Completion, pull_secret_cache::P
 use super::{
     BackoffKey, ImageManager,
     decide::{Decision, Presence, decide, wants_look},
-    error::EnsureError,
+    error::{Cause, EnsureError},
     meters::Tally,
     puller::{Pulled, Work},
     request::{Caller, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy},
@@ -64,19 +64,14 @@ impl<'a> Ensuring<'a> {
 
     /// Walks from the name to the image, and counts the walk.
     pub(super) async fn run(mut self, progress: Progress) -> Result<Ensured, EnsureError> {
-        let image = default_tag(&self.request.image).map_err(|source| {
-            let error = EnsureError::InvalidName { image: self.request.image.clone(), source };
-            self.reported("InspectFailed", error)
-        })?;
+        let image = default_tag(&self.request.image)
+            .map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
         let (runtime_handler, annotations) = (self.request.runtime_handler.clone(), self.request.annotations.clone());
         let spec = ImageSpec { image, runtime_handler, annotations };
         let (presence, key) = self.look(&spec).await?;
         match (decide(&self.request.policy, presence), key) {
             (Decision::Use, Some(key)) => Ok(self.present(&key, spec)),
-            (Decision::Refuse, _) => {
-                let error = EnsureError::NeverPull { image: self.request.image.clone() };
-                Err(self.reported("ErrImageNeverPull", error))
-            }
+            (Decision::Refuse, _) => Err(self.reported("ErrImageNeverPull", self.error(Cause::NeverPull))),
             (Decision::Use | Decision::Pull, _) => {
                 self.tally.required = Some(true);
                 self.pull(spec, progress).await
@@ -94,14 +89,12 @@ impl<'a> Ensuring<'a> {
             }
             _ => return Ok((Presence::Unchecked, None)),
         }
-        let found = self.manager.runtime.status(spec).await.map_err(|source| {
-            let error = EnsureError::Inspect {
-                image: self.request.image.clone(),
-                source: Arc::new(source),
-                compatibility: self.manager.compatibility,
-            };
-            self.reported("InspectFailed", error)
-        })?;
+        let found = self
+            .manager
+            .runtime
+            .status(spec)
+            .await
+            .map_err(|source| self.reported("InspectFailed", self.error(Cause::Inspect(Arc::new(source)))))?;
         self.tally.present = Some(found.is_some());
         let Some(found) = found else { return Ok((Presence::Absent, None)) };
         let usable = self.may_use(&found).await?;
@@ -165,10 +158,8 @@ impl<'a> Ensuring<'a> {
 
     async fn pull(&self, spec: ImageSpec, progress: Progress) -> Result<Ensured, EnsureError> {
         let image = &self.request.image;
-        let reference: Reference = image.parse().map_err(|source| {
-            let error = EnsureError::InvalidName { image: image.clone(), source };
-            self.reported("InspectFailed", error)
-        })?;
+        let reference: Reference =
+            image.parse().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
         let Found { credentials, missing } = self.credentials().await?;
         let is_kubelet = self.manager.compatibility.is_kubelet();
         let hashes = if is_kubelet { &[][..] } else { credentials };
@@ -288,20 +279,19 @@ impl<'a> Ensuring<'a> {
 
     /// Whether the registry may be asked now: by the back-off of this pod, then by the circuits of all.
     fn admit(&self, key: &BackoffKey, work: &Work) -> Result<(), EnsureError> {
-        let image = self.request.image.clone();
         if self.request.caller == Caller::Pod
             && let Some(held) = self.manager.backoff().held(key, Instant::now())
         {
-            return Err(EnsureError::HeldBack { image, failure: held.failure.clone() });
+            return Err(self.error(Cause::HeldBack(held.failure.clone())));
         }
         self.manager.puller.admit(work).map_err(|open| {
             if !self.request.caller.is_client() {
-                return EnsureError::HeldBack { image, failure: open.to_string() };
+                return self.error(Cause::HeldBack(open.to_string()));
             }
             // A client knows registries that are unavailable, and no circuits.
             let fault = Fault::new(ErrorClass::HeldBack, Hop::Queue);
             let refused = RuntimeError::new(open.kind(), open.to_string()).with_fault(fault);
-            EnsureError::from_pull(&image, Arc::new(refused), self.manager.compatibility)
+            EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.compatibility)
         })
     }
 
@@ -310,9 +300,8 @@ impl<'a> Ensuring<'a> {
         let image = self.request.image.clone();
         let intended = self.manager.records.on_disk(move |records| records.intend(&image)).await;
         intended.map_err(|source| {
-            let (image, compatibility) = (self.request.image.clone(), self.manager.compatibility);
-            let error = EnsureError::Intent { image, source: Arc::new(source), compatibility };
-            if compatibility.is_kubelet() { error } else { self.reported("Failed", error) }
+            let error = self.error(Cause::Intent(Arc::new(source)));
+            if self.manager.compatibility.is_kubelet() { error } else { self.reported("Failed", error) }
         })
     }
 
@@ -397,12 +386,11 @@ impl<'a> Ensuring<'a> {
     }
 
     fn credentials_error(&self, error: &KeyringError) -> EnsureError {
-        let is_raw = self.manager.compatibility.is_kubelet();
-        EnsureError::Credentials {
-            image: self.request.image.clone(),
-            source: error.clone(),
-            raw: is_raw.then(|| error.source.to_string()),
-        }
+        self.error(Cause::Credentials(error.clone()))
+    }
+
+    fn error(&self, cause: Cause) -> EnsureError {
+        EnsureError::new(&self.request.image, cause, self.manager.compatibility)
     }
 
     /// Records the image as used; `pulled`: what it cost to fetch.

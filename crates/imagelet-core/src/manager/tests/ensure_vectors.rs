@@ -249,7 +249,7 @@ impl Bed {
             calls.push(format!("MustAttemptImagePull({image},{id})"));
         }
         let was_begun = told.iter().any(|(_, intents)| *intents > 0);
-        if was_begun || matches!(result, Err(EnsureError::Intent { .. })) {
+        if was_begun || result.as_ref().is_err_and(|error| error.class() == ErrorClass::RecordFailed) {
             calls.push(format!("RecordPullIntent({image})"));
         }
         if was_begun {

@@ -27,8 +27,8 @@ use crate::{
     metrics::Metrics,
     records::{ImageAccess, RecordedSecret, VerificationPolicy},
     runtime::{
-        EncodedPod, ImageFilesystems, ImageService, Listing, NoContainers, PullRequest, RuntimeError, RuntimeErrorKind,
-        no_progress,
+        EncodedPod, ErrorClass, ImageFilesystems, ImageService, Listing, NoContainers, PullRequest, RuntimeError,
+        RuntimeErrorKind, no_progress,
     },
     testing::{FakeRuntime, VectorCase, VectorRun, Way, vectors},
 };
@@ -462,7 +462,7 @@ async fn without_a_record_nothing_is_pulled() {
     fake.offer("app:v1", "app", 1000);
     let node = TestNode::new(Arc::new(fake.clone()), Wanted { records, ..Wanted::default() });
     let error = node.ensure(&request("app:v1")).await.unwrap_err();
-    assert!(matches!(error, EnsureError::Intent { .. }));
+    assert_eq!(error.class(), ErrorClass::RecordFailed);
     assert_eq!(error.reason(), "ErrImagePull");
     let message = "Failed to record image pull intent for container image \"app:v1\": could not write the pull record of `app:v1`: ";
     assert!(error.message().starts_with(message), "{}", error.message());

@@ -11,7 +11,7 @@ use imagelet_core::{
         EnsureError, EnsureRequest, Origin, PodIdentity, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole,
         PodWatch, PullPolicy,
     },
-    runtime::Progress,
+    runtime::{ErrorClass, Progress},
 };
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
@@ -199,7 +199,7 @@ impl Telling<'_> {
 /// A pod's policy stands in its manifest, not on a command line.
 fn failure_of(error: &EnsureError) -> Failure {
     let mut failure = Failure::of_ensure(error);
-    if matches!(error, EnsureError::NeverPull { .. }) {
+    if error.class() == ErrorClass::NotPresent {
         failure.hint = Some(
             "pull it first, or give the container another `imagePullPolicy`; a private image also needs the pod's own \
              `imagePullSecrets`"

@@ -31,7 +31,7 @@ use crate::{
     image::{ImageId, trim_tag_and_digest},
     metrics::Metrics,
     records::{PullRecords, RecordsSettings, VerificationPolicy, faults::Faults},
-    runtime::{ImageService, NoContainers, RuntimeManager, no_progress},
+    runtime::{ErrorClass, ImageService, NoContainers, RuntimeManager, no_progress},
 };
 
 /// How long the histories are together.
@@ -418,7 +418,7 @@ impl World {
                 assert!(self.has_own_right(pod, &image), "{pod:?} shares somebody's pull of {image}");
                 self.seen.pulled += 1;
             }
-            Err(EnsureError::NeverPull { .. }) => self.seen.never += 1,
+            Err(error) if error.class() == ErrorClass::NotPresent => self.seen.never += 1,
             Err(_) => self.seen.refused += 1,
         }
     }
