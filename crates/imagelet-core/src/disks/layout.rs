@@ -17,7 +17,10 @@ pub fn has_dedicated_images(root_device: &str, image_device: &str, stats: &DiskS
 /// Where none can.
 pub fn image_device(info: &FsInfo, lookup: &dyn FsLookup) -> Result<String, StatsError> {
     let mut places = info.images.iter().filter_map(|entry| entry.mountpoint.as_deref());
-    places.find_map(|place| lookup.look(place).ok()).map(|found| found.device).ok_or(StatsError::NoDevice)
+    places
+        .find_map(|place| lookup.look(place).ok())
+        .map(|found| found.device)
+        .ok_or_else(|| StatsError::new("imagefs device is not found"))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{DiskStats, FsInfo, FsLookup, FsStats, LookupError, StatsError, StoreFacts, of_stores};
+use super::{DiskStats, FsInfo, FsLookup, FsStats, LookupError, StatsError, stores::of_stores};
 use crate::runtime::RuntimeManager;
 
 /// Brings together what a runtime tells and what the operating system says of that place.
@@ -13,7 +13,7 @@ use crate::runtime::RuntimeManager;
 /// # Errors
 /// Where the runtime tells no place, or the operating system fails on it.
 pub fn of_runtime(info: &FsInfo, lookup: &dyn FsLookup) -> Result<DiskStats, StatsError> {
-    let first = info.images.first().ok_or(StatsError::NoImages)?;
+    let first = info.images.first().ok_or_else(|| StatsError::new("imageFs information is unavailable"))?;
     let mut images =
         FsStats { time: first.time, used_bytes: first.used, inodes_used: first.inodes_used, ..FsStats::default() };
     match first.mountpoint.as_deref().map(|mountpoint| lookup.look(mountpoint)) {
@@ -23,7 +23,10 @@ pub fn of_runtime(info: &FsInfo, lookup: &dyn FsLookup) -> Result<DiskStats, Sta
             images.inodes = place.inodes;
             images.inodes_free = place.inodes_free;
         }
-        Some(Err(LookupError::Failed(error))) => return Err(StatsError::Lookup(error.to_string())),
+        Some(Err(LookupError::Failed(error))) => {
+            let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
+            return Err(StatsError::Other(format!("{what}: {error}")));
+        }
         Some(Err(LookupError::Unknown)) => {
             let mountpoint = first.mountpoint.as_deref().map(|path| path.display().to_string());
             tracing::debug!(mountpoint, "Failed to get the info of the filesystem with mountpoint");
@@ -51,13 +54,9 @@ fn measure(told: &FsInfo, lookup: &dyn FsLookup, splits: bool) -> Result<DiskSta
         mountpoint.map(|mountpoint| lookup.look(&mountpoint).map_err(|error| error.to_string()))
     };
     match (place(&told.images), place(&told.containers)) {
-        (Some(Ok(images)), Some(containers)) if splits && told.is_split() => of_stores(StoreFacts {
-            is_split_counted: true,
-            image_store: Ok(images),
-            image_bytes: || Ok(0),
-            info: Ok(Some(told.clone())),
-            container_store: || containers,
-        }),
+        (Some(Ok(images)), Some(containers)) if splits && told.is_split() => {
+            of_stores(&images, Some(told), || containers)
+        }
         _ => of_runtime(told, lookup),
     }
 }

@@ -1,7 +1,6 @@
-//! When the kubelet calls a node short of something, and what it reclaims before any pod (`docs/spec/gc.md §14`).
+//! The kubelet's eviction thresholds: read, compared with the disks, with what it reclaims before any pod (`docs/spec/gc.md §14`).
 //!
-//! All of it is plain decision: thresholds are read, brought into line with how the disks are laid out, compared with
-//! what is observed; nothing is removed from here.
+//! Plain functions; nothing is removed from here.
 
 mod containerfs;
 mod observe;
@@ -70,16 +69,6 @@ impl Signal {
             Self::PidAvailable => "pid.available",
         }
     }
-
-    /// What an event calls the thing that is short.
-    pub fn resource(self) -> &'static str {
-        match self {
-            Self::MemoryAvailable | Self::AllocatableMemoryAvailable => "memory",
-            Self::NodefsAvailable | Self::ImagefsAvailable | Self::ContainerfsAvailable => "ephemeral-storage",
-            Self::NodefsInodesFree | Self::ImagefsInodesFree | Self::ContainerfsInodesFree => "inodes",
-            Self::PidAvailable => "pids",
-        }
-    }
 }
 
 impl fmt::Display for Signal {
@@ -93,7 +82,7 @@ impl FromStr for Signal {
 
     fn from_str(text: &str) -> Result<Self, ThresholdError> {
         let found = Self::ALL.into_iter().find(|signal| signal.name() == text);
-        found.ok_or_else(|| ThresholdError::Signal(text.to_owned()))
+        found.ok_or_else(|| ThresholdError(format!("unsupported eviction signal {text}")))
     }
 }
 
@@ -121,7 +110,7 @@ impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Quantity(quantity) => quantity.fmt(f),
-            // What 32 bits add behind the fourth place was not written by anybody.
+            // Digits behind the fourth place come from the 32 bits.
             Self::Fraction(fraction) => write!(f, "{}%", (f64::from(*fraction) * 1_000_000.0).round() / 10_000.0),
         }
     }
@@ -140,67 +129,10 @@ pub struct Threshold {
     pub reclaim_min: Option<Amount>,
 }
 
-/// Why texts are no thresholds.
+/// Why texts are not thresholds, in the kubelet's words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ThresholdError {
-    /// Nobody knows the signal.
-    #[error("unsupported eviction signal {0}")]
-    Signal(String),
-    /// A share below nothing.
-    #[error("eviction percentage threshold {signal} must be >= 0%: {text}")]
-    BelowNothing {
-        /// Whose.
-        signal: Signal,
-        /// As written.
-        text: String,
-    },
-    /// A share of more than all.
-    #[error("eviction percentage threshold {signal} must be <= 100%: {text}")]
-    AboveAll {
-        /// Whose.
-        signal: Signal,
-        /// As written.
-        text: String,
-    },
-    /// An amount of nothing or less.
-    #[error("eviction threshold {signal} must be positive: {quantity}")]
-    NotPositive {
-        /// Whose.
-        signal: Signal,
-        /// As understood.
-        quantity: Quantity,
-    },
-    /// A soft threshold without its time.
-    #[error("grace period must be specified for the soft eviction threshold {0}")]
-    NoGrace(Signal),
-    /// A time below zero.
-    #[error("invalid eviction grace period specified: {0}, must be a positive value")]
-    Grace(String),
-    /// A share to reclaim that is none.
-    #[error("eviction percentage minimum reclaim {signal} must be positive: {text}")]
-    ReclaimShare {
-        /// Whose.
-        signal: Signal,
-        /// As written.
-        text: String,
-    },
-    /// An amount to reclaim below zero.
-    #[error("negative eviction minimum reclaim specified for {0}")]
-    ReclaimQuantity(Signal),
-    /// No quantity.
-    #[error(transparent)]
-    Quantity(#[from] QuantityError),
-    /// No number before the percent sign.
-    #[error("strconv.ParseFloat: parsing {}: invalid syntax", crate::text::quoted(.0))]
-    Percentage(String),
-    /// A number that no float holds.
-    #[error("strconv.ParseFloat: parsing {}: value out of range", crate::text::quoted(.0))]
-    PercentageRange(String),
-    /// No duration.
-    #[error("{0}")]
-    Duration(String),
-}
+#[error("{0}")]
+pub struct ThresholdError(String);
 
 /// Signals with their texts, as configurations have them.
 pub type SignalTexts = BTreeMap<String, String>;

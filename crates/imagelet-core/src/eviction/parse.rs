@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Amount, Signal, SignalTexts, Threshold, ThresholdError};
-use crate::text::parse_duration;
+use super::{Amount, Quantity, QuantityError, Signal, SignalTexts, Threshold, ThresholdError};
+use crate::text::{parse_duration, quoted};
 
 /// The four maps of a configuration.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,8 @@ pub fn thresholds(texts: ThresholdTexts<'_>) -> Result<Vec<Threshold>, Threshold
     let reclaims = by_signal(texts.reclaim_min, reclaim_min)?;
     for threshold in &mut soft {
         let grace = graces.iter().find(|(signal, _)| *signal == threshold.signal);
-        let (_, grace) = grace.ok_or(ThresholdError::NoGrace(threshold.signal))?;
+        let missing = || format!("grace period must be specified for the soft eviction threshold {}", threshold.signal);
+        let (_, grace) = grace.ok_or_else(|| ThresholdError(missing()))?;
         // One that may be crossed for no time at all is a hard one.
         threshold.grace = Some(*grace).filter(|grace| !grace.is_zero());
     }
@@ -79,32 +80,30 @@ fn statements(texts: &SignalTexts) -> Result<Vec<Threshold>, ThresholdError> {
 /// `None`: the text says that there is no threshold.
 fn value(signal: Signal, text: &str) -> Result<Option<Amount>, ThresholdError> {
     if !text.ends_with('%') {
-        let quantity: super::Quantity = text.parse()?;
+        let quantity = quantity(text)?;
         return if quantity.nanos() > 0 {
             Ok(Some(Amount::Quantity(quantity)))
         } else {
-            Err(ThresholdError::NotPositive { signal, quantity })
+            Err(ThresholdError(format!("eviction threshold {signal} must be positive: {quantity}")))
         };
     }
     if matches!(text, "0%" | "100%") {
         return Ok(None);
     }
     let fraction = percentage(text)?;
-    let text = text.to_owned();
-    if fraction < 0.0 {
-        return Err(ThresholdError::BelowNothing { signal, text });
-    }
-    if fraction > 1.0 {
-        return Err(ThresholdError::AboveAll { signal, text });
-    }
-    Ok(Some(Amount::Fraction(fraction)))
+    let bound = match fraction {
+        below if below < 0.0 => ">= 0%",
+        above if above > 1.0 => "<= 100%",
+        fraction => return Ok(Some(Amount::Fraction(fraction))),
+    };
+    Err(ThresholdError(format!("eviction percentage threshold {signal} must be {bound}: {text}")))
 }
 
 fn reclaim_min(signal: Signal, text: &str) -> Result<Amount, ThresholdError> {
     if !text.ends_with('%') {
-        let quantity: super::Quantity = text.parse()?;
+        let quantity = quantity(text)?;
         return if quantity.nanos() < 0 {
-            Err(ThresholdError::ReclaimQuantity(signal))
+            Err(ThresholdError(format!("negative eviction minimum reclaim specified for {signal}")))
         } else {
             Ok(Amount::Quantity(quantity))
         };
@@ -113,13 +112,18 @@ fn reclaim_min(signal: Signal, text: &str) -> Result<Amount, ThresholdError> {
     if fraction > 0.0 {
         Ok(Amount::Fraction(fraction))
     } else {
-        Err(ThresholdError::ReclaimShare { signal, text: text.to_owned() })
+        Err(ThresholdError(format!("eviction percentage minimum reclaim {signal} must be positive: {text}")))
     }
 }
 
 fn grace(text: &str) -> Result<Duration, ThresholdError> {
-    let span = parse_duration(text).map_err(|error| ThresholdError::Duration(error.to_string()))?;
-    span.to_std().ok_or_else(|| ThresholdError::Grace(text.to_owned()))
+    let span = parse_duration(text).map_err(|error| ThresholdError(error.to_string()))?;
+    let negative = || format!("invalid eviction grace period specified: {text}, must be a positive value");
+    span.to_std().ok_or_else(|| ThresholdError(negative()))
+}
+
+fn quantity(text: &str) -> Result<Quantity, ThresholdError> {
+    text.parse().map_err(|error: QuantityError| ThresholdError(error.to_string()))
 }
 
 /// The share that a text with a percent sign stands for.
@@ -127,14 +131,16 @@ fn percentage(text: &str) -> Result<f32, ThresholdError> {
     /// What is repeated of a text that is no number.
     const SHOWN_MAX: usize = 64;
     let number = text.trim_end_matches('%');
-    let shown = || number.chars().take(SHOWN_MAX).collect();
-    let refused = || ThresholdError::Percentage(shown());
+    let refused = |why: &str| {
+        let shown: String = number.chars().take(SHOWN_MAX).collect();
+        ThresholdError(format!("strconv.ParseFloat: parsing {}: {why}", quoted(&shown)))
+    };
     // Go reads names too, and what is infinite is then more or less than any share; `nan` is a share of nothing.
     let is_digits = number.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
-    let read: f32 = number.parse().map_err(|_| refused())?;
+    let read: f32 = number.parse().map_err(|_| refused("invalid syntax"))?;
     match read {
-        read if read.is_nan() => Err(refused()),
-        read if read.is_infinite() && is_digits => Err(ThresholdError::PercentageRange(shown())),
+        read if read.is_nan() => Err(refused("invalid syntax")),
+        read if read.is_infinite() && is_digits => Err(refused("value out of range")),
         read => Ok(read / 100.0),
     }
 }
@@ -144,7 +150,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::{eviction::Quantity, testing::vectors};
+    use crate::testing::vectors;
 
     fn texts(value: &Value) -> SignalTexts {
         serde_json::from_value(value.clone()).unwrap()
