@@ -183,8 +183,14 @@ fn layers_are_unpacked_on_confined_threads_and_status_says_so() {
     let store = folder.path().join("store");
     let daemon = Daemon::start(folder.path(), ["--store", store.to_str().unwrap()]);
     let told = daemon.run(["status", "-o", "json"]).json()["unpacking"].as_str().expect("it is told").to_owned();
-    let has_landlock = fs::read_to_string("/sys/kernel/security/lsm").is_ok_and(|names| names.contains("landlock"));
-    assert_eq!(told.starts_with("confined to the layer's folder (Landlock ABI "), has_landlock, "{told}");
+    // Where securityfs is not mounted, nothing but the kernel's answer to the program says whether it has Landlock.
+    if let Ok(modules) = fs::read_to_string("/sys/kernel/security/lsm") {
+        assert_eq!(
+            told.starts_with("confined to the layer's folder (Landlock ABI "),
+            modules.contains("landlock"),
+            "{told}"
+        );
+    }
     assert!(daemon.run(["status"]).ok().contains(&told), "{told}");
 
     let image = Image::marked("slow", 8_000_000);
