@@ -212,7 +212,7 @@ async fn measure(images: u64, way: Way) -> (f64, f64) {
 
     prepared.prepare(way).await;
     let region = Region::new(ALLOCATOR);
-    let report = gc.collect(&request, SystemTime::now()).await.expect("the fake answers");
+    let report = gc.run(&request, SystemTime::now()).await.expect("the fake answers");
     let allocations = region.change().allocations as f64 / images as f64;
     assert_eq!(report.decisions.len() as u64, images, "every image is decided about");
     assert!(report.claimed > ByteSize(100 * GIB), "and enough of them go");
@@ -225,7 +225,7 @@ async fn measure(images: u64, way: Way) -> (f64, f64) {
         }
         prepared.prepare(way).await;
         let began = processor_time();
-        black_box(gc.collect(&request, SystemTime::now()).await.expect("the fake answers"));
+        black_box(gc.run(&request, SystemTime::now()).await.expect("the fake answers"));
         whole.push(processor_time().saturating_sub(began).as_secs_f64() * 1e3);
     }
     (middle(whole), allocations)

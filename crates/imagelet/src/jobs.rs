@@ -123,7 +123,7 @@ async fn collect_if_needed(node: &LocalNode) {
     let Some(policy) = collects_by(&node.settings()) else { return };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
     let failure = match collect(node, &request, "timer").await {
-        Ok(collected) => collected.failure(),
+        Ok(report) => report.failure(),
         Err(failure) => Some(failure.to_string()),
     };
     if node.settings().collection.mode == CollectionMode::Shadow {

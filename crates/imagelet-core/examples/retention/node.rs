@@ -122,7 +122,7 @@ pub(crate) async fn live(
         if world.used() * 100 >= history.disk * u64::try_from(HIGH)? {
             fetched.removed += match way {
                 Way::Ahead => world.collect_ahead(&ahead, end),
-                _ => gc.collect(&request, at(end)).await?.removed.len() as u64,
+                _ => gc.run(&request, at(end)).await?.removed().count() as u64,
             };
             fetched.collections += 1;
             fetched.left += world.used() * 100 / history.disk;

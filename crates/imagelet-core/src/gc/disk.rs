@@ -6,16 +6,14 @@ use std::{
     sync::Arc,
 };
 
-use serde::{Deserialize, Serialize};
-
-use super::GcError;
+use super::report::GcError;
 use crate::{
     image::ByteSize,
     runtime::{Certainty, Freed, RuntimeManager},
 };
 
 /// What a file system holds. All zero where it could not be looked at.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
     /// The directory by which it was found.
     pub mountpoint: PathBuf,
@@ -32,7 +30,6 @@ pub struct DiskUse {
     /// What the runtime says its images take.
     pub images: ByteSize,
     /// What pulls under way have been promised and not written yet.
-    #[serde(default)]
     pub reserved: Freed,
 }
 
@@ -96,7 +93,7 @@ impl DiskProbe for StatVfs {
 /// Asks the runtime where its images are, and the probe how full that place is.
 ///
 /// A directory that is not visible from here gives a capacity of zero, which a threshold refuses and nothing else minds.
-pub(crate) async fn look(runtime: &RuntimeManager, probe: &Arc<dyn DiskProbe>) -> Result<DiskUse, GcError> {
+pub(super) async fn measure(runtime: &RuntimeManager, probe: &Arc<dyn DiskProbe>) -> Result<DiskUse, GcError> {
     let filesystems = runtime.filesystem().await.map_err(GcError::Filesystem)?;
     let images = filesystems.images.into_iter().next().ok_or(GcError::NoImageFilesystem)?;
     let (probe, mountpoint) = (Arc::clone(probe), images.mountpoint.clone());

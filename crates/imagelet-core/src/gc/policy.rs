@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::disk::DiskUse;
 use crate::{
     image::{ByteSize, Percent},
@@ -11,7 +9,7 @@ use crate::{
 };
 
 /// When to collect, and how far. `low <= high` by construction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
     high: Percent,
     low: Percent,
@@ -20,19 +18,15 @@ pub struct GcPolicy {
     age_max: Option<Duration>,
     age_counts: AgeCounts,
     way: GcWay,
-    #[serde(default)]
     order: GcOrder,
     /// `None`: inodes are not looked at.
-    #[serde(default)]
     inodes: Option<InodeMarks>,
     /// `None`: nothing goes where the goal is out of reach.
-    #[serde(default)]
     relief: Option<ReliefMarks>,
 }
 
 /// Which images go first, where room is wanted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GcOrder {
     /// The longest unused.
     #[default]
@@ -41,8 +35,30 @@ pub enum GcOrder {
     Cost,
 }
 
+/// What to collect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GcRequest {
+    /// Thresholds and ages.
+    pub policy: GcPolicy,
+    /// How far to go.
+    pub goal: GcGoal,
+    /// Decide and report, remove nothing.
+    pub dry_run: bool,
+}
+
+/// How far a collection goes. None of them takes an image in use, pinned, or younger than the policy's minimum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GcGoal {
+    /// What is too old; then, if the disk is above the high threshold, down to the low one.
+    Threshold,
+    /// This many bytes, whatever the disk.
+    Free(ByteSize),
+    /// Everything unused.
+    AllUnused,
+}
+
 /// How full a disk's table of inodes may be; `low <= high` by construction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InodeMarks {
     high: Percent,
     low: Percent,
@@ -56,7 +72,7 @@ impl InodeMarks {
 }
 
 /// What a collection takes although the thresholds are out of reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReliefMarks {
     /// Images go that were idle for at least this long.
     pub idle_min: Duration,
@@ -65,8 +81,7 @@ pub struct ReliefMarks {
 }
 
 /// Whose way of collecting.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GcWay {
     /// Ours: planned as a whole before the first removal.
     #[default]
@@ -76,8 +91,7 @@ pub enum GcWay {
 }
 
 /// From when the age of an image that was never used counts, where old images are removed for their age alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AgeCounts {
     /// From its last use, or from when it was first seen, whichever is later.
     #[default]
@@ -219,7 +233,7 @@ impl GcPolicy {
     /// thresholds are out of reach.
     pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
         let critical = self.relief?.critical;
-        let bytes = if disk.used_percent() < critical.get() { ByteSize::ZERO } else { room_below(critical, disk) };
+        let bytes = if disk.used_percent() < critical.get() { ByteSize::ZERO } else { space_below(critical, disk) };
         let inodes = self.inodes.and_then(|_| inodes_below(critical, disk)).unwrap_or_default();
         Some(Freed { bytes, inodes })
     }
@@ -227,7 +241,7 @@ impl GcPolicy {
     /// How much must go for this disk to come down to the low threshold; `None` while it is below the high one.
     ///
     /// Zero where the thresholds meet and rounding left nothing to do.
-    pub(crate) fn room_wanted(&self, disk: &DiskUse) -> Option<ByteSize> {
+    pub(crate) fn space_wanted(&self, disk: &DiskUse) -> Option<ByteSize> {
         if disk.used_percent() < self.high.get() {
             return None;
         }
@@ -237,15 +251,22 @@ impl GcPolicy {
         Some(ByteSize(u64::try_from(missing).unwrap_or(u64::MAX)))
     }
 
+    /// The kubelet's amount to free down to the low threshold: below zero where more is free already.
+    pub(crate) fn excess(&self, disk: &DiskUse) -> i64 {
+        let free_wanted = i128::from(disk.capacity.0) * i128::from(100 - self.low.get()) / 100;
+        let excess = free_wanted - i128::from(disk.available.0);
+        i64::try_from(excess).unwrap_or(if excess < 0 { i64::MIN } else { i64::MAX })
+    }
+
     /// How much must go at least for this disk to be below the high threshold, where no collection begins.
     ///
     /// More than the disk holds where the threshold is so low that no disk is ever below it.
-    pub(crate) fn room_below_high(&self, disk: &DiskUse) -> ByteSize {
-        room_below(self.high, disk)
+    pub(crate) fn space_below_high(&self, disk: &DiskUse) -> ByteSize {
+        space_below(self.high, disk)
     }
 }
 
-fn room_below(mark: Percent, disk: &DiskUse) -> ByteSize {
+fn space_below(mark: Percent, disk: &DiskUse) -> ByteSize {
     let free_wanted = (u128::from(disk.capacity.0) * u128::from(101 - mark.get())).div_ceil(100);
     let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
     ByteSize(u64::try_from(missing).unwrap_or(u64::MAX))
@@ -304,17 +325,17 @@ mod tests {
     }
 
     #[test]
-    fn the_room_wanted_reaches_down_to_the_low_threshold() {
+    fn the_space_wanted_reaches_down_to_the_low_threshold() {
         let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
         let disk = |capacity, available| DiskUse::of(ByteSize(capacity), ByteSize(available));
-        assert_eq!(policy.room_wanted(&disk(1000, 600)), None);
-        assert_eq!(policy.room_wanted(&disk(1000, 110)), None);
+        assert_eq!(policy.space_wanted(&disk(1000, 600)), None);
+        assert_eq!(policy.space_wanted(&disk(1000, 110)), None);
         // 89.9 percent are told as 90.
-        assert_eq!(policy.room_wanted(&disk(1000, 101)), Some(ByteSize(99)));
-        assert_eq!(policy.room_wanted(&disk(1000, 100)), Some(ByteSize(100)));
-        assert_eq!(policy.room_wanted(&disk(1000, 50)), Some(ByteSize(150)));
+        assert_eq!(policy.space_wanted(&disk(1000, 101)), Some(ByteSize(99)));
+        assert_eq!(policy.space_wanted(&disk(1000, 100)), Some(ByteSize(100)));
+        assert_eq!(policy.space_wanted(&disk(1000, 50)), Some(ByteSize(150)));
         let huge = 1 << 62;
-        assert_eq!(policy.room_wanted(&disk(huge, 0)), Some(ByteSize(922_337_203_685_477_580)));
+        assert_eq!(policy.space_wanted(&disk(huge, 0)), Some(ByteSize(922_337_203_685_477_580)));
     }
 
     #[test]
@@ -322,10 +343,10 @@ mod tests {
         for (high, available) in [(90, 50), (90, 0), (50, 300), (85, 149), (2, 7), (100, 0)] {
             let policy = GcPolicy::new(high, 1, Duration::ZERO, None).unwrap();
             let disk = DiskUse::of(ByteSize(1000), ByteSize(available));
-            let room = policy.room_below_high(&disk);
-            assert!(policy.room_wanted(&disk.with_more_available(freed(room))).is_none(), "{high} {available}");
+            let room = policy.space_below_high(&disk);
+            assert!(policy.space_wanted(&disk.with_more_available(freed(room))).is_none(), "{high} {available}");
             let almost = disk.with_more_available(freed(ByteSize(room.0 - 1)));
-            assert!(policy.room_wanted(&almost).is_some(), "{high} {available}");
+            assert!(policy.space_wanted(&almost).is_some(), "{high} {available}");
         }
     }
 
@@ -333,6 +354,6 @@ mod tests {
     fn meeting_thresholds_never_want_less_than_nothing() {
         let policy = GcPolicy::new(50, 50, Duration::ZERO, None).unwrap();
         let disk = DiskUse::of(ByteSize(1000), ByteSize(509));
-        assert_eq!((disk.used_percent(), policy.room_wanted(&disk)), (50, Some(ByteSize::ZERO)));
+        assert_eq!((disk.used_percent(), policy.space_wanted(&disk)), (50, Some(ByteSize::ZERO)));
     }
 }

@@ -8,8 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::text::duration_text;
-use crate::image::ByteSize;
+use crate::{image::ByteSize, text::duration_text};
 
 /// Why an image stays or goes. The code is stable; what stands beside it are the inputs that decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +108,38 @@ pub enum Reason {
     },
 }
 
+/// What an image goes for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GcPhase {
+    /// It was unused for too long.
+    Age,
+    /// Room is wanted.
+    Space,
+    /// All unused images were to go.
+    All,
+}
+
+impl GcPhase {
+    /// The word in metrics; the kubelet counts the removal of all unused images as `space`, too.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Age => "age",
+            Self::Space | Self::All => "space",
+        }
+    }
+}
+
+impl fmt::Display for GcPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Age => "age",
+            Self::Space => "space",
+            Self::All => "all",
+        })
+    }
+}
+
 /// How long an image was not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -120,12 +151,9 @@ pub enum Idle {
 }
 
 impl Idle {
-    pub(crate) fn of(last_used: Option<SystemTime>, first_seen: Option<SystemTime>, now: SystemTime) -> Self {
+    pub(super) fn of(last_used: Option<SystemTime>, first_seen: SystemTime, now: SystemTime) -> Self {
         let since = |time: SystemTime| Duration::from_secs(now.duration_since(time).unwrap_or_default().as_secs());
-        match (last_used, first_seen) {
-            (Some(used), _) => Self::Used(since(used)),
-            (None, seen) => Self::Never(seen.map_or(Duration::MAX, since)),
-        }
+        last_used.map_or_else(|| Self::Never(since(first_seen)), |used| Self::Used(since(used)))
     }
 }
 

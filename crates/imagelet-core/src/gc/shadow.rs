@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{GcReport, GcVerdict};
+use super::report::{GcOutcome, GcReport};
 use crate::image::{ByteSize, ImageKey};
 
 /// How often foretelling and happening agreed, and what the difference comes to.
@@ -44,11 +44,9 @@ pub struct Shadow {
 impl Shadow {
     /// Takes up a collection in shadow mode: what is there now tells what became of the one before.
     pub fn hear(&mut self, report: &GcReport) {
-        let now: BTreeMap<ImageKey, (ByteSize, bool)> = report
-            .decisions
-            .iter()
-            .map(|it| (it.key, (it.size, matches!(it.verdict, GcVerdict::Remove { .. }))))
-            .collect();
+        let decided = report.decisions.iter();
+        let now: BTreeMap<ImageKey, (ByteSize, bool)> =
+            decided.map(|it| (it.key(), (it.entry.image.size, it.outcome == GcOutcome::Chosen))).collect();
         let counts = &mut self.counts;
         for (key, size) in std::mem::take(&mut self.gone) {
             if now.contains_key(&key) {
@@ -94,32 +92,60 @@ impl Shadow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gc::{DiskUse, GcDecision, Reason};
-    use crate::image::ImageId;
+    use crate::{
+        gc::{DiskUse, GcDecision, GcPhase, Reason},
+        image::{Image, ImageId, ImageSpec, ImageUser},
+        inventory::{Entry, Origin, UseHistory},
+        runtime::{Certainty, Freed},
+    };
+
+    fn entry(id: &str, size: u64) -> Entry {
+        let image = Image {
+            id: ImageId::new(id),
+            tags: Vec::new(),
+            digests: Vec::new(),
+            size: ByteSize(size),
+            user: ImageUser::Unset,
+            spec: ImageSpec::default(),
+            pinned: false,
+        };
+        Entry {
+            image: image.into(),
+            first_seen: std::time::SystemTime::UNIX_EPOCH,
+            last_used: None,
+            leased_at: None,
+            leased_until: None,
+            released_at: None,
+            in_use_by: Vec::new(),
+            pinned_by: Vec::new(),
+            use_count: 1,
+            last_user: None,
+            pulled: None,
+            origin: Origin::Pulled,
+            history: UseHistory::default(),
+        }
+    }
 
     fn report(images: &[(&str, u64, bool)]) -> GcReport {
         let decisions = images.iter().map(|(id, size, goes)| GcDecision {
-            key: ImageKey::new(ImageId::new(id), String::new()),
-            tags: Vec::new().into(),
-            digests: Vec::new().into(),
-            size: ByteSize(*size),
-            verdict: if *goes { GcVerdict::Remove { phase: crate::gc::GcPhase::Space } } else { GcVerdict::Keep },
+            entry: entry(id, *size).into(),
+            outcome: if *goes { GcOutcome::Chosen } else { GcOutcome::Kept },
             reason: Reason::NotNeeded,
+            phase: goes.then_some(GcPhase::Space),
+            frees: ByteSize::ZERO,
         });
         GcReport {
             disk_before: DiskUse::default(),
             disk_after: None,
             goal_bytes: None,
             decisions: decisions.collect(),
-            removed: Vec::new(),
             claimed: ByteSize::ZERO,
-            freed: crate::runtime::Freed::default(),
+            freed: Freed::default(),
             could_free: ByteSize::ZERO,
-            certainty: crate::runtime::Certainty::Claimed,
+            certainty: Certainty::Claimed,
             measured: None,
             failures: Vec::new(),
             events: Vec::new(),
-            planned: Vec::new(),
             hook: None,
             present: None,
         }

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
 use imagelet_core::{
-    gc::{GcRules, KEEP_RULES_MAX, KeepRule, KeepRuleText, ReliefMarks},
+    gc::{KEEP_RULES_MAX, KeepRule, KeepRuleText, KeepRules, ReliefMarks},
     image::Percent,
     manager::Compatibility,
 };
@@ -141,8 +141,8 @@ pub(crate) struct Collection {
 
 impl Collection {
     /// What stays.
-    pub(crate) fn rules(&self) -> GcRules {
-        GcRules { keep: self.keep.clone(), only_owned: self.only_owned }
+    pub(crate) fn rules(&self) -> KeepRules {
+        KeepRules { keep: self.keep.clone(), only_owned: self.only_owned }
     }
 }
 

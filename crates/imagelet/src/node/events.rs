@@ -7,7 +7,7 @@ use std::{
 
 use imagelet_core::{
     events::{Event, EventKind, EventSink as _, EventSubject, RecordedEvent},
-    gc::{GcOutcome, GcRemoval, GcReport},
+    gc::{GcPhase, GcReport},
     image::shown_name,
     manager::PullState,
 };
@@ -129,19 +129,17 @@ pub(crate) fn tell(node: &LocalNode, kind: EventKind, reason: &'static str, mess
 
 /// What a collection removed and why, in a sentence; the first images by name. `None`: nothing.
 pub(crate) fn of_removals(report: &GcReport) -> Option<String> {
-    let removed = report.removed.iter().filter(|removal| matches!(removal.outcome, GcOutcome::Removed { .. }));
-    let removed: Vec<&GcRemoval> = removed.collect();
-    let named = removed.iter().take(NAMED_MAX).map(|removal| {
-        let name = removal
-            .names
-            .first()
-            .map_or_else(|| removal.key.id().short().to_owned(), |tag| shown_name(tag).into_owned());
-        format!("{name} ({})", removal.phase.reason())
+    let named = report.removed().take(NAMED_MAX).map(|removal| {
+        let image = &removal.entry.image;
+        let name =
+            image.names().first().map_or_else(|| image.id.short().to_owned(), |tag| shown_name(tag).into_owned());
+        format!("{name} ({})", removal.phase.map_or("space", GcPhase::reason))
     });
     let named = named.collect::<Vec<_>>().join(", ");
-    let more = removed.len().saturating_sub(NAMED_MAX);
+    let count = report.removed().count();
+    let more = count.saturating_sub(NAMED_MAX);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    let (count, claimed) = (removed.len(), report.claimed);
+    let claimed = report.claimed;
     (count > 0).then(|| format!("Removed {count} images ({claimed} as listed): {named}{more}"))
 }
 

@@ -1,7 +1,6 @@
 //! A collection on command or by the clock: what is asked becomes a policy, what was done becomes a document.
 
 use std::{
-    collections::BTreeMap,
     collections::BTreeSet,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -11,10 +10,10 @@ use async_trait::async_trait;
 use imagelet_core::{
     events::EventKind,
     gc::{
-        AgeCounts, Asked, GcError, GcEvent, GcGoal, GcOrder, GcOutcome, GcPolicy, GcPolicyError, GcReport, GcRequest,
-        GcVerdict, GcWay, InodeMarks,
+        AgeCounts, Asked, GcDecision, GcError, GcEvent, GcGoal, GcOrder, GcOutcome, GcPhase, GcPolicy, GcPolicyError,
+        GcReport, GcRequest, GcWay, InodeMarks,
     },
-    image::{ByteSize, ImageKey},
+    image::ByteSize,
     metrics::{Family, MetricKind},
     runtime::Certainty,
 };
@@ -58,32 +57,33 @@ impl Command for CollectRequest {
         {
             node.adopt(&snapshot).await;
         }
-        match node.settings().collection.mode {
+        let report = match node.settings().collection.mode {
             CollectionMode::Shadow if self.enforce && !self.dry_run => {
-                collect_as(node, &request, "command", false).await
+                collect_as(node, &request, "command", false).await?
             }
             CollectionMode::Shadow if !self.dry_run => {
                 let message = "the mode of collection is `shadow`: nothing is removed";
-                Err(Failure::new("ShadowMode", message)
-                    .or_hint("`imagelet gc --dry-run` shows what would go; `--enforce` removes it this once"))
+                return Err(Failure::new("ShadowMode", message)
+                    .or_hint("`imagelet gc --dry-run` shows what would go; `--enforce` removes it this once"));
             }
-            CollectionMode::Shadow | CollectionMode::Enforce => collect(node, &request, "command").await,
-        }
+            CollectionMode::Shadow | CollectionMode::Enforce => collect(node, &request, "command").await?,
+        };
+        Ok(collected(&report, &request))
     }
 }
 
 /// Collects and forgets what belongs to images that are gone; in shadow mode only tells what would go.
-pub(crate) async fn collect(node: &LocalNode, request: &GcRequest, by: &str) -> Result<Collected, Failure> {
+pub(crate) async fn collect(node: &LocalNode, request: &GcRequest, by: &str) -> Result<GcReport, Failure> {
     let is_shadow = node.settings().collection.mode == CollectionMode::Shadow && !request.dry_run;
     collect_as(node, &GcRequest { dry_run: request.dry_run || is_shadow, ..*request }, by, is_shadow).await
 }
 
-async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: bool) -> Result<Collected, Failure> {
+async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: bool) -> Result<GcReport, Failure> {
     let began = SystemTime::now();
     let clock = tokio::time::Instant::now();
     let mark = node.parts.records.mark(began);
     let asked = Asked { by: by.to_owned(), shadow };
-    let report = node.parts.gc.collect(request, began).instrument(span(request.goal)).await.map_err(|error| {
+    let report = node.parts.gc.run(request, began).instrument(span(request.goal)).await.map_err(|error| {
         node.tell(error.event());
         if !request.dry_run || shadow {
             node.collection_failed(&error, &asked, began, clock.elapsed());
@@ -94,10 +94,8 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     if !request.dry_run || shadow {
         node.record_collection(&report, &asked, began, clock.elapsed());
     }
-    for removal in &report.removed {
-        if matches!(removal.outcome, GcOutcome::Removed { .. }) {
-            node.parts.metrics.increment(&COLLECTED, &[removal.phase.reason()]);
-        }
+    for removal in report.removed() {
+        node.parts.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::reason)]);
     }
     let is_ours = request.policy.way() == GcWay::Imagelet;
     // Events of shadow mode are told as such, with its record.
@@ -112,7 +110,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     let forgets = is_ours || report.hook.is_some();
     // Without its record an image that comes back would count as one that was always there, and be open to all.
     let is_certain = !is_ours || node.parts.engine.is_some();
-    let is_believed = |present: usize| is_certain || node.collections.believes(present, report.removed.len());
+    let is_believed = |present: usize| is_certain || node.collections.believes(present, report.removed().count());
     if let Some(present) = report.present.as_ref().filter(|present| forgets && is_believed(present.len())) {
         let present: BTreeSet<_> = present.iter().cloned().collect();
         let records = Arc::clone(&node.parts.records);
@@ -137,7 +135,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
             engine.discard_partial_blobs().await?;
         }
     }
-    Ok(collected(&report, request))
+    Ok(report)
 }
 
 /// Looks for what pulls have brought that were cut off: it asks for credentials from now on.
@@ -165,25 +163,6 @@ impl LocalNode {
     pub(crate) fn tell(&self, events: impl IntoIterator<Item = GcEvent>) {
         for GcEvent { reason, message } in events {
             events::tell(self, EventKind::Warning, reason, message);
-        }
-    }
-}
-
-impl Collected {
-    /// What it failed with, as one text: equal ones once, several in brackets, as the kubelet joins them.
-    pub(crate) fn failure(&self) -> Option<String> {
-        let mut texts: Vec<&str> = Vec::new();
-        // Out of reach by plan is a state with an event of its own, and no failure of each run that sees it.
-        let shortfall = self.shortfall.iter().filter(|_| self.could_free.is_none());
-        for text in self.failures.iter().chain(shortfall).map(String::as_str) {
-            if !texts.contains(&text) {
-                texts.push(text);
-            }
-        }
-        match texts[..] {
-            [] => None,
-            [text] => Some(text.to_owned()),
-            _ => Some(format!("[{}]", texts.join(", "))),
         }
     }
 }
@@ -240,52 +219,42 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
 pub(crate) async fn reclaimable(node: &LocalNode) -> Result<(u64, Certainty), Failure> {
     let all = CollectRequest { dry_run: true, all_unused: true, ..CollectRequest::default() };
     let request = gc_request(&all, &node.settings())?;
-    let report = node.parts.gc.collect(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
+    let report = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await;
     let report = report.map_err(|error| Failure::of(&error))?;
-    Ok((collected(&report, &request).frees, report.certainty))
+    Ok((report.freed.bytes.0, report.certainty))
 }
 
 fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     let dry_run = request.dry_run;
-    let outcomes: BTreeMap<&ImageKey, &GcOutcome> =
-        report.removed.iter().map(|removal| (&removal.key, &removal.outcome)).collect();
-    let places: BTreeMap<&ImageKey, usize> = report
-        .planned
-        .iter()
-        .flat_map(|planned| planned.plan.steps.iter().map(|step| &step.key))
-        .chain(report.removed.iter().map(|removal| &removal.key))
-        .zip(0..)
-        .collect();
-    // Of a removal that was planned more than once the last word counts.
-    let steps = report.planned.iter().flat_map(|planned| &planned.plan.steps);
-    let frees: BTreeMap<&ImageKey, u64> = steps.map(|step| (&step.key, step.frees.0)).collect();
     // What goes first stands first; what stays, behind it by reason.
-    let decided: Vec<_> = report.decisions.iter().collect();
-    let mut decisions: Vec<_> = decided.iter().collect();
-    decisions.sort_by_key(|it| {
-        let place = places.get(&it.key).filter(|_| matches!(it.verdict, GcVerdict::Remove { .. }));
-        (place.copied().unwrap_or(usize::MAX), it.verdict == GcVerdict::Keep, it.reason.code(), &*it.tags)
-    });
+    let mut decisions: Vec<&GcDecision> = report.decisions.iter().collect();
+    let stays = |it: &GcDecision| matches!(it.outcome, GcOutcome::Kept | GcOutcome::Spared);
+    decisions.sort_by_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
     let images = decisions.into_iter().map(|decision| {
-        let (verdict, reason) = match (decision.verdict, outcomes.get(&decision.key)) {
-            (_, Some(GcOutcome::Removed { .. })) => ("removed", decision.reason.to_string()),
-            (_, Some(GcOutcome::Failed { error })) => ("failed", error.clone()),
-            (GcVerdict::Remove { .. }, None) if dry_run => ("remove", decision.reason.to_string()),
-            (GcVerdict::Remove { .. } | GcVerdict::Keep, None) => ("keep", decision.reason.to_string()),
+        let (verdict, frees) = match decision.outcome {
+            GcOutcome::Kept | GcOutcome::Spared => ("keep", None),
+            GcOutcome::Chosen => ("remove", Some(decision.frees.0)),
+            GcOutcome::Removed => ("removed", Some(decision.frees.0)),
+            GcOutcome::Failed { .. } => ("failed", None),
         };
+        let (code, reason) = match &decision.outcome {
+            GcOutcome::Failed { error } => ("failed", error.clone()),
+            _ => (decision.reason.code(), decision.reason.to_string()),
+        };
+        let image = &decision.entry.image;
         CollectedRow {
-            id: decision.key.id().to_string(),
-            names: decision.tags.to_vec(),
-            digests: decision.digests.to_vec(),
-            size: decision.size.0,
-            frees: frees.get(&decision.key).copied().filter(|_| verdict.starts_with("remove")),
+            id: image.id.to_string(),
+            names: image.tags.clone(),
+            digests: image.digests.clone(),
+            size: image.size.0,
+            frees,
             verdict: verdict.into(),
-            code: if verdict == "failed" { "failed" } else { decision.reason.code() }.into(),
+            code: code.into(),
             inputs: decision.reason.inputs(),
             reason,
         }
     });
-    let failures = report.failures.iter().filter(|error| !is_shortfall(error));
+    let failures = report.failures.iter().filter(|error| !error.is_shortfall());
     Collected {
         dry_run,
         used_percent_before: report.disk_before.used_percent(),
@@ -296,17 +265,13 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
         claimed: report.claimed.0,
         frees: report.freed.bytes.0,
         certainty: report.certainty.name().into(),
-        could_free: report.planned.first().map(|planned| planned.could_free().0),
+        could_free: Some(report.could_free.0),
         measured: report.measured.map(|bytes| bytes.0),
         images: images.collect(),
-        shortfall: report.failures.iter().find(|error| is_shortfall(error)).map(ToString::to_string),
+        shortfall: report.failures.iter().find(|error| error.is_shortfall()).map(ToString::to_string),
         out_of_reach: report.failures.iter().any(|error| is_unmet(error, request)),
         failures: failures.map(|error| Failure::of(error).to_string()).collect(),
     }
-}
-
-fn is_shortfall(error: &GcError) -> bool {
-    matches!(error, GcError::NotEnough { .. } | GcError::OutOfReach { .. })
 }
 
 /// Whether not even the least that was wanted was freed. A low threshold of zero wants as much as can go.
@@ -402,16 +367,5 @@ mod tests {
         ] {
             assert_eq!(is_unmet(&error, &request(low)), is_out, "{error}");
         }
-    }
-
-    #[test]
-    fn what_failed_is_told_as_one_text() {
-        let failure = |failures: &[&str], shortfall: Option<&str>| {
-            let failures = failures.iter().map(|text| (*text).to_owned()).collect();
-            Collected { failures, shortfall: shortfall.map(str::to_owned), ..Collected::default() }.failure()
-        };
-        assert_eq!(failure(&[], None), None);
-        assert_eq!(failure(&["a", "a"], None).as_deref(), Some("a"));
-        assert_eq!(failure(&["a"], Some("b")).as_deref(), Some("[a, b]"));
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use imagelet_core::{
     audit_log::{Act, ActCode},
     events::EventKind,
-    gc::{Asked, GcError, GcOutcome, GcReport, GcVerdict},
+    gc::{Asked, GcError, GcOutcome, GcReport},
     image::{ByteSize, Image, ImageKey},
 };
 
@@ -35,13 +35,11 @@ impl LocalNode {
         }
         let outcome = outcome(report, asked.shadow);
         self.count(report, asked, outcome, took);
-        let removed = report.removed.iter().filter(|it| matches!(it.outcome, GcOutcome::Removed { .. })).count();
-        let chosen = report.decisions.iter().filter(|it| matches!(it.verdict, GcVerdict::Remove { .. })).count();
         self.remember(LastCollection {
             at: moment(began),
             by: asked.by.clone(),
             outcome: outcome.to_owned(),
-            images: (if asked.shadow { chosen } else { removed }) as u64,
+            images: report.chosen().count() as u64,
             claimed: report.claimed.0,
             measured: report.measured.map(|bytes| bytes.0),
             took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
@@ -78,12 +76,11 @@ impl LocalNode {
             metrics.set(&LAST_SUCCESS, &[], now);
         }
         metrics.observe(&DURATION, &[], took.as_secs_f64());
-        let could_free = report.planned.first().map_or(report.could_free, |planned| planned.could_free());
-        metrics.set(&CANDIDATE_BYTES, &[], could_free.0 as f64);
+        metrics.set(&CANDIDATE_BYTES, &[], report.could_free.0 as f64);
         let mut decided: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         let mut candidates = 0_u64;
-        for decision in report.decisions.iter() {
-            let goes = matches!(decision.verdict, GcVerdict::Remove { .. });
+        for decision in &report.decisions {
+            let goes = !matches!(decision.outcome, GcOutcome::Kept | GcOutcome::Spared);
             let code = decision.reason.code();
             candidates += u64::from(goes || matches!(code, "not_needed" | "in_vain" | "recent"));
             *decided.entry((if goes { "remove" } else { "keep" }, code)).or_default() += 1;
@@ -99,12 +96,10 @@ impl LocalNode {
         }
         metrics.add(&FREED, &["claimed"], report.claimed.0 as f64);
         metrics.add(&FREED, &["measured"], report.measured.unwrap_or_default().0 as f64);
-        for removal in &report.removed {
-            let GcOutcome::Removed { claimed } = removal.outcome else { continue };
-            let decided = report.decisions.of(&removal.key);
-            let code = decided.as_ref().map_or("other", |decision| decision.reason.code());
+        for removal in report.removed() {
+            let code = removal.reason.code();
             metrics.increment(&REMOVED, &[code]);
-            metrics.add(&REMOVED_BYTES, &[code], claimed.0 as f64);
+            metrics.add(&REMOVED_BYTES, &[code], removal.entry.image.size.0 as f64);
         }
     }
 
@@ -133,7 +128,7 @@ impl LocalNode {
         for event in &report.events {
             events::tell(self, EventKind::Warning, event.reason, format!("in shadow mode: {}", event.message));
         }
-        let chosen = report.decisions.iter().filter(|it| matches!(it.verdict, GcVerdict::Remove { .. })).count();
+        let chosen = report.chosen().count();
         if chosen > 0 {
             let message = format!("in shadow mode: would remove {chosen} images ({})", report.claimed);
             events::tell(self, EventKind::Normal, "ImagesChosen", message);
@@ -203,8 +198,11 @@ fn outcome(report: &GcReport, shadow: bool) -> &'static str {
     if shadow {
         return "shadow";
     }
-    let is_short = |error: &GcError| matches!(error, GcError::NotEnough { .. } | GcError::OutOfReach { .. });
-    match (report.failures.iter().all(is_short), report.failures.is_empty(), report.claimed > ByteSize::ZERO) {
+    match (
+        report.failures.iter().all(GcError::is_shortfall),
+        report.failures.is_empty(),
+        report.claimed > ByteSize::ZERO,
+    ) {
         (false, _, _) => "failed",
         (true, false, _) => "short",
         (true, true, true) => "removed",

@@ -44,11 +44,11 @@ async fn free(node: &LocalNode, wanted: RoomWanted) -> Result<RoomMade, Failure>
     let policy = policy(&node.settings()).map_err(|error| Failure::of(&error))?;
     let ask = |bytes, dry_run| GcRequest { policy, goal: GcGoal::Free(bytes), dry_run };
     let planned = collect(node, &ask(wanted.bytes, true), "pull").await?;
-    let could_free = ByteSize(planned.could_free.unwrap_or(planned.frees));
+    let could_free = planned.could_free;
     if could_free == ByteSize::ZERO || could_free < wanted.least {
         return Ok(RoomMade { freed: ByteSize::ZERO, could_free });
     }
-    let freed = ByteSize(collect(node, &ask(wanted.bytes.min(could_free), false), "pull").await?.frees);
+    let freed = collect(node, &ask(wanted.bytes.min(could_free), false), "pull").await?.freed.bytes;
     tracing::info!(wanted = wanted.bytes.0, freed = freed.0, "made room for a pull");
     Ok(RoomMade { freed, could_free: could_free.saturating_sub(freed) })
 }

@@ -1,11 +1,11 @@
 //! What became of an image and why: its history on record, what holds it now, what the next collection would do.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::{
     audit_log::{Happening, HappeningKind, History, ImageHistory},
-    gc::{Decisions, GcGoal, GcRequest, GcVerdict},
+    gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
     image::{ImageId, ImageKey, shown_name},
     inventory::{Entry, Snapshot},
 };
@@ -250,9 +250,8 @@ fn is_of(row: &ImageRow, key: &str) -> bool {
 /// What the next collection would do with all images.
 #[derive(Debug, Default)]
 struct Foretold {
-    decisions: Decisions,
-    /// The keys of those that would go, in order.
-    order: Vec<ImageKey>,
+    /// By key; with each its place among those that would go.
+    decisions: HashMap<ImageKey, (GcDecision, Option<usize>)>,
     frame: WhyNext,
 }
 
@@ -267,10 +266,9 @@ async fn foretell(node: &LocalNode, problems: &mut Vec<String>) -> Foretold {
     };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
     // The log is for what collections do, not for who asks what one would.
-    let planned = node.parts.gc.collect(&request, SystemTime::now()).with_subscriber(NoSubscriber::new());
+    let planned = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new());
     match planned.await {
         Ok(report) => Foretold {
-            order: report.planned.iter().flat_map(|it| it.plan.steps.iter().map(|step| step.key.clone())).collect(),
             frame: WhyNext {
                 used_percent: Some(report.disk_before.used_percent()),
                 high_percent: policy.high().get(),
@@ -278,13 +276,18 @@ async fn foretell(node: &LocalNode, problems: &mut Vec<String>) -> Foretold {
                 mode: settings.collection.mode.name().into(),
                 ..WhyNext::default()
             },
-            decisions: report.decisions,
+            decisions: (1..).zip(report.decisions).map(placed).collect(),
         },
         Err(error) => {
             problems.push(Failure::because("could not plan the next collection", &error).to_string());
             Foretold::default()
         }
     }
+}
+
+fn placed((place, decision): (usize, GcDecision)) -> (ImageKey, (GcDecision, Option<usize>)) {
+    let place = (decision.outcome == GcOutcome::Chosen).then_some(place);
+    (decision.key(), (decision, place))
 }
 
 /// Notes at each image what the next collection would do with it.
@@ -296,8 +299,8 @@ pub(crate) async fn foretell_all(node: &LocalNode, rows: &mut [ImageRow]) {
     }
     for row in rows {
         let key = ImageKey::new(ImageId::new(&row.id), row.runtime_handler.clone());
-        let Some(decision) = foretold.decisions.of(&key) else { continue };
-        let goes = matches!(decision.verdict, GcVerdict::Remove { .. });
+        let Some((decision, place)) = foretold.decisions.get(&key) else { continue };
+        let goes = place.is_some();
         row.next_code = Some(decision.reason.code().to_owned());
         row.next_reason = Some(format!("{}: {}", if goes { "goes" } else { "stays" }, decision.reason));
     }
@@ -306,13 +309,12 @@ pub(crate) async fn foretell_all(node: &LocalNode, rows: &mut [ImageRow]) {
 fn told(image: ImageHistory, rows: &[ImageRow], foretold: &Foretold) -> WhyImage {
     let key = ImageKey::parse(&image.key);
     let now = rows.iter().find(|row| is_of(row, &image.key)).cloned();
-    let decision = foretold.decisions.of(&key);
-    let next = decision.map(|decision| WhyNext {
-        verdict: if matches!(decision.verdict, GcVerdict::Remove { .. }) { "remove" } else { "keep" }.into(),
+    let next = foretold.decisions.get(&key).map(|(decision, place)| WhyNext {
+        verdict: if place.is_some() { "remove" } else { "keep" }.into(),
         code: decision.reason.code().into(),
         inputs: decision.reason.inputs(),
         reason: decision.reason.to_string(),
-        place: foretold.order.iter().position(|going| *going == key).map(|place| place + 1),
+        place: *place,
         ..foretold.frame.clone()
     });
     let mut names = now.as_ref().map(|row| row.names.clone()).unwrap_or_default();

@@ -1,0 +1,91 @@
+//! A collection as it is recorded in the audit log: what it decided of each image, and what came of it.
+
+use std::time::SystemTime;
+
+use super::{
+    ImageGc,
+    reason::Reason,
+    report::{GcDecision, GcOutcome, GcReport},
+};
+use crate::{
+    audit_log::{Act, ActCode, Decision, Outcome, OutcomeResult, Run, RunHead},
+    inventory::Entry,
+};
+
+/// Failures of one collection that are recorded, and bytes of each text that comes from outside.
+const FAILURES_MAX: usize = 16;
+const TEXT_LENGTH_MAX: usize = 1024;
+
+/// What asked for a collection, and whether it was to remove anything.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// `timer`, `command`, `pull`, `pressure`.
+    pub by: String,
+    /// It was only to report what it would do.
+    pub shadow: bool,
+}
+
+impl ImageGc {
+    /// Records that an image is about to be removed, in case the process ends before the collection does.
+    pub(super) fn record_removal(&self, entry: &Entry, reason: &Reason, at: SystemTime) {
+        let Some(log) = &self.decisions else { return };
+        log.act(Act {
+            at,
+            code: ActCode::Removing,
+            keys: vec![entry.key().to_string()],
+            names: entry.image.names().to_vec(),
+            by: String::new(),
+            bytes: Some(entry.image.size.0),
+            took_ms: None,
+            why: reason.to_string(),
+        });
+    }
+}
+
+impl GcReport {
+    /// What is recorded of it: it began and ended at these moments.
+    pub fn on_record(&self, asked: &Asked, (at, until): (SystemTime, SystemTime)) -> Run {
+        Run {
+            head: RunHead {
+                at,
+                until,
+                by: asked.by.clone(),
+                shadow: asked.shadow,
+                claimed: self.claimed.0,
+                measured: self.measured.map(|bytes| bytes.0),
+                failures: self.failures.iter().take(FAILURES_MAX).map(|error| cut(&error.to_string())).collect(),
+            },
+            decisions: self.decisions.iter().map(decision).collect(),
+            outcomes: self.decisions.iter().filter_map(outcome).collect(),
+        }
+    }
+}
+
+fn outcome(decision: &GcDecision) -> Option<Outcome> {
+    let result = match &decision.outcome {
+        GcOutcome::Kept | GcOutcome::Chosen => return None,
+        GcOutcome::Removed => OutcomeResult::Removed(decision.entry.image.size.0),
+        GcOutcome::Failed { error } => OutcomeResult::Failed(cut(error)),
+        GcOutcome::Spared => {
+            OutcomeResult::Spared { code: decision.reason.code().into(), text: cut(&decision.reason.to_string()) }
+        }
+    };
+    Some(Outcome { key: decision.key().to_string(), names: decision.entry.image.names().to_vec(), result })
+}
+
+fn decision(decided: &GcDecision) -> Decision {
+    Decision {
+        key: decided.key().to_string(),
+        names: decided.entry.image.names().to_vec(),
+        size: decided.entry.image.size.0,
+        // An attempt is recorded with its reason, also where it failed.
+        goes: !matches!(decided.outcome, GcOutcome::Kept | GcOutcome::Spared),
+        code: decided.reason.code().into(),
+        inputs: decided.reason.inputs(),
+        text: cut(&decided.reason.to_string()),
+    }
+}
+
+fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT_LENGTH_MAX)].to_owned()
+}

@@ -1,0 +1,83 @@
+//! The labels that keep rules read: asked of the runtime once for each image, and for none where no rule reads any.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use futures_util::{StreamExt, stream};
+
+use super::config::{KeepRules, labels_read};
+use crate::{
+    image::{Image, ImageId, ImageSpec},
+    inventory::Snapshot,
+    runtime::RuntimeManager,
+};
+
+/// Calls at once; the runtime serves pods meanwhile.
+const CALLS_MAX: usize = 8;
+
+/// Labels by image; `None`: the runtime does not report the configuration of this image.
+pub(in crate::gc) type Labels = HashMap<ImageId, Option<BTreeMap<String, String>>>;
+
+/// What is known of the labels of present images, for one set of rules: others read other labels.
+#[derive(Debug, Default)]
+pub(in crate::gc) struct LabelCache(Mutex<(Arc<KeepRules>, Labels)>);
+
+impl LabelCache {
+    /// The labels of all images that only rules could keep.
+    pub(in crate::gc) async fn labels(
+        &self,
+        runtime: &RuntimeManager,
+        snapshot: &Snapshot,
+        rules: &Arc<KeepRules>,
+    ) -> Labels {
+        let names = labels_read(&rules.keep);
+        if names.is_empty() {
+            return Labels::new();
+        }
+        let mut labels = {
+            let cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if Arc::ptr_eq(&cached.0, rules) { cached.1.clone() } else { Labels::new() }
+        };
+        let present: HashSet<&ImageId> = snapshot.entries.iter().map(|entry| &entry.image.id).collect();
+        labels.retain(|id, _| present.contains(id));
+        let entries = snapshot.entries.iter().filter(|it| it.in_use_by.is_empty() && it.pinned_by.is_empty());
+        let unknown = entries.map(|entry| &entry.image).filter(|image| !labels.contains_key(&image.id));
+        let spec = |image: &Image| ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
+        let unknown: BTreeMap<ImageId, ImageSpec> = unknown.map(|image| (image.id.clone(), spec(image))).collect();
+        let asked: Vec<_> = stream::iter(unknown)
+            .map(|(id, spec)| {
+                let names = &names;
+                async move { Some((id, ask(runtime, &spec, names).await?)) }
+            })
+            .buffer_unordered(CALLS_MAX)
+            .collect()
+            .await;
+        // Images without an answer are asked about again by the next collection.
+        labels.extend(asked.into_iter().flatten());
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Arc::clone(rules), labels.clone());
+        labels
+    }
+}
+
+/// The labels of these names; `None`: there was no answer.
+async fn ask(
+    runtime: &RuntimeManager,
+    spec: &ImageSpec,
+    names: &BTreeSet<&str>,
+) -> Option<Option<BTreeMap<String, String>>> {
+    match runtime.details(spec).await {
+        Ok(Some(details)) if details.config.is_none() && details.labels.is_empty() => Some(None),
+        Ok(Some(mut details)) => {
+            details.labels.retain(|name, _| names.contains(name.as_str()));
+            Some(Some(details.labels))
+        }
+        // It is gone; a removal will find that out.
+        Ok(None) => None,
+        Err(error) => {
+            tracing::warn!(image = %spec.image, error = error.chain(), "could not ask for the labels of an image");
+            None
+        }
+    }
+}

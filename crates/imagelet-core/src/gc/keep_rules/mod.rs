@@ -1,0 +1,9 @@
+//! Rules of an operator about which images stay.
+
+mod config;
+mod label_cache;
+mod matching;
+mod version_order;
+
+pub use self::config::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules, LAST_TAGS_MAX};
+pub(super) use self::{label_cache::LabelCache, matching::held_by_rules};

@@ -1,0 +1,248 @@
+//! Which images go, in which order, and why each other stays: a plain function of its input (`docs/spec/gc.md §6-§8, §21`).
+//!
+//! First what is too old goes, whatever the disk. Then, where space is wanted, as much as is wanted and no image more;
+//! where not even all that may go would be enough, what was idle for long, and on a disk that is nearly full more. The
+//! kubelet's policy takes images in the order of last use until their listed sizes are enough.
+
+mod input;
+mod retention_score;
+mod select;
+mod unreachable_goal;
+
+use std::time::{Duration, SystemTime};
+
+use self::select::{Candidate, Selection, Wanted};
+pub use self::unreachable_goal::{ShortOutcome, Shortage};
+pub(super) use self::{
+    input::PlanInput,
+    select::frees,
+    unreachable_goal::{ReportedShortage, message, size_text},
+};
+use super::{
+    policy::{AgeCounts, GcGoal, GcWay, ReliefMarks},
+    reason::{GcPhase, Reason},
+};
+use crate::{
+    image::ByteSize,
+    inventory::Entry,
+    runtime::{Certainty, Freed},
+};
+
+/// What is to be done, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// The removals, in order.
+    pub(super) steps: Vec<Step>,
+    /// In the kubelet's policy: what goes next, in order, where a removal fails.
+    pub(super) reserve: Vec<Step>,
+    /// By place: why the image stays; `None`: it goes.
+    pub(super) kept: Vec<Option<Reason>>,
+    /// How much is to be freed; `None` where no space is wanted, or everything unused is.
+    pub(super) wanted: Option<Freed>,
+    /// What would be free if everything that may go went.
+    pub(super) possible: Freed,
+    pub(super) certainty: Certainty,
+    /// What holds the space after the steps, where the goal is out of reach.
+    pub(super) shortage: Option<Shortage>,
+}
+
+/// One removal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    /// The image's place in the input.
+    pub(super) place: usize,
+    pub(super) phase: GcPhase,
+    pub(super) reason: Reason,
+    /// What it frees after the steps before it.
+    pub(super) frees: Freed,
+}
+
+/// Decides.
+pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
+    let mut kept: Vec<Option<Reason>> =
+        input.entries.iter().enumerate().map(|(place, entry)| holds(entry, place, input)).collect();
+    let mut free: Vec<usize> = (0..kept.len()).filter(|place| kept[*place].is_none()).collect();
+    // Entries are in the order of their keys, which a stable sort keeps among equals.
+    free.sort_by_key(|place| (input.entries[*place].last_used, input.entries[*place].first_seen));
+    let (old, free): (Vec<usize>, Vec<usize>) =
+        free.into_iter().partition(|place| is_old(&input.entries[*place], input));
+    let age_max = input.policy.age_max().unwrap_or_default();
+    let by_age = |(place, frees)| {
+        let reason = Reason::Old { idle: input.idle(place), age_max };
+        Step { place, phase: GcPhase::Age, reason, frees }
+    };
+    let mut steps: Vec<Step> = select::frees(input, &old).into_iter().map(by_age).collect();
+    let aged = sum(&steps);
+
+    let wanted = wanted(input, aged);
+    let is_space_wanted = wanted.is_some() || input.goal == GcGoal::AllUnused;
+    let mut candidates = Vec::with_capacity(free.len());
+    for place in free {
+        let fresh = too_fresh(&input.entries[place], input);
+        if fresh.is_none() {
+            let is_idle = is_idle(&input.entries[place], input);
+            candidates.push(Candidate { place, size: input.entries[place].image.size, is_idle });
+        }
+        kept[place] = fresh.filter(|_| is_space_wanted).or(Some(Reason::NotNeeded));
+    }
+    let selection = select::select(input, &old, &candidates, wanted);
+    let Selection { goes, reserve, possible, is_short, is_out_of_reach } = selection;
+    let phase = if input.goal == GcGoal::AllUnused { GcPhase::All } else { GcPhase::Space };
+    let for_space = |(place, frees): (usize, Freed)| {
+        let idle = input.idle(place);
+        let reason = match phase {
+            GcPhase::All => Reason::Unused { idle },
+            GcPhase::Age | GcPhase::Space => Reason::Room { idle, frees: frees.bytes },
+        };
+        Step { place, phase, reason, frees }
+    };
+    steps.extend(goes.into_iter().map(for_space));
+
+    let shortage = wanted.filter(|_| is_short).map(|wanted| {
+        let freed = sum(steps.iter().filter(|step| step.phase != GcPhase::Age));
+        let places = candidates.iter().map(|it| it.place);
+        let gone = steps.iter().map(|step| step.place);
+        unreachable_goal::shortage(input, places, gone, sum(&steps), wanted.least.less(freed))
+    });
+    if is_out_of_reach {
+        let relief = input.policy.relief().filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
+        for it in &candidates {
+            let recent = relief
+                .filter(|_| !it.is_idle)
+                .map(|ReliefMarks { idle_min, .. }| Reason::Recent { idle: input.idle(it.place), idle_min });
+            kept[it.place] = Some(recent.unwrap_or(Reason::InVain));
+        }
+    }
+    for step in &steps {
+        kept[step.place] = None;
+    }
+    Plan {
+        kept,
+        wanted: wanted.map(|wanted| wanted.all),
+        possible: aged.plus(possible),
+        certainty: input.layers.map_or(Certainty::Claimed, |graph| graph.certainty),
+        shortage,
+        reserve: reserve.into_iter().map(for_space).collect(),
+        steps,
+    }
+}
+
+/// What steps free together.
+pub(super) fn sum<'a>(steps: impl IntoIterator<Item = &'a Step>) -> Freed {
+    steps.into_iter().fold(Freed::default(), |sum, step| sum.plus(step.frees))
+}
+
+/// Why it stays whatever is wanted.
+fn holds(entry: &Entry, place: usize, input: &PlanInput<'_>) -> Option<Reason> {
+    if !input.spared.is_empty()
+        && let Some(reason) = input.spared.get(&entry.key())
+    {
+        return Some(reason.clone());
+    }
+    if !entry.in_use_by.is_empty() {
+        return Some(Reason::InUse { by: entry.in_use_by.clone() });
+    }
+    if !entry.pinned_by.is_empty() {
+        return Some(Reason::Pinned { by: entry.pinned_by.clone() });
+    }
+    if let Some(until) = entry.leased_until {
+        return Some(Reason::awaited(until));
+    }
+    if entry.released_at.is_some() {
+        return Some(Reason::Released);
+    }
+    if entry.image.id.as_str().is_empty() {
+        return Some(Reason::NoId);
+    }
+    input.ruled.get(place).cloned().flatten()
+}
+
+/// Why it stays although space is wanted.
+fn too_fresh(entry: &Entry, input: &PlanInput<'_>) -> Option<Reason> {
+    let age_min = input.policy.age_min();
+    if entry.last_used >= Some(input.now) {
+        return Some(Reason::JustUsed);
+    }
+    if is_younger(Some(entry.first_seen), age_min, input.now) {
+        return Some(Reason::Young { age_min });
+    }
+    is_younger(entry.leased_at, age_min, input.now).then_some(Reason::Leased { lease: age_min })
+}
+
+/// Whether it was idle for so long that it goes although the goal is out of reach.
+fn is_idle(entry: &Entry, input: &PlanInput<'_>) -> bool {
+    let since = entry.last_used.max(Some(entry.first_seen)).max(entry.leased_at);
+    input.policy.relief().is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))
+}
+
+fn is_old(entry: &Entry, input: &PlanInput<'_>) -> bool {
+    let Some(age_max) = input.policy.age_max().filter(|_| input.goal == GcGoal::Threshold) else { return false };
+    if !is_older(Some(input.watched_since), age_max, input.now) {
+        return false;
+    }
+    let since = match input.policy.age_counts() {
+        AgeCounts::FromUseOrSight => entry.last_used.max(Some(entry.first_seen)),
+        AgeCounts::FromUse => entry.last_used,
+    };
+    let may_be_fresh = input.policy.way() == GcWay::Kubelet;
+    is_older(since, age_max, input.now) && (may_be_fresh || too_fresh(entry, input).is_none())
+}
+
+/// `now - since > age`; no time at all is infinitely long ago, and the future is now (`docs/spec/gc.md §0.2`).
+fn is_older(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool {
+    since.is_none_or(|since| now.duration_since(since).is_ok_and(|passed| passed > age))
+}
+
+/// `now - since < age`.
+fn is_younger(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool {
+    since.is_some_and(|since| now.duration_since(since).map_or(true, |passed| passed < age))
+}
+
+/// How much must go for space, after what goes for its age.
+///
+/// Below the high threshold the pressure is over, so that is worth it even where the low one is out of reach. A low
+/// threshold of zero is always out of reach and means: as far as possible. What running pulls have reserved is theirs:
+/// beyond the goal as much more must be free.
+fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
+    let aged = input.aged.plus(aged);
+    let policy = &input.policy;
+    let (all, least, relief) = match input.goal {
+        GcGoal::AllUnused => return None,
+        GcGoal::Free(bytes) => {
+            let wanted = Freed { bytes, inodes: 0 }.less(aged);
+            (wanted, wanted, None)
+        }
+        GcGoal::Threshold => {
+            let disk = input.disk.as_ref().filter(|disk| disk.capacity > ByteSize::ZERO)?.with_more_available(aged);
+            let (bytes, inodes) = (policy.space_wanted(&disk), policy.inodes_wanted(&disk));
+            if bytes.is_none() && inodes.is_none() {
+                return None;
+            }
+            if policy.way() == GcWay::Kubelet {
+                let all = Freed { bytes: bytes?, inodes: 0 }.less(input.freed);
+                // Where thresholds meet, the kubelet takes one image although nothing is wanted.
+                return Some(Wanted { all, least: all, relief: None });
+            }
+            let is_bottomless = policy.low().get() == 0;
+            let least = Freed {
+                bytes: match bytes {
+                    Some(all) if !is_bottomless => policy.space_below_high(&disk).min(all),
+                    _ => ByteSize::ZERO,
+                },
+                inodes: inodes.map_or(0, |(_, least)| least),
+            };
+            let all = Freed {
+                bytes: bytes.map_or(ByteSize::ZERO, |bytes| bytes + disk.reserved.bytes),
+                inodes: inodes.map_or(0, |(all, _)| all.saturating_add(disk.reserved.inodes)),
+            };
+            (all, least, policy.relief_wanted(&disk))
+        }
+    };
+    let missing = |of: Freed| of.less(input.freed);
+    let wanted = Wanted { all: missing(all), least: missing(least), relief: relief.map(missing) };
+    Some(wanted).filter(|wanted| !wanted.all.is_none())
+}
+
+#[cfg(test)]
+#[path = "../tests/plan.rs"]
+mod tests;

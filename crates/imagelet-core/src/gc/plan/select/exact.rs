@@ -1,0 +1,136 @@
+//! The best set of all, where candidates are few enough to look at every one that could be better.
+
+use super::set_cover::{Problem, State, Weight, number, place};
+
+/// Sets in the making that are looked at, at most; some milliseconds' worth.
+pub(super) const NODES_MAX: usize = 20_000;
+/// More candidates than these are not told apart in one word, and too many to be done with anyhow.
+const CANDIDATES_MAX: usize = 64;
+/// A look at a set costs as much as its groups; with more, fewer sets are looked at.
+const GROUPS_USUAL: usize = 100;
+
+/// Makes a set better if there is a better one. Answers whether none is left.
+pub(super) fn improve(problem: &Problem, target: Weight, best: &mut Vec<u32>, nodes_max: usize) -> bool {
+    let users: Vec<u32> =
+        (0..number(problem.costs.len())).filter(|user| !problem.groups_of[place(*user)].is_empty()).collect();
+    if users.len() > CANDIDATES_MAX || nodes_max == 0 {
+        return false;
+    }
+    let bit_of = |user: &u32| users.binary_search(user).map_or(0, |bit| 1_u64 << bit);
+    let groups: Vec<Part> = problem
+        .groups
+        .iter()
+        .filter(|group| group.weight != Weight::default())
+        .map(|group| Part { users: group.users.iter().map(bit_of).sum(), weight: group.weight })
+        .collect();
+    let nodes_left = nodes_max * GROUPS_USUAL / groups.len().max(GROUPS_USUAL);
+    let costs = users.iter().map(|user| problem.costs[place(*user)]).collect();
+    let best_cost = State::of(problem, best).cost();
+    let mut search = Search { costs, groups, target, best_cost, best: None, nodes_left };
+    search.visit(0, 0, 0);
+    if let Some(found) = search.best {
+        *best = users.iter().copied().filter(|user| found & bit_of(user) != 0).collect();
+    }
+    search.nodes_left > 0
+}
+
+/// A group, its users as bits.
+struct Part {
+    users: u64,
+    weight: Weight,
+}
+
+struct Search {
+    costs: Vec<u64>,
+    groups: Vec<Part>,
+    target: Weight,
+    best_cost: u128,
+    best: Option<u64>,
+    nodes_left: usize,
+}
+
+/// What a set in the making has, and what it could still get.
+struct Outlook {
+    gone: Weight,
+    possible: Weight,
+    /// What each candidate that is not decided on could add at most, as shares of the target.
+    bytes: Vec<f64>,
+    inodes: Vec<f64>,
+}
+
+impl Search {
+    /// Looks at all sets that have `taken` and do not have `out`.
+    fn visit(&mut self, taken: u64, out: u64, cost: u128) {
+        if self.nodes_left == 0 {
+            return;
+        }
+        self.nodes_left -= 1;
+        let outlook = self.outlook(taken, out);
+        if outlook.gone.meets(self.target) {
+            if cost < self.best_cost {
+                (self.best_cost, self.best) = (cost, Some(taken));
+            }
+            return;
+        }
+        if !outlook.possible.meets(self.target) {
+            return;
+        }
+        let missing = |gone: u128, target: u128| target.saturating_sub(gone) as f64 / target.max(1) as f64;
+        let undecided: Vec<usize> = (0..self.costs.len()).filter(|bit| (taken | out) & (1 << bit) == 0).collect();
+        let bytes = self.cheapest(&undecided, &outlook.bytes, missing(outlook.gone.bytes, self.target.bytes));
+        let inodes = self.cheapest(&undecided, &outlook.inodes, missing(outlook.gone.inodes, self.target.inodes));
+        // Costs are whole: what is better is so by one at least. The last bits of a sum of floats prove nothing.
+        if cost as f64 + bytes.max(inodes) * (1.0 - 1e-9) > self.best_cost as f64 - 1.0 + f64::EPSILON {
+            return;
+        }
+        let worth = |bit: &usize| (outlook.bytes[*bit] + outlook.inodes[*bit]) / (self.costs[*bit] as f64).max(1e-3);
+        let next = undecided.iter().copied().max_by(|a, b| worth(a).total_cmp(&worth(b)).then(b.cmp(a)));
+        if let Some(next) = next {
+            self.visit(taken | 1 << next, out, cost + u128::from(self.costs[next]));
+            self.visit(taken, out | 1 << next, cost);
+        }
+    }
+
+    /// Splits what each group would add among those of its users that are not decided on, by their costs.
+    ///
+    /// No set can get more than its members' shares: a group that comes free had all of its users in the set.
+    fn outlook(&self, taken: u64, out: u64) -> Outlook {
+        let none = vec![0.0; self.costs.len()];
+        let mut outlook =
+            Outlook { gone: Weight::default(), possible: Weight::default(), bytes: none.clone(), inodes: none };
+        let share = |weight: u128, target: u128| if target == 0 { 0.0 } else { weight as f64 / target as f64 };
+        for part in self.groups.iter().filter(|part| part.users & out == 0) {
+            outlook.possible = outlook.possible.plus(part.weight);
+            let rest = part.users & !taken;
+            if rest == 0 {
+                outlook.gone = outlook.gone.plus(part.weight);
+                continue;
+            }
+            let members = || (0..self.costs.len()).filter(|bit| rest & (1 << bit) != 0);
+            let costs: f64 = members().map(|bit| self.costs[bit] as f64).sum();
+            for bit in members() {
+                let fraction =
+                    if costs > 0.0 { self.costs[bit] as f64 / costs } else { 1.0 / f64::from(rest.count_ones()) };
+                outlook.bytes[bit] += share(part.weight.bytes, self.target.bytes) * fraction;
+                outlook.inodes[bit] += share(part.weight.inodes, self.target.inodes) * fraction;
+            }
+        }
+        outlook
+    }
+
+    /// The least that what is missing can cost, if candidates could go in part.
+    fn cheapest(&self, undecided: &[usize], gains: &[f64], missing: f64) -> f64 {
+        let mut order: Vec<usize> = undecided.iter().copied().filter(|bit| gains[*bit] > 0.0).collect();
+        let price = |bit: usize| self.costs[bit] as f64 / gains[bit];
+        order.sort_by(|a, b| price(*a).total_cmp(&price(*b)).then(a.cmp(b)));
+        let (mut missing, mut cost) = (missing, 0.0);
+        for bit in order {
+            if missing <= 0.0 {
+                break;
+            }
+            cost += self.costs[bit] as f64 * (missing / gains[bit]).min(1.0);
+            missing -= gains[bit];
+        }
+        cost
+    }
+}

@@ -1,0 +1,276 @@
+//! The set-cover problem in numbers: images, groups of layers with the same users, and a set of images in the making.
+
+use std::collections::HashMap;
+
+use crate::{
+    image::{ByteSize, ImageId},
+    runtime::{Freed, LayerGraph},
+};
+
+/// An image that may go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Item {
+    pub(super) image: ImageId,
+    /// What its removal is expected to cost, in any unit that all items share.
+    pub(super) cost: u64,
+}
+
+impl Item {
+    pub(super) fn new(image: &ImageId, cost: u64) -> Self {
+        Self { image: image.clone(), cost }
+    }
+}
+
+/// What a disk has again, wide enough for any sum (`docs/spec/gc.md W21`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Weight {
+    pub(super) bytes: u128,
+    pub(super) inodes: u128,
+}
+
+impl Weight {
+    pub(super) fn of(freed: Freed) -> Self {
+        Self { bytes: freed.bytes.0.into(), inodes: freed.inodes.into() }
+    }
+
+    pub(super) fn freed(self) -> Freed {
+        let narrow = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
+        Freed { bytes: ByteSize(narrow(self.bytes)), inodes: narrow(self.inodes) }
+    }
+
+    pub(super) fn meets(self, wanted: Self) -> bool {
+        self.bytes >= wanted.bytes && self.inodes >= wanted.inodes
+    }
+
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self { bytes: self.bytes + other.bytes, inodes: self.inodes + other.inodes }
+    }
+
+    /// What is left, or nothing.
+    pub(super) fn less(self, other: Self) -> Self {
+        Self { bytes: self.bytes.saturating_sub(other.bytes), inodes: self.inodes.saturating_sub(other.inodes) }
+    }
+}
+
+/// Layers that exactly these candidates have: they come free together.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    /// Ascending.
+    pub(super) users: Vec<u32>,
+    pub(super) weight: Weight,
+}
+
+/// Candidates and the groups they have. Each candidate that has any group has one of its own, if need be a weightless
+/// one.
+#[derive(Debug)]
+pub(super) struct Problem {
+    pub(super) images: Vec<ImageId>,
+    pub(super) costs: Vec<u64>,
+    pub(super) groups: Vec<Group>,
+    pub(super) groups_of: Vec<Vec<u32>>,
+}
+
+impl Problem {
+    pub(super) fn new(graph: &LayerGraph, items: &[Item]) -> Self {
+        let mut candidates: Vec<(&ImageId, u64)> = items.iter().map(|item| (&item.image, item.cost)).collect();
+        candidates.sort_unstable();
+        candidates.dedup_by_key(|(image, _)| *image);
+
+        let mut users = Users::of(graph.layers.len());
+        let mut next = candidates.iter().zip(0_u32..).peekable();
+        // Both are sorted by image, so one walk joins them.
+        for (image, parts) in &graph.images {
+            while next.next_if(|((candidate, _), _)| *candidate < image).is_some() {}
+            let user = next.next_if(|((candidate, _), _)| *candidate == image).map(|(_, user)| user);
+            users.has(user, parts);
+        }
+
+        let mut problem = Self {
+            images: candidates.iter().map(|(image, _)| (*image).clone()).collect(),
+            costs: candidates.iter().map(|(_, cost)| *cost).collect(),
+            groups: Vec::new(),
+            groups_of: vec![Vec::new(); candidates.len()],
+        };
+        // Most layers have one user, who is looked up faster than a list of them.
+        let mut own: Vec<Option<usize>> = vec![None; candidates.len()];
+        let mut shared: HashMap<Vec<u32>, usize> = HashMap::new();
+        for (layer, users) in graph.layers.iter().zip(users.0).filter(|(layer, _)| !layer.held) {
+            let group = match users {
+                LayerUsers::None | LayerUsers::Outside => continue,
+                LayerUsers::One(user) => *own[place(user)].get_or_insert_with(|| problem.group(vec![user])),
+                LayerUsers::Several(users) => {
+                    *shared.entry(users).or_insert_with_key(|users| problem.group(users.clone()))
+                }
+            };
+            let weight = Weight { bytes: layer.bytes.0.into(), inodes: layer.inodes_expected().into() };
+            problem.groups[group].weight = problem.groups[group].weight.plus(weight);
+        }
+        for (user, own) in own.iter().enumerate() {
+            if own.is_none() && !problem.groups_of[user].is_empty() {
+                problem.group(vec![number(user)]);
+            }
+        }
+        problem
+    }
+
+    /// Images that share nothing, by cost and size, and are known by their positions alone.
+    pub(super) fn independent(images: impl Iterator<Item = (u64, ByteSize)>) -> Self {
+        let mut problem = Self { images: Vec::new(), costs: Vec::new(), groups: Vec::new(), groups_of: Vec::new() };
+        for (user, (cost, frees)) in images.enumerate() {
+            problem.costs.push(cost);
+            problem.groups_of.push(Vec::new());
+            let group = problem.group(vec![number(user)]);
+            problem.groups[group].weight.bytes = frees.0.into();
+        }
+        problem
+    }
+
+    fn group(&mut self, users: Vec<u32>) -> usize {
+        let group = self.groups.len();
+        for user in &users {
+            self.groups_of[place(*user)].push(number(group));
+        }
+        self.groups.push(Group { users, weight: Weight::default() });
+        group
+    }
+
+    /// What comes free when all candidates go.
+    pub(super) fn all(&self) -> Weight {
+        self.groups.iter().fold(Weight::default(), |sum, group| sum.plus(group.weight))
+    }
+}
+
+/// Who has each layer of a graph.
+struct Users(Vec<LayerUsers>);
+
+/// Who has one layer.
+#[derive(Clone)]
+enum LayerUsers {
+    None,
+    /// One candidate.
+    One(u32),
+    /// Candidates, ascending.
+    Several(Vec<u32>),
+    /// Somebody who stays.
+    Outside,
+}
+
+impl Users {
+    fn of(layers: usize) -> Self {
+        Self(vec![LayerUsers::None; layers])
+    }
+
+    /// Notes what an image has, which is a candidate or stays; candidates come in ascending order.
+    fn has(&mut self, user: Option<u32>, parts: &[u32]) {
+        for part in parts {
+            let Some(layer) = usize::try_from(*part).ok().and_then(|part| self.0.get_mut(part)) else { continue };
+            match (&mut *layer, user) {
+                (LayerUsers::Outside, _) => {}
+                (_, None) => *layer = LayerUsers::Outside,
+                (LayerUsers::None, Some(user)) => *layer = LayerUsers::One(user),
+                (LayerUsers::One(before), Some(user)) if *before != user => {
+                    *layer = LayerUsers::Several(vec![*before, user]);
+                }
+                (LayerUsers::Several(users), Some(user)) if users.last() != Some(&user) => users.push(user),
+                (LayerUsers::One(_) | LayerUsers::Several(_), Some(_)) => {}
+            }
+        }
+    }
+}
+
+/// A set of candidates that shall go.
+#[derive(Clone, Debug)]
+pub(super) struct State<'a> {
+    problem: &'a Problem,
+    taken: Vec<bool>,
+    /// How many users of each group stay.
+    left: Vec<u32>,
+    gone: Weight,
+    cost: u128,
+}
+
+impl<'a> State<'a> {
+    pub(super) fn new(problem: &'a Problem) -> Self {
+        let left = problem.groups.iter().map(|group| number(group.users.len())).collect();
+        Self { problem, taken: vec![false; problem.costs.len()], left, gone: Weight::default(), cost: 0 }
+    }
+
+    pub(super) fn of(problem: &'a Problem, set: &[u32]) -> Self {
+        let mut state = Self::new(problem);
+        for user in set {
+            state.take(*user);
+        }
+        state
+    }
+
+    pub(super) fn take(&mut self, user: u32) {
+        if std::mem::replace(&mut self.taken[place(user)], true) {
+            return;
+        }
+        self.cost += u128::from(self.problem.costs[place(user)]);
+        for group in &self.problem.groups_of[place(user)] {
+            let left = &mut self.left[place(*group)];
+            *left -= 1;
+            if *left == 0 {
+                self.gone = self.gone.plus(self.problem.groups[place(*group)].weight);
+            }
+        }
+    }
+
+    pub(super) fn put_back(&mut self, user: u32) {
+        if !std::mem::replace(&mut self.taken[place(user)], false) {
+            return;
+        }
+        self.cost -= u128::from(self.problem.costs[place(user)]);
+        for group in &self.problem.groups_of[place(user)] {
+            let left = &mut self.left[place(*group)];
+            *left += 1;
+            if *left == 1 {
+                self.gone = self.gone.less(self.problem.groups[place(*group)].weight);
+            }
+        }
+    }
+
+    /// What would not come free if this one stayed.
+    pub(super) fn loss(&self, user: u32) -> Weight {
+        let groups = self.problem.groups_of[place(user)].iter();
+        groups
+            .filter(|group| self.left[place(**group)] == 0)
+            .fold(Weight::default(), |sum, group| sum.plus(self.problem.groups[place(*group)].weight))
+    }
+
+    pub(super) fn is_taken(&self, user: u32) -> bool {
+        self.taken[place(user)]
+    }
+
+    /// How many users of a group stay.
+    pub(super) fn left(&self, group: u32) -> u32 {
+        self.left[place(group)]
+    }
+
+    pub(super) fn gone(&self) -> Weight {
+        self.gone
+    }
+
+    pub(super) fn cost(&self) -> u128 {
+        self.cost
+    }
+
+    /// What each candidate costs.
+    pub(super) fn costs(&self) -> &'a [u64] {
+        &self.problem.costs
+    }
+
+    /// The set, ascending.
+    pub(super) fn set(&self) -> Vec<u32> {
+        (0_u32..).zip(&self.taken).filter(|(_, taken)| **taken).map(|(user, _)| user).collect()
+    }
+}
+
+pub(super) fn place(number: u32) -> usize {
+    usize::try_from(number).expect("32 bits fit")
+}
+
+pub(super) fn number(place: usize) -> u32 {
+    u32::try_from(place).expect("a graph names its layers by 32 bits, and there are no more images on a disk")
+}

@@ -1,0 +1,245 @@
+//! Goals out of reach: what holds the space, what is reported of it, and how often.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use super::input::PlanInput;
+use crate::{
+    gc::disk::DiskUse,
+    image::{ByteSize, ImageId},
+    inventory::Entry,
+    runtime::{Certainty, Freed},
+};
+
+/// What holds the space once all that is planned has gone. The parts add up to what is used on the disk then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shortage {
+    /// By images in use alone.
+    pub in_use: ByteSize,
+    /// By pinned images that are not in use.
+    pub pinned: ByteSize,
+    /// By images that stay for another reason.
+    pub kept: ByteSize,
+    /// By layers of images that may go, which images that stay have as well, or running pulls.
+    pub shared: ByteSize,
+    /// By what could go, all at once, and stays.
+    pub free: ByteSize,
+    /// By anything but images.
+    pub others: ByteSize,
+    /// How much more must be free at least.
+    pub missing: Freed,
+}
+
+/// Splits what is used on the disk by what holds it, once the images at the places `gone` have freed so much.
+/// `candidates`: places of images that may go.
+pub(in crate::gc) fn shortage(
+    input: &PlanInput<'_>,
+    candidates: impl Iterator<Item = usize>,
+    gone: impl Iterator<Item = usize>,
+    freed: Freed,
+    missing: Freed,
+) -> Shortage {
+    let mut shortage = Shortage { missing, ..Shortage::default() };
+    let hold = |entry: &Entry| match (entry.in_use_by.is_empty(), entry.pinned_by.is_empty()) {
+        (false, _) => Hold::InUse,
+        (_, false) => Hold::Pinned,
+        _ => Hold::Kept,
+    };
+    let mut of_entry: Vec<Hold> = input.entries.iter().map(|entry| hold(entry)).collect();
+    candidates.for_each(|place| of_entry[place] = Hold::Free);
+    gone.for_each(|place| of_entry[place] = Hold::Gone);
+    let mut holds: BTreeMap<&ImageId, Hold> = BTreeMap::new();
+    for (entry, hold) in input.entries.iter().zip(of_entry) {
+        if input.layers.is_some() {
+            let known = holds.entry(&entry.image.id).or_insert(hold);
+            *known = hold.max(*known);
+        } else {
+            shortage.add(hold, hold, entry.image.size);
+        }
+    }
+    if let Some(graph) = input.layers {
+        // The strongest and the weakest hold on each layer; one that nobody knows is kept.
+        let mut of: Vec<Option<(Hold, Hold)>> = vec![None; graph.layers.len()];
+        for (image, parts) in &graph.images {
+            let hold = holds.get(image).copied().unwrap_or(Hold::Kept);
+            if hold == Hold::Gone {
+                continue;
+            }
+            for part in parts {
+                let Some(known) = usize::try_from(*part).ok().and_then(|part| of.get_mut(part)) else { continue };
+                *known = Some(known.map_or((hold, hold), |(weak, strong)| (weak.min(hold), strong.max(hold))));
+            }
+        }
+        for (layer, hold) in graph.layers.iter().zip(of) {
+            let Some((weak, strong)) = hold else { continue };
+            let strong = if layer.held { strong.max(Hold::Kept) } else { strong };
+            shortage.add(weak, strong, layer.bytes);
+        }
+    }
+    let images = shortage.in_use + shortage.pinned + shortage.kept + shortage.shared + shortage.free;
+    let freed = input.aged.plus(input.freed).plus(freed);
+    let used = input.disk.as_ref().map_or(ByteSize::ZERO, |disk| disk.used).saturating_sub(freed.bytes);
+    shortage.others = used.saturating_sub(images);
+    shortage
+}
+
+/// How firmly an image is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Hold {
+    Gone,
+    Free,
+    Kept,
+    Pinned,
+    InUse,
+}
+
+impl Shortage {
+    fn add(&mut self, weak: Hold, strong: Hold, bytes: ByteSize) {
+        let part = match (weak, strong) {
+            (_, Hold::Gone) => return,
+            (_, Hold::Free) => &mut self.free,
+            (Hold::Free, _) => &mut self.shared,
+            (_, Hold::Kept) => &mut self.kept,
+            (_, Hold::Pinned) => &mut self.pinned,
+            (_, Hold::InUse) => &mut self.in_use,
+        };
+        *part = *part + bytes;
+    }
+}
+
+/// The shortage that was reported last. It is reported once, and again when it was over in between, when a part of it has
+/// changed by more than a twentieth of the disk, or after a restart.
+#[derive(Debug, Default)]
+pub(in crate::gc) struct ReportedShortage(Mutex<Option<Shortage>>);
+
+impl ReportedShortage {
+    /// Whether this is another shortage than the one reported last; from now on it is that one.
+    pub(in crate::gc) fn is_new(&self, disk: &DiskUse, shortage: &Shortage) -> bool {
+        let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if reported.as_ref().is_some_and(|reported| is_alike(reported, shortage, disk)) {
+            return false;
+        }
+        *reported = Some(*shortage);
+        true
+    }
+
+    /// The goal was reached, or there was none: the next shortage is reported.
+    pub(in crate::gc) fn clear(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// Pods that come and go change less than this.
+const CHANGE_MIN_PERCENT: u64 = 5;
+
+fn is_alike(one: &Shortage, other: &Shortage, disk: &DiskUse) -> bool {
+    let parts = |it: &Shortage| {
+        [it.in_use, it.pinned, it.kept, it.shared, it.free, it.others, it.missing.bytes].map(|part| part.0)
+    };
+    let is_small = |change: u64, whole: u64| change <= whole / 100 * CHANGE_MIN_PERCENT;
+    let bytes = parts(one).into_iter().zip(parts(other)).all(|(a, b)| is_small(a.abs_diff(b), disk.capacity.0));
+    let inodes = one.missing.inodes.abs_diff(other.missing.inodes);
+    bytes && is_small(inodes, disk.inodes.unwrap_or_default())
+}
+
+/// What came of a collection whose goal is out of reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShortOutcome {
+    /// What went freed this.
+    Freed(Freed),
+    /// In a dry run: what would go would free this.
+    WouldFree(Freed),
+}
+
+/// The text of the event. It begins as the kubelet's does, which alerts match on.
+pub(in crate::gc) fn message(
+    used_percent: u8,
+    capacity: ByteSize,
+    outcome: ShortOutcome,
+    shortage: &Shortage,
+    certainty: Certainty,
+) -> String {
+    let size = |bytes: ByteSize| size_text(bytes.0);
+    let Shortage { in_use, pinned, kept, shared, free, others, missing } = *shortage;
+    let (freed, verb, now) = match outcome {
+        ShortOutcome::Freed(freed) => (freed, "was", " now"),
+        ShortOutcome::WouldFree(freed) => (freed, "would be", " then"),
+    };
+    let mut more = Vec::new();
+    if missing.bytes > ByteSize::ZERO {
+        more.push(size(missing.bytes));
+    }
+    if missing.inodes > 0 {
+        more.push(format!("{} inodes", missing.inodes));
+    }
+    let done = match (freed.is_none(), more.is_empty()) {
+        (true, true) => format!("The low threshold is out of reach, and unused images can free {}", size(free)),
+        (true, false) => {
+            let more = more.join(" and ");
+            format!("{more} must go, unused images can free only {}, and none {verb} deleted", size(free))
+        }
+        (false, true) => {
+            format!(
+                "The low threshold is out of reach, and {} {verb} freed by removing unused images",
+                size(freed.bytes)
+            )
+        }
+        (false, false) => {
+            let more = more.join(" and ");
+            format!("{} {verb} freed by removing unused images, and {more} more must go", size(freed.bytes))
+        }
+    };
+    let now = if freed.is_none() { "" } else { now };
+    let sure = match certainty {
+        Certainty::Exact => String::new(),
+        certainty => format!(" Sizes are {certainty}."),
+    };
+    format!(
+        "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). {done}. \
+         Used{now}: {} by images in use, {} by pinned images, {} by images kept by rules or too young, {} by layers that these share with unused images, {} by unused images, {} by anything but images.{sure}",
+        size(capacity),
+        size(in_use),
+        size(pinned),
+        size(kept),
+        size(shared),
+        size(free),
+        size(others),
+    )
+}
+
+/// A size with one decimal in binary units, TiB the largest.
+pub(in crate::gc) fn size_text(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn sizes_print_as_the_kubelet_prints_them() {
+        let cases = vectors("gc-format-size.json");
+        assert_eq!(cases.len(), 18);
+        for case in cases {
+            let (bytes, text) = (&case["input"]["bytes"], case["expected"]["text"].as_str().unwrap());
+            match bytes.as_u64() {
+                Some(bytes) => assert_eq!(size_text(bytes), text, "{}", case["name"]),
+                // The one case of a size below zero: here no such size can be written down, and nothing prints as it does.
+                None => assert_eq!((bytes.as_i64(), text), (Some(-1), "-1 B")),
+            }
+        }
+    }
+}

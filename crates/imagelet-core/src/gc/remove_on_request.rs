@@ -1,0 +1,125 @@
+//! The removal of one image that somebody ordered: a person, or whoever asks over CRI.
+
+use std::time::SystemTime;
+
+use tokio::time::Instant;
+
+use super::{ImageGc, report::GcError};
+use crate::{
+    image::{Image, ImageSpec},
+    inventory::Ordered,
+    runtime::RuntimeError,
+};
+
+/// What becomes of an image that containers or mounts use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UsedImages {
+    /// It stays.
+    Stay,
+    /// It goes, as far as the store lets it go; who uses it is not asked.
+    Go,
+}
+
+/// Why an image was not removed on order.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OrderError {
+    /// These use it.
+    #[error("image `{image}` is in use by {}", by.join(", "))]
+    InUse {
+        /// The name it was ordered by.
+        image: String,
+        /// Containers, mounts, or what else is done with it right now.
+        by: Vec<String>,
+    },
+    /// Who uses it could not be asked, or the answer is not to be believed.
+    #[error(transparent)]
+    Unknown(#[from] GcError),
+    /// The store did not find or remove it.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+impl ImageGc {
+    /// Removes one image: age, pins and leases do not stand against it, users do unless it is to go all the same. `None`:
+    /// it is not there.
+    ///
+    /// Whoever asks for it meanwhile waits, and learns that it is gone; who orders the same meanwhile does so, too.
+    ///
+    /// # Errors
+    /// When it is in use, when that cannot be told, or when the store refuses.
+    pub async fn remove_ordered(
+        &self,
+        spec: &ImageSpec,
+        used: UsedImages,
+        now: SystemTime,
+    ) -> Result<Option<Image>, OrderError> {
+        // One collection or order at a time.
+        let waiting = Instant::now();
+        let _turn = self.turn.lock().await;
+        let now = now + waiting.elapsed();
+        let Some(image) = self.runtime.status(spec).await? else { return Ok(None) };
+        let ordered = self.inventory.clear_ordered(&image, used == UsedImages::Go, now).await;
+        let ordered = ordered.map_err(GcError::Inventory)?;
+        let _removal = match ordered {
+            Ordered::Free(removal) => removal,
+            Ordered::InUse(by) => return Err(OrderError::InUse { image: spec.image.clone(), by }),
+            Ordered::Doubtful => return Err(GcError::ContainersVanished.into()),
+        };
+        self.runtime.remove(&ImageSpec { image: image.id.to_string(), ..image.spec.clone() }).await?;
+        Ok(Some(image))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        inventory::Inventory,
+        runtime::{ContainerState, ImageService as _, RuntimeErrorKind, RuntimeManager},
+        testing::FakeRuntime,
+    };
+
+    fn node() -> (FakeRuntime, ImageGc, ImageSpec) {
+        let fake = FakeRuntime::new();
+        let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone()));
+        let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
+        let id = fake.preload("app:v1", "app", 1);
+        (fake, ImageGc::new(runtime, inventory), ImageSpec::new(id.as_str()))
+    }
+
+    #[tokio::test]
+    async fn an_image_in_use_goes_only_where_that_is_ordered() {
+        let (fake, gc, spec) = node();
+        let id = fake.status(&spec).await.unwrap().unwrap().id;
+        fake.run("web", "main", "app:v1", &id, ContainerState::Exited);
+        let now = SystemTime::now();
+        let refused = gc.remove_ordered(&spec, UsedImages::Stay, now).await.unwrap_err();
+        assert!(matches!(&refused, OrderError::InUse { by, .. } if by == &["default/web/main"]), "{refused:?}");
+        fake.take_calls();
+        assert_eq!(gc.remove_ordered(&spec, UsedImages::Go, now).await.unwrap().unwrap().id, id);
+        assert!(fake.take_calls().iter().all(|call| !call.contains("containers")), "nobody has to be asked");
+        assert!(gc.remove_ordered(&spec, UsedImages::Stay, now).await.unwrap().is_none(), "absent is no failure");
+    }
+
+    #[tokio::test]
+    async fn where_no_containers_can_run_none_stands_against_a_removal() {
+        let (fake, gc, spec) = node();
+        for (kind, is_removed) in [(RuntimeErrorKind::Unavailable, false), (RuntimeErrorKind::Unsupported, true)] {
+            fake.fail("sandboxes", kind, "no");
+            let removed = gc.remove_ordered(&spec, UsedImages::Stay, SystemTime::now()).await;
+            assert_eq!(removed.is_ok_and(|image| image.is_some()), is_removed, "{kind:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn orders_for_one_image_at_once_all_succeed() {
+        let (fake, gc, spec) = node();
+        let orders = (0..5).map(|_| gc.remove_ordered(&spec, UsedImages::Stay, SystemTime::now()));
+        let removed = futures_util::future::join_all(orders).await;
+        assert_eq!(removed.into_iter().filter(|removed| removed.as_ref().unwrap().is_some()).count(), 1);
+        assert!(fake.status(&spec).await.unwrap().is_none());
+    }
+}

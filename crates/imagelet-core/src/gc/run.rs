@@ -1,0 +1,537 @@
+//! A collection: refresh, plan, check again and remove, refresh; a new plan where something stood against a removal;
+//! then prune the pull records of absent images.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    ImageGc,
+    disk::{self, DiskUse},
+    keep_rules::KeepRules,
+    plan::{Plan, PlanInput, ShortOutcome, Step, frees, plan},
+    policy::{GcGoal, GcRequest, GcWay},
+    reason::{GcPhase, Reason},
+    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
+};
+use crate::{
+    image::{ByteSize, ImageId, ImageKey, ImageSpec},
+    inventory::{Clearance, Entry, Snapshot, Standing},
+    runtime::{Certainty, Freed, RuntimeErrorKind},
+    text::{aggregate, told_with_code},
+};
+
+/// How often a collection plans anew because images turned out not to be free.
+const PLANS_MAX: usize = 8;
+
+impl ImageGc {
+    /// Collects once.
+    ///
+    /// A removal that fails, or an image that is taken into use meanwhile, is part of the report, and another one goes
+    /// instead. Dropping the future leaves the removals done so far.
+    ///
+    /// # Errors
+    /// When nothing was done because images, users or the disk are not known.
+    pub async fn run(&self, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
+        // Held over the whole pass on purpose: two collections at once would both count what one of them removed, and
+        // together go further than either was asked to.
+        let waiting = Instant::now();
+        let _turn = self.turn.lock().await;
+        let now = now + waiting.elapsed();
+        let began = Instant::now();
+        if request.policy.way() == GcWay::Kubelet && request.goal == GcGoal::AllUnused {
+            tracing::info!("Attempting to delete unused images");
+        }
+        let snapshot = self.inventory.refresh(now).await?;
+        let mut run = Run::new(self, request, now, began, &snapshot);
+        run.collect(snapshot).await?;
+        Ok(run.report().await)
+    }
+}
+
+/// How the try to remove an image ended.
+enum Attempt {
+    Removed,
+    Failed(String),
+    /// It stays, or the run is over.
+    Spared,
+}
+
+/// One collection under way.
+struct Run<'a> {
+    gc: &'a ImageGc,
+    request: &'a GcRequest,
+    rules: Arc<KeepRules>,
+    now: SystemTime,
+    began: Instant,
+    containers: usize,
+    containers_vanished: bool,
+    disk: DiskUse,
+    /// What the first plan that knew the disk wanted.
+    wanted: Option<Freed>,
+    could_free: Freed,
+    certainty: Certainty,
+    /// What was to go, in order.
+    attempts: Vec<GcDecision>,
+    /// The last plan and what it was made for.
+    last: Option<(Arc<Snapshot>, Plan)>,
+    /// Images not to be planned for again, and why.
+    spared: BTreeMap<ImageKey, Reason>,
+    aged: Freed,
+    freed: Freed,
+    claimed: ByteSize,
+    /// The listed sizes of what was removed for space; `None`: nothing was.
+    removed_for_space: Option<ByteSize>,
+    age_failures: Vec<String>,
+    space_failures: Vec<String>,
+    failures: Vec<GcError>,
+    events: Vec<GcEvent>,
+    hook: Option<Vec<ImageId>>,
+    /// Why no further removal is tried.
+    aborted: Option<String>,
+    /// Something was to be removed, so operators want to know why the rest stays.
+    is_active: bool,
+}
+
+impl<'a> Run<'a> {
+    fn new(gc: &'a ImageGc, request: &'a GcRequest, now: SystemTime, began: Instant, snapshot: &Snapshot) -> Self {
+        Self {
+            gc,
+            request,
+            rules: gc.rules(),
+            now,
+            began,
+            containers: snapshot.containers,
+            containers_vanished: snapshot.containers_vanished,
+            disk: DiskUse::default(),
+            wanted: None,
+            could_free: Freed::default(),
+            certainty: Certainty::Claimed,
+            attempts: Vec::new(),
+            last: None,
+            spared: BTreeMap::new(),
+            aged: Freed::default(),
+            freed: Freed::default(),
+            claimed: ByteSize::ZERO,
+            removed_for_space: None,
+            age_failures: Vec::new(),
+            space_failures: Vec::new(),
+            failures: Vec::new(),
+            events: Vec::new(),
+            hook: None,
+            aborted: None,
+            is_active: false,
+        }
+    }
+
+    fn dry_run(&self) -> bool {
+        self.request.dry_run
+    }
+
+    fn is_kubelet(&self) -> bool {
+        self.request.policy.way() == GcWay::Kubelet
+    }
+
+    fn clock(&self) -> SystemTime {
+        self.now + self.began.elapsed()
+    }
+
+    /// Plans and removes until nothing is left to do.
+    async fn collect(&mut self, mut snapshot: Arc<Snapshot>) -> Result<(), GcError> {
+        if self.is_kubelet() && self.request.goal == GcGoal::Threshold && !self.dry_run() {
+            // The kubelet measures the disk once old images went, and only where none failed to.
+            self.pass(&snapshot, None, true).await;
+        }
+        if self.age_failures.is_empty() || !self.is_kubelet() {
+            let disk = self.measure().await;
+            let measured = disk.as_ref().ok().cloned();
+            self.disk = measured.clone().unwrap_or_default();
+            for plans in 1..=PLANS_MAX {
+                let is_disturbed = self.pass(&snapshot, measured.clone(), plans == PLANS_MAX).await;
+                if !is_disturbed || plans == PLANS_MAX {
+                    break;
+                }
+                snapshot = self.gc.inventory.refresh(self.clock()).await?;
+                self.containers = self.containers.max(snapshot.containers);
+                self.containers_vanished |= snapshot.containers_vanished;
+            }
+            if let Err(error) = disk {
+                // Nothing was done, so there is nothing to report but this.
+                if self.attempts.is_empty() && self.aborted.is_none() {
+                    return Err(error);
+                }
+                self.fail(error);
+            }
+        }
+        self.report_failures();
+        Ok(())
+    }
+
+    /// Measures the disk, which a goal in bytes can do without.
+    async fn measure(&self) -> Result<DiskUse, GcError> {
+        let disk = disk::measure(&self.gc.runtime, &self.gc.probe).await;
+        match self.request.goal {
+            GcGoal::Threshold => {
+                disk.and_then(|disk| if disk.capacity == ByteSize::ZERO { Err(GcError::NoCapacity) } else { Ok(disk) })
+            }
+            GcGoal::Free(_) | GcGoal::AllUnused => Ok(disk.unwrap_or_else(|error| {
+                tracing::warn!(%error, "collecting without knowing how full the disk is");
+                DiskUse::default()
+            })),
+        }
+    }
+
+    /// Makes one plan and acts on it. Returns whether something stood against it, so that another plan may do better.
+    async fn pass(&mut self, snapshot: &Arc<Snapshot>, disk: Option<DiskUse>, is_last: bool) -> bool {
+        let gc = self.gc;
+        let layers = gc.runtime.layers().await.unwrap_or_else(|error| {
+            tracing::warn!(error = error.chain(), "planning without the layers that images share");
+            None
+        });
+        let ruled = gc.held_by_rules(snapshot, &self.rules, self.now).await;
+        let spared = self.spared.clone();
+        let input = PlanInput {
+            policy: self.request.policy,
+            goal: self.request.goal,
+            now: self.now,
+            watched_since: snapshot.watched_since,
+            // What goes is counted; the disk of the start stays the one the goal is measured by.
+            disk,
+            freed: self.freed,
+            // The kubelet measured the disk after it.
+            aged: if self.is_kubelet() { Freed::default() } else { self.aged },
+            reuse: &snapshot.reuse,
+            entries: &snapshot.entries,
+            ruled: &ruled,
+            layers: layers.as_ref(),
+            spared: &spared,
+        };
+        let plan = plan(&input);
+        self.note(&plan, &input);
+        let is_disturbed = if self.dry_run() && !self.containers_vanished {
+            self.foresee(&plan, &input);
+            false
+        } else {
+            self.act(&plan, &input, is_last).await
+        };
+        if self.is_kubelet() {
+            self.note_hook(&plan, &input);
+        }
+        self.last = Some((Arc::clone(snapshot), plan));
+        is_disturbed && self.aborted.is_none() && !self.is_kubelet()
+    }
+
+    /// Notes what a plan says of the whole; the first plan that knows the disk says what is wanted.
+    fn note(&mut self, plan: &Plan, input: &PlanInput<'_>) {
+        self.is_active |= plan.wanted.is_some() || !plan.steps.is_empty();
+        if self.last.is_none() {
+            (self.could_free, self.certainty) = (plan.possible, plan.certainty);
+            for (entry, reason) in input.entries.iter().zip(&plan.kept) {
+                if *reason == Some(Reason::NoId) {
+                    self.events.push(GcEvent::invalid_id(&entry.key()));
+                }
+            }
+        }
+        self.wanted = self.wanted.or(plan.wanted);
+        if self.is_kubelet()
+            && let (Some(disk), Some(_)) = (&input.disk, plan.wanted)
+            && input.goal == GcGoal::Threshold
+        {
+            let policy = &input.policy;
+            tracing::info!(
+                usage = disk.used_percent(),
+                highThreshold = policy.high().get(),
+                amountToFree = policy.excess(disk),
+                lowThreshold = policy.low().get(),
+                "Disk usage on image filesystem is over the high threshold, trying to free bytes down to the low threshold"
+            );
+        }
+    }
+
+    /// Counts all that is planned as done, and removes nothing.
+    fn foresee(&mut self, plan: &Plan, input: &PlanInput<'_>) {
+        for step in &plan.steps {
+            let entry = &input.entries[step.place];
+            self.claimed = self.claimed + entry.image.size;
+            let freed = if step.phase == GcPhase::Age { &mut self.aged } else { &mut self.freed };
+            *freed = freed.plus(step.frees);
+            self.decide(entry, step, GcOutcome::Chosen, step.reason.clone());
+        }
+    }
+
+    /// Takes the steps of a plan, and counts what was freed.
+    ///
+    /// Where images share layers, a step that is not taken may leave others without effect: the rest waits for a new plan,
+    /// unless this is the last. In the kubelet's policy the next in order goes instead. Returns whether a step was not taken.
+    async fn act(&mut self, plan: &Plan, input: &PlanInput<'_>, is_last: bool) -> bool {
+        let (mut aged, mut gone) = (Vec::new(), Vec::new());
+        let mut is_whole = true;
+        for step in plan.steps.iter().chain(&plan.reserve) {
+            if self.is_kubelet() && self.has_enough(plan) {
+                break;
+            }
+            match self.remove(&input.entries[step.place], step).await {
+                Attempt::Removed if step.phase == GcPhase::Age => aged.push(step.place),
+                Attempt::Removed => gone.push(step.place),
+                Attempt::Failed(error) => {
+                    let is_age = step.phase == GcPhase::Age;
+                    if is_age { &mut self.age_failures } else { &mut self.space_failures }.push(error);
+                    is_whole = false;
+                }
+                Attempt::Spared => is_whole = false,
+            }
+            let waits = !is_last && step.phase != GcPhase::Age && input.layers.is_some() && !self.is_kubelet();
+            if !is_whole && waits {
+                break;
+            }
+        }
+        // What stayed keeps what it shares with what went.
+        let order: Vec<usize> = aged.iter().chain(&gone).copied().collect();
+        for (at, (_, frees)) in frees(input, &order).into_iter().enumerate() {
+            let freed = if at < aged.len() { &mut self.aged } else { &mut self.freed };
+            *freed = freed.plus(frees);
+        }
+        !is_whole
+    }
+
+    /// Whether the kubelet would stop here: after a removal for space, by the listed sizes.
+    fn has_enough(&self, plan: &Plan) -> bool {
+        let wanted = plan.wanted.map_or(u64::MAX, |wanted| wanted.bytes.0);
+        self.removed_for_space.is_some_and(|removed| removed.0 >= wanted)
+    }
+
+    /// Removes one image unless something has come between.
+    async fn remove(&mut self, entry: &Arc<Entry>, step: &Step) -> Attempt {
+        if let Some(why) = self.aborted.clone() {
+            return self.spare(entry, step, Reason::Aborted { why });
+        }
+        if self.containers_vanished {
+            let reason = self.abort(GcError::ContainersVanished);
+            return self.spare(entry, step, reason);
+        }
+        let cleared = match self.gc.inventory.clear(entry, self.containers, self.clock()).await {
+            Ok(Clearance::Free(removal)) => Ok(removal),
+            Ok(Clearance::Kept(standing)) => Err(match standing {
+                Standing::Gone => Reason::Gone,
+                Standing::InUse(by) => Reason::InUse { by },
+                Standing::Pinned(by) => Reason::Pinned { by },
+                Standing::Touched => Reason::JustUsed,
+                Standing::Leased(until) => Reason::awaited(until),
+                Standing::Busy => Reason::Awaited { until: None },
+                Standing::Released(_) => Reason::Released,
+                Standing::Doubtful => self.abort(GcError::ContainersVanished),
+            }),
+            Err(error) => Err(self.abort(GcError::Recheck(error))),
+        };
+        // Until this is dropped, no caller gets the image as present.
+        let _removal = match cleared {
+            Ok(removal) => removal,
+            Err(reason) => return self.spare(entry, step, reason),
+        };
+        self.gc.record_removal(entry, &step.reason, self.clock());
+        let (id, size) = (entry.image.id.to_string(), entry.image.size);
+        let runtime_handler = entry.image.spec.runtime_handler.as_str();
+        // The kubelet's line, with its names of the fields; the names of the image are ours.
+        let (names, phase) = (entry.image.names().join(" "), step.phase);
+        tracing::info!(imageID = %id, names, size = size.0, runtimeHandler = runtime_handler, %phase, "Removing image to free bytes");
+        let spec = match self.request.policy.way() {
+            GcWay::Imagelet => ImageSpec { image: id, ..entry.image.spec.clone() },
+            // The kubelet's names the id alone; a use under any handler kept the image from coming this far.
+            GcWay::Kubelet => ImageSpec::new(id),
+        };
+        match self.gc.runtime.remove(&spec).await {
+            Ok(()) => {
+                self.claimed = self.claimed + size;
+                if step.phase != GcPhase::Age {
+                    self.removed_for_space = Some(self.removed_for_space.unwrap_or_default() + size);
+                }
+                self.spared.insert(entry.key(), Reason::Gone);
+                self.decide(entry, step, GcOutcome::Removed, step.reason.clone());
+                Attempt::Removed
+            }
+            // Something holds it that only the store knows of, or it came into use since the check: another one goes.
+            Err(error) if error.kind() == RuntimeErrorKind::InUse && !self.is_kubelet() => {
+                self.spare(entry, step, Reason::Refused { error: told_with_code(&error.chain()).1.to_owned() })
+            }
+            Err(error) => {
+                let error = error.chain();
+                tracing::warn!(image = %spec.image, %error, "could not remove an image");
+                self.spared.insert(entry.key(), Reason::Failed { error: error.clone() });
+                self.decide(entry, step, GcOutcome::Failed { error: error.clone() }, step.reason.clone());
+                Attempt::Failed(error)
+            }
+        }
+    }
+
+    fn spare(&mut self, entry: &Arc<Entry>, step: &Step, reason: Reason) -> Attempt {
+        self.spared.insert(entry.key(), reason.clone());
+        self.decide(entry, step, GcOutcome::Spared, reason);
+        Attempt::Spared
+    }
+
+    fn decide(&mut self, entry: &Arc<Entry>, step: &Step, outcome: GcOutcome, reason: Reason) {
+        let (entry, phase, frees) = (Arc::clone(entry), Some(step.phase), step.frees.bytes);
+        self.attempts.push(GcDecision { entry, outcome, reason, phase, frees });
+    }
+
+    fn abort(&mut self, error: GcError) -> Reason {
+        let why = error.to_string();
+        self.aborted = Some(why.clone());
+        self.fail(error);
+        Reason::Aborted { why }
+    }
+
+    /// Notes a failure that does not end the run, and its event.
+    fn fail(&mut self, error: GcError) {
+        self.events.extend(error.event());
+        self.failures.push(error);
+    }
+
+    /// Notes what the kubelet hands to its hooks: what a space phase without a failure looked at and kept.
+    fn note_hook(&mut self, plan: &Plan, input: &PlanInput<'_>) {
+        let has_space_phase = input.goal != GcGoal::Threshold || plan.wanted.is_some();
+        if !has_space_phase || !self.space_failures.is_empty() || self.aborted.is_some() || self.dry_run() {
+            return;
+        }
+        let is_fresh = |reason: &Option<Reason>| {
+            matches!(reason, Some(Reason::Young { .. } | Reason::JustUsed | Reason::Leased { .. }))
+        };
+        let fresh = (0..plan.kept.len()).filter(|place| is_fresh(&plan.kept[*place]));
+        let others = plan.steps.iter().chain(&plan.reserve).filter(|step| step.phase != GcPhase::Age);
+        let mut looked_at: Vec<usize> = fresh.chain(others.map(|step| step.place)).collect();
+        looked_at.sort_by_key(|place| (input.entries[*place].last_used, input.entries[*place].first_seen, *place));
+        let is_gone = |place: &usize| self.spared.get(&input.entries[*place].key()) == Some(&Reason::Gone);
+        if self.has_enough(plan) {
+            looked_at.truncate(looked_at.iter().rposition(is_gone).map_or(0, |last| last + 1));
+        }
+        let left = looked_at.iter().filter(|place| !is_gone(place));
+        self.hook = Some(left.map(|place| input.id(*place).clone()).collect());
+    }
+
+    /// What went wrong, reported once.
+    fn report_failures(&mut self) {
+        let (policy, goal) = (self.request.policy, self.request.goal);
+        let is_old_alone = self.is_kubelet() && !self.age_failures.is_empty();
+        if !self.age_failures.is_empty() {
+            let age_max = policy.age_max().unwrap_or_default();
+            self.fail(GcError::AgeRemovals { age_max, errors: aggregate(&self.age_failures) });
+        }
+        let amount = match goal {
+            GcGoal::Threshold if self.is_kubelet() => policy.excess(&self.disk),
+            _ => self.wanted.map_or(i64::MAX, |wanted| i64::try_from(wanted.bytes.0).unwrap_or(i64::MAX)),
+        };
+        let for_space = self.removed_for_space.unwrap_or_default().0;
+        if !self.space_failures.is_empty() {
+            let freed = if self.is_kubelet() { for_space } else { self.freed.bytes.0 };
+            self.fail(GcError::SpaceRemovals { wanted: amount, freed, errors: aggregate(&self.space_failures) });
+        }
+        if self.aborted.is_some() || goal == GcGoal::AllUnused {
+            return;
+        }
+        let (used_percent, capacity) = (self.disk.used_percent(), self.disk.capacity);
+        if self.is_kubelet() {
+            let is_short = self.wanted.is_some() && i128::from(for_space) < i128::from(amount);
+            if is_short
+                && goal == GcGoal::Threshold
+                && !is_old_alone
+                && self.space_failures.is_empty()
+                && !self.dry_run()
+            {
+                self.fail(GcError::NotEnough { used_percent, capacity, freed: for_space });
+            }
+            return;
+        }
+        // What came between is known to the last plan alone.
+        let short = self.last.as_ref().and_then(|(_, plan)| Some((plan.shortage?, plan.certainty)));
+        let Some((shortage, certainty)) = short else {
+            self.gc.shortage.clear();
+            return;
+        };
+        let outcome =
+            if self.dry_run() { ShortOutcome::WouldFree(self.freed) } else { ShortOutcome::Freed(self.freed) };
+        let error = GcError::OutOfReach { used_percent, capacity, outcome, shortage, certainty };
+        // A command gets the failure each time; the node's event is recorded once, until something changes.
+        if goal == GcGoal::Threshold && !self.dry_run() && self.gc.shortage.is_new(&self.disk, &shortage) {
+            self.events.extend(error.event());
+        }
+        self.failures.push(error);
+    }
+
+    /// One decision for each image: what was to go, in order, then what stays.
+    fn decisions(&mut self) -> Vec<GcDecision> {
+        let mut decisions = std::mem::take(&mut self.attempts);
+        let tried: BTreeSet<ImageKey> = decisions.iter().map(GcDecision::key).collect();
+        let Some((snapshot, plan)) = &self.last else { return decisions };
+        for (entry, reason) in snapshot.entries.iter().zip(&plan.kept) {
+            if tried.is_empty() || !tried.contains(&entry.key()) {
+                let reason = reason.clone().unwrap_or(Reason::NotNeeded);
+                let (entry, frees) = (Arc::clone(entry), ByteSize::ZERO);
+                decisions.push(GcDecision { entry, outcome: GcOutcome::Kept, reason, phase: None, frees });
+            }
+        }
+        for decision in &decisions {
+            let (image, tags, reason) =
+                (&decision.entry.image.id, decision.entry.image.tags.join(" "), &decision.reason);
+            match decision.phase {
+                Some(phase) => {
+                    tracing::info!(%image, tags, %reason, %phase, dry_run = self.dry_run(), "chose an image")
+                }
+                None if self.is_active => tracing::info!(%image, tags, %reason, "kept an image"),
+                None => tracing::debug!(%image, tags, %reason, "kept an image"),
+            }
+        }
+        decisions
+    }
+
+    /// Refreshes and measures again, and reports all.
+    async fn report(mut self) -> GcReport {
+        let decisions = self.decisions();
+        let (mut disk_after, mut present) = (None, None);
+        if !self.dry_run() {
+            let refreshed = self.gc.inventory.refresh(self.clock()).await;
+            let refreshed =
+                refreshed.inspect_err(|error| tracing::warn!(%error, "could not list the images that are left"));
+            present = refreshed.ok().map(|snapshot| ids(&snapshot));
+        }
+        if self.claimed > ByteSize::ZERO && !self.dry_run() {
+            let measured = disk::measure(&self.gc.runtime, &self.gc.probe).await;
+            let measured = measured
+                .inspect_err(|error| tracing::warn!(%error, "could not measure the disk after removing images"));
+            disk_after = measured.ok().filter(|disk| disk.capacity > ByteSize::ZERO);
+        }
+        let before = self.disk;
+        let is_measured = before.capacity > ByteSize::ZERO;
+        let after = disk_after.as_ref().filter(|_| is_measured);
+        let measured = after.map(|after| after.available.saturating_sub(before.available));
+        if self.is_active {
+            let removed = decisions.iter().filter(|it| it.outcome == GcOutcome::Removed).count();
+            let (claimed, measured, dry_run) = (self.claimed.0, measured.map(|bytes| bytes.0), self.request.dry_run);
+            tracing::info!(removed, claimed, measured, dry_run, "image collection ended");
+        }
+        GcReport {
+            disk_after,
+            goal_bytes: self.wanted.map(|wanted| wanted.bytes),
+            decisions,
+            claimed: self.claimed,
+            freed: before.at_most_used(self.aged.plus(self.freed), self.certainty),
+            could_free: before.at_most_used(self.could_free, self.certainty).bytes,
+            certainty: self.certainty,
+            measured,
+            failures: self.failures,
+            events: self.events,
+            present,
+            hook: self.hook,
+            disk_before: before,
+        }
+    }
+}
+
+fn ids(snapshot: &Snapshot) -> Vec<ImageId> {
+    let mut ids: Vec<ImageId> = snapshot.entries.iter().map(|entry| entry.image.id.clone()).collect();
+    ids.dedup();
+    ids
+}

@@ -1,0 +1,96 @@
+//! How the periodic runs go: one failure may be the beginning's, a second in a row is told on the node (`docs/spec/gc.md §9`).
+
+use super::report::GcEvent;
+
+/// Whether the run before failed. One for each daemon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GcRuns {
+    failed: bool,
+}
+
+/// How loud a run is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunLevel {
+    /// An error.
+    Error,
+    /// Worth a line: it is well again. The kubelet's verbosity 1.
+    Recovered,
+    /// For who looks closely. The kubelet's verbosity 4.
+    Routine,
+}
+
+/// What is told of a run that ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunTold {
+    /// How loud.
+    pub level: RunLevel,
+    /// The line, to the kubelet's letter.
+    pub text: &'static str,
+    /// What is recorded on the node beside it.
+    pub event: Option<GcEvent>,
+}
+
+impl GcRuns {
+    /// Takes note of how a run ended.
+    pub fn ended(&mut self, result: Result<(), &str>) -> RunTold {
+        let failed_before = std::mem::replace(&mut self.failed, result.is_err());
+        let (level, text, event) = match (result, failed_before) {
+            (Err(_), false) => (
+                RunLevel::Error,
+                "Image garbage collection failed once. Stats initialization may not have completed yet",
+                None,
+            ),
+            (Err(error), true) => {
+                let event = GcEvent { reason: "ImageGCFailed", message: error.to_owned() };
+                (RunLevel::Error, "Image garbage collection failed multiple times in a row", Some(event))
+            }
+            (Ok(()), true) => (RunLevel::Recovered, "Image garbage collection succeeded", None),
+            (Ok(()), false) => (RunLevel::Routine, "Image garbage collection succeeded", None),
+        };
+        RunTold { level, text, event }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::Value;
+
+    use super::*;
+    use crate::{gc::GcPolicy, testing::vectors};
+
+    /// As the vectors spell what is told.
+    fn spelled(told: &RunTold) -> Vec<String> {
+        let level = match told.level {
+            RunLevel::Error => "log-error",
+            RunLevel::Recovered => "log-v1",
+            RunLevel::Routine => "log-v4",
+        };
+        let event = told.event.as_ref().map(|event| format!("event:Warning {} {}", event.reason, event.message));
+        std::iter::once(format!("{level}:{}", told.text)).chain(event).collect()
+    }
+
+    #[test]
+    fn every_vector_of_the_loop_holds() {
+        let cases = vectors("gc-loop-events.json");
+        assert_eq!(cases.len(), 7);
+        for case in cases {
+            let (name, input, expected) = (&case["name"], &case["input"], &case["expected"]);
+            if let Some(results) = input["results"].as_array() {
+                let mut runs = GcRuns::default();
+                let per_run: Vec<Value> = results
+                    .iter()
+                    .map(|result| spelled(&runs.ended(result.as_str().map_or(Ok(()), Err))).into())
+                    .collect();
+                assert_eq!(Value::from(per_run), expected["per_run"], "{name}");
+                continue;
+            }
+            let high = input["image_gc_high_threshold_percent"].as_i64().unwrap();
+            let age_max = Duration::from_nanos(input["image_maximum_gc_age"].as_u64().unwrap());
+            let policy = GcPolicy::new(high, high - 1, Duration::ZERO, Some(age_max)).unwrap();
+            assert_eq!(expected["image_gc_loop_started"], !policy.is_off(), "{name}");
+            // Which jobs of detection there are is told by the program's `jobs.rs`, which runs these cases too.
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! What comes between the plan of a collection and its removals: pins, names and users.
+
+use super::*;
+use crate::{
+    image::{Image, ImageUser},
+    runtime::ContainerState,
+};
+
+/// An image with exactly these names, idle for long.
+async fn called(node: &Node, id: &str, tags: &[&str], digests: &[&str]) -> Image {
+    let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+    let image = Image {
+        id: ImageId::new(format!("sha256:{}", id.repeat(64))),
+        tags: texts(tags),
+        digests: texts(digests),
+        size: ByteSize(100),
+        user: ImageUser::Unset,
+        spec: ImageSpec::default(),
+        pinned: false,
+    };
+    node.fake.insert(image.clone());
+    node.inventory.refresh(at(10)).await.unwrap();
+    image
+}
+
+#[tokio::test]
+async fn a_pin_of_another_process_that_comes_after_the_plan_keeps_the_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = Node::keeping(0, Some(folder.path()));
+    let id = node.idle("base:1", 100, 10).await;
+    let path = folder.path().to_owned();
+    // The first listing is the plan's.
+    node.before_listing(1, move |fake| {
+        let runtime = RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone()));
+        assert!(Inventory::open(runtime, Some(&path)).unwrap().pin("base:1").unwrap());
+    });
+    let report = node.collect(GcGoal::AllUnused).await;
+    assert_eq!(node.removals(), [""; 0]);
+    assert_eq!(reason(&report, &id), "pinned by `base:1`");
+}
+
+#[tokio::test]
+async fn a_pin_of_the_runtime_that_comes_after_the_plan_keeps_the_image() {
+    let node = Node::new(0);
+    let id = node.idle("base:1", 100, 10).await;
+    let pinned = id.clone();
+    node.before_listing(1, move |fake| fake.set_pinned(&pinned, true));
+    let report = node.collect(GcGoal::AllUnused).await;
+    assert_eq!(node.removals(), [""; 0]);
+    assert_eq!(reason(&report, &id), "pinned by the runtime");
+}
+
+#[tokio::test]
+async fn a_name_that_an_image_gets_after_the_plan_puts_it_under_its_pin() {
+    let digest = format!("keep.example/app@sha256:{}", "d".repeat(64));
+    for (tags, digests) in [(vec!["keep.example/app:v1"], Vec::new()), (Vec::new(), vec![digest.as_str()])] {
+        let node = Node::new(0);
+        node.inventory.pin("keep.example/*").unwrap();
+        let image = called(&node, "a", &["app.example/app:v1"], &[]).await;
+        let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        let named = Image { tags: texts(&tags), digests: texts(&digests), ..image.clone() };
+        node.before_listing(1, move |fake| fake.insert(named));
+        let report = node.collect(GcGoal::AllUnused).await;
+        assert_eq!(node.removals(), [""; 0], "{tags:?} {digests:?}");
+        assert_eq!(reason(&report, &image.id), "pinned by `keep.example/*`");
+    }
+}
+
+#[tokio::test]
+async fn a_pin_that_comes_after_the_plan_holds_an_image_by_a_name_that_it_has_just_lost() {
+    let digest = format!("keep.example/app@sha256:{}", "d".repeat(64));
+    for (tags, digests) in [(vec!["keep.example/app:v1"], Vec::new()), (Vec::new(), vec![digest.as_str()])] {
+        let node = Node::new(0);
+        let image = called(&node, "a", &tags, &digests).await;
+        let nameless = Image { tags: Vec::new(), digests: Vec::new(), ..image.clone() };
+        let inventory = Arc::clone(&node.inventory);
+        node.before_listing(1, move |fake| {
+            fake.insert(nameless);
+            inventory.pin("keep.example/*").unwrap();
+        });
+        let report = node.collect(GcGoal::AllUnused).await;
+        assert_eq!(node.removals(), [""; 0], "{tags:?} {digests:?}");
+        assert_eq!(reason(&report, &image.id), "pinned by `keep.example/*`");
+    }
+}
+
+/// Three images on top of one another and one of its own: 600 + 20 + 10 and 100 bytes.
+async fn stacked(others: u64) -> (Node, [ImageId; 4]) {
+    let node = Node::new(others);
+    let ids = [
+        node.idle("base:1", 600, 10).await,
+        node.idle("middle:1", 620, 20).await,
+        node.idle("top:1", 630, 30).await,
+        node.idle("own:1", 100, 9_500).await,
+    ];
+    let layers = [("base", 600), ("middle", 20), ("top", 10)];
+    for (id, count) in ids.iter().zip(1..=3) {
+        node.fake.set_layers(id, &layers[..count]);
+    }
+    node.fake.set_layers(&ids[3], &[("own", 100)]);
+    (node, ids)
+}
+
+/// Takes the base into use after the plan of the next collection.
+fn use_after_plan(node: &Node, base: ImageId) {
+    node.before_listing(1, move |fake| {
+        fake.run("web", "app", "base:1", &base, ContainerState::Created);
+    });
+}
+
+#[tokio::test]
+async fn what_only_a_stale_plan_would_take_stays_once_its_first_image_came_into_use() {
+    let (node, [base, middle, top, own]) = stacked(0).await;
+    use_after_plan(&node, base);
+    let policy = GcPolicy::new(90, 80, Duration::from_mins(2), None).unwrap();
+    let request = GcRequest { policy, goal: GcGoal::Free(ByteSize(105)), dry_run: false };
+    let report = node.gc.run(&request, at(10_000)).await.unwrap();
+    assert_eq!(
+        node.removals(),
+        [format!("remove {top}"), format!("remove {own}")],
+        "without the base {middle} frees 20"
+    );
+    assert_eq!((report.freed.bytes, report.measured), (ByteSize(110), Some(ByteSize(110))));
+}
+
+#[tokio::test]
+async fn room_that_did_not_come_free_is_not_counted_where_the_base_of_old_images_came_into_use() {
+    let (node, [base, middle, top, own]) = stacked(270).await;
+    // Watched for longer than the maximum age, and used within it.
+    node.inventory.touch(&ImageKey::new(own.clone(), String::new()), at(9_750));
+    node.inventory.refresh(at(9_750)).await.unwrap();
+    use_after_plan(&node, base);
+    let policy = GcPolicy::new(90, 80, Duration::from_mins(2), Some(Duration::from_mins(5))).unwrap();
+    let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
+    let report = node.gc.run(&request, at(10_000)).await.unwrap();
+    let removed: Vec<String> = [&middle, &top, &own].iter().map(|id| format!("remove {id}")).collect();
+    assert_eq!(node.removals(), removed, "30 bytes came free by age, so room is still wanted");
+    assert_eq!((report.freed.bytes, report.measured), (ByteSize(130), Some(ByteSize(130))));
+}

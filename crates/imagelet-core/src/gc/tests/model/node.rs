@@ -1,0 +1,514 @@
+//! One imagelet with its pods in that world, driven by hand: each act is one step of one actor.
+
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    pin::Pin,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use tokio::runtime::Runtime;
+
+use super::{
+    story::{Act, Before, Size},
+    world::{ACTORS, BESIDE, COLLECTOR, OBSERVER, REMOVER, State, WORKER, World, id, name, uid},
+};
+use crate::{
+    gc::{GcGoal, GcPolicy, GcRequest, ImageGc, UsedImages},
+    image::{Image, ImageSpec},
+    inventory::{Flaw, Hold, Inventory, Kept},
+    runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeManager, no_progress},
+};
+
+/// How long a lease runs.
+pub(super) const LEASE: u64 = 100;
+/// How far the clock goes at once: less than a list is doubted for, and twice it is less than a lease.
+pub(super) const TICK: u64 = 45;
+
+type Work<T> = Pin<Box<dyn Future<Output = T>>>;
+
+enum Pod {
+    Idle,
+    Asking(Work<bool>),
+    Told,
+    Running,
+    Exited,
+    Done,
+}
+
+/// Whether an actor that waits has something to go on for.
+#[derive(Default)]
+struct Bell(AtomicBool);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The node.
+pub(super) struct Node {
+    bells: [Arc<Bell>; ACTORS],
+    clock: Rc<Runtime>,
+    pub(super) world: World,
+    /// What the next collection is told.
+    pub(super) request: GcRequest,
+    pub(super) left: Size,
+    inventory: Arc<Inventory>,
+    gc: Arc<ImageGc>,
+    memory: Arc<Kept>,
+    pods: Vec<Pod>,
+    collecting: Option<Work<()>>,
+    observing: Option<Work<()>>,
+    removing: Option<Work<()>>,
+    working: Option<Work<Hold>>,
+    hold: Option<Hold>,
+    /// When the last pass ended.
+    passed: u64,
+    /// Restarts of the runtime so far, and up to which of them a pass has begun and ended while it was whole.
+    restarts: usize,
+    seen_whole: usize,
+    /// Those at the beginning of a pass or collection under way, where the runtime was whole then.
+    collecting_since: Option<usize>,
+    observing_since: Option<usize>,
+    /// The removals that had begun when each pod asked.
+    marks: Vec<u64>,
+    /// What has been seen is known already: the beginning of a story is told again.
+    pub(super) is_known: bool,
+}
+
+impl Node {
+    pub(super) fn new(size: Size, clock: &Rc<Runtime>) -> Self {
+        let clock = Rc::clone(clock);
+        let world = World::new(size.pods, size.images, size.is_stocked);
+        world.lock().is_fine = size.is_fine;
+        let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
+        let memory = Arc::new(Kept::default());
+        let (inventory, gc) = start(&world, &memory, size.flaw);
+        let pods = (0..size.pods).map(|_| Pod::Idle).collect();
+        let (collecting, observing, removing, working, hold) = (None, None, None, None, None);
+        let passed = 0;
+        let mut node = Self {
+            bells: std::array::from_fn(|_| Arc::default()),
+            clock,
+            world,
+            request: GcRequest { policy, goal: GcGoal::AllUnused, dry_run: false },
+            left: size,
+            inventory,
+            gc,
+            memory,
+            pods,
+            collecting,
+            observing,
+            removing,
+            working,
+            hold,
+            passed,
+            restarts: 0,
+            seen_whole: 0,
+            collecting_since: None,
+            observing_since: None,
+            marks: vec![u64::MAX; size.pods],
+            is_known: true,
+        };
+        for before in size.before {
+            node.begin(*before);
+        }
+        node.is_known = false;
+        node
+    }
+
+    /// Brings it to where a story begins; what happens before one does not count as part of it.
+    fn begin(&mut self, before: Before) {
+        let reaches = |node: &mut Self, pod: usize, stage: u8| {
+            while node.pods[pod].stage() < stage {
+                node.act(Act::Pod(pod));
+            }
+        };
+        match before {
+            Before::Told(pod) => reaches(self, pod, Pod::Told.stage()),
+            Before::Runs(pod) => reaches(self, pod, Pod::Running.stage()),
+            Before::Passed => {
+                self.left.passes += 1;
+                self.act(Act::Observe);
+                while self.observing.is_some() {
+                    self.act(Act::Observe);
+                }
+            }
+            Before::Did(act) => {
+                match act {
+                    Act::Tick => self.left.ticks += 1,
+                    Act::Restart | Act::RestartHalf => self.left.restarts += 1,
+                    Act::Collect if self.collecting.is_none() => self.left.collections += 1,
+                    _ => {}
+                }
+                self.act(act);
+            }
+        }
+        let world = self.world.lock();
+        assert_eq!(world.violation, None, "a story does not begin with its end");
+    }
+
+    /// All that can happen next.
+    pub(super) fn acts(&self) -> Vec<Act> {
+        let world = self.world.lock();
+        let is_woken = |actor: usize| self.bells[actor].0.load(Ordering::Relaxed);
+        let can_go_on = |pod: &usize| match self.pods[*pod] {
+            Pod::Done => false,
+            Pod::Asking(_) => is_woken(*pod),
+            _ => true,
+        };
+        let mut acts: Vec<Act> = (0..self.pods.len()).filter(can_go_on).map(Act::Pod).collect();
+        let mut may = |act: Act, is_possible: bool| acts.extend(is_possible.then_some(act));
+        let can = |is_begun: bool, actor: usize, left: usize| if is_begun { is_woken(actor) } else { left > 0 };
+        may(Act::Collect, can(self.collecting.is_some(), COLLECTOR, self.left.collections));
+        may(Act::Observe, can(self.observing.is_some(), OBSERVER, self.left.passes));
+        may(Act::Remove, can(self.removing.is_some(), REMOVER, self.left.orders));
+        may(Act::Work, self.hold.is_some() || can(self.working.is_some(), WORKER, self.left.works));
+        may(Act::Crash, self.left.crashes > 0);
+        // Of a runtime that restarts again before anybody has seen it whole nobody can tell.
+        let is_whole = world.short_since.is_none() && self.seen_whole == self.restarts;
+        let can_restart = self.left.restarts > 0 && is_whole && !world.containers.is_empty();
+        may(Act::Restart, can_restart);
+        may(Act::RestartHalf, can_restart && world.containers.len() > 1);
+        may(Act::Recover, world.short_since.is_some());
+        may(Act::Beside, is_beside(&world) || (self.left.besides > 0 && world.present[0]));
+        may(Act::Pin, self.left.pins > 0 && !world.pinned[0]);
+        may(Act::Unpin, self.left.is_endless && world.pinned[0]);
+        // The inventory passes more often than a lease runs, and a runtime is whole before a list is believed.
+        let is_watched = world.seconds < self.passed + TICK;
+        may(
+            Act::Tick,
+            self.left.ticks > 0 && is_watched && world.short_since.is_none_or(|since| since == world.seconds),
+        );
+        acts
+    }
+
+    /// Whether a pod has nothing to do.
+    pub(super) fn is_idle(&self, pod: usize) -> bool {
+        matches!(self.pods[pod], Pod::Idle)
+    }
+
+    /// Whether a pass has begun and not ended.
+    pub(super) fn is_passing(&self) -> bool {
+        self.observing.is_some()
+    }
+
+    /// Makes one of them happen.
+    pub(super) fn act(&mut self, act: Act) {
+        if self.left.is_endless {
+            // A container is younger than what its pod asked before, and older than what it asks after.
+            self.world.lock().fraction += 2;
+        }
+        match act {
+            Act::Pod(pod) => self.pod(pod),
+            Act::Collect => self.collect(),
+            Act::Observe => self.observe(),
+            Act::Remove => self.remove(),
+            Act::Work => self.work(),
+            Act::Crash => self.crash(),
+            Act::Restart | Act::RestartHalf => {
+                (self.left.restarts, self.restarts) = (self.left.restarts - 1, self.restarts + 1);
+                let mut world = self.world.lock();
+                world.short_since = Some(world.seconds);
+                let hidden = if act == Act::Restart { world.containers.len() } else { 1 };
+                world.containers.iter_mut().take(hidden).for_each(|held| held.hidden = true);
+            }
+            Act::Recover => {
+                let mut world = self.world.lock();
+                world.short_since = None;
+                world.containers.iter_mut().for_each(|held| held.hidden = false);
+            }
+            Act::Beside => {
+                let mut world = self.world.lock();
+                if is_beside(&world) {
+                    world.containers.retain(|held| held.pod != BESIDE);
+                } else {
+                    self.left.besides -= 1;
+                    world.create(BESIDE, 0);
+                }
+            }
+            Act::Pin => {
+                self.left.pins -= 1;
+                self.inventory.pin(&name(0)).unwrap();
+                // A removal that has begun came first.
+                let is_late = self.inventory.is_removing(&id(0));
+                self.world.lock().pinned[0] = !is_late;
+            }
+            Act::Unpin => {
+                self.inventory.unpin(&name(0)).unwrap();
+                self.world.lock().pinned[0] = false;
+            }
+            Act::Tick => {
+                self.left.ticks -= 1;
+                let mut world = self.world.lock();
+                (world.seconds, world.fraction) = (world.seconds + TICK, 0);
+                drop(world);
+                self.clock.block_on(tokio::time::advance(Duration::from_secs(TICK)));
+            }
+        }
+    }
+
+    fn pod(&mut self, pod: usize) {
+        let image = pod % self.left.images;
+        self.pods[pod] = match std::mem::replace(&mut self.pods[pod], Pod::Done) {
+            Pod::Idle => {
+                self.world.lock().seen[pod] = 0;
+                self.marks[pod] = self.inventory.removals_begun();
+                let asking: Work<bool> = Box::pin(ask(self.world.clone(), Arc::clone(&self.inventory), pod, image));
+                self.heard(pod, asking)
+            }
+            Pod::Asking(asking) => self.heard(pod, asking),
+            Pod::Told => {
+                let mut world = self.world.lock();
+                // A lease that ran out, or an image that a person took away: it asks again, or gives up.
+                if world.told[pod].is_none_or(|until| until <= world.seconds) {
+                    world.told[pod] = None;
+                    if self.left.is_endless { Pod::Idle } else { Pod::Done }
+                } else {
+                    world.create(pod, image);
+                    Pod::Running
+                }
+            }
+            Pod::Running if self.left.exits => {
+                self.world.lock().containers.iter_mut().filter(|it| it.pod == pod).for_each(|it| it.exited = true);
+                Pod::Exited
+            }
+            Pod::Running | Pod::Exited => {
+                self.world.lock().containers.retain(|held| held.pod != pod);
+                if self.left.is_endless { Pod::Idle } else { Pod::Done }
+            }
+            Pod::Done => Pod::Done,
+        };
+    }
+
+    fn heard(&mut self, pod: usize, mut asking: Work<bool>) -> Pod {
+        if self.poll(pod, &mut asking).is_none() {
+            return Pod::Asking(asking);
+        }
+        self.marks[pod] = u64::MAX;
+        let mut world = self.world.lock();
+        world.told[pod] = Some(world.seconds + LEASE);
+        Pod::Told
+    }
+
+    fn collect(&mut self) {
+        let mut collecting = self.collecting.take().unwrap_or_else(|| {
+            self.left.collections -= 1;
+            self.collecting_since = self.whole_since();
+            self.world.lock().seen[COLLECTOR] = 0;
+            let (gc, now, request) = (Arc::clone(&self.gc), self.world.now(), self.request);
+            Box::pin(async move {
+                let collected = gc.run(&request, now).await;
+                // There is no disk, which is found out when what is too old has gone.
+                assert!(collected.is_ok() || request.goal == GcGoal::Threshold, "{collected:?}");
+            })
+        });
+        if self.poll(COLLECTOR, &mut collecting).is_none() {
+            self.collecting = Some(collecting);
+        } else {
+            self.passed(self.collecting_since);
+        }
+    }
+
+    fn observe(&mut self) {
+        let mut observing = self.observing.take().unwrap_or_else(|| {
+            self.left.passes -= 1;
+            self.observing_since = self.whole_since();
+            let mut world = self.world.lock();
+            world.seen[OBSERVER] = 0;
+            world.pass_saw.clear();
+            drop(world);
+            let (inventory, now) = (Arc::clone(&self.inventory), self.world.now());
+            Box::pin(async move { drop(inventory.refresh(now).await.unwrap()) })
+        });
+        if self.poll(OBSERVER, &mut observing).is_none() {
+            self.observing = Some(observing);
+        } else {
+            let mut world = self.world.lock();
+            world.noticed = std::mem::take(&mut world.pass_saw);
+            drop(world);
+            self.passed(self.observing_since);
+        }
+    }
+
+    /// The restarts so far, where the runtime is whole.
+    fn whole_since(&self) -> Option<usize> {
+        self.world.lock().short_since.is_none().then_some(self.restarts)
+    }
+
+    fn passed(&mut self, whole_since: Option<usize>) {
+        if whole_since == self.whole_since() {
+            self.seen_whole = whole_since.unwrap_or(self.seen_whole);
+        }
+        self.passed = self.world.lock().seconds;
+        self.inventory.remember(&self.memory, self.world.now());
+    }
+
+    fn remove(&mut self) {
+        let mut removing = self.removing.take().unwrap_or_else(|| {
+            self.left.orders -= 1;
+            self.world.lock().seen[REMOVER] = 0;
+            let (gc, now) = (Arc::clone(&self.gc), self.world.now());
+            let spec = ImageSpec::new(id(0).as_str());
+            Box::pin(async move { drop(gc.remove_ordered(&spec, UsedImages::Stay, now).await) })
+        });
+        if self.poll(REMOVER, &mut removing).is_none() {
+            self.removing = Some(removing);
+        }
+    }
+
+    fn work(&mut self) {
+        if self.hold.take().is_some() {
+            self.world.lock().held = None;
+            return;
+        }
+        let mut working = self.working.take().unwrap_or_else(|| {
+            self.left.works -= 1;
+            self.world.lock().seen[WORKER] = 0;
+            let (inventory, image) = (Arc::clone(&self.inventory), id(0));
+            Box::pin(async move { inventory.hold(&image, "export").await })
+        });
+        match self.poll(WORKER, &mut working) {
+            None => self.working = Some(working),
+            Some(hold) => {
+                self.hold = Some(hold);
+                self.world.lock().held = Some(0);
+            }
+        }
+    }
+
+    fn crash(&mut self) {
+        self.left.crashes -= 1;
+        (self.collecting, self.observing, self.removing, self.working, self.hold) = (None, None, None, None, None);
+        for pod in &mut self.pods {
+            if matches!(pod, Pod::Asking(_)) {
+                *pod = Pod::Idle;
+            }
+        }
+        self.marks.fill(u64::MAX);
+        {
+            let mut world = self.world.lock();
+            world.held = None;
+            world.seen = Default::default();
+            (world.pass_saw, world.noticed) = (Vec::new(), Vec::new());
+        }
+        (self.inventory, self.gc) = start(&self.world, &self.memory, self.left.flaw);
+        // Pins are on disk before they are told.
+        if self.world.lock().pinned[0] {
+            self.inventory.pin(&name(0)).unwrap();
+        }
+    }
+
+    /// One step of an actor; all that it goes by is part of what it has seen.
+    fn poll<T>(&self, actor: usize, work: &mut Work<T>) -> Option<T> {
+        // What an actor knows is what it was answered and what it read of the inventory: of the whole, only where it draws
+        // a snapshot. Two stories that come to the same knowledge go on as one.
+        let drawn = self.inventory.snapshot();
+        {
+            let is_asker = actor < COLLECTOR || actor == WORKER;
+            let digest = match self.is_known {
+                true => 0,
+                false if is_asker => self.inventory.digest_for_asker(self.mark()),
+                false => self.inventory.digest_for_looker(),
+            };
+            let mut world = self.world.lock();
+            world.actor = actor;
+            world.see(&digest);
+        }
+        let polled = {
+            let bell = &self.bells[actor];
+            bell.0.store(false, Ordering::Relaxed);
+            let waker = Waker::from(Arc::clone(bell));
+            work.as_mut().poll(&mut Context::from_waker(&waker))
+        };
+        let is_drawn = self.inventory.snapshot().map(|it| Arc::as_ptr(&it)) != drawn.as_ref().map(Arc::as_ptr);
+        if is_drawn && !self.is_known {
+            let digest = self.inventory.digest(u64::MAX);
+            self.world.lock().see(&digest);
+        }
+        match polled {
+            Poll::Ready(done) => {
+                self.world.lock().seen[actor] = 0;
+                Some(done)
+            }
+            Poll::Pending => None,
+        }
+    }
+
+    fn mark(&self) -> u64 {
+        self.marks.iter().copied().min().unwrap_or(u64::MAX)
+    }
+
+    /// Equal for nodes to which the same can happen from here on.
+    pub(super) fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let pods: Vec<u8> = self.pods.iter().map(Pod::stage).collect();
+        (self.world.lock().digest(), self.inventory.digest(self.mark()), self.memory.digest(), pods, self.passed)
+            .hash(&mut hasher);
+        let running = [&self.collecting, &self.observing, &self.removing].map(Option::is_some);
+        (running, self.working.is_some(), self.hold.is_some()).hash(&mut hasher);
+        self.bells.each_ref().map(|bell| bell.0.load(Ordering::Relaxed)).hash(&mut hasher);
+        let Size { collections, passes, orders, works, crashes, restarts, pins, besides, ticks, .. } = self.left;
+        [collections, passes, orders, works, crashes, restarts, pins, besides, ticks].hash(&mut hasher);
+        (self.restarts, self.seen_whole, self.collecting_since, self.observing_since).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+impl Pod {
+    fn stage(&self) -> u8 {
+        match self {
+            Self::Idle => 0,
+            Self::Asking(_) => 1,
+            Self::Told => 2,
+            Self::Running => 3,
+            Self::Exited => 4,
+            Self::Done => 5,
+        }
+    }
+}
+
+fn start(world: &World, memory: &Arc<Kept>, flaw: Option<Flaw>) -> (Arc<Inventory>, Arc<ImageGc>) {
+    let runtime = RuntimeManager::new(Arc::new(world.clone()), Arc::new(world.clone()));
+    let lasts = Duration::from_secs(LEASE);
+    let inventory = Arc::new(Inventory::recall(runtime.clone(), memory, flaw, lasts, world.now()));
+    let gc = Arc::new(ImageGc::new(runtime, Arc::clone(&inventory)));
+    (inventory, gc)
+}
+
+fn is_beside(world: &State) -> bool {
+    world.containers.iter().any(|held| held.pod == BESIDE)
+}
+
+/// What a kubelet does before it starts a container: looks, and pulls what is not there.
+async fn ask(world: World, inventory: Arc<Inventory>, pod: usize, image: usize) -> bool {
+    let spec = ImageSpec::new(name(image));
+    let key = |found: &Option<Image>| found.as_ref().map(Image::key);
+    let ask = || async {
+        if let Some(found) = world.status(&spec).await? {
+            return Ok(Some(found));
+        }
+        let request = PullRequest { image: spec.clone(), ..PullRequest::default() };
+        let pulled = world.pull(&request, no_progress()).await?;
+        Ok::<_, RuntimeError>(Some(Image { id: pulled, ..blank() }))
+    };
+    inventory.leased(&uid(pod), world.now(), ask, key).await.unwrap().is_some()
+}
+
+fn blank() -> Image {
+    Image {
+        id: id(0),
+        tags: Vec::new(),
+        digests: Vec::new(),
+        size: crate::image::ByteSize::ZERO,
+        user: crate::image::ImageUser::Unset,
+        spec: ImageSpec::default(),
+        pinned: false,
+    }
+}

@@ -1,0 +1,318 @@
+//! What a plan takes and what it keeps: a table of images on a node that wants everything unused, or everything old, gone.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use super::*;
+use crate::{
+    gc::{DiskUse, GcOrder, GcPolicy, InodeMarks},
+    image::{Image, ImageId, ImageKey, ImageSpec, ImageUser, Percent},
+    inventory::{Origin, ReuseTable, UseHistory},
+    runtime::{LayerFacts, LayerGraph},
+};
+
+const MINUTE: Duration = Duration::from_mins(1);
+const AGE_MIN: Duration = Duration::from_mins(2);
+const AGE_MAX: Duration = Duration::from_hours(24);
+const LONG: Duration = Duration::from_hours(1000);
+
+fn now() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_hours(400_000)
+}
+
+/// An image that nothing keeps: first seen and last used long ago.
+fn idle() -> Entry {
+    Entry {
+        image: named("sha256:a", "", 100),
+        first_seen: now() - LONG,
+        last_used: Some(now() - LONG),
+        leased_at: None,
+        leased_until: None,
+        released_at: None,
+        in_use_by: Vec::new(),
+        pinned_by: Vec::new(),
+        use_count: 1,
+        last_user: None,
+        pulled: None,
+        origin: Origin::Pulled,
+        history: UseHistory::default(),
+    }
+}
+
+fn named(id: &str, handler: &str, bytes: u64) -> Arc<Image> {
+    Arc::new(Image {
+        id: ImageId::new(id),
+        tags: vec!["a:1".to_owned()],
+        digests: Vec::new(),
+        size: ByteSize(bytes),
+        user: ImageUser::Unset,
+        spec: ImageSpec { runtime_handler: handler.to_owned(), ..ImageSpec::default() },
+        pinned: false,
+    })
+}
+
+/// A plan's input that owns its parts.
+struct Case {
+    policy: GcPolicy,
+    goal: GcGoal,
+    watched_since: SystemTime,
+    disk: DiskUse,
+    entries: Vec<Entry>,
+    layers: Option<LayerGraph>,
+}
+
+fn input(goal: GcGoal, entries: Vec<Entry>) -> Case {
+    Case {
+        policy: GcPolicy::new(90, 80, AGE_MIN, Some(AGE_MAX)).unwrap(),
+        goal,
+        watched_since: now() - LONG,
+        disk: DiskUse::of(ByteSize(1000), ByteSize(900)),
+        entries,
+        layers: None,
+    }
+}
+
+/// The plan, and the images by their places in it.
+fn planned(case: &Case) -> (Plan, Vec<Arc<Entry>>) {
+    let mut entries: Vec<Arc<Entry>> = case.entries.iter().cloned().map(Arc::new).collect();
+    entries.sort_by_key(|entry| entry.key());
+    let plan = plan(&PlanInput {
+        policy: case.policy,
+        goal: case.goal,
+        now: now(),
+        watched_since: case.watched_since,
+        disk: Some(case.disk.clone()),
+        freed: Freed::default(),
+        aged: Freed::default(),
+        reuse: &ReuseTable::default(),
+        entries: &entries,
+        ruled: &[],
+        layers: case.layers.as_ref(),
+        spared: &BTreeMap::new(),
+    });
+    (plan, entries)
+}
+
+/// Why the only image stays; `None` where it goes.
+fn kept(input: &Case) -> Option<Reason> {
+    let (plan, _) = planned(input);
+    let reason = plan.kept[0].clone();
+    assert_eq!(plan.steps.is_empty(), reason.is_some(), "{plan:?}");
+    reason
+}
+
+#[test]
+fn no_image_goes_for_its_age_before_it_was_watched_for_that_long() {
+    let by_age = |watched: Duration| {
+        let input = Case { watched_since: now() - watched, ..input(GcGoal::Threshold, vec![idle()]) };
+        kept(&input)
+    };
+    assert_eq!(by_age(MINUTE), Some(Reason::NotNeeded), "the daemon has just been started");
+    assert_eq!(by_age(AGE_MAX), Some(Reason::NotNeeded));
+    assert_eq!(by_age(AGE_MAX + MINUTE), None);
+}
+
+#[test]
+fn a_fresh_image_does_not_go_for_its_age_whichever_way_ages_count() {
+    let by_age = |counts: AgeCounts, image: Entry| {
+        let input = input(GcGoal::Threshold, vec![image]);
+        kept(&Case { policy: input.policy.counting(counts), ..input })
+    };
+    let never_used = |seen: Duration| Entry { first_seen: now() - seen, last_used: None, ..idle() };
+    for counts in [AgeCounts::FromUse, AgeCounts::FromUseOrSight] {
+        assert_eq!(by_age(counts, never_used(MINUTE)), Some(Reason::NotNeeded), "{counts:?}: just pulled");
+        let asked = Entry { leased_at: Some(now() - MINUTE), ..idle() };
+        assert_eq!(by_age(counts, asked), Some(Reason::NotNeeded), "{counts:?}: just asked for");
+        assert_eq!(by_age(counts, never_used(LONG)), None, "{counts:?}");
+    }
+    let since_yesterday = never_used(Duration::from_hours(23));
+    assert_eq!(by_age(AgeCounts::FromUseOrSight, since_yesterday.clone()), Some(Reason::NotNeeded));
+    assert_eq!(by_age(AgeCounts::FromUse, since_yesterday), None, "the kubelet's way, where it counts as never used");
+}
+
+#[test]
+fn an_image_that_was_just_used_asked_for_or_released_stays_although_all_unused_shall_go() {
+    let until = now() + MINUTE;
+    for (image, reason) in [
+        (Entry { last_used: Some(now()), ..idle() }, Some(Reason::JustUsed)),
+        (Entry { first_seen: now() - MINUTE, ..idle() }, Some(Reason::Young { age_min: AGE_MIN })),
+        (Entry { leased_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Leased { lease: AGE_MIN })),
+        (Entry { leased_until: Some(until), ..idle() }, Some(Reason::awaited(until))),
+        (Entry { released_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Released)),
+        (Entry { leased_at: Some(now() - LONG), ..idle() }, None),
+        (idle(), None),
+    ] {
+        assert_eq!(kept(&input(GcGoal::AllUnused, vec![image.clone()])), reason, "{image:?}");
+    }
+}
+
+#[test]
+fn an_image_whose_handlers_disagree_stays_whole() {
+    let (pinned, free) = (
+        Entry { pinned_by: vec!["a:1".to_owned()], ..idle() },
+        Entry { image: named("sha256:a", "kata", 100), ..idle() },
+    );
+    let layer = LayerFacts { id: Arc::from("layer"), bytes: ByteSize(100), inodes: None, held: false };
+    let graph = LayerGraph {
+        layers: vec![layer],
+        images: [(ImageId::new("sha256:a"), vec![0])].into_iter().collect(),
+        certainty: Certainty::Exact,
+    };
+    let planned = |images: Vec<Entry>| {
+        let input = input(GcGoal::Free(ByteSize(50)), images);
+        planned(&Case { policy: input.policy.in_order(GcOrder::Cost), layers: Some(graph.clone()), ..input }).0
+    };
+    let kept = planned(vec![pinned, free.clone()]);
+    assert_eq!((kept.steps.len(), kept.possible), (0, Freed::default()), "a removal of one takes what the other has");
+    let gone = planned(vec![idle(), free]);
+    assert_eq!((gone.steps.len(), sum(&gone.steps).bytes), (2, ByteSize(100)));
+}
+
+#[test]
+fn a_disk_of_unknown_size_makes_no_image_go() {
+    let reserved = Freed { bytes: ByteSize(500), inodes: 0 };
+    for capacity in [0, 1000] {
+        let disk = DiskUse { reserved, ..DiskUse::of(ByteSize(capacity), ByteSize(0)) };
+        let mut input = Case { disk, ..input(GcGoal::Threshold, vec![idle()]) };
+        input.policy = GcPolicy::new(90, 80, AGE_MIN, None).unwrap();
+        assert_eq!(planned(&input).0.wanted.is_some(), capacity > 0, "{capacity}");
+    }
+}
+
+/// An image of its own layer of so many bytes, idle for so many minutes.
+fn idle_for(name: &str, minutes: u64, bytes: u64) -> Entry {
+    let since = now() - Duration::from_mins(minutes);
+    Entry { image: named(name, "", bytes), first_seen: since, last_used: Some(since), ..idle() }
+}
+
+/// What goes of images idle for 10, 59, 61 and 600 minutes on a disk of 1000 bytes with 50 in each of them, and why the
+/// others stay.
+fn relief(available: u64, change: impl Fn(&mut Case)) -> (Vec<String>, Vec<&'static str>, Option<Shortage>) {
+    let ages = [("10", 10), ("59", 59), ("61", 61), ("600", 600)];
+    let images: Vec<Entry> = ages.iter().map(|(name, minutes)| idle_for(name, *minutes, 50)).collect();
+    let mut input = input(GcGoal::Threshold, images);
+    let marks = ReliefMarks { idle_min: Duration::from_hours(1), critical: Percent::new(95).unwrap() };
+    // 410 bytes have to be free at least; the images have 200.
+    input.policy = GcPolicy::new(60, 50, AGE_MIN, None).unwrap().relieving(Some(marks));
+    input.disk = DiskUse::of(ByteSize(1000), ByteSize(available));
+    change(&mut input);
+    let (plan, entries) = planned(&input);
+    let gone = plan.steps.iter().map(|step| entries[step.place].image.id.to_string()).collect();
+    let kept = plan.kept.iter().flatten().map(Reason::code).collect();
+    (gone, kept, plan.shortage)
+}
+
+fn by_layers(input: &mut Case) {
+    let layer = |name: &str| LayerFacts { id: name.into(), bytes: ByteSize(50), inodes: Some(1), held: false };
+    let ids: Vec<ImageId> = input.entries.iter().map(|entry| entry.image.id.clone()).collect();
+    input.layers = Some(LayerGraph {
+        layers: ids.iter().map(|id| layer(id.as_str())).collect(),
+        images: ids.into_iter().zip(0..).map(|(id, place)| (id, vec![place])).collect(),
+        certainty: Certainty::Exact,
+    });
+}
+
+#[test]
+fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_disk_more() {
+    let ways = [GcOrder::Lru, GcOrder::Cost].into_iter().flat_map(|order| [(order, false), (order, true)]);
+    for (order, has_layers) in ways {
+        let planned = |available: u64, change: &dyn Fn(&mut Case)| {
+            relief(available, |input| {
+                input.policy = input.policy.in_order(order);
+                if has_layers {
+                    by_layers(input);
+                }
+                change(input);
+            })
+        };
+        let asis = |_: &mut Case| {};
+        let case = format!("{order:?}, layers: {has_layers}");
+        let sorted = |mut names: Vec<String>| {
+            names.sort();
+            names
+        };
+
+        // 90 percent: far from the goal of 41 percent free, and not critical.
+        let (gone, kept, shortage) = planned(100, &asis);
+        assert_eq!((sorted(gone), kept), (vec!["600".to_owned(), "61".into()], vec!["recent", "recent"]), "{case}");
+        let shortage = shortage.expect("the goal is out of reach");
+        assert_eq!(
+            (shortage.free, shortage.others, shortage.missing.bytes),
+            (ByteSize(100), ByteSize(700), ByteSize(210))
+        );
+
+        // 95 percent in use: the long idle ones bring it below that.
+        assert_eq!(sorted(planned(50, &asis).0), ["600", "61"], "{case}");
+        // 100 percent in use: so they do, as 60 bytes have to go for that.
+        assert_eq!(sorted(planned(0, &asis).0), ["600", "61"], "{case}");
+        // 140 bytes have to go to be below 85 percent: one more goes.
+        let lower = |input: &mut Case| {
+            let marks = input.policy.relief().map(|it| ReliefMarks { critical: Percent::new(85).unwrap(), ..it });
+            input.policy = input.policy.relieving(marks);
+        };
+        let (gone, kept, _) = planned(20, &lower);
+        assert_eq!((gone.len(), kept), (3, vec!["recent"]), "{case}");
+        // More than all of them: all go.
+        let (gone, kept, shortage) = planned(0, &|input: &mut Case| {
+            lower(input);
+            input.policy = input
+                .policy
+                .relieving(input.policy.relief().map(|it| ReliefMarks { critical: Percent::new(0).unwrap(), ..it }));
+        });
+        assert_eq!((gone.len(), kept.len()), (4, 0), "{case}");
+        assert_eq!(shortage.map(|it| (it.free, it.others)), Some((ByteSize(0), ByteSize(800))), "{case}");
+        // In the kubelet's way there are no such marks; bytes that were asked for are all or nothing.
+        let without = |input: &mut Case| input.policy = input.policy.relieving(None);
+        assert_eq!(planned(0, &without).1, ["in_vain"; 4], "{case}");
+        let asked = |input: &mut Case| input.goal = GcGoal::Free(ByteSize(201));
+        assert_eq!(planned(0, &asked).1, ["in_vain"; 4], "{case}");
+        // In reach, nothing of this holds.
+        assert_eq!(planned(250, &asis).0.len(), 4, "{case}: the low threshold alone is out of reach");
+    }
+}
+
+#[test]
+fn what_nobody_may_take_stays_however_full_the_disk_is() {
+    let until = now() + MINUTE;
+    let young = Entry { first_seen: now() - MINUTE, ..idle_for("young", 600, 50) };
+    let asked = Entry { leased_at: Some(now() - Duration::from_mins(30)), ..idle_for("asked", 600, 50) };
+    let images = vec![
+        Entry { in_use_by: vec!["web".to_owned()], ..idle_for("used", 600, 50) },
+        Entry { pinned_by: vec!["x".to_owned()], ..idle_for("pinned", 600, 50) },
+        Entry { leased_until: Some(until), ..idle_for("leased", 600, 50) },
+        young,
+        asked,
+    ];
+    let (gone, kept, _) = relief(100, |input| input.entries.clone_from(&images));
+    assert_eq!((gone, kept), (vec![], vec!["in_use", "pinned", "awaited", "young", "recent"]));
+    let (gone, ..) = relief(10, |input| input.entries.clone_from(&images));
+    assert_eq!(gone, ["asked"], "nearly full: asked for is not in use");
+}
+
+#[test]
+fn inodes_are_a_reason_for_relief_where_they_are_watched() {
+    let percent = |value| Percent::new(value).unwrap();
+    let short_of_inodes = |input: &mut Case| {
+        by_layers(input);
+        let disk = DiskUse { inodes: Some(100), inodes_free: Some(3), ..DiskUse::of(ByteSize(1000), ByteSize(900)) };
+        input.disk = disk;
+        input.policy = input.policy.watching_inodes(Some(InodeMarks::new(percent(90), percent(80))));
+    };
+    // At 97 of 100; three must go to be below 95, of which two are long idle.
+    let (gone, kept, shortage) = relief(900, short_of_inodes);
+    assert_eq!((gone.len(), kept), (3, vec!["recent"]));
+    assert_eq!(shortage.map(|it| it.missing), Some(Freed { bytes: ByteSize::ZERO, inodes: 5 }));
+    let (gone, ..) = relief(900, |input| {
+        short_of_inodes(input);
+        input.policy = input.policy.watching_inodes(None);
+    });
+    assert_eq!(gone, [""; 0], "not watched");
+}
+
+#[test]
+fn an_image_of_two_handlers_is_as_idle_as_the_one_that_used_it_last() {
+    let twin = Entry { image: named("600", "kata", 50), last_used: Some(now() - MINUTE), ..idle_for("600", 600, 50) };
+    let (gone, kept, _) = relief(100, |input| {
+        input.entries.push(twin.clone());
+    });
+    assert_eq!((gone, kept), (vec!["61".to_owned()], vec!["recent", "recent", "in_vain", "recent"]));
+}
