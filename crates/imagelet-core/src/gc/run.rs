@@ -22,7 +22,7 @@ use crate::{
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     inventory::{Clearance, Entry, Snapshot, Standing},
     runtime::{Certainty, Freed, RuntimeErrorKind},
-    text::{aggregate, told_with_code},
+    text::{aggregate, split_grpc_error},
 };
 
 /// How often a collection plans anew because images turned out not to be free.
@@ -204,7 +204,6 @@ impl<'a> Run<'a> {
             freed: self.freed,
             // The kubelet measured the disk after it.
             aged: if self.is_kubelet() { Freed::default() } else { self.aged },
-            reuse: &snapshot.reuse,
             entries: &snapshot.entries,
             ruled: &ruled,
             layers: layers.as_ref(),
@@ -355,7 +354,7 @@ impl<'a> Run<'a> {
             }
             // Something holds it that only the store knows of, or it came into use since the check: another one goes.
             Err(error) if error.kind() == RuntimeErrorKind::InUse && !self.is_kubelet() => {
-                self.spare(entry, step, Reason::Refused { error: told_with_code(&error.chain()).1.to_owned() })
+                self.spare(entry, step, Reason::Refused { error: split_grpc_error(&error.chain()).1.to_owned() })
             }
             Err(error) => {
                 let error = error.chain();

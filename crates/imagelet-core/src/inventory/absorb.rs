@@ -141,7 +141,6 @@ impl State {
             taken_at: told(now),
             entries,
             watched_since: told(self.watch.since.unwrap_or(now)),
-            reuse: self.memory.reuse(),
             containers: self.watch.containers,
             containers_vanished: self.watch.vanished_at.is_some() && !self.flaws.have(Flaw::EmptyListBelieved),
         }

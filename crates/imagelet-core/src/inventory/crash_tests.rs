@@ -26,12 +26,7 @@ fn used(number: u64, uses: u64) -> (ImageKey, Remembered) {
         origin: Origin::Pulled,
         user: Some(format!("default/pod-{uses}")),
         pulled: Some(PullCost { bytes: ByteSize(uses << 10), duration: Duration::from_millis(uses), at: time(uses) }),
-        history: UseHistory {
-            uses,
-            returns: 7,
-            gaps: vec![(u8::try_from(uses % 30).unwrap(), 256)].into(),
-            ..UseHistory::default()
-        },
+        history: UseHistory { uses, returns: 7, interval: uses % 30, ..UseHistory::default() },
         ..Remembered::default()
     };
     (ImageKey::parse(&format!("sha256:{number:064x},")), remembered)
@@ -45,7 +40,7 @@ fn pass(at: u64) -> PassLine {
 fn batch(round: u64, is_whole: bool) -> Batch {
     let changed = |number: &u64| is_whole || (number + round).is_multiple_of(7);
     let images = (0..IMAGES).filter(changed).map(|number| used(number, uses(number, round))).collect();
-    Batch { is_whole, pass: pass(round), reuse: None, images, forgotten: Vec::new() }
+    Batch { is_whole, pass: pass(round), images, forgotten: Vec::new() }
 }
 
 /// How often an image was used when the `round`-th flush is through.

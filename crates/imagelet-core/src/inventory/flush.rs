@@ -104,8 +104,7 @@ fn flush(ledger: &Mutex<Writer>, state: &Mutex<State>) -> io::Result<()> {
         state.flushed_at = Some(Instant::now());
         let wall = SystemTime::now();
         let anchor = state.clock.anchor(wall).or_else(|| state.anchor.clone());
-        let now = state.clock.now(wall);
-        state.batch(anchor, turn.wants_whole, now)
+        state.batch(anchor, turn.wants_whole)
     };
     turn.write(&batch).inspect_err(|_| {
         let mut state = held(state);
@@ -117,12 +116,12 @@ fn flush(ledger: &Mutex<Writer>, state: &Mutex<State>) -> io::Result<()> {
 impl State {
     /// What the ledger has to be told. What is doubted is not told: a process that begins in the middle of a doubt doubts
     /// from the beginning.
-    pub(super) fn batch(&mut self, anchor: Option<Anchor>, is_whole: bool, now: SystemTime) -> Batch {
+    pub(super) fn batch(&mut self, anchor: Option<Anchor>, is_whole: bool) -> Batch {
         let mut line = pass_line(self.watch, anchor);
         if self.watch.vanished_at.is_some() {
             line.containers = line.containers.max(1);
         }
-        let mut batch = self.memory.batch(line, is_whole, now);
+        let mut batch = self.memory.batch(line, is_whole);
         for (key, remembered) in &mut batch.images {
             remembered.in_use |= self.released.contains_key(key) && remembered.gone.is_none();
         }

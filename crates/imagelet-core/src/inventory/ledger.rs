@@ -21,7 +21,6 @@ use super::{
     files::{FILE_SIZE_MAX, LEDGER, LEDGER_1, StateDir, nanos, time},
     history::{Origin, PullCost, UseHistory},
     memory::Remembered,
-    reuse::ReuseTable,
     steady::Anchor,
 };
 use crate::{
@@ -45,7 +44,6 @@ const ASIDE_MAX: usize = 3;
 pub(super) struct Content {
     pub(super) pass: PassLine,
     pub(super) images: BTreeMap<ImageKey, Remembered>,
-    pub(super) reuse: ReuseTable,
 }
 
 /// What one flush writes.
@@ -54,7 +52,6 @@ pub(super) struct Batch {
     /// Everything there is, not only what changed.
     pub(super) is_whole: bool,
     pub(super) pass: PassLine,
-    pub(super) reuse: Option<ReuseTable>,
     pub(super) images: Vec<(ImageKey, Remembered)>,
     pub(super) forgotten: Vec<ImageKey>,
 }
@@ -79,7 +76,6 @@ enum Line {
     Ledger(Header),
     Pass(PassLine),
     Image(ImageLine),
-    Reuse(ReuseTable),
     Forgotten(String),
 }
 
@@ -244,7 +240,7 @@ impl Writer {
         });
         let pass =
             PassLine { since: file.observed_since, at: file.last_pass, containers: file.containers, anchor: None };
-        Ok(Content { pass, images: images.collect(), reuse: ReuseTable::default() })
+        Ok(Content { pass, images: images.collect() })
     }
 }
 
@@ -299,9 +295,6 @@ fn lines(batch: &Batch) -> io::Result<Vec<u8>> {
     }
     for key in &batch.forgotten {
         push(&mut text, &Line::Forgotten(key.to_string()))?;
-    }
-    if let Some(reuse) = &batch.reuse {
-        push(&mut text, &Line::Reuse(reuse.clone()))?;
     }
     push(&mut text, &Line::Pass(batch.pass.clone()))?;
     Ok(text)
@@ -376,7 +369,6 @@ impl Content {
         match line {
             Line::Ledger(_) => {}
             Line::Pass(pass) => self.pass = pass,
-            Line::Reuse(reuse) => self.reuse = reuse,
             Line::Forgotten(key) => {
                 self.images.remove(&ImageKey::parse(&key));
             }
@@ -429,7 +421,6 @@ impl From<ImageLine> for Remembered {
             user: line.user,
             pulled,
             history: line.history,
-            counted: 0,
             credits: 0,
         }
     }

@@ -20,7 +20,7 @@ fn remembered(number: u64) -> Remembered {
             duration: Duration::from_millis(number),
             at: time(1_400),
         }),
-        history: UseHistory { uses: number, returns: 1, gaps: vec![(20, 256)].into(), ..UseHistory::default() },
+        history: UseHistory { uses: number, returns: 1, interval: 3600, ..UseHistory::default() },
         ..Remembered::default()
     }
 }
@@ -32,7 +32,7 @@ fn key(number: u64) -> ImageKey {
 fn batch(numbers: impl IntoIterator<Item = u64>, is_whole: bool) -> Batch {
     let images = numbers.into_iter().map(|number| (key(number), remembered(number))).collect();
     let pass = PassLine { since: Some(1), at: Some(2), containers: 3, anchor: Some(Anchor::default()) };
-    Batch { is_whole, pass, reuse: is_whole.then(ReuseTable::default), images, forgotten: Vec::new() }
+    Batch { is_whole, pass, images, forgotten: Vec::new() }
 }
 
 fn open(directory: &Path) -> (Writer, Content) {

@@ -13,9 +13,8 @@ use std::{
 use super::{
     detect::{Fresh, Records, Uses},
     files::{nanos, time},
-    history::{GAP_MIN, Origin, PullCost, Span, UseHistory},
+    history::{GAP_MIN, Origin, PullCost, UseHistory},
     ledger::{Batch, Content, PassLine},
-    reuse::{Kind, ReuseTable},
     steady::Correction,
 };
 use crate::image::{ByteSize, Image, ImageId, ImageKey};
@@ -28,8 +27,6 @@ const GHOST_AGE_MAX: Duration = Duration::from_hours(90 * 24);
 const PENDING_MAX: usize = 1024;
 /// How long such a one is waited for, and how long the container that an `ensure` announces.
 const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
-/// How often the table of reuse is written at most.
-const REUSE_EVERY: Duration = Duration::from_mins(10);
 /// Most images that are remembered while a runtime lists none at all.
 const UNLISTED_MAX: usize = 100_000;
 /// Longest name of a user: a namespace, a slash and a pod.
@@ -51,8 +48,6 @@ pub(super) struct Remembered {
     pub(super) user: Option<String>,
     pub(super) pulled: Option<PullCost>,
     pub(super) history: UseHistory,
-    /// Up to which span of its idle time it is in the table of reuse.
-    pub(super) counted: u8,
     /// Uses that were announced and whose containers have not been seen yet.
     pub(super) credits: u8,
 }
@@ -74,7 +69,6 @@ struct Pending {
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     images: BTreeMap<ImageKey, Remembered>,
-    reuse: Arc<ReuseTable>,
     /// Told of before a pass saw them.
     pending: BTreeMap<ImageKey, Pending>,
     /// Images that another manager of the node has on record, and since when they are there, where that is known.
@@ -90,7 +84,6 @@ pub(super) struct Memory {
     changed: BTreeSet<ImageKey>,
     forgotten: Vec<ImageKey>,
     everything_changed: bool,
-    reuse_written: Option<SystemTime>,
     /// No pass has been since the start: containers that are there are not all new.
     is_resumed: bool,
 }
@@ -100,15 +93,10 @@ impl Memory {
     pub(super) fn restore(&mut self, content: Content) {
         let last_pass = content.pass.at.map(time);
         self.is_resumed = true;
-        self.reuse = Arc::new(content.reuse);
         self.images = content.images;
         for remembered in self.images.values_mut() {
             if remembered.in_use {
                 remembered.last_used = remembered.last_used.max(last_pass);
-            }
-            // All until the last pass is in the table.
-            if let (Some(since), Some(last_pass)) = (remembered.idle_since(), last_pass) {
-                remembered.counted = span(since, last_pass);
             }
         }
         self.resume_unlisted();
@@ -162,7 +150,7 @@ impl Memory {
         let told = Told { user: user.filter(|user| user.len() <= USER_LENGTH_MAX), pulled };
         match self.images.get_mut(key) {
             Some(known) if known.gone.is_none() => {
-                known.take(told, 1, at, Arc::make_mut(&mut self.reuse));
+                known.take(told, 1, at);
                 self.changed.insert(key.clone());
             }
             _ if self.pending.len() < PENDING_MAX || self.pending.contains_key(key) => {
@@ -181,11 +169,6 @@ impl Memory {
         self.images.is_empty()
     }
 
-    /// The reuse of all images so far.
-    pub(super) fn reuse(&self) -> Arc<ReuseTable> {
-        Arc::clone(&self.reuse)
-    }
-
     /// What is remembered of the images that are there, by key.
     pub(super) fn present(&self) -> impl Iterator<Item = (&ImageKey, &Remembered)> {
         self.images.iter().filter(|(_, remembered)| remembered.gone.is_none())
@@ -194,7 +177,6 @@ impl Memory {
     /// Takes a pass in, and puts what was known before into its records.
     pub(super) fn absorb(&mut self, records: &mut Records, uses: &Uses, images: &[Arc<Image>], now: SystemTime) {
         self.begin_pass(records, now);
-        let reuse = Arc::make_mut(&mut self.reuse);
         let mut regroup = false;
         let mut arrived = Vec::new();
         // All three are sorted by key: one walk over them.
@@ -202,7 +184,7 @@ impl Memory {
         let mut used = uses.by_image.keys().peekable();
         for (key, record) in records.iter_mut() {
             while let Some((gone, remembered)) = known.next_if(|(other, _)| *other < key) {
-                regroup |= remembered.leave(gone, now, reuse, &mut self.changed);
+                regroup |= remembered.leave(gone, now, &mut self.changed);
             }
             if let Some((_, remembered)) = known.next_if(|(other, _)| *other == key) {
                 if remembered.gone.is_some() {
@@ -215,7 +197,7 @@ impl Memory {
                 while used.next_if(|other| *other < key).is_some() {}
                 let in_use = used.next_if(|other| *other == key).is_some();
                 let fresh = uses.fresh.get(key).map(Vec::as_slice).unwrap_or_default();
-                if remembered.meet(record, in_use, fresh, self.is_resumed, now, reuse) {
+                if remembered.meet(record, in_use, fresh, self.is_resumed, now) {
                     self.changed.insert(key.clone());
                     regroup = true;
                 }
@@ -224,7 +206,7 @@ impl Memory {
             }
         }
         for (gone, remembered) in known {
-            regroup |= remembered.leave(gone, now, reuse, &mut self.changed);
+            regroup |= remembered.leave(gone, now, &mut self.changed);
         }
         regroup |= !arrived.is_empty() || self.is_resumed;
         for key in arrived {
@@ -249,15 +231,14 @@ impl Memory {
             self.come_back(&key, &mut remembered, record, gone);
         }
         self.take_over(&key, &mut remembered, record, gone.is_none(), now);
-        let reuse = Arc::make_mut(&mut self.reuse);
         // Who is asked for an image may know its id alone.
         let by_id = ImageKey::new(key.id().clone(), String::new());
         if let Some(pending) = self.pending.remove(&key).or_else(|| self.pending.remove(&by_id)) {
-            remembered.take(pending.told, pending.uses, pending.at.min(now), reuse);
+            remembered.take(pending.told, pending.uses, pending.at.min(now));
         }
         let in_use = uses.by_image.contains_key(&key);
         let fresh = uses.fresh.get(&key).map(Vec::as_slice).unwrap_or_default();
-        remembered.see(in_use, fresh, true, now, reuse);
+        remembered.see(in_use, fresh, true, now);
         let oldest = fresh.iter().filter_map(|fresh| fresh.created).min().filter(|at| *at <= now);
         if let Some(oldest) = oldest.filter(|_| self.is_resumed && !self.is_forgetful) {
             record.first_seen = record.first_seen.map(|seen| seen.min(oldest));
@@ -351,7 +332,7 @@ impl Memory {
     }
 
     /// What a flush has to write. After a failure everything has to be written: see [`Memory::keep`].
-    pub(super) fn batch(&mut self, pass: PassLine, is_whole: bool, now: SystemTime) -> Batch {
+    pub(super) fn batch(&mut self, pass: PassLine, is_whole: bool) -> Batch {
         let is_whole = is_whole || self.everything_changed;
         let images = if is_whole {
             self.images.iter().map(|(key, remembered)| (key.clone(), remembered.clone())).collect()
@@ -359,15 +340,10 @@ impl Memory {
             let changed = self.changed.iter();
             changed.filter_map(|key| Some((key.clone(), self.images.get(key)?.clone()))).collect()
         };
-        let age = self.reuse_written.map(|at| now.duration_since(at).unwrap_or_default());
-        let reuse = (is_whole || age.is_none_or(|age| age >= REUSE_EVERY)).then(|| ReuseTable::clone(&self.reuse));
-        if reuse.is_some() {
-            self.reuse_written = Some(now);
-        }
         self.everything_changed = false;
         self.changed.clear();
         let forgotten = std::mem::take(&mut self.forgotten);
-        Batch { is_whole, pass, reuse, images, forgotten: if is_whole { Vec::new() } else { forgotten } }
+        Batch { is_whole, pass, images, forgotten: if is_whole { Vec::new() } else { forgotten } }
     }
 
     /// A flush failed: the next one writes everything.
@@ -383,7 +359,7 @@ impl Remembered {
     }
 
     /// Somebody was handed it.
-    fn take(&mut self, told: Told, uses: u64, at: SystemTime, reuse: &mut ReuseTable) {
+    fn take(&mut self, told: Told, uses: u64, at: SystemTime) {
         if let Some(cost) = told.pulled {
             // One that found all layers here says nothing of what they cost.
             if cost.bytes > ByteSize::ZERO || self.pulled.is_none() {
@@ -392,26 +368,20 @@ impl Remembered {
             self.origin = Origin::Pulled;
         }
         self.user = told.user.or(self.user.take());
-        self.begin(uses, at, reuse);
+        self.begin(uses, at);
         self.credits = self.credits.saturating_add(u8::try_from(uses).unwrap_or(u8::MAX));
     }
 
     /// Uses begin.
-    fn begin(&mut self, uses: u64, at: SystemTime, reuse: &mut ReuseTable) {
+    fn begin(&mut self, uses: u64, at: SystemTime) {
         let gap = self.idle_since().and_then(|since| at.duration_since(since).ok());
-        if let Some(gap) = gap.filter(|gap| !self.in_use && *gap >= GAP_MIN) {
-            let (kind, span) = (Kind::of(&self.history), Span::of(gap));
-            reuse.idled(kind, usize::from(self.counted).min(span.index()), span.index());
-            reuse.used(kind, gap);
-            if self.history.uses > 0 {
-                self.history.gaps.add(span);
-                self.history.returns = self.history.returns.saturating_add(1);
-            }
+        if gap.is_some_and(|gap| !self.in_use && gap >= GAP_MIN) && self.history.uses > 0 {
+            let since = self.begun.or(self.idle_since()).and_then(|begun| at.duration_since(begun).ok());
+            self.history.returned(since.unwrap_or_default());
         }
         self.history.uses = self.history.uses.saturating_add(uses);
         self.last_used = self.last_used.max(Some(at));
         self.begun = self.begun.max(Some(at));
-        self.counted = 0;
     }
 
     /// A pass that listed it saw who uses it. True: worth writing.
@@ -422,28 +392,19 @@ impl Remembered {
         fresh: &[Fresh],
         is_resumed: bool,
         now: SystemTime,
-        reuse: &mut ReuseTable,
     ) -> bool {
         self.first_seen = record.first_seen;
         record.last_used = record.last_used.max(self.last_used);
         let mut changed = false;
         if in_use || self.in_use || is_resumed {
-            changed = self.see(in_use, fresh, is_resumed, now, reuse);
+            changed = self.see(in_use, fresh, is_resumed, now);
             record.last_used = record.last_used.max(self.last_used);
         }
-        self.idle(now, reuse);
         changed
     }
 
     /// A pass saw who uses it. `by_creation`: containers may have been there before anybody looked. True: worth writing.
-    fn see(
-        &mut self,
-        in_use: bool,
-        fresh: &[Fresh],
-        by_creation: bool,
-        now: SystemTime,
-        reuse: &mut ReuseTable,
-    ) -> bool {
+    fn see(&mut self, in_use: bool, fresh: &[Fresh], by_creation: bool, now: SystemTime) -> bool {
         let mut changed = self.in_use != in_use;
         let was_in_use = self.in_use && by_creation;
         let mut fresh: Vec<&Fresh> = fresh.iter().filter(|_| !was_in_use).collect();
@@ -460,13 +421,12 @@ impl Remembered {
             let at = fresh.created.filter(|at| by_creation && *at <= now).unwrap_or(now);
             // A container of before the last use that is known was counted then.
             if !by_creation || self.last_used.is_none_or(|used| used <= at) {
-                self.begin(1, at, reuse);
+                self.begin(1, at);
             }
         }
         self.in_use = in_use;
         if in_use {
             self.last_used = self.last_used.max(Some(now));
-            self.counted = 0;
             if self.history.uses == 0 {
                 self.history.uses = 1;
                 self.begun = Some(now);
@@ -479,36 +439,15 @@ impl Remembered {
         changed
     }
 
-    /// Counts the idle time that went by.
-    fn idle(&mut self, now: SystemTime, reuse: &mut ReuseTable) {
-        let Some(since) = self.idle_since().filter(|_| !self.in_use) else { return };
-        let span = span(since, now);
-        if span > self.counted {
-            reuse.idled(Kind::of(&self.history), usize::from(self.counted), usize::from(span));
-            self.counted = span;
-        }
-    }
-
     /// It is not listed. True: it was.
-    fn leave(
-        &mut self,
-        key: &ImageKey,
-        now: SystemTime,
-        reuse: &mut ReuseTable,
-        changed: &mut BTreeSet<ImageKey>,
-    ) -> bool {
+    fn leave(&mut self, key: &ImageKey, now: SystemTime, changed: &mut BTreeSet<ImageKey>) -> bool {
         let left = self.gone.is_none();
         if left {
             (self.gone, self.in_use, self.credits) = (Some(now), false, 0);
             changed.insert(key.clone());
         }
-        self.idle(now, reuse);
         left
     }
-}
-
-fn span(since: SystemTime, now: SystemTime) -> u8 {
-    u8::try_from(Span::of(now.duration_since(since).unwrap_or_default()).index()).unwrap_or(u8::MAX)
 }
 
 /// The repositories an image is named after, each at least once.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     image::{ByteSize, ImageSpec, ImageUser},
-    inventory::{Gaps, detect::Record},
+    inventory::detect::Record,
 };
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -81,9 +81,8 @@ impl Node {
     /// What a restart makes of it.
     fn restart(&mut self, last_pass: SystemTime) {
         let pass = PassLine { at: Some(nanos(last_pass)), ..PassLine::default() };
-        let batch = self.memory.batch(pass, true, last_pass);
-        let content =
-            Content { pass: batch.pass, images: batch.images.into_iter().collect(), reuse: batch.reuse.unwrap() };
+        let batch = self.memory.batch(pass, true);
+        let content = Content { pass: batch.pass, images: batch.images.into_iter().collect() };
         self.memory = Memory { is_forgetful: self.memory.is_forgetful, ..Memory::default() };
         self.memory.restore(content);
         self.records = self.memory.records();
@@ -120,34 +119,8 @@ fn a_nightly_job_has_its_rhythm_in_the_history() {
         }
     }
     let job = node.of("job:1");
-    let span = Span::of(24 * HOUR).index();
     assert_eq!((job.history.uses, job.history.returns), (6, 5));
-    assert!(job.history.gaps.weight(span) > 4 * Gaps::WEIGHT_NEW / 2);
-    assert_eq!(Vec::from(job.history.gaps.clone()).len(), 1, "{:?}", job.history.gaps);
-    let kind = Kind::of(&UseHistory { uses: 3, returns: 2, ..UseHistory::default() });
-    let (idle, used) = node.memory.reuse.seen(kind, span);
-    assert_eq!((idle, used), (2, 2), "both of the gaps of an image that returned twice or three times");
-    assert_eq!(node.memory.reuse.seen(kind, span - 3), (2, 0));
-}
-
-#[test]
-fn idle_time_is_counted_once_whatever_the_passes_and_restarts() {
-    let mut often = Node::default();
-    let mut seldom = Node::default();
-    for node in [&mut often, &mut seldom] {
-        node.has(&["app:1"]);
-        node.pass(&[("app:1", true, 0)], at(0));
-        node.pass(&[], at(5));
-    }
-    for minutes in (10..6000).step_by(10) {
-        often.pass(&[], at(minutes));
-        if minutes % 500 == 0 {
-            often.restart(at(minutes));
-        }
-    }
-    often.pass(&[], at(6000));
-    seldom.pass(&[], at(6000));
-    assert_eq!(often.memory.reuse, seldom.memory.reuse);
+    assert_eq!(job.history.interval, (24 * HOUR).as_secs());
 }
 
 #[test]
@@ -204,7 +177,7 @@ fn the_use_goes_on_until_the_last_pass_though_it_is_not_written_each_time() {
     let mut node = Node::default();
     node.has(&["app:1"]);
     node.pass(&[("app:1", true, 0)], at(0));
-    node.memory.batch(PassLine::default(), false, at(0));
+    node.memory.batch(PassLine::default(), false);
     node.pass(&[("app:1", false, 0)], at(5));
     assert!(!node.memory.is_changed(), "an image that stays in use costs no line");
     node.restart(at(5));
@@ -232,7 +205,7 @@ fn what_another_manager_has_on_record_later_is_adopted_and_no_older_for_that() {
     let mut node = Node::default();
     node.has(&["app:1", "web:1"]);
     node.pass(&[], at(0));
-    node.memory.batch(PassLine::default(), true, at(0));
+    node.memory.batch(PassLine::default(), true);
     node.memory.adopt(key("app:1").id(), None);
     node.pass(&[], at(5));
     assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (Origin::Adopted, Some(at(0))));
@@ -329,12 +302,12 @@ fn what_is_remembered_has_bounds() {
     let names: Vec<String> = (0..GHOSTS_MAX + 50).map(|number| format!("ci:{number}")).collect();
     node.has(&names.iter().map(String::as_str).collect::<Vec<_>>());
     node.pass(&[], at(20));
-    node.memory.batch(PassLine::default(), true, at(20));
+    node.memory.batch(PassLine::default(), true);
     assert!(node.memory.pending.is_empty(), "waited for long enough");
     node.has(&["ci:none"]);
     node.pass(&[], at(40));
     assert_eq!(node.memory.images.len(), GHOSTS_MAX + 1);
-    assert_eq!(node.memory.batch(PassLine::default(), false, at(40)).forgotten.len(), 50);
+    assert_eq!(node.memory.batch(PassLine::default(), false).forgotten.len(), 50);
     node.pass(&[], at(40) + GHOST_AGE_MAX + HOUR);
     assert_eq!(node.memory.images.len(), 1);
     let told = Told { user: Some("x".repeat(USER_LENGTH_MAX + 1)), pulled: None };
@@ -351,8 +324,8 @@ fn two_memories_of_one_node_become_one() {
         let mut other = Node::default();
         other.has(&["a:1", "c:1"]);
         other.pass(&[("a:1", true, 5), ("c:1", true, 5)], at(5));
-        let batch = other.memory.batch(PassLine { at: Some(nanos(at(7))), ..PassLine::default() }, true, at(5));
-        Content { pass: batch.pass, images: batch.images.into_iter().collect(), reuse: ReuseTable::default() }
+        let batch = other.memory.batch(PassLine { at: Some(nanos(at(7))), ..PassLine::default() }, true);
+        Content { pass: batch.pass, images: batch.images.into_iter().collect() }
     };
     node.memory.merge(others);
     let a = node.of("a:1");

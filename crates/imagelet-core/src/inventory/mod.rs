@@ -20,7 +20,6 @@ mod pins;
 #[cfg(test)]
 mod recall;
 mod recheck;
-mod reuse;
 mod sandboxes;
 mod steady;
 #[cfg(test)]
@@ -61,10 +60,9 @@ use self::{
 pub use self::{
     asking::{Hold, Removal},
     flush::MemoryRules,
-    history::{Gaps, Origin, PullCost, SPANS, Span, UseHistory},
+    history::{Origin, PullCost, UseHistory},
     node_status::{ImageCache, NodeImage, node_images, node_status},
     pins::{PinError, PinPattern},
-    reuse::{KINDS, Kind, ReuseTable},
     watch::WATCH_GAP_MAX,
 };
 use crate::{
@@ -147,8 +145,6 @@ pub struct Snapshot {
     pub containers: usize,
     /// No container is listed where there were some a moment ago: nobody may conclude that nothing is in use.
     pub containers_vanished: bool,
-    /// How the node's images fared so far: what tells the chance that one is used again.
-    pub reuse: Arc<ReuseTable>,
 }
 
 /// An image with what the inventory knows of it.

@@ -74,9 +74,8 @@ impl Inventory {
         let mut kept = memory.ledger.lock().unwrap();
         if kept.0.is_none_or(|last| now.duration_since(last).unwrap_or_default() >= FLUSH_EVERY) {
             let mut state = self.lock();
-            let batch = state.batch(None, true, now);
-            let content =
-                Content { pass: batch.pass, images: batch.images.into_iter().collect(), ..Content::default() };
+            let batch = state.batch(None, true);
+            let content = Content { pass: batch.pass, images: batch.images.into_iter().collect() };
             *kept = (Some(now), content);
         }
     }

@@ -9,7 +9,7 @@ use crate::gc::{
 };
 use crate::{
     image::{ImageId, ImageKey},
-    inventory::{Entry, ReuseTable},
+    inventory::Entry,
     runtime::{Freed, LayerGraph},
 };
 
@@ -28,8 +28,6 @@ pub(in crate::gc) struct PlanInput<'a> {
     pub(in crate::gc) freed: Freed,
     /// The same by age.
     pub(in crate::gc) aged: Freed,
-    /// How images of each kind were used again on this node.
-    pub(in crate::gc) reuse: &'a ReuseTable,
     /// All images, ascending by key.
     pub(in crate::gc) entries: &'a [Arc<Entry>],
     /// By place: why a keep rule holds the image. Empty where there are no rules.

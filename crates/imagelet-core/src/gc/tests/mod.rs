@@ -18,7 +18,7 @@ use self::vectors::Scripted;
 use super::*;
 use crate::{
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    runtime::{Container, ContainerService, ContainerState, ImageService, RuntimeErrorKind, Sandbox},
+    runtime::{Container, ContainerService, ContainerState, ImageService, RuntimeError, RuntimeErrorKind, Sandbox},
     testing::{FakeRuntime, Way},
 };
 use async_trait::async_trait;
@@ -314,7 +314,7 @@ async fn a_removal_names_the_handler_of_its_image_and_the_kubelets_the_id_alone(
         let inventory = Arc::new(Inventory::open(runtime.clone(), None).unwrap());
         let policy = GcPolicy::new(85, 80, Duration::ZERO, None).unwrap().in_way(way);
         let request = GcRequest { policy, goal: GcGoal::AllUnused, dry_run: false };
-        let report = ImageGc::new(runtime, inventory).collect(&request, at(10_000)).await.unwrap();
+        let report = ImageGc::new(runtime, inventory).run(&request, at(10_000)).await.unwrap();
         assert_eq!(report.decisions[0].key().to_string(), "sha256:a,kata", "{way:?}: the record is of both");
         let named = ImageSpec { runtime_handler: handler.to_owned(), ..ImageSpec::new("sha256:a") };
         assert_eq!(*scripted.removals.lock().unwrap(), [named], "{way:?}");
