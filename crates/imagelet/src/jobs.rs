@@ -1,4 +1,4 @@
-//! What the daemon does by itself: each job one function that looks afresh, woken by the clock or by whoever asks.
+//! The daemon's periodic jobs: each one function, woken by the clock or by a change of the configuration.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ const IDLE_PERIOD: Duration = Duration::from_mins(5);
 /// less than a minute.
 const FLUSH_PERIOD: Duration = Duration::from_secs(10);
 
-/// The running jobs; whoever holds this awaits them.
+/// The running jobs.
 #[derive(Debug)]
 pub(crate) struct Jobs {
     tasks: JoinSet<()>,
@@ -118,7 +118,7 @@ fn collects_by(settings: &Settings) -> Option<GcPolicy> {
     }
 }
 
-/// Collects what the configuration wants collected, and tells how it went as the kubelet tells it.
+/// Collects as configured, and logs the result as the kubelet does.
 async fn collect_if_needed(node: &LocalNode) {
     let Some(policy) = collects_by(&node.settings()) else { return };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
@@ -127,7 +127,7 @@ async fn collect_if_needed(node: &LocalNode) {
         Err(failure) => Some(failure.to_string()),
     };
     if node.settings().collection.mode == CollectionMode::Shadow {
-        // Nothing was to be reached, so nothing failed; what would have is told as such.
+        // Nothing was to be reached, so nothing failed; what would have is recorded as such.
         return;
     }
     let told = node.collection_ended(failure.as_deref().map_or(Ok(()), Err));
@@ -180,7 +180,7 @@ mod tests {
             layers.add_flag("--test", "imageMaximumGCAge", age.to_string());
             let settings = layers.settings().expect("it holds");
             assert_eq!(expected["image_gc_loop_started"], collects_by(&settings).is_some(), "{}", case["name"]);
-            // One pass is both here; who runs it has a period whatever is collected.
+            // One pass is both here, and has a period whatever is collected.
             let detects = !settings.detection_period.is_zero();
             assert_eq!(expected["detect_loop_started"], detects, "{}", case["name"]);
             assert_eq!(expected["cache_loop_started"], detects, "{}", case["name"]);

@@ -1,4 +1,4 @@
-//! Who knows which image starts when, and keeps the thresholds: no bound, but near to the least that can be fetched again.
+//! A collector that knows which image starts when: no bound, but near to the least that can be fetched again.
 
 use std::collections::{BTreeMap, BTreeSet};
 

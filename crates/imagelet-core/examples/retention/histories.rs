@@ -20,7 +20,7 @@ pub(crate) struct History {
     pub(crate) starts: Vec<Start>,
 }
 
-/// An image that somebody built.
+/// A built image.
 #[derive(Clone, Debug)]
 pub(crate) struct Made {
     pub(crate) name: String,
@@ -35,12 +35,12 @@ pub(crate) struct Start {
     pub(crate) lasts: u64,
 }
 
-/// Tells one kind of history, over so many days and so many tenths of a whole one.
-type Tell = fn(&mut Maker, u64, u64);
+/// Makes one kind of history, over so many days and so many tenths of a whole one.
+type Kind = fn(&mut Maker, u64, u64);
 
 /// All kinds there are, over so many days.
 pub(crate) fn all(seed: u64, days: u64) -> Vec<History> {
-    let kinds: [(&'static str, Tell); 5] =
+    let kinds: [(&'static str, Kind); 5] =
         [("cron", cron), ("rolling", rolling), ("ci", ci), ("batch", batch), ("web", web)];
     let one = |name, disk: u64, tell: &dyn Fn(&mut Maker)| {
         let mut maker = Maker::new(seed ^ u64::from_le_bytes(*b"retained"));
@@ -194,8 +194,8 @@ fn web(make: &mut Maker, days: u64, tenths: u64) {
     }
 }
 
-/// A company that keeps all it builds in one repository, told apart by tags: which image is an old version nobody can tell
-/// by its name. Services that move about, jobs of the night and of the hour, and a release now and then.
+/// A company that keeps all it builds in one repository, with its products in the tags: names do not show which image is
+/// an old version. Services that move about, jobs of the night and of the hour, and a release now and then.
 fn monorepo(make: &mut Maker, days: u64) {
     let bases: Vec<usize> = (0..4).map(|_| make.layer(100, 250)).collect();
     for part in 0..36 {

@@ -68,9 +68,9 @@ impl DiskUse {
     }
 }
 
-/// Tells how full the file system of a directory is.
+/// Measures the file system of a directory.
 pub trait DiskProbe: Send + Sync + fmt::Debug {
-    /// Looks now. May block.
+    /// Measures now. May block.
     fn look(&self, directory: &Path) -> io::Result<DiskUse>;
 }
 

@@ -70,8 +70,8 @@ impl ImageGc {
         }
     }
 
-    /// The same, putting on record that an image is about to be removed: a process that ends before its collection does
-    /// must not leave an image gone and nobody who did it.
+    /// The same, recording that an image is about to be removed: a process that ends before its collection does must not
+    /// leave an image gone without a record.
     #[must_use]
     pub fn with_decisions(self, decisions: Arc<AuditLog>) -> Self {
         Self { decisions: Some(decisions), ..self }

@@ -213,7 +213,7 @@ impl GcPolicy {
         self.age_counts
     }
 
-    /// Whether the loop has anything to do at all (`docs/spec/gc.md §9`). Who switches collection off so means inodes, too.
+    /// Whether the loop has anything to do at all (`docs/spec/gc.md §9`). Collection that is switched off so ignores inodes, too.
     pub fn is_off(&self) -> bool {
         self.high.get() == 100 && self.age_max.is_none()
     }
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(policy.inodes_wanted(&disk(0)), None);
         let policy = policy.watching_inodes(Some(marks(95, 90)));
         assert_eq!(policy.inodes_wanted(&disk(60)), None);
-        // 94.1 percent are told as 95.
+        // 94.1 percent are reported as 95.
         assert_eq!(policy.inodes_wanted(&disk(59)), Some((41, 1)));
         assert_eq!(policy.inodes_wanted(&disk(10)), Some((90, 50)));
         assert_eq!(policy.inodes_wanted(&DiskUse::default()), None);
@@ -330,7 +330,7 @@ mod tests {
         let disk = |capacity, available| DiskUse::of(ByteSize(capacity), ByteSize(available));
         assert_eq!(policy.space_wanted(&disk(1000, 600)), None);
         assert_eq!(policy.space_wanted(&disk(1000, 110)), None);
-        // 89.9 percent are told as 90.
+        // 89.9 percent are reported as 90.
         assert_eq!(policy.space_wanted(&disk(1000, 101)), Some(ByteSize(99)));
         assert_eq!(policy.space_wanted(&disk(1000, 100)), Some(ByteSize(100)));
         assert_eq!(policy.space_wanted(&disk(1000, 50)), Some(ByteSize(150)));

@@ -36,7 +36,7 @@ pub enum Reason {
     },
     /// Stays: imagelet neither pulled nor adopted it, and only such images go.
     NotOwned,
-    /// Stays: the runtime lists it without an id, so nobody could remove it.
+    /// Stays: the runtime lists it without an id, so it cannot be removed.
     NoId,
     /// Stays: it was first seen less than the minimum age ago.
     Young {
@@ -50,7 +50,7 @@ pub enum Reason {
     },
     /// Stays: it was asked for, and the container it is for may still come.
     Awaited {
-        /// Until then at the latest, in whole seconds; `None`: somebody else is about to remove it.
+        /// Until then at the latest, in whole seconds; `None`: another caller is about to remove it.
         #[serde(default, skip_serializing_if = "Option::is_none", with = "moment")]
         until: Option<SystemTime>,
     },
@@ -272,7 +272,7 @@ fn camel_case(name: &str) -> String {
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// More users than these tell nobody more.
+        /// The first users say enough.
         const USERS_SHOWN_MAX: usize = 3;
         match self {
             Self::InUse { by } => {

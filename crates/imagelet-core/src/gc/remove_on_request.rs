@@ -1,4 +1,4 @@
-//! The removal of one image that somebody ordered: a person, or whoever asks over CRI.
+//! The removal of one image on request: of a command, or of a caller over CRI.
 
 use std::time::SystemTime;
 
@@ -16,7 +16,7 @@ use crate::{
 pub enum UsedImages {
     /// It stays.
     Stay,
-    /// It goes, as far as the store lets it go; who uses it is not asked.
+    /// It goes, as far as the store lets it go; its users are not asked for.
     Go,
 }
 
@@ -32,7 +32,7 @@ pub enum OrderError {
         /// Containers, mounts, or what else is done with it right now.
         by: Vec<String>,
     },
-    /// Who uses it could not be asked, or the answer is not to be believed.
+    /// Its users could not be listed, or the list is not to be trusted.
     #[error(transparent)]
     Unknown(#[from] GcError),
     /// The store did not find or remove it.
@@ -44,10 +44,10 @@ impl ImageGc {
     /// Removes one image: age, pins and leases do not stand against it, users do unless it is to go all the same. `None`:
     /// it is not there.
     ///
-    /// Whoever asks for it meanwhile waits, and learns that it is gone; who orders the same meanwhile does so, too.
+    /// A caller that asks for it meanwhile waits, and finds it absent; so does one that requests the same removal.
     ///
     /// # Errors
-    /// When it is in use, when that cannot be told, or when the store refuses.
+    /// When it is in use, when that cannot be found out, or when the store refuses.
     pub async fn remove_ordered(
         &self,
         spec: &ImageSpec,

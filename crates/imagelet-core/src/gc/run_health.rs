@@ -1,4 +1,4 @@
-//! How the periodic runs go: one failure may be the beginning's, a second in a row is told on the node (`docs/spec/gc.md §9`).
+//! What is logged of periodic runs: one failure may be the start's, a second in a row is an event (`docs/spec/gc.md §9`).
 
 use super::report::GcEvent;
 
@@ -8,21 +8,21 @@ pub struct GcRuns {
     failed: bool,
 }
 
-/// How loud a run is told.
+/// The log level of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunLevel {
     /// An error.
     Error,
     /// Worth a line: it is well again. The kubelet's verbosity 1.
     Recovered,
-    /// For who looks closely. The kubelet's verbosity 4.
+    /// A detail. The kubelet's verbosity 4.
     Routine,
 }
 
-/// What is told of a run that ended.
+/// What is logged of a run that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunTold {
-    /// How loud.
+    /// The level.
     pub level: RunLevel,
     /// The line, to the kubelet's letter.
     pub text: &'static str,
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use crate::{gc::GcPolicy, testing::vectors};
 
-    /// As the vectors spell what is told.
+    /// As the vectors spell it.
     fn spelled(told: &RunTold) -> Vec<String> {
         let level = match told.level {
             RunLevel::Error => "log-error",
@@ -90,7 +90,7 @@ mod tests {
             let age_max = Duration::from_nanos(input["image_maximum_gc_age"].as_u64().unwrap());
             let policy = GcPolicy::new(high, high - 1, Duration::ZERO, Some(age_max)).unwrap();
             assert_eq!(expected["image_gc_loop_started"], !policy.is_off(), "{name}");
-            // Which jobs of detection there are is told by the program's `jobs.rs`, which runs these cases too.
+            // The program's `jobs.rs` runs these cases too, for the jobs of detection.
         }
     }
 }

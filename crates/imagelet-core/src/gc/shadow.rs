@@ -1,11 +1,11 @@
-//! What was foretold in shadow mode, compared with what then happened.
+//! Shadow mode: what was predicted, compared with what then happened.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::report::{GcOutcome, GcReport};
 use crate::image::{ByteSize, ImageKey};
 
-/// How often foretelling and happening agreed, and what the difference comes to.
+/// How often prediction and event agreed, and the bytes of the difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShadowCounts {
     /// Collections compared with the one before them.
@@ -16,7 +16,7 @@ pub struct ShadowCounts {
     pub kept_in_vain: u64,
     /// Their bytes: what would not have had to be pulled again, if it is.
     pub kept_in_vain_bytes: ByteSize,
-    /// Images that came back after they had gone against what was foretold.
+    /// Images that came back after they had gone against the prediction.
     pub came_back: u64,
     /// Their bytes: what was pulled again in truth, and would not have been.
     pub saved_bytes: ByteSize,
@@ -26,23 +26,23 @@ pub struct ShadowCounts {
     pub still_there_bytes: ByteSize,
 }
 
-/// Images remembered as gone against what was foretold; more are not followed.
+/// Images remembered as gone against the prediction; more are not followed.
 const GONE_MAX: usize = 10_000;
 
-/// Compares what was foretold with what then happened. Knows of one collection what the next one finds.
+/// Compares predictions with what then happened: each collection with the next.
 #[derive(Clone, Debug, Default)]
 pub struct Shadow {
     /// The images of the last collection in shadow mode, and whether it would have removed them.
     last: BTreeMap<ImageKey, (ByteSize, bool)>,
-    /// Images that somebody here was told to remove since.
+    /// Images that were removed on request since.
     asked: BTreeSet<ImageKey>,
-    /// Images that went against what was foretold, and may come back.
+    /// Images that went against the prediction, and may come back.
     gone: BTreeMap<ImageKey, ByteSize>,
     counts: ShadowCounts,
 }
 
 impl Shadow {
-    /// Takes up a collection in shadow mode: what is there now tells what became of the one before.
+    /// Takes a collection in shadow mode: the images that are present now show what became of the one before.
     pub fn hear(&mut self, report: &GcReport) {
         let decided = report.decisions.iter();
         let now: BTreeMap<ImageKey, (ByteSize, bool)> =
@@ -78,12 +78,12 @@ impl Shadow {
         self.asked.clear();
     }
 
-    /// Somebody here was told to remove it: that says nothing on what another collector does.
+    /// It was removed on request, which says nothing of another collector.
     pub fn removed_on_request(&mut self, key: &ImageKey) {
         self.asked.insert(key.clone());
     }
 
-    /// How it stands.
+    /// The counts so far.
     pub fn counts(&self) -> ShadowCounts {
         self.counts
     }
@@ -157,7 +157,7 @@ mod tests {
         shadow.hear(&report(&[("a", 10, true), ("b", 20, false), ("c", 40, false), ("d", 80, true)]));
         assert_eq!(shadow.counts().still_there_bytes, ByteSize(90));
         assert_eq!(shadow.counts().compared, 0);
-        // It took `a`, as foretold, and `b`, which was not; `c` went because somebody here said so.
+        // It took `a`, as predicted, and `b`, which was not; `c` was removed on request.
         shadow.removed_on_request(&ImageKey::parse("c"));
         shadow.hear(&report(&[("d", 80, true)]));
         let counts = shadow.counts();

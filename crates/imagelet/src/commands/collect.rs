@@ -35,7 +35,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     for failure in &done.failures {
         complain(&Failure::new("Failed", failure.clone()));
     }
-    // Who only asks has the answer.
+    // A dry run has its answer.
     let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -63,7 +63,7 @@ fn plan(done: &Collected, format: Format) -> Table {
     table
 }
 
-/// What it came to, and how full the disk is, so that nobody has to ask why nothing went.
+/// The totals, and how full the disk is, which explains why nothing went.
 fn summary(done: &Collected, is_by_threshold: bool) -> String {
     let of = |verdict: &str| {
         let rows: Vec<&CollectedRow> = done.images.iter().filter(|row| row.verdict == verdict).collect();

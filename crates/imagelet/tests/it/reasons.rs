@@ -31,7 +31,7 @@ fn the_page_of_codes_names_each_code_and_no_other() {
     let codes_part = page.split("## The codes").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
     let mut expected = codes("crates/imagelet-core/src/gc/reason.rs");
     assert!(expected.contains("in_use") && expected.len() >= 16, "{expected:?}");
-    expected.extend(codes("crates/imagelet-core/src/decisions/record.rs"));
+    expected.extend(codes("crates/imagelet-core/src/audit_log/record.rs"));
     expected.extend(["found", "gone_elsewhere"].map(str::to_owned));
     assert_eq!(first_column(codes_part), expected);
 }
@@ -41,7 +41,7 @@ fn the_page_of_metrics_names_each_metric_of_collections_and_no_other() {
     let page = fs::read_to_string(repository().join("docs/why.md")).unwrap();
     let names = first_column(page.split("## Metrics of collections").nth(1).unwrap());
     let names: BTreeSet<String> = names.iter().map(|name| name.split('{').next().unwrap().to_owned()).collect();
-    let source = fs::read_to_string(repository().join("crates/imagelet/src/node/reasons.rs")).unwrap();
+    let source = fs::read_to_string(repository().join("crates/imagelet/src/node/gc/collection_stats.rs")).unwrap();
     let declared = source.split('"').filter(|text| text.starts_with("imagelet_") && !text.contains(' '));
     assert_eq!(names, declared.map(str::to_owned).collect());
 }

@@ -126,7 +126,7 @@ pub enum KeepRuleError {
     NoTime,
 }
 
-/// An error and what it came of, in one line as a configuration's mistakes are told.
+/// An error and its cause in one line, as mistakes of a configuration are reported.
 fn with_cause(error: &PinError) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }

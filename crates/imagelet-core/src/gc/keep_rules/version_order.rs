@@ -8,7 +8,7 @@ pub(super) struct Tag<'a> {
     pub(super) text: &'a str,
     /// When its image was first seen; `None` is earlier than all times.
     pub(super) first_seen: Option<SystemTime>,
-    /// Which image it names: a number that tells images apart.
+    /// Which image it names: a number for each image.
     pub(super) image: usize,
 }
 

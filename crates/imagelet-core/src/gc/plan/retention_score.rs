@@ -32,7 +32,7 @@ const DAY: f64 = 86_400.0;
 const LINK_BYTES: f64 = 20e6;
 /// How much dearer, or cheaper, a slow or a fast registry makes a byte.
 const SLOWNESS: (f64, f64) = (0.5, 4.0);
-/// A pull smaller than this tells of a registry's latency, not of its speed.
+/// A pull smaller than this measures a registry's latency, not its speed.
 const PULL_MIN: u64 = 1 << 20;
 
 /// What it is expected to cost per day that each of these images is gone, in bytes of a link of usual speed: no more

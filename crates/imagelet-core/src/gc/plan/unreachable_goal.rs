@@ -1,4 +1,4 @@
-//! Goals out of reach: what holds the space, what is reported of it, and how often.
+//! Goals out of reach: what holds the space, the text of the report, and how often it is reported.
 
 use std::{
     collections::BTreeMap,
@@ -60,7 +60,7 @@ pub(in crate::gc) fn shortage(
         }
     }
     if let Some(graph) = input.layers {
-        // The strongest and the weakest hold on each layer; one that nobody knows is kept.
+        // The strongest and the weakest hold on each layer; an unknown image is kept.
         let mut of: Vec<Option<(Hold, Hold)>> = vec![None; graph.layers.len()];
         for (image, parts) in &graph.images {
             let hold = holds.get(image).copied().unwrap_or(Hold::Kept);

@@ -72,7 +72,7 @@ impl Command for CollectRequest {
     }
 }
 
-/// Collects and forgets what belongs to images that are gone; in shadow mode only tells what would go.
+/// Collects and removes what belongs to absent images; in shadow mode only reports what would go.
 pub(crate) async fn collect(node: &LocalNode, request: &GcRequest, by: &str) -> Result<GcReport, Failure> {
     let is_shadow = node.settings().collection.mode == CollectionMode::Shadow && !request.dry_run;
     collect_as(node, &GcRequest { dry_run: request.dry_run || is_shadow, ..*request }, by, is_shadow).await
@@ -90,7 +90,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
         }
         Failure::of(&error)
     })?;
-    // Who only asks what would go has changed nothing, and may ask often.
+    // A dry run changes nothing, and may be frequent.
     if !request.dry_run || shadow {
         node.record_collection(&report, &asked, began, clock.elapsed());
     }
@@ -98,7 +98,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
         node.parts.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::reason)]);
     }
     let is_ours = request.policy.way() == GcWay::Imagelet;
-    // Events of shadow mode are told as such, with its record.
+    // Events of shadow mode are marked as such, with its record.
     if !shadow {
         node.tell(report.events.iter().cloned());
         // The kubelet says nothing of what went well.
@@ -159,7 +159,7 @@ async fn settle_cut_off_pulls(node: &LocalNode) {
 }
 
 impl LocalNode {
-    /// Records on the node what a collection has to tell.
+    /// Records the events of a collection on the node.
     pub(crate) fn tell(&self, events: impl IntoIterator<Item = GcEvent>) {
         for GcEvent { reason, message } in events {
             events::tell(self, EventKind::Warning, reason, message);

@@ -1,4 +1,4 @@
-//! What a node tells of its decisions: the log on disk, metrics, events, and how shadow mode fares.
+//! What a node records of its collections: audit log, metrics, events, and the counts of shadow mode.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use crate::{
 };
 
 impl LocalNode {
-    /// Puts a collection on record, in the log on disk and wherever else it is told.
+    /// Records a collection: in the audit log, metrics and events.
     pub(crate) fn record_collection(&self, report: &GcReport, asked: &Asked, began: SystemTime, took: Duration) {
         if self.parts.decisions.is_on() {
             self.parts.decisions.run(report.on_record(asked, (began, SystemTime::now())));
@@ -123,7 +123,7 @@ impl LocalNode {
         self.parts.metrics.set(&LOST, &[], self.parts.decisions.lost().0 as f64);
     }
 
-    /// Tells in shadow mode what would have happened, marked as such.
+    /// Records the events of shadow mode, marked as such.
     fn tell_shadow(&self, report: &GcReport) {
         for event in &report.events {
             events::tell(self, EventKind::Warning, event.reason, format!("in shadow mode: {}", event.message));
@@ -135,7 +135,7 @@ impl LocalNode {
         }
     }
 
-    /// Puts on record that an image was removed, or a name taken from it, because somebody said so.
+    /// Records that an image or one of its names was removed on request.
     pub(crate) fn removed_on_request(
         &self,
         code: ActCode,
@@ -160,7 +160,7 @@ impl LocalNode {
         });
     }
 
-    /// Puts on record that a pattern was pinned or unpinned, with the images that it held then.
+    /// Records that a pattern was pinned or unpinned, with the images that it held then.
     pub(crate) fn pin_changed(&self, code: ActCode, pattern: &str, held: &[ImageKey]) {
         self.parts.decisions.act(Act {
             at: SystemTime::now(),
@@ -174,8 +174,7 @@ impl LocalNode {
         });
     }
 
-    /// The images that a pattern of the operator holds. `None`: nobody can say what is there. Pins can change all the
-    /// same, and then it is not on record for whom.
+    /// The images that a pattern of the operator holds. `None`: images could not be listed; pins can change all the same.
     pub(crate) async fn held_by(&self, pattern: &str) -> Option<Vec<ImageKey>> {
         let snapshot = self.refresh().await.inspect_err(|failure| {
             tracing::debug!(error = failure.to_string(), "could not find what a pattern holds");
@@ -185,7 +184,7 @@ impl LocalNode {
         Some(held.map(|entry| entry.key()).collect())
     }
 
-    /// Waits until all that was put on record is on disk, or lost.
+    /// Waits until all records are on disk, or lost.
     pub(crate) async fn flush_decisions(&self) {
         let decisions = Arc::clone(&self.parts.decisions);
         if let Err(error) = tokio::task::spawn_blocking(move || decisions.flush()).await {

@@ -23,7 +23,7 @@ pub(crate) struct Pressure {
     pub(crate) thresholds: Vec<ThresholdRow>,
 }
 
-/// Looks at the disks now. What cannot be seen is told among the problems.
+/// Measures the disks now. What cannot be measured is listed among the problems.
 pub(crate) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pressure {
     let settings = node.settings();
     // The kubelet takes what speaks CRI to have one file system, but for a runtime that it knows by its socket.
@@ -47,7 +47,7 @@ pub(crate) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pr
 fn judge(stats: &DiskStats, told: &FsInfo, thresholds: Vec<Threshold>) -> Pressure {
     let kubelet_root = if Path::new(KUBELET_ROOT).exists() { KUBELET_ROOT } else { "/" };
     let root = OsLookup.look(Path::new(kubelet_root)).ok();
-    // Where the images' place cannot be seen, nobody can say that it is another.
+    // Where the images' place cannot be seen, it counts as the same.
     let device = image_device(told, &OsLookup).ok();
     let is_dedicated =
         root.as_ref().zip(device).is_some_and(|(root, device)| has_dedicated_images(&root.device, &device, stats));

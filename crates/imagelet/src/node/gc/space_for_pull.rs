@@ -30,7 +30,7 @@ impl MakeRoom for SpaceByCollection {
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
         let node = self.0.upgrade()?;
         let collection = &node.settings().collection;
-        // In shadow mode no pull is promised room that nobody makes.
+        // In shadow mode no pull is promised space that is not made.
         if !collection.for_pulls || !node.parts.uses_known || collection.mode == CollectionMode::Shadow {
             return None;
         }

@@ -4,7 +4,7 @@ use super::set_cover::{Problem, State, Weight, number, place};
 
 /// Sets in the making that are looked at, at most; some milliseconds' worth.
 pub(super) const NODES_MAX: usize = 20_000;
-/// More candidates than these are not told apart in one word, and too many to be done with anyhow.
+/// One bit each in a word; with more candidates the search would not end in time anyhow.
 const CANDIDATES_MAX: usize = 64;
 /// A look at a set costs as much as its groups; with more, fewer sets are looked at.
 const GROUPS_USUAL: usize = 100;

@@ -16,7 +16,7 @@ const GROUPS_FEW: usize = 4_000;
 /// are.
 const RELATIONS_MAX: usize = 8_000_000;
 
-/// A set that gives enough; all candidates together do.
+/// A set that frees enough; all candidates together do.
 pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
     let problem = moves.problem;
     let mut work = WORK_MAX;
@@ -45,7 +45,7 @@ pub(super) fn order(moves: &Moves<'_>, set: &[u32]) -> Vec<u32> {
     let mut walk = Walk::new(moves, &State::new(problem), &others, Rule { target, is_capped: false });
     let mut order = Vec::with_capacity(set.len());
     while let Some(group) = walk.next() {
-        // From the narrow to the wide: who shares with few frees something before all have gone.
+        // From the narrow to the wide: an image that shares with few frees something before all are gone.
         let narrowest = |user: &u32| {
             let groups = problem.groups_of[place(*user)].iter().map(|group| &problem.groups[place(*group)]);
             groups.filter(|group| group.weight != Weight::default()).map(|group| group.users.len()).min()
@@ -195,7 +195,7 @@ impl<'m, 'a> Walk<'m, 'a> {
         (ratio > 0.0).then_some(Entry { ratio, group })
     }
 
-    /// Takes what stands of a group's users, and tells who that was.
+    /// Takes what is left of a group's users, and returns them.
     fn take(&mut self, group: u32) -> Vec<u32> {
         let problem = self.moves.problem;
         let users: Vec<u32> =
@@ -300,7 +300,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Leaves out what is not needed for the target, the dearest first. Answers who stays.
+/// Leaves out what is not needed for the target, the most expensive first. Returns the images that stay.
 fn leave_out(state: &mut State<'_>, target: Weight) -> Vec<u32> {
     let mut slack = state.gone().less(target);
     let mut set = state.set();

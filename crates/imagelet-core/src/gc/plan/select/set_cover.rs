@@ -91,7 +91,7 @@ impl Problem {
             groups: Vec::new(),
             groups_of: vec![Vec::new(); candidates.len()],
         };
-        // Most layers have one user, who is looked up faster than a list of them.
+        // Most layers have one user, which is looked up faster than a list.
         let mut own: Vec<Option<usize>> = vec![None; candidates.len()];
         let mut shared: HashMap<Vec<u32>, usize> = HashMap::new();
         for (layer, users) in graph.layers.iter().zip(users.0).filter(|(layer, _)| !layer.held) {
@@ -140,10 +140,10 @@ impl Problem {
     }
 }
 
-/// Who has each layer of a graph.
+/// The users of each layer of a graph.
 struct Users(Vec<LayerUsers>);
 
-/// Who has one layer.
+/// The users of one layer.
 #[derive(Clone)]
 enum LayerUsers {
     None,
@@ -151,7 +151,7 @@ enum LayerUsers {
     One(u32),
     /// Candidates, ascending.
     Several(Vec<u32>),
-    /// Somebody who stays.
+    /// An image that stays.
     Outside,
 }
 
