@@ -11,6 +11,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, Visitor},
 };
+use zeroize::Zeroizing;
 
 /// A text in double quotes with Go's escapes.
 pub fn quoted(text: &str) -> String {
@@ -84,6 +85,23 @@ pub(crate) fn json_error(error: &serde_json::Error, text: &str) -> String {
     };
     // What Go has no text for is serde's: it shows nothing of the document.
     context.map_or(message, |context| format!("invalid character {} {context}", quoted_byte(*found)))
+}
+
+/// A text as Go's JSON encoder writes it: what a browser might take for markup is escaped.
+pub(crate) fn json_text(text: &str) -> Zeroizing<String> {
+    // Six bytes for one at most, so that it never moves and leaves a copy behind.
+    let mut json = Zeroizing::new(String::with_capacity(6 * text.len() + 2));
+    for character in Zeroizing::new(serde_json::Value::from(text).to_string()).chars() {
+        match character {
+            '<' => json.push_str("\\u003c"),
+            '>' => json.push_str("\\u003e"),
+            '&' => json.push_str("\\u0026"),
+            '\u{2028}' => json.push_str("\\u2028"),
+            '\u{2029}' => json.push_str("\\u2029"),
+            other => json.push(other),
+        }
+    }
+    json
 }
 
 /// In which literal a letter is wrong, by what stands before it.

@@ -9,9 +9,11 @@ use super::{
     docker_config::{DockerConfig, DockerConfigError},
     registry_match::{Location, is_default_registry, matches},
 };
-use crate::image::{Digest, shown_name};
+use crate::{
+    image::{Digest, shown_name},
+    text::json_text,
+};
 
-/// The key of the default registry's credentials.
 const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
 
 /// Credentials by the registries and repositories they are for. `Debug` shows for which and whose, nothing more.
@@ -263,18 +265,7 @@ fn canonical_json(fields: &[(&str, &str)]) -> String {
         json.push('"');
         json.push_str(name);
         json.push_str("\":");
-        let text = Zeroizing::new(serde_json::Value::from(*value).to_string());
-        for character in text.chars() {
-            // Go escapes these inside strings, and outside of strings they do not occur.
-            match character {
-                '<' => json.push_str("\\u003c"),
-                '>' => json.push_str("\\u003e"),
-                '&' => json.push_str("\\u0026"),
-                '\u{2028}' => json.push_str("\\u2028"),
-                '\u{2029}' => json.push_str("\\u2029"),
-                other => json.push(other),
-            }
-        }
+        json.push_str(&json_text(value));
     }
     json.push('}');
     json

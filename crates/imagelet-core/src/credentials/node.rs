@@ -30,20 +30,13 @@ pub struct NodeKeyring {
     helpers: Option<CredentialHelpers>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
-    source: Source,
+    /// The first of these that is there and reads is used.
+    files: Vec<NodeFile>,
     cached: Option<Cached>,
-    /// Grows with each replacement, so that what was read for an earlier source is not kept for this one.
+    /// Grows with each replacement, so that what was read for earlier files is not kept for these.
     generation: u64,
-}
-
-#[derive(Clone, Debug)]
-enum Source {
-    /// What is cached is all there is.
-    Fixed,
-    /// The first of these that is there and reads.
-    Files(Vec<NodeFile>),
 }
 
 #[derive(Clone, Debug)]
@@ -82,8 +75,7 @@ impl NodeKeyring {
     /// One that reads no file.
     pub fn fixed(keyring: Keyring) -> Self {
         let cached = Cached { keyring: Arc::new(keyring), helpers: Arc::default(), until: None };
-        let state = State { source: Source::Fixed, cached: Some(cached), generation: 0 };
-        Self { state: Mutex::new(state), helpers: None }
+        Self { state: Mutex::new(State { cached: Some(cached), ..State::default() }), helpers: None }
     }
 
     /// Runs the credential helpers that the node's document names, with these variables, each for so long at most.
@@ -117,8 +109,7 @@ impl NodeKeyring {
     }
 
     fn of_files(files: Vec<NodeFile>) -> Self {
-        let state = State { source: Source::Files(files), cached: None, generation: 0 };
-        Self { state: Mutex::new(state), helpers: None }
+        Self { state: Mutex::new(State { files, ..State::default() }), helpers: None }
     }
 
     /// What the helper knows of a repository that the node's document names for it, and what keeps it from answering.
@@ -155,10 +146,7 @@ impl NodeKeyring {
             {
                 return cached.clone();
             }
-            match &state.source {
-                Source::Fixed => return Cached { keyring: Arc::default(), helpers: Arc::default(), until: None },
-                Source::Files(files) => (files.clone(), state.generation),
-            }
+            (state.files.clone(), state.generation)
         };
         let until = Some(Instant::now() + CACHED_FOR);
         let read = tokio::task::spawn_blocking(move || first_readable(&files)).await;
@@ -187,7 +175,7 @@ impl NodeKeyring {
         let mut state = self.state();
         let now = Instant::now();
         let kept = state.cached.take().map(|cached| Cached { until: Some(now), ..cached });
-        *state = State { cached: by.cached.or(kept), generation: state.generation + 1, source: by.source };
+        *state = State { cached: by.cached.or(kept), generation: state.generation + 1, files: by.files };
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -258,7 +246,7 @@ mod tests {
     #[test]
     fn files_are_looked_for_in_the_kubelets_order() {
         let keyring = NodeKeyring::searching(Path::new("/var/lib/x"), Some(Path::new("/home/u")));
-        let Source::Files(files) = &keyring.state().source else { panic!("no files") };
+        let files = keyring.state().files.clone();
         let paths: Vec<&str> = files.iter().map(|file| file.path.to_str().unwrap()).collect();
         assert_eq!(
             paths,

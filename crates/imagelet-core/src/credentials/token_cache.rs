@@ -21,7 +21,6 @@ const SWEPT_EVERY: Duration = Duration::from_mins(1);
 /// Most tokens kept; the kubelet has no bound.
 const TOKENS_MAX: usize = 10_000;
 
-/// The time of day.
 type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
 /// A source whose tokens are asked for once and used until four fifths of their life are over. Service accounts are read

@@ -6,6 +6,7 @@ use super::request::PullPolicy;
 use crate::{
     image::ByteSize,
     metrics::{Family, Late, MetricKind, Metrics, Number},
+    records::CheckResult,
     runtime::Fault,
 };
 
@@ -98,9 +99,6 @@ pub(crate) struct Meters {
     checks: [Late<Number>; 4],
 }
 
-/// What a check of the records may end in.
-const RESULTS: [&str; 4] = ["credentialPolicyAllowed", "credentialRecordFound", "mustAuthenticate", "error"];
-
 impl Meters {
     pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
         for family in [&REQUESTS, &PULL_SECONDS, &CHECKS, &FAILURES] {
@@ -122,11 +120,8 @@ impl Meters {
         self.metrics.increment(&STALE_USED, &[]);
     }
 
-    pub(crate) fn checked(&self, outcome: &str) {
-        match RESULTS.iter().position(|result| *result == outcome) {
-            Some(place) => self.checks[place].get(|| self.metrics.number(&CHECKS, &[outcome])).add(1.0),
-            None => self.metrics.increment(&CHECKS, &[outcome]),
-        }
+    pub(crate) fn checked(&self, result: CheckResult) {
+        self.checks[result as usize].get(|| self.metrics.number(&CHECKS, &[result.name()])).add(1.0);
     }
 
     fn asked(&self, policy: &PullPolicy, present: Option<bool>, required: Option<bool>) {

@@ -31,8 +31,7 @@ pub use puller::{
     throttle::PullRate,
 };
 pub use request::{
-    Caller, Compatibility, Concurrency, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy, PullPolicyError,
-    PullSettings,
+    Caller, Compatibility, EnsureRequest, Ensured, Origin, PodIdentity, PullPolicy, PullPolicyError, PullSettings,
 };
 pub use startup_latency::{ImageEnd, PodImages, PodStarts, PullRecorder};
 pub use status::{HeldBack, ManagerStatus, PullState, PullStatus};
@@ -198,12 +197,11 @@ impl ImageManager {
             .map(|(key, held)| HeldBack {
                 image: key.image.clone(),
                 pod_uid: key.pod_uid.to_string(),
-                until: held.since + held.window,
                 remaining: (held.since + held.window).saturating_duration_since(now),
                 failure: held.failure.clone(),
             })
             .collect();
-        held_back.sort_by(|a, b| (a.until, &a.image, &a.pod_uid).cmp(&(b.until, &b.image, &b.pod_uid)));
+        held_back.sort_by(|a, b| (a.remaining, &a.image, &a.pod_uid).cmp(&(b.remaining, &b.image, &b.pod_uid)));
         ManagerStatus { pulls: self.puller.status(), held_back, open_circuits: self.puller.open_circuits(now) }
     }
 

@@ -26,8 +26,8 @@ const POLICY_LENGTH_MAX: usize = 24;
 /// How pulls are run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PullSettings {
-    /// How many run at once.
-    pub concurrency: Concurrency,
+    /// How many run at once; `None`: any number. With [`Compatibility::Imagelet`] a few small pulls may run beside.
+    pub slots: Option<NonZeroUsize>,
     /// How many may begin in a time; `None`: any.
     pub rate: Option<PullRate>,
     /// The first back-off of an image that failed.
@@ -44,7 +44,7 @@ impl Default for PullSettings {
     /// Any number at once and at any rate, with the kubelet's back-off (`docs/spec/pull.md §3.1`), and no grace.
     fn default() -> Self {
         Self {
-            concurrency: Concurrency::Parallel { max: None },
+            slots: None,
             rate: None,
             backoff_first: Duration::from_secs(10),
             backoff_max: Duration::from_mins(5),
@@ -77,18 +77,6 @@ impl Compatibility {
     pub fn is_kubelet(self) -> bool {
         self == Self::Kubelet
     }
-}
-
-/// How many pulls run at once. With [`Compatibility::Imagelet`] a few small pulls may run beside slots that are all taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Concurrency {
-    /// One.
-    Serial,
-    /// Several.
-    Parallel {
-        /// How many; `None`: no limit.
-        max: Option<NonZeroUsize>,
-    },
 }
 
 /// When an image is pulled.
@@ -260,7 +248,6 @@ impl EnsureRequest {
         }
     }
 
-    /// What a credential provider is asked.
     pub(crate) fn query(&self, repository: &str) -> CredentialQuery {
         CredentialQuery {
             repository: repository.to_owned(),

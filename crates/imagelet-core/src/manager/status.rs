@@ -75,9 +75,7 @@ pub struct HeldBack {
     pub image: String,
     /// The pod's uid.
     pub pod_uid: String,
-    /// When it may be tried again.
-    pub until: Instant,
-    /// How long that is from now.
+    /// Until it may be attempted again.
     pub remaining: Duration,
     /// Why it failed.
     pub failure: String,

@@ -169,7 +169,6 @@ impl PullRecords {
         if looks < looks_max { Ok(()) } else { self.end_left(&begun.image) }
     }
 
-    /// For who holds the intent's lock.
     fn end_left(&self, image: &str) -> Result<(), RecordsError> {
         self.intents.remove(image).map_err(|source| failed("remove", image, source))?;
         self.state().left.remove(image);

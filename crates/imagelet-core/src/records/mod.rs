@@ -21,7 +21,6 @@ mod settings;
 mod verify;
 
 use std::{
-    borrow::Borrow,
     collections::HashMap,
     fmt, io,
     path::{Path, PathBuf},
@@ -41,7 +40,7 @@ pub use kubelet_import::{KubeletEvidence, KubeletRecordList, KubeletRecords};
 pub use maintenance::{PruneMark, Recovered};
 use maintenance::{Touched, Unrecorded};
 pub use settings::{Guard, RecordsSettings};
-pub use verify::{AccessProof, Allowlist, AllowlistError, Verdict, VerificationPolicy};
+pub use verify::{AccessProof, Allowlist, AllowlistError, CheckResult, Verdict, VerificationPolicy};
 
 use crate::{
     image::{Image, ImageId, ReferenceError, trim_tag_and_digest},
@@ -274,12 +273,12 @@ impl PullRecords {
     ///
     /// # Errors
     /// What `proof` failed with; it is called only where its answer matters.
-    pub fn judge<A: Borrow<AccessProof>, E>(
+    pub fn judge<P: Into<Arc<AccessProof>>, E>(
         &self,
         image: &str,
         evidence: &Evidence,
         now: SystemTime,
-        proof: impl FnOnce() -> Result<A, E>,
+        proof: impl FnOnce() -> Result<P, E>,
     ) -> Result<Option<Verdict>, E> {
         let Some(settings) = &self.settings else { return Ok(None) };
         let (record, begun) = match &evidence.0 {

@@ -1,6 +1,6 @@
 //! Whether a client may use an image that is here (`docs/spec/pull.md §8.3, §8.4`). Touches nothing.
 
-use std::borrow::Borrow;
+use std::sync::Arc;
 
 use super::file::{ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
 use crate::image::trim_tag_and_digest;
@@ -109,46 +109,71 @@ pub struct AccessProof {
     pub service_account: Option<RecordedServiceAccount>,
 }
 
+/// What a check of the records is counted as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckResult {
+    /// The policy asks for no credentials.
+    PolicyAllowed,
+    /// The record names what the client shows.
+    RecordFound,
+    /// The registry has to be asked.
+    MustAuthenticate,
+    /// The records cannot be read.
+    Error,
+}
+
+impl CheckResult {
+    /// The value of the metric's label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PolicyAllowed => "credentialPolicyAllowed",
+            Self::RecordFound => "credentialRecordFound",
+            Self::MustAuthenticate => "mustAuthenticate",
+            Self::Error => "error",
+        }
+    }
+}
+
 /// Whether a client may use an image that is here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// `false`: the registry has to be asked.
     pub allowed: bool,
-    /// The word the metric counts it under; `None`: it is not counted.
-    pub outcome: Option<&'static str>,
+    /// What the check is counted as; `None`: it is not counted.
+    pub result: Option<CheckResult>,
     /// What is to be added to the record.
     pub learned: Option<ImageAccess>,
 }
 
 impl Verdict {
-    const fn new(allowed: bool, outcome: &'static str) -> Self {
-        Self { allowed, outcome: Some(outcome), learned: None }
+    const fn new(allowed: bool, result: CheckResult) -> Self {
+        Self { allowed, result: Some(result), learned: None }
     }
 
     /// Whether the registry let the client in before, as is on record.
     pub fn is_by_record(&self) -> bool {
-        self.allowed && self.outcome == Self::FOUND.outcome
+        self.result == Some(CheckResult::RecordFound)
     }
 
-    const POLICY: Self = Self::new(true, "credentialPolicyAllowed");
-    const FOUND: Self = Self::new(true, "credentialRecordFound");
-    const AUTHENTICATE: Self = Self::new(false, "mustAuthenticate");
+    const POLICY: Self = Self::new(true, CheckResult::PolicyAllowed);
+    const FOUND: Self = Self::new(true, CheckResult::RecordFound);
+    const AUTHENTICATE: Self = Self::new(false, CheckResult::MustAuthenticate);
     /// There is no image to use.
-    pub(super) const ABSENT: Self = Self { allowed: false, outcome: None, learned: None };
+    pub(super) const ABSENT: Self = Self { allowed: false, result: None, learned: None };
     /// What is on record cannot be read: nobody is let in by that.
-    pub(super) const UNREADABLE: Self = Self::new(false, "error");
+    pub(super) const UNREADABLE: Self = Self::new(false, CheckResult::Error);
 }
 
 /// Chooses. `record`: what is recorded for the image's id; `intended`: a pull of this spelling was begun.
 ///
 /// # Errors
 /// What `proof` failed with; it is called only where its answer matters.
-pub(super) fn judge<A: Borrow<AccessProof>, E>(
+pub(super) fn judge<P: Into<Arc<AccessProof>>, E>(
     policy: &VerificationPolicy,
     image: &str,
     record: Option<&PulledRecord>,
     intended: bool,
-    proof: impl FnOnce() -> Result<A, E>,
+    proof: impl FnOnce() -> Result<P, E>,
 ) -> Result<Verdict, E> {
     if !policy.wants_credentials(image, record.is_some() || intended) {
         return Ok(Verdict::POLICY);
@@ -162,8 +187,7 @@ pub(super) fn judge<A: Borrow<AccessProof>, E>(
     if access.kubernetes_secrets.is_empty() && access.kubernetes_service_accounts.is_empty() {
         return Ok(Verdict::AUTHENTICATE);
     }
-    let proof = proof()?;
-    let proof: &AccessProof = proof.borrow();
+    let proof: Arc<AccessProof> = proof()?.into();
     if let Some(verdict) = judge_secrets(access, &proof.secrets) {
         return Ok(verdict);
     }

@@ -12,7 +12,7 @@ use super::{differences, vectors};
 use crate::{
     gc::{AgeCounts, GcOrder, GcPolicy, GcWay, InodeMarks, ReliefMarks},
     image::Percent,
-    manager::{Compatibility, Concurrency, PullRate, PullSettings},
+    manager::{Compatibility, PullRate, PullSettings},
     records::Guard,
 };
 
@@ -40,7 +40,7 @@ impl Way {
     /// How the daemon pulls.
     pub fn pull_settings(self) -> PullSettings {
         PullSettings {
-            concurrency: Concurrency::Serial,
+            slots: NonZeroUsize::new(1),
             rate: Some(PullRate { qps: 5.0, burst: 10 }),
             grace: Duration::from_secs(2),
             compatibility: self.compatibility(),

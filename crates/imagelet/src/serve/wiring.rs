@@ -18,7 +18,7 @@ use imagelet_core::{
     gc::ImageGc,
     image::Digest,
     inventory::{HandedOut, Inventory, MemoryRules},
-    manager::{Concurrency, ImageManager, ManagerParts, PodStarts, PullRate, PullRecorder, PullSettings, StaleUse},
+    manager::{ImageManager, ManagerParts, PodStarts, PullRate, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
     records::{Allowlist, Guard, KubeletRecords, PullRecords, RecordsSettings, VerificationPolicy},
     runtime::{
@@ -405,17 +405,17 @@ async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone:
 
 fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     let limits = &settings.pulls;
-    let (concurrency, rate) = match role {
-        Role::Command => (Concurrency::Parallel { max: None }, None),
+    let (slots, rate) = match role {
+        Role::Command => (None, None),
         Role::Daemon => {
-            let parallel = Concurrency::Parallel { max: limits.parallel_max.and_then(NonZeroUsize::new) };
+            let slots = if limits.serial { Some(1) } else { limits.parallel_max };
             let rate = limits.per_second.and_then(NonZeroU32::new);
             let rate = rate.map(|rate| PullRate { qps: rate.get() as f32, burst: limits.burst });
-            (if limits.serial { Concurrency::Serial } else { parallel }, rate)
+            (slots.and_then(NonZeroUsize::new), rate)
         }
     };
     PullSettings {
-        concurrency,
+        slots,
         rate,
         // Who stops a command wants it stopped.
         grace: if role == Role::Daemon { limits.patience.grace } else { Duration::ZERO },

@@ -18,9 +18,7 @@ use crate::{
     trusted_files,
 };
 
-/// What `kind` says.
 const KIND: &str = "CredentialProviderConfig";
-/// The group of `apiVersion`.
 const GROUP: &str = "kubelet.config.k8s.io";
 /// The only version that knows `tokenAttributes`.
 const VERSION_WITH_TOKENS: &str = "v1";
@@ -30,7 +28,6 @@ const VERSIONS: [&str; 3] = [VERSION_WITH_TOKENS, "v1beta1", "v1alpha1"];
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 /// A file longer than this is none.
 const FILE_LENGTH_MAX: u64 = 1 << 20;
-/// Most files of a folder.
 const FILES_MAX: usize = 1000;
 
 /// The providers of all files, as they are written; nothing but their shape was checked.

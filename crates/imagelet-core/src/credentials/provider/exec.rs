@@ -43,12 +43,10 @@ const BUSY_WAIT: Duration = Duration::from_millis(20);
 /// What to run, and how.
 #[derive(Debug)]
 pub(super) struct Plugin {
-    /// The executable.
     pub(super) path: PathBuf,
     pub(super) args: Vec<String>,
     /// The whole environment; of one name the last value counts.
     pub(super) environment: Environment,
-    /// After this time it is ended.
     pub(super) limit: Duration,
 }
 

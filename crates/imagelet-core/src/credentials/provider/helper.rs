@@ -21,16 +21,13 @@ use crate::{
     trusted_files,
 };
 
-/// Helpers that run at once.
 const RUNS_MAX: usize = 8;
-/// Longest name of a helper.
 const NAME_LENGTH_MAX: usize = 64;
 /// What a helper writes where it knows nothing of a registry, in all helpers made with Docker's library.
 const NOT_FOUND: &str = "credentials not found in native keychain";
 /// The user of an answer whose secret is an identity token.
 const TOKEN_USER: &str = "<token>";
 
-/// Runs credential helpers.
 pub(in crate::credentials) struct CredentialHelpers {
     environment: Vec<(OsString, OsString)>,
     limit: Duration,

@@ -44,9 +44,7 @@ pub(super) struct Provider {
 /// What a provider has to say.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// Credentials, and whose they are.
     Entries(DockerConfig, CredentialSource),
-    /// It was not asked.
     Skipped(Skip),
 }
 
@@ -102,7 +100,6 @@ impl ProviderError {
 /// A checked answer.
 #[derive(Clone)]
 struct Given {
-    /// For which image the plugin was asked.
     repository: String,
     key_type: CacheKeyType,
     auth: DockerConfig,
@@ -122,12 +119,10 @@ struct Runs {
 struct UnderWay {
     /// Tells this run from a later one under the same key.
     number: u64,
-    /// For which image the plugin is asked.
     repository: String,
     run: WeakShared<Run>,
 }
 
-/// What a provider is made of.
 pub(super) struct ProviderParts {
     pub(super) rules: ProviderRules,
     pub(super) plugin: Plugin,

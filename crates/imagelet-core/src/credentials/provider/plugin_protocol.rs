@@ -6,12 +6,10 @@ use serde::{Deserialize, de::IgnoredAny};
 use zeroize::Zeroizing;
 
 use super::super::{DockerConfig, DockerEntry, Secret};
-use crate::text::{Nanoseconds, json_error, nullable, unique_map};
+use crate::text::{Nanoseconds, json_error, json_text, nullable, unique_map};
 
-/// The kinds of the documents.
 const REQUEST_KIND: &str = "CredentialProviderRequest";
 const RESPONSE_KIND: &str = "CredentialProviderResponse";
-/// The group of their versions.
 const GROUP: &str = "credentialprovider.kubelet.k8s.io";
 
 /// What a plugin is asked. `Debug` hides the token.
@@ -62,12 +60,11 @@ pub(super) enum ResponseError {
 }
 
 impl Request<'_> {
-    /// One line of JSON.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut line = format!(
             "{{\"kind\":\"{REQUEST_KIND}\",\"apiVersion\":{},\"image\":{}",
-            json_text(self.api_version),
-            json_text(self.image)
+            *json_text(self.api_version),
+            *json_text(self.image)
         );
         if let Some(token) = self.token {
             line.push_str(",\"serviceAccountToken\":");
@@ -75,7 +72,7 @@ impl Request<'_> {
         }
         if let Some(annotations) = self.annotations.filter(|annotations| !annotations.is_empty()) {
             let members: Vec<String> =
-                annotations.iter().map(|(name, value)| format!("{}:{}", json_text(name), json_text(value))).collect();
+                annotations.iter().map(|(name, value)| format!("{}:{}", *json_text(name), *json_text(value))).collect();
             line.push_str(",\"serviceAccountAnnotations\":{");
             line.push_str(&members.join(","));
             line.push('}');
@@ -85,19 +82,7 @@ impl Request<'_> {
     }
 }
 
-/// A text as Go's encoder writes it: what a browser might take for markup is escaped.
-fn json_text(text: &str) -> String {
-    serde_json::Value::from(text)
-        .to_string()
-        .replace('<', "\\u003c")
-        .replace('>', "\\u003e")
-        .replace('&', "\\u0026")
-        .replace('\u{2028}', "\\u2028")
-        .replace('\u{2029}', "\\u2029")
-}
-
 impl CacheKeyType {
-    /// By its name in an answer.
     pub(super) fn from_name(name: &str) -> Option<Self> {
         match name {
             "Image" => Some(Self::Image),

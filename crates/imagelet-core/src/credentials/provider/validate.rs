@@ -15,7 +15,6 @@ const API_VERSIONS: [&str; 3] =
     [API_WITH_TOKENS, "credentialprovider.kubelet.k8s.io/v1alpha1", "credentialprovider.kubelet.k8s.io/v1beta1"];
 /// A name's part of an annotation key has at most so many bytes.
 const NAME_LENGTH_MAX: usize = 63;
-/// And its prefix.
 const PREFIX_LENGTH_MAX: usize = 253;
 
 /// What of the kubelet's features is on.

@@ -8,7 +8,6 @@ mod resolved_names;
 mod stale_use;
 
 use std::{
-    borrow::Borrow,
     sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
@@ -32,12 +31,11 @@ use crate::{
     credentials::{KeyringError, TrackedCredential},
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, default_tag},
     inventory::HandedOut,
-    records::{AccessProof, Intent},
+    records::{AccessProof, CheckResult, Intent},
     runtime::{ErrorClass, Fault, Hop, Progress, RuntimeError, RuntimeErrorKind},
     text::{quoted, whole_milliseconds},
 };
 
-/// One request on its way.
 pub(super) struct Ensuring<'a> {
     manager: &'a ImageManager,
     request: &'a EnsureRequest,
@@ -117,7 +115,7 @@ impl<'a> Ensuring<'a> {
         if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed) && evidence.names_service_accounts() {
             let found = self.look_up_credentials().await;
             let proof = || match found {
-                Ok(found) => Ok(proof_of(&found.credentials)),
+                Ok(found) => Ok(Arc::new(proof_of(&found.credentials))),
                 Err(error) => Err(self.credentials_error(error)),
             };
             judged = records.judge(&self.request.image, &evidence, now, proof);
@@ -125,14 +123,14 @@ impl<'a> Ensuring<'a> {
         let verdict = match judged {
             Ok(verdict) => verdict,
             Err(error) => {
-                self.manager.meters.checked("error");
+                self.manager.meters.checked(CheckResult::Error);
                 return Err(error);
             }
         };
         let is_client = self.request.caller.is_client();
         let Some(verdict) = verdict else { return Ok(!is_client) };
-        if let Some(outcome) = verdict.outcome {
-            self.manager.meters.checked(outcome);
+        if let Some(result) = verdict.result {
+            self.manager.meters.checked(result);
         }
         // A client's pull makes the registry say who may use the image: only what the registry has said already will do.
         let allowed = verdict.allowed && (!is_client || verdict.is_by_record());
@@ -354,8 +352,8 @@ impl<'a> Ensuring<'a> {
             return Ok(Found::default());
         }
         let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Found::default()) };
-        let of_secrets = self.of_secrets()?;
-        let (mut credentials, mut missing) = (of_secrets.credentials.clone(), of_secrets.missing.clone());
+        let found = self.pull_secrets()?;
+        let (mut credentials, mut missing) = (found.credentials.clone(), found.missing.clone());
         let (repository, is_kubelet) = (reference.repository(), self.manager.compatibility.is_kubelet());
         if !is_kubelet {
             let (known, problem) = self.manager.keyring.ask_helper(repository).await;
@@ -372,17 +370,18 @@ impl<'a> Ensuring<'a> {
         Ok(Found { credentials, missing })
     }
 
-    fn of_secrets(&self) -> Result<Arc<PullSecretEntry>, KeyringError> {
+    fn pull_secrets(&self) -> Result<Arc<PullSecretEntry>, KeyringError> {
         self.manager.secrets.read(&self.request.image, &self.request.secrets, self.manager.compatibility)
     }
 
-    /// The client, by its own secrets.
-    fn proof_by_secrets(&self) -> Result<Known, EnsureError> {
+    /// What the client shows by its own secrets.
+    fn proof_by_secrets(&self) -> Result<Arc<AccessProof>, EnsureError> {
         if !self.request.credentials.is_empty() {
             let shown: Vec<_> = self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect();
-            return Ok(Known::Shown(proof_of(&shown)));
+            return Ok(Arc::new(proof_of(&shown)));
         }
-        self.of_secrets().map(Known::PullSecretEntry).map_err(|error| self.credentials_error(&error))
+        let found = self.pull_secrets().map_err(|error| self.credentials_error(&error))?;
+        Ok(Arc::clone(&found.proof))
     }
 
     fn credentials_error(&self, error: &KeyringError) -> EnsureError {
@@ -405,21 +404,6 @@ impl<'a> Ensuring<'a> {
     fn reported(&self, reason: &'static str, error: EnsureError) -> EnsureError {
         self.reporter.warning(reason, error.message(), &error.fault());
         error
-    }
-}
-
-/// The client, borrowed from where it is known.
-enum Known {
-    Shown(AccessProof),
-    PullSecretEntry(Arc<PullSecretEntry>),
-}
-
-impl Borrow<AccessProof> for Known {
-    fn borrow(&self) -> &AccessProof {
-        match self {
-            Self::Shown(proof) => proof,
-            Self::PullSecretEntry(of_secrets) => &of_secrets.proof,
-        }
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct PullSecretEntry {
     /// In the order in which to try them.
     pub(super) credentials: Vec<TrackedCredential>,
     /// What they say about the client.
-    pub(super) proof: AccessProof,
+    pub(super) proof: Arc<AccessProof>,
     /// Which of them cannot be read, and why.
     pub(super) missing: Vec<String>,
 }
@@ -88,7 +88,7 @@ impl PullSecretEntry {
         if !compatibility.is_kubelet() {
             credentials = credentials.into_iter().filter_map(TrackedCredential::usable).collect();
         }
-        let proof = proof_of(&credentials);
+        let proof = Arc::new(proof_of(&credentials));
         Ok(Self { credentials, proof, missing })
     }
 }

@@ -54,10 +54,9 @@ pub(crate) enum FailureScope {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ScopedKey {
-    registry: String,
     scope: FailureScope,
-    credentials: Vec<String>,
-    image: String,
+    /// Without what the scope does not depend on.
+    of: CircuitKey,
 }
 
 #[derive(Clone, Debug)]
@@ -182,13 +181,14 @@ impl FailureScope {
 
     fn key(self, route: &CircuitKey) -> ScopedKey {
         let scope = self.shown();
-        let (by_credentials, by_image) = (scope >= CircuitScope::Credentials, scope == CircuitScope::Images);
-        ScopedKey {
-            registry: route.registry.clone(),
-            scope: self,
-            credentials: if by_credentials { route.credentials.clone() } else { Vec::new() },
-            image: if by_image { route.image.clone() } else { String::new() },
+        let mut of = route.clone();
+        if scope < CircuitScope::Credentials {
+            of.credentials.clear();
         }
+        if scope < CircuitScope::Images {
+            of.image.clear();
+        }
+        ScopedKey { scope: self, of }
     }
 
     /// Whether this failure proves that another one is over. A registry that refuses could be reached and works; one that
@@ -232,7 +232,7 @@ impl Circuits {
         let mut open: BTreeMap<(&str, CircuitScope), OpenCircuit> = BTreeMap::new();
         for (key, circuit) in &self.circuits {
             let Some(until) = circuit.until.filter(|_| circuit.refusal(key, now).is_some()) else { continue };
-            let (registry, scope) = (&key.registry, key.scope.shown());
+            let (registry, scope) = (&key.of.registry, key.scope.shown());
             let found = OpenCircuit {
                 registry: registry.clone(),
                 scope,
@@ -250,14 +250,12 @@ impl Circuits {
         open.into_values().collect()
     }
 
-    /// A pull succeeded.
     pub(crate) fn answered(&mut self, route: &CircuitKey) {
         for scope in FailureScope::ALL {
             self.circuits.remove(&scope.key(route));
         }
     }
 
-    /// A pull failed.
     pub(crate) fn failed(&mut self, route: &CircuitKey, fault: &Fault, now: Instant) {
         let Some(met) = FailureScope::from_fault(fault) else {
             if proves_an_answer(fault.class) {
@@ -322,7 +320,7 @@ impl Circuit {
             return None;
         }
         let remaining = until.saturating_duration_since(now);
-        let registry = key.registry.clone();
+        let registry = key.of.registry.clone();
         Some(CircuitOpen { registry, scope: key.scope, failures: self.failures, remaining, class: self.class })
     }
 }

@@ -29,7 +29,7 @@ use self::{
 };
 use super::{
     meters::QueueMeters,
-    request::{Caller, Compatibility, Concurrency, PullSettings},
+    request::{Caller, Compatibility, PullSettings},
     status::PullStatus,
 };
 use crate::{
@@ -55,10 +55,7 @@ pub(crate) struct Puller {
 
 impl Puller {
     pub(crate) fn new(runtime: RuntimeManager, settings: &PullSettings, meters: QueueMeters, now: Instant) -> Self {
-        let slots = match settings.concurrency {
-            Concurrency::Serial => Some(1),
-            Concurrency::Parallel { max } => max.map(NonZeroUsize::get),
-        };
+        let slots = settings.slots.map(NonZeroUsize::get);
         let is_fifo = settings.compatibility.is_kubelet();
         let throttle = settings.rate.map(|rate| Throttle::new(rate, now));
         // A bucket that never fills is not waited at.
@@ -88,7 +85,6 @@ impl Puller {
         self.circuits().admit(&key, now)
     }
 
-    /// The registries that are not asked now.
     pub(crate) fn open_circuits(&self, now: Instant) -> Vec<OpenCircuit> {
         self.circuits().open(now)
     }

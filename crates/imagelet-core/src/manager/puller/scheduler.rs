@@ -49,7 +49,6 @@ pub(super) struct Policy {
 pub(super) struct Request {
     /// The pod's namespace.
     pub(super) tenant: Arc<str>,
-    /// The higher goes first.
     pub(super) priority: i32,
     /// Whether slots and rate hold for it.
     pub(super) is_limited: bool,
@@ -148,7 +147,6 @@ impl Scheduler {
         Ok(Place { scheduler: Arc::clone(self), ticket, wake })
     }
 
-    /// How each pull stands.
     pub(super) fn states(&self) -> HashMap<Ticket, Turn> {
         let state = self.lock();
         let waiting = state.waiting.iter().enumerate().map(|(index, ((_, ticket), waiting))| {
@@ -243,12 +241,10 @@ impl Place {
         self.ticket
     }
 
-    /// Whether its turn has come.
     pub(super) fn is_running(&self) -> bool {
         self.scheduler.is_running(self.ticket)
     }
 
-    /// Waits until its turn has come.
     pub(super) async fn turn(&self) {
         loop {
             let alarm = {

@@ -44,7 +44,6 @@ struct PullKey {
     alone: Option<u64>,
 }
 
-/// The pulls under way.
 pub(super) struct SingleFlight {
     scheduler: Arc<Scheduler>,
     /// How long a pull that no client waits for any more goes on.

@@ -21,9 +21,7 @@ pub(crate) struct Work {
     pub(crate) credentials: Vec<TrackedCredential>,
     pub(crate) sandbox: Option<SandboxConfig>,
     pub(crate) platform: Option<Platform>,
-    /// The pod's namespace.
     pub(crate) tenant: Arc<str>,
-    /// The higher goes first.
     pub(crate) priority: i32,
     pub(crate) caller: Caller,
 }

@@ -207,7 +207,7 @@ async fn a_name_that_is_none_is_refused_in_the_words_of_runtimes() {
 
 fn strict(compatibility: Compatibility) -> Wanted {
     let rate = Some(PullRate { qps: 0.001, burst: 1 });
-    let settings = PullSettings { concurrency: Concurrency::Serial, rate, compatibility, ..PullSettings::default() };
+    let settings = PullSettings { slots: NonZeroUsize::new(1), rate, compatibility, ..PullSettings::default() };
     Wanted { settings, ..Wanted::default() }
 }
 

@@ -306,7 +306,7 @@ async fn a_serial_manager_pulls_one_after_another_and_a_dropped_one_frees_its_sl
         fake.offer(name, name, 1000);
     }
     fake.set_pull_takes(Duration::from_mins(1));
-    let settings = PullSettings { concurrency: Concurrency::Serial, ..Wanted::default().settings };
+    let settings = PullSettings { slots: NonZeroUsize::new(1), ..Wanted::default().settings };
     let wanted = Wanted { settings, records: PullRecords::in_memory(), ..Wanted::default() };
     let node = TestNode::new(Arc::new(fake.clone()), wanted);
     let [first, second, third] = ["a:v1", "b:v1", "c:v1"].map(request);
@@ -342,7 +342,7 @@ async fn parallel_pulls_keep_to_their_bound() {
     let fake = FakeRuntime::new();
     fake.set_pull_takes(Duration::from_secs(1));
     let max = NonZeroUsize::new(3);
-    let settings = PullSettings { concurrency: Concurrency::Parallel { max }, ..Wanted::default().settings };
+    let settings = PullSettings { slots: max, ..Wanted::default().settings };
     let node = TestNode::new(Arc::new(fake.clone()), Wanted { settings, ..Wanted::default() });
     let mut tasks = Vec::new();
     for index in 0..10 {

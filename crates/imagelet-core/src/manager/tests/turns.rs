@@ -8,7 +8,7 @@ fn node(images: impl ImageService + 'static, settings: PullSettings) -> TestNode
 }
 
 fn serial(compatibility: Compatibility) -> PullSettings {
-    PullSettings { concurrency: Concurrency::Serial, compatibility, ..Wanted::default().settings }
+    PullSettings { slots: NonZeroUsize::new(1), compatibility, ..Wanted::default().settings }
 }
 
 fn of(namespace: &str, image: &str) -> EnsureRequest {
@@ -40,13 +40,10 @@ async fn every_scheduling_vector_holds_in_both_ways() {
 async fn scheduled(case: &VectorCase, way: Way) -> Value {
     let VectorCase { input, expected, name } = case;
     let max = input["max_parallel"].as_u64().and_then(|max| NonZeroUsize::new(usize::try_from(max).expect("small")));
-    let concurrency = match input["mode"].as_str() {
-        Some("serial") => Concurrency::Serial,
-        _ => Concurrency::Parallel { max },
-    };
+    let slots = if input["mode"] == "serial" { NonZeroUsize::new(1) } else { max };
     let fake = FakeRuntime::new();
     fake.set_pull_takes(Duration::from_mins(1));
-    let node = node(fake.clone(), PullSettings { concurrency, rate: None, ..way.pull_settings() });
+    let node = node(fake.clone(), PullSettings { slots, rate: None, ..way.pull_settings() });
     let (mut submitted, mut asked, mut calls) = (0, VecDeque::new(), Vec::new());
     for step in input["steps"].as_array().expect("steps") {
         for _ in 0..step["submit"].as_u64().unwrap_or_default() {

@@ -184,7 +184,6 @@ impl<T: RecordFile> CachedDir<T> {
         listed
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.folder.as_ref().map_or_else(|| self.memory().values().len(), Folder::count)
     }

@@ -218,7 +218,7 @@ fn an_intent_that_cannot_be_read_guards_the_image_it_is_named_for() {
     let found = image("sha256:1", "reg.io/app:v1");
     for name in ["reg.io/app:v1", "app"] {
         let verdict = judged(&records, name, &found, AccessProof::default());
-        assert_eq!((verdict.allowed, verdict.outcome), (false, Some("error")), "{name}");
+        assert_eq!((verdict.allowed, verdict.result), (false, Some(CheckResult::Error)), "{name}");
     }
     assert!(allowed(&records, "reg.io/other", "sha256:2"));
 }

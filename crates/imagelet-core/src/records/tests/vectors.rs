@@ -121,7 +121,7 @@ fn must_attempt(case: &VectorCase, way: Way, holds_all: bool) -> Value {
         }
     };
     let mut found = json!({
-        "must_pull": !verdict.allowed, "metric_result": verdict.outcome, "error": null,
+        "must_pull": !verdict.allowed, "metric_result": verdict.result.map(CheckResult::name), "error": null,
         "record_written": verdict.learned.is_some(), "credentials_looked_up": looked_up.get(),
     });
     if let Some(learned) = verdict.learned {

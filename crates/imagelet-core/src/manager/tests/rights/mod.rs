@@ -548,7 +548,7 @@ fn start(
     let manager = ImageManager::new(ManagerParts {
         runtime: RuntimeManager::new(Arc::clone(shop) as Arc<dyn ImageService>, Arc::new(NoContainers)),
         settings: PullSettings {
-            concurrency: Concurrency::Parallel { max: None },
+            slots: None,
             rate: None,
             backoff_first: Duration::ZERO,
             backoff_max: Duration::ZERO,
