@@ -46,8 +46,8 @@ pub fn quoted(text: &str) -> String {
 /// A refusal over gRPC as clients print it, taken apart: the name of its code, and what the peer said. A text that is
 /// printed otherwise was said as it stands.
 pub fn split_grpc_error(text: &str) -> (Option<&str>, &str) {
-    let told = text.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = "));
-    told.map_or((None, text), |(code, said)| (Some(code), said))
+    let parts = text.strip_prefix("rpc error: code = ").and_then(|rest| rest.split_once(" desc = "));
+    parts.map_or((None, text), |(code, said)| (Some(code), said))
 }
 
 fn is_printable(character: char) -> bool {

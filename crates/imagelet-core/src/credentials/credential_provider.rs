@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::TrackedCredential;
 
-/// Who wants to pull from where.
+/// Which pod pulls from which repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CredentialQuery {
     /// The image's normalised repository, without tag and digest.

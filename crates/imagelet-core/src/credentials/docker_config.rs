@@ -19,16 +19,16 @@ pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
 
 /// A document's entries by the keys they were written under.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DockerConfig {
+pub(crate) struct DockerConfig {
     /// Keys as written: hosts, URLs, globs.
-    pub entries: BTreeMap<String, DockerEntry>,
+    pub(crate) entries: BTreeMap<String, DockerEntry>,
     /// Programs that know more. The kubelet reads none.
-    pub helpers: HelperNames,
+    pub(crate) helpers: HelperNames,
 }
 
 /// The credential helpers that a document names: `credsStore` and `credHelpers`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HelperNames {
+pub(crate) struct HelperNames {
     /// For all registries.
     store: String,
     /// For one registry, by its host. An empty name turns the helper off for that registry.
@@ -53,20 +53,16 @@ impl HelperNames {
 
 /// One entry. `Debug` hides the password.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DockerEntry {
-    /// The user.
-    pub username: String,
-    /// The password.
-    pub password: Secret,
+pub(crate) struct DockerEntry {
+    pub(crate) username: String,
+    pub(crate) password: Secret,
     /// Takes part in the credential's hash and in nothing else.
-    pub email: String,
+    pub(crate) email: String,
 }
 
 /// A document cannot be read. Prints nothing of what it holds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DockerConfigError {
-    /// It is too long.
+pub(crate) enum DockerConfigError {
     #[error("the document is longer than {DOCKER_CONFIG_LENGTH_MAX} bytes")]
     TooLong,
     /// It is no JSON, or a field is not of the type it should be; in Go's words, with at most one character of it.
@@ -79,8 +75,7 @@ pub enum DockerConfigError {
 
 /// An `auth` field cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AuthError {
-    /// It is not in base64.
+pub(crate) enum AuthError {
     #[error("illegal base64 data at input byte {0}")]
     Base64(usize),
     /// It does not hold a user and a password.
@@ -90,7 +85,7 @@ pub enum AuthError {
 
 impl DockerConfig {
     /// Reads a document.
-    pub fn parse(kind: PullSecretKind, document: &[u8]) -> Result<Self, DockerConfigError> {
+    pub(crate) fn parse(kind: PullSecretKind, document: &[u8]) -> Result<Self, DockerConfigError> {
         if document.len() > DOCKER_CONFIG_LENGTH_MAX {
             return Err(DockerConfigError::TooLong);
         }

@@ -30,7 +30,7 @@ pub struct TrackedCredential {
     pub credential: Credential,
     /// Whose it is.
     pub source: CredentialSource,
-    /// What tells it from others in the pull records (`docs/spec/pull.md §6.6`).
+    /// What identifies it in the pull records (`docs/spec/pull.md §6.6`).
     pub hash: String,
 }
 
@@ -39,7 +39,7 @@ pub struct TrackedCredential {
 pub enum CredentialSource {
     /// The node's: each pod may use what it opens.
     Node,
-    /// It was handed in with the request, by whoever asked.
+    /// It came with the request.
     Request,
     /// A pull secret's.
     Secret(ObjectIdentity),
@@ -100,14 +100,11 @@ pub struct PullSecret {
 /// A pull secret cannot be read. Prints nothing of what it holds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the pull secret `{namespace}/{name}`")]
-pub struct KeyringError {
-    /// The secret's namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// What is wrong with it.
+pub(crate) struct KeyringError {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
     #[source]
-    pub source: DockerConfigError,
+    pub(crate) source: DockerConfigError,
 }
 
 impl Keyring {
@@ -120,14 +117,14 @@ impl Keyring {
     ///
     /// # Errors
     /// When a single one cannot be read, as with the kubelet.
-    pub fn of_secrets(secrets: &[PullSecret]) -> Result<Self, KeyringError> {
+    pub(crate) fn from_secrets(secrets: &[PullSecret]) -> Result<Self, KeyringError> {
         let mut keyring = Self::new();
         secrets.iter().try_for_each(|secret| keyring.add_secret(secret))?;
         Ok(keyring)
     }
 
     /// One of those pull secrets that can be read, and why each of the others cannot.
-    pub fn of_readable_secrets(secrets: &[PullSecret]) -> (Self, Vec<KeyringError>) {
+    pub(crate) fn from_readable_secrets(secrets: &[PullSecret]) -> (Self, Vec<KeyringError>) {
         let mut keyring = Self::new();
         let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret).err()).collect();
         (keyring, unreadable)
@@ -145,7 +142,7 @@ impl Keyring {
     }
 
     /// Adds a document's entries behind those that are there. An entry whose key is no URL is passed over.
-    pub fn add(&mut self, source: &CredentialSource, document: DockerConfig) {
+    pub(crate) fn add(&mut self, source: &CredentialSource, document: DockerConfig) {
         for (entry_key, entry) in document.entries {
             let key = match Location::parse(&with_scheme(&entry_key)) {
                 Ok(location) => index_key(&location),
@@ -205,13 +202,13 @@ impl TrackedCredential {
     }
 
     /// The node's own, as a helper knows it.
-    pub(super) fn of_node(credential: Credential) -> Self {
+    pub(super) fn from_node(credential: Credential) -> Self {
         let hash = hash_of(&credential);
         Self { credential, source: CredentialSource::Node, hash }
     }
 
     /// One that came with the request itself.
-    pub fn of_request(credential: Credential) -> Self {
+    pub(crate) fn from_request(credential: Credential) -> Self {
         let hash = hash_of(&credential);
         Self { credential, source: CredentialSource::Request, hash }
     }
@@ -388,7 +385,7 @@ mod tests {
         let document = Secret::new(r#"{"auths": {"reg.io": {"username": "u", "password": "hunter2"}}}"#);
         let identity = ObjectIdentity { namespace: "n".into(), name: "s".into(), ..ObjectIdentity::default() };
         let secret = PullSecret { identity, kind: PullSecretKind::DockerConfigJson, document };
-        let keyring = Keyring::of_secrets(std::slice::from_ref(&secret)).unwrap();
+        let keyring = Keyring::from_secrets(std::slice::from_ref(&secret)).unwrap();
         assert!(!format!("{secret:?} {keyring:?} {:?}", keyring.lookup("reg.io/a")).contains("hunter2"));
     }
 }

@@ -1,4 +1,4 @@
-//! Who may ask which registry: secrets that do not print, and credentials made of them.
+//! Credentials for registries, and the sources they come from; secrets do not print.
 
 mod credential_provider;
 mod docker_config;
@@ -12,10 +12,9 @@ mod token_cache;
 mod tokens;
 
 pub use credential_provider::{CredentialProvider, CredentialQuery, NoProviders, Provided, ProviderFailure};
-pub use docker_config::{AuthError, DockerConfig, DockerConfigError, DockerEntry, HelperNames};
-pub use keyring::{
-    CredentialSource, Keyring, KeyringError, ObjectIdentity, PullSecret, PullSecretKind, TrackedCredential,
-};
+pub(crate) use docker_config::{DockerConfig, DockerEntry, HelperNames};
+pub(crate) use keyring::KeyringError;
+pub use keyring::{CredentialSource, Keyring, ObjectIdentity, PullSecret, PullSecretKind, TrackedCredential};
 pub use node::NodeKeyring;
 pub use provider::{Gates, ProviderOptions, Providers, ProvidersError};
 use registry_match::registry_key;
@@ -24,7 +23,7 @@ pub use secret_encodings::spellings;
 pub use token_cache::TokenCache;
 pub use tokens::{IssuedToken, ServiceAccount, Standalone, TokenRequest, TokenSource, TokenSourceError};
 
-/// What a registry is shown. `Debug` shows who, never what they know.
+/// What a registry is shown. `Debug` hides the secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
     /// The proof itself.
@@ -33,7 +32,7 @@ pub struct Credential {
     pub server_address: String,
 }
 
-/// The ways to prove who asks.
+/// The kinds of credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CredentialKind {
     /// A user and a password.

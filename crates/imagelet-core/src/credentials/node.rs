@@ -25,13 +25,13 @@ const CACHED_FOR: Duration = Duration::from_mins(5);
 /// The node's own credentials, as its files have them now or had them a short while ago.
 #[derive(Debug)]
 pub struct NodeKeyring {
-    state: Mutex<State>,
+    state: Mutex<NodeKeyringState>,
     /// `None`: what a document names is not run.
     helpers: Option<CredentialHelpers>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct NodeKeyringState {
     /// The first of these that is there and reads is used.
     files: Vec<NodeFile>,
     cached: Option<Cached>,
@@ -75,7 +75,10 @@ impl NodeKeyring {
     /// One that reads no file.
     pub fn fixed(keyring: Keyring) -> Self {
         let cached = Cached { keyring: Arc::new(keyring), helpers: Arc::default(), until: None };
-        Self { state: Mutex::new(State { cached: Some(cached), ..State::default() }), helpers: None }
+        Self {
+            state: Mutex::new(NodeKeyringState { cached: Some(cached), ..NodeKeyringState::default() }),
+            helpers: None,
+        }
     }
 
     /// Runs the credential helpers that the node's document names, with these variables, each for so long at most.
@@ -85,8 +88,8 @@ impl NodeKeyring {
     }
 
     /// One of a single `config.json`.
-    pub fn of_file(path: impl Into<PathBuf>) -> Self {
-        Self::of_files(vec![NodeFile { path: path.into(), kind: PullSecretKind::DockerConfigJson }])
+    pub fn from_file(path: impl Into<PathBuf>) -> Self {
+        Self::from_files(vec![NodeFile { path: path.into(), kind: PullSecretKind::DockerConfigJson }])
     }
 
     /// One that looks where the kubelet looks: the first `config.json` that reads in its root directory, the working
@@ -105,11 +108,11 @@ impl NodeKeyring {
             folders(below_home).into_iter().flatten().map(move |folder| NodeFile { path: folder.join(name), kind })
         };
         let json = files(".docker", "config.json", PullSecretKind::DockerConfigJson);
-        Self::of_files(json.chain(files("", ".dockercfg", PullSecretKind::DockerCfg)).collect())
+        Self::from_files(json.chain(files("", ".dockercfg", PullSecretKind::DockerCfg)).collect())
     }
 
-    fn of_files(files: Vec<NodeFile>) -> Self {
-        Self { state: Mutex::new(State { files, ..State::default() }), helpers: None }
+    fn from_files(files: Vec<NodeFile>) -> Self {
+        Self { state: Mutex::new(NodeKeyringState { files, ..NodeKeyringState::default() }), helpers: None }
     }
 
     /// What the helper knows of a repository that the node's document names for it, and what keeps it from answering.
@@ -122,7 +125,7 @@ impl NodeKeyring {
             return (None, Some(format!("the credential helper `{name}` is not run: {refused}")));
         }
         match helpers.ask(name, &server).await {
-            Ok(known) => (known.map(TrackedCredential::of_node), None),
+            Ok(known) => (known.map(TrackedCredential::from_node), None),
             Err(error) => {
                 if !matches!(error, HelperError::Missing { .. }) {
                     tracing::warn!(repository, %error, "a credential helper gave no credential");
@@ -153,14 +156,16 @@ impl NodeKeyring {
         let found = read.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let mut state = self.state();
         let cached = match (found, &state.cached) {
-            (Found::Document(keyring, helpers), _) => {
+            (FoundDocument::Document(keyring, helpers), _) => {
                 Cached { keyring: Arc::new(keyring), helpers: Arc::new(helpers), until }
             }
-            (Found::Broken, Some(cached)) => {
+            (FoundDocument::Broken, Some(cached)) => {
                 tracing::error!("the node's credentials that were read before stay in force");
                 Cached { until, ..cached.clone() }
             }
-            (Found::Broken | Found::Nothing, _) => Cached { keyring: Arc::default(), helpers: Arc::default(), until },
+            (FoundDocument::Broken | FoundDocument::Nothing, _) => {
+                Cached { keyring: Arc::default(), helpers: Arc::default(), until }
+            }
         };
         if state.generation == generation {
             state.cached = Some(cached.clone());
@@ -175,38 +180,38 @@ impl NodeKeyring {
         let mut state = self.state();
         let now = Instant::now();
         let kept = state.cached.take().map(|cached| Cached { until: Some(now), ..cached });
-        *state = State { cached: by.cached.or(kept), generation: state.generation + 1, files: by.files };
+        *state = NodeKeyringState { cached: by.cached.or(kept), generation: state.generation + 1, files: by.files };
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NodeKeyringState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What a look at the files came to.
-enum Found {
+enum FoundDocument {
     Document(Keyring, NodeHelpers),
     /// None reads, and one is there.
     Broken,
     Nothing,
 }
 
-/// A file that is there and does not read is told and passed over: another one may do.
-fn first_readable(files: &[NodeFile]) -> Found {
-    let mut found = Found::Nothing;
+/// A file that is there and does not read is reported and passed over: another one may read.
+fn first_readable(files: &[NodeFile]) -> FoundDocument {
+    let mut found = FoundDocument::Nothing;
     for NodeFile { path, kind } in files {
         match read(path, *kind) {
             Ok((document, refused)) => {
                 let helpers = NodeHelpers { names: document.helpers.clone(), refused };
                 let mut keyring = Keyring::new();
                 keyring.add(&CredentialSource::Node, document);
-                return Found::Document(keyring, helpers);
+                return FoundDocument::Document(keyring, helpers);
             }
             Err(NodeFileError::Io(error))
                 if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
             Err(error) => {
                 tracing::error!(path = %path.display(), %error, "the docker configuration does not read");
-                found = Found::Broken;
+                found = FoundDocument::Broken;
             }
         }
     }
@@ -287,7 +292,7 @@ mod tests {
     async fn what_was_read_is_good_for_five_minutes_also_that_there_is_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
-        let keyring = NodeKeyring::of_file(&path);
+        let keyring = NodeKeyring::from_file(&path);
         assert_eq!(users(&keyring).await, Vec::<String>::new());
         std::fs::write(&path, document("one")).unwrap();
         advance(CACHED_FOR.saturating_sub(Duration::from_secs(1))).await;
@@ -296,7 +301,7 @@ mod tests {
         assert_eq!(users(&keyring).await, ["one"]);
         std::fs::write(&path, document("two")).unwrap();
         assert_eq!(users(&keyring).await, ["one"]);
-        keyring.replace(NodeKeyring::of_file(&path));
+        keyring.replace(NodeKeyring::from_file(&path));
         assert_eq!(users(&keyring).await, ["two"]);
         std::fs::remove_file(&path).unwrap();
         advance(CACHED_FOR).await;
@@ -310,7 +315,7 @@ mod tests {
         let path = folder.path().join("config.json");
         let long = document("u") + &" ".repeat(DOCKER_CONFIG_LENGTH_MAX);
         std::fs::write(&path, long).unwrap();
-        assert_eq!(users(&NodeKeyring::of_file(&path)).await, Vec::<String>::new());
+        assert_eq!(users(&NodeKeyring::from_file(&path)).await, Vec::<String>::new());
     }
 
     async fn keys(node: &NodeKeyring) -> Vec<String> {
@@ -325,20 +330,20 @@ mod tests {
             |registry: &str| format!(r#"{{"auths": {{"{registry}": {{"username": "u", "password": "p"}}}}}}"#);
         let write = |text: &str| std::fs::write(&path, text).expect("a file");
         write(&document("one.io"));
-        let node = NodeKeyring::of_file(&path);
+        let node = NodeKeyring::from_file(&path);
         assert_eq!(keys(&node).await, ["one.io"]);
         for text in ["{", "{\"auths\": []}"] {
             write(text);
-            node.replace(NodeKeyring::of_file(&path));
+            node.replace(NodeKeyring::from_file(&path));
             assert_eq!(keys(&node).await, ["one.io"], "after a replacement by {text}");
             tokio::time::advance(CACHED_FOR * 2).await;
             assert_eq!(keys(&node).await, ["one.io"], "after some time with {text}");
         }
         write(&document("two.io"));
-        node.replace(NodeKeyring::of_file(&path));
+        node.replace(NodeKeyring::from_file(&path));
         assert_eq!(keys(&node).await, ["two.io"]);
         std::fs::remove_file(&path).expect("it goes");
-        node.replace(NodeKeyring::of_file(&path));
+        node.replace(NodeKeyring::from_file(&path));
         assert!(keys(&node).await.is_empty(), "who removes the file has no credentials");
         node.replace(NodeKeyring::fixed(Keyring::new()));
         assert!(keys(&node).await.is_empty());

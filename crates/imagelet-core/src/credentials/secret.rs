@@ -15,12 +15,12 @@ impl Secret {
     }
 
     /// Hides what bytes spell, and overwrites them; what is no UTF-8 is replaced.
-    pub fn of_bytes(bytes: Vec<u8>) -> Self {
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
         let bytes = Zeroizing::new(bytes);
         Self(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Shows it, to whoever puts it on a wire.
+    /// Shows it, for a message to a registry.
     pub fn expose(&self) -> &str {
         &self.0
     }

@@ -28,11 +28,11 @@ type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 pub struct TokenCache {
     source: Arc<dyn TokenSource>,
     clock: Clock,
-    state: Mutex<State>,
+    state: Mutex<TokenCacheState>,
 }
 
 #[derive(Default)]
-struct State {
+struct TokenCacheState {
     tokens: HashMap<TokenRequest, IssuedToken>,
     swept: Option<SystemTime>,
 }
@@ -64,7 +64,7 @@ impl TokenCache {
         state.tokens.insert(request.clone(), token);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TokenCacheState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -106,7 +106,7 @@ impl TokenSource for TokenCache {
     }
 }
 
-/// Why a token was not renewed, without the token: whoever refuses may repeat what it was shown.
+/// Why a token was not renewed, without the token: a refusal may repeat what was shown.
 fn without_token(error: &TokenSourceError, token: &IssuedToken) -> String {
     let (text, token) = (error.to_string(), token.token.expose());
     if token.is_empty() { text } else { text.replace(token, "[redacted]") }

@@ -1,4 +1,4 @@
-//! Service accounts and their tokens: the port to whoever issues them.
+//! Service accounts and their tokens: the port to their issuer.
 
 use std::{collections::BTreeMap, fmt, time::SystemTime};
 
@@ -55,7 +55,7 @@ impl TokenSourceError {
     }
 }
 
-/// The cluster, as far as service accounts go. Asked anew each time; whoever uses it caches.
+/// The cluster, as far as service accounts go. Asked anew each time, without a cache.
 #[async_trait]
 pub trait TokenSource: fmt::Debug + Send + Sync {
     /// A service account.

@@ -13,12 +13,12 @@ const KEYS_MAX: usize = 16_384;
 pub(crate) struct Backoff<K> {
     first: Duration,
     max: Duration,
-    keys: HashMap<K, Held>,
+    keys: HashMap<K, BackoffEntry>,
 }
 
 /// A key that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct BackoffEntry {
     /// How long it is held back.
     pub(crate) window: Duration,
     /// Since when.
@@ -33,7 +33,7 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
     }
 
     /// The key's failure, while it is held back. At exactly the end of its window it is free.
-    pub(crate) fn held(&self, key: &K, now: Instant) -> Option<&Held> {
+    pub(crate) fn held(&self, key: &K, now: Instant) -> Option<&BackoffEntry> {
         self.keys.get(key).filter(|held| {
             let age = now.saturating_duration_since(held.since);
             !self.expired(held, now) && age < held.window
@@ -49,7 +49,7 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         if self.keys.len() >= KEYS_MAX && !self.keys.contains_key(&key) {
             self.make_room(now);
         }
-        self.keys.insert(key, Held { window, since: now, failure });
+        self.keys.insert(key, BackoffEntry { window, since: now, failure });
     }
 
     /// Forgets why the key failed: a new try begins.
@@ -76,11 +76,11 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
     }
 
     /// All keys that are held back now.
-    pub(crate) fn all_held(&self, now: Instant) -> impl Iterator<Item = (&K, &Held)> {
+    pub(crate) fn all_held(&self, now: Instant) -> impl Iterator<Item = (&K, &BackoffEntry)> {
         self.keys.iter().filter(move |(key, _)| self.held(key, now).is_some())
     }
 
-    fn expired(&self, held: &Held, now: Instant) -> bool {
+    fn expired(&self, held: &BackoffEntry, now: Instant) -> bool {
         is_expired(held, self.max, now)
     }
 
@@ -94,7 +94,7 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
     }
 }
 
-fn is_expired(held: &Held, max: Duration, now: Instant) -> bool {
+fn is_expired(held: &BackoffEntry, max: Duration, now: Instant) -> bool {
     now.saturating_duration_since(held.since) > max.saturating_mul(2)
 }
 

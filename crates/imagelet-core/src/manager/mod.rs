@@ -173,7 +173,7 @@ impl ImageManager {
     ///
     /// An image that is returned as present stays present: a removal that comes between makes the walk start again.
     /// Dropping the future gives up: its place in the queue is free, and the pull ends unless others wait for the same.
-    /// Its intent stays on record until a pass has looked for what the pull may have brought.
+    /// Its intent stays recorded until a pass has looked for what the pull may have brought.
     pub async fn ensure(&self, request: &EnsureRequest, progress: Progress) -> Result<Ensured, EnsureError> {
         let Some(inventory) = self.leased_in.as_ref().filter(|_| request.is_for_a_container()) else {
             return self.ensure_once(request, progress).await;

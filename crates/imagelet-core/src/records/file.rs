@@ -21,62 +21,51 @@ const VERSION_BEFORE: &str = "kubelet.config.k8s.io/v1alpha1";
 const KIND_INTENT: &str = "ImagePullIntent";
 const KIND_RECORD: &str = "ImagePulledRecord";
 
-/// Who may use an image, by the names it was pulled under.
+/// The access to an image, by the names it was pulled under.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PulledRecord {
-    /// The image's id.
-    pub image_ref: String,
-    /// When this last changed.
-    pub updated: Option<SystemTime>,
-    /// Name without tag and digest, as the user spelled it → who may use it.
-    pub mapping: BTreeMap<String, ImageAccess>,
+pub(crate) struct PulledRecord {
+    pub(crate) image_ref: String,
+    pub(crate) updated: Option<SystemTime>,
+    /// Name without tag and digest, as the user spelled it → the access under it.
+    pub(crate) mapping: BTreeMap<String, ImageAccess>,
 }
 
 /// Whose credentials opened an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ImageAccess {
-    /// Pull secrets.
+pub(crate) struct ImageAccess {
     #[serde(default, deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
-    pub kubernetes_secrets: Vec<RecordedSecret>,
-    /// Service accounts.
+    pub(crate) kubernetes_secrets: Vec<RecordedSecret>,
     #[serde(default, deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
-    pub kubernetes_service_accounts: Vec<RecordedServiceAccount>,
+    pub(crate) kubernetes_service_accounts: Vec<RecordedServiceAccount>,
     /// Anonymous access or the node's own credentials did: each pod may use it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub node_pods_accessible: bool,
+    pub(crate) node_pods_accessible: bool,
 }
 
 /// A pull secret, by where it is and what it holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct RecordedSecret {
-    /// The secret's uid.
-    pub uid: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Hash of the credential in it.
-    pub credential_hash: String,
+pub(crate) struct RecordedSecret {
+    pub(crate) uid: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) credential_hash: String,
 }
 
 /// A service account.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RecordedServiceAccount {
-    /// Its uid.
-    pub uid: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
+pub(crate) struct RecordedServiceAccount {
+    pub(crate) uid: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
 }
 
-/// A file's content is none of ours.
+/// The content of a file is not a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct DecodeError(String);
+pub(crate) struct DecodeError(String);
 
 /// A decoded file, and whether an older version wrote it.
 #[derive(Debug)]
@@ -257,7 +246,7 @@ impl<'de> Deserialize<'de> for WireTime {
         let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(Self(None)) };
         let timestamp: Timestamp = text.parse().map_err(|error| match text.get(..4) {
             Some(year) if year.bytes().all(|byte| byte.is_ascii_digit()) => D::Error::custom(error),
-            // In the words of who looks for a year there.
+            // In Go's words, which looks for a year there.
             _ => D::Error::custom(format!(
                 "parsing time \"{text}\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"{text}\" as \"2006\""
             )),

@@ -9,7 +9,7 @@ use crate::image::{Image, Reference};
 #[derive(Debug)]
 pub(super) struct PullNames<'a> {
     id: &'a str,
-    /// As it is asked for now; empty where nobody asks.
+    /// As it is asked for now; empty where no request does.
     asked: &'a str,
     references: Vec<Reference>,
     /// Repositories it has a digest of and no tag: a tag was there, and has moved on to a newer image.
@@ -17,7 +17,7 @@ pub(super) struct PullNames<'a> {
 }
 
 impl<'a> PullNames<'a> {
-    pub(super) fn of(image: &'a Image, asked: &'a str) -> Self {
+    pub(super) fn new(image: &'a Image, asked: &'a str) -> Self {
         let parsed = |names: &[String]| names.iter().filter_map(|name| name.parse().ok()).collect::<Vec<Reference>>();
         let (tags, digests) = (parsed(&image.tags), parsed(&image.digests));
         let tagged: BTreeSet<&str> = tags.iter().map(Reference::repository).collect();
@@ -62,7 +62,7 @@ mod tests {
             spec: ImageSpec::default(),
             pinned: false,
         };
-        let includes = |asked: &str, begun: &str| PullNames::of(&image, asked).include(&PullIntent::new(begun));
+        let includes = |asked: &str, begun: &str| PullNames::new(&image, asked).include(&PullIntent::new(begun));
         for begun in [
             "busybox:1",
             "library/busybox:1",

@@ -1,7 +1,7 @@
-//! What another manager of the node has on record: read, and never touched.
+//! What the kubelet of the node has recorded: read, and never changed.
 //!
 //! A plain file named by an image's id is proof enough that it pulled the image, whatever a later version writes into it
-//! or a crash left of it; only a record that can be read tells since when. What says it is about another image, and
+//! or a crash left of it; only a record that can be read says since when. What says it is about another image, and
 //! what is no plain file, the manager itself would pass over, too.
 
 use std::{
@@ -30,21 +30,21 @@ pub struct KubeletRecords {
     pulled: PathBuf,
 }
 
-/// What they tell of an image.
+/// What they say of an image.
 #[derive(Debug)]
 pub enum KubeletEvidence {
     /// Nothing: it did not pull it.
     Nothing,
-    /// It pulled it; since when it has it on record, where the record says so.
+    /// It pulled it; since when it is recorded, where the record says so.
     Pulled(Option<SystemTime>),
     /// It pulled it, and what it wrote of it cannot be read.
     Unreadable(io::Error),
 }
 
-/// All they tell.
+/// All they say.
 #[derive(Debug, Default)]
 pub struct KubeletRecordList {
-    /// Images it pulled, and since when it has each on record.
+    /// Images it pulled, and since when each is recorded.
     pub dated: Vec<(ImageId, SystemTime)>,
     /// Records that cannot be read, or that say they are about another image: by file, and why.
     pub passed_over: Vec<(String, io::Error)>,
@@ -56,7 +56,7 @@ impl KubeletRecords {
         Self { pulled: root.join("image_manager").join("pulled") }
     }
 
-    /// What they tell of one image.
+    /// What they say of one image.
     pub fn of(&self, id: &ImageId) -> KubeletEvidence {
         if id.as_str().is_empty() {
             return KubeletEvidence::Nothing;
@@ -69,14 +69,14 @@ impl KubeletRecords {
         }
     }
 
-    /// All they tell, as far as it can be read.
+    /// All they say, as far as it can be read.
     ///
     /// # Errors
     /// When the folder is there and cannot be read.
     pub fn all(&self) -> io::Result<KubeletRecordList> {
-        let mut told = KubeletRecordList::default();
+        let mut list = KubeletRecordList::default();
         let entries = match fs::read_dir(&self.pulled) {
-            Err(error) if is_absent(&error) => return Ok(told),
+            Err(error) if is_absent(&error) => return Ok(list),
             entries => entries?,
         };
         for entry in entries.take(FILES_MAX) {
@@ -86,22 +86,22 @@ impl KubeletRecords {
             }
             match self.read(&name) {
                 Ok(Some(record)) if file_name(&record.image_ref) == name => {
-                    told.dated.extend(record.updated.map(|updated| (ImageId::new(&record.image_ref), updated)));
+                    list.dated.extend(record.updated.map(|updated| (ImageId::new(&record.image_ref), updated)));
                 }
                 Ok(Some(record)) => {
                     let other = io::Error::other(format!("it is about `{}`", record.image_ref));
-                    told.passed_over.push((name, other));
+                    list.passed_over.push((name, other));
                 }
                 Ok(None) => {}
-                Err(error) => told.passed_over.push((name, error)),
+                Err(error) => list.passed_over.push((name, error)),
             }
         }
-        Ok(told)
+        Ok(list)
     }
 
     /// `None` where there is no plain file of this name.
     fn read(&self, name: &str) -> io::Result<Option<PulledRecord>> {
-        // A pipe must not make anybody wait, and a link says nothing of who set it.
+        // A pipe must not block, and a link says nothing of its origin.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(self.pulled.join(name)) {
             Err(error) if is_absent(&error) => return Ok(None),

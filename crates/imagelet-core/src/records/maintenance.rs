@@ -28,14 +28,14 @@ pub struct Recovered {
     pub unfinished: usize,
 }
 
-/// A moment before the images were listed. What is put on record after it outlives the pruning that is told of it.
+/// A moment before the images were listed. What is recorded after it outlives a pruning with it.
 #[derive(Clone, Copy, Debug)]
 pub struct PruneMark {
     until: SystemTime,
     sequence: u64,
 }
 
-/// An image that was pulled and is not on record.
+/// An image that was pulled and is not recorded.
 #[derive(Debug, Default)]
 pub(super) struct Unrecorded {
     /// Spellings whose intents stay until it is, each once.
@@ -82,7 +82,7 @@ enum Unfinished {
 impl PullRecords {
     /// After a start: of the pulls an earlier process began, those whose image is here did finish.
     ///
-    /// Their images get a record that names nobody, so that whoever wants them has to show credentials.
+    /// Their images get a record that names no client, so that each has to show credentials.
     ///
     /// # Errors
     /// When one of them could not be settled; its intent stays, and all others are.
@@ -125,7 +125,7 @@ impl PullRecords {
         let mut recovered = Recovered::default();
         let Some(settings) = &self.settings else { return Ok(recovered) };
         let images: Vec<&Image> = images.iter().map(Borrow::borrow).collect();
-        let candidates: Vec<PullNames<'_>> = images.iter().map(|image| PullNames::of(image, "")).collect();
+        let candidates: Vec<PullNames<'_>> = images.iter().map(|image| PullNames::new(image, "")).collect();
         let mut first_failure = None;
         for begun in self.intents.list().whole {
             if self.is_running(&begun.image) || self.is_unrecorded(&ImageId::new(&begun.image)) {
@@ -175,7 +175,7 @@ impl PullRecords {
         Ok(())
     }
 
-    /// Puts on record that a pull brought these images, for nobody knows whom.
+    /// Records that a pull brought these images, for an unknown client.
     fn settle(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
         for id in ids {
             let _turn = self.records.lock(id.as_str());
@@ -229,7 +229,7 @@ impl PullRecords {
         (removed, failures)
     }
 
-    /// Remembers that an image was pulled and could not be put on record.
+    /// Remembers that an image was pulled and could not be recorded.
     pub(super) fn keep_unrecorded(&self, id: &ImageId, image: &str, access: &ImageAccess) {
         let is_held_already = {
             let mut state = self.state();
@@ -243,24 +243,24 @@ impl PullRecords {
         };
         // One pull behind the intent keeps it; the others would keep it for ever.
         if is_held_already && let Err(error) = self.release(image) {
-            tracing::warn!(image, %error, "a pull that ended stays on record as begun");
+            tracing::warn!(image, %error, "the intent of a pull that ended stays recorded");
         }
         // A name may move on to another image before the next start, and an id cannot.
         if self.guards_images() {
             let _turn = self.intents.lock(id.as_str());
             if let Err(error) = self.intents.write(PullIntent::new(id.as_str())) {
-                tracing::debug!(image, %error, "an image that is not on record is known by its name alone");
+                tracing::debug!(image, %error, "an image without a record is known by its name alone");
             }
         }
     }
 
-    /// An image is on record now: what kept it meanwhile goes. For who holds the record's lock.
+    /// An image is recorded now: its intents are removed. Called with the record's lock.
     pub(super) fn is_recorded(&self, id: &ImageId) {
         let Some(unrecorded) = self.state().unrecorded.remove(id) else { return };
         for image in unrecorded.held.iter().map(String::as_str).chain([id.as_str()]) {
             let _turn = self.intents.lock(image);
             if let Err(error) = self.release_locked(image) {
-                tracing::warn!(image, %error, "a pull that ended stays on record as begun");
+                tracing::warn!(image, %error, "the intent of a pull that ended stays recorded");
             }
         }
     }
@@ -277,7 +277,7 @@ impl PullRecords {
             if let Some((image, access)) = last
                 && let Err(error) = self.learn(&image, &id, &access, SystemTime::now())
             {
-                tracing::warn!(image, %error, "an image that was pulled is still not on record");
+                tracing::warn!(image, %error, "an image that was pulled is still not recorded");
             }
         }
         for (id, _) in gone {

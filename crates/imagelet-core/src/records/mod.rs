@@ -7,7 +7,7 @@
 //!
 //! Folders, file names and contents are the kubelet's own, so that a node can be taken over in place, and given back. A
 //! file is named by the SHA-256 of what it is about, and written beside, synced and renamed. All files may vanish: an
-//! image without a record counts as preloaded. One that cannot be read is kept, and lets nobody in. One process owns the
+//! image without a record counts as preloaded. One that cannot be read is kept, and lets no client in. One process owns the
 //! folder; memory mirrors it, so that asking reads no disk.
 
 mod cached_dir;
@@ -33,54 +33,52 @@ pub(crate) use cached_dir::create_folder;
 pub(crate) use cached_dir::faults;
 use cached_dir::{CachedDir, Folder, Unreadable};
 use file::PullIntent;
-pub use file::{DecodeError, ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
+pub(crate) use file::{ImageAccess, PulledRecord, RecordedSecret, RecordedServiceAccount};
 use gauges::Gauges;
 use intent_match::PullNames;
 pub use kubelet_import::{KubeletEvidence, KubeletRecordList, KubeletRecords};
 pub use maintenance::{PruneMark, Recovered};
 use maintenance::{Touched, Unrecorded};
 pub use settings::{Guard, RecordsSettings};
-pub use verify::{AccessProof, Allowlist, AllowlistError, CheckResult, Verdict, VerificationPolicy};
+pub(crate) use verify::{AccessProof, CheckResult, Verdict};
+pub use verify::{Allowlist, AllowlistError, VerificationPolicy};
 
 use crate::{
     image::{Image, ImageId, ReferenceError, trim_tag_and_digest},
     metrics::Metrics,
 };
 
-/// Most images that could not be put on record and are remembered each; beyond that, all are taken for one.
+/// Most images that could not be recorded and are remembered each; beyond that, all are taken for one.
 const UNRECORDED_MAX: usize = 1024;
 
-/// What was pulled for whom, and who may therefore use it.
+/// What was pulled for which client, and the access that follows from it.
 pub struct PullRecords {
     /// `None`: nothing is recorded, and everybody may use everything.
     settings: Option<RecordsSettings>,
     intents: CachedDir<PullIntent>,
     records: CachedDir<PulledRecord>,
     /// Held for moments, and never while a folder is asked.
-    state: Mutex<State>,
+    state: Mutex<RecordsState>,
     gauges: Gauges,
 }
 
 /// What the disk does not have.
 #[derive(Debug, Default)]
-struct State {
+struct RecordsState {
     /// Spelling → how many pulls of this process stand behind its intent.
     running: HashMap<String, usize>,
-    /// Intents that no pull stands behind any more, though nobody knows what it brought → how often it was looked for.
+    /// Intents without a running pull, whose result is unknown → how often it was looked for.
     left: HashMap<String, u8>,
-    /// What was pulled and is not on record.
+    /// What was pulled and is not recorded.
     unrecorded: HashMap<ImageId, Unrecorded>,
     /// There was more of that than could be remembered.
     unrecorded_overflow: bool,
     touched: Touched,
 }
 
-/// What is on record about an image that is here. Asked for before [`PullRecords::judge`].
+/// What is recorded about an image that is here. Looked up before [`PullRecords::judge`].
 #[derive(Clone, Debug)]
-pub struct Evidence(Known);
-
-#[derive(Clone, Debug)]
-enum Known {
+pub(crate) enum Evidence {
     /// The image has no id, so it is not here.
     Absent,
     Unreadable,
@@ -91,9 +89,9 @@ enum Known {
 
 impl Evidence {
     /// Whether a service account may open the image: it takes a credential provider to know a client's.
-    pub fn names_service_accounts(&self) -> bool {
-        match &self.0 {
-            Known::Record(record) => {
+    pub(crate) fn names_service_accounts(&self) -> bool {
+        match self {
+            Evidence::Record(record) => {
                 record.mapping.values().any(|access| !access.kubernetes_service_accounts.is_empty())
             }
             _ => false,
@@ -128,7 +126,7 @@ pub enum RecordsError {
 impl PullRecords {
     /// Opens or makes the folders below a data root, and reads them.
     pub fn open(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
-        Self::of_folders(root, settings.into(), Folder::open)
+        Self::from_folders(root, settings.into(), Folder::open)
     }
 
     /// Reads what is recorded below a data root that takes no writes. What is learnt ends with the process.
@@ -136,10 +134,10 @@ impl PullRecords {
     /// # Errors
     /// When a folder is there and cannot be read: without its records everybody might use what is here.
     pub fn open_read_only(root: &Path, settings: impl Into<RecordsSettings>) -> Result<Self, RecordsError> {
-        Self::of_folders(root, settings.into(), Folder::open_read_only)
+        Self::from_folders(root, settings.into(), Folder::open_read_only)
     }
 
-    fn of_folders(
+    fn from_folders(
         root: &Path,
         settings: RecordsSettings,
         open: impl Fn(PathBuf) -> io::Result<Folder>,
@@ -187,7 +185,7 @@ impl PullRecords {
     }
 
     /// Whether changes wait for a disk.
-    pub fn is_durable(&self) -> bool {
+    pub(crate) fn is_durable(&self) -> bool {
         self.is_on() && self.records.is_durable()
     }
 
@@ -210,19 +208,20 @@ impl PullRecords {
     }
 
     /// Shows in a program's metrics how many there are, from now on.
-    pub fn export_to(&self, metrics: Arc<Metrics>) {
+    pub(crate) fn export_to(&self, metrics: Arc<Metrics>) {
         self.gauges.attach(metrics);
         self.show();
     }
 
     /// What is recorded for an image; `None` also for a record that cannot be read.
-    pub fn record(&self, id: &ImageId) -> Option<Arc<PulledRecord>> {
+    #[cfg(test)]
+    pub(crate) fn record(&self, id: &ImageId) -> Option<Arc<PulledRecord>> {
         let _turn = self.records.lock(id.as_str());
         self.records.find(id.as_str()).ok().flatten()
     }
 
-    /// Puts on record that an image is about to be pulled. Durable on return.
-    pub fn intend(self: &Arc<Self>, image: &str) -> Result<Intent, RecordsError> {
+    /// Records that an image is about to be pulled. Durable on return.
+    pub(crate) fn intend(self: &Arc<Self>, image: &str) -> Result<Intent, RecordsError> {
         let mut intent = Intent { records: Arc::clone(self), image: image.to_owned(), held: false };
         if !self.is_on() {
             return Ok(intent);
@@ -246,34 +245,34 @@ impl PullRecords {
         Ok(intent)
     }
 
-    /// What is on record about an image that is here. May wait for a disk; where memory has the record, it is found
+    /// What is recorded about an image that is here. May wait for a disk; where memory has the record, it is found
     /// without a copy or a read.
-    pub fn look_up(&self, image: &str, found: &Image) -> Evidence {
+    pub(crate) fn look_up(&self, image: &str, found: &Image) -> Evidence {
         let id = found.id.as_str();
         if !self.is_on() {
-            return Evidence(Known::Begun(false));
+            return Evidence::Begun(false);
         }
         if id.is_empty() {
-            return Evidence(Known::Absent);
+            return Evidence::Absent;
         }
         let _turn = self.records.lock(id);
         let known = match self.records.find(id) {
-            Ok(Some(record)) => Ok(Known::Record(record)),
-            Ok(None) if self.is_unrecorded(&found.id) => Ok(Known::Begun(true)),
-            Ok(None) => self.begun_for(image, found).map(Known::Begun),
+            Ok(Some(record)) => Ok(Evidence::Record(record)),
+            Ok(None) if self.is_unrecorded(&found.id) => Ok(Evidence::Begun(true)),
+            Ok(None) => self.begun_for(image, found).map(Evidence::Begun),
             Err(error) => Err(error),
         };
-        Evidence(known.unwrap_or_else(|error| {
+        known.unwrap_or_else(|error| {
             tracing::warn!(image, id, %error, "a pull record cannot be read; its image asks for credentials");
-            Known::Unreadable
-        }))
+            Evidence::Unreadable
+        })
     }
 
     /// Decides whether a client may use an image that is here, by what [`Self::look_up`] found.
     ///
     /// # Errors
     /// What `proof` failed with; it is called only where its answer matters.
-    pub fn judge<P: Into<Arc<AccessProof>>, E>(
+    pub(crate) fn judge<P: Into<Arc<AccessProof>>, E>(
         &self,
         image: &str,
         evidence: &Evidence,
@@ -281,12 +280,12 @@ impl PullRecords {
         proof: impl FnOnce() -> Result<P, E>,
     ) -> Result<Option<Verdict>, E> {
         let Some(settings) = &self.settings else { return Ok(None) };
-        let (record, begun) = match &evidence.0 {
-            Known::Absent => return Ok(Some(Verdict::ABSENT)),
-            Known::Unreadable => return Ok(Some(Verdict::UNREADABLE)),
-            Known::Record(record) if self.is_outdated(record, now) => (None, true),
-            Known::Record(record) => (Some(&**record), true),
-            Known::Begun(begun) => (None, *begun),
+        let (record, begun) = match evidence {
+            Evidence::Absent => return Ok(Some(Verdict::ABSENT)),
+            Evidence::Unreadable => return Ok(Some(Verdict::UNREADABLE)),
+            Evidence::Record(record) if self.is_outdated(record, now) => (None, true),
+            Evidence::Record(record) => (Some(&**record), true),
+            Evidence::Begun(begun) => (None, *begun),
         };
         verify::judge(&settings.policy, image, record, begun, proof).map(Some)
     }
@@ -294,8 +293,14 @@ impl PullRecords {
     /// Adds whose credentials opened an image, creating its record where there is none. Durable on return.
     ///
     /// # Errors
-    /// Then the image is remembered as one that was pulled, and lets nobody in before this worked.
-    pub fn learn(&self, image: &str, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
+    /// Then the image is remembered as pulled, and lets no client in before this worked.
+    pub(crate) fn learn(
+        &self,
+        image: &str,
+        id: &ImageId,
+        access: &ImageAccess,
+        now: SystemTime,
+    ) -> Result<(), RecordsError> {
         if !self.is_on() {
             return Ok(());
         }
@@ -343,7 +348,7 @@ impl PullRecords {
                 return Ok(true);
             }
         }
-        let names = PullNames::of(found, image);
+        let names = PullNames::new(found, image);
         Ok(self.intents.any(|begun| names.include(begun)))
     }
 
@@ -394,7 +399,7 @@ impl PullRecords {
         Ok(())
     }
 
-    /// Forgets one pull of an image that may have brought it: its intent stays until somebody has looked.
+    /// Forgets one pull of an image that may have brought it: its intent stays until a pass has looked.
     fn leave(&self, image: &str) {
         let mut state = self.state();
         state.left.insert(image.to_owned(), 0);
@@ -410,7 +415,7 @@ impl PullRecords {
         self.gauges.show(self.intents.filling(), self.records.filling());
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RecordsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -421,13 +426,13 @@ impl fmt::Debug for PullRecords {
     }
 }
 
-/// A pull that is on record as begun.
+/// The recorded intent of a pull.
 ///
 /// Dropped, the pull was cut off: what it brought may be here nevertheless, or be a moment later. So the intent stays,
 /// until [`PullRecords::resolve_open_intents`] has looked.
 #[derive(Debug)]
-#[must_use = "dropping an intent says that nobody knows how the pull ended"]
-pub struct Intent {
+#[must_use = "dropping an intent says that the end of the pull is unknown"]
+pub(crate) struct Intent {
     records: Arc<PullRecords>,
     image: String,
     /// Whether there is something to take back.
@@ -435,12 +440,11 @@ pub struct Intent {
 }
 
 impl Intent {
-    /// Puts on record that the pull succeeded, and by whose credentials. Durable on return.
+    /// Records that the pull succeeded, and by whose credentials. Durable on return.
     ///
     /// # Errors
-    /// Then the intent stays on record, and the image counts as pulled under all its names: nobody gets in by a full
-    /// disk.
-    pub fn fulfil(mut self, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
+    /// Then the intent stays recorded, and the image counts as pulled under all its names: a full disk lets no client in.
+    pub(crate) fn fulfil(mut self, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());
         }
@@ -457,7 +461,7 @@ impl Intent {
     ///
     /// # Errors
     /// Then the image still counts as one that is being pulled.
-    pub fn withdraw(mut self) -> Result<(), RecordsError> {
+    pub(crate) fn withdraw(mut self) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());
         }
@@ -474,7 +478,7 @@ impl Drop for Intent {
     }
 }
 
-/// A record that names nobody: whoever wants the image has to show credentials.
+/// A record that names no client: each has to show credentials.
 fn empty(id: &ImageId) -> PulledRecord {
     PulledRecord { image_ref: id.to_string(), ..PulledRecord::default() }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::verify::VerificationPolicy;
 
-/// Most pods of a node where nobody says: the kubelet's default.
+/// Most pods of a node: the kubelet's default.
 const PODS_MAX: usize = 110;
 /// Most intents in memory, however many pods there are.
 const INTENTS_MAX: usize = 1024;
@@ -18,9 +18,9 @@ const STRIPES: i64 = 31;
 pub struct RecordsSettings {
     /// For which images a client has to show credentials.
     pub policy: VerificationPolicy,
-    /// What a pull guards that was begun and is not on record as done.
+    /// What a pull guards that was begun and whose end is not recorded.
     pub guard: Guard,
-    /// After how long without a pull a record lets nobody in any more; `None`: never.
+    /// After how long without a pull a record expires; `None`: never.
     pub age_max: Option<Duration>,
     /// Most intents in memory; the others are looked for on disk.
     pub intents_max: usize,
@@ -30,11 +30,11 @@ pub struct RecordsSettings {
     pub stripes: i64,
 }
 
-/// What a pull guards that was begun and is not on record as done.
+/// What a pull guards that was begun and whose end is not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
     /// The one spelling it was begun under, as the kubelet does. Meanwhile any other spelling of the image is open to
-    /// all, after a crash for good; and whole seconds tell a record that is older than a collection.
+    /// all, after a crash for good; and whole seconds identify a record that is older than a collection.
     Spelling,
     /// The image, under each of its names.
     Image,

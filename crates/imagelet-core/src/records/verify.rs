@@ -21,14 +21,14 @@ pub enum VerificationPolicy {
     AlwaysVerify,
 }
 
-/// PullNames of images anybody may use: exact ones, and prefixes that end in `/*`.
+/// Names of images that every client may use: exact ones, and prefixes that end in `/*`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowlist {
     exact: Vec<String>,
     prefixes: Vec<String>,
 }
 
-/// A pattern is none.
+/// A text is no pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AllowlistError {
     /// It begins or ends with white space.
@@ -102,16 +102,16 @@ impl VerificationPolicy {
 
 /// What a client can show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AccessProof {
+pub(crate) struct AccessProof {
     /// Its pull secrets that match the image.
-    pub secrets: Vec<RecordedSecret>,
+    pub(crate) secrets: Vec<RecordedSecret>,
     /// Its service account, where a credential came from one.
-    pub service_account: Option<RecordedServiceAccount>,
+    pub(crate) service_account: Option<RecordedServiceAccount>,
 }
 
 /// What a check of the records is counted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CheckResult {
+pub(crate) enum CheckResult {
     /// The policy asks for no credentials.
     PolicyAllowed,
     /// The record names what the client shows.
@@ -124,7 +124,7 @@ pub enum CheckResult {
 
 impl CheckResult {
     /// The value of the metric's label.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::PolicyAllowed => "credentialPolicyAllowed",
             Self::RecordFound => "credentialRecordFound",
@@ -136,13 +136,13 @@ impl CheckResult {
 
 /// Whether a client may use an image that is here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub(crate) struct Verdict {
     /// `false`: the registry has to be asked.
-    pub allowed: bool,
+    pub(crate) allowed: bool,
     /// What the check is counted as; `None`: it is not counted.
-    pub result: Option<CheckResult>,
+    pub(crate) result: Option<CheckResult>,
     /// What is to be added to the record.
-    pub learned: Option<ImageAccess>,
+    pub(crate) learned: Option<ImageAccess>,
 }
 
 impl Verdict {
@@ -150,8 +150,8 @@ impl Verdict {
         Self { allowed, result: Some(result), learned: None }
     }
 
-    /// Whether the registry let the client in before, as is on record.
-    pub fn is_by_record(&self) -> bool {
+    /// Whether the registry let the client in before, by the record.
+    pub(crate) fn is_by_record(&self) -> bool {
         self.result == Some(CheckResult::RecordFound)
     }
 
@@ -160,7 +160,7 @@ impl Verdict {
     const AUTHENTICATE: Self = Self::new(false, CheckResult::MustAuthenticate);
     /// There is no image to use.
     pub(super) const ABSENT: Self = Self { allowed: false, result: None, learned: None };
-    /// What is on record cannot be read: nobody is let in by that.
+    /// The record cannot be read: it lets no client in.
     pub(super) const UNREADABLE: Self = Self::new(false, CheckResult::Error);
 }
 

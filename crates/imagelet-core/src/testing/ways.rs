@@ -2,6 +2,7 @@
 
 use std::{
     fmt::{self, Write as _},
+    num::NonZeroUsize,
     time::Duration,
     vec::IntoIter,
 };

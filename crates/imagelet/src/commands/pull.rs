@@ -112,7 +112,7 @@ fn first_line(source: impl std::io::Read) -> std::io::Result<Secret> {
     while line.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
         line.pop();
     }
-    Ok(Secret::of_bytes(line))
+    Ok(Secret::from_bytes(line))
 }
 
 /// Asks for all images; one that fails does not keep the others from coming.

@@ -454,11 +454,11 @@ fn verification(configured: &Verification) -> Result<Option<VerificationPolicy>,
 pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
     let Surroundings { home, docker_config, variables } = &settings.surroundings;
     let keyring = match (settings.docker_config.as_ref().or(docker_config.as_ref()), role) {
-        (Some(path), _) => NodeKeyring::of_file(path),
+        (Some(path), _) => NodeKeyring::from_file(path),
         (None, Role::Daemon) => NodeKeyring::searching(Path::new(KUBELET_ROOT), home.as_deref()),
         // A command runs anywhere: what lies in its working directory is nobody's credential.
         (None, Role::Command) => match settings.surroundings.docker_config_of_user() {
-            Some(path) => NodeKeyring::of_file(path),
+            Some(path) => NodeKeyring::from_file(path),
             None => NodeKeyring::fixed(Keyring::new()),
         },
     };

@@ -21,9 +21,9 @@ const SWEPT_EVERY: Duration = Duration::from_mins(15);
 /// Most answers of one plugin; the kubelet has no bound.
 const ENTRIES_MAX: usize = 10_000;
 
-/// A service account as a plugin is told of it. `Debug` hides the token.
+/// A service account as a plugin learns of it. `Debug` hides the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ServiceAccountTold {
+pub(super) struct PluginAccount {
     pub(super) identity: ObjectIdentity,
     /// Those the provider asked for.
     pub(super) annotations: BTreeMap<String, String>,
@@ -35,7 +35,7 @@ pub(super) struct ServiceAccountTold {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CacheKey(Vec<u8>);
 
-/// A part of a key is longer than its length can tell.
+/// A part of a key is longer than its length field holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a part of the cache key has {0} bytes, more than 65535")]
 pub(super) struct KeyError(usize);
@@ -43,11 +43,11 @@ pub(super) struct KeyError(usize);
 /// Answers by key. `Debug` shows how many.
 #[derive(Default)]
 pub(super) struct Cache {
-    entries: HashMap<CacheKey, Entry>,
+    entries: HashMap<CacheKey, CachedAnswer>,
     swept: Option<Instant>,
 }
 
-struct Entry {
+struct CachedAnswer {
     auth: DockerConfig,
     expires: Instant,
 }
@@ -65,12 +65,13 @@ impl CacheKeyType {
 
 impl CacheKey {
     /// The key of an answer.
-    pub(super) fn new(base: &str, service_account: Option<&ServiceAccountTold>) -> Result<Self, KeyError> {
-        let account = service_account.map(|told| told.cache_key(&told.token_hash())).transpose()?.unwrap_or_default();
-        Self::of_parts(base, &account)
+    pub(super) fn new(base: &str, service_account: Option<&PluginAccount>) -> Result<Self, KeyError> {
+        let account =
+            service_account.map(|account| account.cache_key(&account.token_hash())).transpose()?.unwrap_or_default();
+        Self::from_parts(base, &account)
     }
 
-    fn of_parts(base: &str, service_account: &[u8]) -> Result<Self, KeyError> {
+    fn from_parts(base: &str, service_account: &[u8]) -> Result<Self, KeyError> {
         let mut key = Vec::new();
         push(&mut key, base.as_bytes())?;
         push(&mut key, service_account)?;
@@ -78,7 +79,7 @@ impl CacheKey {
     }
 
     /// What runs for the same question at the same time share.
-    pub(super) fn of_run(base: &str, service_account: Option<&ServiceAccountTold>) -> Result<Self, KeyError> {
+    pub(super) fn for_run(base: &str, service_account: Option<&PluginAccount>) -> Result<Self, KeyError> {
         let Some(account) = service_account else { return Ok(Self(base.as_bytes().to_vec())) };
         let mut key = Vec::new();
         push(&mut key, base.as_bytes())?;
@@ -88,7 +89,7 @@ impl CacheKey {
     }
 }
 
-impl ServiceAccountTold {
+impl PluginAccount {
     fn cache_key(&self, token_hash: &str) -> Result<Vec<u8>, KeyError> {
         let mut key = Vec::new();
         for part in [&self.identity.namespace, &self.identity.name, &self.identity.uid] {
@@ -155,9 +156,9 @@ impl Cache {
         {
             self.entries.remove(&soonest);
         }
-        // What is good for longer than a clock can tell is good for a year, and asked for again then.
+        // What is good for longer than the clock can represent is good for a year, and asked for again then.
         let expires = now.checked_add(good_for).unwrap_or(now + Duration::from_hours(24 * 365));
-        self.entries.insert(key, Entry { auth, expires });
+        self.entries.insert(key, CachedAnswer { auth, expires });
     }
 
     fn sweep(&mut self, now: Instant) {
@@ -191,9 +192,9 @@ mod tests {
         (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
     }
 
-    fn told(value: &Value) -> ServiceAccountTold {
+    fn told(value: &Value) -> PluginAccount {
         let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
-        ServiceAccountTold {
+        PluginAccount {
             identity: ObjectIdentity { namespace: text("namespace"), name: text("name"), uid: text("uid") },
             annotations: serde_json::from_value(value["annotations"].clone()).unwrap(),
             token: Secret::new(text("token")),
@@ -214,7 +215,7 @@ mod tests {
                 assert_eq!(hex(&found.unwrap()), key, "{name}");
             } else if let Some(key) = expected["cache_key_hex"].as_str() {
                 let found = if let Some(base) = input["base"].as_str() {
-                    CacheKey::of_parts(base, &unhex(input["service_account_key_hex"].as_str().expect("a key")))
+                    CacheKey::from_parts(base, &unhex(input["service_account_key_hex"].as_str().expect("a key")))
                 } else {
                     let key_type = CacheKeyType::from_name(input["cacheKeyType"].as_str().expect("a type")).unwrap();
                     let account = input["service_account"].as_object().map(|_| told(&input["service_account"]));
@@ -224,13 +225,13 @@ mod tests {
             } else if let Some(key) = expected["singleflight_key_hex"].as_str() {
                 let account = told(input);
                 assert_eq!(account.token_hash(), expected["token_hash"].as_str().expect("a hash"));
-                let found = CacheKey::of_run(input["image"].as_str().expect("an image"), Some(&account)).unwrap();
+                let found = CacheKey::for_run(input["image"].as_str().expect("an image"), Some(&account)).unwrap();
                 assert_eq!(hex(&found.0), key, "{name}");
             } else if let Some(hit) = expected["hit"].as_bool() {
                 let seconds = |field: &str| Duration::from_secs(input[field].as_u64().expect("a number"));
                 let (mut cache, now) = (Cache::default(), Instant::now());
                 let key = CacheKey::new("a.io/b", None).unwrap();
-                let entry = Entry { auth: DockerConfig::default(), expires: now + seconds("expires_in_s") };
+                let entry = CachedAnswer { auth: DockerConfig::default(), expires: now + seconds("expires_in_s") };
                 cache.entries.insert(key.clone(), entry);
                 let found = cache.find(std::slice::from_ref(&key), now + seconds("elapsed_s"));
                 assert_eq!(found.is_some(), hit, "{name}");

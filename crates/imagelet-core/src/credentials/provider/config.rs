@@ -26,7 +26,7 @@ const VERSION_WITH_TOKENS: &str = "v1";
 const VERSIONS: [&str; 3] = [VERSION_WITH_TOKENS, "v1beta1", "v1alpha1"];
 /// Files of other kinds in a folder are passed over.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
-/// A file longer than this is none.
+/// Longest file that is read.
 const FILE_LENGTH_MAX: u64 = 1 << 20;
 const FILES_MAX: usize = 1000;
 
@@ -126,7 +126,7 @@ impl ProviderConfig {
         Ok(Self { providers, hash: Digest::of(&hashed).to_string() })
     }
 
-    /// What tells this configuration from another one: `sha256:…` over the files.
+    /// What identifies this configuration: `sha256:…` over the files.
     pub(super) fn hash(&self) -> &str {
         &self.hash
     }

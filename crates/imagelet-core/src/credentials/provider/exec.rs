@@ -2,7 +2,7 @@
 //!
 //! A plugin gets a process group of its own. Whatever way a run ends (answer, failure, time limit, a caller that went
 //! away), the whole group is killed before its leader is reaped, so that the group's number cannot be another's by then.
-//! Who left the group on purpose and holds the output open is not waited for.
+//! A process that left the group on purpose and holds the output open is not waited for.
 
 use std::{
     ffi::OsString,
@@ -26,15 +26,15 @@ use super::{
     plugin_protocol::Response,
 };
 
-/// A longer answer is none.
+/// A longer answer is refused.
 const STDOUT_LENGTH_MAX: usize = 1 << 20;
 /// So much of what a plugin complains is kept; what follows is read and dropped.
 const STDERR_LENGTH_MAX: usize = 64 << 10;
 /// Read at once.
 const CHUNK_LENGTH: usize = 8 << 10;
-/// When a plugin has ended and somebody still holds its output: what it wrote itself is here after this time.
+/// When a plugin has ended and another process still holds its output: what it wrote itself is here after this time.
 const SETTLED_AFTER: Duration = Duration::from_millis(100);
-/// Who was killed is gone after this time, or the system holds on to it; then it is reaped some other time.
+/// A killed process is gone after this time, or the system holds on to it; then it is reaped some other time.
 const REAPED_WITHIN: Duration = Duration::from_secs(5);
 /// A plugin that is just being replaced is busy for a moment.
 const BUSY_TRIES: u32 = 5;

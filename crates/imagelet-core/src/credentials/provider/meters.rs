@@ -59,7 +59,7 @@ impl Meters {
         self.metrics.increment(&FAILURES, &[provider, reason]);
     }
 
-    /// Tells which configuration is in force; only the last one is told.
+    /// Reports the configuration in force.
     pub(super) fn configured(&self, hash: Option<&str>) {
         self.metrics.clear(&CONFIG);
         if let Some(hash) = hash {

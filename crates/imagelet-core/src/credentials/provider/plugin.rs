@@ -13,7 +13,7 @@ use futures_util::{
 use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
-    cache::{Cache, CacheKey, ServiceAccountTold},
+    cache::{Cache, CacheKey, PluginAccount},
     exec::{Output, Plugin},
     meters::Meters,
     plugin_protocol::{CacheKeyType, Request, Response, ResponseError},
@@ -99,15 +99,15 @@ impl ProviderError {
 
 /// A checked answer.
 #[derive(Clone)]
-struct Given {
+struct CheckedAnswer {
     repository: String,
     key_type: CacheKeyType,
     auth: DockerConfig,
 }
 
-type Run = BoxFuture<'static, Result<Given, ProviderError>>;
+type Run = BoxFuture<'static, Result<CheckedAnswer, ProviderError>>;
 
-/// Runs under way. Who asks the same at the same time shares one; the last to leave ends it.
+/// Runs under way. Equal lookups at the same time share one; the last to leave ends it.
 #[derive(Default)]
 struct Runs {
     by_key: HashMap<CacheKey, UnderWay>,
@@ -117,7 +117,7 @@ struct Runs {
 }
 
 struct UnderWay {
-    /// Tells this run from a later one under the same key.
+    /// Distinguishes this run from a later one under the same key.
     number: u64,
     repository: String,
     run: WeakShared<Run>,
@@ -153,17 +153,17 @@ impl Provider {
             Some(auth) => auth,
             None => self.given(&query.repository, account.as_ref()).await?,
         };
-        let source =
-            account.map_or(CredentialSource::Node, |told| CredentialSource::ServiceAccount(told.identity.clone()));
+        let source = account
+            .map_or(CredentialSource::Node, |account| CredentialSource::ServiceAccount(account.identity.clone()));
         Ok(Answer::Entries(auth, source))
     }
 
-    /// The service account to tell of, with its token; none where it does without.
+    /// The service account for the plugin, with its token; `None` where it needs none.
     async fn service_account(
         &self,
         rules: &TokenRules,
         query: &CredentialQuery,
-    ) -> Result<Result<Option<ServiceAccountTold>, Skip>, ProviderError> {
+    ) -> Result<Result<Option<PluginAccount>, Skip>, ProviderError> {
         let Some(name) = query.service_account.as_deref().filter(|name| !name.is_empty()) else {
             return Ok(if rules.required { Err(Skip::NoServiceAccount) } else { Ok(None) });
         };
@@ -186,7 +186,7 @@ impl Provider {
             pod_uid: query.pod_uid.clone(),
         };
         let issued = self.tokens.token(&request).await.map_err(ProviderError::Token)?;
-        Ok(Ok(Some(ServiceAccountTold {
+        Ok(Ok(Some(PluginAccount {
             identity: ObjectIdentity { uid: found.uid, namespace: query.namespace.clone(), name: name.to_owned() },
             annotations,
             token: issued.token,
@@ -195,7 +195,7 @@ impl Provider {
     }
 
     /// A kept answer: for the image, for its registry, for all.
-    fn cached(&self, repository: &str, account: Option<&ServiceAccountTold>) -> Option<DockerConfig> {
+    fn cached(&self, repository: &str, account: Option<&PluginAccount>) -> Option<DockerConfig> {
         let types = [CacheKeyType::Image, CacheKeyType::Registry, CacheKeyType::Global];
         let keys: Vec<CacheKey> =
             types.into_iter().filter_map(|one| CacheKey::new(one.base(repository), account).ok()).collect();
@@ -206,7 +206,7 @@ impl Provider {
     async fn given(
         self: &Arc<Self>,
         repository: &str,
-        account: Option<&Arc<ServiceAccountTold>>,
+        account: Option<&Arc<PluginAccount>>,
     ) -> Result<DockerConfig, ProviderError> {
         let guess = self.runs().learned.unwrap_or(CacheKeyType::Image);
         match self.join(guess, repository, account).await {
@@ -224,10 +224,10 @@ impl Provider {
         self: &Arc<Self>,
         guess: CacheKeyType,
         repository: &str,
-        account: Option<&Arc<ServiceAccountTold>>,
-    ) -> (String, Result<Given, ProviderError>) {
-        let Ok(key) = CacheKey::of_run(guess.base(repository), account.map(AsRef::as_ref)) else {
-            // What makes no key is shared with nobody.
+        account: Option<&Arc<PluginAccount>>,
+    ) -> (String, Result<CheckedAnswer, ProviderError>) {
+        let Ok(key) = CacheKey::for_run(guess.base(repository), account.map(AsRef::as_ref)) else {
+            // What makes no key is not shared.
             return (repository.to_owned(), self.run(repository, account.map(AsRef::as_ref)).await);
         };
         let (asked, run) = self.join_or_begin(key, repository, account);
@@ -238,7 +238,7 @@ impl Provider {
         self: &Arc<Self>,
         key: CacheKey,
         repository: &str,
-        account: Option<&Arc<ServiceAccountTold>>,
+        account: Option<&Arc<PluginAccount>>,
     ) -> (String, Shared<Run>) {
         let mut runs = self.runs();
         if let Some(found) = runs.by_key.get(&key)
@@ -273,12 +273,12 @@ impl Provider {
     }
 
     /// Runs the plugin, checks what it said, and keeps it.
-    async fn run(&self, repository: &str, account: Option<&ServiceAccountTold>) -> Result<Given, ProviderError> {
+    async fn run(&self, repository: &str, account: Option<&PluginAccount>) -> Result<CheckedAnswer, ProviderError> {
         let request = Request {
             api_version: &self.rules.api_version,
             image: repository,
-            token: account.map(|told| &told.token),
-            annotations: account.map(|told| &told.annotations),
+            token: account.map(|account| &account.token),
+            annotations: account.map(|account| &account.annotations),
         };
         let output = {
             let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
@@ -299,9 +299,9 @@ impl Provider {
             }
             Err(error) => return Err(ProviderError::Response(error)),
         };
-        if let Some(told) = account
-            && told.cache_type != TokenCacheType::Token
-            && response.passwords().contains(told.token.expose())
+        if let Some(account) = account
+            && account.cache_type != TokenCacheType::Token
+            && response.passwords().contains(account.token.expose())
         {
             return Err(ProviderError::TokenReturned);
         }
@@ -312,17 +312,11 @@ impl Provider {
         };
         self.keep(repository, account, key_type, &response);
         self.runs().learned = Some(key_type);
-        Ok(Given { repository: repository.to_owned(), key_type, auth: response.auth })
+        Ok(CheckedAnswer { repository: repository.to_owned(), key_type, auth: response.auth })
     }
 
     /// Keeps an answer as long as it is good. Where that fails it is used all the same.
-    fn keep(
-        &self,
-        repository: &str,
-        account: Option<&ServiceAccountTold>,
-        key_type: CacheKeyType,
-        response: &Response,
-    ) {
+    fn keep(&self, repository: &str, account: Option<&PluginAccount>, key_type: CacheKeyType, response: &Response) {
         // An answer that is good for less than no time is as good as one that is good for none.
         let good_for = response
             .cache_duration
@@ -338,7 +332,7 @@ impl Provider {
         }
     }
 
-    fn failed(&self, repository: &str, account: Option<&ServiceAccountTold>, output: &Output) -> ProviderError {
+    fn failed(&self, repository: &str, account: Option<&PluginAccount>, output: &Output) -> ProviderError {
         // Of what does not read, anything may be a secret.
         let (said, texts) = match Response::decode(&output.stdout, &self.rules.api_version) {
             Ok(said) => (Some(said), Vec::new()),
@@ -357,10 +351,10 @@ impl Provider {
     fn without_secrets<'a>(
         &'a self,
         said: &[u8],
-        account: Option<&'a ServiceAccountTold>,
+        account: Option<&'a PluginAccount>,
         known: impl IntoIterator<Item = &'a str>,
     ) -> String {
-        let token = account.map(|told| told.token.expose());
+        let token = account.map(|account| account.token.expose());
         let variables = self.rules.env.iter().map(|variable| variable.value.as_str());
         redact(said, known.into_iter().chain(token).chain(variables))
     }

@@ -121,7 +121,7 @@ fn redact_marked(line: &str) -> String {
     shown
 }
 
-/// Takes out what nobody would write by hand.
+/// Takes out what is not written by hand.
 fn redact_runs(line: &str) -> String {
     let in_run = |c: char| c.is_ascii_alphanumeric() || "+/_=-.~".contains(c);
     let mut shown = String::with_capacity(line.len());

@@ -42,12 +42,12 @@ pub(super) struct Ensuring<'a> {
     reporter: Reporter,
     tally: Tally<'a>,
     /// Looked up at most once, and only where they matter.
-    credentials: OnceLock<Result<Found, KeyringError>>,
+    credentials: OnceLock<Result<FoundCredentials, KeyringError>>,
 }
 
 /// What there is to show a registry.
 #[derive(Debug, Default)]
-struct Found {
+struct FoundCredentials {
     /// In the order in which to try them.
     credentials: Vec<TrackedCredential>,
     /// Why there are no more: secrets that cannot be read, providers that did not answer.
@@ -132,7 +132,7 @@ impl<'a> Ensuring<'a> {
         if let Some(result) = verdict.result {
             self.manager.meters.checked(result);
         }
-        // A client's pull makes the registry say who may use the image: only what the registry has said already will do.
+        // A client's pull makes the registry decide on the access: only what it has granted already counts.
         let allowed = verdict.allowed && (!is_client || verdict.is_by_record());
         if let Some(access) = verdict.learned {
             let (image, id) = (self.request.image.clone(), found.id.clone());
@@ -158,7 +158,7 @@ impl<'a> Ensuring<'a> {
         let image = &self.request.image;
         let reference: Reference =
             image.parse().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
-        let Found { credentials, missing } = self.credentials().await?;
+        let FoundCredentials { credentials, missing } = self.credentials().await?;
         let is_kubelet = self.manager.compatibility.is_kubelet();
         let hashes = if is_kubelet { &[][..] } else { credentials };
         let key = BackoffKey {
@@ -307,7 +307,7 @@ impl<'a> Ensuring<'a> {
     async fn withdraw(&self, intent: Option<Intent>) {
         let Some(intent) = intent else { return };
         if let Err(error) = self.manager.records.on_disk(move |_| intent.withdraw()).await {
-            tracing::warn!(image = self.request.image, %error, "the intent of a failed pull stays on record");
+            tracing::warn!(image = self.request.image, %error, "the intent of a failed pull stays recorded");
         }
     }
 
@@ -330,12 +330,12 @@ impl<'a> Ensuring<'a> {
     }
 
     /// What to show the registry, in order.
-    async fn credentials(&self) -> Result<&Found, EnsureError> {
+    async fn credentials(&self) -> Result<&FoundCredentials, EnsureError> {
         self.look_up_credentials().await.as_ref().map_err(|error| self.credentials_error(error))
     }
 
     /// Asks pull secrets, then the node's own helpers and documents, then the providers; the first time only.
-    async fn look_up_credentials(&self) -> &Result<Found, KeyringError> {
+    async fn look_up_credentials(&self) -> &Result<FoundCredentials, KeyringError> {
         if let Some(found) = self.credentials.get() {
             return found;
         }
@@ -343,15 +343,15 @@ impl<'a> Ensuring<'a> {
         self.credentials.get_or_init(|| found)
     }
 
-    async fn ask_for_credentials(&self) -> Result<Found, KeyringError> {
+    async fn ask_for_credentials(&self) -> Result<FoundCredentials, KeyringError> {
         if !self.request.credentials.is_empty() {
-            let credentials = self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect();
-            return Ok(Found { credentials, missing: Vec::new() });
+            let credentials = self.request.credentials.iter().cloned().map(TrackedCredential::from_request).collect();
+            return Ok(FoundCredentials { credentials, missing: Vec::new() });
         }
         if matches!(self.request.caller, Caller::Client { own_credentials: false, .. }) {
-            return Ok(Found::default());
+            return Ok(FoundCredentials::default());
         }
-        let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(Found::default()) };
+        let Ok(reference) = self.request.image.parse::<Reference>() else { return Ok(FoundCredentials::default()) };
         let found = self.pull_secrets()?;
         let (mut credentials, mut missing) = (found.credentials.clone(), found.missing.clone());
         let (repository, is_kubelet) = (reference.repository(), self.manager.compatibility.is_kubelet());
@@ -367,7 +367,7 @@ impl<'a> Ensuring<'a> {
             credentials = credentials.into_iter().filter_map(TrackedCredential::usable).collect();
         }
         missing.extend(provided.failures.iter().map(ToString::to_string));
-        Ok(Found { credentials, missing })
+        Ok(FoundCredentials { credentials, missing })
     }
 
     fn pull_secrets(&self) -> Result<Arc<PullSecretEntry>, KeyringError> {
@@ -377,7 +377,7 @@ impl<'a> Ensuring<'a> {
     /// What the client shows by its own secrets.
     fn proof_by_secrets(&self) -> Result<Arc<AccessProof>, EnsureError> {
         if !self.request.credentials.is_empty() {
-            let shown: Vec<_> = self.request.credentials.iter().cloned().map(TrackedCredential::of_request).collect();
+            let shown: Vec<_> = self.request.credentials.iter().cloned().map(TrackedCredential::from_request).collect();
             return Ok(Arc::new(proof_of(&shown)));
         }
         let found = self.pull_secrets().map_err(|error| self.credentials_error(&error))?;

@@ -74,9 +74,9 @@ impl PullSecretEntry {
     fn read(image: &str, secrets: &[PullSecret], compatibility: Compatibility) -> Result<Self, KeyringError> {
         let Ok(reference) = image.parse::<Reference>() else { return Ok(Self::default()) };
         let (keyring, unreadable) = if compatibility.is_kubelet() {
-            (Keyring::of_secrets(secrets)?, Vec::new())
+            (Keyring::from_secrets(secrets)?, Vec::new())
         } else {
-            Keyring::of_readable_secrets(secrets)
+            Keyring::from_readable_secrets(secrets)
         };
         let missing = unreadable.iter().map(|error| {
             let text = format!("{error}: {}", error.source);

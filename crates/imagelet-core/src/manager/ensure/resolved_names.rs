@@ -29,7 +29,7 @@ use crate::{
 
 /// Most names that are remembered; the longest unverified go first.
 const NAMES_MAX: usize = 2048;
-/// A file longer than this is none of ours: so many names of a kilobyte each.
+/// Longest file that is read: so many names of a kilobyte each.
 const FILE_LENGTH_MAX: u64 = 4 << 20;
 /// Names and handlers longer than this are not remembered.
 const NAME_LENGTH_MAX: usize = 1024;
@@ -58,13 +58,13 @@ pub(crate) struct ResolvedNames {
     path: Option<PathBuf>,
     /// How much older than in memory a name may be on disk.
     lag_max: Duration,
-    names: Mutex<HashMap<Subject, Entry>>,
+    names: Mutex<HashMap<Subject, ResolvedEntry>>,
     /// Keeps an older file from being renamed over a newer one.
     writing: Mutex<()>,
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct ResolvedEntry {
     verified: Resolved,
     /// When the file says it was; `None`: the file does not have it.
     on_disk: Option<SystemTime>,
@@ -114,7 +114,7 @@ impl ResolvedNames {
         let on_disk = known.and_then(|entry| entry.on_disk);
         // A clock that was put back makes the file's time wrong, too.
         let is_old = on_disk.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
-        names.insert(subject, Entry { verified: Resolved { image, at: now }, on_disk });
+        names.insert(subject, ResolvedEntry { verified: Resolved { image, at: now }, on_disk });
         while names.len() > NAMES_MAX {
             let oldest = names.iter().min_by_key(|(_, entry)| entry.verified.at).map(|(subject, _)| subject.clone());
             oldest.and_then(|oldest| names.remove(&oldest));
@@ -140,7 +140,7 @@ impl ResolvedNames {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Subject, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Subject, ResolvedEntry>> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -151,7 +151,7 @@ impl fmt::Debug for ResolvedNames {
     }
 }
 
-fn line((subject, entry): (&Subject, &Entry)) -> Option<Line> {
+fn line((subject, entry): (&Subject, &ResolvedEntry)) -> Option<Line> {
     Some(Line {
         name: subject.name.clone(),
         platform: subject.platform.as_ref().map(ToString::to_string),
@@ -161,7 +161,7 @@ fn line((subject, entry): (&Subject, &Entry)) -> Option<Line> {
     })
 }
 
-fn read(path: &Path) -> io::Result<HashMap<Subject, Entry>> {
+fn read(path: &Path) -> io::Result<HashMap<Subject, ResolvedEntry>> {
     let mut bytes = Vec::new();
     match File::open(path) {
         Ok(file) => file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut bytes)?,
@@ -179,7 +179,10 @@ fn read(path: &Path) -> io::Result<HashMap<Subject, Entry>> {
         let at = UNIX_EPOCH.checked_add(Duration::from_secs(line.verified_at))?;
         let platform = line.platform.map(|text| text.parse()).transpose().ok()?;
         let verified = Resolved { image: ImageId::new(line.image), at };
-        Some((Subject { name: line.name, platform, handler: line.handler }, Entry { verified, on_disk: Some(at) }))
+        Some((
+            Subject { name: line.name, platform, handler: line.handler },
+            ResolvedEntry { verified, on_disk: Some(at) },
+        ))
     };
     Ok(document.names.into_iter().take(NAMES_MAX).filter_map(entry).collect())
 }

@@ -1,7 +1,7 @@
 //! Under `Always`, while its registry is away: whether an image that the registry named not long ago may be used.
 //!
 //! Off unless configured. Only an outage counts: a refusal (401, 403, 404), bytes other than were promised, and a tag that
-//! has moved are errors of the pull. The records decide who may use the image, as they do under `IfNotPresent`.
+//! has moved are errors of the pull. The records decide on the access, as they do under `IfNotPresent`.
 
 use std::{
     path::PathBuf,

@@ -202,7 +202,7 @@ impl Puller {
         Err(Arc::new(join_failures(failures)))
     }
 
-    /// Size and handler as listed right after the pull; an error here is none of the pull's.
+    /// Size and handler as listed right after the pull; an error here is not the pull's.
     async fn as_listed(&self, image: &ImageSpec) -> (ByteSize, String) {
         let found = self.runtime.status(image).await.unwrap_or_else(|error| {
             tracing::debug!(image = image.image, error = error.chain(), "the size of a pulled image is not known");

@@ -70,11 +70,11 @@ pub(super) enum QueueFull {
 }
 
 pub(super) struct Scheduler {
-    state: Mutex<State>,
+    state: Mutex<SchedulerState>,
     meters: QueueMeters,
 }
 
-struct State {
+struct SchedulerState {
     policy: Policy,
     /// Waited at; `None`: no pull waits for a rate here.
     throttle: Option<Throttle>,
@@ -124,7 +124,14 @@ pub(super) struct Place {
 
 impl Scheduler {
     pub(super) fn new(policy: Policy, throttle: Option<Throttle>, meters: QueueMeters) -> Self {
-        let state = State { policy, throttle, next: 0, waiting: BTreeMap::new(), running: HashMap::new(), alarm: None };
+        let state = SchedulerState {
+            policy,
+            throttle,
+            next: 0,
+            waiting: BTreeMap::new(),
+            running: HashMap::new(),
+            alarm: None,
+        };
         Self { state: Mutex::new(state), meters }
     }
 
@@ -178,7 +185,7 @@ impl Scheduler {
     }
 
     /// Starts all that may, and sets the alarm of the first that waits for a token alone.
-    fn start_all(&self, state: &mut State, now: Instant) {
+    fn start_all(&self, state: &mut SchedulerState, now: Instant) {
         let mut alarm = None;
         while let Some((rank, slot)) = state.next_start() {
             if slot != Slot::Unlimited
@@ -201,7 +208,7 @@ impl Scheduler {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -212,7 +219,7 @@ impl Policy {
     }
 }
 
-impl State {
+impl SchedulerState {
     fn next_start(&self) -> Option<(Rank, Slot)> {
         let first = |suits: fn(&Waiting) -> bool| self.waiting.iter().find(|(_, it)| suits(it)).map(|(rank, _)| *rank);
         let running = |slot| self.running.values().filter(move |running| running.slot == slot);

@@ -29,7 +29,7 @@ use crate::{
 
 type PullFuture = BoxFuture<'static, Outcome>;
 
-/// Two pulls with the same key differ in nothing the registry or the store could tell, so one is enough.
+/// Two pulls with the same key are the same to registry and store, so one is enough.
 ///
 /// The credentials are in it, by their hashes: no client shares a pull that another's right made possible, and two
 /// secrets with the same content share one, each recorded for itself.

@@ -70,14 +70,14 @@ impl Folder {
             let is_unfinished = entry.file_name().as_encoded_bytes().ends_with(UNFINISHED.as_bytes());
             let age = || entry.metadata()?.modified()?.elapsed().map_err(io::Error::other);
             if is_unfinished && age().is_ok_and(|age| age > UNFINISHED_AGE) {
-                // Left once more, it is tried again at the next start, and harms nobody meanwhile.
+                // If it stays, the next start tries again.
                 let _ = fs::remove_file(entry.path());
             }
         }
         Ok(())
     }
 
-    /// Reads one file; `None` where there is none.
+    /// Reads one file; `None` where it is absent.
     pub(crate) fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         match read(&self.path.join(name)) {
             Ok(content) => Ok(Some(content)),
@@ -113,7 +113,7 @@ impl Folder {
     }
 
     /// Writes a file beside, syncs it, renames it, syncs the folder: afterwards it is there whole, or as it was before.
-    /// Whoever writes or removes the same file waits for the one who does.
+    /// Called with the lock of the file.
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
         if self.is_read_only {
             return Ok(());

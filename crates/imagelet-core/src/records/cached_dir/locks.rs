@@ -23,7 +23,7 @@ impl ShardedLocks {
         self.locks[self.index(key)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for all, in the one order in which nobody waits for whoever waits for them.
+    /// Waits for all, always in the same order, so that no two callers block one another.
     pub(super) fn all(&self) -> Vec<MutexGuard<'_, ()>> {
         self.locks.iter().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner)).collect()
     }

@@ -19,7 +19,7 @@ use super::{
     gauges::Filling,
 };
 
-/// The files of one folder. What is written or removed is so on disk first; whoever does either holds the key's lock.
+/// The files of one folder. What is written or removed is so on disk first; both hold the key's lock.
 #[derive(Debug)]
 pub(super) struct CachedDir<T> {
     /// `None`: memory is all there is.
@@ -71,12 +71,12 @@ impl<T: RecordFile> CachedDir<T> {
         self.folder.as_ref().is_some_and(Folder::waits)
     }
 
-    /// Waits until nobody changes what is kept under a key.
+    /// Waits until no other call changes what is kept under a key.
     pub(super) fn lock(&self, key: &str) -> MutexGuard<'_, ()> {
         self.locks.one(key)
     }
 
-    /// Waits until nobody changes anything.
+    /// Waits until no other call changes anything.
     pub(super) fn lock_all(&self) -> Vec<MutexGuard<'_, ()>> {
         self.locks.all()
     }
@@ -139,13 +139,13 @@ impl<T: RecordFile> CachedDir<T> {
         Ok(())
     }
 
-    /// Reads all files; memory takes them up where it lacked some. For whoever does not hold a lock.
+    /// Reads all files; memory takes them up where it lacked some. Called without a lock.
     pub(super) fn list(&self) -> Listed<T> {
         let _turn = self.lock_all();
         self.list_locked()
     }
 
-    /// The same for whoever holds all locks.
+    /// The same, called with all locks.
     pub(super) fn list_locked(&self) -> Listed<T> {
         let Some(folder) = &self.folder else {
             let memory = self.memory();

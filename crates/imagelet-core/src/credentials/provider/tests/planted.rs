@@ -143,7 +143,7 @@ async fn a_token_that_opens_a_registry_does_not_print() {
     let request = TokenRequest { namespace: "ns".into(), ..TokenRequest::default() };
     let issued = cluster.token(&request).await.unwrap();
     assert_hidden("what is issued", &format!("{issued:?} {request:?} {cluster:?}"));
-    let told = cache::ServiceAccountTold {
+    let told = cache::PluginAccount {
         identity: crate::credentials::ObjectIdentity::default(),
         annotations: std::collections::BTreeMap::new(),
         token: issued.token.clone(),
