@@ -14,16 +14,6 @@ pub struct Listing(
 );
 
 impl Listing {
-    /// Whether both are the very same list. False: they may still say the same.
-    pub fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// Whether somebody else holds it, too: a store that keeps it, for one.
-    pub fn is_held(&self) -> bool {
-        Arc::strong_count(&self.0) > 1
-    }
-
     /// The images to change and to reorder. Copies no image, and nothing at all where nobody else holds the list.
     pub fn into_images(self) -> Vec<Arc<Image>> {
         Arc::unwrap_or_clone(self.0)

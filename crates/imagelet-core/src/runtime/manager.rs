@@ -3,15 +3,15 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::SystemTime,
 };
 
 use super::{
     Container, ContainerService, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
     Progress, PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage,
-    operations::{Operation, Operations},
-    pull_watch::{Looking, PullWatch},
+    operations,
+    pull_observer::{ObservedPull, PullObserver},
 };
 use crate::{
     image::{Image, ImageId, ImageSpec, PinnedNames},
@@ -27,14 +27,11 @@ const LABEL_POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 pub struct RuntimeManager {
     images: Arc<dyn ImageService>,
     containers: Arc<dyn ContainerService>,
-    /// `None`: nobody counts.
-    operations: Option<Arc<Operations>>,
+    /// `None`: calls are not counted.
+    metrics: Option<Arc<Metrics>>,
     /// Names whose images are pinned, beside those the store itself pins.
     pinned: Arc<PinnedNames>,
-    /// The last list that the store keeps, as it is and as it is told.
-    marked: Arc<Mutex<Option<(Listing, Listing)>>>,
-    /// `None`: nobody looks on.
-    watch: Option<Arc<dyn PullWatch>>,
+    observer: Option<Arc<dyn PullObserver>>,
     /// `None`: the store of images is asked for what its images share.
     layers: Option<Arc<dyn LayerSource>>,
 }
@@ -62,10 +59,9 @@ impl RuntimeManager {
         Self {
             images,
             containers,
-            operations: None,
+            metrics: None,
             pinned: Arc::default(),
-            marked: Arc::default(),
-            watch: None,
+            observer: None,
             layers: None,
         }
     }
@@ -73,19 +69,20 @@ impl RuntimeManager {
     /// The same, counted.
     #[must_use]
     pub fn measured(self, metrics: Arc<Metrics>) -> Self {
-        Self { operations: Some(Arc::new(Operations::new(metrics))), ..self }
+        operations::declare(&metrics);
+        Self { metrics: Some(metrics), ..self }
     }
 
     /// The same, where images with one of these names are pinned.
     #[must_use]
     pub fn pinning(self, pinned: PinnedNames) -> Self {
-        Self { pinned: Arc::new(pinned), marked: Arc::default(), ..self }
+        Self { pinned: Arc::new(pinned), ..self }
     }
 
-    /// The same, with somebody who looks on while it pulls.
+    /// The same, with an observer of its pulls.
     #[must_use]
-    pub fn watched(self, watch: Arc<dyn PullWatch>) -> Self {
-        Self { watch: Some(watch), ..self }
+    pub fn observed(self, observer: Arc<dyn PullObserver>) -> Self {
+        Self { observer: Some(observer), ..self }
     }
 
     /// The same, where what images share is read from another interface of the runtime.
@@ -106,26 +103,15 @@ impl RuntimeManager {
 
     /// Lists images; see [`ImageService::list`].
     pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
-        let listed = self.counted(Operation::List, self.images.list(filter)).await?;
-        Ok(if self.pinned.is_empty() { listed } else { self.marked(listed) })
-    }
-
-    /// The same list with the pinned ones marked: made once of each that a store keeps.
-    fn marked(&self, listed: Listing) -> Listing {
-        let mut last = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, marked)) = last.as_ref().filter(|(before, _)| before.is(&listed)) {
-            return marked.clone();
+        let listed = self.counted("list_images", self.images.list(filter)).await?;
+        if self.pinned.is_empty() {
+            return Ok(listed);
         }
-        let before = listed.is_held().then(|| listed.clone());
         let mut images = listed.into_images();
         for image in images.iter_mut().filter(|image| self.pinned.marks(image)) {
             Arc::make_mut(image).pinned = true;
         }
-        let marked = Listing::from(images);
-        if let Some(before) = before {
-            *last = Some((before, marked.clone()));
-        }
-        marked
+        Ok(images.into())
     }
 
     /// Tells whether a list would be what it was; see [`ImageService::edition`].
@@ -135,7 +121,7 @@ impl RuntimeManager {
 
     /// Finds one image; see [`ImageService::status`].
     pub async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
-        let mut image = self.counted(Operation::Status, self.images.status(spec)).await?;
+        let mut image = self.counted("image_status", self.images.status(spec)).await?;
         if let Some(image) = &mut image {
             self.pinned.mark(image);
         }
@@ -144,7 +130,7 @@ impl RuntimeManager {
 
     /// Finds one image with all that is known of it; see [`ImageService::details`].
     pub async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
-        let mut details = self.counted(Operation::Status, self.images.details(spec)).await?;
+        let mut details = self.counted("image_status", self.images.details(spec)).await?;
         if let Some(details) = &mut details {
             self.pinned.mark(&mut details.image);
         }
@@ -153,13 +139,12 @@ impl RuntimeManager {
 
     /// Fetches an image; see [`ImageService::pull`].
     pub async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError> {
-        let Some(watch) = &self.watch else {
-            return self.counted(Operation::Pull, self.images.pull(request, progress)).await;
+        let Some(observer) = &self.observer else {
+            return self.counted("pull_image", self.images.pull(request, progress)).await;
         };
-        let looking = Looking::at(watch.as_ref(), request);
-        let progress = looking.heard(progress);
-        let outcome = self.counted(Operation::Pull, self.images.pull(request, progress)).await;
-        looking.end(&outcome);
+        let observed = ObservedPull::begin(observer, request);
+        let outcome = self.counted("pull_image", self.images.pull(request, observed.progress(progress))).await;
+        observed.end(&outcome);
         outcome
     }
 
@@ -170,7 +155,7 @@ impl RuntimeManager {
 
     /// Removes an image with all its names; see [`ImageService::remove`].
     pub async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        self.counted(Operation::Remove, self.images.remove(spec)).await
+        self.counted("remove_image", self.images.remove(spec)).await
     }
 
     /// Takes one name away; see [`ImageService::untag`].
@@ -180,7 +165,7 @@ impl RuntimeManager {
 
     /// Where images are and what they take; see [`ImageService::filesystem`].
     pub async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        self.counted(Operation::Filesystem, self.images.filesystem()).await
+        self.counted("image_fs_info", self.images.filesystem()).await
     }
 
     /// What pulls under way have been promised; see [`ImageService::reserved`].
@@ -200,39 +185,39 @@ impl RuntimeManager {
 
     /// Images mounted into a container as volumes; see [`ContainerService::mounted_images`].
     pub async fn mounted_images(&self, container_id: &str) -> Result<Vec<String>, RuntimeError> {
-        self.counted(Operation::Container, self.containers.mounted_images(container_id)).await
+        self.counted("container_status", self.containers.mounted_images(container_id)).await
     }
 
     /// Whether a container is gone for certain; see [`ContainerService::is_gone`].
     pub async fn is_container_gone(&self, container_id: &str) -> Result<bool, RuntimeError> {
-        self.counted(Operation::Container, self.containers.is_gone(container_id)).await
+        self.counted("container_status", self.containers.is_gone(container_id)).await
     }
 
     /// The image of a sandbox; see [`ContainerService::sandbox_image`].
     pub async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
-        self.counted(Operation::Sandbox, self.containers.sandbox_image(sandbox_id)).await
+        self.counted("podsandbox_status", self.containers.sandbox_image(sandbox_id)).await
     }
 
     /// What new sandboxes are started from; see [`ContainerService::default_sandbox_images`].
     pub async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
-        self.counted(Operation::Runtime, self.containers.default_sandbox_images()).await
+        self.counted("status", self.containers.default_sandbox_images()).await
     }
 
     async fn counted<T>(
         &self,
-        operation: Operation,
+        operation: &'static str,
         work: impl Future<Output = Result<T, RuntimeError>>,
     ) -> Result<T, RuntimeError> {
-        match &self.operations {
-            Some(operations) => operations.measure(operation, work).await,
+        match &self.metrics {
+            Some(metrics) => operations::measure(metrics, operation, work).await,
             None => work.await,
         }
     }
 
     /// All pods with all their containers and sandboxes, whatever their state, newest pod first.
     pub async fn pods(&self) -> Result<Vec<Pod>, RuntimeError> {
-        let sandboxes = self.counted(Operation::Sandboxes, self.containers.sandboxes()).await?;
-        let containers = self.counted(Operation::Containers, self.containers.containers()).await?;
+        let sandboxes = self.counted("list_podsandbox", self.containers.sandboxes()).await?;
+        let containers = self.counted("list_containers", self.containers.containers()).await?;
         Ok(assemble(sandboxes, containers))
     }
 }

@@ -14,7 +14,7 @@ mod listing;
 mod make_room;
 mod manager;
 mod operations;
-mod pull_watch;
+mod pull_observer;
 mod sandbox_info;
 mod usage;
 
@@ -29,15 +29,15 @@ pub use image_service::{
     SandboxConfig, no_progress,
 };
 pub use import::{
-    AfterFailure, ForwardReason, ImageBacking, ImageImporter, ImportDecision, ImportError, ImportMode, ImportQuestion,
+    ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode,
     ImportSite, ImportStage, ImportStanding, ImportedDocument, ImportedImage, ImportedLayer, ImportingImages,
     LayerImport, LayerSink, OpenedSite, PullWay, RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeFacts,
-    SnapshotterPlace, StagedTree, Taken, WayTaken, after_failure, decide_import,
+    SnapshotterPlace, StagedTree, Taken, WayTaken,
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;
 pub use make_room::{MakeRoom, RoomMade, RoomWanted};
 pub use manager::{Pod, RuntimeManager};
-pub use pull_watch::{PullEnd, PullSeen, PullWatch};
+pub use pull_observer::{PullEnd, PullObserver};
 pub use sandbox_info::default_sandbox_image;
 pub use usage::StoreMeasure;

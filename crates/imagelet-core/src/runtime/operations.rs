@@ -1,11 +1,9 @@
-//! Counts what runtimes are asked, and how long they take to answer (`docs/spec/pull.md §9.1`).
-
-use std::sync::Arc;
+//! Metrics of the calls to a runtime, as the kubelet counts them (`docs/spec/pull.md §9.1`).
 
 use tokio::time::Instant;
 
 use super::RuntimeError;
-use crate::metrics::{Family, Histogram, Late, MetricKind, Metrics, Number};
+use crate::metrics::{Family, MetricKind, Metrics};
 
 static TOTAL: Family = Family {
     name: "kubelet_runtime_operations_total",
@@ -44,76 +42,27 @@ static SECONDS: Family = Family {
     labels: &["operation_type"],
 };
 
-/// What is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
-    Pull,
-    Status,
-    List,
-    Remove,
-    Filesystem,
-    Sandboxes,
-    Containers,
-    Container,
-    Sandbox,
-    Runtime,
-}
-
-impl Operation {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Pull => "pull_image",
-            Self::Status => "image_status",
-            Self::List => "list_images",
-            Self::Remove => "remove_image",
-            Self::Filesystem => "image_fs_info",
-            Self::Sandboxes => "list_podsandbox",
-            Self::Containers => "list_containers",
-            Self::Container => "container_status",
-            Self::Sandbox => "podsandbox_status",
-            Self::Runtime => "status",
-        }
+/// Makes the families show before the first operation.
+pub(super) fn declare(metrics: &Metrics) {
+    for family in [&TOTAL, &ERRORS, &SECONDS] {
+        metrics.declare(family);
     }
 }
 
-/// Counts operations.
-#[derive(Debug)]
-pub(super) struct Operations {
-    metrics: Arc<Metrics>,
-    series: [Series; 10],
-}
-
-#[derive(Debug, Default)]
-struct Series {
-    total: Late<Number>,
-    errors: Late<Number>,
-    seconds: Late<Histogram>,
-}
-
-impl Operations {
-    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
-        for family in [&TOTAL, &ERRORS, &SECONDS] {
-            metrics.declare(family);
-        }
-        Self { metrics, series: Default::default() }
+/// Counts an operation when it is over; a cancelled one is not counted.
+pub(super) async fn measure<T>(
+    metrics: &Metrics,
+    operation: &'static str,
+    work: impl Future<Output = Result<T, RuntimeError>>,
+) -> Result<T, RuntimeError> {
+    let (began, labels) = (Instant::now(), &[operation]);
+    let result = work.await;
+    metrics.increment(&TOTAL, labels);
+    metrics.observe(&SECONDS, labels, began.elapsed().as_secs_f64());
+    if result.is_err() {
+        metrics.increment(&ERRORS, labels);
     }
-
-    /// Waits for an operation, and counts it when it is over; one that was given up is not.
-    pub(super) async fn measure<T>(
-        &self,
-        operation: Operation,
-        work: impl Future<Output = Result<T, RuntimeError>>,
-    ) -> Result<T, RuntimeError> {
-        let began = Instant::now();
-        let result = work.await;
-        let (series, labels) = (&self.series[operation as usize], &[operation.name()]);
-        series.total.get(|| self.metrics.number(&TOTAL, labels)).add(1.0);
-        series.seconds.get(|| self.metrics.histogram(&SECONDS, labels)).observe(began.elapsed().as_secs_f64());
-        if result.is_err() {
-            series.errors.get(|| self.metrics.number(&ERRORS, labels)).add(1.0);
-        }
-        result
-    }
+    result
 }
 
 #[cfg(test)]
@@ -122,15 +71,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn operations_are_counted_by_what_they_are_and_how_they_end() {
-        let metrics = Arc::new(Metrics::new());
-        let operations = Operations::new(Arc::clone(&metrics));
+        let metrics = Metrics::new();
         let work = async {
             tokio::time::sleep(std::time::Duration::from_secs(2)).await;
             Ok(())
         };
-        operations.measure(Operation::Pull, work).await.expect("it is well");
+        measure(&metrics, "pull_image", work).await.expect("it is well");
         let failed = async { Err::<(), _>(RuntimeError::other("no")) };
-        operations.measure(Operation::Status, failed).await.expect_err("it is not");
+        measure(&metrics, "image_status", failed).await.expect_err("it is not");
         let text = metrics.render();
         for line in [
             "kubelet_runtime_operations_total{operation_type=\"pull_image\"} 1",

@@ -1,67 +1,64 @@
-//! Whoever looks on while a store pulls, whoever asked for it.
+//! The port of an observer of all pulls of a store, whichever caller asked for them.
 
 use std::{fmt, sync::Arc};
 
 use super::{Progress, PullEvent, PullRequest, RuntimeError};
 use crate::image::ImageId;
 
-/// Hears of every pull that a store is asked for. Must not block.
-pub trait PullWatch: Send + Sync + fmt::Debug {
-    /// One begins.
-    fn begin(&self, request: &PullRequest) -> Arc<dyn PullSeen>;
-}
+/// Is notified of every pull. Must not block.
+pub trait PullObserver: Send + Sync + fmt::Debug {
+    /// A pull begins. Returns the number that names it in the other calls.
+    fn begin(&self, request: &PullRequest) -> u64;
 
-/// One pull, looked at. Must not block.
-pub trait PullSeen: Send + Sync {
-    /// It is a step further.
-    fn step(&self, event: &PullEvent);
+    /// It made progress.
+    fn step(&self, pull: u64, event: &PullEvent);
 
     /// It is over. Called once.
-    fn end(&self, end: PullEnd<'_>);
+    fn end(&self, pull: u64, end: PullEnd<'_>);
 }
 
 /// How a pull ended.
 #[derive(Clone, Copy, Debug)]
 pub enum PullEnd<'a> {
     /// The image is here.
-    Pulled(&'a ImageId),
+    Pulled,
     /// It is not.
     Failed(&'a RuntimeError),
-    /// Nobody wanted it any more.
-    GivenUp,
+    /// Its future was dropped.
+    Cancelled,
 }
 
-/// A pull that is looked at until it ends, or is dropped.
-pub(super) struct Looking(Option<Arc<dyn PullSeen>>);
+/// A pull that is observed until it ends, or is dropped.
+pub(super) struct ObservedPull {
+    observer: Arc<dyn PullObserver>,
+    pull: u64,
+    is_over: bool,
+}
 
-impl Looking {
-    pub(super) fn at(watch: &dyn PullWatch, request: &PullRequest) -> Self {
-        Self(Some(watch.begin(request)))
+impl ObservedPull {
+    pub(super) fn begin(observer: &Arc<dyn PullObserver>, request: &PullRequest) -> Self {
+        Self { observer: Arc::clone(observer), pull: observer.begin(request), is_over: false }
     }
 
-    /// The same progress, with whoever looks on told first.
-    pub(super) fn heard(&self, progress: Progress) -> Progress {
-        let Some(seen) = self.0.clone() else { return progress };
+    /// The same progress, with the observer notified first.
+    pub(super) fn progress(&self, progress: Progress) -> Progress {
+        let (observer, pull) = (Arc::clone(&self.observer), self.pull);
         Arc::new(move |event| {
-            seen.step(&event);
+            observer.step(pull, &event);
             progress(event);
         })
     }
 
     pub(super) fn end(mut self, outcome: &Result<ImageId, RuntimeError>) {
-        if let Some(seen) = self.0.take() {
-            seen.end(match outcome {
-                Ok(id) => PullEnd::Pulled(id),
-                Err(error) => PullEnd::Failed(error),
-            });
-        }
+        self.is_over = true;
+        self.observer.end(self.pull, outcome.as_ref().map_or_else(PullEnd::Failed, |_| PullEnd::Pulled));
     }
 }
 
-impl Drop for Looking {
+impl Drop for ObservedPull {
     fn drop(&mut self) {
-        if let Some(seen) = self.0.take() {
-            seen.end(PullEnd::GivenUp);
+        if !self.is_over {
+            self.observer.end(self.pull, PullEnd::Cancelled);
         }
     }
 }

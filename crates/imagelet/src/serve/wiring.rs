@@ -73,7 +73,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     let mut runtime = RuntimeManager::new(store.images, store.containers)
         .pinning(settings.pinned.clone())
         .measured(Arc::clone(&metrics))
-        .watched(Arc::new(pulls.clone()));
+        .observed(Arc::new(pulls.clone()));
     if let Some(layers) = store.layers {
         runtime = runtime.with_layers(layers);
     }

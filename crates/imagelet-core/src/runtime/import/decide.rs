@@ -35,32 +35,20 @@ pub enum ImportMode {
 
 /// What is asked.
 #[derive(Debug)]
-pub struct ImportQuestion<'a> {
+pub(super) struct ImportQuestion<'a> {
     /// As configured.
-    pub mode: ImportMode,
+    pub(super) mode: ImportMode,
     /// What the runtime is; or why that is not known.
-    pub runtime: Result<&'a RuntimeFacts, &'a str>,
+    pub(super) runtime: Result<&'a RuntimeFacts, &'a str>,
     /// The pull; `None`: any.
-    pub request: Option<&'a PullRequest>,
+    pub(super) request: Option<&'a PullRequest>,
     /// Whether forwarding helped for its registry a short while ago.
-    pub is_preferred: bool,
+    pub(super) is_preferred: bool,
 }
 
-/// The answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ImportDecision {
-    /// It is imported.
-    Import,
-    /// It is forwarded; where import is required, it fails with the reason.
-    Forward(ForwardReason),
-}
-
-/// Decides the way of a pull, as far as runtime and request decide it; that layers can be staged shows when they are.
-pub fn decide_import(question: &ImportQuestion<'_>) -> ImportDecision {
-    obstacle(question).map_or(ImportDecision::Import, ImportDecision::Forward)
-}
-
-fn obstacle(question: &ImportQuestion<'_>) -> Option<ForwardReason> {
+/// Why a pull is not imported, as far as runtime and request decide it; whether layers can be staged shows when they
+/// are. `None`: it is imported.
+pub(super) fn import_obstacle(question: &ImportQuestion<'_>) -> Option<ForwardReason> {
     if question.mode == ImportMode::Never {
         return Some(ForwardReason::SwitchedOff);
     }
@@ -113,7 +101,7 @@ fn of_image(name: &Reference, runtime: &RuntimeFacts, question: &ImportQuestion<
 
 /// What becomes of a pull whose import failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AfterFailure {
+pub(super) enum AfterFailure {
     /// The runtime pulls it, once. Where that succeeds and the runtime's settings may be why, the registry is forwarded
     /// first for a while.
     Forward {
@@ -126,7 +114,7 @@ pub enum AfterFailure {
 
 /// Decides what becomes of a pull whose import failed. A pull for another platform cannot be forwarded: CRI has no word
 /// for it.
-pub fn after_failure(mode: ImportMode, stage: ImportStage, fault: &Fault, request: &PullRequest) -> AfterFailure {
+pub(super) fn after_failure(mode: ImportMode, stage: ImportStage, fault: &Fault, request: &PullRequest) -> AfterFailure {
     use ErrorClass as C;
     if mode != ImportMode::Auto || request.platform.is_some() {
         return AfterFailure::Fail;

@@ -13,7 +13,7 @@ use std::{fmt, path::PathBuf, sync::Arc};
 use async_trait::async_trait;
 
 pub use self::{
-    decide::{AfterFailure, ImportDecision, ImportMode, ImportQuestion, after_failure, decide_import},
+    decide::ImportMode,
     facts::{RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeFacts, SnapshotterPlace},
     reason::{ForwardReason, PullWay},
     service::{ImportSite, ImportStanding, ImportingImages, OpenedSite, WayTaken},

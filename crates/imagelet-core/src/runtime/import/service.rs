@@ -12,9 +12,9 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    AfterFailure, ForwardReason, ImageBacking, ImageImporter, ImportDecision, ImportError, ImportMode, ImportQuestion,
-    PullWay, RegistrySettings, RuntimeFacts, SnapshotterPlace, after_failure, decide::PreferredRegistries,
-    decide_import,
+    ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, PullWay, RegistrySettings, RuntimeFacts,
+    SnapshotterPlace,
+    decide::{AfterFailure, ImportQuestion, PreferredRegistries, after_failure, import_obstacle},
 };
 use crate::{
     image::{Digest, Image, ImageId, ImageSpec, Reference, shown_name},
@@ -269,10 +269,10 @@ impl ImportingImages {
             request,
             is_preferred,
         };
-        match (decide_import(&question), runtime) {
-            (ImportDecision::Import, Ok(runtime)) => self.opened(runtime).await,
-            (ImportDecision::Import, Err(why)) => Err(ForwardReason::RuntimeUnknown(why.clone())),
-            (ImportDecision::Forward(reason), _) => Err(reason),
+        match (import_obstacle(&question), runtime) {
+            (None, Ok(runtime)) => self.opened(runtime).await,
+            (None, Err(why)) => Err(ForwardReason::RuntimeUnknown(why.clone())),
+            (Some(reason), _) => Err(reason),
         }
     }
 

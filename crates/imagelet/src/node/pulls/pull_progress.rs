@@ -12,7 +12,7 @@ use std::{
 
 use imagelet_core::{
     image::{ByteSize, Digest},
-    runtime::{LayerState, PullEnd, PullEvent, PullRequest, PullSeen, PullWatch, PullWay},
+    runtime::{LayerState, PullEnd, PullEvent, PullObserver, PullRequest, PullWay},
 };
 use tokio::time::Instant;
 
@@ -32,17 +32,17 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 /// The pulls of a node. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct PullTracker {
-    state: Arc<Mutex<State>>,
+    pulls: Arc<Mutex<Pulls>>,
     /// A runtime pulls, and reports nothing on the way.
     is_silent: bool,
 }
 
 #[derive(Default)]
-struct State {
+struct Pulls {
     next: u64,
     /// Counts every change, so that who looks again sees only what is new.
     version: u64,
-    pulls: BTreeMap<u64, Pull>,
+    by_number: BTreeMap<u64, Pull>,
     over: VecDeque<u64>,
 }
 
@@ -70,7 +70,7 @@ struct Layer {
 
 /// Phases of a pull, as `docs/events.md` lists them.
 mod phase {
-    pub(super) const ASKING: &str = "asking";
+    pub(super) const RESOLVING: &str = "asking";
     pub(super) const PULLING: &str = "pulling";
     pub(super) const FETCHING: &str = "fetching";
     pub(super) const COMMITTING: &str = "committing";
@@ -87,26 +87,26 @@ impl PullTracker {
 
     /// What has changed after a version, and the version that this is. Zero: everything that is under way.
     pub(crate) fn since(&self, version: u64, now: Instant) -> (u64, Vec<PullProgress>) {
-        let state = self.lock();
+        let pulls = self.lock();
         let is_news = |pull: &&Pull| pull.version > version && (version > 0 || pull.ended.is_none());
         // What is under way goes on although nothing was heard of it.
         let runs = |pull: &&Pull| pull.ended.is_none();
-        let shown = state.pulls.iter().filter(|(_, pull)| is_news(pull) || runs(pull));
-        (state.version.max(1), shown.map(|(number, pull)| pull.told(*number, now)).collect())
+        let shown = pulls.by_number.iter().filter(|(_, pull)| is_news(pull) || runs(pull));
+        (pulls.version.max(1), shown.map(|(number, pull)| pull.progress(*number, now)).collect())
     }
 
     fn change(&self, number: u64, change: impl FnOnce(&mut Pull)) {
-        let mut state = self.lock();
-        state.version += 1;
-        let version = state.version;
-        if let Some(pull) = state.pulls.get_mut(&number) {
+        let mut pulls = self.lock();
+        pulls.version += 1;
+        let version = pulls.version;
+        if let Some(pull) = pulls.by_number.get_mut(&number) {
             change(pull);
             pull.version = version;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Pulls> {
+        self.pulls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -171,7 +171,7 @@ impl Pull {
                 self.sample(now);
             }
             PullEvent::Committing => self.phase = phase::COMMITTING,
-            PullEvent::Way(PullWay::Imported) => self.phase = phase::ASKING,
+            PullEvent::Way(PullWay::Imported) => self.phase = phase::RESOLVING,
             PullEvent::Way(PullWay::Forwarded(_)) => {
                 // What an import fetched before is of no use to the runtime.
                 (self.phase, self.layers, self.layers_hidden) = (phase::PULLING, Vec::new(), 0);
@@ -181,7 +181,7 @@ impl Pull {
         }
     }
 
-    fn told(&self, number: u64, now: Instant) -> PullProgress {
+    fn progress(&self, number: u64, now: Instant) -> PullProgress {
         let (total, received) = self.bytes();
         let speed = self.speed(now);
         let remaining = speed.filter(|speed| *speed > 0).map(|speed| (total - received).saturating_mul(1000) / speed);
@@ -216,69 +216,62 @@ impl Pull {
     }
 }
 
-impl PullWatch for PullTracker {
-    fn begin(&self, request: &PullRequest) -> Arc<dyn PullSeen> {
+impl PullObserver for PullTracker {
+    fn begin(&self, request: &PullRequest) -> u64 {
         let sandbox = request.sandbox.clone().unwrap_or_default();
-        let mut state = self.lock();
-        state.next += 1;
-        state.version += 1;
-        let (number, version) = (state.next, state.version);
-        let pull = Pull {
-            image: request.image.image.clone(),
-            namespace: sandbox.namespace,
-            pod: sandbox.name,
-            began: Instant::now(),
-            ended: None,
-            phase: if self.is_silent { phase::PULLING } else { phase::ASKING },
-            manifest: String::new(),
-            layers: Vec::new(),
-            layers_hidden: 0,
-            samples: VecDeque::new(),
-            failure: String::new(),
-            version,
-        };
-        if state.pulls.len() < PULLS_MAX {
-            state.pulls.insert(number, pull);
+        let mut pulls = self.lock();
+        pulls.next += 1;
+        pulls.version += 1;
+        let (number, version) = (pulls.next, pulls.version);
+        if pulls.by_number.len() < PULLS_MAX {
+            let pull = Pull {
+                image: request.image.image.clone(),
+                namespace: sandbox.namespace,
+                pod: sandbox.name,
+                began: Instant::now(),
+                ended: None,
+                phase: if self.is_silent { phase::PULLING } else { phase::RESOLVING },
+                manifest: String::new(),
+                layers: Vec::new(),
+                layers_hidden: 0,
+                samples: VecDeque::new(),
+                failure: String::new(),
+                version,
+            };
+            pulls.by_number.insert(number, pull);
         }
-        Arc::new(Seen { board: self.clone(), number })
+        number
     }
-}
 
-struct Seen {
-    board: PullTracker,
-    number: u64,
-}
-
-impl PullSeen for Seen {
-    fn step(&self, event: &PullEvent) {
+    fn step(&self, pull: u64, event: &PullEvent) {
         let now = Instant::now();
-        self.board.change(self.number, |pull| pull.step(event, now));
+        self.change(pull, |pull| pull.step(event, now));
     }
 
-    fn end(&self, end: PullEnd<'_>) {
-        self.board.change(self.number, |pull| {
+    fn end(&self, pull: u64, end: PullEnd<'_>) {
+        self.change(pull, |pull| {
             pull.ended = Some(Instant::now());
             (pull.phase, pull.failure) = match end {
-                PullEnd::Pulled(_) => (phase::DONE, String::new()),
+                PullEnd::Pulled => (phase::DONE, String::new()),
                 PullEnd::Failed(error) => (phase::FAILED, error.chain()),
-                PullEnd::GivenUp => (phase::GIVEN_UP, String::new()),
+                PullEnd::Cancelled => (phase::GIVEN_UP, String::new()),
             };
         });
-        let mut state = self.board.lock();
-        if state.pulls.contains_key(&self.number) {
-            state.over.push_back(self.number);
+        let mut pulls = self.lock();
+        if pulls.by_number.contains_key(&pull) {
+            pulls.over.push_back(pull);
         }
-        if state.over.len() > OVER_MAX
-            && let Some(oldest) = state.over.pop_front()
+        if pulls.over.len() > OVER_MAX
+            && let Some(oldest) = pulls.over.pop_front()
         {
-            state.pulls.remove(&oldest);
+            pulls.by_number.remove(&oldest);
         }
     }
 }
 
 impl fmt::Debug for PullTracker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PullTracker").field("pulls", &self.lock().pulls.len()).finish_non_exhaustive()
+        f.debug_struct("PullTracker").field("pulls", &self.lock().by_number.len()).finish_non_exhaustive()
     }
 }
 
@@ -305,86 +298,86 @@ mod tests {
 
     #[test]
     fn a_pull_tells_phase_layers_speed_and_what_remains() {
-        let (board, began) = (PullTracker::default(), Instant::now());
-        let _seen = board.begin(&request("app:v1"));
-        let step = |second, event| board.change(1, |pull| pull.step(&event, began + Duration::from_secs(second)));
-        assert_eq!(board.since(0, began).1[0].phase, "asking");
+        let (tracker, began) = (PullTracker::default(), Instant::now());
+        tracker.begin(&request("app:v1"));
+        let step = |second, event| tracker.change(1, |pull| pull.step(&event, began + Duration::from_secs(second)));
+        assert_eq!(tracker.since(0, began).1[0].phase, "asking");
         step(0, resolved(&[("a", 10 * MEGABYTE), ("b", 5 * MEGABYTE), ("a", 10 * MEGABYTE)]));
         step(0, layer("b", LayerState::Present));
         for second in 1..=4 {
             step(second, layer("a", LayerState::Fetching { received: ByteSize(second * MEGABYTE) }));
         }
-        let told = board.since(0, began + Duration::from_secs(4)).1.remove(0);
+        let told = tracker.since(0, began + Duration::from_secs(4)).1.remove(0);
         let states: Vec<_> = told.layers.iter().map(|layer| layer.state.as_str()).collect();
         assert_eq!(states, ["fetching", "present"]);
         assert_eq!((told.bytes_total, told.bytes_received), (Some(10 * MEGABYTE), 4 * MEGABYTE));
         assert_eq!((told.bytes_per_second, told.remaining_ms), (Some(MEGABYTE), Some(6000)));
         step(5, layer("a", LayerState::Done));
         step(5, PullEvent::Committing);
-        assert_eq!(board.since(0, Instant::now()).1[0].phase, "committing");
+        assert_eq!(tracker.since(0, Instant::now()).1[0].phase, "committing");
     }
 
     #[test]
     fn a_pull_through_a_runtime_is_not_called_one_that_asks_the_registry() {
-        let board = PullTracker::of_runtime();
-        let seen = board.begin(&request("app:v1"));
+        let tracker = PullTracker::of_runtime();
+        let seen = tracker.begin(&request("app:v1"));
         let now = Instant::now();
-        let told = board.since(0, now + Duration::from_secs(90)).1.remove(0);
+        let told = tracker.since(0, now + Duration::from_secs(90)).1.remove(0);
         assert_eq!((told.phase.as_str(), told.bytes_total, told.elapsed_ms >= 90_000), ("pulling", None, true));
-        seen.end(PullEnd::GivenUp);
-        assert_eq!(board.since(1, now).1[0].phase, "given-up");
+        tracker.end(seen, PullEnd::Cancelled);
+        assert_eq!(tracker.since(1, now).1[0].phase, "given-up");
     }
 
     #[test]
     fn an_import_shows_its_layers_until_it_is_forwarded() {
-        let (board, now) = (PullTracker::of_runtime(), Instant::now());
-        let seen = board.begin(&request("app:v1"));
-        let told = || board.since(0, now).1.remove(0);
+        let (tracker, now) = (PullTracker::of_runtime(), Instant::now());
+        let seen = tracker.begin(&request("app:v1"));
+        let told = || tracker.since(0, now).1.remove(0);
         assert_eq!(told().phase, "pulling");
-        seen.step(&PullEvent::Way(PullWay::Imported));
+        tracker.step(seen, &PullEvent::Way(PullWay::Imported));
         assert_eq!(told().phase, "asking");
-        seen.step(&resolved(&[("a", 10 * MEGABYTE)]));
+        tracker.step(seen, &resolved(&[("a", 10 * MEGABYTE)]));
         assert_eq!((told().phase.as_str(), told().bytes_total), ("fetching", Some(10 * MEGABYTE)));
-        seen.step(&PullEvent::Way(PullWay::Forwarded(ForwardReason::SwitchedOff)));
+        tracker.step(seen, &PullEvent::Way(PullWay::Forwarded(ForwardReason::SwitchedOff)));
         assert_eq!((told().phase.as_str(), told().bytes_total, told().layers.len()), ("pulling", None, 0));
-        seen.end(PullEnd::GivenUp);
+        tracker.end(seen, PullEnd::Cancelled);
     }
 
     #[test]
     fn the_end_of_a_pull_is_seen_once_by_who_looks_again() {
-        let board = PullTracker::default();
-        let seen = board.begin(&request("app:v1"));
-        let (version, under_way) = board.since(0, Instant::now());
+        let tracker = PullTracker::default();
+        let seen = tracker.begin(&request("app:v1"));
+        let (version, under_way) = tracker.since(0, Instant::now());
         assert_eq!(under_way.len(), 1);
-        seen.end(PullEnd::Failed(&imagelet_core::runtime::RuntimeError::other("no")));
-        let (version, news) = board.since(version, Instant::now());
+        tracker.end(seen, PullEnd::Failed(&imagelet_core::runtime::RuntimeError::other("no")));
+        let (version, news) = tracker.since(version, Instant::now());
         assert_eq!((news.len(), news[0].phase.as_str(), news[0].failure.as_str()), (1, "failed", "no"));
-        assert!(board.since(version, Instant::now()).1.is_empty());
-        assert!(board.since(0, Instant::now()).1.is_empty(), "who comes later is not told of what is over");
+        assert!(tracker.since(version, Instant::now()).1.is_empty());
+        assert!(tracker.since(0, Instant::now()).1.is_empty(), "who comes later is not told of what is over");
     }
 
     #[test]
     fn a_stream_of_pulls_leaves_no_more_than_the_last_behind() {
-        let board = PullTracker::default();
+        let tracker = PullTracker::default();
         for number in 0..1000 {
-            board.begin(&request(&format!("app:v{number}"))).end(PullEnd::GivenUp);
+            tracker.end(tracker.begin(&request(&format!("app:v{number}"))), PullEnd::Cancelled);
         }
-        assert_eq!(board.lock().pulls.len(), OVER_MAX);
-        let many: Vec<_> = (0..PULLS_MAX + 5).map(|_| board.begin(&request("app:v1"))).collect();
-        assert!(board.lock().pulls.len() <= PULLS_MAX);
-        for seen in &many {
-            seen.end(PullEnd::GivenUp);
+        assert_eq!(tracker.lock().by_number.len(), OVER_MAX);
+        let many: Vec<_> = (0..PULLS_MAX + 5).map(|_| tracker.begin(&request("app:v1"))).collect();
+        assert!(tracker.lock().by_number.len() <= PULLS_MAX);
+        for seen in many {
+            tracker.end(seen, PullEnd::Cancelled);
         }
-        assert_eq!(board.lock().pulls.len(), OVER_MAX);
+        assert_eq!(tracker.lock().by_number.len(), OVER_MAX);
     }
 
     #[test]
     fn an_image_with_too_many_layers_hides_some() {
-        let board = PullTracker::default();
+        let tracker = PullTracker::default();
         let names: Vec<String> = (0..LAYERS_MAX + 7).map(|number| number.to_string()).collect();
         let layers: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
-        board.begin(&request("app:v1")).step(&resolved(&layers));
-        let told = board.since(0, Instant::now()).1.remove(0);
+        tracker.step(tracker.begin(&request("app:v1")), &resolved(&layers));
+        let told = tracker.since(0, Instant::now()).1.remove(0);
         assert_eq!((told.layers.len(), told.layers_hidden), (LAYERS_MAX, 7));
     }
 }

@@ -40,24 +40,23 @@ fn pull(image: &str) -> PullRequest {
     PullRequest { image: ImageSpec::new(image), ..PullRequest::default() }
 }
 
-fn ask(mode: ImportMode, runtime: &RuntimeFacts, request: &PullRequest) -> ImportDecision {
-    decide_import(&ImportQuestion { mode, runtime: Ok(runtime), request: Some(request), is_preferred: false })
+fn ask(mode: ImportMode, runtime: &RuntimeFacts, request: &PullRequest) -> Option<ForwardReason> {
+    import_obstacle(&ImportQuestion { mode, runtime: Ok(runtime), request: Some(request), is_preferred: false })
 }
 
 #[test]
 fn the_image_decides() {
-    use ImportDecision::{Forward, Import};
-    let setting = |setting, registry: &str| Forward(R::RegistrySetting { setting, registry: registry.into() });
+    let setting = |setting, registry: &str| Some(R::RegistrySetting { setting, registry: registry.into() });
     for (image, decision) in [
-        ("app:v1", Import),
-        ("r.io/team/app@sha256:0000000000000000000000000000000000000000000000000000000000000000", Import),
-        ("private.io/app", Import),
-        ("registry.k8s.io/pause:3.8", Forward(R::SandboxImage)),
-        ("registry.k8s.io/pause:3.9", Import),
+        ("app:v1", None),
+        ("r.io/team/app@sha256:0000000000000000000000000000000000000000000000000000000000000000", None),
+        ("private.io/app", None),
+        ("registry.k8s.io/pause:3.8", Some(R::SandboxImage)),
+        ("registry.k8s.io/pause:3.9", None),
         ("mirrored.io/app:v1", setting(RegistrySetting::Mirrors, "mirrored.io")),
         ("private.io:5000/app:v1", setting(RegistrySetting::Configs, "private.io:5000")),
-        ("", Forward(R::NameInvalid)),
-        ("app:", Forward(R::NameInvalid)),
+        ("", Some(R::NameInvalid)),
+        ("app:", Some(R::NameInvalid)),
     ] {
         assert_eq!(ask(ImportMode::Auto, &containerd(), &pull(image)), decision, "{image}");
     }
@@ -65,15 +64,14 @@ fn the_image_decides() {
 
 #[test]
 fn the_handler_decides() {
-    use ImportDecision::{Forward, Import};
-    let kata = || Forward(R::HandlerSnapshotter { handler: "kata".into(), snapshotter: "devmapper".into() });
+    let kata = || Some(R::HandlerSnapshotter { handler: "kata".into(), snapshotter: "devmapper".into() });
     for (handler, annotation, decision) in [
-        ("runc", "", Import),
-        ("own", "own", Import),
+        ("runc", "", None),
+        ("own", "own", None),
         ("kata", "", kata()),
         ("", "kata", kata()),
         ("runc", "kata", kata()),
-        ("gone", "", Forward(R::HandlerUnknown("gone".into()))),
+        ("gone", "", Some(R::HandlerUnknown("gone".into()))),
     ] {
         let mut request = pull("app:v1");
         request.image.runtime_handler = handler.into();
@@ -125,7 +123,7 @@ fn the_runtime_decides() {
     for (what, change, reason) in rows {
         let mut facts = containerd();
         change(&mut facts);
-        let decision = reason.map_or(ImportDecision::Import, ImportDecision::Forward);
+        let decision = reason;
         assert_eq!(ask(ImportMode::Auto, &facts, &pull("app:v1")), decision, "{what}");
     }
 }
@@ -133,26 +131,26 @@ fn the_runtime_decides() {
 #[test]
 fn the_mode_decides_first() {
     let (facts, paused) = (containerd(), pull("registry.k8s.io/pause:3.8"));
-    let off = ImportDecision::Forward(R::SwitchedOff);
+    let off = Some(R::SwitchedOff);
     for (mode, image, decision) in [
         (ImportMode::Never, "app:v1", off.clone()),
         (ImportMode::Never, "registry.k8s.io/pause:3.8", off),
-        (ImportMode::Require, "app:v1", ImportDecision::Import),
+        (ImportMode::Require, "app:v1", None),
     ] {
         assert_eq!(ask(mode, &facts, &pull(image)), decision, "{mode} {image}");
     }
-    assert_eq!(ask(ImportMode::Require, &facts, &paused), ImportDecision::Forward(R::SandboxImage));
+    assert_eq!(ask(ImportMode::Require, &facts, &paused), Some(R::SandboxImage));
     let any = |runtime| {
-        decide_import(&ImportQuestion { mode: ImportMode::Auto, runtime, request: None, is_preferred: false })
+        import_obstacle(&ImportQuestion { mode: ImportMode::Auto, runtime, request: None, is_preferred: false })
     };
-    assert_eq!(any(Ok(&facts)), ImportDecision::Import);
-    assert_eq!(any(Err("it is away")), ImportDecision::Forward(R::RuntimeUnknown("it is away".into())));
+    assert_eq!(any(Ok(&facts)), None);
+    assert_eq!(any(Err("it is away")), Some(R::RuntimeUnknown("it is away".into())));
 }
 
 #[test]
 fn a_platform_that_cri_cannot_carry_is_imported() {
     let request = PullRequest { platform: Some(Platform::host()), ..pull("app:v1") };
-    assert_eq!(ask(ImportMode::Auto, &containerd(), &request), ImportDecision::Import);
+    assert_eq!(ask(ImportMode::Auto, &containerd(), &request), None);
 }
 
 #[test]
@@ -172,10 +170,10 @@ fn a_registry_is_forwarded_first_for_ten_minutes_after_that_helped() {
 
     let (facts, request) = (containerd(), pull("r.io/app:v1"));
     let ask = |mode| {
-        decide_import(&ImportQuestion { mode, runtime: Ok(&facts), request: Some(&request), is_preferred: true })
+        import_obstacle(&ImportQuestion { mode, runtime: Ok(&facts), request: Some(&request), is_preferred: true })
     };
-    assert_eq!(ask(ImportMode::Auto), ImportDecision::Forward(R::RegistryPreferred("r.io".into())));
-    assert_eq!(ask(ImportMode::Require), ImportDecision::Import, "where nothing is forwarded");
+    assert_eq!(ask(ImportMode::Auto), Some(R::RegistryPreferred("r.io".into())));
+    assert_eq!(ask(ImportMode::Require), None, "where nothing is forwarded");
 }
 
 #[test]
