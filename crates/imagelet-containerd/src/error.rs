@@ -3,7 +3,7 @@
 use std::{error::Error, fmt, path::Path, sync::Arc, time::Duration};
 
 use imagelet_core::{
-    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     text::quoted,
 };
 use tonic::{Code, Status};
@@ -81,13 +81,13 @@ impl Error for ContainerdError {}
 impl From<ContainerdError> for RuntimeError {
     fn from(error: ContainerdError) -> Self {
         let (kind, class, hop) = match error.refusal {
-            ContainerdRefusal::Unknown => (RuntimeErrorKind::Unsupported, ErrorClass::Unsupported, Hop::Runtime),
-            ContainerdRefusal::Away => (RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Hop::Runtime),
-            ContainerdRefusal::TimedOut => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, Hop::Runtime),
-            ContainerdRefusal::DiskFull => (RuntimeErrorKind::DiskFull, ErrorClass::DiskFull, Hop::Disk),
+            ContainerdRefusal::Unknown => (RuntimeErrorKind::Unsupported, ErrorClass::Unsupported, Stage::Runtime),
+            ContainerdRefusal::Away => (RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime),
+            ContainerdRefusal::TimedOut => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, Stage::Runtime),
+            ContainerdRefusal::DiskFull => (RuntimeErrorKind::DiskFull, ErrorClass::DiskFull, Stage::Disk),
             // What is absent here is no image of a registry.
             ContainerdRefusal::AlreadyExists | ContainerdRefusal::NotFound | ContainerdRefusal::Other => {
-                (RuntimeErrorKind::Other, ErrorClass::Other, Hop::Runtime)
+                (RuntimeErrorKind::Other, ErrorClass::Other, Stage::Runtime)
             }
         };
         RuntimeError::new(kind, error.to_string()).with_fault(Fault::new(class, hop))
@@ -158,6 +158,10 @@ mod tests {
         );
         assert!(error(&Status::unknown("ä".repeat(10_000))).to_string().len() < 2 * TEXT_BYTES_MAX);
         let fault = RuntimeError::from(error(&Status::not_found("manifest unknown: 404 not found"))).fault();
-        assert_eq!(fault, Fault::new(ErrorClass::Other, Hop::Runtime), "no text of containerd stands for a registry's");
+        assert_eq!(
+            fault,
+            Fault::new(ErrorClass::Other, Stage::Runtime),
+            "no text of containerd stands for a registry's"
+        );
     }
 }

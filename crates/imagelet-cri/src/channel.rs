@@ -16,7 +16,7 @@ use std::{
 use hyper_util::rt::TokioIo;
 use imagelet_core::{
     image::shown_name,
-    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     text::quoted,
     wire::MessageBounds,
 };
@@ -336,7 +336,7 @@ impl Peer {
             ),
         };
         RuntimeError::new(RuntimeErrorKind::TimedOut, message)
-            .with_fault(Fault::new(class, Hop::Runtime))
+            .with_fault(Fault::new(class, Stage::Runtime))
             .with_hint("look into the runtime's log; `imageService.cri.pullStallTimeout` says how long a pull may hang")
     }
 

@@ -4,7 +4,7 @@ use std::{path::Path, time::Duration};
 
 use imagelet_core::{
     image::{Digest, ImageId, ImageSpec},
-    runtime::{ErrorClass, Fault, Hop, ImportError, ImportStage, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, ImportError, ImportStage, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::{fs::File, io::AsyncRead, time::Instant};
 
@@ -112,7 +112,7 @@ impl ImportRun {
             if Instant::now() + wait >= end {
                 let message =
                     format!("the runtime does not show `{name}` as `{}` within {SHOWN_MAX:?}", wanted.as_str());
-                let fault = Fault::new(ErrorClass::TimedOut, Hop::Runtime);
+                let fault = Fault::new(ErrorClass::TimedOut, Stage::Runtime);
                 let error = match seen {
                     Ok(seen) => RuntimeError::new(RuntimeErrorKind::TimedOut, format!("{message}: {seen}")),
                     Err(error) => RuntimeError::new(RuntimeErrorKind::TimedOut, message).caused_by(error),

@@ -7,7 +7,7 @@ use crate::{
     credentials::KeyringError,
     image::{ReferenceError, shown_name},
     records::RecordsError,
-    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind, error_chain},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage, error_chain},
     text::quoted,
 };
 
@@ -167,22 +167,22 @@ impl EnsureError {
     }
 
     /// Where on the way it went wrong, in a stable word.
-    pub fn hop(&self) -> Hop {
+    pub fn hop(&self) -> Stage {
         self.fault().hop
     }
 
     /// Both, and the time the registry asks for before a retry.
     pub fn fault(&self) -> Fault {
         let (class, hop) = match &self.cause {
-            Cause::InvalidName(_) => (ErrorClass::NameInvalid, Hop::Name),
-            Cause::NeverPull => (ErrorClass::NotPresent, Hop::Policy),
-            Cause::Credentials(_) => (ErrorClass::CredentialsUnreadable, Hop::Credentials),
-            Cause::Intent(_) => (ErrorClass::RecordFailed, Hop::Records),
-            Cause::HeldBack(_) => (ErrorClass::HeldBack, Hop::Queue),
+            Cause::InvalidName(_) => (ErrorClass::NameInvalid, Stage::Name),
+            Cause::NeverPull => (ErrorClass::NotPresent, Stage::Policy),
+            Cause::Credentials(_) => (ErrorClass::CredentialsUnreadable, Stage::Credentials),
+            Cause::Intent(_) => (ErrorClass::RecordFailed, Stage::Records),
+            Cause::HeldBack(_) => (ErrorClass::HeldBack, Stage::Queue),
             Cause::Inspect(source) => {
                 let fault = source.fault();
                 // Looking asks no registry: what the text does not say is the store's own.
-                return if fault.class == ErrorClass::Other { Fault { hop: Hop::Store, ..fault } } else { fault };
+                return if fault.class == ErrorClass::Other { Fault { hop: Stage::Store, ..fault } } else { fault };
             }
             Cause::RegistryUnavailable(source) | Cause::SignatureInvalid(source) | Cause::Pull(source) => {
                 return source.fault();

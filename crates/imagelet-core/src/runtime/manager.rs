@@ -9,8 +9,7 @@ use std::{
 
 use super::{
     Container, ContainerService, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, LayerSource, Listing,
-    Progress, PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage,
-    operations,
+    Progress, PullEstimate, PullRequest, RuntimeError, Sandbox, SandboxImage, operations,
     pull_observer::{ObservedPull, PullObserver},
 };
 use crate::{
@@ -56,14 +55,7 @@ pub struct Pod {
 impl RuntimeManager {
     /// Joins the two ports.
     pub fn new(images: Arc<dyn ImageService>, containers: Arc<dyn ContainerService>) -> Self {
-        Self {
-            images,
-            containers,
-            metrics: None,
-            pinned: Arc::default(),
-            observer: None,
-            layers: None,
-        }
+        Self { images, containers, metrics: None, pinned: Arc::default(), observer: None, layers: None }
     }
 
     /// The same, counted.

@@ -2,7 +2,7 @@
 
 use imagelet_core::{
     image::{Digest, Platform},
-    runtime::{ErrorClass, Fault, Hop, RuntimeError},
+    runtime::{ErrorClass, Fault, RuntimeError, Stage},
 };
 use serde::Deserialize;
 
@@ -100,7 +100,7 @@ impl ImageConfig {
             return Ok(());
         }
         let (os, architecture) = (printable(&own.os), printable(&own.architecture));
-        let fault = Fault::new(ErrorClass::PlatformMissing, Hop::Manifest);
+        let fault = Fault::new(ErrorClass::PlatformMissing, Stage::Manifest);
         Err(unacceptable(format!("the image is for `{os}/{architecture}`, not for `{wanted}`")).with_fault(fault))
     }
 }

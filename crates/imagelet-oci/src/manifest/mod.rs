@@ -12,7 +12,7 @@ use std::{fmt, marker::PhantomData, str::FromStr};
 
 use imagelet_core::{
     image::{Digest, Platform},
-    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 use serde::{
     Deserialize, Deserializer,
@@ -255,7 +255,7 @@ impl Index {
             let offered = platform::offered(&self.manifests);
             unacceptable(format!("the image is not offered for `{platform}`, only for: {offered}"))
                 .with_hint("ask for one of these with --platform, or use another tag")
-                .with_fault(Fault::new(ErrorClass::PlatformMissing, Hop::Manifest))
+                .with_fault(Fault::new(ErrorClass::PlatformMissing, Stage::Manifest))
         })
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use bytes::Bytes;
 use imagelet_core::{
     image::ByteSize,
-    runtime::{ErrorClass, Fault, Hop, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::sync::mpsc;
 
@@ -106,7 +106,7 @@ impl LayerJob {
             return Ok(hash);
         }
         let message = format!("layer `{}` arrived as `{digest}`", self.descriptor.digest);
-        let fault = Fault::new(ErrorClass::DigestMismatch, Hop::Digest);
+        let fault = Fault::new(ErrorClass::DigestMismatch, Stage::Digest);
         Err(RuntimeError::new(RuntimeErrorKind::Corrupt, message).with_fault(fault))
     }
 }

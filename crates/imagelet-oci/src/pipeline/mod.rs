@@ -25,7 +25,7 @@ use std::{
 
 use imagelet_core::{
     image::Digest,
-    runtime::{ErrorClass, Fault, Hop, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, LayerState, Progress, PullEvent, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::sync::mpsc;
 
@@ -255,7 +255,7 @@ impl LayerJob {
             RuntimeError::new(kind, format!("could not unpack layer `{}`", self.descriptor.digest)).caused_by(error);
         // A kind of layer that cannot be unpacked was refused with its manifest: this one breaks a limit.
         let wrapped = match kind {
-            RuntimeErrorKind::Unacceptable => wrapped.with_fault(Fault::new(ErrorClass::Unacceptable, Hop::Unpack)),
+            RuntimeErrorKind::Unacceptable => wrapped.with_fault(Fault::new(ErrorClass::Unacceptable, Stage::Unpack)),
             _ => wrapped,
         };
         match hint {

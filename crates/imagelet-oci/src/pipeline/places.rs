@@ -15,7 +15,7 @@ use std::{
 
 use imagelet_core::{
     credentials::Credential,
-    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::{
     sync::Notify,
@@ -206,7 +206,7 @@ impl Place {
         timeout(PARKED_FOR_MAX, self.turn()).await.map_err(|_| {
             let minutes = PARKED_FOR_MAX.as_secs() / 60;
             let message = format!("the pull trickles, and other layers had all places for {minutes} min");
-            let fault = Fault::new(ErrorClass::TimedOut, Hop::Queue);
+            let fault = Fault::new(ErrorClass::TimedOut, Stage::Queue);
             RuntimeError::new(RuntimeErrorKind::TimedOut, message).with_fault(fault)
         })
     }

@@ -4,7 +4,7 @@ use std::{error::Error as StdError, time::Duration};
 
 use imagelet_core::{
     credentials::spellings,
-    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 use rustls::{CertificateError, InvalidMessage};
 use zeroize::Zeroizing;
@@ -36,11 +36,11 @@ impl Failure {
 
 impl Failure {
     /// The same, met where something else said only what went wrong: an answer read, or none given.
-    pub(crate) fn at(self, hop: Hop) -> Self {
+    pub(crate) fn at(self, hop: Stage) -> Self {
         let fault = self.error.fault();
         let told = match fault.hop {
             // What names a place of its own keeps it.
-            Hop::Dns | Hop::Connect | Hop::Tls | Hop::Proxy => fault,
+            Stage::Dns | Stage::Connect | Stage::Tls | Stage::Proxy => fault,
             _ => Fault { hop, ..fault },
         };
         Self { error: self.error.with_fault(told), again: self.again }
@@ -85,13 +85,13 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
         if let Some(refusal) = error.downcast_ref::<rustls::Error>() {
             let is_trust = matches!(refusal, rustls::Error::InvalidCertificate(_));
             let class = if is_trust { ErrorClass::CertificateInvalid } else { ErrorClass::TlsFailed };
-            return Fault::new(class, Hop::Tls);
+            return Fault::new(class, Stage::Tls);
         }
         // The resolver and the proxy of the client have no types of their own that could be seen from here.
         match error.to_string() {
-            text if text.starts_with("dns error") => return Fault::new(ErrorClass::HostNotFound, Hop::Dns),
+            text if text.starts_with("dns error") => return Fault::new(ErrorClass::HostNotFound, Stage::Dns),
             text if text.contains("proxy") || text.contains("tunnel") => {
-                return Fault::new(ErrorClass::ProxyFailed, Hop::Proxy);
+                return Fault::new(ErrorClass::ProxyFailed, Stage::Proxy);
             }
             _ => {}
         }
@@ -112,15 +112,15 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
             None => error.source(),
         };
     }
-    Fault::new(met.unwrap_or(ErrorClass::ConnectionLost), Hop::Connect)
+    Fault::new(met.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
 }
 
 /// What an answer's status says went wrong, where it was asked for something.
-pub(crate) fn status_fault(status: u16, hop: Hop, retry_after: Option<Duration>) -> Fault {
+pub(crate) fn status_fault(status: u16, hop: Stage, retry_after: Option<Duration>) -> Fault {
     let class = match status {
         401 => ErrorClass::Unauthorized,
         403 => ErrorClass::Forbidden,
-        404 if hop == Hop::Blob => ErrorClass::BlobUnknown,
+        404 if hop == Stage::Blob => ErrorClass::BlobUnknown,
         404 => ErrorClass::ImageUnknown,
         429 => ErrorClass::RateLimited,
         408 | 425 | 500..=599 => ErrorClass::RegistryFailed,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use imagelet_core::runtime::{ErrorClass, Hop, RuntimeError, RuntimeErrorKind};
+use imagelet_core::runtime::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage};
 
 use super::{
     Registry,
@@ -43,8 +43,8 @@ impl Question {
         if self.is_tag { host.can_resolve } else { host.can_pull }
     }
 
-    pub(crate) fn hop(&self) -> Hop {
-        if self.path.starts_with("blobs/") { Hop::Blob } else { Hop::Manifest }
+    pub(crate) fn hop(&self) -> Stage {
+        if self.path.starts_with("blobs/") { Stage::Blob } else { Stage::Manifest }
     }
 
     /// The hosts that may be asked, as places in the session's list. Never empty.

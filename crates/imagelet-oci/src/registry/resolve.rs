@@ -6,7 +6,7 @@ use http::{Method, StatusCode, header};
 use imagelet_core::{
     credentials::Credential,
     image::{Digest, DigestError, Platform, Reference},
-    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 use super::{
@@ -254,7 +254,7 @@ pub(super) fn verify(wanted: &Digest, bytes: &[u8]) -> Result<(), RuntimeError> 
     if found == *wanted {
         return Ok(());
     }
-    let fault = Fault::new(ErrorClass::DigestMismatch, Hop::Digest);
+    let fault = Fault::new(ErrorClass::DigestMismatch, Stage::Digest);
     Err(corrupt(format!("its digest is `{found}`, not `{wanted}`")).with_fault(fault))
 }
 

@@ -18,15 +18,12 @@ documents! {
         kind: String,
         /// The word for it: `Pulling`, `Pulled`, `Failed`, `Removed`.
         reason: String,
-        /// What happened.
         message: String,
         /// Whether it happened to the node itself, as a collection does, and to no one's image.
         node: bool,
         /// The namespace of the pod it happened to; empty where it was none.
         namespace: String,
-        /// The pod's name.
         pod: String,
-        /// The pod's uid.
         uid: String,
         /// The field of the pod; empty for the pod itself.
         field: String,
@@ -43,7 +40,6 @@ documents! {
         image: String,
         /// The namespace of the pod it is for, where there is one.
         namespace: String,
-        /// That pod's name.
         pod: String,
         /// `waiting`, `asking`, `fetching`, `committing`, `done`, `failed` or `given-up`; `pulling` where a runtime pulls.
         phase: String,
@@ -63,11 +59,9 @@ documents! {
         bytes_estimated: Option<u64>,
         /// Its place among those that wait, from 1.
         position: Option<usize>,
-        /// Why it failed.
         failure: String,
         /// Layer by layer, in the image's order.
         layers: Vec<LayerProgress>,
-        /// How many more there are.
         layers_hidden: u64,
     }
     /// How far a layer is.

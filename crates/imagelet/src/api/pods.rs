@@ -8,11 +8,9 @@ use super::types::{PodName, PullSecretText};
 use crate::failure::Failure;
 
 documents! {
-    /// Asks for every image of a pod.
     PodRequest {
         /// `Pod`, or the kind of what makes such pods: `Deployment`, `Job`.
         kind: String,
-        /// Which pod.
         pod: PodName,
         /// Its annotations; runtimes take hints from them.
         annotations: BTreeMap<String, String>,
@@ -35,7 +33,6 @@ documents! {
         name: String,
         /// Where it stands in its list, from 0; tells those without a name apart.
         position: usize,
-        /// As the user spelled it.
         image: String,
         /// `Always`, `IfNotPresent` or `Never`; empty is the kubelet's default for the tag.
         policy: String,
@@ -46,7 +43,6 @@ documents! {
     PodEnsured {
         /// As it was asked.
         kind: String,
-        /// Which pod.
         pod: PodName,
         /// Image by image, in the order of the request.
         images: Vec<PodImageRow>,
@@ -59,7 +55,6 @@ documents! {
         field: String,
         /// As in the request.
         role: String,
-        /// As the user spelled it.
         image: String,
         /// The policy it was asked for under; the default for the tag where none was given.
         policy: String,
@@ -79,15 +74,12 @@ documents! {
         #[serde(skip_serializing_if = "Option::is_none")]
         failure: Option<Failure>,
     }
-    /// Something that happened.
     EventRow {
-        /// When.
         at: Option<String>,
         /// `Normal` or `Warning`.
         r#type: String,
         /// The word for it: `Pulling`, `Pulled`, `Failed`.
         reason: String,
-        /// What happened.
         message: String,
         /// The field of the pod it happened to; empty for the pod itself.
         field: String,

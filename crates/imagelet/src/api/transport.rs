@@ -109,65 +109,23 @@ impl v1::node_server::Node for Server {
         }
         let handler = Arc::clone(&self.handler);
         let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
-        let replies = Replies { sender };
-        // The command runs inside of the answer's stream, so that a caller that goes away drops it.
+        let replies = Replies { sender: sender.clone() };
+        // The command runs inside of the answer's stream, so that a caller that goes away drops it. Its result follows its
+        // progress through the same channel.
         let run = async move {
             // A login may be in it.
             let body = Zeroizing::new(body);
-            match handler.handle(&command, &body, replies).await {
+            let result = match handler.handle(&command, &body, replies).await {
                 Ok(document) => Ok(reply(Reply::Result(document))),
                 Err(Refusal::Failed(document)) => Ok(reply(Reply::Failure(document))),
                 Err(Refusal::Unknown(why)) => Err(Status::invalid_argument(why)),
-            }
+            };
+            drop(sender.send(result).await);
+            None
         };
-        Ok(Response::new(Box::pin(Answer { steps: ReceiverStream::new(receiver), last: Last::Runs(Box::pin(run)) })))
-    }
-}
-
-/// A command, and what it ended with.
-enum Last {
-    Runs(Pin<Box<dyn Future<Output = Result<CallReply, Status>> + Send>>),
-    Ended(Result<CallReply, Status>),
-    Told,
-}
-
-/// All that a command tells while it runs, then its last message.
-struct Answer {
-    steps: ReceiverStream<Result<CallReply, Status>>,
-    last: Last,
-}
-
-impl Stream for Answer {
-    type Item = Result<CallReply, Status>;
-
-    fn poll_next(
-        mut self: Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Self::Item>> {
-        use std::task::Poll;
-        if let Poll::Ready(Some(step)) = Pin::new(&mut self.steps).poll_next(context) {
-            return Poll::Ready(Some(step));
-        }
-        if let Last::Runs(run) = &mut self.last
-            && let Poll::Ready(reply) = run.as_mut().poll(context)
-        {
-            self.last = Last::Ended(reply);
-        }
-        // What the command has just told comes before its end, and wakes nobody that looked before it.
-        match Pin::new(&mut self.steps).poll_next(context) {
-            Poll::Ready(Some(step)) => return Poll::Ready(Some(step)),
-            Poll::Pending => return Poll::Pending,
-            Poll::Ready(None) => {}
-        }
-        match std::mem::replace(&mut self.last, Last::Told) {
-            Last::Ended(reply) => Poll::Ready(Some(reply)),
-            Last::Told => Poll::Ready(None),
-            // It tells nothing any more.
-            runs @ Last::Runs(_) => {
-                self.last = runs;
-                Poll::Pending
-            }
-        }
+        let replies = ReceiverStream::new(receiver).map(Some);
+        let all = futures_util::stream::select(replies, futures_util::stream::once(run));
+        Ok(Response::new(Box::pin(all.filter_map(|reply| reply))))
     }
 }
 

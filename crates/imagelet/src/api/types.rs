@@ -12,57 +12,42 @@ use serde_json::value::RawValue;
 use super::fields::{Hidden, laid_out};
 
 documents! {
-    /// Asks for one image to be there.
     PullRequest {
-        /// As the user spelled it.
         image: String,
         /// `Always`, `IfNotPresent` or `Never`; empty is the kubelet's default for the tag.
         policy: String,
-        /// Exactly this user and password; nobody else's are tried.
+        /// Exactly this user and password are tried.
         login: Option<Login>,
         /// `OS/ARCH`; absent is this machine.
         platform: Option<String>,
-        /// For which pod.
         pod: Option<PodName>,
         /// The field of the pod that names the image.
         field: String,
         /// The pod's pull secrets, in order.
         secrets: Vec<PullSecretText>,
     }
-    /// A user and a password.
     Login {
-        /// The user.
         user: String,
-        /// The password.
         password: Option<Hidden>,
     }
-    /// A pod's identity.
     PodName {
-        /// Its namespace.
         namespace: String,
-        /// Its name.
         name: String,
-        /// Its uid.
         uid: String,
     }
     /// A secret with the credentials of registries.
     PullSecretText {
-        /// Its namespace.
         namespace: String,
-        /// Its name.
         name: String,
-        /// Its uid.
         uid: String,
         /// `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`; empty is the first.
         r#type: String,
         /// The docker configuration in it.
         docker_config: Option<Hidden>,
     }
-    /// An image that is there.
     Pulled {
         /// As it was asked for.
         image: String,
-        /// Its id.
         id: String,
         /// It was there before, so nothing was fetched.
         present: bool,
@@ -73,20 +58,16 @@ documents! {
         /// What is not as it should be although the image can be used: its registry is away.
         warning: Option<String>,
     }
-    /// Asks for the list of images.
     ListRequest {
         /// Leaves out what takes long with very many images and few look at: sizes alone and shared, and digests of
         /// images that have a tag.
         brief: bool,
     }
-    /// All images.
     ImageList {
         /// Sorted by name.
         images: Vec<ImageRow>,
     }
-    /// An image.
     ImageRow {
-        /// Its id.
         id: String,
         /// The handler in whose store it is; empty is the default one.
         runtime_handler: String,
@@ -96,7 +77,7 @@ documents! {
         digests: Vec<String>,
         /// As the store lists it, shared layers counted in: what it occupies, or, as containerd does, its packed size.
         size: u64,
-        /// What would be freed without it, where the store knows.
+        /// What its removal frees, where the store knows.
         unique: Option<u64>,
         /// What it shares with other images, where the store knows.
         shared: Option<u64>,
@@ -104,7 +85,7 @@ documents! {
         first_seen: Option<String>,
         /// When it was last in use or asked for.
         last_used: Option<String>,
-        /// Who uses it.
+        /// Containers and mounts that use it.
         in_use_by: Vec<String>,
         /// Patterns that pin it, or `runtime`.
         pinned_by: Vec<String>,
@@ -115,7 +96,6 @@ documents! {
         /// The same for people.
         next_reason: Option<String>,
     }
-    /// Asks for one image.
     InspectRequest {
         /// Name, id, or unique beginning of an id.
         image: String,
@@ -128,9 +108,7 @@ documents! {
         #[serde(serialize_with = "laid_out")]
         details: Option<Box<RawValue>>,
     }
-    /// Asks where the bytes are.
     UsageRequest {}
-    /// Where the bytes are.
     Usage {
         /// The directory images are in.
         mountpoint: String,
@@ -145,7 +123,6 @@ documents! {
         images_size: u64,
         /// How sure that is: `exact`, `partial` or `claimed`.
         images_certainty: String,
-        /// How many images.
         images_count: u64,
         /// Bytes that come free when everything goes that may: what `gc --all-unused` frees, as well as that is known.
         reclaimable: u64,
@@ -156,30 +133,25 @@ documents! {
         /// What the embedded store knows beyond that: blobs, partial downloads.
         store: Option<serde_json::Value>,
     }
-    /// Asks for an image to go with all its names.
     RemoveRequest {
         /// Name, id, or unique beginning of an id.
         image: String,
     }
-    /// An image, or a name, that went.
+    /// An image, or a name, that was removed.
     Removed {
-        /// Its id.
         id: String,
-        /// The names that went.
+        /// The names that were removed.
         names: Vec<String>,
         /// Bytes given back to the disk, where known.
         freed: Option<u64>,
-        /// Until when it was held for somebody who had asked for it and showed no container yet.
+        /// Until when a lease held it.
         held_until: Option<String>,
         /// Patterns that pinned it.
         pinned_by: Vec<String>,
     }
-    /// Asks for one name to go.
     UntagRequest {
-        /// The name.
         image: String,
     }
-    /// Asks for a collection.
     CollectRequest {
         /// Plan, remove nothing.
         dry_run: bool,
@@ -189,7 +161,7 @@ documents! {
         low: Option<u8>,
         /// This many bytes, whatever the thresholds say.
         free: Option<u64>,
-        /// Everything nobody uses or pinned.
+        /// All images that are neither used nor pinned.
         all_unused: bool,
         /// With `all_unused`: images that are younger than the minimum age, too.
         now: bool,
@@ -226,16 +198,12 @@ documents! {
         shortfall: Option<String>,
         /// What had to be freed at least was not: the disk is not below the high threshold, or less is free than asked for.
         out_of_reach: bool,
-        /// What went wrong on the way.
         failures: Vec<String>,
     }
     /// What became of one image.
     CollectedRow {
-        /// Its id.
         id: String,
-        /// Its names with tag.
         names: Vec<String>,
-        /// Its names with digest.
         digests: Vec<String>,
         /// What it is listed with.
         size: u64,
@@ -247,80 +215,60 @@ documents! {
         code: String,
         /// What it rests on.
         inputs: serde_json::Value,
-        /// Why.
         reason: String,
     }
-    /// Asks to pin.
     PinRequest {
         /// A reference, a glob, a digest.
         pattern: String,
     }
-    /// Asks to unpin.
     UnpinRequest {
         /// The pattern as it was pinned.
         pattern: String,
     }
     /// Whether pins changed.
     PinChanged {
-        /// The pattern.
         pattern: String,
         /// False: it was so before.
         changed: bool,
-        /// Ids of the images that it holds, or held; absent where nobody can tell.
+        /// Ids of the images that it holds, or held; absent where that is not known.
         images: Option<Vec<String>>,
     }
-    /// Asks for all pins.
     PinsRequest {}
-    /// All pins.
     Pins {
         /// In the order they were pinned.
         pins: Vec<PinRow>,
     }
-    /// A pin.
     PinRow {
-        /// The pattern.
         pattern: String,
-        /// Who takes it back: `operator` or `configuration`.
+        /// Where it is removed: `operator` or `configuration`.
         owner: String,
         /// Ids of the images it holds now.
         images: Vec<String>,
     }
-    /// Asks for a mount.
     MountRequest {
-        /// The image.
         image: String,
-        /// Where.
         directory: PathBuf,
-        /// Writable.
         writable: bool,
         /// Set-id bits and capabilities act.
         suid: bool,
         /// Device nodes can be opened.
         dev: bool,
     }
-    /// Asks for an unmount.
     UnmountRequest {
-        /// Where.
         directory: PathBuf,
         /// Also one that is not seen here.
         force: bool,
     }
-    /// What was mounted or unmounted.
     Mounted {
-        /// The image's id.
         id: String,
-        /// Where.
         directory: PathBuf,
-        /// Writable.
         writable: bool,
         /// Whether it is mounted now; after an unmount, at another place.
         remains: bool,
     }
-    /// Asks how the node is.
     StatusRequest {}
     /// The node at a glance.
     Status {
-        /// The program's version.
         version: String,
         /// Where images are kept: `store DIR` or `runtime URI`.
         backend: String,
@@ -330,13 +278,10 @@ documents! {
         runtime_import: Option<ImportStatus>,
         /// `daemon` or `command`.
         process: String,
-        /// The daemon's process id.
         pid: u32,
-        /// Since when it runs.
         started_at: Option<String>,
-        /// How many images.
         images: u64,
-        /// Nobody can tell how many, and the number above is none: the runtime does not answer.
+        /// The runtime does not answer, so the number above is not known.
         images_unknown: bool,
         /// How many of them in use.
         in_use: u64,
@@ -356,17 +301,17 @@ documents! {
         gc_high_percent: u8,
         /// And stops here.
         gc_low_percent: u8,
-        /// `enforce`, or `shadow`: what is chosen is told and not removed.
+        /// `enforce`, or `shadow`: what is chosen is reported and not removed.
         gc_mode: String,
         /// The last collection since the start.
         last_collection: Option<LastCollection>,
-        /// How foretelling and happening compare, in shadow mode.
+        /// How the plans of shadow mode compare with what happened.
         shadow: Option<ShadowRow>,
         /// Decisions that did not reach the log on disk since the start.
         decisions_lost: u64,
         /// Pulls that run or wait.
         pulls: Vec<PullRow>,
-        /// Images left alone because they failed.
+        /// Images in back-off.
         held_back: Vec<HeldBackRow>,
         /// Registries that are not asked at present.
         registries: Vec<OpenCircuitRow>,
@@ -377,17 +322,14 @@ documents! {
     }
     /// A file system, in the words of the kubelet's summary; what is absent is unknown.
     FsRow {
-        /// When it was measured.
         time: Option<String>,
         /// Bytes an ordinary user can still write.
         available_bytes: Option<u64>,
-        /// All its bytes.
         capacity_bytes: Option<u64>,
         /// Bytes that images, or writable layers, take.
         used_bytes: Option<u64>,
         /// Inodes still free.
         inodes_free: Option<u64>,
-        /// All its inodes.
         inodes: Option<u64>,
         /// Inodes that images, or writable layers, take.
         inodes_used: Option<u64>,
@@ -407,9 +349,8 @@ documents! {
     }
     /// A collection that ended.
     LastCollection {
-        /// When it began.
         at: Option<String>,
-        /// Who asked: `timer`, `command`, `pull`, `pressure`.
+        /// The trigger: `timer`, `command`, `pull`, `pressure`.
         by: String,
         /// `nothing`, `removed`, `short`, `failed` or `shadow`.
         outcome: String,
@@ -419,20 +360,17 @@ documents! {
         claimed: u64,
         /// Bytes the disk has gained, where measured.
         measured: Option<u64>,
-        /// How long it took, in milliseconds.
         took_ms: u64,
-        /// What it failed with.
         failure: Option<String>,
     }
-    /// What was foretold in shadow mode, and what happened.
+    /// The plans of shadow mode, and what happened.
     ShadowRow {
         /// Collections compared with what then happened.
         compared: u64,
-        /// Images that went, as foretold.
+        /// Images that were removed as planned.
         agreed: u64,
         /// Images that went although shadow mode would have kept them.
         kept_in_vain: u64,
-        /// Their bytes.
         kept_in_vain_bytes: u64,
         /// Images of those that came back since.
         came_back: u64,
@@ -440,31 +378,24 @@ documents! {
         saved_bytes: u64,
         /// Images that shadow mode would remove now.
         still_there: u64,
-        /// Their bytes.
         still_there_bytes: u64,
     }
-    /// A pull under way.
     PullRow {
-        /// The image.
         image: String,
         /// `running`, `waiting-for-slot` or `waiting-for-rate`.
         state: String,
         /// Its place among those that wait, from 1; absent once it runs.
         position: Option<usize>,
-        /// The highest priority of those who ask.
+        /// The highest priority of its callers.
         priority: i32,
-        /// For how long, in milliseconds.
         for_ms: u64,
-        /// How many ask for it.
+        /// How many callers share it.
         askers: usize,
     }
-    /// An image left alone.
     HeldBackRow {
-        /// The image.
         image: String,
         /// Until it may be tried again, in milliseconds.
         remaining_ms: u64,
-        /// Why it failed.
         failure: String,
     }
     /// A registry that is not asked at present.
@@ -486,28 +417,22 @@ documents! {
     ImportStatus {
         /// `runtimeImport` as configured: `auto`, `never` or `require`.
         mode: String,
-        /// What becomes of a pull that nothing of its own speaks against: `import`, `forward` or `refuse`.
+        /// The decision for a pull without an obstacle of its own: `import`, `forward` or `refuse`.
         decision: String,
         /// Why no pull is imported, as a stable word.
         code: Option<String>,
         /// The same for people.
         reason: Option<String>,
-        /// The runtime's name and version, where it answers.
         runtime: Option<String>,
-        /// The snapshotter of its images.
         snapshotter: Option<String>,
-        /// Its root folder.
         root: Option<String>,
-        /// Where layers are staged.
         staging: Option<String>,
         /// Folders of registry settings that the runtime reports; absent where it reports none.
         registry_folders: Option<Vec<String>>,
         /// The last pulls, the oldest first.
         recent: Vec<PullWayRow>,
     }
-    /// A pull and its way.
     PullWayRow {
-        /// When it ended.
         at: Option<String>,
         /// The name it was asked for by.
         image: String,
@@ -517,18 +442,13 @@ documents! {
         code: Option<String>,
         /// The same for people.
         reason: String,
-        /// How long it took, in milliseconds.
         took_ms: u64,
-        /// Why it failed, if it did.
         failure: Option<String>,
     }
     /// How long the images of one pod took.
     PodStartRow {
-        /// Its namespace.
         namespace: String,
-        /// Its name.
         pod: String,
-        /// Its uid.
         uid: String,
         /// The images that were pulled for it, as it spells them.
         images: Vec<String>,

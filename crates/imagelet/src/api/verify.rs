@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 
 documents! {
-    /// Asks for a check.
     VerifyRequest {
         /// Names, ids, or unique beginnings of ids; none is all images.
         images: Vec<String>,
@@ -23,7 +22,6 @@ documents! {
     }
     /// An image after its check.
     VerifiedImage {
-        /// Its id.
         id: String,
         /// Full names with tag.
         names: Vec<String>,
@@ -35,7 +33,6 @@ documents! {
         documents: VerifiedPart,
         /// Lowest first.
         layers: Vec<VerifiedLayer>,
-        /// Why it could not be repaired.
         #[serde(skip_serializing_if = "Option::is_none")]
         failure: Option<Failure>,
     }
@@ -50,7 +47,6 @@ documents! {
         part: VerifiedPart,
         /// Paths that were looked at.
         files: u64,
-        /// Bytes that were read.
         bytes: u64,
         /// Files whose content only root may read; all else of them was compared.
         unread: u64,
@@ -59,12 +55,10 @@ documents! {
     VerifiedPart {
         /// `ok`, `damaged` or `unchecked`; `repaired` where damage was mended.
         result: String,
-        /// Why it could not be checked.
         #[serde(skip_serializing_if = "Option::is_none")]
         why: Option<String>,
         /// The first findings.
         findings: Vec<VerifiedFinding>,
-        /// How many more there are.
         more: u64,
     }
     /// Something that is not as it was pulled.

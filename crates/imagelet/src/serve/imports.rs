@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 use imagelet_containerd::{Containerd, ContainerdConfig, ImportObstacle};
 use imagelet_core::runtime::{
-    ForwardReason, ImageService, ImportSite, MakeRoom, OpenedSite, RegistrySettings, RuntimeError, RuntimeFacts,
+    ForwardReason, ImageService, ImportSite, MakeRoom, OpenedSite, RegistrySettings, RuntimeError, RuntimeInfo,
     SnapshotterPlace, error_chain,
 };
 use imagelet_cri::RemoteContainerService;
@@ -97,9 +97,9 @@ impl RuntimeSite {
 
 #[async_trait]
 impl ImportSite for RuntimeSite {
-    async fn survey(&self) -> Result<RuntimeFacts, RuntimeError> {
+    async fn survey(&self) -> Result<RuntimeInfo, RuntimeError> {
         let version = self.parts.containers.version().await?;
-        let runtime = RuntimeFacts::named(version.name, version.version);
+        let runtime = RuntimeInfo::named(version.name, version.version);
         if !runtime.is_containerd() {
             // CRI-O walks through all its files to answer for its disks.
             return Ok(runtime);
@@ -107,10 +107,10 @@ impl ImportSite for RuntimeSite {
         let (mut configuration, filesystems) =
             tokio::try_join!(self.parts.containers.configuration(), self.parts.images.filesystem())?;
         configuration.sandbox_images.extend(self.parts.sandbox_images.iter().cloned());
-        Ok(RuntimeFacts { places: SnapshotterPlace::all(&filesystems), configuration, ..runtime })
+        Ok(RuntimeInfo { places: SnapshotterPlace::all(&filesystems), configuration, ..runtime })
     }
 
-    async fn open(&self, runtime: &RuntimeFacts) -> Result<OpenedSite, ForwardReason> {
+    async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
         let place = runtime.place().ok_or(ForwardReason::Snapshotter(None))?;
         let config = ContainerdConfig {
             socket: self.parts.socket.clone(),

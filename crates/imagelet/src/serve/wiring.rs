@@ -22,7 +22,7 @@ use imagelet_core::{
     metrics::Metrics,
     records::{Allowlist, Guard, KubeletRecords, PullRecords, RecordsSettings, VerificationPolicy},
     runtime::{
-        ContainerService, ContainersBeside, ImageService, ImportSite, ImportingImages, LayerSource, NoContainers,
+        CombinedContainers, ContainerService, ImageService, ImportSite, ImportingImages, LayerSource, NoContainers,
         RuntimeErrorKind, RuntimeManager,
     },
 };
@@ -203,7 +203,7 @@ async fn open_store(
     if let Some((endpoint, timeout)) = &store.runtime {
         // It may start later, and only who asks what is in use has to wait for it.
         let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?.streaming_lists(streams);
-        containers = Arc::new(ContainersBeside::new(containers, Arc::new(runtime), endpoint));
+        containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
     }
     Ok(OpenBackend {
         images: Arc::clone(&engine) as Arc<dyn ImageService>,

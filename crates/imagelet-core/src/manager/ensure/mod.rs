@@ -32,7 +32,7 @@ use crate::{
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, default_tag},
     inventory::HandedOut,
     records::{AccessProof, CheckResult, Intent},
-    runtime::{ErrorClass, Fault, Hop, Progress, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, Progress, RuntimeError, RuntimeErrorKind, Stage},
     text::{quoted, whole_milliseconds},
 };
 
@@ -287,7 +287,7 @@ impl<'a> Ensuring<'a> {
                 return self.error(Cause::HeldBack(open.to_string()));
             }
             // A client knows registries that are unavailable, and no circuits.
-            let fault = Fault::new(ErrorClass::HeldBack, Hop::Queue);
+            let fault = Fault::new(ErrorClass::HeldBack, Stage::Queue);
             let refused = RuntimeError::new(open.kind(), open.to_string()).with_fault(fault);
             EnsureError::from_pull(&self.request.image, Arc::new(refused), self.manager.compatibility)
         })

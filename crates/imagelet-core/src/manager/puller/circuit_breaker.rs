@@ -13,7 +13,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::runtime::{ErrorClass, Fault, Hop, RuntimeErrorKind};
+use crate::runtime::{ErrorClass, Fault, RuntimeErrorKind, Stage};
 
 /// Failures in a row after which a circuit opens.
 const OPENS_AFTER: u32 = 3;
@@ -155,7 +155,9 @@ impl FailureScope {
     pub(crate) fn from_fault(fault: &Fault) -> Option<Self> {
         match fault.class {
             // A registry that is silent, not a store or a runtime.
-            ErrorClass::TimedOut if matches!(fault.hop, Hop::Connect | Hop::Token | Hop::Manifest | Hop::Blob) => {
+            ErrorClass::TimedOut
+                if matches!(fault.hop, Stage::Connect | Stage::Token | Stage::Manifest | Stage::Blob) =>
+            {
                 Some(Self::Unreachable)
             }
             ErrorClass::HostNotFound
@@ -351,7 +353,7 @@ mod tests {
     }
 
     fn fault(class: ErrorClass) -> Fault {
-        Fault::new(class, Hop::Manifest)
+        Fault::new(class, Stage::Manifest)
     }
 
     /// A registry that failed so often.

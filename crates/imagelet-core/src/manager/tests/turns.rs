@@ -1,7 +1,7 @@
 //! Stories of turns: who waits for whom, who shares, and who goes away.
 
 use super::{link::Link, *};
-use crate::runtime::Hop;
+use crate::runtime::Stage;
 
 fn node(images: impl ImageService + 'static, settings: PullSettings) -> TestNode {
     TestNode::new(Arc::new(images), Wanted { settings, ..Wanted::default() })
@@ -272,7 +272,7 @@ async fn a_failure_says_what_went_wrong_and_where_and_is_counted_by_it() {
     fake.fail("pull reg.io/app:v1", RuntimeErrorKind::Other, text);
     let node = node(fake, serial(Compatibility::Kubelet));
     let error = node.ensure(&request("reg.io/app:v1")).await.unwrap_err();
-    assert_eq!((error.class(), error.hop()), (ErrorClass::HostNotFound, Hop::Dns));
+    assert_eq!((error.class(), error.hop()), (ErrorClass::HostNotFound, Stage::Dns));
     assert_eq!(error.message(), text, "the kubelet's words stay");
     let failed = node.events.recent().pop().expect("it was told").event;
     let cause = failed.cause.map(|cause| (cause.class, cause.hop));

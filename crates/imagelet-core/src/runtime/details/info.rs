@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{ImageDetails, JsonText, LAYERS_MAX, LayerDetails, lenient};
+use super::{ImageDetails, JsonText, LAYERS_MAX, LayerDetails, value_or_none};
 use crate::image::{ByteSize, Digest, Image};
 
 /// The one name every runtime uses.
@@ -19,15 +19,15 @@ const REST_BYTES_MAX: usize = 1 << 20;
 #[derive(Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Info {
-    #[serde(rename = "chainID", deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "chainID", deserialize_with = "value_or_none", skip_serializing_if = "Option::is_none")]
     chain_id: Option<String>,
-    #[serde(deserialize_with = "lenient")]
+    #[serde(deserialize_with = "value_or_none")]
     labels: Option<BTreeMap<String, String>>,
-    #[serde(deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "value_or_none", skip_serializing_if = "Option::is_none")]
     image_spec: Option<Box<RawValue>>,
-    #[serde(deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "value_or_none", skip_serializing_if = "Option::is_none")]
     layers: Option<Vec<InfoLayer>>,
-    #[serde(deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "value_or_none", skip_serializing_if = "Option::is_none")]
     compressed_size: Option<u64>,
 }
 

@@ -115,9 +115,9 @@ impl fmt::Debug for JsonText {
 /// What is read of a configuration. Everything else may be anything.
 #[derive(Default, Deserialize)]
 struct Said {
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "value_or_none")]
     config: Option<SaidConfig>,
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "value_or_none")]
     rootfs: Option<SaidRootfs>,
 }
 
@@ -139,7 +139,7 @@ struct Labels(BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for Labels {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let said: Option<BTreeMap<String, serde_json::Value>> = lenient(deserializer)?;
+        let said: Option<BTreeMap<String, serde_json::Value>> = value_or_none(deserializer)?;
         let texts = said.unwrap_or_default().into_iter().filter_map(|(key, value)| match value {
             serde_json::Value::String(text) => Some((key, text)),
             _ => None,
@@ -149,7 +149,7 @@ impl<'de> Deserialize<'de> for Labels {
 }
 
 /// A value of the right shape, or none.
-pub(super) fn lenient<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
+pub(super) fn value_or_none<'de, D: serde::Deserializer<'de>, T: serde::de::DeserializeOwned>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     let raw = Box::<RawValue>::deserialize(deserializer)?;

@@ -6,12 +6,12 @@ use tokio::time::Instant;
 
 use super::{
     ImportStage,
-    facts::{RuntimeFacts, SNAPSHOTTER},
-    reason::ForwardReason,
+    forward_reason::ForwardReason,
+    runtime_info::{RuntimeInfo, SNAPSHOTTER},
 };
 use crate::{
     image::{ImageSpec, Reference},
-    runtime::{ErrorClass, Fault, Hop, PullRequest},
+    runtime::{ErrorClass, Fault, PullRequest, Stage},
 };
 
 /// By this annotation of a pod containerd knows the handler that an image is pulled for.
@@ -39,7 +39,7 @@ pub(super) struct ImportQuestion<'a> {
     /// As configured.
     pub(super) mode: ImportMode,
     /// What the runtime is; or why that is not known.
-    pub(super) runtime: Result<&'a RuntimeFacts, &'a str>,
+    pub(super) runtime: Result<&'a RuntimeInfo, &'a str>,
     /// The pull; `None`: any.
     pub(super) request: Option<&'a PullRequest>,
     /// Whether forwarding helped for its registry a short while ago.
@@ -71,7 +71,7 @@ pub(super) fn import_obstacle(question: &ImportQuestion<'_>) -> Option<ForwardRe
 }
 
 /// The snapshotter of a handler is the image's as well.
-fn of_handler(image: &ImageSpec, runtime: &RuntimeFacts) -> Option<ForwardReason> {
+fn of_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Option<ForwardReason> {
     let annotated = image.annotations.iter().filter(|(key, _)| key == HANDLER_ANNOTATION).map(|(_, handler)| handler);
     for handler in annotated.chain([&image.runtime_handler]).filter(|handler| !handler.is_empty()) {
         match runtime.configuration.handlers.get(handler.as_str()).map(String::as_str) {
@@ -86,7 +86,7 @@ fn of_handler(image: &ImageSpec, runtime: &RuntimeFacts) -> Option<ForwardReason
     None
 }
 
-fn of_image(name: &Reference, runtime: &RuntimeFacts, question: &ImportQuestion<'_>) -> Option<ForwardReason> {
+fn of_image(name: &Reference, runtime: &RuntimeInfo, question: &ImportQuestion<'_>) -> Option<ForwardReason> {
     let registry = || name.domain().to_owned();
     if runtime.is_sandbox_image(name) {
         return Some(ForwardReason::SandboxImage);
@@ -114,14 +114,19 @@ pub(super) enum AfterFailure {
 
 /// Decides what becomes of a pull whose import failed. A pull for another platform cannot be forwarded: CRI has no word
 /// for it.
-pub(super) fn after_failure(mode: ImportMode, stage: ImportStage, fault: &Fault, request: &PullRequest) -> AfterFailure {
+pub(super) fn after_failure(
+    mode: ImportMode,
+    stage: ImportStage,
+    fault: &Fault,
+    request: &PullRequest,
+) -> AfterFailure {
     use ErrorClass as C;
     if mode != ImportMode::Auto || request.platform.is_some() {
         return AfterFailure::Fail;
     }
     // The runtime has the records and does not show them: its own pull completes the image.
     if stage == ImportStage::Recorded {
-        let is_hidden = fault.class == C::TimedOut && fault.hop == Hop::Runtime;
+        let is_hidden = fault.class == C::TimedOut && fault.hop == Stage::Runtime;
         return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
     }
     match fault.class {
@@ -132,7 +137,7 @@ pub(super) fn after_failure(mode: ImportMode, stage: ImportStage, fault: &Fault,
         C::DiskFull => AfterFailure::Fail,
         // What came is wrong, or was refused to protect the node.
         C::DigestMismatch | C::ContentInvalid | C::SignatureRejected => AfterFailure::Fail,
-        C::Unacceptable if fault.hop != Hop::Manifest => AfterFailure::Fail,
+        C::Unacceptable if fault.hop != Stage::Manifest => AfterFailure::Fail,
         C::HostNotFound
         | C::ConnectionRefused
         | C::Unreachable

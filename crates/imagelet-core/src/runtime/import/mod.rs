@@ -4,8 +4,8 @@
 //! stores, reached past CRI. After an import the runtime owns ordinary images and nothing refers to imagelet.
 
 mod decide;
-mod facts;
-mod reason;
+mod forward_reason;
+mod runtime_info;
 mod service;
 
 use std::{fmt, path::PathBuf, sync::Arc};
@@ -14,8 +14,8 @@ use async_trait::async_trait;
 
 pub use self::{
     decide::ImportMode,
-    facts::{RegistrySetting, RegistrySettings, RuntimeConfiguration, RuntimeFacts, SnapshotterPlace},
-    reason::{ForwardReason, PullWay},
+    forward_reason::{ForwardReason, PullWay, RegistrySetting},
+    runtime_info::{RegistrySettings, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace},
     service::{ImportSite, ImportStanding, ImportingImages, OpenedSite, WayTaken},
 };
 use super::{Freed, Progress, PullRequest, RuntimeError, chain_ids};

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, PullWay, RegistrySettings, RuntimeFacts,
+    ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, PullWay, RegistrySettings, RuntimeInfo,
     SnapshotterPlace,
     decide::{AfterFailure, ImportQuestion, PreferredRegistries, after_failure, import_obstacle},
 };
@@ -51,13 +51,13 @@ static PULLS: Family = Family {
 #[async_trait]
 pub trait ImportSite: Send + Sync + fmt::Debug {
     /// Asks the runtime what it is and how it is configured; of one that is not containerd, its name and version suffice.
-    async fn survey(&self) -> Result<RuntimeFacts, RuntimeError>;
+    async fn survey(&self) -> Result<RuntimeInfo, RuntimeError>;
 
     /// Opens staging and the runtime's own interface.
     ///
     /// # Errors
     /// With the reason that `status` shows.
-    async fn open(&self, runtime: &RuntimeFacts) -> Result<OpenedSite, ForwardReason>;
+    async fn open(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason>;
 
     /// Returns once the runtime has released what imports that were given up held of it.
     async fn close(&self);
@@ -101,7 +101,7 @@ pub struct ImportStanding {
     /// As configured.
     pub mode: ImportMode,
     /// What the runtime is; or why that is not known.
-    pub runtime: Result<RuntimeFacts, String>,
+    pub runtime: Result<RuntimeInfo, String>,
     /// Why no pull is imported; `None`: pulls are.
     pub obstacle: Option<ForwardReason>,
 }
@@ -247,7 +247,7 @@ impl ImportingImages {
         self.site.close().await;
     }
 
-    async fn survey(&self) -> Result<RuntimeFacts, String> {
+    async fn survey(&self) -> Result<RuntimeInfo, String> {
         match timeout(SURVEY_MAX, self.site.survey()).await {
             Ok(Ok(facts)) => Ok(facts),
             Ok(Err(error)) => Err(error.chain()),
@@ -258,7 +258,7 @@ impl ImportingImages {
     /// The site to import at, or why the pull, or any, is not imported.
     async fn choose(
         &self,
-        runtime: &Result<RuntimeFacts, String>,
+        runtime: &Result<RuntimeInfo, String>,
         request: Option<&PullRequest>,
     ) -> Result<OpenedSite, ForwardReason> {
         let registry = request.and_then(registry_of);
@@ -277,7 +277,7 @@ impl ImportingImages {
     }
 
     /// The site for a runtime as it is; opened once until the runtime changes.
-    async fn opened(&self, runtime: &RuntimeFacts) -> Result<OpenedSite, ForwardReason> {
+    async fn opened(&self, runtime: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
         let key = SiteKey {
             version: runtime.version.clone(),
             place: runtime.place().cloned(),
@@ -396,7 +396,7 @@ impl ImageService for ImportingImages {
         let pull = Pull { request, progress, began: Instant::now() };
         // Nothing is asked where nothing depends on the answer.
         let runtime = match self.mode {
-            ImportMode::Never => Ok(RuntimeFacts::default()),
+            ImportMode::Never => Ok(RuntimeInfo::default()),
             _ => self.survey().await,
         };
         match self.choose(&runtime, Some(request)).await {

@@ -11,7 +11,7 @@ use std::sync::PoisonError;
 use http::{HeaderMap, Method, StatusCode, header};
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
-    runtime::{ErrorClass, Fault, Hop, RuntimeError},
+    runtime::{ErrorClass, Fault, RuntimeError, Stage},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -91,7 +91,7 @@ impl Registry {
             session.withhold(index, &target.origin);
         }
         let request = token_request(target, challenge.parameter("service"), &session.scope(host), credential, host)?;
-        let at_token = |failure: Failure| failure.at(Hop::Token);
+        let at_token = |failure: Failure| failure.at(Stage::Token);
         let exchange = async {
             let answer = self.transport().send(request, session.reception()).await?;
             let (body, cut) = self
@@ -121,7 +121,7 @@ impl Registry {
         let Ok(answer) = tokio::time::timeout(self.transport().token_timeout, exchange).await else {
             let seconds = self.transport().token_timeout.as_secs_f32();
             let message = format!("token service `{place}` did not end its answer within {seconds} s");
-            return Err(unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Hop::Token)).into());
+            return Err(unavailable(message).with_fault(Fault::new(ErrorClass::TimedOut, Stage::Token)).into());
         };
         answer.map_err(at_token)
     }
@@ -150,7 +150,7 @@ fn token_refused(
         408 | 429 | 500..=599 => Failure::passing(unavailable(message)),
         _ => denied(message).into(),
     };
-    let fault = status_fault(status.as_u16(), Hop::Token, None);
+    let fault = status_fault(status.as_u16(), Stage::Token, None);
     Failure { error: refused.error.with_fault(fault), again: refused.again }
 }
 
@@ -190,7 +190,7 @@ fn token_request(
     // The token service is verified as the registry is, but shown a certificate only where it is the registry.
     let mut tls = host.tls.clone();
     tls.identity = tls.identity.filter(|_| target.origin == host.origin);
-    let (redirects, hop) = (Redirects::SameOrigin, Hop::Token);
+    let (redirects, hop) = (Redirects::SameOrigin, Stage::Token);
     Ok(Request { target, tls, bound, open: HeaderMap::new(), method: Method::GET, form, redirects, hop })
 }
 

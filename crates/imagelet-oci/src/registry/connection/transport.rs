@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
-use imagelet_core::runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind};
+use imagelet_core::runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage};
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -47,7 +47,7 @@ pub(crate) struct Request {
     pub(crate) method: Method,
     pub(crate) form: Option<String>,
     pub(crate) redirects: Redirects,
-    pub(crate) hop: Hop,
+    pub(crate) hop: Stage,
 }
 
 /// How far a request may be sent on.
@@ -185,7 +185,7 @@ impl ReadError {
             Self::Cut(_) => RuntimeErrorKind::RegistryUnavailable,
         };
         let message = format!("could not read {what} from registry `{place}`");
-        let hop = if what.starts_with("blob") { Hop::Blob } else { Hop::Manifest };
+        let hop = if what.starts_with("blob") { Stage::Blob } else { Stage::Manifest };
         let (class, again) = match self {
             Self::Stalled(_) => (ErrorClass::TimedOut, Again::Soon),
             Self::Silent(_) => (ErrorClass::TimedOut, Again::Never),
@@ -204,7 +204,7 @@ impl ReadError {
 }
 
 /// A silent connection is given up for another one; a silent pull is over.
-fn silence(silent: Silent, error: RuntimeError, hop: Hop) -> Failure {
+fn silence(silent: Silent, error: RuntimeError, hop: Stage) -> Failure {
     let again = match silent {
         Silent::Connection(_) => Again::Soon,
         Silent::Pull(_) => Again::Never,

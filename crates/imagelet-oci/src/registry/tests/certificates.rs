@@ -1,6 +1,6 @@
 //! Which certificates of a server are believed, and what is said of the others.
 
-use imagelet_core::runtime::{ErrorClass, Fault, Hop};
+use imagelet_core::runtime::{ErrorClass, Fault, Stage};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
 
 use super::fake::FakeRegistry;
@@ -27,7 +27,7 @@ async fn ask(parameters: &CertificateParams, ca: impl FnOnce(String) -> String) 
     let registry = Registry::new(config).unwrap();
     let resolved = registry.resolve(&fake.reference("team/app:v1"), None, &"linux/amd64".parse().unwrap()).await;
     resolved.map(drop).map_err(|error| {
-        assert_eq!(error.fault(), Fault::new(ErrorClass::CertificateInvalid, Hop::Tls), "{}", error.chain());
+        assert_eq!(error.fault(), Fault::new(ErrorClass::CertificateInvalid, Stage::Tls), "{}", error.chain());
         assert!(!error.is_outage() && fake.seen().is_empty(), "a server that is not believed is asked nothing");
         (error.chain(), error.hint().unwrap_or_default().to_owned())
     })

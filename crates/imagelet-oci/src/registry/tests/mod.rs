@@ -10,7 +10,7 @@ use std::time::Duration;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     image::{Digest, Platform},
-    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
@@ -141,7 +141,7 @@ async fn a_password_is_shown_when_it_is_asked_for() {
 
 #[tokio::test]
 async fn a_wrong_password_is_tried_once_and_not_repeated_in_the_error() {
-    for (guard, hop) in [(Guard::Basic("user", "other"), Hop::Manifest), (bearer(), Hop::Token)] {
+    for (guard, hop) in [(Guard::Basic("user", "other"), Stage::Manifest), (bearer(), Stage::Token)] {
         let fake = FakeRegistry::start().await;
         fake.put_image("v1", &[]);
         fake.guard(guard);
@@ -358,7 +358,7 @@ async fn a_stalled_blob_is_asked_for_anew_and_given_up_when_that_stalls_again_an
     fake.trick(descriptor.digest.as_str(), 9, Trick::StallAfter(10));
     let error = read(&resolved, descriptor).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::TimedOut);
-    assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Hop::Blob));
+    assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Blob));
 }
 
 #[tokio::test]
@@ -429,14 +429,14 @@ async fn passing_trouble_is_waited_out_and_lasting_trouble_named() {
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
     assert!(error.to_string().contains("86400 s"), "{error}");
     let retry_after = Some(Duration::from_hours(24));
-    assert_eq!(error.fault(), Fault { class: ErrorClass::RateLimited, hop: Hop::Manifest, retry_after });
+    assert_eq!(error.fault(), Fault { class: ErrorClass::RateLimited, hop: Stage::Manifest, retry_after });
     assert!(error.is_outage());
     assert_eq!(fake.seen().len(), 1);
 
     fake.trick("/v1", 99, answer(500, &[], "out\u{1b}[31m of order"));
     let error = pull(&fake, None).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
-    assert_eq!(error.fault(), Fault::new(ErrorClass::RegistryFailed, Hop::Manifest));
+    assert_eq!(error.fault(), Fault::new(ErrorClass::RegistryFailed, Stage::Manifest));
     assert!(error.to_string().contains("500") && error.to_string().ends_with("out[31m of order"), "{error}");
     assert_eq!(fake.seen().len(), 3);
 }
@@ -468,7 +468,7 @@ async fn what_is_not_there_is_not_found() {
     let fake = FakeRegistry::start().await;
     let error = pull(&fake, None).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::NotFound);
-    assert_eq!(error.fault(), Fault::new(ErrorClass::ImageUnknown, Hop::Manifest));
+    assert_eq!(error.fault(), Fault::new(ErrorClass::ImageUnknown, Stage::Manifest));
     assert!(error.to_string().contains("team/app:v1") && error.to_string().contains("MANIFEST_UNKNOWN"), "{error}");
 
     let gone = fake.reference("team/app:v1");
@@ -476,7 +476,7 @@ async fn what_is_not_there_is_not_found() {
     tokio::task::yield_now().await;
     let error = registry().resolve(&gone, None, &platform()).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
-    assert_eq!(error.fault(), Fault::new(ErrorClass::ConnectionRefused, Hop::Connect));
+    assert_eq!(error.fault(), Fault::new(ErrorClass::ConnectionRefused, Stage::Connect));
     assert!(error.is_outage());
 }
 
@@ -525,7 +525,7 @@ async fn an_encrypted_registry_is_believed_only_with_its_authority() {
         assert_eq!(fake.seen().len(), usize::from(works), "{settings}");
         if let Err(error) = resolved {
             assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
-            assert_eq!(error.fault(), Fault::new(ErrorClass::CertificateInvalid, Hop::Tls));
+            assert_eq!(error.fault(), Fault::new(ErrorClass::CertificateInvalid, Stage::Tls));
             assert!(error.hint().unwrap().contains("`ca`"), "{}", error.chain());
             assert!(!error.is_outage(), "somebody is there, and is not trusted");
         }
@@ -545,7 +545,7 @@ async fn a_plain_registry_asked_over_tls_says_how_to_mend_it() {
     let resolved = Registry::new(config).unwrap().resolve(&fake.reference("team/app:v1"), None, &platform()).await;
     let error = resolved.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::RegistryUnavailable);
-    assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Hop::Tls));
+    assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Stage::Tls));
     assert!(error.to_string().contains("the server speaks plain HTTP"), "{}", error.chain());
     assert!(!error.chain().contains("InvalidContentType"), "{}", error.chain());
     assert!(error.hint().unwrap().contains(&format!("server = \"http://{}\"", fake.address)), "{}", error.chain());

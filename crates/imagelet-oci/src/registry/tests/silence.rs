@@ -5,7 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use imagelet_core::{
     credentials::{Credential, Secret},
     image::Platform,
-    runtime::{ErrorClass, Fault, Hop, RuntimeError, RuntimeErrorKind},
+    runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -97,13 +97,13 @@ async fn a_registry_that_never_answers_ends_the_pull_by_its_deadline_and_is_aske
     let began = Instant::now();
     let error = resolve(&registry(9, Some(PULL)), &name).await.unwrap_err();
     assert!(began.elapsed() >= PULL, "{:?}", began.elapsed());
-    assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Hop::Manifest), "{}", error.chain());
+    assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Manifest), "{}", error.chain());
     assert!(error.is_outage() && error.kind() == RuntimeErrorKind::RegistryUnavailable);
     assert!(error.chain().contains("no connection of the pull brought a byte for 5 s"), "{}", error.chain());
     // Without a deadline the retries end it.
     let error = resolve(&registry(1, None), &name).await.unwrap_err();
     assert!(error.chain().contains("the connection brought no byte for 2 s"), "{}", error.chain());
-    assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Hop::Manifest));
+    assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Manifest));
 }
 
 #[tokio::test]
@@ -119,7 +119,7 @@ async fn a_token_service_that_never_answers_or_never_ends_does_not_hang_the_pull
         fake.guard(Guard::Bearer { shown: None, form: None, realm: Some(format!("http://{service}/token")) });
         let name = format!("{}/team/app:v1", fake.address);
         let error = resolve(&registry(1, Some(PULL)), &name).await.unwrap_err();
-        assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Hop::Token), "{what}: {}", error.chain());
+        assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Token), "{what}: {}", error.chain());
     }
 }
 
@@ -139,7 +139,7 @@ async fn a_store_behind_a_redirect_that_never_answers_ends_the_pull() {
     fake.trick(digest, 9, Trick::Answer(307, vec![elsewhere], "".into()));
     let resolved = resolve(&registry, &format!("{}/team/app:v1", fake.address)).await.unwrap();
     let error = read(&registry, &resolved).await.unwrap_err();
-    assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Hop::Blob), "{}", error.chain());
+    assert_eq!(error.fault(), Fault::new(ErrorClass::TimedOut, Stage::Blob), "{}", error.chain());
 }
 
 #[tokio::test]

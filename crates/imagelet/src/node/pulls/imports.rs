@@ -55,14 +55,14 @@ impl PullWayRow {
 
 #[cfg(test)]
 mod tests {
-    use imagelet_core::runtime::{ForwardReason, RuntimeConfiguration, RuntimeFacts, SnapshotterPlace};
+    use imagelet_core::runtime::{ForwardReason, RuntimeConfiguration, RuntimeInfo, SnapshotterPlace};
 
     use super::*;
 
     #[test]
     fn a_runtime_is_shown_with_what_speaks_against_imports() {
         let place = SnapshotterPlace { root: "/var/lib/containerd".into(), snapshotter: "overlayfs".into() };
-        let runtime = RuntimeFacts {
+        let runtime = RuntimeInfo {
             name: "containerd".into(),
             version: "1.6.20".into(),
             places: vec![place],

@@ -16,9 +16,9 @@ fn place(snapshotter: &str) -> SnapshotterPlace {
 }
 
 /// containerd 1.7 with one more handler, a sandbox image, and settings for two registries.
-fn containerd() -> RuntimeFacts {
+fn containerd() -> RuntimeInfo {
     let handlers = [("runc", ""), ("own", "overlayfs"), ("kata", "devmapper")];
-    RuntimeFacts {
+    RuntimeInfo {
         name: "containerd".into(),
         version: "1.7.24".into(),
         places: vec![place("overlayfs")],
@@ -40,7 +40,7 @@ fn pull(image: &str) -> PullRequest {
     PullRequest { image: ImageSpec::new(image), ..PullRequest::default() }
 }
 
-fn ask(mode: ImportMode, runtime: &RuntimeFacts, request: &PullRequest) -> Option<ForwardReason> {
+fn ask(mode: ImportMode, runtime: &RuntimeInfo, request: &PullRequest) -> Option<ForwardReason> {
     import_obstacle(&ImportQuestion { mode, runtime: Ok(runtime), request: Some(request), is_preferred: false })
 }
 
@@ -82,7 +82,7 @@ fn the_handler_decides() {
 
 #[test]
 fn the_runtime_decides() {
-    type Change = fn(&mut RuntimeFacts);
+    type Change = fn(&mut RuntimeInfo);
     let rows: [(&str, Change, Option<ForwardReason>); 9] = [
         ("as it is", |_| {}, None),
         ("cri-o", |facts| facts.name = "cri-o".into(), Some(R::OtherRuntime("cri-o".into()))),
@@ -209,10 +209,10 @@ fn a_failed_import_is_forwarded_or_fails_by_what_went_wrong() {
                 class if HELD.contains(&class) => AfterFailure::Fail,
                 class => AfterFailure::Forward { remember: CURABLE.contains(&class) },
             };
-            let after = after_failure(ImportMode::Auto, stage, &Fault::new(class, Hop::Manifest), &request);
+            let after = after_failure(ImportMode::Auto, stage, &Fault::new(class, Stage::Manifest), &request);
             assert_eq!(after, wanted, "{class} at {stage:?}");
         }
-        let fault = Fault::new(class, Hop::Manifest);
+        let fault = Fault::new(class, Stage::Manifest);
         for mode in [ImportMode::Require, ImportMode::Never] {
             assert_eq!(after_failure(mode, ImportStage::Fetch, &fault, &request), AfterFailure::Fail, "{class}");
         }
@@ -228,8 +228,8 @@ fn an_image_of_another_kind_is_forwarded_and_a_bomb_is_not() {
         let fault = Fault::new(ErrorClass::Unacceptable, hop);
         after_failure(ImportMode::Auto, ImportStage::Fetch, &fault, &request)
     };
-    assert_eq!(after(Hop::Manifest), AfterFailure::Forward { remember: false });
-    assert_eq!((after(Hop::Unpack), after(Hop::Blob)), (AfterFailure::Fail, AfterFailure::Fail));
+    assert_eq!(after(Stage::Manifest), AfterFailure::Forward { remember: false });
+    assert_eq!((after(Stage::Unpack), after(Stage::Blob)), (AfterFailure::Fail, AfterFailure::Fail));
     // As the engine reports artifacts, and encrypted and foreign layers.
     let artifact = RuntimeError::new(RuntimeErrorKind::Unacceptable, "it is an artifact of type `a/b`, not an image");
     let after = after_failure(ImportMode::Auto, ImportStage::Fetch, &artifact.fault(), &request);
@@ -238,7 +238,7 @@ fn an_image_of_another_kind_is_forwarded_and_a_bomb_is_not() {
 
 #[test]
 fn records_that_the_runtime_does_not_show_are_completed_by_its_own_pull() {
-    let hidden = Fault::new(ErrorClass::TimedOut, Hop::Runtime);
+    let hidden = Fault::new(ErrorClass::TimedOut, Stage::Runtime);
     let after = after_failure(ImportMode::Auto, ImportStage::Recorded, &hidden, &pull("app:v1"));
     assert_eq!(after, AfterFailure::Forward { remember: false });
 }
@@ -246,6 +246,6 @@ fn records_that_the_runtime_does_not_show_are_completed_by_its_own_pull() {
 #[test]
 fn a_pull_for_another_platform_is_not_forwarded_since_cri_has_no_word_for_it() {
     let request = PullRequest { platform: Some(Platform::host()), ..pull("app:v1") };
-    let fault = Fault::new(ErrorClass::Unauthorized, Hop::Manifest);
+    let fault = Fault::new(ErrorClass::Unauthorized, Stage::Manifest);
     assert_eq!(after_failure(ImportMode::Auto, ImportStage::Fetch, &fault, &request), AfterFailure::Fail);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::*;
 use crate::{
     image::ByteSize,
-    runtime::{ErrorClass, Fault, Hop, ImportStage, SnapshotterPlace, no_progress},
+    runtime::{ErrorClass, Fault, ImportStage, SnapshotterPlace, Stage, no_progress},
     testing::{FakeRuntime, conformance},
 };
 
@@ -17,7 +17,7 @@ struct Node {
     runtime: FakeRuntime,
     version: Mutex<&'static str>,
     /// What the next imports end with.
-    failure: Mutex<Option<(ImportStage, RuntimeErrorKind, ErrorClass, Hop)>>,
+    failure: Mutex<Option<(ImportStage, RuntimeErrorKind, ErrorClass, Stage)>>,
     refusal: Mutex<Option<ForwardReason>>,
     is_away: AtomicBool,
     is_whole: AtomicBool,
@@ -40,16 +40,16 @@ impl Drop for GivenUp<'_> {
 
 #[async_trait]
 impl ImportSite for Node {
-    async fn survey(&self) -> Result<RuntimeFacts, RuntimeError> {
+    async fn survey(&self) -> Result<RuntimeInfo, RuntimeError> {
         if self.is_away.load(Ordering::SeqCst) {
             return Err(RuntimeError::new(RuntimeErrorKind::Unavailable, "no such socket"));
         }
         let place = SnapshotterPlace { root: "/c".into(), snapshotter: "overlayfs".into() };
         let version = (*self.version.lock().unwrap()).to_owned();
-        Ok(RuntimeFacts { name: "containerd".into(), version, places: vec![place], ..RuntimeFacts::default() })
+        Ok(RuntimeInfo { name: "containerd".into(), version, places: vec![place], ..RuntimeInfo::default() })
     }
 
-    async fn open(&self, _: &RuntimeFacts) -> Result<OpenedSite, ForwardReason> {
+    async fn open(&self, _: &RuntimeInfo) -> Result<OpenedSite, ForwardReason> {
         self.opened.fetch_add(1, Ordering::SeqCst);
         if let Some(reason) = self.refusal.lock().unwrap().clone() {
             return Err(reason);
@@ -118,7 +118,7 @@ impl Node {
     }
 
     fn fail_imports(&self, stage: ImportStage, class: ErrorClass) {
-        *self.failure.lock().unwrap() = Some((stage, RuntimeErrorKind::Other, class, Hop::Manifest));
+        *self.failure.lock().unwrap() = Some((stage, RuntimeErrorKind::Other, class, Stage::Manifest));
     }
 
     /// Imports that were begun since the last look.
@@ -235,7 +235,7 @@ async fn a_runtime_that_comes_and_changes_is_found_by_the_next_pull() {
     pull(&images).await.expect("it is imported");
     assert_eq!(node.opened.swap(0, Ordering::SeqCst), 1, "a new version is another site");
 
-    let broken = (ImportStage::Handover, RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Hop::Runtime);
+    let broken = (ImportStage::Handover, RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime);
     *node.failure.lock().unwrap() = Some(broken);
     pull(&images).await.expect("it is forwarded");
     node.failure.lock().unwrap().take();

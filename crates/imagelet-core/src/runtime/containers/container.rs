@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, fmt, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::RuntimeError;
 use crate::image::ImageSpec;
+use crate::runtime::RuntimeError;
 
 /// Whatever knows which images are held: a runtime seen through CRI, or the mounts of the embedded store.
 #[async_trait]

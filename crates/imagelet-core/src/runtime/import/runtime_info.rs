@@ -7,8 +7,11 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
-use super::super::{ImageFilesystems, default_sandbox_image, details::lenient};
-use crate::image::Reference;
+use super::forward_reason::RegistrySetting;
+use crate::{
+    image::Reference,
+    runtime::{ImageFilesystems, default_sandbox_image, details::value_or_none},
+};
 
 /// The one runtime with stores that images can be imported into.
 const RUNTIME: &str = "containerd";
@@ -31,7 +34,7 @@ const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docke
 
 /// What a runtime is and how it is configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RuntimeFacts {
+pub struct RuntimeInfo {
     /// `containerd`, `cri-o`, …
     pub name: String,
     /// Its version, as it reports it.
@@ -85,34 +88,9 @@ pub enum RegistrySettings {
     },
 }
 
-/// A registry setting of a runtime that imagelet does not read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RegistrySetting {
-    /// `registry.mirrors`
-    Mirrors,
-    /// `registry.configs` or `registry.auths`
-    Configs,
-    /// `registry.headers`
-    Headers,
-    /// One of them that the runtime warns of and does not show.
-    Hidden,
-}
-
 impl Default for RegistrySettings {
     fn default() -> Self {
         Self::Hidden { has_unread: false }
-    }
-}
-
-impl RegistrySetting {
-    /// As the runtime's configuration calls it.
-    pub fn key(self) -> &'static str {
-        match self {
-            Self::Mirrors => "registry.mirrors",
-            Self::Configs => "registry.configs",
-            Self::Headers => "registry.headers",
-            Self::Hidden => "a deprecated registry setting",
-        }
     }
 }
 
@@ -131,7 +109,7 @@ impl RegistrySettings {
     }
 }
 
-impl RuntimeFacts {
+impl RuntimeInfo {
     /// A runtime by its name and version alone.
     pub fn named(name: String, version: String) -> Self {
         Self { name, version, ..Self::default() }
@@ -227,25 +205,25 @@ fn is_name(text: &str) -> bool {
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct RawConfiguration {
-    #[serde(deserialize_with = "lenient")]
+    #[serde(deserialize_with = "value_or_none")]
     containerd: Option<RawContainerd>,
-    #[serde(deserialize_with = "lenient")]
+    #[serde(deserialize_with = "value_or_none")]
     registry: Option<RawRegistry>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct RawContainerd {
-    #[serde(deserialize_with = "lenient")]
+    #[serde(deserialize_with = "value_or_none")]
     snapshotter: Option<String>,
-    #[serde(deserialize_with = "lenient")]
+    #[serde(deserialize_with = "value_or_none")]
     runtimes: Option<BTreeMap<String, RawHandler>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct RawHandler {
-    #[serde(deserialize_with = "lenient")]
+    #[serde(deserialize_with = "value_or_none")]
     snapshotter: Option<String>,
 }
 
@@ -253,7 +231,7 @@ struct RawHandler {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawRegistry {
-    #[serde(default, deserialize_with = "lenient")]
+    #[serde(default, deserialize_with = "value_or_none")]
     config_path: Option<String>,
     #[serde(default, deserialize_with = "keys")]
     mirrors: BTreeSet<String>,
@@ -284,7 +262,7 @@ impl RawRegistry {
 
 #[expect(clippy::zero_sized_map_values, reason = "the values, which are skipped, stand in a map")]
 fn keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<String>, D::Error> {
-    let map: Option<BTreeMap<String, IgnoredAny>> = lenient(deserializer)?;
+    let map: Option<BTreeMap<String, IgnoredAny>> = value_or_none(deserializer)?;
     Ok(map.unwrap_or_default().into_keys().collect())
 }
 

@@ -89,9 +89,9 @@ fn an_unreadable_report_may_hold_any_setting() {
 #[test]
 fn the_root_is_where_the_snapshotter_lies() {
     let overlay = "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs";
-    let facts = |mountpoints: &[&str]| RuntimeFacts { places: places(mountpoints), ..RuntimeFacts::default() };
+    let facts = |mountpoints: &[&str]| RuntimeInfo { places: places(mountpoints), ..RuntimeInfo::default() };
     let one = facts(&[overlay, overlay]);
-    let root = |facts: &RuntimeFacts| facts.place().map(|place| place.root.clone());
+    let root = |facts: &RuntimeInfo| facts.place().map(|place| place.root.clone());
     assert_eq!((root(&one), one.snapshotter()), (Some("/var/lib/containerd".into()), Some("overlayfs")));
     assert_eq!(one.places[0].folder(), Path::new(overlay));
     assert!(one.is_alone());
@@ -110,7 +110,7 @@ fn the_root_is_where_the_snapshotter_lies() {
 fn the_image_of_sandboxes_is_known_by_any_spelling() {
     let facts = |name: &str| {
         let configuration = RuntimeConfiguration { sandbox_images: vec![name.into()], ..Default::default() };
-        RuntimeFacts { configuration, ..RuntimeFacts::default() }
+        RuntimeInfo { configuration, ..RuntimeInfo::default() }
     };
     let digest = format!("sha256:{}", "a".repeat(64));
     let is = |configured: &str, asked: &str| facts(configured).is_sandbox_image(&asked.parse().expect("a name"));

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{SandboxImage, details::lenient};
+use super::container::SandboxImage;
+use crate::runtime::details::value_or_none;
 
 /// Longest JSON text that is read: the runtime's whole configuration, or a sandbox with its OCI specification.
 const JSON_BYTES_MAX: usize = 4 << 20;
@@ -15,7 +16,7 @@ const NAME_BYTES_MAX: usize = 1024;
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct SandboxInfo {
-    #[serde(deserialize_with = "lenient")]
+    #[serde(deserialize_with = "value_or_none")]
     image: Option<String>,
 }
 
@@ -23,7 +24,7 @@ struct SandboxInfo {
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct RuntimeConfig {
-    #[serde(deserialize_with = "lenient")]
+    #[serde(deserialize_with = "value_or_none")]
     sandbox_image: Option<String>,
 }
 

@@ -1,8 +1,6 @@
 //! What went wrong and where on the way, in stable words for machines (`docs/errors.md`).
 
-use std::{error::Error, fmt, io, time::Duration};
-
-use super::{RuntimeError, RuntimeErrorKind, fault_text};
+use std::{fmt, time::Duration};
 
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$one:meta])* $variant:ident = $word:literal,)* }) => {
@@ -103,7 +101,7 @@ words! {
 
 words! {
     /// Where on the way it went wrong.
-    Hop {
+    Stage {
         /// Reading the name.
         Name = "name",
         /// Pull policy, verification or signature policy.
@@ -149,52 +147,17 @@ pub struct Fault {
     /// What.
     pub class: ErrorClass,
     /// Where on the way.
-    pub hop: Hop,
+    pub hop: Stage,
     /// How long the registry asks to be left alone, if it does.
     pub retry_after: Option<Duration>,
 }
 
 impl Fault {
     /// A fault without a wait.
-    pub fn new(class: ErrorClass, hop: Hop) -> Self {
+    pub fn new(class: ErrorClass, hop: Stage) -> Self {
         Self { class, hop, retry_after: None }
     }
 }
-
-impl RuntimeError {
-    /// What went wrong and where: as whoever met it said, else by what lies below it, else by kind and text.
-    pub fn fault(&self) -> Fault {
-        let mut next: Option<&(dyn Error + 'static)> = Some(self);
-        let mut guessed = None;
-        while let Some(error) = next {
-            let refusal = error.downcast_ref::<Self>();
-            if let Some(said) = refusal.and_then(Self::said_fault) {
-                return said.clone();
-            }
-            let met = error.downcast_ref::<io::Error>();
-            guessed = guessed.or_else(|| met.and_then(|error| of_disk(self.kind(), error)));
-            next = error.source();
-        }
-        guessed.unwrap_or_else(|| fault_text::of_text(self.kind(), &self.chain()))
-    }
-}
-
-/// What an I/O error below a store's refusal says; the network's are said where they are met.
-fn of_disk(kind: RuntimeErrorKind, error: &io::Error) -> Option<Fault> {
-    if kind == RuntimeErrorKind::RegistryUnavailable {
-        return None;
-    }
-    let class = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorClass::DiskFull,
-        io::ErrorKind::ReadOnlyFilesystem => ErrorClass::DiskFailed,
-        _ if error.raw_os_error() == Some(EIO) => ErrorClass::DiskFailed,
-        _ => return None,
-    };
-    Some(Fault::new(class, Hop::Disk))
-}
-
-/// The number of `input/output error`.
-const EIO: i32 = 5;
 
 #[cfg(test)]
 mod tests {
@@ -205,7 +168,7 @@ mod tests {
     #[test]
     fn words_are_kebab_case_and_each_stands_for_one() {
         let words: Vec<&str> = ErrorClass::ALL.iter().map(|class| class.word()).collect();
-        let hops: Vec<&str> = Hop::ALL.iter().map(|hop| hop.word()).collect();
+        let hops: Vec<&str> = Stage::ALL.iter().map(|hop| hop.word()).collect();
         for words in [words, hops] {
             assert_eq!(words.iter().collect::<BTreeSet<_>>().len(), words.len());
             let is_kebab = |word: &str| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
@@ -217,19 +180,8 @@ mod tests {
     fn the_documentation_has_a_row_for_each_word() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors.md");
         let page = std::fs::read_to_string(path).expect("the page is there");
-        for word in ErrorClass::ALL.iter().map(|class| class.word()).chain(Hop::ALL.iter().map(|hop| hop.word())) {
+        for word in ErrorClass::ALL.iter().map(|class| class.word()).chain(Stage::ALL.iter().map(|hop| hop.word())) {
             assert!(page.lines().any(|line| line.starts_with(&format!("| `{word}` |"))), "no row for `{word}`");
         }
-    }
-
-    #[test]
-    fn who_met_it_knows_best_however_deep() {
-        let inner = RuntimeError::other("connection refused").with_fault(Fault::new(ErrorClass::TlsFailed, Hop::Tls));
-        let middle = RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, "no").caused_by(inner);
-        let error = RuntimeError::other("could not pull").caused_by(middle);
-        assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Hop::Tls));
-        let full = io::Error::from(io::ErrorKind::StorageFull);
-        let error = RuntimeError::other("could not write").caused_by(full);
-        assert_eq!(error.fault(), Fault::new(ErrorClass::DiskFull, Hop::Disk));
     }
 }

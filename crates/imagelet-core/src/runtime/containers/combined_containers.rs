@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Container, ContainerService, RuntimeError, Sandbox, SandboxImage};
+use super::container::{Container, ContainerService, Sandbox, SandboxImage};
+use crate::runtime::RuntimeError;
 
 /// How the store's own uses are called; no runtime gives such ids.
 const OWN: &str = "mount:";
@@ -12,19 +13,19 @@ const OWN: &str = "mount:";
 /// The uses that a store knows of, and those that a runtime knows of: where either does not answer, nobody can tell what
 /// is in use.
 #[derive(Clone, Debug)]
-pub struct ContainersBeside {
+pub struct CombinedContainers {
     own: Arc<dyn ContainerService>,
     runtime: Arc<dyn ContainerService>,
     name: String,
 }
 
-impl ContainersBeside {
+impl CombinedContainers {
     /// Joins them; errors name the runtime so.
     pub fn new(
         own: Arc<dyn ContainerService>,
         runtime: Arc<dyn ContainerService>,
         name: impl Into<String>,
-    ) -> ContainersBeside {
+    ) -> CombinedContainers {
         Self { own, runtime, name: name.into() }
     }
 
@@ -39,7 +40,7 @@ impl ContainersBeside {
 }
 
 #[async_trait]
-impl ContainerService for ContainersBeside {
+impl ContainerService for CombinedContainers {
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
         let mut containers = self.own.containers().await?;
         containers.extend(self.runtime.containers().await.map_err(|error| self.told(error))?);
@@ -120,9 +121,9 @@ mod tests {
         }
     }
 
-    fn beside(is_away: bool) -> ContainersBeside {
+    fn beside(is_away: bool) -> CombinedContainers {
         let (own, runtime) = (One { id: "mount:/mnt", is_away: false }, One { id: "c1", is_away });
-        ContainersBeside::new(Arc::new(own), Arc::new(runtime), "unix:///run/x.sock")
+        CombinedContainers::new(Arc::new(own), Arc::new(runtime), "unix:///run/x.sock")
     }
 
     #[tokio::test]

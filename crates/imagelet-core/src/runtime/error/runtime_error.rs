@@ -2,7 +2,7 @@
 
 use std::{error::Error, fmt};
 
-use super::Fault;
+use super::error_class::Fault;
 
 /// What kind of refusal it was; a kind exists because some caller acts differently on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

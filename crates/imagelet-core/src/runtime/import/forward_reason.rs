@@ -2,8 +2,32 @@
 
 use std::fmt;
 
-use super::facts::RegistrySetting;
 use crate::runtime::Fault;
+
+/// A registry setting of a runtime that imagelet does not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegistrySetting {
+    /// `registry.mirrors`
+    Mirrors,
+    /// `registry.configs` or `registry.auths`
+    Configs,
+    /// `registry.headers`
+    Headers,
+    /// One of them that the runtime warns of and does not show.
+    Hidden,
+}
+
+impl RegistrySetting {
+    /// As the runtime's configuration calls it.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Mirrors => "registry.mirrors",
+            Self::Configs => "registry.configs",
+            Self::Headers => "registry.headers",
+            Self::Hidden => "a deprecated registry setting",
+        }
+    }
+}
 
 /// How the image of a pull came into a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]

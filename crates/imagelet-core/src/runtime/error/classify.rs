@@ -1,0 +1,404 @@
+//! Reads faults off kinds and texts: all that other runtimes tell of them.
+
+use std::{error::Error, io};
+
+use super::{
+    error_class::{ErrorClass, Fault, Stage},
+    runtime_error::{RuntimeError, RuntimeErrorKind},
+};
+
+use ErrorClass as C;
+
+/// What texts of containerd, CRI-O and our own server say, in the order in which it is looked for: what names a cause
+/// stands before what names a consequence. Lower case. No hop: where it happened is told by [`PLACES`].
+const TEXTS: [(&str, C, Option<Stage>); 69] = [
+    // The runtime's own socket.
+    ("dial unix", C::RuntimeUnavailable, Some(Stage::Runtime)),
+    // The disk.
+    ("no space left on device", C::DiskFull, Some(Stage::Disk)),
+    ("disk quota exceeded", C::DiskFull, Some(Stage::Disk)),
+    ("read-only file system", C::DiskFailed, Some(Stage::Disk)),
+    ("input/output error", C::DiskFailed, Some(Stage::Disk)),
+    // Policy.
+    ("signaturevalidationfailed", C::SignatureRejected, Some(Stage::Policy)),
+    ("signature was required", C::SignatureRejected, Some(Stage::Policy)),
+    ("source image rejected", C::SignatureRejected, Some(Stage::Policy)),
+    // The way to the registry.
+    ("proxyconnect", C::ProxyFailed, Some(Stage::Proxy)),
+    ("407 proxy authentication required", C::ProxyFailed, Some(Stage::Proxy)),
+    ("no such host", C::HostNotFound, Some(Stage::Dns)),
+    ("server misbehaving", C::HostNotFound, Some(Stage::Dns)),
+    ("temporary failure in name resolution", C::HostNotFound, Some(Stage::Dns)),
+    ("name or service not known", C::HostNotFound, Some(Stage::Dns)),
+    ("failed to lookup address information", C::HostNotFound, Some(Stage::Dns)),
+    ("x509:", C::CertificateInvalid, Some(Stage::Tls)),
+    ("invalid peer certificate", C::CertificateInvalid, Some(Stage::Tls)),
+    ("tls handshake timeout", C::TlsFailed, Some(Stage::Tls)),
+    ("server gave http response to https client", C::TlsFailed, Some(Stage::Tls)),
+    ("remote error: tls:", C::TlsFailed, Some(Stage::Tls)),
+    ("tls: ", C::TlsFailed, Some(Stage::Tls)),
+    ("connection refused", C::ConnectionRefused, Some(Stage::Connect)),
+    ("no route to host", C::Unreachable, Some(Stage::Connect)),
+    ("network is unreachable", C::Unreachable, Some(Stage::Connect)),
+    ("host is unreachable", C::Unreachable, Some(Stage::Connect)),
+    ("i/o timeout", C::Unreachable, Some(Stage::Connect)),
+    ("client.timeout exceeded", C::Unreachable, Some(Stage::Connect)),
+    ("connection reset by peer", C::ConnectionLost, None),
+    ("broken pipe", C::ConnectionLost, None),
+    // What the registry says. A rate limit may come with any status.
+    ("toomanyrequests", C::RateLimited, None),
+    ("429 too many requests", C::RateLimited, None),
+    ("answered 429", C::RateLimited, None),
+    ("no match for platform", C::PlatformMissing, Some(Stage::Manifest)),
+    ("no image found in image index", C::PlatformMissing, Some(Stage::Manifest)),
+    ("no image found in manifest list", C::PlatformMissing, Some(Stage::Manifest)),
+    ("unexpected commit digest", C::DigestMismatch, Some(Stage::Digest)),
+    ("unexpected commit size", C::DigestMismatch, Some(Stage::Digest)),
+    ("failed size validation", C::DigestMismatch, Some(Stage::Digest)),
+    ("digest did not match", C::DigestMismatch, Some(Stage::Digest)),
+    ("401 unauthorized", C::Unauthorized, None),
+    ("unauthorized: ", C::Unauthorized, None),
+    ("authentication required", C::Unauthorized, None),
+    ("no basic auth credentials", C::Unauthorized, None),
+    ("insufficient_scope", C::Unauthorized, None),
+    ("pull access denied", C::Unauthorized, None),
+    ("invalid username/password", C::Unauthorized, None),
+    ("does not accept the credential", C::Unauthorized, None),
+    ("without a credential", C::Unauthorized, None),
+    ("403 forbidden", C::Forbidden, None),
+    ("denied: ", C::Forbidden, None),
+    ("500 internal server error", C::RegistryFailed, None),
+    ("502 bad gateway", C::RegistryFailed, None),
+    ("503 service unavailable", C::RegistryFailed, None),
+    ("504 gateway timeout", C::RegistryFailed, None),
+    ("answered 5", C::RegistryFailed, None),
+    ("blob unknown", C::BlobUnknown, Some(Stage::Blob)),
+    ("manifest unknown", C::ImageUnknown, Some(Stage::Manifest)),
+    ("name unknown", C::ImageUnknown, Some(Stage::Manifest)),
+    ("was not found in registry", C::ImageUnknown, None),
+    ("404 not found", C::ImageUnknown, None),
+    (": not found", C::ImageUnknown, None),
+    // What came.
+    ("failed to extract layer", C::ContentInvalid, Some(Stage::Unpack)),
+    ("applying layer", C::ContentInvalid, Some(Stage::Unpack)),
+    ("unexpected eof", C::ConnectionLost, None),
+    ("pull qps exceeded", C::RateExceeded, Some(Stage::Queue)),
+    ("invalid reference format", C::NameInvalid, Some(Stage::Name)),
+    ("failed to parse image reference", C::NameInvalid, Some(Stage::Name)),
+    ("context deadline exceeded", C::TimedOut, None),
+    ("context canceled", C::Cancelled, None),
+];
+
+/// What tells a hop, where the fault itself does not.
+const PLACES: [(&str, Stage); 12] = [
+    ("anonymous token", Stage::Token),
+    ("oauth token", Stage::Token),
+    ("failed to authorize", Stage::Token),
+    ("token service", Stage::Token),
+    ("bearer token", Stage::Token),
+    ("httpreadseeker", Stage::Blob),
+    ("/blobs/", Stage::Blob),
+    ("failed to copy", Stage::Blob),
+    ("reading blob", Stage::Blob),
+    ("writing blob", Stage::Blob),
+    ("copying system image", Stage::Blob),
+    ("no usable manifest", Stage::Manifest),
+];
+
+/// The fault behind a runtime's refusal, by its kind, which a code of its wire made, and its text.
+pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
+    let text = text.to_ascii_lowercase();
+    let told = |part: &str| text.contains(part);
+    let place = PLACES.iter().find(|(part, _)| told(part)).map(|(_, hop)| *hop);
+    if kind == RuntimeErrorKind::Unavailable {
+        let class = if told("read-only") { C::DiskFailed } else { C::RuntimeUnavailable };
+        return Fault::new(class, if class == C::DiskFailed { Stage::Disk } else { Stage::Runtime });
+    }
+    // A resolver that does not answer is no registry that does not.
+    if told("lookup ") && told("i/o timeout") && !told("proxyconnect") {
+        return Fault::new(C::HostNotFound, Stage::Dns);
+    }
+    // What a layer breaks off with when it is unpacked is its own fault; the disk's was looked for before.
+    let told_text = TEXTS.iter().find(|(part, ..)| told(part));
+    if let Some((_, class, hop)) = told_text {
+        let class = match (class, place) {
+            (C::ImageUnknown, Some(Stage::Blob)) => C::BlobUnknown,
+            (class, _) => *class,
+        };
+        return Fault::new(class, hop.or(place).unwrap_or(Stage::Manifest));
+    }
+    let (class, hop) = of_kind(kind);
+    Fault::new(class, place.unwrap_or(hop))
+}
+
+fn of_kind(kind: RuntimeErrorKind) -> (ErrorClass, Stage) {
+    match kind {
+        RuntimeErrorKind::InvalidArgument => (C::NameInvalid, Stage::Name),
+        RuntimeErrorKind::NotFound => (C::ImageUnknown, Stage::Manifest),
+        RuntimeErrorKind::Denied => (C::Unauthorized, Stage::Manifest),
+        RuntimeErrorKind::RegistryUnavailable => (C::Unreachable, Stage::Connect),
+        RuntimeErrorKind::SignatureInvalid => (C::SignatureRejected, Stage::Policy),
+        RuntimeErrorKind::Corrupt => (C::ContentInvalid, Stage::Unpack),
+        RuntimeErrorKind::Unacceptable => (C::Unacceptable, Stage::Manifest),
+        RuntimeErrorKind::InUse => (C::InUse, Stage::Store),
+        RuntimeErrorKind::DiskFull => (C::DiskFull, Stage::Disk),
+        RuntimeErrorKind::Unavailable => (C::RuntimeUnavailable, Stage::Runtime),
+        RuntimeErrorKind::Unsupported => (C::Unsupported, Stage::Runtime),
+        RuntimeErrorKind::TimedOut => (C::TimedOut, Stage::Runtime),
+        RuntimeErrorKind::Cancelled => (C::Cancelled, Stage::Runtime),
+        RuntimeErrorKind::Defect => (C::Other, Stage::Store),
+        RuntimeErrorKind::Other => (C::Other, Stage::Runtime),
+    }
+}
+
+impl RuntimeError {
+    /// What went wrong and where: as whoever met it said, else by what lies below it, else by kind and text.
+    pub fn fault(&self) -> Fault {
+        let mut next: Option<&(dyn Error + 'static)> = Some(self);
+        let mut guessed = None;
+        while let Some(error) = next {
+            let refusal = error.downcast_ref::<Self>();
+            if let Some(said) = refusal.and_then(Self::said_fault) {
+                return said.clone();
+            }
+            let met = error.downcast_ref::<io::Error>();
+            guessed = guessed.or_else(|| met.and_then(|error| from_disk(self.kind(), error)));
+            next = error.source();
+        }
+        guessed.unwrap_or_else(|| from_text(self.kind(), &self.chain()))
+    }
+}
+
+/// What an I/O error below a store's refusal says; the network's are said where they are met.
+fn from_disk(kind: RuntimeErrorKind, error: &io::Error) -> Option<Fault> {
+    if kind == RuntimeErrorKind::RegistryUnavailable {
+        return None;
+    }
+    let class = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorClass::DiskFull,
+        io::ErrorKind::ReadOnlyFilesystem => ErrorClass::DiskFailed,
+        _ if error.raw_os_error() == Some(EIO) => ErrorClass::DiskFailed,
+        _ => return None,
+    };
+    Some(Fault::new(class, Stage::Disk))
+}
+
+/// The number of `input/output error`.
+const EIO: i32 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Texts as containerd and CRI-O send them, some shortened in the middle.
+    #[test]
+    fn texts_of_containerd_and_crio_are_told_apart() {
+        let resolve = "failed to pull and unpack image \"r.io/a:v1\": failed to resolve reference \"r.io/a:v1\": ";
+        let request = format!("{resolve}failed to do request: Head \"https://r.io/v2/a/manifests/v1\": ");
+        let crio = "initializing source docker://r.io/a:v1: ";
+        let ping = format!("{crio}pinging container registry r.io: Get \"https://r.io/v2/\": ");
+        for (before, text, class, hop) in [
+            (request.as_str(), "dial tcp: lookup r.io on 10.0.0.10:53: no such host", C::HostNotFound, Stage::Dns),
+            (&request, "dial tcp: lookup r.io on 10.0.0.10:53: server misbehaving", C::HostNotFound, Stage::Dns),
+            (
+                &request,
+                "dial tcp: lookup r.io: read udp 10.0.0.1:3->10.0.0.10:53: i/o timeout",
+                C::HostNotFound,
+                Stage::Dns,
+            ),
+            (&request, "dial tcp 10.0.0.1:443: connect: connection refused", C::ConnectionRefused, Stage::Connect),
+            (&request, "dial tcp 10.0.0.1:443: i/o timeout", C::Unreachable, Stage::Connect),
+            (&request, "dial tcp 10.0.0.1:443: connect: no route to host", C::Unreachable, Stage::Connect),
+            (&request, "dial tcp 10.0.0.1:443: connect: network is unreachable", C::Unreachable, Stage::Connect),
+            (&request, "net/http: TLS handshake timeout", C::TlsFailed, Stage::Tls),
+            (&request, "remote error: tls: handshake failure", C::TlsFailed, Stage::Tls),
+            (&request, "http: server gave HTTP response to HTTPS client", C::TlsFailed, Stage::Tls),
+            (
+                &request,
+                "tls: failed to verify certificate: x509: certificate signed by unknown authority",
+                C::CertificateInvalid,
+                Stage::Tls,
+            ),
+            (
+                &request,
+                "proxyconnect tcp: dial tcp 10.0.0.9:3128: connect: connection refused",
+                C::ProxyFailed,
+                Stage::Proxy,
+            ),
+            (
+                &request,
+                "proxyconnect tcp: dial tcp: lookup p on 10.0.0.10:53: i/o timeout",
+                C::ProxyFailed,
+                Stage::Proxy,
+            ),
+            (
+                resolve,
+                "pull access denied, repository does not exist or may require authorization: server message: \
+                 insufficient_scope: authorization failed",
+                C::Unauthorized,
+                Stage::Manifest,
+            ),
+            (
+                resolve,
+                "failed to authorize: failed to fetch anonymous token: unexpected status from GET request to \
+                 https://auth.r.io/token?scope=repository%3Aa%3Apull: 401 Unauthorized",
+                C::Unauthorized,
+                Stage::Token,
+            ),
+            (
+                resolve,
+                "failed to authorize: failed to fetch oauth token: unexpected status from POST request to \
+                 https://auth.r.io/token: 503 Service Unavailable",
+                C::RegistryFailed,
+                Stage::Token,
+            ),
+            (
+                resolve,
+                "unexpected status from HEAD request to https://r.io/v2/a/manifests/v1: 403 Forbidden",
+                C::Forbidden,
+                Stage::Manifest,
+            ),
+            (
+                resolve,
+                "unexpected status from HEAD request to https://r.io/v2/a/manifests/v1: 500 Internal Server Error",
+                C::RegistryFailed,
+                Stage::Manifest,
+            ),
+            (
+                "failed to pull and unpack image \"r.io/a:v1\": failed to copy: httpReadSeeker: failed open: ",
+                "unexpected status code https://r.io/v2/a/manifests/sha256:1: 429 Too Many Requests - Server message: \
+                 toomanyrequests: You have reached your unauthenticated pull rate limit.",
+                C::RateLimited,
+                Stage::Blob,
+            ),
+            (resolve, "r.io/a:v1: not found", C::ImageUnknown, Stage::Manifest),
+            (
+                "failed to pull and unpack image \"r.io/a:v1\": failed to copy: httpReadSeeker: failed open: ",
+                "content at https://r.io/v2/a/blobs/sha256:1 not found: not found",
+                C::BlobUnknown,
+                Stage::Blob,
+            ),
+            (
+                "failed to pull and unpack image \"r.io/a:v1\": ",
+                "no match for platform in manifest: not found",
+                C::PlatformMissing,
+                Stage::Manifest,
+            ),
+            (
+                "failed to pull and unpack image \"r.io/a:v1\": failed to copy: ",
+                "read tcp 10.0.0.2:4->10.0.0.1:443: read: connection reset by peer",
+                C::ConnectionLost,
+                Stage::Blob,
+            ),
+            (
+                "failed to pull and unpack image \"r.io/a:v1\": failed commit on ref \"layer-sha256:1\": ",
+                "unexpected commit digest sha256:2, expected sha256:1: failed precondition",
+                C::DigestMismatch,
+                Stage::Digest,
+            ),
+            (
+                "failed to pull and unpack image \"r.io/a:v1\": failed to extract layer sha256:1: mount callback failed: ",
+                "write /var/lib/containerd/tmpmounts/c/x: no space left on device: unknown",
+                C::DiskFull,
+                Stage::Disk,
+            ),
+            (
+                "failed to pull and unpack image \"r.io/a:v1\": ",
+                "failed to extract layer sha256:1: archive/tar: invalid tar header: unknown",
+                C::ContentInvalid,
+                Stage::Unpack,
+            ),
+            (
+                "connection error: desc = \"transport: Error while dialing: ",
+                "dial unix /run/containerd/containerd.sock: connect: no such file or directory\"",
+                C::RuntimeUnavailable,
+                Stage::Runtime,
+            ),
+            (&ping, "dial tcp: lookup r.io: no such host", C::HostNotFound, Stage::Dns),
+            (&ping, "dial tcp 10.0.0.1:443: connect: connection refused", C::ConnectionRefused, Stage::Connect),
+            (crio, "reading manifest v1 in r.io/a: manifest unknown", C::ImageUnknown, Stage::Manifest),
+            (
+                crio,
+                "reading manifest v1 in r.io/a: unauthorized: authentication required",
+                C::Unauthorized,
+                Stage::Manifest,
+            ),
+            (
+                crio,
+                "reading manifest v1 in r.io/a: errors:\ndenied: requested access to the resource is denied\nunauthorized: authentication required",
+                C::Unauthorized,
+                Stage::Manifest,
+            ),
+            (crio, "reading manifest v1 in r.io/a: denied: no", C::Forbidden, Stage::Manifest),
+            (
+                crio,
+                "Requesting bearer token: invalid status code from registry 503 (Service Unavailable)",
+                C::Other,
+                Stage::Token,
+            ),
+            (
+                "",
+                "choosing an image from manifest list docker://r.io/a:v1: no image found in image index for architecture \"arm64\"",
+                C::PlatformMissing,
+                Stage::Manifest,
+            ),
+            (
+                "copying system image from manifest list: ",
+                "writing blob: storing blob to file \"/var/tmp/x\": write /var/tmp/x: no space left on device",
+                C::DiskFull,
+                Stage::Disk,
+            ),
+            (
+                "copying system image from manifest list: ",
+                "reading blob sha256:1: Digest did not match, expected sha256:1, got sha256:2",
+                C::DigestMismatch,
+                Stage::Digest,
+            ),
+            (
+                "",
+                "SignatureValidationFailed: Source image rejected: A signature was required, but no signature exists",
+                C::SignatureRejected,
+                Stage::Policy,
+            ),
+            ("", "context deadline exceeded", C::TimedOut, Stage::Manifest),
+            ("", "something else", C::Other, Stage::Runtime),
+        ] {
+            let text = format!("{before}{text}");
+            assert_eq!(from_text(RuntimeErrorKind::Other, &text), Fault::new(class, hop), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_code_alone_says_as_much_as_it_can() {
+        for (kind, class, hop) in [
+            (RuntimeErrorKind::NotFound, C::ImageUnknown, Stage::Manifest),
+            (RuntimeErrorKind::Denied, C::Unauthorized, Stage::Manifest),
+            (RuntimeErrorKind::DiskFull, C::DiskFull, Stage::Disk),
+            (RuntimeErrorKind::Unavailable, C::RuntimeUnavailable, Stage::Runtime),
+            (RuntimeErrorKind::TimedOut, C::TimedOut, Stage::Runtime),
+            (RuntimeErrorKind::Other, C::Other, Stage::Runtime),
+        ] {
+            assert_eq!(from_text(kind, "it did not work"), Fault::new(class, hop), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn every_text_can_be_found_and_none_hides_behind_another() {
+        for (index, (text, ..)) in TEXTS.iter().enumerate() {
+            assert_eq!(*text, text.to_ascii_lowercase());
+            let first = TEXTS.iter().position(|(other, ..)| text.contains(other)).expect("itself at least");
+            assert_eq!(first, index, "`{text}` is never reached");
+        }
+    }
+
+    #[test]
+    fn who_met_it_knows_best_however_deep() {
+        let inner = RuntimeError::other("connection refused").with_fault(Fault::new(ErrorClass::TlsFailed, Stage::Tls));
+        let middle = RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, "no").caused_by(inner);
+        let error = RuntimeError::other("could not pull").caused_by(middle);
+        assert_eq!(error.fault(), Fault::new(ErrorClass::TlsFailed, Stage::Tls));
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        let error = RuntimeError::other("could not write").caused_by(full);
+        assert_eq!(error.fault(), Fault::new(ErrorClass::DiskFull, Stage::Disk));
+    }
+}

@@ -1,0 +1,8 @@
+//! Why a store or runtime refused a call, with a class and a stage for machines.
+
+mod classify;
+mod error_class;
+mod runtime_error;
+
+pub use error_class::{ErrorClass, Fault, Stage};
+pub use runtime_error::{RuntimeError, RuntimeErrorKind, error_chain};
