@@ -29,8 +29,8 @@ use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser},
     inventory::{Inventory, MemoryRules},
     runtime::{
-        ContainerState, ImageFilesystems, ImageService, LayerGraph, Listing, Progress, PullRequest, RuntimeError,
-        RuntimeManager,
+        ContainerState, ImageFilesystems, ImageService, LayerGraph, Listing, LocalStore, Progress, PullRequest,
+        RuntimeError, RuntimeManager,
     },
     testing::FakeRuntime,
 };
@@ -116,6 +116,10 @@ impl Prepared {
 
 #[async_trait]
 impl ImageService for Prepared {
+    fn local(&self) -> Option<&dyn LocalStore> {
+        Some(self)
+    }
+
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let prepared = self.next.lock().expect("nobody panics with it").take();
         match prepared {
@@ -139,9 +143,12 @@ impl ImageService for Prepared {
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         Ok(self.filesystems.clone())
     }
+}
 
+#[async_trait]
+impl LocalStore for Prepared {
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        self.fake.layers().await
+        LocalStore::layers(&self.fake).await
     }
 }
 

@@ -15,7 +15,7 @@ use imagelet_core::{
     inventory::{HandedOut, Inventory},
     runtime::{
         Certainty, Container, ContainerService, ContainerState, FilesystemUsage, ImageFilesystems, ImageService,
-        LayerFacts, LayerGraph, Listing, Progress, PullRequest, RuntimeError, RuntimeManager, Sandbox,
+        LayerFacts, LayerGraph, Listing, LocalStore, Progress, PullRequest, RuntimeError, RuntimeManager, Sandbox,
     },
 };
 
@@ -233,6 +233,10 @@ impl World {
 
 #[async_trait]
 impl ImageService for World {
+    fn local(&self) -> Option<&dyn LocalStore> {
+        Some(self)
+    }
+
     async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let present: Vec<usize> = self.lock().present.iter().copied().collect();
         Ok(present.into_iter().map(|image| Arc::new(self.image(image))).collect())
@@ -258,7 +262,10 @@ impl ImageService for World {
         let images = FilesystemUsage { measured_at: at(0), mountpoint: "/".into(), used, inodes_used: None };
         Ok(ImageFilesystems { images: vec![images.clone()], containers: vec![images] })
     }
+}
 
+#[async_trait]
+impl LocalStore for World {
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         let layer = |(number, bytes): (usize, &u64)| LayerFacts {
             id: number.to_string().into(),

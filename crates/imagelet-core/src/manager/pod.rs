@@ -116,7 +116,7 @@ pub trait PodWatch: Send + Sync {
     }
 
     /// One image is settled.
-    fn settled(&self, image: usize, outcome: &PodOutcome) {
+    fn finished(&self, image: usize, outcome: &PodOutcome) {
         let _ = (image, outcome);
     }
 }
@@ -153,7 +153,7 @@ impl ImageManager {
                     for image in step.all() {
                         board_of_all.lock()[image] = Some(outcome.clone());
                         self.report_start(request, image, &board_of_all.lock());
-                        watch.settled(image, &outcome);
+                        watch.finished(image, &outcome);
                     }
                 }
             })

@@ -1,14 +1,14 @@
 //! The one seam: what can be asked of a store of images.
 
-use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
+use std::{fmt, path::PathBuf, time::SystemTime};
 
 use async_trait::async_trait;
 
-use super::{Freed, ImageDetails, LayerGraph, Listing, PullEstimate, PullWay, RuntimeError};
-use crate::{
-    credentials::Credential,
-    image::{ByteSize, Digest, Image, ImageId, ImageSpec, Platform},
+use super::{
+    Freed, ImageDetails, Listing, LocalStore, RuntimeError,
+    pull_request::{Progress, PullRequest},
 };
+use crate::image::{ByteSize, Image, ImageId, ImageSpec};
 
 /// A store of images: a runtime seen through CRI, the embedded engine, or a fake.
 ///
@@ -42,135 +42,21 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     /// thread and must not block.
     async fn pull(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, RuntimeError>;
 
-    /// Tells what such a pull would still cost, without fetching more than manifests. `None`: this store cannot tell,
-    /// as CRI cannot.
-    ///
-    /// It leaves nothing behind. An answer is the same `manifest` that a pull at the same moment would report, and
-    /// misses nothing once that pull is done.
-    ///
-    /// # Errors
-    /// Where a pull at the same moment would fail before its first layer, for the same reason.
-    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
-        let _ = request;
-        Ok(None)
-    }
-
     /// Removes an image with all its names. Absent is success.
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError>;
 
-    /// Takes one name away; the image goes with its last. Absent is success.
-    ///
-    /// # Errors
-    /// [`super::RuntimeErrorKind::Unsupported`] where the store knows no such call, as CRI does not.
-    async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        Err(RuntimeError::unsupported(format!("this runtime cannot remove the name `{name}` alone")))
-    }
-
     /// How much the images, and the containers' writable layers, take where.
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError>;
+
+    /// What the store offers beyond these calls, where it is in this process. `None`: a runtime behind a socket.
+    fn local(&self) -> Option<&dyn LocalStore> {
+        None
+    }
 
     /// What pulls under way have been promised of the disk and not written yet.
     fn reserved(&self) -> Freed {
         Freed::default()
     }
-
-    /// Which images share which parts, and what each part takes. `None`: this store cannot tell.
-    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        Ok(None)
-    }
-}
-
-/// What to fetch, for whom.
-#[derive(Clone, Debug, Default)]
-pub struct PullRequest {
-    /// The reference, with its tag or digest.
-    pub image: ImageSpec,
-    /// Shown to the registry; `None` asks anonymously.
-    pub credential: Option<Credential>,
-    /// The pod on whose behalf, where there is one.
-    pub sandbox: Option<SandboxConfig>,
-    /// `None`: the machine this runs on. CRI cannot carry it.
-    pub platform: Option<Platform>,
-}
-
-/// Who a pull is for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SandboxConfig {
-    /// The pod's name.
-    pub name: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its uid.
-    pub uid: String,
-    /// All that the asker's interface said of it, for a runtime that speaks the same. `None`: the asker spoke another.
-    pub encoded: Option<EncodedPod>,
-}
-
-/// A pod's configuration as an interface encodes it: carried on, and read by nobody here. Prints its length alone.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct EncodedPod(Arc<[u8]>);
-
-impl EncodedPod {
-    /// Takes it as it is.
-    pub fn new(bytes: &[u8]) -> Self {
-        Self(bytes.into())
-    }
-
-    /// As it was taken.
-    pub fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for EncodedPod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "[{} bytes]", self.0.len())
-    }
-}
-
-/// Where a pull reports how far it is.
-pub type Progress = Arc<dyn Fn(PullEvent) + Send + Sync>;
-
-/// A progress sink that listens to nothing.
-pub fn no_progress() -> Progress {
-    Arc::new(|_| {})
-}
-
-/// A step of a pull.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PullEvent {
-    /// How the image comes into a runtime, where there is a choice; again where an import becomes a forward.
-    Way(PullWay),
-    /// The manifest is known: what will be fetched, in manifest order.
-    Resolved {
-        /// Digest of the manifest chosen for the platform.
-        manifest: Digest,
-        /// Digest and compressed size of each layer.
-        layers: Vec<(Digest, ByteSize)>,
-    },
-    /// A layer went on.
-    Layer {
-        /// Which.
-        digest: Digest,
-        /// Where it stands.
-        state: LayerState,
-    },
-    /// All layers are here; they are being made durable and named.
-    Committing,
-}
-
-/// Where a layer stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LayerState {
-    /// It was here before; no byte of it is fetched.
-    Present,
-    /// This many compressed bytes came in over the network.
-    Fetching {
-        /// Bytes received so far.
-        received: ByteSize,
-    },
-    /// It is fetched, verified and unpacked.
-    Done,
 }
 
 /// The file systems images and containers live on.

@@ -140,9 +140,12 @@ impl RuntimeManager {
         outcome
     }
 
-    /// Tells what a pull would still cost; see [`ImageService::estimate`].
+    /// What a pull would still cost; see [`super::LocalStore::estimate`].
     pub async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
-        self.images.estimate(request).await
+        match self.images.local() {
+            Some(store) => store.estimate(request).await,
+            None => Ok(None),
+        }
     }
 
     /// Removes an image with all its names; see [`ImageService::remove`].
@@ -150,9 +153,15 @@ impl RuntimeManager {
         self.counted("remove_image", self.images.remove(spec)).await
     }
 
-    /// Takes one name away; see [`ImageService::untag`].
+    /// Removes one name; see [`super::LocalStore::untag`].
+    ///
+    /// # Errors
+    /// [`super::RuntimeErrorKind::Unsupported`] where images are a runtime's.
     pub async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        self.images.untag(name).await
+        match self.images.local() {
+            Some(store) => store.untag(name).await,
+            None => Err(RuntimeError::unsupported(format!("this runtime cannot remove the name `{name}` alone"))),
+        }
     }
 
     /// Where images are and what they take; see [`ImageService::filesystem`].
@@ -165,14 +174,17 @@ impl RuntimeManager {
         self.images.reserved()
     }
 
-    /// What images share; see [`ImageService::layers`] and [`LayerSource::layers`].
+    /// What images share; see [`super::LocalStore::layers`] and [`LayerSource::layers`].
     pub async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         if let Some(source) = &self.layers
             && let Some(graph) = source.layers().await?
         {
             return Ok(Some(graph));
         }
-        self.images.layers().await
+        match self.images.local() {
+            Some(store) => store.layers().await,
+            None => Ok(None),
+        }
     }
 
     /// Images mounted into a container as volumes; see [`ContainerService::mounted_images`].

@@ -9,9 +9,11 @@ mod image_service;
 mod import;
 mod layers;
 mod listing;
+mod local_store;
 mod manager;
 mod operations;
 mod pull_observer;
+mod pull_request;
 mod space_request;
 
 pub use containers::{
@@ -22,10 +24,7 @@ pub use details::{ImageDetails, JsonText, LayerDetails, chain_ids};
 pub use error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage, error_chain};
 pub use estimate::PullEstimate;
 pub use filesystem_usage::StoreMeasure;
-pub use image_service::{
-    EncodedPod, FilesystemUsage, ImageFilesystems, ImageService, LayerState, Progress, PullEvent, PullRequest,
-    SandboxConfig, no_progress,
-};
+pub use image_service::{FilesystemUsage, ImageFilesystems, ImageService};
 pub use import::{
     ForwardReason, ImageBacking, ImageImporter, ImportError, ImportMode, ImportSite, ImportStage, ImportStanding,
     ImportedDocument, ImportedImage, ImportedLayer, ImportingImages, LayerImport, LayerSink, OpenedSite, PullWay,
@@ -34,6 +33,8 @@ pub use import::{
 };
 pub use layers::{Certainty, Freed, LayerFacts, LayerGraph, LayerShare, LayerSource};
 pub use listing::Listing;
+pub use local_store::LocalStore;
 pub use manager::{Pod, RuntimeManager};
 pub use pull_observer::{PullEnd, PullObserver};
+pub use pull_request::{EncodedPod, LayerState, Progress, PullEvent, PullRequest, SandboxConfig, no_progress};
 pub use space_request::{MakeRoom, RoomMade, RoomWanted};

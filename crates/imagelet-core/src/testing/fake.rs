@@ -14,8 +14,8 @@ use crate::{
     image::{ByteSize, Digest, Image, ImageId, ImageNames, ImageSpec, ImageUser, Reference, default_tag, look_up},
     runtime::{
         Certainty, Container, ContainerService, ContainerState, FilesystemUsage, Freed, ImageDetails, ImageFilesystems,
-        ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Listing, Progress, PullEstimate, PullEvent,
-        PullRequest, RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage,
+        ImageService, JsonText, LayerFacts, LayerGraph, LayerState, Listing, LocalStore, Progress, PullEstimate,
+        PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, Sandbox, SandboxImage,
     },
 };
 
@@ -420,6 +420,10 @@ impl Drop for Running<'_> {
 
 #[async_trait]
 impl ImageService for FakeRuntime {
+    fn local(&self) -> Option<&dyn LocalStore> {
+        Some(self)
+    }
+
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         let mut fake = self.enter("list", "")?;
         match filter.filter(|spec| !spec.image.is_empty()) {
@@ -474,6 +478,32 @@ impl ImageService for FakeRuntime {
         Ok(offer.id)
     }
 
+    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
+        let mut fake = self.enter("remove", &spec.image)?;
+        if let Some(id) = fake.find(&spec.image)?.map(|image| image.id.clone()) {
+            fake.images.remove(&id);
+        }
+        Ok(())
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        let fake = self.enter("filesystem", "")?;
+        let usage = FilesystemUsage {
+            measured_at: SystemTime::now(),
+            mountpoint: PathBuf::from("/"),
+            used: fake.images.values().map(|image| image.size).sum(),
+            inodes_used: Some(0),
+        };
+        Ok(ImageFilesystems { images: vec![usage.clone()], containers: vec![usage] })
+    }
+
+    fn reserved(&self) -> Freed {
+        self.lock().reserved
+    }
+}
+
+#[async_trait]
+impl LocalStore for FakeRuntime {
     async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
         if !self.lock().estimates {
             return Ok(None);
@@ -494,14 +524,6 @@ impl ImageService for FakeRuntime {
         }))
     }
 
-    async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
-        let mut fake = self.enter("remove", &spec.image)?;
-        if let Some(id) = fake.find(&spec.image)?.map(|image| image.id.clone()) {
-            fake.images.remove(&id);
-        }
-        Ok(())
-    }
-
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
         let mut fake = self.enter("untag", name)?;
         let name = normal(name);
@@ -512,21 +534,6 @@ impl ImageService for FakeRuntime {
             fake.images.remove(&id);
         }
         Ok(())
-    }
-
-    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        let fake = self.enter("filesystem", "")?;
-        let usage = FilesystemUsage {
-            measured_at: SystemTime::now(),
-            mountpoint: PathBuf::from("/"),
-            used: fake.images.values().map(|image| image.size).sum(),
-            inodes_used: Some(0),
-        };
-        Ok(ImageFilesystems { images: vec![usage.clone()], containers: vec![usage] })
-    }
-
-    fn reserved(&self) -> Freed {
-        self.lock().reserved
     }
 
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {

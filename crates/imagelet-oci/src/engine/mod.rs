@@ -25,7 +25,7 @@ use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, Reference},
     runtime::{
         ContainerService, FilesystemUsage, Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing,
-        MakeRoom, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, StoreMeasure,
+        LocalStore, MakeRoom, Progress, PullEstimate, PullRequest, RuntimeError, RuntimeErrorKind, StoreMeasure,
     },
 };
 
@@ -274,6 +274,10 @@ impl Engine {
 
 #[async_trait]
 impl ImageService for Engine {
+    fn local(&self) -> Option<&dyn LocalStore> {
+        Some(self)
+    }
+
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         match filter.filter(|spec| !spec.image.is_empty()) {
             Some(spec) => Ok(self.listed_by(spec)?.into_iter().collect()),
@@ -299,10 +303,6 @@ impl ImageService for Engine {
         scarce::retried(|| self.pull_once(request, &progress)).await
     }
 
-    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
-        self.estimated(request).await.map(Some)
-    }
-
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let found = self.store.resolve(&spec.image)?.or_else(|| self.store.resolve_damaged(&spec.image));
         let Some(id) = found else { return Ok(()) };
@@ -318,6 +318,32 @@ impl ImageService for Engine {
         })
         .await
         .map_err(failed)
+    }
+
+    fn reserved(&self) -> Freed {
+        let (amount, _) = self.reservations.open().reserved();
+        Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        let now = SystemTime::now();
+        // One store serves all handlers, and writable layers live in it, too.
+        let all = StoreMeasure {
+            store: String::new(),
+            bytes: occupied(&self.store),
+            inodes: self.store.takes().inodes,
+            at: now,
+        };
+        let roots = [(String::new(), self.store.disk_place().to_owned())].into();
+        let images = FilesystemUsage::by_store("", &roots, &[all], now);
+        Ok(ImageFilesystems { containers: images.clone(), images })
+    }
+}
+
+#[async_trait]
+impl LocalStore for Engine {
+    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
+        self.estimated(request).await.map(Some)
     }
 
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
@@ -348,11 +374,6 @@ impl ImageService for Engine {
         .map_err(|error| removal_error(name, error))
     }
 
-    fn reserved(&self) -> Freed {
-        let (amount, _) = self.reservations.open().reserved();
-        Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
-    }
-
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || {
@@ -360,20 +381,6 @@ impl ImageService for Engine {
             Ok(Some(store.graph(&mounted)))
         })
         .await
-    }
-
-    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        let now = SystemTime::now();
-        // One store serves all handlers, and writable layers live in it, too.
-        let all = StoreMeasure {
-            store: String::new(),
-            bytes: occupied(&self.store),
-            inodes: self.store.takes().inodes,
-            at: now,
-        };
-        let roots = [(String::new(), self.store.disk_place().to_owned())].into();
-        let images = FilesystemUsage::by_store("", &roots, &[all], now);
-        Ok(ImageFilesystems { containers: images.clone(), images })
     }
 }
 

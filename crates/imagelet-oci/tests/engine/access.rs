@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use imagelet_core::{
     image::{Digest, ImageSpec},
-    runtime::{ImageService as _, PullRequest, RuntimeErrorKind},
+    runtime::{ImageService as _, LocalStore as _, PullRequest, RuntimeErrorKind},
 };
 use imagelet_oci::{Engine, EngineConfig, LayerSharing};
 use serde_json::{Value, json};

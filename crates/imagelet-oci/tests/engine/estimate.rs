@@ -3,7 +3,7 @@
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     image::{ByteSize, ImageSpec, Platform},
-    runtime::{ImageService as _, PullEstimate, PullRequest, RuntimeErrorKind, no_progress},
+    runtime::{ImageService as _, LocalStore as _, PullEstimate, PullRequest, RuntimeErrorKind, no_progress},
 };
 use imagelet_oci::Engine;
 

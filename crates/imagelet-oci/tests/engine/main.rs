@@ -20,7 +20,8 @@ use fixture::{Layer, TestRegistry};
 use imagelet_core::{
     image::{ImageId, ImageSpec},
     runtime::{
-        ImageService as _, LayerState, Progress, PullEvent, PullRequest, RuntimeError, RuntimeErrorKind, no_progress,
+        ImageService as _, LayerState, LocalStore as _, Progress, PullEvent, PullRequest, RuntimeError,
+        RuntimeErrorKind, no_progress,
     },
     testing::conformance,
 };

@@ -11,7 +11,7 @@ use std::{
 
 use imagelet_core::{
     image::ImageSpec,
-    runtime::{ImageService as _, RuntimeErrorKind},
+    runtime::{ImageService as _, LocalStore as _, RuntimeErrorKind},
 };
 use imagelet_oci::{Engine, EngineConfig};
 use rustix::mount::{MountFlags, UnmountFlags};

@@ -40,7 +40,7 @@ pub(crate) struct Replies {
 
 impl Replies {
     /// Passes one on, or drops it where the reader is slow: the next one says where things stand, too.
-    pub(crate) fn tell(&self, document: Vec<u8>) {
+    pub(crate) fn report(&self, document: Vec<u8>) {
         drop(self.sender.try_send(Ok(reply(Reply::Progress(document)))));
     }
 
@@ -266,7 +266,7 @@ mod tests {
     impl Handler for Echo {
         async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal> {
             for step in [b"1".to_vec(), b"2".to_vec()] {
-                replies.tell(step);
+                replies.report(step);
                 tokio::task::yield_now().await;
             }
             match command {

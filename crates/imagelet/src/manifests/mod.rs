@@ -14,7 +14,7 @@ use objects::{AccountManifest, ClassManifest, Named, Object, ObjectError, PodMan
 /// Longest file of manifests that is read.
 pub(crate) const FILE_LENGTH_MAX: u64 = objects::FILE_LENGTH_MAX as u64;
 /// Kinds named in a note; a bundle has many.
-const KINDS_TOLD_MAX: usize = 8;
+const KINDS_NAMED_MAX: usize = 8;
 /// The account of pods that name none.
 const DEFAULT_ACCOUNT: &str = "default";
 
@@ -231,14 +231,14 @@ fn kinds(cluster: &Cluster) -> Vec<String> {
     kinds.extend(cluster.others.values().flat_map(BTreeMap::keys).cloned());
     kinds.sort();
     kinds.dedup();
-    kinds.truncate(KINDS_TOLD_MAX);
+    kinds.truncate(KINDS_NAMED_MAX);
     kinds.into_iter().map(|kind| format!("`{kind}`")).collect()
 }
 
 fn others_text(file: &str, kinds: &BTreeMap<String, usize>) -> String {
     let count: usize = kinds.values().sum();
-    let mut named: Vec<String> = kinds.keys().take(KINDS_TOLD_MAX).cloned().collect();
-    if kinds.len() > KINDS_TOLD_MAX {
+    let mut named: Vec<String> = kinds.keys().take(KINDS_NAMED_MAX).cloned().collect();
+    if kinds.len() > KINDS_NAMED_MAX {
         named.push("…".into());
     }
     let plural = if count == 1 { "" } else { "s" };

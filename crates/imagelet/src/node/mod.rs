@@ -96,7 +96,7 @@ async fn answer<C: Command>(node: &LocalNode, body: &[u8], progress: Replies) ->
     let command: C = read(C::NAME, body)?;
     let steps: Steps = Arc::new(move |step| {
         if let Ok(document) = serde_json::to_vec(&step) {
-            progress.tell(document);
+            progress.report(document);
         }
     });
     let document = |value: Result<Vec<u8>, serde_json::Error>| value.unwrap_or_default();

@@ -16,8 +16,8 @@ use imagelet_core::{
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
     manager::{Caller, EnsureRequest, PodIdentity, PullPolicy},
     runtime::{
-        ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing, Progress, PullEstimate, PullRequest,
-        RuntimeError, RuntimeErrorKind, SandboxConfig,
+        ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullRequest, RuntimeError, RuntimeErrorKind,
+        SandboxConfig,
     },
 };
 use tokio_util::sync::CancellationToken;
@@ -172,11 +172,6 @@ impl ImageService for ServedImages {
         Ok(ensured.id)
     }
 
-    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
-        let node = self.readiness.node().await?;
-        node.parts().runtime.estimate(request).await
-    }
-
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let node = self.readiness.node().await?;
         let parts = node.parts();
@@ -208,16 +203,6 @@ impl ImageService for ServedImages {
             Self::tell(&node, EventKind::Warning, "PinnedImageRemoved", message);
         }
         Ok(())
-    }
-
-    async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        let node = self.readiness.node().await?;
-        node.parts().runtime.untag(name).await
-    }
-
-    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        let node = self.readiness.node().await?;
-        node.parts().runtime.layers().await
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::*;
 use crate::{
     image::Digest,
-    runtime::{Listing, PullEstimate},
+    runtime::{Listing, LocalStore, PullEstimate},
 };
 
 const MEGABYTE: u64 = 1_000_000;
@@ -59,6 +59,10 @@ fn size_of(image: &str) -> ByteSize {
 
 #[async_trait]
 impl ImageService for Link {
+    fn local(&self) -> Option<&dyn LocalStore> {
+        Some(self)
+    }
+
     async fn list(&self, _filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         Ok(Listing::default())
     }
@@ -103,6 +107,17 @@ impl ImageService for Link {
         Ok(ImageId::new(image))
     }
 
+    async fn remove(&self, _spec: &ImageSpec) -> Result<(), RuntimeError> {
+        Ok(())
+    }
+
+    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
+        Ok(ImageFilesystems::default())
+    }
+}
+
+#[async_trait]
+impl LocalStore for Link {
     async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
         // A round trip or two to the registry.
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -115,13 +130,5 @@ impl ImageService for Link {
             bytes_unpacked: None,
             inodes: None,
         }))
-    }
-
-    async fn remove(&self, _spec: &ImageSpec) -> Result<(), RuntimeError> {
-        Ok(())
-    }
-
-    async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        Ok(ImageFilesystems::default())
     }
 }

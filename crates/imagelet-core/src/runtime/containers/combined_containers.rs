@@ -33,7 +33,7 @@ impl CombinedContainers {
         if container_id.starts_with(OWN) { &*self.own } else { &*self.runtime }
     }
 
-    fn told(&self, error: RuntimeError) -> RuntimeError {
+    fn unavailable(&self, error: RuntimeError) -> RuntimeError {
         let message = format!("could not ask `{}` which images of the store its containers use", self.name);
         RuntimeError::new(error.kind(), message).caused_by(error)
     }
@@ -43,13 +43,13 @@ impl CombinedContainers {
 impl ContainerService for CombinedContainers {
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError> {
         let mut containers = self.own.containers().await?;
-        containers.extend(self.runtime.containers().await.map_err(|error| self.told(error))?);
+        containers.extend(self.runtime.containers().await.map_err(|error| self.unavailable(error))?);
         Ok(containers)
     }
 
     async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
         let mut sandboxes = self.own.sandboxes().await?;
-        sandboxes.extend(self.runtime.sandboxes().await.map_err(|error| self.told(error))?);
+        sandboxes.extend(self.runtime.sandboxes().await.map_err(|error| self.unavailable(error))?);
         Ok(sandboxes)
     }
 
@@ -63,11 +63,11 @@ impl ContainerService for CombinedContainers {
 
     /// A store of our own has no sandboxes.
     async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
-        self.runtime.sandbox_image(sandbox_id).await.map_err(|error| self.told(error))
+        self.runtime.sandbox_image(sandbox_id).await.map_err(|error| self.unavailable(error))
     }
 
     async fn default_sandbox_images(&self) -> Result<Vec<String>, RuntimeError> {
-        self.runtime.default_sandbox_images().await.map_err(|error| self.told(error))
+        self.runtime.default_sandbox_images().await.map_err(|error| self.unavailable(error))
     }
 }
 

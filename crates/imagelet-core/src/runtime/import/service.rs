@@ -20,8 +20,8 @@ use crate::{
     image::{Digest, Image, ImageId, ImageSpec, Reference, shown_name},
     metrics::{Family, MetricKind, Metrics},
     runtime::{
-        Freed, ImageDetails, ImageFilesystems, ImageService, LayerGraph, Listing, Progress, PullEstimate, PullEvent,
-        PullRequest, RuntimeError, RuntimeErrorKind,
+        Freed, ImageDetails, ImageFilesystems, ImageService, Listing, Progress, PullEvent, PullRequest, RuntimeError,
+        RuntimeErrorKind,
     },
 };
 
@@ -416,16 +416,8 @@ impl ImageService for ImportingImages {
         }
     }
 
-    async fn estimate(&self, request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
-        self.inner.estimate(request).await
-    }
-
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         self.inner.remove(spec).await
-    }
-
-    async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
-        self.inner.untag(name).await
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
@@ -435,10 +427,6 @@ impl ImageService for ImportingImages {
     fn reserved(&self) -> Freed {
         let importer = self.shared().opened.as_ref().map(|(_, site)| Arc::clone(&site.importer));
         importer.map_or_else(Freed::default, |importer| importer.reserved()).plus(self.inner.reserved())
-    }
-
-    async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
-        self.inner.layers().await
     }
 }
 

@@ -141,7 +141,7 @@ impl PodWatch for Telling<'_> {
         })
     }
 
-    fn settled(&self, image: usize, outcome: &PodOutcome) {
+    fn finished(&self, image: usize, outcome: &PodOutcome) {
         (self.steps)(Step::Settled { image, row: Box::new(self.row(image, outcome, &[])) });
     }
 }

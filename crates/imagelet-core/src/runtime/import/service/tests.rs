@@ -170,7 +170,7 @@ async fn the_service_keeps_the_promises_of_all_services_whichever_way_pulls_take
             second: "r.io/second:v1".into(),
             absent: "r.io/absent:v1".into(),
             reports_progress: true,
-            untags: true,
+            untags: false,
             tells_layers: false,
         };
         conformance::run(&*node.images(mode).0, &images).await;
