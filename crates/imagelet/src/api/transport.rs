@@ -32,7 +32,7 @@ const FRAME_BYTES_MAX: u32 = 1 << 20;
 /// Progress that a slow reader has not taken yet; what comes on top is dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
 
-/// Where documents about how far a command is go, while its reader is there.
+/// The channel for progress documents of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Replies {
     sender: mpsc::Sender<Result<CallReply, Status>>,
@@ -44,25 +44,23 @@ impl Replies {
         drop(self.sender.try_send(Ok(reply(Reply::Progress(document)))));
     }
 
-    /// Passes one on as soon as the reader has room. False when there is none any more.
+    /// Sends one as soon as the reader has room. False when the reader is gone.
     pub(crate) async fn deliver(&self, document: Vec<u8>) -> bool {
         self.sender.send(Ok(reply(Reply::Progress(document)))).await.is_ok()
     }
 
-    /// Waits until the reader is gone.
     pub(crate) async fn closed(&self) {
         self.sender.closed().await;
     }
 }
 
-/// Runs commands, whatever they are.
 #[async_trait]
 pub(crate) trait Handler: Send + Sync + 'static {
-    /// Runs one. Dropping the future gives the command up.
+    /// Runs one. Dropping the future cancels the command.
     async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal>;
 }
 
-/// Why there is no result.
+/// Why a command has no result.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// No such command, or its document does not read.
@@ -71,22 +69,21 @@ pub(crate) enum Refusal {
     Failed(Vec<u8>),
 }
 
-/// What a call ended with, short of a result.
+/// Why a call has no result.
 #[derive(Debug)]
 pub(crate) enum CallError {
-    /// Whoever listens there does not speak this interface.
+    /// The server does not know this interface.
     NotOurs,
-    /// Nobody listens there.
+    /// No server listens there.
     Absent(std::io::Error),
-    /// Nothing came for as long as is waited.
+    /// No answer within the timeout.
     Silent,
     /// The command failed; the document says why.
     Failed(Vec<u8>),
-    /// The connection or the daemon gave out.
+    /// The connection or the daemon failed.
     Broken(String),
 }
 
-/// The interface, for a tonic router.
 pub(crate) fn service(handler: Arc<dyn Handler>) -> NodeServer<impl v1::node_server::Node> {
     NodeServer::new(Server { handler })
         .max_decoding_message_size(REQUEST_BYTES_MAX)
@@ -147,14 +144,12 @@ pub(crate) enum Wait<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     socket: std::path::PathBuf,
-    /// How long a daemon may be silent.
     patience: Duration,
     /// Where a probe was answered, until the next call.
     probed: Arc<Mutex<Option<Channel>>>,
 }
 
 impl Client {
-    /// The daemon at this path, asked with the first call.
     pub(crate) fn new(socket: impl Into<std::path::PathBuf>, patience: Duration) -> Self {
         Self { socket: socket.into(), patience, probed: Arc::default() }
     }
@@ -175,7 +170,6 @@ impl Client {
         answer
     }
 
-    /// Runs a command there.
     pub(crate) async fn call(
         &self,
         command: &str,

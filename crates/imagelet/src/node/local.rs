@@ -34,31 +34,19 @@ use crate::{api::ImageRow, config::Settings, failure::Failure};
 /// How long the end of a command waits for a runtime to list its images.
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
-/// What a node is made of.
+/// The parts of a node.
 pub(crate) struct NodeParts {
-    /// Store and containers behind their ports.
     pub(crate) runtime: RuntimeManager,
-    /// What is there, since when, used by whom.
     pub(crate) inventory: Arc<Inventory>,
-    /// Pulls.
     pub(crate) manager: ImageManager,
-    /// How far pulls are.
     pub(crate) pulls: PullTracker,
-    /// How long the images of pods take.
     pub(crate) pod_starts: Arc<PodStarts>,
-    /// What happens.
     pub(crate) events: Arc<LogEvents>,
-    /// The node's own credentials.
     pub(crate) keyring: Arc<NodeKeyring>,
-    /// Programs that know credentials.
     pub(crate) providers: Arc<Providers>,
-    /// Collects.
     pub(crate) gc: ImageGc,
-    /// What was pulled for whom.
     pub(crate) records: Arc<PullRecords>,
-    /// What was decided on images, and why.
     pub(crate) decisions: Arc<AuditLog>,
-    /// Counters.
     pub(crate) metrics: Arc<Metrics>,
     /// The embedded store, where there is one.
     pub(crate) engine: Option<Arc<Engine>>,
@@ -66,23 +54,20 @@ pub(crate) struct NodeParts {
     pub(crate) imports: Option<Arc<ImportingImages>>,
     /// `store DIR` or `runtime URI`.
     pub(crate) backend: String,
-    /// Whether this is the daemon, not a single command.
+    /// The daemon, not a single command.
     pub(crate) is_daemon: bool,
     /// False where nobody can say what is in use: then nothing may be collected.
     pub(crate) uses_known: bool,
-    /// Nothing was remembered of this node's images.
+    /// There is no record of this node's images yet.
     pub(crate) takes_over: bool,
 }
 
-/// A node in this process.
 pub(crate) struct LocalNode {
     pub(crate) parts: NodeParts,
     settings: RwLock<Arc<Settings>>,
     pub(crate) collections: CollectionStats,
     pub(crate) started_at: SystemTime,
-    /// How many follow the events.
     pub(crate) followers: AtomicUsize,
-    /// How the periodic collections went.
     gc_runs: Mutex<GcRuns>,
     /// The next pass is the first on this node: what it finds adopted was taken over.
     pub(crate) takes_over: AtomicBool,
@@ -91,7 +76,6 @@ pub(crate) struct LocalNode {
 }
 
 impl LocalNode {
-    /// Puts a node together.
     pub(crate) fn new(parts: NodeParts, settings: Settings) -> Self {
         parts.gc.set_rules(settings.collection.rules());
         parts.inventory.protect_sandbox_images(settings.sandbox_images.clone());
@@ -108,12 +92,10 @@ impl LocalNode {
         }
     }
 
-    /// Its parts.
     pub(crate) fn parts(&self) -> &NodeParts {
         &self.parts
     }
 
-    /// The configuration now in force.
     pub(crate) fn settings(&self) -> Arc<Settings> {
         Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -126,7 +108,7 @@ impl LocalNode {
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
     }
 
-    /// Puts on disk what a single command learned; a daemon does so by the clock.
+    /// Writes to disk what a single command learned; a daemon does so periodically.
     pub(crate) async fn close(&self) {
         if let Some(engine) = &self.parts.engine
             && engine.check_writable().is_err()
@@ -168,7 +150,7 @@ impl LocalNode {
         Ok(self.parts.inventory.refresh(SystemTime::now()).await?)
     }
 
-    /// The store can be looked at although the runtime that runs from it is away.
+    /// The store can be listed although the runtime that runs from it does not answer.
     async fn without_uses(&self, failure: Failure) -> Result<Vec<Arc<Image>>, Failure> {
         if self.parts.engine.is_none() {
             return Err(failure);

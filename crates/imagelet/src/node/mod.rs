@@ -30,17 +30,16 @@ pub(crate) use local::{LocalNode, NodeParts};
 pub(crate) use pulls::PullTracker;
 pub(crate) use remote::{Probed, RemoteNode};
 
-/// A node to ask.
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
-    /// Its parts are in this process.
+    /// In this process.
     Local(Arc<LocalNode>),
-    /// A daemon has them.
+    /// Behind the socket of a daemon.
     Remote(RemoteNode),
 }
 
 impl Node {
-    /// Runs a command and answers alike, wherever the node is.
+    /// Runs a command wherever the node is.
     pub(crate) async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
         match self {
             Self::Local(node) => command.run(node, steps).await,
@@ -48,7 +47,7 @@ impl Node {
         }
     }
 
-    /// What happens there, line by line, until the daemon or the reader ends it.
+    /// Follows the events until the daemon or the reader ends.
     pub(crate) async fn follow(
         &self,
         asked: &EventsRequest,

@@ -16,7 +16,6 @@ use crate::{
     failure::Failure,
 };
 
-/// A daemon to ask.
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteNode {
     socket: PathBuf,
@@ -47,7 +46,6 @@ impl RemoteNode {
         }
     }
 
-    /// Nothing answers at the socket.
     pub(crate) fn unreachable(&self, error: &std::io::Error) -> Failure {
         Failure::because(format!("could not reach the daemon at `{}`", self.socket.display()), error)
             .or_hint("start it with `imagelet serve`, or work without one: `--store DIR`")
@@ -95,7 +93,6 @@ impl RemoteNode {
         })
     }
 
-    /// How long it may be silent, as people read it.
     fn patience(&self) -> GoDuration {
         GoDuration::from_std(self.patience)
     }
@@ -162,12 +159,11 @@ impl RemoteNode {
     }
 }
 
-/// What a silence of the daemon comes to.
+/// What follows a silence of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Silence {
-    /// The command fails.
     End,
-    /// It is no matter: nothing happens there.
+    /// Nothing: no event is due.
     Quiet,
     /// One line for the user, once.
     Report,
@@ -183,14 +179,12 @@ fn on_silence(time: AnswerTime, are_events: bool, answers: bool) -> Silence {
     }
 }
 
-/// What is at a socket.
+/// The result of a probe of a socket.
 #[derive(Debug)]
 pub(crate) enum Probed {
-    /// An imagelet.
     Ours,
-    /// Something else, a CRI runtime at best.
+    /// Another server.
     OtherCri,
-    /// No socket.
     Missing,
     /// A socket on which nothing answers, or that this user may not use.
     Silent(std::io::Error),

@@ -80,7 +80,6 @@ impl From<&FsStats> for FsRow {
     }
 }
 
-/// What the embedded store knows of an image, as a document.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct StoredDetails<'a> {
@@ -89,11 +88,10 @@ struct StoredDetails<'a> {
     platform: &'a str,
     layers: Vec<serde_json::Value>,
     pulled_at: Option<String>,
-    /// As the registry sent it.
     config: &'a RawValue,
 }
 
-/// The details of an image, as the text that they are written as.
+/// The details of an image as JSON.
 pub(crate) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
     let layer = |layer: &LayerEntry| json!({ "blob": layer.blob, "size": layer.size, "diffId": layer.diff_id, "mediaType": layer.media_type });
     let details = StoredDetails {
@@ -107,7 +105,7 @@ pub(crate) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
     serde_json::value::to_raw_value(&details).ok()
 }
 
-/// What is told of an image that a pass has seen.
+/// The row of an image that a pass has seen.
 pub(crate) fn row(entry: &Entry, shares: &Shares<'_>) -> ImageRow {
     ImageRow {
         first_seen: moment(here_since(entry)),

@@ -6,7 +6,6 @@ use imagelet_core::runtime::{ImportMode, ImportStanding, ImportingImages, Regist
 use crate::api::{ImportStatus, PullWayRow, moment};
 
 impl ImportStatus {
-    /// Asks the runtime.
     pub(crate) async fn of(images: &ImportingImages) -> Self {
         Self { recent: images.ways().iter().map(PullWayRow::of).collect(), ..Self::standing(&images.standing().await) }
     }

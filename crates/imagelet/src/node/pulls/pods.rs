@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// Most images of one pod; whoever names more means something else.
+/// The limit of images of one pod.
 const IMAGES_MAX: usize = 1000;
 /// Events of one call that are kept for each of its images; an attempt makes about four.
 const EVENTS_PER_IMAGE_MAX: usize = 16;
@@ -118,7 +118,7 @@ pub(crate) fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
     asked.iter().filter_map(secret).collect()
 }
 
-/// Tells the caller how each image comes along.
+/// Reports the progress of each image to the caller.
 struct Telling<'a> {
     asked: &'a PodRequest,
     request: &'a CoreRequest,
@@ -196,7 +196,7 @@ impl Telling<'_> {
     }
 }
 
-/// A pod's policy stands in its manifest, not on a command line.
+/// The hint names the pod's policy, which is in its manifest.
 fn failure_of(error: &EnsureError) -> Failure {
     let mut failure = Failure::of_ensure(error);
     if error.class() == ErrorClass::NotPresent {
@@ -209,7 +209,7 @@ fn failure_of(error: &EnsureError) -> Failure {
     failure
 }
 
-/// The sizes of what was there before, which nobody asked for on the way.
+/// Fills in the sizes of images that were present.
 async fn fill_sizes(node: &LocalNode, rows: &mut [PodImageRow]) {
     let mut known: HashMap<String, Option<u64>> = HashMap::new();
     for row in rows.iter_mut().filter(|row| row.size.is_none() && !row.id.is_empty()) {
@@ -221,7 +221,7 @@ async fn fill_sizes(node: &LocalNode, rows: &mut [PodImageRow]) {
     }
 }
 
-/// Hears the events of one pod.
+/// Collects the events of one pod.
 struct Listening {
     events: Receiver<RecordedEvent>,
     pod: PodIdentity,
@@ -235,7 +235,7 @@ impl Listening {
         Self { events, pod: request.common.pod.clone(), heard: Vec::new(), heard_max }
     }
 
-    /// Listens while something is done, and to what was said last.
+    /// Collects events while the work runs, and those it recorded last.
     async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         let done = loop {

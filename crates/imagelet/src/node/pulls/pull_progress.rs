@@ -18,22 +18,22 @@ use tokio::time::Instant;
 
 use crate::api::{LayerProgress, PullProgress};
 
-/// Most pulls shown at once.
+/// The limit of pulls shown at once.
 const PULLS_MAX: usize = 512;
-/// Most layers shown of one pull.
+/// The limit of layers shown of one pull.
 const LAYERS_MAX: usize = 256;
-/// Most pulls kept that are over.
+/// The limit of finished pulls that are kept.
 const OVER_MAX: usize = 32;
-/// The speed is that of this last time.
+/// The window of the speed.
 const SPEED_OVER: Duration = Duration::from_secs(5);
-/// Samples of it are no closer than this.
+/// The least interval of its samples.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 
-/// The pulls of a node. Cheap to clone.
+/// Tracks the pulls of a node. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct PullTracker {
     pulls: Arc<Mutex<Pulls>>,
-    /// A runtime pulls, and reports nothing on the way.
+    /// A runtime pulls, and reports no progress.
     is_silent: bool,
 }
 
@@ -80,7 +80,7 @@ mod phase {
 }
 
 impl PullTracker {
-    /// For the pulls of a runtime, which reports nothing on the way.
+    /// For the pulls of a runtime, which reports no progress.
     pub(crate) fn of_runtime() -> Self {
         Self { is_silent: true, ..Self::default() }
     }
@@ -111,7 +111,7 @@ impl PullTracker {
 }
 
 impl Pull {
-    /// Bytes to fetch, and those that came.
+    /// Bytes to fetch, and bytes received.
     fn bytes(&self) -> (u64, u64) {
         let fetched = self.layers.iter().filter(|layer| layer.state != "present");
         fetched.fold((0, 0), |(total, received), layer| (total + layer.size, received + layer.received))
@@ -128,7 +128,7 @@ impl Pull {
         }
     }
 
-    /// Bytes a second; `None` before there is anything to tell it by.
+    /// Bytes per second; `None` before there are two samples.
     fn speed(&self, now: Instant) -> Option<u64> {
         let (since, before) = *self.samples.front()?;
         let (total, received) = self.bytes();

@@ -8,7 +8,6 @@ use imagelet_core::{
 use crate::api::{PodStartRow, moment};
 
 impl PodStartRow {
-    /// All pods, the latest first.
     pub(crate) fn all(starts: &PodStarts) -> Vec<Self> {
         starts.all().into_iter().map(Self::of).collect()
     }

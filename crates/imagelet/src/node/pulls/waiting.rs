@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::api::{HeldBackRow, OpenCircuitRow, PullRow, moment};
 
-/// The rows of one moment.
 pub(crate) struct WaitingRows {
     pub(crate) pulls: Vec<PullRow>,
     pub(crate) held_back: Vec<HeldBackRow>,
@@ -29,7 +28,7 @@ impl WaitingRows {
 }
 
 impl WaitingRows {
-    /// What is held back of the images of these names.
+    /// Images of these names that are in back-off.
     pub(crate) fn held_back(status: &ManagerStatus, names: &[String]) -> Vec<HeldBackRow> {
         let is_named = |held: &&HeldBack| {
             let name = held.image.parse::<Reference>().map(|name| name.canonical().to_string());
