@@ -146,7 +146,7 @@ mod tests {
     use imagelet_core::testing::vectors;
 
     use super::*;
-    use crate::config::{Environment, GoDuration, Layers};
+    use crate::config::{Environment, GoDuration, Sources};
 
     #[tokio::test(start_paused = true)]
     async fn a_job_runs_at_once_and_then_a_period_after_each_end() {
@@ -174,11 +174,11 @@ mod tests {
         for case in vectors("gc-loop-events.json") {
             let (input, expected) = (&case["input"], &case["expected"]);
             let Some(high) = input["image_gc_high_threshold_percent"].as_i64() else { continue };
-            let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
-            layers.add_flag("--test", "imageGCHighThresholdPercent", high);
+            let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
+            sources.add_flag("--test", "imageGCHighThresholdPercent", high);
             let age = GoDuration(input["image_maximum_gc_age"].as_i64().expect("an age"));
-            layers.add_flag("--test", "imageMaximumGCAge", age.to_string());
-            let settings = layers.settings().expect("it holds");
+            sources.add_flag("--test", "imageMaximumGCAge", age.to_string());
+            let settings = sources.settings().expect("it holds");
             assert_eq!(expected["image_gc_loop_started"], collects_by(&settings).is_some(), "{}", case["name"]);
             // One pass is both here, and has a period whatever is collected.
             let detects = !settings.detection_period.is_zero();

@@ -27,7 +27,7 @@ pub(crate) use wiring::{Role, StoreAccess, open_node};
 use crate::{
     api,
     cli::{Global, ServeArgs},
-    config::{Backend, Environment, Layers, Settings},
+    config::{Backend, Environment, Settings, Sources},
     failure::Failure,
     http,
     jobs::Jobs,
@@ -49,32 +49,32 @@ const CLOSE_MAX: Duration = Duration::from_millis(700);
 /// The process that had the store before may still be ending.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
-/// Lays the files and flags of `serve` over one another.
-pub(crate) fn layers(
+/// Merges the files and flags of `serve`.
+pub(crate) fn sources(
     arguments: &ServeArgs,
     store: Option<&PathBuf>,
     environment: &Environment,
-) -> Result<Layers, Failure> {
-    let mut layers = Layers::new(environment.clone());
+) -> Result<Sources, Failure> {
+    let mut sources = Sources::new(environment.clone());
     let failed = |error: crate::config::ConfigError| Failure::of(&error);
     if let Some(file) = &arguments.kubelet_config {
-        layers.add_kubelet_file(file).map_err(failed)?;
+        sources.add_kubelet_file(file).map_err(failed)?;
     }
     if let Some(file) = &arguments.config {
-        layers.add_file(file).map_err(failed)?;
+        sources.add_file(file).map_err(failed)?;
     }
     let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string();
     if let Some(socket) = &arguments.socket {
-        layers.add_flag("--socket", "socket", absolute(socket));
+        sources.add_flag("--socket", "socket", absolute(socket));
     }
     if let Some(address) = &arguments.http {
-        layers.add_flag("--http", "http.address", address.clone());
+        sources.add_flag("--http", "http.address", address.clone());
     }
     if let Some(store) = store {
-        layers.add_flag("--store", "store.directory", absolute(store));
+        sources.add_flag("--store", "store.directory", absolute(store));
         // Whoever names a store on the command line wants that one, whatever the file says.
         if arguments.runtime_endpoint.is_none() && arguments.config.is_some() {
-            layers.add_flag("--store", "imageService.cri.endpoint", "");
+            sources.add_flag("--store", "imageService.cri.endpoint", "");
         }
     }
     for (flag, key, path) in [
@@ -90,22 +90,23 @@ pub(crate) fn layers(
         ),
     ] {
         if let Some(path) = path {
-            layers.add_flag(flag, key, absolute(path));
+            sources.add_flag(flag, key, absolute(path));
         }
     }
     for (flag, key, value) in arguments.kubelet.given() {
-        layers.add_flag(flag, key, value);
+        sources.add_flag(flag, key, value);
     }
     if let Some(endpoint) = &arguments.runtime_endpoint {
-        layers.add_flag("--runtime-endpoint", "imageService.cri.endpoint", endpoint.clone());
+        sources.add_flag("--runtime-endpoint", "imageService.cri.endpoint", endpoint.clone());
     }
-    Ok(layers)
+    Ok(sources)
 }
 
 /// Runs the daemon until SIGTERM or SIGINT.
 pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Environment) -> Result<(), Failure> {
     let store = global.store;
-    let settings = layers(&arguments, store.as_ref(), &environment)?.settings().map_err(|error| Failure::of(&error))?;
+    let settings =
+        sources(&arguments, store.as_ref(), &environment)?.settings().map_err(|error| Failure::of(&error))?;
     let wanted =
         StoreAccess { access: Access::Write { or_create: true }, lock_wait: global.lock_timeout.unwrap_or(LOCK_WAIT) };
     let failed = |error: std::io::Error| Failure::of(&error);
@@ -212,8 +213,8 @@ pub(crate) async fn serve(arguments: ServeArgs, global: Global, environment: Env
 /// A directory of the daemon's own, on the disk that its images are most likely on.
 fn state_place(settings: &Settings) -> PathBuf {
     match &settings.backend {
-        Backend::Embedded(store) => store.directory.clone(),
-        Backend::Cri(runtime) => runtime.store.directory.clone(),
+        Backend::Embedded(store) => store.engine.root.clone(),
+        Backend::Cri(runtime) => runtime.engine.root.clone(),
     }
 }
 
@@ -260,8 +261,8 @@ async fn reload(
     node: &Arc<LocalNode>,
     jobs: &Jobs,
 ) {
-    let read =
-        layers(arguments, store, environment).and_then(|layers| layers.settings().map_err(|error| Failure::of(&error)));
+    let read = sources(arguments, store, environment)
+        .and_then(|sources| sources.settings().map_err(|error| Failure::of(&error)));
     let new = match read {
         Ok(new) => new,
         Err(failure) => {
@@ -300,7 +301,7 @@ fn needs_restart(old: &Settings, new: &Settings) -> Vec<&'static str> {
         ("http", old.http != new.http),
         ("store, imageService, runtimeImport", old.backend != new.backend),
         ("imageService.pinnedImages", old.pinned != new.pinned),
-        ("registry", old.hosts_dirs != new.hosts_dirs),
+        ("registry", old.registry != new.registry),
         ("pull limits", old.pulls != new.pulls),
         ("gc.decisions", old.collection.decisions_max != new.collection.decisions_max),
         ("staleOnOutage", old.stale_max != new.stale_max),

@@ -47,7 +47,7 @@ pub use sharing::LayerSharing;
 pub use verify::{BlobsCheck, ImageCheck, LayerName, VerifyProgress, VerifyReport};
 
 /// How an engine works.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Where the store is.
     pub root: PathBuf,

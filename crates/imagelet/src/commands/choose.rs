@@ -7,7 +7,7 @@ use imagelet_oci::Access;
 
 use crate::{
     cli::{Global, Intent},
-    config::{Backend, Environment, GoDuration, Layers, Settings, Source},
+    config::{Backend, Environment, GoDuration, Settings, Source, Sources},
     failure::Failure,
     node::{Node, Probed, RemoteNode},
     serve::{Role, StoreAccess, open_node},
@@ -26,15 +26,15 @@ pub(super) async fn choose(global: &Global, environment: &Environment, intent: I
     if let Some(endpoint) = &global.endpoint {
         return by_endpoint(endpoint, global, environment, intent).await;
     }
-    let mut layers = layers(environment)?;
+    let mut sources = sources(environment)?;
     if let Some(store) = &global.store {
         let absolute = std::path::absolute(store).map_err(|error| Failure::of(&error))?;
-        layers.add_flag("--store", "store.directory", text(&absolute)?);
+        sources.add_flag("--store", "store.directory", text(&absolute)?);
         // Whoever names a store on the command line wants that one, whatever the file says.
-        layers.add_flag("--store", "imageService.cri.endpoint", "");
-        return open(&layers, global, environment, intent).await;
+        sources.add_flag("--store", "imageService.cri.endpoint", "");
+        return open(&sources, global, environment, intent).await;
     }
-    let configured = configured_socket(&layers)?;
+    let configured = configured_socket(&sources)?;
     for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
         let node = RemoteNode::new(&socket, patience(global));
         match choice(node.probe().await, configured.is_some()) {
@@ -43,7 +43,7 @@ pub(super) async fn choose(global: &Global, environment: &Environment, intent: I
             Choice::Refuse(why) => return Err(no_daemon(&socket, configured.is_some(), why)),
         }
     }
-    open(&layers, global, environment, intent).await
+    open(&sources, global, environment, intent).await
 }
 
 /// How long an answer that is due is waited for.
@@ -85,12 +85,12 @@ fn no_daemon(socket: &Path, is_configured: bool, why: String) -> Failure {
 }
 
 /// The socket that a configuration file names.
-fn configured_socket(layers: &Layers) -> Result<Option<std::path::PathBuf>, Failure> {
-    let effective = layers.effective().map_err(|error| Failure::of(&error))?;
+fn configured_socket(sources: &Sources) -> Result<Option<std::path::PathBuf>, Failure> {
+    let effective = sources.effective().map_err(|error| Failure::of(&error))?;
     if !effective.iter().any(|one| one.key == "socket" && one.source != Source::Default) {
         return Ok(None);
     }
-    Ok(Some(layers.settings().map_err(|error| Failure::of(&error))?.socket))
+    Ok(Some(sources.settings().map_err(|error| Failure::of(&error))?.socket))
 }
 
 /// A running imagelet, or any CRI runtime, which is then driven from this process.
@@ -110,18 +110,18 @@ async fn by_endpoint(
         // Whether it is ours or nothing is there: the first command says so.
         Probed::Ours | Probed::Missing => return Ok(Node::Remote(node)),
     }
-    let mut layers = layers(environment)?;
-    layers.add_flag("--endpoint", "imageService.cri.endpoint", endpoint);
-    open(&layers, global, environment, intent).await
+    let mut sources = sources(environment)?;
+    sources.add_flag("--endpoint", "imageService.cri.endpoint", endpoint);
+    open(&sources, global, environment, intent).await
 }
 
 /// Defaults, and the file that the environment names.
-fn layers(environment: &Environment) -> Result<Layers, Failure> {
-    let mut layers = Layers::new(environment.clone());
+fn sources(environment: &Environment) -> Result<Sources, Failure> {
+    let mut sources = Sources::new(environment.clone());
     if let Some(file) = &environment.config {
-        layers.add_file(file).map_err(|error| Failure::of(&error))?;
+        sources.add_file(file).map_err(|error| Failure::of(&error))?;
     }
-    Ok(layers)
+    Ok(sources)
 }
 
 fn text(path: &Path) -> Result<String, Failure> {
@@ -130,28 +130,28 @@ fn text(path: &Path) -> Result<String, Failure> {
     Ok(text.to_owned())
 }
 
-async fn open(layers: &Layers, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
-    let settings = within(patience(global), layers)?;
+async fn open(sources: &Sources, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
+    let settings = within(patience(global), sources)?;
     let is_named = global.store.is_some() || !is_at_default(&settings, environment);
     let wanted = StoreAccess { access: access(intent, is_named), lock_wait: global.lock_timeout.unwrap_or(LOCK_WAIT) };
     Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
 }
 
 /// The settings of a command: it waits for a runtime no longer than it may, and never longer than is configured.
-fn within(patience: Duration, layers: &Layers) -> Result<Settings, Failure> {
+fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     let failed = |error: crate::config::ConfigError| Failure::of(&error);
-    let settings = layers.settings().map_err(failed)?;
+    let settings = sources.settings().map_err(failed)?;
     if settings.runtime_request_timeout <= patience {
         return Ok(settings);
     }
-    let mut layers = layers.clone();
-    layers.add_flag("--timeout", "runtimeRequestTimeout", GoDuration::from_std(patience));
-    layers.settings().map_err(failed)
+    let mut sources = sources.clone();
+    sources.add_flag("--timeout", "runtimeRequestTimeout", GoDuration::from_std(patience));
+    sources.settings().map_err(failed)
 }
 
 fn is_at_default(settings: &Settings, environment: &Environment) -> bool {
     match &settings.backend {
-        Backend::Embedded(store) => store.directory == environment.store_default(),
+        Backend::Embedded(store) => store.engine.root == environment.store_default(),
         Backend::Cri(_) => false,
     }
 }
@@ -193,11 +193,11 @@ mod tests {
     #[test]
     fn a_runtime_has_no_longer_than_the_command_or_the_configuration_gives_it() {
         let limit = |patience: Duration, configured: Option<i64>| {
-            let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+            let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
             if let Some(seconds) = configured {
-                layers.add_flag("--test", "runtimeRequestTimeout", GoDuration::seconds(seconds));
+                sources.add_flag("--test", "runtimeRequestTimeout", GoDuration::seconds(seconds));
             }
-            within(patience, &layers).expect("it holds").runtime_request_timeout.as_secs()
+            within(patience, &sources).expect("it holds").runtime_request_timeout.as_secs()
         };
         assert_eq!(limit(ANSWER_MAX, None), 10);
         assert_eq!(limit(ANSWER_MAX, Some(3)), 3);

@@ -9,7 +9,7 @@ use crate::{
     config::{Environment, Sourced},
     failure::Failure,
     output::{Table, print},
-    serve::layers,
+    serve::sources,
 };
 
 pub(super) fn run(
@@ -24,9 +24,9 @@ pub(super) fn run(
         }
         ConfigCommand::Show(arguments) => (arguments, false),
     };
-    let layers = layers(&arguments, store, environment)?;
-    layers.settings().map_err(|error| Failure::of(&error).or_hint("docs/configuration.md lists all keys"))?;
-    let effective = layers.effective().map_err(|error| Failure::of(&error))?;
+    let sources = sources(&arguments, store, environment)?;
+    sources.settings().map_err(|error| Failure::of(&error).or_hint("docs/configuration.md lists all keys"))?;
+    let effective = sources.effective().map_err(|error| Failure::of(&error))?;
     if is_check {
         let mut result = json!({ "valid": true });
         for (key, file) in [("file", &arguments.config), ("kubeletConfig", &arguments.kubelet_config)] {

@@ -57,7 +57,7 @@ impl ServedImages {
         EnsureRequest {
             pod,
             encoded_pod,
-            caller: Caller::Client { own_credentials: is_embedded, is_limited: callers.limits_pulls },
+            caller: Caller::Client { own_credentials: is_embedded, is_limited: callers.limit_pulls },
             runtime_handler: asked.image.runtime_handler.clone(),
             annotations: asked.image.annotations.clone(),
             credentials: asked.credential.iter().cloned().collect(),

@@ -2,7 +2,7 @@
 
 use std::{
     io::Write as _,
-    num::{NonZeroU32, NonZeroUsize},
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -18,20 +18,20 @@ use imagelet_core::{
     gc::ImageGc,
     image::Digest,
     inventory::{HandedOut, Inventory, MemoryRules},
-    manager::{ImageManager, ManagerParts, PodStarts, PullRate, PullRecorder, PullSettings, StaleUse},
+    manager::{ImageManager, ManagerParts, PodStarts, PullRecorder, PullSettings, StaleUse},
     metrics::Metrics,
-    records::{Allowlist, Guard, KubeletRecords, PullRecords, RecordsSettings, VerificationPolicy},
+    records::{Guard, KubeletRecords, PullRecords, RecordsSettings},
     runtime::{
         CombinedContainers, ContainerService, ImageService, ImportSite, ImportingImages, LayerSource, NoContainers,
         RuntimeErrorKind, RuntimeManager,
     },
 };
 use imagelet_cri::{Endpoint, RemoteContainerService, RemoteImageService, Tracing};
-use imagelet_oci::{Access, Durability, Engine, EngineConfig, RegistryConfig};
+use imagelet_oci::{Access, Durability, Engine, EngineConfig};
 
 use super::imports::{RuntimeSite, RuntimeSiteParts};
 use crate::{
-    config::{Backend, PullPatience, RuntimeSettings, Settings, StoreSettings, Surroundings, Verification},
+    config::{Backend, RuntimeSettings, Settings, StoreSettings, Surroundings},
     failure::Failure,
     node::{LocalNode, NodeParts, PullTracker, SpaceByCollection},
     output::printable,
@@ -193,7 +193,8 @@ async fn open_store(
     role: Role,
     wanted: StoreAccess,
 ) -> Result<OpenBackend, Failure> {
-    let config = EngineConfig { access: wanted.access, lock_wait: wanted.lock_wait, ..engine_config(store, settings) };
+    let StoreAccess { access, lock_wait } = wanted;
+    let config = EngineConfig { access, lock_wait, registry: settings.registry.clone(), ..store.engine.clone() };
     let tell = move |what: &str| match role {
         Role::Daemon => tracing::warn!("{what}"),
         Role::Command => drop(writeln!(std::io::stderr(), "{}", printable(what))),
@@ -209,33 +210,12 @@ async fn open_store(
         images: Arc::clone(&engine) as Arc<dyn ImageService>,
         containers,
         layers: None,
-        name: format!("store {}", store.directory.display()),
-        state: store.directory.join("state"),
+        name: format!("store {}", store.engine.root.display()),
+        state: store.engine.root.join("state"),
         engine: Some(engine),
         imports: None,
         uses_known: true,
     })
-}
-
-/// How layers are fetched and unpacked, below the store's directory.
-fn engine_config(store: &StoreSettings, settings: &Settings) -> EngineConfig {
-    let PullPatience { silence_max, trickle, .. } = settings.pulls.patience;
-    EngineConfig {
-        registry: RegistryConfig {
-            hosts_dirs: settings.hosts_dirs.clone(),
-            silence_max,
-            trickle,
-            ..RegistryConfig::default()
-        },
-        layers_in_flight: store.layers_in_flight,
-        durability: store.durability,
-        keep_blobs: store.keep_blobs,
-        sharing: store.sharing,
-        limits: store.limits,
-        admission: store.admission,
-        unpack_memory: store.unpack_memory,
-        ..EngineConfig::new(&store.directory)
-    }
 }
 
 async fn open_runtime(
@@ -256,7 +236,8 @@ async fn open_runtime(
             let containers = RemoteContainerService::lazy(&address, timeout)?.traced(Tracing::Spans);
             let containers = containers.streaming_lists(streams);
             let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?.traced(Tracing::Spans)));
-            let engine = EngineConfig { durability: Durability::Commit, ..engine_config(&runtime.store, settings) };
+            let (durability, registry) = (Durability::Commit, settings.registry.clone());
+            let engine = EngineConfig { durability, registry, ..runtime.engine.clone() };
             let site = Arc::new(RuntimeSite::new(RuntimeSiteParts {
                 containers: containers.clone(),
                 images: Arc::<RemoteImageService>::clone(&images),
@@ -297,7 +278,7 @@ async fn open_runtime(
         engine: None,
         imports,
         name: format!("runtime {address}"),
-        state: runtime.store.directory.join("runtimes").join(&folder.hex()[..16]),
+        state: runtime.engine.root.join("runtimes").join(&folder.hex()[..16]),
         uses_known,
     })
 }
@@ -404,49 +385,23 @@ async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone:
 }
 
 fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
-    let limits = &settings.pulls;
-    let (slots, rate) = match role {
-        Role::Command => (None, None),
-        Role::Daemon => {
-            let slots = if limits.serial { Some(1) } else { limits.parallel_max };
-            let rate = limits.per_second.and_then(NonZeroU32::new);
-            let rate = rate.map(|rate| PullRate { qps: rate.get() as f32, burst: limits.burst });
-            (slots.and_then(NonZeroUsize::new), rate)
-        }
-    };
-    PullSettings {
-        slots,
-        rate,
+    match role {
+        Role::Daemon => settings.pulls,
         // Who stops a command wants it stopped.
-        grace: if role == Role::Daemon { limits.patience.grace } else { Duration::ZERO },
-        compatibility: settings.compatibility,
-        ..PullSettings::default()
+        Role::Command => PullSettings { compatibility: settings.compatibility, ..PullSettings::default() },
     }
 }
 
 /// How the records are kept, if they are: as many in memory as the kubelet keeps for its default number of pods.
 fn records_settings(settings: &Settings) -> Result<Option<RecordsSettings>, Failure> {
     let guard = if settings.compatibility.is_kubelet() { Guard::Spelling } else { Guard::Image };
-    let parallel_max = if settings.pulls.serial { Some(1) } else { settings.pulls.parallel_max };
-    let Some(policy) = verification(&settings.verification)? else { return Ok(None) };
+    let parallel_max = settings.pulls.slots.map(NonZeroUsize::get);
+    let Some(policy) = settings.verification.clone() else { return Ok(None) };
     let kept = RecordsSettings::new(policy);
     Ok(Some(RecordsSettings {
         guard,
         age_max: settings.record_age_max,
         ..kept.sized(settings.node.pods_max, parallel_max)
-    }))
-}
-
-fn verification(configured: &Verification) -> Result<Option<VerificationPolicy>, Failure> {
-    Ok(Some(match configured {
-        Verification::Off => return Ok(None),
-        Verification::Never => VerificationPolicy::NeverVerify,
-        Verification::NeverPreloaded => VerificationPolicy::NeverVerifyPreloadedImages,
-        Verification::Always => VerificationPolicy::AlwaysVerify,
-        Verification::NeverAllowlisted(patterns) => {
-            let list = Allowlist::new(patterns.iter().map(String::as_str)).map_err(|error| Failure::of(&error))?;
-            VerificationPolicy::NeverVerifyAllowlistedImages(list)
-        }
     }))
 }
 
@@ -489,18 +444,18 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::{Environment, Layers},
+        config::{Environment, Sources},
         node::policy,
     };
 
     #[test]
     fn the_vectors_are_run_under_what_the_program_makes_of_its_configuration() {
         for (way, compatibility) in [(Way::Kubelet, Some("kubelet")), (Way::Shipped, None)] {
-            let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
+            let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
             if let Some(compatibility) = compatibility {
-                layers.add_flag("--test", "compatibility", compatibility);
+                sources.add_flag("--test", "compatibility", compatibility);
             }
-            let settings = layers.settings().expect("the defaults hold");
+            let settings = sources.settings().expect("the defaults hold");
             assert_eq!(settings.compatibility, way.compatibility());
             assert_eq!(pull_settings(&settings, Role::Daemon), way.pull_settings(), "{way}");
             let records = records_settings(&settings).expect("they hold").expect("pulls are recorded");

@@ -11,7 +11,7 @@ use imagelet_core::{
     events::EventKind,
     gc::{
         AgeCounts, Asked, GcDecision, GcError, GcEvent, GcGoal, GcOrder, GcOutcome, GcPhase, GcPolicy, GcPolicyError,
-        GcReport, GcRequest, GcWay, InodeMarks,
+        GcReport, GcRequest, GcWay,
     },
     image::ByteSize,
     metrics::{Family, MetricKind},
@@ -190,7 +190,7 @@ fn in_way(policy: GcPolicy, settings: &Settings) -> GcPolicy {
     if settings.compatibility.is_kubelet() {
         return policy.counting(AgeCounts::FromUse).in_way(GcWay::Kubelet);
     }
-    let inodes = settings.collection.inodes.map(|marks| InodeMarks::new(marks.high, marks.low));
+    let inodes = settings.collection.inodes;
     policy.watching_inodes(inodes).relieving(Some(settings.collection.relief))
 }
 
@@ -291,14 +291,14 @@ mod tests {
         runtime::Freed,
     };
 
-    use crate::config::{Environment, Layers};
+    use crate::config::{Environment, Sources};
 
     use super::*;
 
     fn configured(compatibility: &str) -> Settings {
-        let mut layers = Layers::new(Environment { root: true, ..Environment::default() });
-        layers.add_flag("--test", "compatibility", compatibility);
-        layers.settings().expect("the defaults hold")
+        let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
+        sources.add_flag("--test", "compatibility", compatibility);
+        sources.settings().expect("the defaults hold")
     }
 
     #[test]

@@ -4,17 +4,13 @@ use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
 use serde_json::Value;
 
-use super::{API_VERSION, Environment, KIND, Layers};
+use crate::config::{
+    Environment, Sources,
+    keys::{API_VERSION, KIND},
+};
 
 const PAGE: &str = "../../docs/configuration.md";
-const SOURCES: [&str; 6] = [
-    include_str!("../config.rs"),
-    include_str!("gc.rs"),
-    include_str!("callers.rs"),
-    include_str!("kubelet.rs"),
-    include_str!("pulls.rs"),
-    include_str!("store.rs"),
-];
+const SOURCE: &str = include_str!("../keys.rs");
 
 /// A key of a `…File` struct, as its source tells it.
 struct Field {
@@ -23,13 +19,13 @@ struct Field {
     comment: String,
 }
 
-/// The structs of the file's shape with their fields, read off the source: only there the comments are.
+/// The structs with their fields, read off the source: only there the comments are.
 fn structs() -> BTreeMap<String, Vec<Field>> {
     let mut found: BTreeMap<String, Vec<Field>> = BTreeMap::new();
     let (mut current, mut comment, mut key) = (None::<String>, String::new(), None::<String>);
-    for line in SOURCES.iter().flat_map(|source| source.lines()).map(str::trim) {
+    for line in SOURCE.lines().map(str::trim) {
         if let Some(name) = line.split("struct ").nth(1).filter(|_| line.ends_with('{')) {
-            current = Some(name.trim_end_matches([' ', '{']).to_owned()).filter(|name| name.ends_with("File"));
+            current = Some(name.trim_end_matches([' ', '{']).to_owned());
             comment.clear();
         } else if line == "}" {
             current = None;
@@ -37,9 +33,12 @@ fn structs() -> BTreeMap<String, Vec<Field>> {
             comment.push_str(text);
         } else if let Some(rest) = line.strip_prefix("#[serde(rename = \"") {
             key = rest.split('"').next().map(str::to_owned);
-        } else if let (Some(current), Some((_, kind)), Some(key)) = (&current, line.split_once(": Option<"), key.take())
-        {
-            let kind = kind.trim_end_matches([',', '>']).to_owned();
+        } else if let (Some(current), Some((name, kind))) = (&current, line.split_once(": ")) {
+            let name = name.rsplit(' ').next().unwrap_or_default();
+            let key =
+                key.take().unwrap_or_else(|| camel_case(name.trim_start_matches("r#"), current == "FeatureGateKeys"));
+            let kind = kind.trim_end_matches(',');
+            let kind = kind.strip_prefix("Option<").map_or(kind, |kind| kind.trim_end_matches('>')).to_owned();
             let comment = std::mem::take(&mut comment).trim().to_owned();
             found.entry(current.clone()).or_default().push(Field { key, kind, comment });
         } else if line.is_empty() {
@@ -49,16 +48,27 @@ fn structs() -> BTreeMap<String, Vec<Field>> {
     found
 }
 
+fn camel_case(name: &str, starts_upper: bool) -> String {
+    let mut is_upper = starts_upper;
+    let letters = name.chars().filter_map(|letter| {
+        let is_gap = letter == '_';
+        let shown = if is_upper { letter.to_ascii_uppercase() } else { letter };
+        is_upper = is_gap;
+        (!is_gap).then_some(shown)
+    });
+    letters.collect()
+}
+
 fn type_word(kind: &str) -> &str {
     match kind {
         "i32" | "i64" => "number",
         "bool" => "true or false",
         "GoDuration" => "duration",
         "PathBuf" => "path",
-        "Vec<String" => "list of text",
-        "Vec<KeepFile" => "list of rules",
-        "PinnedFile" => "list or map of text",
-        "BTreeMap<String, String" => "map of text",
+        "Vec<String>" => "list of text",
+        "Vec<KeepKeys>" => "list of rules",
+        "PinnedKeys" => "list or map of text",
+        "BTreeMap<String, String>" => "map of text",
         _ => "text",
     }
 }
@@ -73,7 +83,8 @@ fn rows(
     for field in &structs[name] {
         let key = if prefix.is_empty() { field.key.clone() } else { format!("{prefix}.{}", field.key) };
         if structs.contains_key(&field.kind) {
-            rows(structs, &field.kind, &key, defaults, page);
+            let key = if matches!(field.kind.as_str(), "KubeletKeys" | "OwnKeys") { "" } else { &key };
+            rows(structs, &field.kind, key, defaults, page);
             continue;
         }
         let default = match defaults.get(&key) {
@@ -86,7 +97,12 @@ fn rows(
         };
         writeln!(page, "| `{key}` | {} | {default} | {} |", type_word(&field.kind), field.comment)
             .expect("writing to a string cannot fail");
-        if let Some(entry) = field.kind.strip_prefix("Vec<").filter(|entry| structs.contains_key(*entry)) {
+        if let Some(entry) = field
+            .kind
+            .strip_prefix("Vec<")
+            .map(|entry| entry.trim_end_matches('>'))
+            .filter(|entry| structs.contains_key(*entry))
+        {
             rows(structs, entry, &format!("{key}[]"), defaults, page);
         }
     }
@@ -94,19 +110,19 @@ fn rows(
 
 fn page() -> String {
     let environment = Environment { root: true, home: Some("/root".into()), ..Environment::default() };
-    let defaults = Layers::new(environment).effective().expect("defaults are a configuration");
+    let defaults = Sources::new(environment).effective().expect("defaults are a configuration");
     let defaults = defaults.into_iter().map(|one| (one.key, one.value)).collect();
     let mut page = format!(
         "# Configuration\n\n\
-         <!-- Made from the comments in `crates/imagelet/src/config.rs` by its test; \
+         <!-- Made from the comments in `crates/imagelet/src/config/keys.rs` by a test; \
          `IMAGELET_UPDATE=1 cargo test -p imagelet reference` writes it anew. -->\n\n\
          `imagelet serve --config FILE` reads YAML:\n\n\
          ```yaml\napiVersion: {API_VERSION}\nkind: {KIND}\nimageGCHighThresholdPercent: 75\nimageGCLowThresholdPercent: 70\n```\n\n\
          Every key may be left out. Keys that are not listed here are refused with their line. Durations are written as Go\n\
          writes them: `2m30s`, `24h`, `500ms`. A dot stands for a level: `store.directory` is `directory` below `store`.\n\
          Values come from the defaults, then the file given with `--kubelet-config` (only the kubelet's own keys, the rest\n\
-         of that file is passed over), then the file given with `--config`, then flags; `imagelet config show` tells which\n\
-         of them each value came from. SIGHUP reads the files again; a file with a mistake changes nothing.\n\n\
+         of that file is ignored), then the file given with `--config`, then flags; `imagelet config show` prints the source\n\
+         of each value. SIGHUP reads the files again; an invalid file changes nothing.\n\n\
          `serve` and `config show` take the kubelet's flags for these keys, too, and they win over both files:\n\
          `--image-gc-high-threshold`, `--image-gc-low-threshold`, `--minimum-image-ttl-duration`, `--maximum-image-ttl-duration`,\n\
          `--serialize-image-pulls`, `--registry-qps`, `--registry-burst`, `--max-parallel-image-pulls`.\n\n\

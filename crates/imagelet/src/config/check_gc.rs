@@ -1,0 +1,124 @@
+//! The rules of the section `gc`.
+
+use std::{num::NonZeroU64, path::PathBuf};
+
+use imagelet_core::{
+    gc::{InodeMarks, KEEP_RULES_MAX, KeepRule, KeepRuleText, ReliefMarks},
+    manager::Compatibility,
+};
+
+use super::{
+    duration::GoDuration,
+    keys::{File, GcKeys, KeepKeys, LEASE_MAX},
+    settings::{Collection, CollectionMode, CollectionOrder},
+    violations::Violations,
+};
+
+/// A shorter log of decisions would not hold one collection of a large node.
+const DECISIONS_MIN: u64 = 64 << 10;
+/// A longer one is a mistake in the unit.
+const DECISIONS_MAX: u64 = 16 << 30;
+/// A loop that runs more often only burns the processor.
+const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
+
+pub(super) fn check(file: &File, compatibility: Compatibility, found: &mut Violations) -> Collection {
+    let keys = &file.own.gc;
+    found.rule(keys.period >= PERIOD_MIN, "gc.period", keys.period, format!("must be at least {PERIOD_MIN}"));
+    lease(file, compatibility, found);
+    let idle_min = keys.out_of_reach_idle;
+    found.rule(idle_min.0 >= 0, "gc.outOfReachIdle", idle_min, "must not be negative");
+    let modes = [CollectionMode::Enforce, CollectionMode::Shadow].map(|mode| (mode.name(), mode));
+    let orders = [("cost", CollectionOrder::Cost), ("lru", CollectionOrder::Lru)];
+    if compatibility.is_kubelet() && keys.policy == "cost" {
+        found.add_of(
+            &["gc.policy", "compatibility"],
+            "gc.policy `cost` does not go with compatibility `kubelet`, whose policy is `lru`",
+        );
+    }
+    let adopt_from = Some(PathBuf::from(&keys.adopt_from)).filter(|path| !path.as_os_str().is_empty());
+    let is_root = adopt_from.as_ref().is_none_or(|path| path.is_absolute());
+    found.rule(is_root, "gc.adoptFrom", format!("`{}`", keys.adopt_from), "must be an absolute path, or empty");
+    Collection {
+        period: keys.enabled.then(|| keys.period.to_std()),
+        for_pulls: keys.for_pulls,
+        mode: found.one_of("gc.mode", &keys.mode, modes),
+        order: found.one_of("gc.policy", &keys.policy, orders),
+        inodes: inodes(keys, found),
+        relief: ReliefMarks { idle_min: idle_min.to_std(), critical: found.percent("gc.critical", keys.critical, 0) },
+        keep: keep(&keys.keep, found),
+        only_owned: keys.only_owned,
+        adopt_from,
+        lease_for: keys.lease_for.to_std(),
+        decisions_max: decisions_max(&keys.decisions.max_bytes, found),
+    }
+}
+
+fn lease(file: &File, compatibility: Compatibility, found: &mut Violations) {
+    const KEY: &str = "gc.leaseFor";
+    let (lease, detection, age_min) =
+        (file.own.gc.lease_for, file.own.detection.period, file.kubelet.image_minimum_gc_age);
+    if !(GoDuration(0)..=LEASE_MAX).contains(&lease) {
+        found.between(KEY, &lease, GoDuration(0)..=LEASE_MAX);
+    } else if lease.0 > 0 && compatibility.is_kubelet() {
+        let rule = "does not go with compatibility `kubelet`, which holds an image by its minimum age alone";
+        found.add_of(&[KEY, "compatibility"], format!("{KEY} {lease} {rule}"));
+    } else if lease.0 > 0 && lease < file.lease_min() {
+        let rule = format!("no shorter than detection.period {detection} and imageMinimumGCAge {age_min}");
+        found.add_of(&[KEY, "detection.period", "imageMinimumGCAge"], format!("{KEY} {lease} must be 0s, or {rule}"));
+    }
+}
+
+fn inodes(keys: &GcKeys, found: &mut Violations) -> Option<InodeMarks> {
+    const HIGH: &str = "gc.inodesHighPercent";
+    const LOW: &str = "gc.inodesLowPercent";
+    let (high, low) =
+        (found.percent(HIGH, keys.inodes_high_percent, 1), found.percent(LOW, keys.inodes_low_percent, 0));
+    if keys.inodes_high_percent == 100 {
+        return None;
+    }
+    if low >= high {
+        found.add_of(
+            &[LOW, HIGH],
+            format!("{LOW} {} must be less than {HIGH} {}", keys.inodes_low_percent, keys.inodes_high_percent),
+        );
+    }
+    Some(InodeMarks::new(high, low))
+}
+
+/// One violation for each invalid rule, at the line of the rule.
+fn keep(rules: &[KeepKeys], found: &mut Violations) -> Vec<KeepRule> {
+    if rules.len() > KEEP_RULES_MAX {
+        found.add("gc.keep", format!("gc.keep has {} rules; the limit is {KEEP_RULES_MAX}", rules.len()));
+        return Vec::new();
+    }
+    let mut valid: Vec<KeepRule> = Vec::with_capacity(rules.len());
+    for (index, rule) in rules.iter().enumerate() {
+        let place = format!("gc.keep[{index}]");
+        if let Some(age) = rule.r#for.filter(|age| age.0 < 0) {
+            found.add(&place, format!("{place}: for {age} must not be negative"));
+            continue;
+        }
+        let text = KeepRuleText {
+            repository: rule.repository.clone(),
+            last_tags: rule.last_tags,
+            label: rule.label.clone(),
+            namespace: rule.namespace.clone(),
+            image: rule.image.clone(),
+            unused_max: rule.r#for.map(GoDuration::to_std),
+        };
+        match KeepRule::try_from(text) {
+            Ok(rule) if valid.contains(&rule) => found.add(&place, format!("{place}: `{rule}` is there twice")),
+            Ok(rule) => valid.push(rule),
+            Err(error) => found.add(&place, format!("{place}: {error}")),
+        }
+    }
+    valid
+}
+
+fn decisions_max(text: &str, found: &mut Violations) -> Option<NonZeroU64> {
+    const KEY: &str = "gc.decisions.maxBytes";
+    let size = found.size(KEY, text)?;
+    let is_valid = size == 0 || (DECISIONS_MIN..=DECISIONS_MAX).contains(&size);
+    found.rule(is_valid, KEY, format!("`{text}`"), "must be 0, or between 64Ki and 16Gi, inclusive");
+    NonZeroU64::new(size)
+}

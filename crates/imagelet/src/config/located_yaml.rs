@@ -1,0 +1,183 @@
+//! A YAML file as a tree of values with their lines.
+
+use std::{
+    fmt,
+    io::{ErrorKind, Read as _},
+    os::unix::fs::FileTypeExt as _,
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+use imagelet_core::trusted_files;
+use rustix::fs::{Mode, OFlags};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Map, Value};
+use serde_saphyr::Spanned;
+use tokio::time::Instant;
+
+use super::violations::ConfigError;
+
+/// A longer file is refused.
+const FILE_LENGTH_MAX: u64 = 1 << 20;
+/// Values in a document, aliases expanded. A kubelet's file has some hundred.
+const NODES_MAX: usize = 20_000;
+/// How long to wait for the writer of a pipe that is read as a file.
+const PIPE_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How often such a pipe is read.
+const PIPE_WAIT: Duration = Duration::from_millis(10);
+
+/// A value and the line of its key, or its own line in a list.
+#[derive(Debug)]
+pub(super) struct Located {
+    pub(super) line: usize,
+    pub(super) node: Node,
+}
+
+#[derive(Debug)]
+pub(super) enum Node {
+    Map(Vec<(String, Located)>),
+    List(Vec<Located>),
+    Scalar(Value),
+}
+
+impl Located {
+    /// The value without lines. Keys without a value are left out.
+    pub(super) fn value(&self) -> Value {
+        match &self.node {
+            Node::Map(fields) => {
+                let given = fields.iter().filter(|(_, field)| !matches!(field.node, Node::Scalar(Value::Null)));
+                Value::Object(given.map(|(key, field)| (key.clone(), field.value())).collect::<Map<_, _>>())
+            }
+            Node::List(entries) => entries.iter().map(Self::value).collect(),
+            Node::Scalar(value) => value.clone(),
+        }
+    }
+}
+
+/// Reads a file whose document is a mapping. It may refer to its own parts, within a budget.
+pub(super) fn read_mapping(path: &Path) -> Result<Vec<(String, Located)>, ConfigError> {
+    let text = read(path)?;
+    let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: NODES_MAX } };
+    match serde_saphyr::from_str_with_options(&text, options) {
+        Ok(Node::Map(fields)) => Ok(fields),
+        // Nothing but comments.
+        Ok(Node::Scalar(Value::Null)) => Ok(Vec::new()),
+        Ok(_) => Err(ConfigError::at(path, Some(1), "the document is not a mapping")),
+        Err(error) => {
+            let line = error.location().and_then(|location| usize::try_from(location.line()).ok());
+            Err(ConfigError::at(path, line.filter(|line| *line > 0), &message(&error)))
+        }
+    }
+}
+
+/// The parser's message, without the place, which is in front already, and without advice about its options.
+fn message(error: &serde_saphyr::Error) -> String {
+    let text = error.without_snippet().to_string();
+    let text = text.lines().next().unwrap_or_default();
+    if text.starts_with("budget breached") {
+        return "the document is too large, or becomes so by its aliases".into();
+    }
+    let ends = [" at line ", " rejected by the configured", ", set DuplicateKeyPolicy", "; use from_str", ". If you"];
+    ends.iter().fold(text, |text, end| text.split(end).next().unwrap_or_default()).to_owned()
+}
+
+/// Reads a file. An empty one is refused: an interrupted writer leaves that, and for nothing but defaults no file is given.
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let bytes = read_bytes(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    if bytes.len() as u64 > FILE_LENGTH_MAX {
+        return Err(ConfigError::at(path, None, &format!("longer than {FILE_LENGTH_MAX} bytes")));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        ConfigError::at(path, Some(good.split(|byte| *byte == b'\n').count()), "this is no UTF-8 text")
+    })?;
+    if text.trim().is_empty() {
+        return Err(ConfigError::at(path, None, "the file is empty"));
+    }
+    Ok(text)
+}
+
+/// Never waits for long: a pipe without a writer must not keep a daemon from handling its signals.
+fn read_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
+    let began = Instant::now();
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let kind = file.metadata()?.file_type();
+    if !(kind.is_file() || kind.is_dir() || kind.is_fifo()) {
+        return Err(std::io::Error::new(ErrorKind::InvalidInput, "this is no file"));
+    }
+    trusted_files::check(path, &file)?;
+    let mut bytes = Vec::new();
+    let mut rest = file.take(FILE_LENGTH_MAX + 1);
+    loop {
+        match rest.read_to_end(&mut bytes) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock && began.elapsed() < PIPE_WAIT_MAX => {
+                thread::sleep(PIPE_WAIT);
+            }
+            Err(error) => return Err(error),
+            Ok(_) => return Ok(bytes),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a mapping, a list, a text, a number or a boolean")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        let mut fields = Vec::new();
+        while let Some(key) = map.next_key::<Spanned<String>>()? {
+            let line = usize::try_from(key.referenced.line()).unwrap_or_default();
+            fields.push((key.value, Located { line, node: map.next_value()? }));
+        }
+        Ok(Node::Map(fields))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = list.next_element::<Spanned<Node>>()? {
+            let line = usize::try_from(entry.referenced.line()).unwrap_or_default();
+            entries.push(Located { line, node: entry.value });
+        }
+        Ok(Node::List(entries))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Node, E> {
+        Ok(Node::Scalar(text.into()))
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Node, E> {
+        Ok(Node::Scalar(number.into()))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Node, E> {
+        Ok(Node::Scalar(number.into()))
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Node, E> {
+        Ok(Node::Scalar(number.into()))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Node, E> {
+        Ok(Node::Scalar(Value::Null))
+    }
+}

@@ -1,0 +1,26 @@
+//! The configuration: its keys, all their defaults, and the source of each value.
+//!
+//! From weak to strong: defaults, a kubelet's file, our own file, flags of the command line. The result is a checked
+//! [`Settings`]; the rest of the program reads no file and no environment.
+
+mod check;
+mod check_gc;
+mod check_kubelet;
+mod duration;
+mod environment;
+mod keys;
+mod located_yaml;
+mod settings;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod violations;
+
+pub(crate) use self::{
+    duration::{DurationError, GoDuration},
+    environment::{Environment, Surroundings},
+    keys::CriCallers,
+    settings::{Backend, CollectionMode, CollectionOrder, GcSettings, RuntimeSettings, Settings, StoreSettings},
+    sources::{Source, Sourced, Sources},
+    violations::ConfigError,
+};

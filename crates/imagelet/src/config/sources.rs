@@ -1,0 +1,291 @@
+//! Merges files and flags, key by key, and remembers the source of each value.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    check,
+    duration::GoDuration,
+    environment::Environment,
+    keys::{File, KubeletKeys, MAPS, ZERO_IS_DEFAULT},
+    located_yaml::{Located, Node, read_mapping},
+    settings::Settings,
+    violations::{ConfigError, Violation, place},
+};
+
+/// What `kind` says in a kubelet's file.
+const KUBELET_KIND: &str = "KubeletConfiguration";
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Default,
+    /// A file, at a line.
+    File(PathBuf, usize),
+    /// A flag of the command line.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path, line) => f.write_str(&place(path, Some(*line))),
+            Self::Flag(flag) => f.write_str(flag),
+        }
+    }
+}
+
+/// One effective value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sourced {
+    /// Its key, with dots between the levels.
+    pub(crate) key: String,
+    /// The value as it is written in a file.
+    pub(crate) value: Value,
+    /// Where it came from.
+    pub(crate) source: Source,
+}
+
+/// A value that a file or a flag gives.
+#[derive(Clone, Debug)]
+struct Given {
+    value: Value,
+    source: Source,
+    /// The lines of the entries of a list.
+    entry_lines: Vec<usize>,
+}
+
+/// What was given, from weak to strong: a later source wins key by key.
+#[derive(Clone, Debug)]
+pub(crate) struct Sources {
+    environment: Environment,
+    given: BTreeMap<String, Given>,
+}
+
+impl Sources {
+    /// Nothing but defaults.
+    pub(crate) fn new(environment: Environment) -> Self {
+        Self { environment, given: BTreeMap::new() }
+    }
+
+    /// Adds a file of kind `ImageletConfiguration`.
+    pub(crate) fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
+        let mut reader = Reader { path, coerces: true, given: BTreeMap::new() };
+        reader.add_fields("", &read_mapping(path)?, &to_value(&File::default()))?;
+        reader.refuse_unasked_runtime()?;
+        self.given.extend(reader.given);
+        Ok(())
+    }
+
+    /// Adds the image settings of a kubelet's file.
+    pub(crate) fn add_kubelet_file(&mut self, path: &Path) -> Result<(), ConfigError> {
+        let mut fields = read_mapping(path)?;
+        let kind = fields.iter().find(|(key, _)| key == "kind").map(|(_, kind)| kind);
+        if kind.is_none_or(|kind| kind.value() != KUBELET_KIND) {
+            let message = format!("this is not a `{KUBELET_KIND}`");
+            return Err(ConfigError::at(path, kind.map(|kind| kind.line), &message));
+        }
+        let schema = to_value(&KubeletKeys::default());
+        fields.retain(|(key, _)| schema.get(key).is_some());
+        for (_, gates) in fields.iter_mut().filter(|(key, _)| key == "featureGates") {
+            if let Node::Map(gates) = &mut gates.node {
+                gates.retain(|(gate, _)| schema["featureGates"].get(gate).is_some());
+            }
+        }
+        let mut reader = Reader { path, coerces: false, given: BTreeMap::new() };
+        reader.add_fields("", &fields, &schema)?;
+        self.given.extend(reader.given);
+        Ok(())
+    }
+
+    /// Adds the value of a flag.
+    pub(crate) fn add_flag(&mut self, flag: &'static str, key: &str, value: impl Into<Value>) {
+        let given = Given { value: value.into(), source: Source::Flag(flag), entry_lines: Vec::new() };
+        self.given.insert(key.to_owned(), given);
+    }
+
+    /// Every key with its value.
+    fn file(&self) -> Result<File, ConfigError> {
+        let mut tree = to_value(&File::defaults(&self.environment));
+        for (key, given) in &self.given {
+            *key.split('.').fold(&mut tree, |node, name| &mut node[name]) = given.value.clone();
+        }
+        let mut file: File = serde_json::from_value(tree)
+            .map_err(|error| ConfigError::Invalid(vec![format!("invalid configuration: {error}")]))?;
+        file.derive_defaults(|key| self.given.contains_key(key));
+        Ok(file)
+    }
+
+    /// All keys with their effective values, sorted.
+    pub(crate) fn effective(&self) -> Result<Vec<Sourced>, ConfigError> {
+        let mut leaves = BTreeMap::new();
+        flatten(String::new(), to_value(&self.file()?), &mut leaves);
+        let source = |key: &str| self.given.get(key).map_or(Source::Default, |given| given.source.clone());
+        Ok(leaves.into_iter().map(|(key, value)| Sourced { source: source(&key), key, value }).collect())
+    }
+
+    /// The checked configuration.
+    ///
+    /// # Errors
+    /// Every violated rule, each with the place of the key that violates it.
+    pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
+        check::check(&self.file()?, self.environment.surroundings()).map_err(|violations| {
+            let text = |Violation { keys, message }: Violation| match keys.iter().find_map(|key| self.source(key)) {
+                None => message,
+                Some(source) => format!("{source}: {message}"),
+            };
+            ConfigError::Invalid(violations.into_iter().map(text).collect())
+        })
+    }
+
+    /// Where a key was given; `key[2]` is the third entry of a list.
+    fn source(&self, key: &str) -> Option<Source> {
+        let (list, entry) = key.split_once('[').unwrap_or((key, ""));
+        let given = self.given.get(list)?;
+        let entry = entry.trim_end_matches(']').parse().ok().and_then(|index: usize| given.entry_lines.get(index));
+        Some(match (&given.source, entry) {
+            (Source::File(path, _), Some(line)) => Source::File(path.clone(), *line),
+            (source, _) => source.clone(),
+        })
+    }
+}
+
+/// Checks the keys and types of one file.
+struct Reader<'a> {
+    path: &'a Path,
+    /// A number may stand for a text, such as 0 for a duration. A kubelet refuses that.
+    coerces: bool,
+    given: BTreeMap<String, Given>,
+}
+
+impl Reader<'_> {
+    fn add_fields(&mut self, above: &str, fields: &[(String, Located)], schema: &Value) -> Result<(), ConfigError> {
+        for (name, field) in fields {
+            let key = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };
+            let Some(schema) = schema.get(name) else {
+                let known: Vec<&String> = schema.as_object().into_iter().flat_map(serde_json::Map::keys).collect();
+                let hint = if above.is_empty() { String::new() } else { format!(", expected one of {known:?}") };
+                return Err(self.refuse(field.line, &format!("unknown key `{name}`{hint}")));
+            };
+            match &field.node {
+                Node::Scalar(Value::Null) => {}
+                _ if !schema.is_object() || MAPS.contains(&&*key) => self.add_leaf(key, field, schema)?,
+                Node::Map(fields) => self.add_fields(&key, fields, schema)?,
+                _ => return Err(self.refuse(field.line, &format!("{key}: expected a mapping"))),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_leaf(&mut self, key: String, field: &Located, schema: &Value) -> Result<(), ConfigError> {
+        let mut value = field.value();
+        if self.coerces && schema.is_string() && value.is_number() {
+            value = value.to_string().into();
+        }
+        if let Err(error) = type_check(&key, value.clone()) {
+            let whole = (key.clone(), field.line, error);
+            let (key, line, error) = first_refused(&key, field, &|value| type_check(&key, value)).unwrap_or(whole);
+            return Err(self.refuse(line, &format!("{key}: {error}")));
+        }
+        if ZERO_IS_DEFAULT.contains(&&*key) && is_zero(&value) {
+            return Ok(());
+        }
+        let entry_lines = match &field.node {
+            Node::List(entries) => entries.iter().map(|entry| entry.line).collect(),
+            _ => Vec::new(),
+        };
+        self.given.insert(key, Given { value, source: Source::File(self.path.to_owned(), field.line), entry_lines });
+        Ok(())
+    }
+
+    /// The kubelet's key for its runtime, in a file of ours, must name a runtime that imagelet asks as well.
+    fn refuse_unasked_runtime(&self) -> Result<(), ConfigError> {
+        let value = |key| self.given.get(key).map(|given| &given.value);
+        let Some(Given { value: named, source: Source::File(_, line), .. }) =
+            self.given.get("containerRuntimeEndpoint")
+        else {
+            return Ok(());
+        };
+        if [value("imageService.cri.endpoint"), value("store.runtimeEndpoint")].contains(&Some(named)) {
+            return Ok(());
+        }
+        let message = format!(
+            "containerRuntimeEndpoint: the kubelet asks {named}, imagelet does not: set imageService.cri.endpoint to it \
+             to manage the images in that runtime, or store.runtimeEndpoint if it runs containers from imagelet's own \
+             store"
+        );
+        Err(self.refuse(*line, &message))
+    }
+
+    fn refuse(&self, line: usize, message: &str) -> ConfigError {
+        ConfigError::at(self.path, Some(line), message)
+    }
+}
+
+/// Whether a key takes a value of this type.
+fn type_check(key: &str, value: Value) -> Result<(), serde_json::Error> {
+    let document = key.rsplit('.').fold(value, |below, name| json!({ name: below }));
+    serde_json::from_value::<File>(document).map(drop)
+}
+
+/// The innermost part of a value that is refused alone: its key, its line and why.
+fn first_refused(
+    key: &str,
+    located: &Located,
+    check: &dyn Fn(Value) -> Result<(), serde_json::Error>,
+) -> Option<(String, usize, serde_json::Error)> {
+    let part = |key: String, part: &Located, check: &dyn Fn(Value) -> Result<(), serde_json::Error>| {
+        first_refused(&key, part, check).or_else(|| Some((key, part.line, check(part.value()).err()?)))
+    };
+    match &located.node {
+        Node::List(entries) if check(json!([])).is_ok() => entries
+            .iter()
+            .enumerate()
+            .find_map(|(index, entry)| part(format!("{key}[{index}]"), entry, &|value| check(json!([value])))),
+        Node::Map(fields) if check(json!({})).is_ok() => fields
+            .iter()
+            .find_map(|(name, field)| part(format!("{key}.{name}"), field, &|value| check(json!({ name: value })))),
+        _ => None,
+    }
+}
+
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.is_empty() || text.parse() == Ok(GoDuration(0)),
+        value => *value == 0,
+    }
+}
+
+fn to_value(keys: &impl serde::Serialize) -> Value {
+    serde_json::to_value(keys).expect("keys are texts, numbers and lists")
+}
+
+/// The values below a key, by dotted key. A list is one value.
+fn flatten(key: String, value: Value, leaves: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Null => {}
+        Value::Object(fields) if !MAPS.contains(&&*key) => {
+            for (name, field) in fields {
+                flatten(if key.is_empty() { name } else { format!("{key}.{name}") }, field, leaves);
+            }
+        }
+        mut value => {
+            for rule in value.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+                rule.retain(|_, value| !value.is_null());
+            }
+            leaves.insert(key, value);
+        }
+    }
+}
+
+impl From<GoDuration> for Value {
+    fn from(duration: GoDuration) -> Self {
+        Value::String(duration.to_string())
+    }
+}

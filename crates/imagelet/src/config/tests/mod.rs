@@ -1,0 +1,420 @@
+//! Files, flags and their effect, with the vectors of the configuration.
+
+mod reference;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use imagelet_core::testing::vectors;
+use serde_json::{Value, json};
+
+use super::{keys::File, *};
+
+fn defaults() -> Sources {
+    Sources::new(Environment { root: true, ..Environment::default() })
+}
+
+/// With a file of ours.
+fn given(text: &str) -> Sources {
+    let (_folder, path) = in_file("f.yaml", text);
+    let mut sources = defaults();
+    sources.add_file(&path).expect("the file is read");
+    sources
+}
+
+/// With a kubelet's file.
+fn given_kubelet(document: &Value) -> Sources {
+    let mut document = document.clone();
+    document["kind"] = "KubeletConfiguration".into();
+    let (_folder, path) = in_file("kubelet.yaml", &document.to_string());
+    let mut sources = defaults();
+    sources.add_kubelet_file(&path).expect("the file is read");
+    sources
+}
+
+/// The message, with places in `f.yaml` in place of its whole path.
+fn message(error: &ConfigError) -> String {
+    let lines = error.to_string();
+    let lines: Vec<&str> = lines.lines().map(|line| line.find("f.yaml:").map_or(line, |at| &line[at..])).collect();
+    lines.join("\n")
+}
+
+fn in_file(name: &str, text: &str) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().expect("a directory for the test");
+    let path = directory.path().join(name);
+    std::fs::write(&path, text).expect("the test's file is written");
+    (directory, path)
+}
+
+#[test]
+fn a_runtime_that_only_the_kubelets_key_names_is_refused_in_a_file_of_ours() {
+    let endpoint = "unix:///run/containerd/containerd.sock";
+    let head = format!(
+        "apiVersion: imagelet.dev/v1alpha1\nkind: ImageletConfiguration\ncontainerRuntimeEndpoint: {endpoint}\n"
+    );
+    let read = |more: &str| {
+        let (_folder, path) = in_file("f.yaml", &format!("{head}{more}"));
+        defaults().add_file(&path)
+    };
+    for more in ["", "imageService: {cri: {endpoint: 'unix:///other.sock'}}\n"] {
+        let told = read(more).expect_err("it is refused").to_string();
+        for word in
+            ["f.yaml:3: containerRuntimeEndpoint", endpoint, "imageService.cri.endpoint", "store.runtimeEndpoint"]
+        {
+            assert!(told.contains(word), "{told}");
+        }
+    }
+    read(&format!("imageService: {{cri: {{endpoint: '{endpoint}'}}}}\n")).expect("it is asked for images");
+    read(&format!("store: {{runtimeEndpoint: '{endpoint}'}}\n")).expect("it is asked for containers");
+}
+
+#[test]
+fn every_vector_of_defaults_holds() {
+    let cases = vectors("gc-config-defaults.json");
+    assert_eq!(cases.len(), 14);
+    for case in &cases {
+        let sources = given_kubelet(&case["input"]);
+        let effective: BTreeMap<String, Value> =
+            sources.effective().expect("defaults apply").into_iter().map(|one| (one.key, one.value)).collect();
+        for (key, expected) in case["expected"].as_object().expect("the vector has fields") {
+            let found = match key.as_str() {
+                "effective_image_endpoint" => sources.settings().expect("it holds").node.image_endpoint.into(),
+                key => effective.get(key).cloned().unwrap_or(Value::Null),
+            };
+            let empty = expected.is_null() && found == Value::Array(Vec::new());
+            assert!(empty || &found == expected, "{}: {key}: {found} is not {expected}", case["name"]);
+        }
+    }
+}
+
+/// The vectors change a configuration whose defaults are applied already: an empty text stays one.
+fn checked(change: &Value, gates: &Value) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/gc-config-validation.json");
+    let document: Value =
+        serde_json::from_str(&std::fs::read_to_string(path).expect("the vectors are there")).expect("they parse");
+    let defaults = File::defaults(&Environment { root: true, ..Environment::default() });
+    let mut whole = serde_json::to_value(defaults).expect("defaults are a document");
+    for (key, value) in [&document["base_config"], change].into_iter().flat_map(|it| it.as_object().expect("keys")) {
+        // A Go zero value: the key is not given.
+        if !value.is_null() {
+            whole[key] = value.clone();
+        }
+    }
+    for (gate, value) in gates.as_object().expect("gates") {
+        whole["featureGates"][gate] = value.clone();
+        let policy = "imagePullCredentialsVerificationPolicy";
+        if *value == Value::Bool(false) && change.get(policy).is_none() {
+            // With the gate off the kubelet's defaulting leaves the policy empty.
+            whole[policy] = "".into();
+        }
+    }
+    let file: File = serde_json::from_value(whole).expect("it is a file");
+    let told = check::check(&file, Surroundings::default()).map_or_else(|told| told, |_| Vec::new());
+    for text in told.iter().map(|complaint| &complaint.message) {
+        assert!(text.starts_with("invalid configuration: ") != text.starts_with("tracing."), "{text}");
+    }
+    told.into_iter().map(|complaint| complaint.message + "\n").collect()
+}
+
+#[test]
+fn every_vector_of_validation_holds() {
+    let cases = vectors("gc-config-validation.json");
+    assert_eq!(cases.len(), 34);
+    for case in &cases {
+        let errors = checked(&case["input"]["change"], &case["input"]["feature_gates"]);
+        let is_valid = case["expected"]["valid"].as_bool().expect("a verdict");
+        assert_eq!(errors.is_empty(), is_valid, "{}: {errors}", case["name"]);
+        for text in case["expected"]["error_contains"].as_array().expect("a list of texts") {
+            let text = text.as_str().expect("a text");
+            assert!(errors.contains(text), "{}: {errors} lacks {text}", case["name"]);
+        }
+    }
+}
+
+/// As `kubeadm` writes it: what nobody set is nought or empty, and stands for the default.
+#[test]
+fn a_file_full_of_noughts_leaves_all_defaults_in_force() {
+    let (_kept, path) = in_file(
+        "kubelet.yaml",
+        "apiVersion: kubelet.config.k8s.io/v1beta1\ncontainerRuntimeEndpoint: \"\"\nkind: KubeletConfiguration\n\
+         evictionPressureTransitionPeriod: 0s\nimageMaximumGCAge: 0s\nimageMinimumGCAge: 0s\neventBurst: 0\n\
+         imagePullCredentialsVerificationPolicy: \"\"\nlogging: {flushFrequency: 0}\nmemorySwap: {}\n\
+         nodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\nregistryBurst: 0\n\
+         runtimeRequestTimeout: 0s\nsyncFrequency: 0s\n",
+    );
+    let plain = defaults();
+    let mut sources = plain.clone();
+    sources.add_kubelet_file(&path).expect("it is read");
+    assert_eq!(sources.settings().expect("it holds"), plain.settings().expect("it holds"));
+}
+
+#[test]
+fn a_kubelet_knows_two_disks_where_it_asks_crio_alone() {
+    let splits = |endpoint: &str| {
+        given_kubelet(&json!({"containerRuntimeEndpoint": endpoint})).settings().expect("it holds").node.splits_disks
+    };
+    assert!(splits("unix:///var/run/crio/crio.sock") && splits("/run/crio/crio.sock"));
+    assert!(!splits("unix:///run/containerd/containerd.sock"));
+}
+
+#[test]
+fn a_kubelets_eviction_settings_are_taken_as_they_are() {
+    let (_kept, path) = in_file(
+        "kubelet.yaml",
+        "kind: KubeletConfiguration\nevictionHard:\n  imagefs.available: 20%\n  nodefs.available: 1Gi\n\
+         mergeDefaultEvictionSettings: true\ntracing: {endpoint: 'localhost:4317', samplingRatePerMillion: 5}\n\
+         imageServiceEndpoint: unix:///run/imagelet/imagelet.sock\nevictionSoft: {}\n",
+    );
+    let mut sources = defaults();
+    sources.add_kubelet_file(&path).expect("it is read");
+    let shown: BTreeMap<String, (Value, String)> = sources
+        .effective()
+        .expect("sources merge")
+        .into_iter()
+        .map(|one| (one.key, (one.value, one.source.to_string())))
+        .collect();
+    let hard = json!({"imagefs.available": "20%", "nodefs.available": "1Gi"});
+    assert_eq!(shown["evictionHard"], (hard, format!("{}:2", path.display())));
+    assert_eq!(shown["tracing.samplingRatePerMillion"].0, json!(5));
+    let settings = sources.settings().expect("it holds");
+    let signals: Vec<&str> = settings.node.thresholds.iter().map(|it| it.signal.name()).collect();
+    assert_eq!(signals.len(), 5, "the defaults of the others stay: {signals:?}");
+    assert_eq!(settings.node.image_endpoint, "unix:///run/imagelet/imagelet.sock");
+    assert!(matches!(settings.backend, Backend::Embedded(_)), "it is the kubelet's, not ours");
+}
+
+#[test]
+fn each_map_of_thresholds_is_blamed_at_its_line() {
+    for (text, complaint) in [
+        ("evictionHard: {x: 1%}", "evictionHard: unsupported eviction signal x"),
+        (
+            "evictionSoft: {imagefs.available: 5%}",
+            "evictionSoft: grace period must be specified for the soft eviction threshold imagefs.available",
+        ),
+        (
+            "evictionSoftGracePeriod: {imagefs.available: -1s}",
+            "evictionSoftGracePeriod: invalid eviction grace period specified: -1s, must be a positive value",
+        ),
+        (
+            "evictionMinimumReclaim: {imagefs.available: 0%}",
+            "evictionMinimumReclaim: eviction percentage minimum reclaim imagefs.available must be positive: 0%",
+        ),
+    ] {
+        let error = given(&format!("socket: /s\n{text}\n")).settings().expect_err("refused");
+        let text = complaint.split_once(": ").expect("a key").1;
+        assert_eq!(message(&error), format!("f.yaml:2: invalid configuration: {text}"));
+    }
+}
+
+#[test]
+fn every_vector_of_pull_settings_holds() {
+    let cases = vectors("pull-config-validation.json");
+    for case in &cases {
+        let (input, expected) = (&case["input"], &case["expected"]);
+        let mut document = input["config"].clone();
+        document["featureGates"] =
+            json!({"KubeletEnsureSecretPulledImages": input["feature_ensure_secret_pulled_images"]});
+        let sources = given_kubelet(&document);
+        let effective = sources.effective().expect("defaults apply");
+        for (key, wanted) in expected["after_defaulting"].as_object().expect("values") {
+            let found = effective.iter().find(|one| one.key == *key).map_or(Value::Null, |one| one.value.clone());
+            let is_empty = wanted.is_null() && found == Value::Array(Vec::new());
+            assert!(is_empty || found == *wanted, "{}: {key}: {found} is not {wanted}", case["name"]);
+        }
+        let findings: Vec<String> = match sources.settings() {
+            Ok(_) => Vec::new(),
+            // Each stands behind the place it is about.
+            Err(ConfigError::Invalid(findings)) => {
+                let text = |finding: &String| finding.find("invalid configuration").map(|at| finding[at..].to_owned());
+                findings.iter().map(|finding| text(finding).expect("it says so")).collect()
+            }
+            Err(error) => panic!("{}: {error}", case["name"]),
+        };
+        assert_eq!(Value::from(findings), expected["errors"], "{}", case["name"]);
+    }
+    assert_eq!(cases.len(), 41);
+}
+
+#[test]
+fn of_a_kubelets_feature_gates_the_one_about_images_is_taken() {
+    let (_kept, path) = in_file(
+        "kubelet.yaml",
+        "kind: KubeletConfiguration\nfeatureGates:\n  Other: true\n  KubeletEnsureSecretPulledImages: false\n",
+    );
+    let mut sources = defaults();
+    sources.add_kubelet_file(&path).expect("it is read");
+    assert_eq!(sources.settings().expect("it holds").verification, None);
+}
+
+#[test]
+fn flags_win_over_files_and_our_file_over_the_kubelets() {
+    let (_kept, kubelet) = in_file(
+        "kubelet.yaml",
+        "kind: KubeletConfiguration\nclusterDNS: [10.0.0.10]\nimageServiceEndpoint: unix:///x\n\
+         imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60\nregistryPullQPS: null\n",
+    );
+    let (_kept, own) = in_file("imagelet.yaml", "imageGCLowThresholdPercent: 50\nstore:\n  layersInFlight: 2\n");
+    let mut sources = defaults();
+    sources.add_kubelet_file(&kubelet).expect("the kubelet's file is read");
+    sources.add_file(&own).expect("our file is read");
+    sources.add_flag("--store", "store.directory", "/srv/images");
+
+    let shown: BTreeMap<String, String> = sources
+        .effective()
+        .expect("sources merge")
+        .into_iter()
+        .map(|one| (one.key, format!("{} {}", one.value, one.source)))
+        .collect();
+    assert_eq!(shown["imageGCHighThresholdPercent"], format!("70 {}:4", kubelet.display()));
+    assert_eq!(shown["imageGCLowThresholdPercent"], format!("50 {}:1", own.display()));
+    assert_eq!(shown["store.layersInFlight"], format!("2 {}:3", own.display()));
+    assert_eq!(shown["store.directory"], "\"/srv/images\" --store");
+    assert_eq!(shown["registryPullQPS"], "5 default");
+    let settings = sources.settings().expect("the configuration holds");
+    let Backend::Embedded(store) = settings.backend else { panic!("another backend") };
+    assert_eq!(store.engine.root, Path::new("/srv/images"));
+}
+
+#[test]
+fn an_unknown_key_or_a_wrong_type_is_refused_with_its_line() {
+    for (text, line, word) in [
+        ("registryBurst: 10\nimageGCHighTreshold: 70\n", 2, "imageGCHighTreshold"),
+        ("store:\n  layersInFligt: 2\n", 2, "layersInFligt"),
+        ("\nregistryPullQPS: many\n", 2, "many"),
+        ("imageMinimumGCAge: 5\n", 1, ""),
+    ] {
+        let (_kept, path) = in_file("imagelet.yaml", text);
+        let mut sources = defaults();
+        let Err(error) = sources.add_file(&path) else { panic!("{text} is accepted") };
+        let error = error.to_string();
+        assert!(error.starts_with(&format!("{}:{line}: ", path.display())), "{error}");
+        assert!(error.contains(word), "{error}");
+    }
+}
+
+#[test]
+fn a_kubelets_file_names_the_key_of_a_wrong_type_and_must_be_one() {
+    for (text, line, word) in [
+        ("kind: KubeletConfiguration\nregistryBurst: many\n", 2, "registryBurst: "),
+        ("kind: Pod\n", 1, "KubeletConfiguration"),
+    ] {
+        let (_kept, path) = in_file("kubelet.yaml", text);
+        let Err(error) = defaults().add_kubelet_file(&path) else { panic!("accepted") };
+        let error = error.to_string();
+        assert!(error.starts_with(&format!("{}:{line}: ", path.display())) && error.contains(word), "{error}");
+    }
+}
+
+#[test]
+fn a_broken_rule_is_told_with_its_place() {
+    let error = given("socket: relative.sock\nstore:\n  layersInFlight: 0\n").settings().expect_err("refused");
+    assert_eq!(
+        message(&error),
+        "f.yaml:1: invalid configuration: socket `relative.sock` must be an absolute path\n\
+         f.yaml:3: invalid configuration: store.layersInFlight 0 must be between 1 and 64, inclusive"
+    );
+}
+
+#[test]
+fn what_a_store_promises_and_allows_is_said_in_the_file() {
+    let settings = given(
+        "store:\n  durability: background\n  keepBlobs: true\n  unpackMemory: 128Mi\n  limits: {expansionMax: 50, expansionFree: 1Gi}\n",
+    )
+    .settings()
+    .expect("a good file");
+    let Backend::Embedded(store) = settings.backend else { panic!("another backend") };
+    assert_eq!((store.engine.durability, store.engine.keep_blobs), (imagelet_oci::Durability::Background, true));
+    assert_eq!(store.engine.unpack_memory, 128 << 20);
+    assert_eq!((store.engine.limits.expansion_max, store.engine.limits.expansion_free), (50, 1 << 30));
+    assert_eq!(store.engine.limits.entries_max, imagelet_oci::EngineConfig::new("/s").limits.entries_max);
+
+    let error = given("store:\n  unpackMemory: 47Mi\n").settings().expect_err("refused");
+    assert!(error.to_string().ends_with("store.unpackMemory `47Mi` must be at least 48Mi"), "{error}");
+    let error = given("store:\n  durability: never\n  limits:\n    expansionMax: 0\n    freeBytesFloor: lots\n")
+        .settings()
+        .expect_err("refused");
+    assert_eq!(
+        message(&error),
+        "f.yaml:2: invalid configuration: store.durability `never` must be one of [\"commit\", \"background\"]\n\
+         f.yaml:4: invalid configuration: store.limits.expansionMax 0 must be between 1 and 100000, inclusive\n\
+         f.yaml:5: invalid configuration: store.limits.freeBytesFloor: `lots` is no size such as `500M`, `1Gi` or `1048576`"
+    );
+}
+
+#[test]
+fn the_sandbox_image_is_taken_from_the_kubelets_file_and_from_our_own() {
+    let folder = tempfile::tempdir().expect("a directory for the test");
+    let settings = |kubelet: &str, own: &str| {
+        let mut sources = defaults();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).expect("the test's file is written");
+            path
+        };
+        let kubelet = file("kubelet.yaml", &format!("kind: KubeletConfiguration\n{kubelet}"));
+        sources.add_kubelet_file(&kubelet).expect("it is read");
+        sources.add_file(&file("imagelet.yaml", &format!("socket: /s\n{own}"))).expect("it is read");
+        sources.settings()
+    };
+    let names = |kubelet: &str, own: &str| {
+        let names = settings(kubelet, own).expect("it holds").sandbox_images;
+        names.map(|names| names.iter().map(|name| name.text().to_owned()).collect::<Vec<_>>())
+    };
+    let (of_kubelet, of_ours) = ("podInfraContainerImage: a.example/pause:1\n", "sandboxImage: b.example/pause\n");
+    assert_eq!(names("", ""), Some(Vec::new()));
+    assert_eq!(names(of_kubelet, of_ours), Some(vec!["a.example/pause:1".to_owned(), "b.example/pause".to_owned()]));
+    assert_eq!(names("", of_kubelet), Some(vec!["a.example/pause:1".to_owned()]));
+    assert_eq!(names(of_kubelet, "compatibility: kubelet\n"), None, "only the runtime's own pin holds there");
+    for name in ["'*'", "'a*'", "UPPER", "'a b'", "'a@b'"] {
+        let refused = settings("", &format!("sandboxImage: {name}\n")).expect_err("refused").to_string();
+        assert!(refused.contains("imagelet.yaml:2: invalid configuration: sandboxImage `"), "{refused}");
+    }
+}
+
+#[test]
+fn the_number_of_pods_is_taken_from_the_kubelets_file_and_from_our_own() {
+    let folder = tempfile::tempdir().expect("a directory for the test");
+    let settings = |kubelet: &str, own: &str| {
+        let mut sources = defaults();
+        let (file, ours) = (folder.path().join("kubelet.yaml"), folder.path().join("imagelet.yaml"));
+        std::fs::write(&file, format!("kind: KubeletConfiguration\n{kubelet}")).expect("a file");
+        std::fs::write(&ours, format!("socket: /s\n{own}")).expect("a file");
+        sources.add_kubelet_file(&file).expect("it is read");
+        sources.add_file(&ours).expect("it is read");
+        sources.settings()
+    };
+    for (kubelet, own, pods) in
+        [("", "", 110), ("maxPods: 250\n", "", 250), ("maxPods: 250\n", "maxPods: 30\n", 30), ("maxPods: 0\n", "", 110)]
+    {
+        assert_eq!(settings(kubelet, own).expect("it holds").node.pods_max, pods, "{kubelet}{own}");
+    }
+    let refused = settings("", "maxPods: -1\n").expect_err("refused").to_string();
+    assert!(refused.contains("maxPods (--max-pods) -1 must not be a negative number"), "{refused}");
+}
+
+#[test]
+fn a_complaint_does_not_repeat_what_is_no_setting() {
+    for text in [
+        "{\"auths\": {\"r\": {\"auth\": \"s3cr3t\"}}}",
+        "data:\n  .dockerconfigjson: s3cr3t\n",
+        "kind: [s3cr3t]\n",
+        "store: {directory: /s, password: s3cr3t\n",
+        "auths:\n\tr: s3cr3t\n",
+    ] {
+        let (_folder, path) = in_file("f.yaml", text);
+        let told = message(&defaults().add_file(&path).expect_err(text));
+        assert!(told.starts_with("f.yaml:"), "{told}");
+        assert!(!told.contains("s3cr3t") || text.starts_with("kind"), "{told}");
+    }
+}
+
+#[test]
+fn a_pipe_nobody_writes_to_is_no_file_to_wait_for() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let path = folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a pipe");
+    let error = defaults().add_file(&path).expect_err("refused").to_string();
+    assert!(error.contains("empty"), "{error}");
+}
