@@ -1,4 +1,4 @@
-//! The command line: commands, flags, and how they are told apart from a mistake.
+//! The command line: commands and flags, and which combinations are refused.
 
 mod kubelet;
 
@@ -31,7 +31,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, env = "IMAGELET_STORE", value_name = "DIR", help_heading = "Global options")]
     pub(crate) store: Option<PathBuf>,
     /// How long to wait for another process that changes the store: `30s`, `2m`, 0 for not at all. Commands that change
-    /// the store wait for 30 s, `serve` for 10 s; those that only look need not wait.
+    /// the store wait for 30 s, `serve` for 10 s; those that only read need not wait.
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_wait, help_heading = "Global options")]
     pub(crate) lock_timeout: Option<Duration>,
     /// How long a daemon or runtime may take to answer: `30s`, `2m`, 0 for without end; 10 s unless given. Pulls,
@@ -82,9 +82,9 @@ pub(crate) enum Command {
     Df(DfArgs),
     /// Remove images with all their names.
     Rm(RmArgs),
-    /// Remove one name; the image goes with its last.
+    /// Remove one name; the image is removed with its last.
     Untag(UntagArgs),
-    /// Collect images nobody uses.
+    /// Collect unused images.
     Gc(GcArgs),
     /// Keep images out of every collection.
     Pin(PatternArgs),
@@ -100,7 +100,7 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Show what happened on the node, and with -f what happens: pulls, failures, collections.
     Events(EventsArgs),
-    /// Tell what became of an image and why: its history, what holds it, what the next collection would do.
+    /// Show the history of an image and why: what keeps it, what the next collection would do.
     Why(WhyArgs),
     /// Show the daemon or store at a glance.
     Status(StatusArgs),
@@ -113,14 +113,14 @@ pub(crate) enum Command {
     Version,
 }
 
-/// What a command does to a store of this process.
+/// What a command does to a store in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
-    /// It looks, and changes nothing.
+    /// It reads.
     Looks,
-    /// It changes one that is there.
+    /// It changes one that exists.
     Changes,
-    /// The same, and makes one where there is none.
+    /// The same, and creates one where it is absent.
     Makes,
 }
 
@@ -408,12 +408,10 @@ impl Cli {
         let matches = command.try_get_matches_from_mut(arguments)?;
         let mut cli = Self::from_arg_matches(&matches)?;
         let typed = |name| deepest_source(&matches, name) == Some(ValueSource::CommandLine);
+        let mut conflict = |message: &str| Err(command.error(clap::error::ErrorKind::ArgumentConflict, message));
         match (typed("endpoint"), typed("store")) {
             (true, true) => {
-                return Err(command.error(
-                    clap::error::ErrorKind::ArgumentConflict,
-                    "the argument '--endpoint <URI>' cannot be used with '--store <DIR>'",
-                ));
+                return conflict("the argument '--endpoint <URI>' cannot be used with '--store <DIR>'");
             }
             (true, false) => cli.global.store = None,
             (false, true) => cli.global.endpoint = None,
@@ -422,22 +420,17 @@ impl Cli {
         }
         if let Command::Serve(serve) = &cli.command {
             if typed("endpoint") {
-                return Err(command.error(
-                    clap::error::ErrorKind::ArgumentConflict,
+                return conflict(
                     "`serve` listens on '--socket <PATH>' and asks '--runtime-endpoint <URI>'; it has no '--endpoint'",
-                ));
+                );
             }
             if typed("timeout") {
-                return Err(command.error(
-                    clap::error::ErrorKind::ArgumentConflict,
+                return conflict(
                     "`serve` has no '--timeout <DURATION>'; `runtimeRequestTimeout` limits what it asks of a runtime",
-                ));
+                );
             }
             if serve.runtime_endpoint.is_some() && typed("store") {
-                return Err(command.error(
-                    clap::error::ErrorKind::ArgumentConflict,
-                    "the argument '--runtime-endpoint <URI>' cannot be used with '--store <DIR>'",
-                ));
+                return conflict("the argument '--runtime-endpoint <URI>' cannot be used with '--store <DIR>'");
             }
         }
         Ok(cli)

@@ -55,7 +55,7 @@ impl Table {
     }
 }
 
-/// Text from outside, safe on a terminal.
+/// Untrusted text, safe on a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

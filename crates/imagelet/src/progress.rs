@@ -14,11 +14,11 @@ use crate::{
     output::printable,
 };
 
-/// Layers with a bar of their own; the total tells of the rest.
+/// Layers with a bar of their own; the total covers the rest.
 const BARS_MAX: usize = 24;
-/// What a pull is said to do that a runtime carries out.
+/// What is shown for a pull of a runtime.
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
-/// Digits of a digest that tell layers apart.
+/// Digits of a digest that distinguish layers.
 const DIGITS: usize = 12;
 
 /// Where progress is shown.
@@ -102,7 +102,6 @@ impl Drop for Shown {
 struct LayerProgress {
     size: u64,
     received: u64,
-    finished: bool,
 }
 
 /// One line when the image is known, one for each layer that ends.
@@ -249,7 +248,7 @@ impl PullScreen {
     }
 }
 
-/// A name of so many columns: of a digest the first digits, and of what is still too long the end, which tells more.
+/// A name of so many columns: of a digest the first digits, and of a name that is still too long the end.
 fn in_columns(name: &str, columns: usize) -> String {
     let named = match name.split_once('@') {
         Some((name, digest)) => format!("{name}@{}", digest.chars().take("sha256:".len() + DIGITS).collect::<String>()),
@@ -372,7 +371,7 @@ impl Bars {
 
 fn finish(layers: &mut BTreeMap<String, (ProgressBar, LayerProgress)>, digest: &str, word: &'static str) {
     if let Some((bar, layer)) = layers.get_mut(digest) {
-        (layer.received, layer.finished) = (layer.size, true);
+        layer.received = layer.size;
         bar.set_position(layer.size);
         bar.finish_with_message(word);
     }
@@ -402,7 +401,7 @@ mod tests {
     use crate::api::LayerProgress;
 
     #[test]
-    fn a_pull_is_told_in_a_line() {
+    fn a_pull_is_shown_in_a_line() {
         let layers = vec![
             LayerProgress { state: "done".into(), size: 1_000_000, received: 1_000_000, ..LayerProgress::default() },
             LayerProgress { state: "fetching".into(), size: 2_000_000, received: 500_000, ..LayerProgress::default() },

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use imagelet_core::image::{ByteSize, ImageId, Percent};
 
-use super::upkeep::{complain, note};
+use super::images_write::{complain, note};
 use crate::{
     api::{CollectRequest, Collected, CollectedRow, silences},
     cli::{Format, GcArgs},

@@ -11,7 +11,7 @@ use futures_util::{StreamExt as _, stream};
 use imagelet_core::image::{ByteSize, ImageId};
 use serde_json::json;
 
-use super::{pull::read_file, upkeep::complain};
+use super::{images_write::complain, pull::read_file};
 use crate::{
     api::{PodEnsured, PodImageRow, PodRequest, Step, Steps},
     cli::{EnsureArgs, Format},
@@ -53,7 +53,7 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
     for answer in answers {
         match answer {
             Ok(pod) => {
-                told_once(&pod).for_each(complain);
+                distinct_failures(&pod).for_each(complain);
                 pods.push(pod);
             }
             Err((pod, failure)) => {
@@ -82,18 +82,18 @@ async fn ensure(
     let name = pod_text(&request.pod.namespace, &request.pod.name);
     let images: Vec<String> = request.images.iter().map(|image| image.image.clone()).collect();
     let widest = images.iter().map(|image| image.chars().count()).max().unwrap_or(0);
-    let board = Arc::new(Board {
+    let pod_screen = Arc::new(PodScreen {
         screen: screen.clone(),
         width: widest.min(NAME_WIDTH_MAX),
         prefix: if is_many { format!("{name} ") } else { String::new() },
         images,
         shown: Mutex::default(),
     });
-    let hearing = Arc::clone(&board);
+    let hearing = Arc::clone(&pod_screen);
     let steps: Steps = Arc::new(move |step| hearing.take(step));
     let answer = node.ask(request, steps).await;
-    // Whoever goes away in the middle must not leave bars behind, and a slow socket may have dropped the last word.
-    board.clear();
+    // A cancelled request must not leave bars behind, and a slow socket may have dropped the last step.
+    pod_screen.clear();
     answer.map_err(|failure| (name, failure))
 }
 
@@ -102,7 +102,7 @@ fn pod_text(namespace: &str, name: &str) -> String {
 }
 
 /// The images of one pod on the screen.
-struct Board {
+struct PodScreen {
     screen: Screen,
     /// Of their names.
     width: usize,
@@ -112,7 +112,7 @@ struct Board {
     shown: Mutex<HashMap<usize, Shown>>,
 }
 
-impl Board {
+impl PodScreen {
     fn take(&self, step: Step) {
         match step {
             Step::Asked { image } => {
@@ -129,7 +129,7 @@ impl Board {
             }
             Step::Settled { image, row } => {
                 drop(self.shown().remove(&image));
-                self.screen.say(&format!("{}{}", printable(&self.prefix), told(&row)));
+                self.screen.say(&format!("{}{}", printable(&self.prefix), outcome_line(&row)));
             }
             Step::Silence { note } => self.screen.say(&printable(&format!("{}{note}", self.prefix))),
             _ => {}
@@ -145,14 +145,14 @@ impl Board {
     }
 }
 
-impl Drop for Board {
+impl Drop for PodScreen {
     fn drop(&mut self) {
         self.clear();
     }
 }
 
 /// What became of an image, in a line.
-fn told(row: &PodImageRow) -> String {
+fn outcome_line(row: &PodImageRow) -> String {
     let (field, image) = (printable(&row.field), printable(&row.image));
     match row.origin.as_str() {
         "present" => format!("{field}: {image} is present"),
@@ -169,16 +169,16 @@ fn seconds(milliseconds: u64) -> String {
     format!("{}.{:01}s", milliseconds / 1000, milliseconds % 1000 / 100)
 }
 
-/// The failures of a pod, each once: several containers may wait for one image. What was not asked for is none of its own.
-fn told_once(pod: &PodEnsured) -> impl Iterator<Item = &Failure> {
-    let mut told: Vec<&Failure> = Vec::new();
+/// The failures of a pod, each once: several containers may wait for one image. A row that was not requested has none.
+fn distinct_failures(pod: &PodEnsured) -> impl Iterator<Item = &Failure> {
+    let mut distinct: Vec<&Failure> = Vec::new();
     for row in pod.images.iter().filter(|row| row.message.is_empty() || !row.reason.is_empty()) {
         match &row.failure {
-            Some(failure) if !told.contains(&failure) => told.push(failure),
+            Some(failure) if !distinct.contains(&failure) => distinct.push(failure),
             _ => {}
         }
     }
-    told.into_iter()
+    distinct.into_iter()
 }
 
 fn ids(pods: &[PodEnsured], out: &mut dyn Write) -> io::Result<()> {
@@ -278,13 +278,13 @@ mod tests {
 
     #[test]
     fn each_image_is_told_in_a_line_and_each_failure_once() {
-        assert_eq!(told(&row("spec.containers{b}", "y", "present")), "spec.containers{b}: y is present");
+        assert_eq!(outcome_line(&row("spec.containers{b}", "y", "present")), "spec.containers{b}: y is present");
         let pod = pod(vec![
             failed("a", "y", "ErrImagePull"),
             failed("b", "y", "ErrImagePull"),
             failed("c", "z", "ErrImagePull"),
         ]);
-        assert_eq!(told(&pod.images[0]), "a: y failed: ErrImagePull");
-        assert_eq!(told_once(&pod).count(), 2);
+        assert_eq!(outcome_line(&pod.images[0]), "a: y failed: ErrImagePull");
+        assert_eq!(distinct_failures(&pod).count(), 2);
     }
 }

@@ -17,25 +17,25 @@ use crate::{
 };
 
 /// How often pulls are looked at for a terminal, and for a program.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-const TELL_EVERY: Duration = Duration::from_secs(1);
+const DRAW_PERIOD: Duration = Duration::from_millis(500);
+const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(node: &Node, arguments: &EventsArgs, format: Format) -> Result<ExitCode, Failure> {
     if arguments.follow { follow(node, format).await } else { recent(node, format).await }
 }
 
 async fn recent(node: &Node, format: Format) -> Result<ExitCode, Failure> {
-    let heard = Mutex::new(Vec::new());
-    let hear = |told| heard.lock().unwrap_or_else(PoisonError::into_inner).push(told);
+    let printed = Mutex::new(Vec::new());
+    let hear = |entry| printed.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
     node.follow(&EventsRequest::default(), &hear, &|_| {}).await?;
-    let heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let printed = printed.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = if is_document(format) {
-        heard.iter().try_for_each(|told| out.write_all(&line(told, format)))
+        printed.iter().try_for_each(|entry| out.write_all(&line(entry, format)))
     } else {
         let mut table = Table::new(["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"]);
-        for told in &heard {
-            if let Told::Event(event) = told {
+        for entry in &printed {
+            if let Told::Event(event) = entry {
                 table.row([
                     time(event),
                     event.kind.clone(),
@@ -52,20 +52,20 @@ async fn recent(node: &Node, format: Format) -> Result<ExitCode, Failure> {
 
 async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let screen = if is_document(format) { None } else { PullScreen::of_stderr(format == Format::Wide) };
-    let every = if is_document(format) { Some(TELL_EVERY) } else { screen.as_ref().map(|_| LOOK_EVERY) };
+    let every = if is_document(format) { Some(REPORT_PERIOD) } else { screen.as_ref().map(|_| DRAW_PERIOD) };
     let progress_ms = every.and_then(|every| u64::try_from(every.as_millis()).ok());
     let screen = Mutex::new(screen);
     // A reader that went away ends the command at the next line.
     let (gone, reader) = tokio::sync::watch::channel(None);
-    // What a daemon tells again after its connection broke.
-    let heard = Mutex::new(Heard::default());
-    let hear = |told: Told| {
-        if heard.lock().unwrap_or_else(PoisonError::into_inner).is_again(&told) {
+    // A daemon repeats events after its connection broke.
+    let printed = Mutex::new(Printed::default());
+    let hear = |entry: Told| {
+        if printed.lock().unwrap_or_else(PoisonError::into_inner).is_again(&entry) {
             return;
         }
         let mut screen = screen.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = if is_document(format) { line(&told, format) } else { plain(&told) };
-        if let (Some(screen), Told::Progress(pull)) = (screen.as_mut(), &told) {
+        let text = if is_document(format) { line(&entry, format) } else { plain(&entry) };
+        if let (Some(screen), Told::Progress(pull)) = (screen.as_mut(), &entry) {
             screen.show(pull);
         }
         if text.is_empty() {
@@ -96,11 +96,11 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
                 Ok(()) => return Ok(ExitCode::SUCCESS),
                 Err(failure) => failure,
             };
-            // A program finds out by the end of its stream; people wait for the daemon as it is started anew.
+            // A program sees the end of its stream; on a terminal the command waits for the restart of the daemon.
             if is_document(format) || !is_lost(&failure) {
                 return Err(failure);
             }
-            heard.lock().unwrap_or_else(PoisonError::into_inner).lost();
+            printed.lock().unwrap_or_else(PoisonError::into_inner).lost();
             aside(&screen, &format!("{}; waiting for it", failure.message));
             wait_for(node).await;
         }
@@ -116,22 +116,22 @@ fn is_lost(failure: &Failure) -> bool {
     ["Cancelled", "Unavailable"].contains(&failure.reason.as_str())
 }
 
-/// How far a follower has heard, so that a daemon whose connection broke tells it nothing twice.
+/// How far a follower has printed, so that a reconnection repeats no event.
 #[derive(Debug, Default)]
-struct Heard {
+struct Printed {
     last: Option<String>,
-    /// What is not younger was told before the connection broke.
+    /// Events up to this time were printed before the connection broke.
     before: Option<String>,
 }
 
-impl Heard {
+impl Printed {
     fn lost(&mut self) {
         self.before.clone_from(&self.last);
     }
 
-    /// Whether this was told before.
-    fn is_again(&mut self, told: &Told) -> bool {
-        let Told::Event(event) = told else { return false };
+    /// Whether this was printed before.
+    fn is_again(&mut self, entry: &Told) -> bool {
+        let Told::Event(event) = entry else { return false };
         let is_again = event.at.is_some() && event.at <= self.before;
         if !is_again {
             self.last.clone_from(&event.at);
@@ -152,7 +152,7 @@ fn aside(screen: &Mutex<Option<PullScreen>>, why: &str) {
 /// Waits until the daemon answers.
 async fn wait_for(node: &Node) {
     loop {
-        tokio::time::sleep(TELL_EVERY).await;
+        tokio::time::sleep(REPORT_PERIOD).await;
         if node.follow(&EventsRequest::default(), &|_| {}, &|_| {}).await.is_ok() {
             return;
         }
@@ -172,18 +172,18 @@ fn is_document(format: Format) -> bool {
 }
 
 /// One document a line, or one after `---`.
-fn line(told: &Told, format: Format) -> Vec<u8> {
+fn line(entry: &Told, format: Format) -> Vec<u8> {
     if format == Format::Yaml {
-        return serde_saphyr::to_string(told).map(|text| format!("---\n{text}").into_bytes()).unwrap_or_default();
+        return serde_saphyr::to_string(entry).map(|text| format!("---\n{text}").into_bytes()).unwrap_or_default();
     }
-    let mut line = serde_json::to_vec(told).unwrap_or_default();
+    let mut line = serde_json::to_vec(entry).unwrap_or_default();
     line.push(b'\n');
     line
 }
 
 /// A line for people; nothing for what bars show.
-fn plain(told: &Told) -> Vec<u8> {
-    match told {
+fn plain(entry: &Told) -> Vec<u8> {
+    match entry {
         Told::Event(event) => {
             let (time, object) = (time(event), object(event));
             let message = printable(&event.message);
@@ -198,7 +198,7 @@ fn time(event: &NodeEvent) -> String {
     event.at.clone().unwrap_or_else(|| "-".into())
 }
 
-/// The pod, `node`, or nobody: who pulls by hand is no object.
+/// The pod, `node`, or nothing for a pull by hand.
 fn object(event: &NodeEvent) -> String {
     if event.pod.is_empty() {
         return if event.node { "node" } else { "-" }.into();
@@ -212,16 +212,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_told_before_the_connection_broke_is_not_told_again() {
+    fn events_from_before_a_reconnection_are_not_printed_again() {
         let at = |second: u8| {
             let at = Some(format!("2026-08-01T00:00:0{second}.000Z"));
             Told::Event(Box::new(NodeEvent { at, ..NodeEvent::default() }))
         };
-        let mut heard = Heard::default();
-        assert!(!heard.is_again(&at(1)) && !heard.is_again(&at(2)) && !heard.is_again(&at(2)));
-        heard.lost();
-        assert!(heard.is_again(&at(1)) && heard.is_again(&at(2)));
-        assert!(!heard.is_again(&at(3)) && !heard.is_again(&Told::Missed { count: 1 }));
+        let mut printed = Printed::default();
+        assert!(!printed.is_again(&at(1)) && !printed.is_again(&at(2)) && !printed.is_again(&at(2)));
+        printed.lost();
+        assert!(printed.is_again(&at(1)) && printed.is_again(&at(2)));
+        assert!(!printed.is_again(&at(3)) && !printed.is_again(&Told::Missed { count: 1 }));
     }
 
     #[test]
@@ -235,16 +235,16 @@ mod tests {
             pod: "web".into(),
             ..NodeEvent::default()
         };
-        let told = Told::Event(Box::new(event));
-        let text = String::from_utf8(plain(&told)).expect("text");
+        let entry = Told::Event(Box::new(event));
+        let text = String::from_utf8(plain(&entry)).expect("text");
         assert_eq!(text, "2026-08-01T00:00:00.000Z  Normal   Pulling             default/web  Pulling image \"a?\"\n");
-        let document: serde_json::Value = serde_json::from_slice(&line(&told, Format::Json)).expect("JSON");
+        let document: serde_json::Value = serde_json::from_slice(&line(&entry, Format::Json)).expect("JSON");
         assert_eq!((&document["type"], &document["reason"]), (&"event".into(), &"Pulling".into()));
         assert_eq!(object(&NodeEvent { node: true, ..NodeEvent::default() }), "node");
         assert_eq!(object(&NodeEvent::default()), "-");
         let missed: serde_json::Value =
             serde_json::from_slice(&line(&Told::Missed { count: 3 }, Format::Json)).expect("JSON");
         assert_eq!(missed, serde_json::json!({ "type": "missed", "count": 3 }));
-        assert!(String::from_utf8(line(&told, Format::Yaml)).expect("text").starts_with("---\ntype: event\n"));
+        assert!(String::from_utf8(line(&entry, Format::Yaml)).expect("text").starts_with("---\ntype: event\n"));
     }
 }

@@ -1,14 +1,14 @@
 //! What each command of the line asks of a node, and how its answer is printed.
 
-mod choose;
 mod collect;
 mod configuration;
 mod ensure;
 mod events;
 mod images;
+mod images_write;
 mod imports;
 mod pull;
-mod upkeep;
+mod target;
 mod verify;
 mod why;
 
@@ -26,7 +26,7 @@ use crate::{
     output::print,
     serve,
 };
-use choose::choose;
+use target::find_node;
 
 /// 128 and the number of SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
@@ -53,17 +53,17 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             Ok(ExitCode::SUCCESS)
         }
         command => {
-            // Read before anything is opened: a mistake in it is the user's, and quickly told.
-            let asked = Asked::read(&command, &environment)?;
-            // Whoever follows ends it so, and is told nothing new.
+            // Read before anything is opened: mistakes of the user are reported at once.
+            let prepared = Prepared::read(&command, &environment)?;
+            // `events -f` ends this way: no message.
             let is_endless = matches!(&command, Command::Events(arguments) if arguments.follow);
-            let node = choose(&cli.global, &environment, command.intent()).await?;
-            let again = async |intent| choose(&cli.global, &environment, intent).await;
+            let node = find_node(&cli.global, &environment, command.intent()).await?;
+            let again = async |intent| find_node(&cli.global, &environment, intent).await;
             let code = tokio::select! {
-                code = ask(&node, again, command, asked, format) => code,
+                code = ask(&node, again, command, prepared, format) => code,
                 code = interrupted() => {
                     if !is_endless {
-                        upkeep::complain(&Failure::new("Cancelled", "interrupted"));
+                        images_write::complain(&Failure::new("Cancelled", "interrupted"));
                     }
                     Ok(code)
                 }
@@ -78,16 +78,16 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
 
 /// What a command asks to be there.
 #[derive(Debug)]
-enum Asked {
-    Images(pull::Asked),
+enum Prepared {
+    Images(pull::PullBatch),
     Pods { manifests: Manifests, quiet: bool },
     Nothing,
 }
 
-impl Asked {
+impl Prepared {
     fn read(command: &Command, environment: &Environment) -> Result<Self, Failure> {
         Ok(match command {
-            Command::Pull(arguments) => Self::Images(pull::Asked::read(arguments, environment)?),
+            Command::Pull(arguments) => Self::Images(pull::PullBatch::read(arguments, environment)?),
             Command::Ensure(arguments) => Self::Pods { manifests: ensure::read(arguments)?, quiet: arguments.quiet },
             _ => Self::Nothing,
         })
@@ -98,31 +98,31 @@ async fn ask(
     node: &Node,
     again: impl AsyncFn(Intent) -> Result<Node, Failure>,
     command: Command,
-    asked: Asked,
+    prepared: Prepared,
     format: Format,
 ) -> Result<ExitCode, Failure> {
-    match asked {
-        Asked::Images(asked) => return pull::run(node, asked, format).await,
-        Asked::Pods { manifests, quiet } => return ensure::run(node, manifests, quiet, format).await,
-        Asked::Nothing => {}
+    match prepared {
+        Prepared::Images(prepared) => return pull::run(node, prepared, format).await,
+        Prepared::Pods { manifests, quiet } => return ensure::run(node, manifests, quiet, format).await,
+        Prepared::Nothing => {}
     }
     match command {
         Command::Ls(arguments) => images::list(node, &arguments, format).await,
         Command::Inspect(arguments) => images::inspect(node, &arguments, format).await,
         Command::Df(arguments) => images::usage(node, &arguments, format).await,
-        Command::Rm(arguments) => upkeep::remove(node, &arguments, format).await,
-        Command::Untag(arguments) => upkeep::untag(node, arguments, format).await,
+        Command::Rm(arguments) => images_write::remove(node, &arguments, format).await,
+        Command::Untag(arguments) => images_write::untag(node, arguments, format).await,
         Command::Gc(arguments) => collect::collect(node, &arguments, format).await,
-        Command::Pin(arguments) => upkeep::pin(node, arguments, format).await,
-        Command::Unpin(arguments) => upkeep::unpin(node, arguments, format).await,
-        Command::Pins => upkeep::pins(node, format).await,
-        Command::Mount(arguments) => upkeep::mount(node, arguments, format).await,
-        Command::Unmount(arguments) => upkeep::unmount(node, arguments, format).await,
+        Command::Pin(arguments) => images_write::pin(node, arguments, format).await,
+        Command::Unpin(arguments) => images_write::unpin(node, arguments, format).await,
+        Command::Pins => images_write::pins(node, format).await,
+        Command::Mount(arguments) => images_write::mount(node, arguments, format).await,
+        Command::Unmount(arguments) => images_write::unmount(node, arguments, format).await,
         Command::Events(arguments) => events::run(node, &arguments, format).await,
         Command::Why(arguments) => why::why(node, arguments, format).await,
         Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
-        Command::Status(arguments) => upkeep::status(node, arguments.verbose, format).await,
-        _ => upkeep::status(node, false, format).await,
+        Command::Status(arguments) => images_write::status(node, arguments.verbose, format).await,
+        _ => images_write::status(node, false, format).await,
     }
 }
 

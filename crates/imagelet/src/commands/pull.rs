@@ -1,4 +1,4 @@
-//! `pull`: images that shall be there, with progress on stderr and their ids on stdout.
+//! `pull`: ensures images, with progress on stderr and their ids on stdout.
 
 use std::{
     io::{BufRead as _, Read as _},
@@ -13,7 +13,7 @@ use imagelet_core::{
 };
 use serde_json::json;
 
-use super::upkeep::complain;
+use super::images_write::complain;
 use crate::{
     api::{Hidden, Login, PullRequest, Pulled},
     cli::{Format, Policy, PullArgs},
@@ -26,17 +26,17 @@ use crate::{
 
 /// Images of one command that are asked for at once; the node has its own bounds.
 const REQUESTS_AT_ONCE: usize = 4;
-/// A password longer than this is none.
+/// A longer password is refused.
 const LOGIN_LENGTH_MAX: u64 = 64 << 10;
 
-/// What `pull` asks to be there.
+/// The requests of one `pull`.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct PullBatch {
     requests: Vec<PullRequest>,
     quiet: bool,
 }
 
-impl Asked {
+impl PullBatch {
     /// Reads names and credentials of the command line.
     pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Self, Failure> {
         let login = login(arguments, environment)?;
@@ -116,9 +116,9 @@ fn first_line(source: impl std::io::Read) -> std::io::Result<Secret> {
 }
 
 /// Asks for all images; one that fails does not keep the others from coming.
-pub(super) async fn run(node: &Node, asked: Asked, format: Format) -> Result<ExitCode, Failure> {
-    let screen = Screen::of_stderr(asked.quiet);
-    let outcomes = stream::iter(asked.requests)
+pub(super) async fn run(node: &Node, batch: PullBatch, format: Format) -> Result<ExitCode, Failure> {
+    let screen = Screen::of_stderr(batch.quiet);
+    let outcomes = stream::iter(batch.requests)
         .map(|request| pull(node, request, screen.clone()))
         .buffered(REQUESTS_AT_ONCE)
         .collect::<Vec<Result<Pulled, (String, Failure)>>>()
@@ -146,11 +146,11 @@ async fn pull(node: &Node, request: PullRequest, screen: Screen) -> Result<Pulle
     let outcome = node.ask(request, shown.steps.clone()).await;
     drop(shown);
     let pulled = outcome.map_err(|failure| (image, failure))?;
-    screen.say(&told(&pulled));
+    screen.say(&outcome_line(&pulled));
     Ok(pulled)
 }
 
-fn told(pulled: &Pulled) -> String {
+fn outcome_line(pulled: &Pulled) -> String {
     let image = crate::output::printable(&pulled.image);
     if let Some(warning) = &pulled.warning {
         return format!("warning: {}", crate::output::printable(warning));
@@ -193,9 +193,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_told_in_a_line() {
+    fn the_outcome_of_a_pull_is_one_line() {
         let pulled = Pulled { image: "a".into(), size: Some(1_500_000), took_ms: 2345, ..Pulled::default() };
-        assert_eq!(told(&pulled), "a pulled (1.5MB) in 2.3s");
-        assert_eq!(told(&Pulled { present: true, ..pulled }), "a is present");
+        assert_eq!(outcome_line(&pulled), "a pulled (1.5MB) in 2.3s");
+        assert_eq!(outcome_line(&Pulled { present: true, ..pulled }), "a is present");
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use imagelet_core::image::{ByteSize, ImageId};
 
-use super::upkeep::complain;
+use super::images_write::complain;
 use crate::{
     api::{Verified, VerifiedImage, VerifiedPart, VerifyRequest},
     cli::{Format, Intent, VerifyArgs},
@@ -123,10 +123,10 @@ fn result(word: &str) -> &str {
     if word == "unchecked" { "cannot be checked" } else { word }
 }
 
-/// What was found, image by image; what two images share is told once.
+/// What was found, image by image; what two images share is printed once.
 fn findings(verified: &Verified, out: &mut dyn Write) -> io::Result<()> {
     part(out, "store", &verified.store)?;
-    let mut told: Vec<&str> = Vec::new();
+    let mut printed: Vec<&str> = Vec::new();
     for image in &verified.images {
         if image.documents.result == "ok"
             && image.layers.iter().all(|layer| layer.part.result == "ok" && layer.unread == 0)
@@ -137,13 +137,13 @@ fn findings(verified: &Verified, out: &mut dyn Write) -> io::Result<()> {
         part(out, "  image", &image.documents)?;
         for layer in &image.layers {
             let name = format!("  layer {}", ImageId::new(&layer.diff_id).short());
-            if told.contains(&layer.diff_id.as_str()) {
+            if printed.contains(&layer.diff_id.as_str()) {
                 if layer.part.result != "ok" {
                     writeln!(out, "{name}: as above")?;
                 }
                 continue;
             }
-            told.push(&layer.diff_id);
+            printed.push(&layer.diff_id);
             part(out, &name, &layer.part)?;
             if layer.unread > 0 {
                 writeln!(out, "{name}: the content of {} files can be read by root alone", layer.unread)?;

@@ -1,4 +1,4 @@
-//! What the process was started in: the one place that reads environment variables.
+//! The environment variables of the process; no other file reads any.
 
 use std::{
     ffi::OsString,
@@ -13,18 +13,18 @@ pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
 /// Where a node keeps its images.
 const SYSTEM_STORE: &str = "/var/lib/imagelet";
 
-/// Variables that no other program gets to see.
+/// Variables that are not passed to other programs.
 const OURS_ALONE: [&str; 7] =
     ["IMAGELET_CREDS", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
 
-/// What the search for credentials, and the programs that know some, see of the environment.
+/// The environment as the search for credentials and credential helpers see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Surroundings {
     /// `HOME`
     pub(crate) home: Option<PathBuf>,
     /// The file that `DOCKER_CONFIG` points to.
     pub(crate) docker_config: Option<PathBuf>,
-    /// What programs get.
+    /// The variables of programs that are started.
     pub(crate) variables: Variables,
 }
 
@@ -93,7 +93,7 @@ impl Environment {
         }
     }
 
-    /// Where the daemon listens unless told otherwise.
+    /// Where the daemon listens by default.
     pub(crate) fn socket_default(&self) -> PathBuf {
         match &self.runtime_dir {
             Some(directory) if !self.root => directory.join("imagelet/imagelet.sock"),
@@ -110,7 +110,7 @@ impl Environment {
         sockets
     }
 
-    /// Where the embedded store is unless told otherwise.
+    /// Where the embedded store is by default.
     pub(crate) fn store_default(&self) -> PathBuf {
         if self.root {
             return SYSTEM_STORE.into();
@@ -119,7 +119,7 @@ impl Environment {
         data.map_or_else(|| SYSTEM_STORE.into(), |data| data.join("imagelet"))
     }
 
-    /// What of it the search for credentials wants to know.
+    /// The part for the search for credentials.
     pub(crate) fn surroundings(&self) -> Surroundings {
         Surroundings {
             home: self.home.clone(),

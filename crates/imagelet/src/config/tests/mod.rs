@@ -111,11 +111,11 @@ fn checked(change: &Value, gates: &Value) -> String {
         }
     }
     let file: File = serde_json::from_value(whole).expect("it is a file");
-    let told = check::check(&file, Surroundings::default()).map_or_else(|told| told, |_| Vec::new());
-    for text in told.iter().map(|complaint| &complaint.message) {
+    let violations = check::check(&file, Surroundings::default()).err().unwrap_or_default();
+    for text in violations.iter().map(|violation| &violation.message) {
         assert!(text.starts_with("invalid configuration: ") != text.starts_with("tracing."), "{text}");
     }
-    told.into_iter().map(|complaint| complaint.message + "\n").collect()
+    violations.into_iter().map(|violation| violation.message + "\n").collect()
 }
 
 #[test]
@@ -133,9 +133,9 @@ fn every_vector_of_validation_holds() {
     }
 }
 
-/// As `kubeadm` writes it: what nobody set is nought or empty, and stands for the default.
+/// As `kubeadm` writes it: unset keys are 0 or empty, and stand for the default.
 #[test]
-fn a_file_full_of_noughts_leaves_all_defaults_in_force() {
+fn a_file_full_of_zeros_leaves_all_defaults_in_force() {
     let (_kept, path) = in_file(
         "kubelet.yaml",
         "apiVersion: kubelet.config.k8s.io/v1beta1\ncontainerRuntimeEndpoint: \"\"\nkind: KubeletConfiguration\n\
@@ -308,7 +308,7 @@ fn a_kubelets_file_names_the_key_of_a_wrong_type_and_must_be_one() {
 }
 
 #[test]
-fn a_broken_rule_is_told_with_its_place() {
+fn a_violated_rule_is_reported_with_its_place() {
     let error = given("socket: relative.sock\nstore:\n  layersInFlight: 0\n").settings().expect_err("refused");
     assert_eq!(
         message(&error),

@@ -12,7 +12,7 @@ use crate::config::{
 const PAGE: &str = "../../docs/configuration.md";
 const SOURCE: &str = include_str!("../keys.rs");
 
-/// A key of a `…File` struct, as its source tells it.
+/// A key of a `…File` struct, as in its source.
 struct Field {
     key: String,
     kind: String,

@@ -79,7 +79,7 @@ pub(super) async fn pin(node: &Node, arguments: PatternArgs, format: Format) -> 
     if !changed.changed {
         note(&format!("{} was pinned before", changed.pattern));
     }
-    // A pin that is misspelt holds nothing, and looks like any other.
+    // A misspelt pin matches nothing, and looks like any other.
     if changed.images.as_ref().is_some_and(Vec::is_empty) {
         note(&format!("note: `{}` holds no image that is here; one that comes is held", printable(&changed.pattern)));
         if changed.pattern.starts_with("sha256:")
@@ -103,7 +103,7 @@ pub(super) async fn unpin(node: &Node, arguments: PatternArgs, format: Format) -
     Ok(ExitCode::SUCCESS)
 }
 
-/// Something worth knowing that is no failure.
+/// A message that is not a failure.
 pub(super) fn note(text: &str) {
     drop(writeln!(std::io::stderr(), "{}", printable(text)));
 }
@@ -155,54 +155,44 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
             imports::verbose(import, &mut out)?;
         }
         let duration = |milliseconds| GoDuration::from_std(Duration::from_secs(milliseconds / 1000)).to_string();
-        if !status.pulls.is_empty() {
-            writeln!(out)?;
-            let mut table = Table::new(["PULL", "STATE", "PLACE", "FOR", "PRIORITY", "ASKERS"]);
-            for pull in &status.pulls {
-                let place = pull.position.map_or_else(|| "-".into(), |place| place.to_string());
-                let (since, priority) = (duration(pull.for_ms), pull.priority.to_string());
-                table.row([pull.image.clone(), pull.state.clone(), place, since, priority, pull.askers.to_string()]);
+        let mut section = |header: &[&str], rows: Vec<Vec<String>>| {
+            if rows.is_empty() {
+                return Ok(());
             }
-            table.write(&mut out)?;
-        }
-        if !status.held_back.is_empty() {
             writeln!(out)?;
-            let mut table = Table::new(["HELD BACK", "AGAIN IN", "BECAUSE"]);
-            for held in &status.held_back {
-                table.row([held.image.clone(), duration(held.remaining_ms), held.failure.clone()]);
-            }
-            table.write(&mut out)?;
-        }
-        if !status.pod_starts.is_empty() {
-            writeln!(out)?;
-            let mut table = Table::new(["POD", "IMAGES", "TOOK", "SINCE"]);
-            for pod in status.pod_starts.iter().take(PODS_SHOWN_MAX) {
-                let took = GoDuration::from_std(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
-                let took = if pod.over { took.to_string() } else { format!("{took} so far") };
-                let since = pod.began_at.clone().unwrap_or_default();
-                table.row([format!("{}/{}", pod.namespace, pod.pod), pod.images.len().to_string(), took, since]);
-            }
-            table.write(&mut out)?;
-        }
-        if !status.registries.is_empty() {
-            writeln!(out)?;
-            let mut table = Table::new(["REGISTRY", "NOT ASKED FOR", "NEXT ATTEMPT IN", "BECAUSE"]);
-            for open in &status.registries {
-                let pulls = match open.pulls.as_str() {
-                    "all-pulls" => "all pulls",
-                    "credentials" => "pulls with some credentials",
-                    _ => "pulls of some images",
-                };
-                let next = match open.remaining_seconds {
-                    0 => "now".to_owned(),
-                    seconds => duration(seconds * 1000),
-                };
-                let because = format!("{} failures ({})", open.failures, open.class);
-                table.row([open.registry.clone(), pulls.into(), next, because]);
-            }
-            table.write(&mut out)?;
-        }
-        Ok(())
+            let mut table = Table::plain();
+            table.row(header);
+            rows.iter().for_each(|row| table.row(row));
+            table.write(&mut out)
+        };
+        let pulls = status.pulls.iter().map(|pull| {
+            let place = pull.position.map_or_else(|| "-".into(), |place| place.to_string());
+            let (since, priority) = (duration(pull.for_ms), pull.priority.to_string());
+            vec![pull.image.clone(), pull.state.clone(), place, since, priority, pull.askers.to_string()]
+        });
+        section(&["PULL", "STATE", "PLACE", "FOR", "PRIORITY", "REQUESTS"], pulls.collect())?;
+        let held_back = status
+            .held_back
+            .iter()
+            .map(|held| vec![held.image.clone(), duration(held.remaining_ms), held.failure.clone()]);
+        section(&["HELD BACK", "AGAIN IN", "BECAUSE"], held_back.collect())?;
+        let starts = status.pod_starts.iter().take(PODS_SHOWN_MAX).map(|pod| {
+            let took = GoDuration::from_std(Duration::from_secs_f64(pod.took_seconds.max(0.0)));
+            let took = if pod.over { took.to_string() } else { format!("{took} so far") };
+            let since = pod.began_at.clone().unwrap_or_default();
+            vec![format!("{}/{}", pod.namespace, pod.pod), pod.images.len().to_string(), took, since]
+        });
+        section(&["POD", "IMAGES", "TOOK", "SINCE"], starts.collect())?;
+        let registries = status.registries.iter().map(|open| {
+            let pulls = match open.pulls.as_str() {
+                "all-pulls" => "all pulls",
+                "credentials" => "pulls with some credentials",
+                _ => "pulls of some images",
+            };
+            let next = if open.remaining_seconds == 0 { "now".into() } else { duration(open.remaining_seconds * 1000) };
+            vec![open.registry.clone(), pulls.into(), next, format!("{} failures ({})", open.failures, open.class)]
+        });
+        section(&["REGISTRY", "NOT ASKED FOR", "NEXT ATTEMPT IN", "BECAUSE"], registries.collect())
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -233,7 +223,7 @@ fn overview(status: &Status) -> Table {
         table.row(["Last collection:", &last_collection(last)]);
     }
     if let Some(shadow) = &status.shadow {
-        table.row(["Shadow mode:", "what is chosen is told, nothing is removed"]);
+        table.row(["Shadow mode:", "what is chosen is reported, nothing is removed"]);
         for line in shadow_lines(shadow) {
             table.row(["", &line]);
         }
@@ -264,14 +254,14 @@ fn last_collection(last: &LastCollection) -> String {
     format!("{at} by {}: {did}{short}", last.by)
 }
 
-/// What was foretold, and what happened.
+/// What was predicted, and what happened.
 fn shadow_lines(shadow: &ShadowRow) -> Vec<String> {
     let size = |bytes: u64| ByteSize(bytes).to_string();
     let mut lines =
         vec![format!("would remove {} images now ({})", shadow.still_there, size(shadow.still_there_bytes))];
     if shadow.agreed + shadow.kept_in_vain > 0 {
         lines.push(format!(
-            "{} images went since the start: {} as foretold, {} ({}) would have been kept",
+            "{} images were removed since the start: {} as predicted, {} ({}) would have been kept",
             shadow.agreed + shadow.kept_in_vain,
             shadow.agreed,
             shadow.kept_in_vain,

@@ -1,4 +1,4 @@
-//! Which node a command talks to: the one it names, the daemon if there is one, or the store in this process.
+//! The target of a command: the node it names, the daemon if there is one, or the store in this process.
 
 use std::{path::Path, time::Duration};
 
@@ -22,7 +22,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// Where a daemon is named, configured or has a socket, and does not answer: the store of this process may be another one.
-pub(super) async fn choose(global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
+pub(super) async fn find_node(global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
     if let Some(endpoint) = &global.endpoint {
         return by_endpoint(endpoint, global, environment, intent).await;
     }
@@ -30,23 +30,23 @@ pub(super) async fn choose(global: &Global, environment: &Environment, intent: I
     if let Some(store) = &global.store {
         let absolute = std::path::absolute(store).map_err(|error| Failure::of(&error))?;
         sources.add_flag("--store", "store.directory", text(&absolute)?);
-        // Whoever names a store on the command line wants that one, whatever the file says.
+        // A store on the command line wins over the file.
         sources.add_flag("--store", "imageService.cri.endpoint", "");
         return open(&sources, global, environment, intent).await;
     }
     let configured = configured_socket(&sources)?;
     for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
         let node = RemoteNode::new(&socket, patience(global));
-        match choice(node.probe().await, configured.is_some()) {
-            Choice::Daemon => return Ok(Node::Remote(node)),
-            Choice::Next => {}
-            Choice::Refuse(why) => return Err(no_daemon(&socket, configured.is_some(), why)),
+        match socket_use(node.probe().await, configured.is_some()) {
+            SocketUse::Daemon => return Ok(Node::Remote(node)),
+            SocketUse::Next => {}
+            SocketUse::Refuse(why) => return Err(no_daemon(&socket, configured.is_some(), why)),
         }
     }
     open(&sources, global, environment, intent).await
 }
 
-/// How long an answer that is due is waited for.
+/// How long to wait for an answer.
 fn patience(global: &Global) -> Duration {
     match global.timeout {
         None => ANSWER_MAX,
@@ -55,25 +55,25 @@ fn patience(global: &Global) -> Duration {
     }
 }
 
-/// What a socket leads to.
+/// What a socket is used for.
 #[derive(Debug, PartialEq, Eq)]
-enum Choice {
-    /// To the daemon there.
+enum SocketUse {
+    /// A daemon listens there.
     Daemon,
-    /// To nothing: there is no daemon.
+    /// There is no daemon: try the next.
     Next,
-    /// To an error, and why.
+    /// An error, and why.
     Refuse(String),
 }
 
-/// Decides by what is at a socket, and whether the configuration says that a daemon is there.
-fn choice(probed: Probed, is_configured: bool) -> Choice {
+/// Decides by what is at a socket, and whether the configuration names it.
+fn socket_use(probed: Probed, is_configured: bool) -> SocketUse {
     match probed {
-        Probed::Ours => Choice::Daemon,
-        Probed::Missing if !is_configured => Choice::Next,
-        Probed::Missing => Choice::Refuse("there is no such socket".into()),
-        Probed::OtherCri => Choice::Refuse("what listens there is no imagelet".into()),
-        Probed::Silent(error) => Choice::Refuse(error.to_string()),
+        Probed::Ours => SocketUse::Daemon,
+        Probed::Missing if !is_configured => SocketUse::Next,
+        Probed::Missing => SocketUse::Refuse("there is no such socket".into()),
+        Probed::OtherCri => SocketUse::Refuse("the process listening there is not imagelet".into()),
+        Probed::Silent(error) => SocketUse::Refuse(error.to_string()),
     }
 }
 
@@ -107,7 +107,7 @@ async fn by_endpoint(
     match node.probe().await {
         Probed::OtherCri => {}
         Probed::Silent(error) => return Err(node.unreachable(&error)),
-        // Whether it is ours or nothing is there: the first command says so.
+        // The first request shows whether it is imagelet or absent.
         Probed::Ours | Probed::Missing => return Ok(Node::Remote(node)),
     }
     let mut sources = sources(environment)?;
@@ -175,19 +175,19 @@ mod tests {
     fn a_socket_leads_to_the_daemon_or_to_an_error_and_only_its_absence_to_the_store() {
         let silent = |kind| Probed::Silent(Error::from(kind));
         for is_configured in [false, true] {
-            assert_eq!(choice(Probed::Ours, is_configured), Choice::Daemon);
+            assert_eq!(socket_use(Probed::Ours, is_configured), SocketUse::Daemon);
             for probed in [
                 Probed::OtherCri,
                 silent(ErrorKind::ConnectionRefused),
                 silent(ErrorKind::PermissionDenied),
                 silent(ErrorKind::TimedOut),
             ] {
-                let told = format!("{probed:?}");
-                assert!(matches!(choice(probed, is_configured), Choice::Refuse(_)), "{told}");
+                let case = format!("{probed:?}");
+                assert!(matches!(socket_use(probed, is_configured), SocketUse::Refuse(_)), "{case}");
             }
         }
-        assert_eq!(choice(Probed::Missing, false), Choice::Next);
-        assert!(matches!(choice(Probed::Missing, true), Choice::Refuse(_)));
+        assert_eq!(socket_use(Probed::Missing, false), SocketUse::Next);
+        assert!(matches!(socket_use(Probed::Missing, true), SocketUse::Refuse(_)));
     }
 
     #[test]
