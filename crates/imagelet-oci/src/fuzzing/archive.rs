@@ -19,7 +19,7 @@ use super::{
 };
 use crate::unpack::{
     EntryRules, LayerMemory, OverlayForm, Ownership, UnpackError, UnpackLimits, UnpackOptions, UnpackReport,
-    process_umask, unpack_layer_with_manifest,
+    process_umask, unpack_layer,
 };
 
 /// Small enough for each bound to be reached by a short archive; paths may be as long as they ever may.
@@ -114,7 +114,11 @@ impl Site {
         let root = File::open(&self.layer).expect("was just made");
         let mut listing = Recorder::default();
         let input = &mut BufReader::with_capacity(buffer, bytes);
-        let result = unpack_layer_with_manifest(input, root.as_fd(), options, &mut listing);
+        let mut record = |path: &[u8], record| {
+            listing.record(path, record);
+            Ok(())
+        };
+        let result = unpack_layer(input, root.as_fd(), options, Some(&mut record));
         let nodes = disk::read(&self.layer);
         if result.is_ok() {
             listing.assert_lists(&nodes);
@@ -259,7 +263,11 @@ mod tests {
         let options = options(Ownership::Record, OverlayForm::User, LIMITS, MEMORY);
         let mut listing = Recorder::default();
         let root = File::open(home.path()).unwrap();
-        unpack_layer_with_manifest(&mut &archive()[..], root.as_fd(), &options, &mut listing).unwrap();
+        let mut record = |path: &[u8], record| {
+            listing.record(path, record);
+            Ok(())
+        };
+        unpack_layer(&mut &archive()[..], root.as_fd(), &options, Some(&mut record)).unwrap();
         listing.assert_lists(&disk::read(home.path()));
         fs::write(home.path().join("e/f"), "damage!").unwrap();
         listing.assert_lists(&disk::read(home.path()));

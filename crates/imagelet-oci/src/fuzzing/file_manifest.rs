@@ -1,37 +1,32 @@
 //! Whether what was listed while a layer was unpacked is what stands on disk: else a whole layer would count as damaged.
 
-use std::{collections::BTreeMap, io};
+use std::collections::BTreeMap;
 
 use rustix::fs::FileType;
 use twox_hash::xxhash3_128::Hasher;
 
 use super::disk::{Node, Nodes};
-use crate::unpack::{FileEntry, FileEntryKind, FileManifest};
+use crate::unpack::{FileEntry, FileEntryKind, FileRecord};
 
 /// Hears what is listed, and keeps the last line of each path.
 #[derive(Debug, Default)]
 pub(super) struct Recorder(BTreeMap<Vec<u8>, FileEntry>);
 
-impl FileManifest for Recorder {
-    fn entry(&mut self, path: &[u8], entry: &FileEntry) -> io::Result<()> {
-        self.0.insert(path.to_vec(), entry.clone());
-        Ok(())
-    }
-
-    fn hard_link(&mut self, path: &[u8], target: &[u8]) -> io::Result<()> {
-        let entry = self.0.get(target).cloned().unwrap_or_else(|| panic!("{target:?} is linked and was not listed"));
-        self.0.insert(path.to_vec(), entry);
-        Ok(())
-    }
-
-    fn removed(&mut self, path: &[u8]) -> io::Result<()> {
-        let below = [path, b"/"].concat();
-        self.0.retain(|other, _| other != path && !other.starts_with(&below));
-        Ok(())
-    }
-}
-
 impl Recorder {
+    pub(super) fn record(&mut self, path: &[u8], record: FileRecord) {
+        let entry = match record {
+            FileRecord::Entry(entry) => entry,
+            FileRecord::HardLink(target) => {
+                self.0.get(&target).cloned().unwrap_or_else(|| panic!("{target:?} is linked and was not listed"))
+            }
+            FileRecord::Removed => {
+                let below = [path, b"/"].concat();
+                return self.0.retain(|other, _| other != path && !other.starts_with(&below));
+            }
+        };
+        self.0.insert(path.to_vec(), entry);
+    }
+
     /// Compares all that was listed with all that stands.
     pub(super) fn assert_lists(&self, nodes: &Nodes) {
         let (listed, standing): (Vec<_>, Vec<_>) = (self.0.keys().collect(), nodes.keys().collect());

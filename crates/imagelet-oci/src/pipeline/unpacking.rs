@@ -23,7 +23,7 @@ use crate::{
     store::{FileManifestWriter, LIST, LayerEnd, LayerRecord, StagedLayer, Staging, storage_error, write_implicit},
     unpack::{
         EntryRules, LayerMemory, OverlayForm, Ownership, OwnershipRecord, UnpackError, UnpackErrorKind, UnpackLimits,
-        UnpackOptions, disk_size, process_umask, unpack_layer, unpack_layer_with_manifest,
+        UnpackOptions, disk_size, process_umask, unpack_layer,
     },
 };
 
@@ -71,14 +71,19 @@ impl LayerJob {
             cancelled,
         };
         let unlisted = |error| storage_error("could not write the layer's list of files", error);
-        let list = || Ok(FileManifestWriter::new(std::fs::File::create(staging.path().join(LIST)).map_err(unlisted)?));
+        let list = || {
+            let file = std::fs::File::create(staging.path().join(LIST));
+            file.and_then(FileManifestWriter::new).map_err(unlisted)
+        };
         let mut list = (self.end == LayerEnd::Store).then(list).transpose()?;
         let root = std::os::fd::AsFd::as_fd(&root);
         let list_ref = &mut list;
         let unpacked = self.confinement.run(Some(root), move || {
             let report = match list_ref {
-                Some(list) => unpack_layer_with_manifest(&mut reader, root, &options, list),
-                None => unpack_layer(&mut reader, root, &options),
+                Some(list) => {
+                    unpack_layer(&mut reader, root, &options, Some(&mut |path, record| list.record(path, &record)))
+                }
+                None => unpack_layer(&mut reader, root, &options, None),
             }?;
             Step::UnpackEnd.reach();
             Ok((report, reader.drain()))

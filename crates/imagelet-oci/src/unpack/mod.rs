@@ -36,7 +36,7 @@ pub(crate) use self::{
     limits::UnpackLimits,
     writer::{
         deferred_metadata::OwnershipRecord,
-        manifest_writer::{FileEntry, FileEntryKind, FileManifest, Sum},
+        manifest_writer::{FileEntry, FileEntryKind, FileManifest, FileRecord, Sum},
         whiteout::OverlayForm,
     },
 };
@@ -104,42 +104,21 @@ pub(crate) struct UnpackReport {
     pub(crate) root_opaque: bool,
 }
 
-/// Unpacks one uncompressed tar stream into an empty directory.
+/// Unpacks one uncompressed tar stream into an empty directory, and records every path in `manifest` when it is finished.
 ///
 /// Reads `input` up to the archive's end blocks and no further; what follows them is never extracted. File data goes
 /// from the input's buffer straight to the file, so that buffer's size (128 KiB and more serve well) is that of a write.
 ///
 /// # Errors
 /// One error that names the entry. What was written stays for the caller to remove.
-pub(crate) fn unpack_layer(
-    input: &mut dyn BufRead,
-    root: BorrowedFd<'_>,
-    options: &UnpackOptions,
-) -> Result<UnpackReport, UnpackError> {
-    unpack(input, root, options, None)
-}
-
-/// The same, with every path told to a listing when it is finished.
-///
-/// # Errors
-/// As [`unpack_layer`]; a listing that fails ends it.
-pub(crate) fn unpack_layer_with_manifest(
-    input: &mut dyn BufRead,
-    root: BorrowedFd<'_>,
-    options: &UnpackOptions,
-    listing: &mut dyn FileManifest,
-) -> Result<UnpackReport, UnpackError> {
-    unpack(input, root, options, Some(listing))
-}
-
-fn unpack<'a>(
+pub(crate) fn unpack_layer<'a>(
     input: &mut dyn BufRead,
     root: BorrowedFd<'a>,
     options: &UnpackOptions,
-    listing: Option<&'a mut dyn FileManifest>,
+    manifest: Option<FileManifest<'a>>,
 ) -> Result<UnpackReport, UnpackError> {
     let mut reader = Reader::new(input, options, Claim::on(&options.memory));
-    let mut writer = Writer::new(root, options, listing).map_err(|fault| fault.at(reader.place()))?;
+    let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(reader.place()))?;
     loop {
         match unpack_next(&mut reader, &mut writer) {
             Ok(true) => {}

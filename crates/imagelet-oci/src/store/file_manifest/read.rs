@@ -1,4 +1,4 @@
-//! A list of files read back: found by path in bounded memory, whatever the list's length.
+//! The manifest of a layer's files read back: found by path in bounded memory, whatever its length.
 
 use std::{
     collections::HashMap,
@@ -11,30 +11,32 @@ use std::{
 use imagelet_core::image::{Digest, DigestAlgorithm};
 use twox_hash::xxhash3_128::Hasher;
 
-use super::write::{MAGIC, RECORD_MAX, Record, parse};
+use super::write::{MAGIC, RECORD_MAX, decode};
 use crate::{
     hash::Hash,
-    unpack::{FileEntry, FileEntryKind},
+    unpack::{FileEntry, FileEntryKind, FileRecord},
 };
 
-/// Read at once; most records are shorter than the tail of it.
+/// Read at once.
 const BUFFER: usize = 256 << 10;
-/// Most records are shorter; longer ones take a second read.
-const RECORD_USUAL: usize = 512;
+/// The length before each record.
+const PREFIX: usize = size_of::<u32>();
 
-/// The last word of a list on every path. Holds places in the file, not the records.
+/// The last record of each path. Holds places in the file, not the records.
 pub(crate) struct FileManifestReader {
     file: File,
-    /// The list's author cannot know it, and so cannot make two paths meet.
+    /// The manifest's author cannot know it, and so cannot make two paths meet.
     seed: u64,
     slots: HashMap<u128, Slot>,
+    /// The place of the record that removed a path and all below it.
     removed: HashMap<u128, u64>,
-    /// Bytes of file content that the list has digests for; what was replaced counts too.
+    /// Bytes of file content that the manifest has digests for; what was replaced counts too.
     pub(crate) bytes: u64,
 }
 
 #[derive(Clone, Copy)]
 struct Slot {
+    /// Where the path's own record is.
     own: u64,
     /// Where the record is that says what stands there; another one for a hard link.
     content: u64,
@@ -42,9 +44,9 @@ struct Slot {
 }
 
 impl FileManifestReader {
-    /// Reads a list once, from end to end. Invalid data: it is not the list with this digest.
+    /// Reads a manifest once, from end to end. Invalid data: it is not the one with this digest.
     pub(crate) fn open(file: File, wanted: &Digest, mut go_on: impl FnMut() -> io::Result<()>) -> io::Result<Self> {
-        let mut list = Self {
+        let mut manifest = Self {
             file: file.try_clone()?,
             seed: RandomState::new().hash_one(0),
             slots: HashMap::new(),
@@ -56,41 +58,36 @@ impl FileManifestReader {
         let mut magic = [0; MAGIC.len()];
         reader.read_exact(&mut magic).map_err(|_| damaged("it is cut short"))?;
         if magic != MAGIC {
-            return Err(damaged("it does not begin as a list does"));
+            return Err(damaged("it does not begin as a manifest does"));
         }
-        let mut at = MAGIC.len() as u64;
-        let mut record = Vec::new();
+        let (mut at, mut record) = (MAGIC.len() as u64, Vec::new());
         while !reader.fill_buf()?.is_empty() {
             go_on()?;
-            let (length, digits) = read_length(&mut reader)?;
-            if length > RECORD_MAX {
-                return Err(damaged("a record is too long"));
-            }
-            record.clear();
-            if (&mut reader).take(length).read_to_end(&mut record)? as u64 != length {
-                return Err(damaged("it is cut short"));
-            }
-            list.note(at, &record)?;
-            at += digits + length;
+            let mut prefix = [0; PREFIX];
+            reader.read_exact(&mut prefix).map_err(|_| damaged("it is cut short"))?;
+            record.resize(length(prefix)?, 0);
+            reader.read_exact(&mut record).map_err(|_| damaged("it is cut short"))?;
+            manifest.note(at, &record)?;
+            at += (PREFIX + record.len()) as u64;
         }
         if reader.into_inner().hash.finish() != *wanted {
             return Err(damaged("its digest is not the one in layer.json"));
         }
-        Ok(list)
+        Ok(manifest)
     }
 
     fn note(&mut self, at: u64, record: &[u8]) -> io::Result<()> {
-        let (path, record) = parse(record).ok_or_else(|| damaged("a record does not read"))?;
+        let (path, record) = decode(record).ok_or_else(|| damaged("a record does not read"))?;
         let key = self.key(&path);
         let content = match record {
-            Record::Removed => {
+            FileRecord::Removed => {
                 self.removed.insert(key, at);
                 return Ok(());
             }
-            Record::HardLink(target) => {
+            FileRecord::HardLink(target) => {
                 self.slots.get(&self.key(&target)).ok_or_else(|| damaged("a hard link leads nowhere"))?.content
             }
-            Record::Entry(entry) => {
+            FileRecord::Entry(entry) => {
                 if let FileEntryKind::File { size, .. } = entry.kind {
                     self.bytes = self.bytes.saturating_add(size);
                 }
@@ -111,12 +108,12 @@ impl FileManifestReader {
         let (_, record) = self.read(slot.content)?;
         self.slots.insert(key, Slot { seen: true, ..slot });
         match record {
-            Record::Entry(entry) => Ok(Some(entry)),
+            FileRecord::Entry(entry) => Ok(Some(entry)),
             _ => Err(damaged("a record is not what it was")),
         }
     }
 
-    /// The paths that were not seen, in the list's order.
+    /// The paths that were not seen, in the manifest's order.
     pub(crate) fn unseen(&self) -> io::Result<Vec<Vec<u8>>> {
         let mut places: Vec<u64> = self.slots.values().filter(|slot| !slot.seen).map(|slot| slot.own).collect();
         places.sort_unstable();
@@ -130,7 +127,7 @@ impl FileManifestReader {
         Ok(paths)
     }
 
-    /// Whether the path or one above it was removed after a place in the list.
+    /// Whether the path or one above it was removed after a place in the manifest.
     fn is_removed(&self, path: &[u8], place: u64) -> bool {
         if self.removed.is_empty() {
             return false;
@@ -139,20 +136,12 @@ impl FileManifestReader {
         ends.chain([path.len()]).any(|end| self.removed.get(&self.key(&path[..end])).is_some_and(|at| *at > place))
     }
 
-    fn read(&self, place: u64) -> io::Result<(Vec<u8>, Record)> {
-        let mut usual = [0; RECORD_USUAL];
-        let got = read_at(&self.file, &mut usual, place)?;
-        let (length, digits) = read_length(&mut &usual[..got])?;
-        let (start, length) = (usize::try_from(digits).unwrap_or(usize::MAX), usize::try_from(length.min(RECORD_MAX)));
-        let length = length.unwrap_or(usize::MAX);
-        let parsed = if let Some(record) = usual[..got].get(start..).and_then(|rest| rest.get(..length)) {
-            parse(record)
-        } else {
-            let mut record = vec![0; length];
-            self.file.read_exact_at(&mut record, place + digits)?;
-            parse(&record)
-        };
-        parsed.ok_or_else(|| damaged("a record is not what it was"))
+    fn read(&self, place: u64) -> io::Result<(Vec<u8>, FileRecord)> {
+        let mut prefix = [0; PREFIX];
+        self.file.read_exact_at(&mut prefix, place)?;
+        let mut record = vec![0; length(prefix)?];
+        self.file.read_exact_at(&mut record, place + PREFIX as u64)?;
+        decode(&record).ok_or_else(|| damaged("a record is not what it was"))
     }
 
     fn key(&self, path: &[u8]) -> u128 {
@@ -160,32 +149,12 @@ impl FileManifestReader {
     }
 }
 
-fn read_at(file: &File, buffer: &mut [u8], place: u64) -> io::Result<usize> {
-    let mut got = 0;
-    while got < buffer.len() {
-        match file.read_at(&mut buffer[got..], place + got as u64) {
-            Ok(0) => break,
-            Ok(read) => got += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+fn length(prefix: [u8; PREFIX]) -> io::Result<usize> {
+    let length = u32::from_le_bytes(prefix);
+    if length > RECORD_MAX {
+        return Err(damaged("a record is too long"));
     }
-    Ok(got)
-}
-
-/// A record's length, and how many bytes it takes to say it.
-fn read_length(reader: &mut impl Read) -> io::Result<(u64, u64)> {
-    const DIGITS_MAX: u32 = 5;
-    let mut value = 0;
-    for digit in 0..DIGITS_MAX {
-        let mut byte = [0];
-        reader.read_exact(&mut byte).map_err(|_| damaged("it is cut short"))?;
-        value |= u64::from(byte[0] & 0x7f) << (7 * digit);
-        if byte[0] & 0x80 == 0 {
-            return Ok((value, u64::from(digit) + 1));
-        }
-    }
-    Err(damaged("a record is too long"))
+    usize::try_from(length).map_err(io::Error::other)
 }
 
 fn damaged(why: &'static str) -> io::Error {
@@ -213,7 +182,7 @@ mod tests {
     use super::*;
     use crate::{
         store::file_manifest::write::FileManifestWriter,
-        unpack::{FileManifest as _, Sum},
+        unpack::{FileEntryKind, Sum},
     };
 
     fn file(content: Sum) -> FileEntry {
@@ -227,7 +196,7 @@ mod tests {
 
     fn written(fill: impl FnOnce(&mut FileManifestWriter)) -> (File, Digest) {
         let mut place = tempfile::tempfile().unwrap();
-        let mut writer = FileManifestWriter::new(place.try_clone().unwrap());
+        let mut writer = FileManifestWriter::new(place.try_clone().unwrap()).unwrap();
         fill(&mut writer);
         let (digest, length) = writer.finish().unwrap();
         assert_eq!(place.metadata().unwrap().len(), length);
@@ -242,12 +211,12 @@ mod tests {
     #[test]
     fn the_last_word_on_a_path_holds_and_a_hard_link_keeps_what_it_linked_to() {
         let (place, digest) = written(|list| {
-            list.entry(b"a", &file(1)).unwrap();
-            list.hard_link(b"b", b"a").unwrap();
-            list.hard_link(b"c", b"b").unwrap();
-            list.removed(b"a").unwrap();
-            list.entry(b"a", &file(2)).unwrap();
-            list.entry(b"long", &link(4000)).unwrap();
+            list.record(b"a", &FileRecord::Entry(file(1))).unwrap();
+            list.record(b"b", &FileRecord::HardLink(b"a".to_vec())).unwrap();
+            list.record(b"c", &FileRecord::HardLink(b"b".to_vec())).unwrap();
+            list.record(b"a", &FileRecord::Removed).unwrap();
+            list.record(b"a", &FileRecord::Entry(file(2))).unwrap();
+            list.record(b"long", &FileRecord::Entry(link(4000))).unwrap();
         });
         let mut list = open(place, &digest).unwrap();
         assert_eq!(list.see(b"a").unwrap(), Some(file(2)));
@@ -260,10 +229,10 @@ mod tests {
     #[test]
     fn what_was_removed_with_a_directory_is_neither_wanted_nor_missing() {
         let (place, digest) = written(|list| {
-            list.entry(b"d/e/f", &file(1)).unwrap();
-            list.entry(b"de", &file(1)).unwrap();
-            list.removed(b"d").unwrap();
-            list.entry(b"d/g", &file(2)).unwrap();
+            list.record(b"d/e/f", &FileRecord::Entry(file(1))).unwrap();
+            list.record(b"de", &FileRecord::Entry(file(1))).unwrap();
+            list.record(b"d", &FileRecord::Removed).unwrap();
+            list.record(b"d/g", &FileRecord::Entry(file(2))).unwrap();
         });
         let mut list = open(place, &digest).unwrap();
         assert_eq!(list.see(b"d/e/f").unwrap(), None);
@@ -273,9 +242,9 @@ mod tests {
     #[test]
     fn a_flipped_or_missing_byte_anywhere_is_found() {
         let (mut place, digest) = written(|list| {
-            list.entry(b"a", &file(1)).unwrap();
-            list.hard_link(b"b", b"a").unwrap();
-            list.removed(b"b").unwrap();
+            list.record(b"a", &FileRecord::Entry(file(1))).unwrap();
+            list.record(b"b", &FileRecord::HardLink(b"a".to_vec())).unwrap();
+            list.record(b"b", &FileRecord::Removed).unwrap();
         });
         let mut bytes = Vec::new();
         place.read_to_end(&mut bytes).unwrap();

@@ -37,8 +37,9 @@ use crate::hash::Hash;
 const FINDINGS_MAX: usize = 20;
 /// Read at once; two checks run side by side.
 const BUFFER: usize = 128 << 10;
-/// Files of a layer that its record may hold a digest of.
-const SIDE_FILES: [&str; 3] = [LIST, "implicit.json", "ownership.json"];
+/// Files beside a layer's manifest that its record may hold a digest of.
+const SIDE_FILES: [&str; 2] = ["implicit.json", "ownership.json"];
+const OTHER_RECORD: &str = "it is not the record that the store was opened with";
 /// Records are read whole; none is longer.
 const RECORD_MAX: u64 = 64 << 20;
 
@@ -151,45 +152,50 @@ fn ends_check(error: &io::Error) -> bool {
 }
 
 impl Store {
-    /// Holds a layer to its record and list. An error is about the check, not about the layer.
+    /// Compares a layer with its record and manifest. An error is about the check, not about the layer.
     pub(crate) fn check_layer(&self, layer: &Digest, watch: &Watch) -> io::Result<LayerCheck> {
-        let folder = self.layer_folder(layer);
         let mut check = LayerCheck { verdict: CheckResult::Whole, files: 0, bytes: 0, unread: 0 };
         let mut findings = Findings::default();
-        let record = match read_record::<LayerRecord>(&folder, "layer.json", &mut findings) {
-            Some(record) if self.layer(layer).is_some_and(|known| known.is_same(&record)) => record,
-            Some(_) => {
-                findings.add(
-                    "layer.json".into(),
-                    "content",
-                    "it is not the record that the store was opened with".into(),
-                );
-                return Ok(LayerCheck { verdict: findings.verdict(), ..check });
+        let is_listed = self.check_layer_files(layer, watch, &mut findings, &mut check)?;
+        check.verdict = match findings.verdict() {
+            CheckResult::Whole if !is_listed => {
+                CheckResult::Unchecked("it was unpacked by an older version and has no list of its files".into())
             }
-            None => return Ok(LayerCheck { verdict: findings.verdict(), ..check }),
+            verdict => verdict,
         };
-        let Some(list_digest) = record.sums.get(LIST).and_then(|digest| digest.parse::<Digest>().ok()) else {
-            let why = "it was unpacked by an older version and has no list of its files";
-            return Ok(LayerCheck { verdict: CheckResult::Unchecked(why.into()), ..check });
+        Ok(check)
+    }
+
+    /// Answers whether the layer has a manifest.
+    fn check_layer_files(
+        &self,
+        layer: &Digest,
+        watch: &Watch,
+        findings: &mut Findings,
+        check: &mut LayerCheck,
+    ) -> io::Result<bool> {
+        let folder = self.layer_folder(layer);
+        let Some(record) = read_record::<LayerRecord>(&folder, "layer.json", findings) else { return Ok(true) };
+        if self.layer(layer).is_none_or(|known| !known.is_same(&record)) {
+            findings.add("layer.json".into(), "content", OTHER_RECORD.into());
+            return Ok(true);
+        }
+        let Some(digest) = record.sums.get(LIST).and_then(|digest| digest.parse::<Digest>().ok()) else {
+            return Ok(false);
         };
-        for name in SIDE_FILES.iter().filter(|name| **name != LIST) {
-            check.bytes += check_side_file(&folder, name, record.sums.get(*name), watch, &mut findings)?;
+        for name in SIDE_FILES {
+            check.bytes += check_side_file(&folder, name, record.sums.get(name), watch, findings)?;
         }
         let opened = open_cold(&folder.join(LIST)).and_then(|file| {
             check.bytes += file.metadata()?.len();
-            FileManifestReader::open(file, &list_digest, || watch.go_on())
+            FileManifestReader::open(file, &digest, || watch.go_on())
         });
-        let mut list = match opened {
-            Ok(list) => list,
+        match opened {
+            Ok(mut manifest) => tree::check(&folder.join("fs"), &mut manifest, watch, findings, check)?,
             Err(error) if ends_check(&error) => return Err(error),
-            Err(error) => {
-                findings.unreadable(LIST, &error);
-                return Ok(LayerCheck { verdict: findings.verdict(), ..check });
-            }
-        };
-        tree::check(&folder.join("fs"), &mut list, watch, &mut findings, &mut check)?;
-        check.verdict = findings.verdict();
-        Ok(check)
+            Err(error) => findings.unreadable(LIST, &error),
+        }
+        Ok(true)
     }
 
     /// Holds an image's record and documents to their seal and digests.
@@ -199,7 +205,7 @@ impl Store {
         if let Some(found) = read_record::<ImageRecord>(&folder, "image.json", &mut findings)
             && found != *record
         {
-            findings.add("image.json".into(), "content", "it is not the record that the store was opened with".into());
+            findings.add("image.json".into(), "content", OTHER_RECORD.into());
         }
         let documents = [
             ("manifest.json", Some(&record.manifest)),

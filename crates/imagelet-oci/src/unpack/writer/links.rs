@@ -7,9 +7,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Place, Writer};
 use super::{
+    Place, Writer,
     deferred_metadata::encoded,
+    manifest_writer::FileRecord,
     tree::Missing,
     whiteout::{is_whiteout_device, look},
     xattr,
@@ -79,7 +80,7 @@ impl Writer<'_> {
             self.apply_again(place, entry, FileType::from_raw_mode(stat.st_mode))?;
         }
         if self.manifest.is_on() {
-            self.manifest.hard_link(&place.path(), &from_path)?;
+            self.manifest.record(&place.path(), FileRecord::HardLink(from_path.clone()))?;
         }
         let record = self.tree.deferred.get(&from_path).and_then(|note| note.record.clone());
         if let Some(mut record) = record {

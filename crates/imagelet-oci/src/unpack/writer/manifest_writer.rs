@@ -12,6 +12,7 @@ use rustix::{
     fs::{FileType, Stat},
     io::Errno,
 };
+use serde::{Deserialize, Serialize};
 use twox_hash::xxhash3_128::Hasher;
 
 use super::whiteout::look;
@@ -23,17 +24,22 @@ const XATTR_MAX: usize = 64 * 1024;
 /// A digest that finds accidents: XXH3 with 128 bits. It keeps nobody from planting something on purpose.
 pub(crate) type Sum = u128;
 
-/// Hears of every path as it is finished. A later line for a path takes the place of an earlier one.
-pub(crate) trait FileManifest {
-    fn entry(&mut self, path: &[u8], entry: &FileEntry) -> io::Result<()>;
-    /// A path is one more name of what `target` names now.
-    fn hard_link(&mut self, path: &[u8], target: &[u8]) -> io::Result<()>;
-    /// A path, and all that was below it, is gone.
-    fn removed(&mut self, path: &[u8]) -> io::Result<()>;
+/// What became of a path. A later record for a path takes the place of an earlier one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum FileRecord {
+    /// This stands there.
+    Entry(FileEntry),
+    /// It is one more name of what this path names now.
+    HardLink(Vec<u8>),
+    /// It is gone, with all that was below it.
+    Removed,
 }
 
+/// Takes each record as its path is finished.
+pub(crate) type FileManifest<'a> = &'a mut dyn FnMut(&[u8], FileRecord) -> io::Result<()>;
+
 /// What stands at a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileEntry {
     pub(crate) kind: FileEntryKind,
     /// Permission bits, set-id bits and sticky bit.
@@ -47,7 +53,7 @@ pub(crate) struct FileEntry {
 }
 
 /// What something is, with all that only its kind has.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FileEntryKind {
     /// A file without holes that matter.
     File {
@@ -173,7 +179,7 @@ fn counts(name: &[u8]) -> bool {
 
 /// Follows the writer, and tells the listing.
 pub(crate) struct ManifestWriter<'a> {
-    listing: Option<&'a mut dyn FileManifest>,
+    listing: Option<FileManifest<'a>>,
     /// The store's own folders pass attributes on, so that none can be ruled out without looking.
     inherits: bool,
     content: Content,
@@ -202,7 +208,7 @@ impl Content {
 }
 
 impl<'a> ManifestWriter<'a> {
-    pub(crate) fn new(listing: Option<&'a mut dyn FileManifest>, root: BorrowedFd<'_>) -> Result<Self, Fault> {
+    pub(crate) fn new(listing: Option<FileManifest<'a>>, root: BorrowedFd<'_>) -> Result<Self, Fault> {
         let inherits =
             listing.is_some() && xattrs_of(root).map_err(Fault::io("read the attributes of the root for"))?.is_some();
         Ok(Self { listing, inherits, content: Content::of(0) })
@@ -234,7 +240,9 @@ impl<'a> ManifestWriter<'a> {
         ranges: Option<Vec<(u64, u64)>>,
         has_xattrs: bool,
     ) -> Result<(), Fault> {
-        let Some(listing) = &mut self.listing else { return Ok(()) };
+        if self.listing.is_none() {
+            return Ok(());
+        }
         let listed = || -> Result<FileEntry, Errno> {
             let stat = rustix::fs::fstat(&file)?;
             let (size, content) = (stat.st_size.cast_unsigned(), self.content.sum());
@@ -246,7 +254,7 @@ impl<'a> ManifestWriter<'a> {
             Ok(FileEntry::of(&stat, kind, xattrs))
         };
         let listed = listed().map_err(Fault::io("list"))?;
-        written(listing.entry(&path(), &listed))
+        self.record(&path(), FileRecord::Entry(listed))
     }
 
     /// Something is finished that was not opened: a link, a node, a whiteout.
@@ -257,7 +265,9 @@ impl<'a> ManifestWriter<'a> {
         link: &[u8],
         has_xattrs: bool,
     ) -> Result<(), Fault> {
-        let Some(listing) = &mut self.listing else { return Ok(()) };
+        if self.listing.is_none() {
+            return Ok(());
+        }
         let stat = look(parent, name)?.ok_or(Fault::Io { action: "find again", errno: Errno::NOENT })?;
         let kind = match FileEntryKind::of_special(&stat) {
             FileEntryKind::Symlink(_) => FileEntryKind::Symlink(link.to_vec()),
@@ -265,33 +275,31 @@ impl<'a> ManifestWriter<'a> {
         };
         let read = has_xattrs || self.inherits;
         let xattrs = if read { xattrs_at(parent, name).map_err(Fault::io("list"))? } else { None };
-        written(listing.entry(&path(), &FileEntry::of(&stat, kind, xattrs)))
+        self.record(&path(), FileRecord::Entry(FileEntry::of(&stat, kind, xattrs)))
     }
 
     /// A directory is finished, with all that is in it.
     pub(crate) fn directory(&mut self, path: &[u8], directory: impl AsFd) -> Result<(), Fault> {
-        let Some(listing) = &mut self.listing else { return Ok(()) };
+        if self.listing.is_none() {
+            return Ok(());
+        }
         let listed = || -> Result<FileEntry, Errno> {
             let stat = rustix::fs::fstat(&directory)?;
             Ok(FileEntry::of(&stat, FileEntryKind::Directory, xattrs_of(&directory)?))
         };
         let listed = listed().map_err(Fault::io("list the directory"))?;
-        written(listing.entry(path, &listed))
+        self.record(path, FileRecord::Entry(listed))
     }
 
-    pub(crate) fn hard_link(&mut self, path: &[u8], target: &[u8]) -> Result<(), Fault> {
-        self.listing.as_mut().map_or(Ok(()), |listing| written(listing.hard_link(path, target)))
-    }
-
-    pub(crate) fn removed(&mut self, path: &[u8]) -> Result<(), Fault> {
-        self.listing.as_mut().map_or(Ok(()), |listing| written(listing.removed(path)))
+    pub(crate) fn record(&mut self, path: &[u8], record: FileRecord) -> Result<(), Fault> {
+        let Some(listing) = &mut self.listing else { return Ok(()) };
+        listing(path, record).map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Fault::Io { action: "list", errno }
+        })
     }
 
     pub(crate) fn is_on(&self) -> bool {
         self.listing.is_some()
     }
-}
-
-fn written(result: io::Result<()>) -> Result<(), Fault> {
-    result.map_err(|error| Fault::Io { action: "list", errno: Errno::from_io_error(&error).unwrap_or(Errno::IO) })
 }

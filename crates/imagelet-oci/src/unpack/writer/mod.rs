@@ -20,7 +20,7 @@ use rustix::{
 
 use self::{
     deferred_metadata::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord, encoded},
-    manifest_writer::{FileManifest, ManifestWriter},
+    manifest_writer::{FileManifest, FileRecord, ManifestWriter},
     spill::Spill,
     tree::{Directory, Freed, Missing, Tree},
     whiteout::{Mark, Opacity, OverlayForm, look, mark},
@@ -73,7 +73,7 @@ impl<'a> Writer<'a> {
     pub(super) fn new(
         root: BorrowedFd<'a>,
         options: &UnpackOptions,
-        listing: Option<&'a mut dyn FileManifest>,
+        listing: Option<FileManifest<'a>>,
     ) -> Result<Self, Fault> {
         let tree = Tree::new(root, options)?;
         let stat = rustix::fs::fstat(root).map_err(Fault::io("look at the root for"))?;
@@ -408,7 +408,7 @@ impl<'a> Writer<'a> {
         self.report.bytes = self.report.bytes.saturating_sub(bytes);
         self.report.disk_bytes = self.report.disk_bytes.saturating_sub(disk_bytes);
         if self.manifest.is_on() {
-            self.manifest.removed(&place.path())?;
+            self.manifest.record(&place.path(), FileRecord::Removed)?;
         }
         Ok(())
     }
