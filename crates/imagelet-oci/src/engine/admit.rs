@@ -8,14 +8,13 @@ use imagelet_core::{
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{Engine, blocking};
+use super::{Engine, EngineConfig, blocking};
 use crate::{
     admission::{
         Admission, Amount, Decision, Demand, Expansions, MissingSpace, Reservation, Reservations, Space, decide,
         helps_to_wait, refusal,
     },
     manifest::{Compression, Descriptor, LayerKind},
-    pipeline::LayerLimits,
     store::{Store, storage_error},
 };
 
@@ -40,13 +39,6 @@ enum Look {
     Short { decision: Decision, demand: Demand, space: Space },
 }
 
-/// How a look ends where the guess alone says no.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WhenUncertain {
-    Report,
-    Proceed,
-}
-
 impl Engine {
     /// Reserves room for the layers of an image that nobody brings yet, given up with the guard.
     ///
@@ -59,7 +51,7 @@ impl Engine {
             // From before the look, so that nothing given back meanwhile is missed.
             let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
-            let (decision, demand, space) = match self.look(wanted, WhenUncertain::Report).await? {
+            let (decision, demand, space) = match self.look(wanted, false).await? {
                 Look::Admitted(reservation) => return Ok(reservation),
                 Look::Short { decision, demand, space } => (decision, demand, space),
             };
@@ -101,7 +93,7 @@ impl Engine {
                 free = space.free_bytes,
                 "a pull goes on that may not fit: its size unpacked is only expected"
             );
-            if let Look::Admitted(reservation) = self.look(wanted, WhenUncertain::Proceed).await? {
+            if let Look::Admitted(reservation) = self.look(wanted, true).await? {
                 return Ok(reservation);
             }
             // Somebody came in between and took what was left.
@@ -109,20 +101,14 @@ impl Engine {
         }
     }
 
-    /// Looks at the disk and at what others have reserved, and reserves if that is enough.
-    async fn look(&self, wanted: &[Wanted], when_uncertain: WhenUncertain) -> Result<Look, RuntimeError> {
+    /// Looks at the disk and at what others have reserved, and reserves if that is enough; with `proceeds`, also where only
+    /// the guess says no.
+    async fn look(&self, wanted: &[Wanted], proceeds: bool) -> Result<Look, RuntimeError> {
         let (store, reservations, wanted) = (self.store.clone(), self.reservations.clone(), wanted.to_vec());
-        let (admission, limits, keeps_blobs) = (self.config.admission, self.config.limits, self.config.keep_blobs);
-        blocking(move || {
-            if admission == Admission::Off {
-                return Ok(Look::Admitted(reservations.open().reserve([])));
-            }
-            let learned = learned(&store);
-            look_now(
-                &store,
-                &reservations,
-                &Question { wanted, learned, admission, limits, keeps_blobs, when_uncertain },
-            )
+        let config = self.config.clone();
+        blocking(move || match config.admission {
+            Admission::Off => Ok(Look::Admitted(reservations.open().reserve([]))),
+            _ => look_now(&store, &reservations, &config, &wanted, proceeds),
         })
         .await
     }
@@ -157,25 +143,20 @@ impl Wanted {
     }
 }
 
-/// What one look goes by.
-struct Question {
-    wanted: Vec<Wanted>,
-    learned: Expansions,
-    admission: Admission,
-    limits: LayerLimits,
-    keeps_blobs: bool,
-    when_uncertain: WhenUncertain,
-}
-
-fn look_now(store: &Store, reservations: &Arc<Reservations>, question: &Question) -> Result<Look, RuntimeError> {
-    let mut seen = HashSet::new();
-    let missing: Vec<(&Wanted, Amount, bool)> = question
-        .wanted
+fn look_now(
+    store: &Store,
+    reservations: &Arc<Reservations>,
+    config: &EngineConfig,
+    wanted: &[Wanted],
+    proceeds: bool,
+) -> Result<Look, RuntimeError> {
+    let (learned, mut seen) = (learned(store), HashSet::new());
+    let missing: Vec<(&Wanted, Amount, bool)> = wanted
         .iter()
         .filter(|layer| layer.is_fetched || store.layer(&layer.id).is_none())
         .filter(|layer| seen.insert(&layer.id))
         .map(|layer| {
-            let expected = question.learned.expect(layer.compression, layer.packed, question.keeps_blobs);
+            let expected = learned.expect(layer.compression, layer.packed, config.keep_blobs);
             (layer, expected.amount, expected.is_measured)
         })
         .collect();
@@ -186,7 +167,7 @@ fn look_now(store: &Store, reservations: &Arc<Reservations>, question: &Question
         compressed: own.iter().map(|(layer, ..)| layer.packed).fold(0, u64::saturating_add),
         amount: own.iter().map(|(_, amount, _)| *amount).fold(Amount::default(), Amount::plus),
         is_measured: own.iter().all(|(.., is_measured)| *is_measured),
-        keeps_blobs: question.keeps_blobs,
+        keeps_blobs: config.keep_blobs,
     };
     // First what is reserved, then what is free: what lands in between is counted twice rather than never.
     let (reserved, pulls) = page.reserved();
@@ -196,18 +177,13 @@ fn look_now(store: &Store, reservations: &Arc<Reservations>, question: &Question
     let space = Space {
         free_bytes,
         free_inodes,
-        bytes_floor: question.limits.free_bytes_floor,
-        inodes_floor: question.limits.free_inodes_floor,
+        bytes_floor: config.limits.free_bytes_floor,
+        inodes_floor: config.limits.free_inodes_floor,
         reserved,
         pulls,
     };
-    let decision = decide(question.admission, &demand, &space);
-    let is_in = match decision {
-        Decision::Fits => true,
-        Decision::Uncertain(_) => question.when_uncertain == WhenUncertain::Proceed,
-        Decision::Refused(_) => false,
-    };
-    if !is_in {
+    let decision = decide(config.admission, &demand, &space);
+    if !matches!((decision, proceeds), (Decision::Fits, _) | (Decision::Uncertain(_), true)) {
         return Ok(Look::Short { decision, demand, space });
     }
     let layers = missing.iter().map(|(layer, amount, _)| (layer.id.clone(), *amount));

@@ -35,7 +35,7 @@ use crate::{
     confine::Confinement,
     mount::{self, MountOptions, MountUses, MountedImage, UnmountedImage},
     pipeline::{LayerLimits, Places},
-    registry::{Registry, RegistryConfig},
+    registry::{Registry, RegistryConfig, about},
     scarce,
     store::{Access, Durability, Store, SweepReport},
     unpack::{UNPACK_MEMORY_DEFAULT, UnpackBudget},
@@ -413,10 +413,5 @@ fn removal_error(image: &str, error: RuntimeError) -> RuntimeError {
     if error.kind() == RuntimeErrorKind::InUse {
         return error;
     }
-    let hint = error.hint().map(str::to_owned);
-    let told = RuntimeError::new(error.kind(), format!("could not remove `{image}`")).caused_by(error);
-    match hint {
-        Some(hint) => told.with_hint(hint),
-        None => told,
-    }
+    about(error, &format!("could not remove `{image}`"))
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     manifest::{CONFIG_BYTES_MAX, ImageConfig, Manifest, ManifestDocument},
-    registry::{PullSession, Resolved},
+    registry::{PullSession, Resolved, about},
     store::ImageRecord,
 };
 
@@ -57,12 +57,7 @@ impl Engine {
                 Err(error) => last = error,
             }
         }
-        let hint = last.hint().map(str::to_owned);
-        let error = RuntimeError::new(last.kind(), failed).caused_by(last);
-        Err(match hint {
-            Some(hint) => error.with_hint(hint),
-            None => error,
-        })
+        Err(about(last, &failed))
     }
 
     async fn repair_from(

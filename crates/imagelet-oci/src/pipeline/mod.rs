@@ -43,7 +43,7 @@ use crate::{
     admission::WrittenBytes,
     confine::Confinement,
     manifest::Descriptor,
-    registry::{BlobSource, PullSession, ReaderWait, Registry},
+    registry::{BlobSource, PullSession, ReaderWait, Registry, about},
     store::{BlobWriter, KeptBytes, LayerEnd, StagedLayer, Store, SyncView, storage_error},
     unpack::{LayerMemory, UnpackBudget},
 };
@@ -250,18 +250,10 @@ impl LayerJob {
     }
 
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
-        let (hint, kind) = (error.hint().map(str::to_owned), error.kind());
-        let wrapped =
-            RuntimeError::new(kind, format!("could not unpack layer `{}`", self.descriptor.digest)).caused_by(error);
+        let is_limit = error.kind() == RuntimeErrorKind::Unacceptable;
+        let error = about(error, &format!("could not unpack layer `{}`", self.descriptor.digest));
         // A kind of layer that cannot be unpacked was refused with its manifest: this one breaks a limit.
-        let wrapped = match kind {
-            RuntimeErrorKind::Unacceptable => wrapped.with_fault(Fault::new(ErrorClass::Unacceptable, Stage::Unpack)),
-            _ => wrapped,
-        };
-        match hint {
-            Some(hint) => wrapped.with_hint(hint),
-            None => wrapped,
-        }
+        if is_limit { error.with_fault(Fault::new(ErrorClass::Unacceptable, Stage::Unpack)) } else { error }
     }
 }
 

@@ -17,7 +17,10 @@ use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
 
 use super::{
     PullSession, Registry,
-    connection::transport::{Answer, Patience, ReadError},
+    connection::{
+        reception::Silent,
+        transport::{Answer, Patience, ReadError},
+    },
     error::Failure,
     request::{Budget, Question},
     resolve::{about, after_mirrors, passed_over, verify},
@@ -287,7 +290,7 @@ impl BlobStream {
 
     async fn broken(&mut self, error: ReadError) -> Result<(), RuntimeError> {
         self.unbroken = 0;
-        if matches!(error, ReadError::Stalled(_)) {
+        if matches!(error, ReadError::Silent(Silent::Connection(_))) {
             self.source.notes().stalled.insert(self.host);
         }
         let Descriptor { digest, size, .. } = &self.source.descriptor;

@@ -31,10 +31,11 @@ pub(crate) struct Reception {
 }
 
 /// Why a wait ended without a result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Silent {
+    #[error("the connection brought no byte for {} s", .0.as_secs_f32())]
     Connection(Duration),
-    /// No connection of the pull did, for this long.
+    #[error("no connection of the pull brought a byte for {} s", .0.as_secs_f32())]
     Pull(Duration),
 }
 

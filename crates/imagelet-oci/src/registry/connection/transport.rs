@@ -140,8 +140,9 @@ impl Transport {
                 Err(Failure { error, again })
             }
             Err(silent) => {
-                let error = unavailable(format!("registry `{place}` did not answer")).caused_by(ReadError::of(silent));
-                Err(silence(silent, error, asked.hop))
+                let error = unavailable(format!("registry `{place}` did not answer")).caused_by(silent);
+                let error = error.with_fault(Fault::new(ErrorClass::TimedOut, asked.hop));
+                Err(Failure { error, again: again(silent) })
             }
         }
     }
@@ -170,46 +171,31 @@ impl Transport {
 /// Why a body did not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
-    #[error("the connection brought no byte for {0} s")]
-    Stalled(f32),
-    #[error("no connection of the pull brought a byte for {0} s")]
-    Silent(f32),
+    #[error(transparent)]
+    Silent(Silent),
     #[error("the connection was cut")]
     Cut(#[source] hyper::Error),
 }
 
 impl ReadError {
     pub(crate) fn failure(self, what: &str, place: &str) -> Failure {
-        let kind = match self {
-            Self::Stalled(_) | Self::Silent(_) => RuntimeErrorKind::TimedOut,
-            Self::Cut(_) => RuntimeErrorKind::RegistryUnavailable,
+        let (kind, class, again) = match self {
+            Self::Silent(silent) => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, again(silent)),
+            Self::Cut(_) => (RuntimeErrorKind::RegistryUnavailable, ErrorClass::ConnectionLost, Again::Soon),
         };
         let message = format!("could not read {what} from registry `{place}`");
         let hop = if what.starts_with("blob") { Stage::Blob } else { Stage::Manifest };
-        let (class, again) = match self {
-            Self::Stalled(_) => (ErrorClass::TimedOut, Again::Soon),
-            Self::Silent(_) => (ErrorClass::TimedOut, Again::Never),
-            Self::Cut(_) => (ErrorClass::ConnectionLost, Again::Soon),
-        };
         let error = RuntimeError::new(kind, message).caused_by(self).with_fault(Fault::new(class, hop));
         Failure { error, again }
-    }
-
-    fn of(silent: Silent) -> Self {
-        match silent {
-            Silent::Connection(limit) => Self::Stalled(limit.as_secs_f32()),
-            Silent::Pull(limit) => Self::Silent(limit.as_secs_f32()),
-        }
     }
 }
 
 /// A silent connection is given up for another one; a silent pull is over.
-fn silence(silent: Silent, error: RuntimeError, hop: Stage) -> Failure {
-    let again = match silent {
+fn again(silent: Silent) -> Again {
+    match silent {
         Silent::Connection(_) => Again::Soon,
         Silent::Pull(_) => Again::Never,
-    };
-    Failure { error: error.with_fault(Fault::new(ErrorClass::TimedOut, hop)), again }
+    }
 }
 
 /// Waits for the bytes of one body, but not for ever. Only time spent waiting counts: a slow reader is not the sender's
@@ -233,8 +219,8 @@ impl Patience {
             let started = Instant::now();
             let left = self.limit.saturating_sub(self.waited);
             let frame = self.reception.within(left, body.frame()).await.map_err(|silent| match silent {
-                Silent::Connection(_) => ReadError::Stalled(self.limit.as_secs_f32()),
-                Silent::Pull(_) => ReadError::of(silent),
+                Silent::Connection(_) => ReadError::Silent(Silent::Connection(self.limit)),
+                Silent::Pull(_) => ReadError::Silent(silent),
             })?;
             self.waited += started.elapsed();
             let Some(frame) = frame else { return Ok(None) };

@@ -17,6 +17,8 @@ use crate::{hash::Hash, unpack::FileRecord};
 
 pub(crate) const LIST: &str = "files.list";
 pub(crate) const MAGIC: &[u8] = b"imagelet files 2\n";
+/// The form of older versions, which is not read any more.
+pub(crate) const MAGIC_OLD: &[u8] = b"imagelet files 1\n";
 /// A record with the largest map of a sparse file stays below this.
 pub(crate) const RECORD_MAX: u32 = 4 << 20;
 /// Bytes gathered before they are hashed and written.

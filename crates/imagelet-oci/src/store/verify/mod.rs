@@ -193,6 +193,7 @@ impl Store {
         match opened {
             Ok(mut manifest) => tree::check(&folder.join("fs"), &mut manifest, watch, findings, check)?,
             Err(error) if ends_check(&error) => return Err(error),
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => return Ok(false),
             Err(error) => findings.unreadable(LIST, &error),
         }
         Ok(true)
