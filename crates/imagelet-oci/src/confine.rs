@@ -59,9 +59,6 @@ impl Confinement {
     }
 
     /// Runs `work` on a thread that reaches what is below `folder`, or no file at all, and waits for it.
-    ///
-    /// # Errors
-    /// When there is no such thread to be had; then nothing has run.
     pub(crate) fn run<T: Send>(
         &self,
         folder: Option<BorrowedFd<'_>>,

@@ -62,7 +62,7 @@ impl OverlayFolder {
         &self.0
     }
 
-    /// Its upper layer, which makes an overlay tell its users apart: each has its own.
+    /// Its upper layer, by which its users differ: each has its own.
     pub(crate) fn upper(&self) -> PathBuf {
         self.0.join(UPPER)
     }

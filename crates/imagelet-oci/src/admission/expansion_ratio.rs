@@ -1,6 +1,6 @@
 //! How much larger a layer is on the disk than packed: a guess that gets better with each layer that is here.
 //!
-//! No manifest, configuration or annotation tells it. For each way of packing the layers of the store are summed up,
+//! No manifest, configuration or annotation says it. For each way of packing the layers of the store are summed up,
 //! together with an assumption that weighs as much as 32 MiB of them, and the quotient is held within bounds: no image,
 //! however odd, teaches more than that. Nothing of it is on the disk: what is here teaches, what is gone is forgotten.
 
@@ -32,13 +32,9 @@ struct Sums {
     entries: u64,
 }
 
-/// All that was learned.
+/// All that was learned, by compression.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Expansions {
-    plain: Sums,
-    gzip: Sums,
-    zstd: Sums,
-}
+pub(crate) struct Expansions([Sums; 3]);
 
 /// What one layer is expected to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,11 +56,7 @@ fn assumed(compression: Compression) -> (u64, u64) {
 
 impl Expansions {
     pub(crate) fn learn(&mut self, compression: Compression, packed: u64, on_disk: u64, entries: u64) {
-        let sums = match compression {
-            Compression::None => &mut self.plain,
-            Compression::Gzip => &mut self.gzip,
-            Compression::Zstd => &mut self.zstd,
-        };
+        let sums = &mut self.0[compression as usize];
         sums.layers += 1;
         sums.packed = sums.packed.saturating_add(packed);
         // One layer of holes or of zeros must not speak for all others.
@@ -74,7 +66,7 @@ impl Expansions {
 
     /// What a layer of so many packed bytes takes, unpacked, and with its blob where that is kept.
     pub(crate) fn expect(&self, compression: Compression, packed: u64, keeps_blob: bool) -> Expected {
-        let sums = self.sums(compression);
+        let sums = &self.0[compression as usize];
         let (thousandths, per_mebibyte) = sums.quotients(compression);
         let blob = if keeps_blob { packed } else { 0 };
         let unpacked = scaled(packed, thousandths, 1_000);
@@ -85,14 +77,6 @@ impl Expansions {
             inodes_min: LAYER_INODES,
         };
         Expected { amount, is_measured: sums.is_measurement() }
-    }
-
-    fn sums(&self, compression: Compression) -> &Sums {
-        match compression {
-            Compression::None => &self.plain,
-            Compression::Gzip => &self.gzip,
-            Compression::Zstd => &self.zstd,
-        }
     }
 }
 

@@ -7,7 +7,7 @@
 //! refusal_message      the arithmetic of a refusal
 //! ```
 //!
-//! A pull's size on the disk is a guess until it is there: a manifest tells compressed bytes alone. So two numbers go
+//! A pull's size on the disk is a guess until it is there: a manifest has only compressed sizes. So two numbers go
 //! through everything here: what the guess expects, and the least that is certain.
 
 mod expansion_ratio;
@@ -28,11 +28,11 @@ use crate::manifest::Compression;
 pub enum Admission {
     /// When what it is expected to take unpacked does not fit.
     Strict,
-    /// When not even what it takes compressed fits. Whoever may not fit by expectation alone asks for room, waits for
+    /// When not even what it takes compressed fits. A pull that may not fit by expectation alone asks for room, waits for
     /// other pulls, and then goes on.
     #[default]
     Compressed,
-    /// Never; the disk tells.
+    /// Never; the disk decides.
     Off,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct Space {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     Fits,
-    /// It may run out of room, if the guess is right; that refuses nobody.
+    /// It may run out of room, if the guess is right; that refuses no pull.
     Uncertain(MissingSpace),
     Refused(MissingSpace),
 }

@@ -1,4 +1,4 @@
-//! The arithmetic of a refusal, so that who reads it need not ask the disk.
+//! The message of a refusal, with its arithmetic.
 
 use imagelet_core::{
     image::ByteSize,
@@ -7,7 +7,7 @@ use imagelet_core::{
 
 use super::{Admission, Demand, MissingSpace, Space};
 
-/// Says why a pull was not begun. `could_free`: what a collection could still remove; `None`: nobody was asked.
+/// Says why a pull was not begun. `could_free`: what a collection could still remove; `None`: no collection was asked.
 pub(crate) fn refusal(
     admission: Admission,
     demand: &Demand,

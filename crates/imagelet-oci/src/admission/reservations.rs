@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -42,7 +41,7 @@ pub(crate) struct OpenReservations<'a> {
 }
 
 impl Reservations {
-    /// Opens the reservations; nobody else reserves meanwhile.
+    /// Opens the reservations; no other pull reserves meanwhile.
     pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_> {
         OpenReservations { reservations: self, table: self.lock() }
     }
@@ -92,6 +91,7 @@ impl OpenReservations<'_> {
 }
 
 /// A pull's share of the reservations; dropped, it is given back.
+#[derive(Debug)]
 #[must_use = "dropping a reservation gives it back"]
 pub(crate) struct Reservation {
     reservations: Arc<Reservations>,
@@ -99,7 +99,7 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Where the bytes of a layer are to be told.
+    /// Counts the bytes of a layer.
     pub(crate) fn written_bytes(&self, layer: &Digest) -> WrittenBytes {
         self.layers.get(layer).cloned().unwrap_or_default()
     }
@@ -133,13 +133,7 @@ impl Drop for Reservation {
     }
 }
 
-impl fmt::Debug for Reservation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reservation").field("layers", &self.layers.len()).finish_non_exhaustive()
-    }
-}
-
-/// How many bytes of a layer are on the disk. One that belongs to no reservation counts for nobody.
+/// How many bytes of a layer are on the disk. One that belongs to no reservation counts for no pull.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WrittenBytes(Arc<AtomicU64>);
 

@@ -40,10 +40,7 @@ enum Look {
 }
 
 impl Engine {
-    /// Reserves room for the layers of an image that nobody brings yet, given up with the guard.
-    ///
-    /// # Errors
-    /// `DiskFull` with the arithmetic, when they do not fit.
+    /// Reserves room for the layers of an image that no other pull brings yet, until the guard is dropped.
     pub(super) async fn admit(&self, wanted: &[Wanted]) -> Result<Reservation, RuntimeError> {
         let deadline = Instant::now() + self.config.admission_wait;
         let (mut rounds, mut made) = (0, None::<RoomMade>);
@@ -96,7 +93,7 @@ impl Engine {
             if let Look::Admitted(reservation) = self.look(wanted, true).await? {
                 return Ok(reservation);
             }
-            // Somebody came in between and took what was left.
+            // Another pull has reserved what was left.
             rounds = ROOM_ROUNDS_MAX;
         }
     }
@@ -119,7 +116,7 @@ impl Engine {
         tracing::info!(wanted = wanted.bytes.0, least = wanted.least.0, layers = demand.layers, "a pull asks for room");
         let made = timeout(ROOM_WAIT_MAX, room.make_room(wanted)).await;
         if made.is_err() {
-            tracing::warn!(seconds = ROOM_WAIT_MAX.as_secs(), "nobody made room in time");
+            tracing::warn!(seconds = ROOM_WAIT_MAX.as_secs(), "no room was made in time");
         }
         made.ok().flatten()
     }
@@ -198,7 +195,7 @@ pub(super) fn learned(store: &Store) -> Expansions {
     learned
 }
 
-/// By its media type alone; what it really is tell its first bytes, and those are not here yet.
+/// By its media type alone: its first bytes, which decide, are not here yet.
 pub(super) fn compression(media_type: &str) -> Compression {
     match LayerKind::of(media_type) {
         LayerKind::Tar(compression) => compression,

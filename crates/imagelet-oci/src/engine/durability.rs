@@ -29,7 +29,7 @@ impl Engine {
         blocking(move || store.sync_background()).await
     }
 
-    /// Lets the disk follow in the background. Whoever comes while that runs waits for it and finds nothing to do.
+    /// Lets the disk follow in the background. A call while that runs waits for it and finds nothing to do.
     pub(crate) fn sync_background_soon(&self) {
         if !self.store.is_unsettled() {
             return;
@@ -46,9 +46,9 @@ impl Engine {
     }
 
     /// Has the disk work while the processor does, instead of after it. Ends when dropped; what it does is only early:
-    /// errors are for the views of the pulls to tell.
+    /// errors are reported through the views of the pulls.
     pub(crate) fn write_back(&self) -> AbortOnDropHandle<()> {
-        // Not the store itself: whoever closes it shall not wait for this.
+        // Not the store itself: its close must not wait for this.
         let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.writing_back));
         let in_background = self.config.durability == Durability::Background;
         AbortOnDropHandle::new(tokio::spawn(async move {

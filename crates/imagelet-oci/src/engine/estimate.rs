@@ -29,7 +29,7 @@ const KEPT_MAX: usize = 64;
 /// Most bytes of documents that are kept; what is larger is asked for again.
 const BYTES_MAX: usize = 8 << 20;
 
-/// What was asked for, and by what right: nobody is served what another's credential has opened.
+/// What was asked for, and by what right: no request is served what another's credential has opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PullTarget {
     pub(super) reference: Reference,
@@ -131,7 +131,7 @@ impl Engine {
             bytes_total: blobs.iter().map(|layer| ByteSize(layer.size)).sum(),
             bytes_missing: missing.iter().map(|layer| ByteSize(layer.size)).sum(),
             layers_missing: missing.len(),
-            // What is only assumed here is told by nobody.
+            // What is only assumed is not reported.
             bytes_unpacked: is_measured.then_some(ByteSize(amount.bytes)),
             inodes: is_measured.then_some(amount.inodes),
         }

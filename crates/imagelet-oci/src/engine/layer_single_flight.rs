@@ -35,7 +35,7 @@ impl Engine {
             progress(PullEvent::Layer { digest: job.descriptor.digest.clone(), state: LayerState::Present });
         };
         let slot = {
-            let mut fetching = self.fetching.lock().expect("nobody panics while holding it");
+            let mut fetching = self.fetching.lock().expect("no thread panics while it holds the lock");
             fetching.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.is_alive());
             let among = self.sharers(job.session.reference());
             Arc::clone(fetching.entry((job.diff_id.clone(), among)).or_default())
@@ -49,7 +49,7 @@ impl Engine {
             present();
             return Ok(Some(staged));
         }
-        // Who waits for a place holds up those alone who wait for the same layer.
+        // A wait for a place holds up only those that wait for the same layer.
         let place = self.places.place(job.claim.clone()).await;
         let staged = Arc::new(scarce::retried(|| job.run(&place, progress)).await?);
         *shared = Arc::downgrade(&staged);

@@ -122,7 +122,7 @@ pub struct Engine {
     writing_back: Arc<tokio::sync::Mutex<()>>,
     /// What running pulls have reserved on the disk.
     reservations: Arc<Reservations>,
-    /// Who is asked for room before a pull is refused.
+    /// Makes room before a pull is refused.
     room: OnceLock<Arc<dyn MakeRoom>>,
     /// What estimates have resolved, for the pulls right after them.
     resolutions: Resolutions,
@@ -170,7 +170,7 @@ impl Engine {
         });
         if !store.is_read_only() {
             engine.sync_background_soon();
-            // The trash can be large; nobody has to wait for it.
+            // The trash can be large; the start does not wait for it.
             tokio::task::spawn_blocking(move || {
                 if let Err(error) = store.empty_trash() {
                     tracing::warn!(error = error.chain(), "could not empty the trash");
@@ -185,7 +185,7 @@ impl Engine {
         self.store.root()
     }
 
-    /// Asks this for room from now on before a pull is refused; only the first that is told counts.
+    /// Asks this for room from now on before a pull is refused; only the first that is set counts.
     pub fn ask_for_room(&self, room: Arc<dyn MakeRoom>) {
         let _ = self.room.set(room);
     }
@@ -200,7 +200,7 @@ impl Engine {
         .await
     }
 
-    /// Removes what came of blobs whose pulls broke off. Answers the bytes it took.
+    /// Removes what came of blobs whose pulls broke off. Returns the bytes it took.
     pub async fn discard_partial_blobs(&self) -> Result<ByteSize, RuntimeError> {
         let store = Arc::clone(&self.store);
         blocking(move || {
@@ -392,7 +392,7 @@ async fn blocking<T: Send + 'static>(
         .map_err(|error| RuntimeError::defect("a thread of the store ended early").caused_by(error))?
 }
 
-/// Under the store's turn of mounting, in which nobody mounts it meanwhile.
+/// Under the store's turn of mounting, in which it is not mounted meanwhile.
 fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), RuntimeError> {
     let Some(mounted) = mount::mounts(store)?.into_iter().find(|mounted| mounted.image == id.as_str()) else {
         return Ok(());

@@ -32,11 +32,11 @@ struct RepairTarget {
 impl Engine {
     /// Fetches what a damaged image lacks from the repositories that its names give, each in turn, and shows it again.
     ///
-    /// Layers and documents that are whole stay and are not asked for. Answers `false` when the image is not damaged,
+    /// Layers and documents that are whole stay and are not asked for. Returns `false` when the image is not damaged,
     /// which it also ceases to be when a layer comes back with another image. Dropping the future leaves all as it was.
     ///
     /// # Errors
-    /// When no repository hands out what is lacking (the error is that of the last one asked), when a mount still shows
+    /// When no repository serves what is lacking (the error is that of the last one asked), when a mount still shows
     /// a damaged layer, or when the disk refuses.
     pub async fn repair(
         &self,
@@ -52,33 +52,20 @@ impl Engine {
         let failed = format!("could not repair image `{}`", target.id);
         let mut last = RuntimeError::new(RuntimeErrorKind::NotFound, "no name of it says where it came from");
         for reference in sources(&target.names) {
-            match self.repair_from(&target, &reference, &credentials(&reference), progress).await {
-                Ok(()) => return Ok(true),
-                Err(error) => last = error,
+            let credentials = credentials(&reference);
+            let anonymous = credentials.is_empty().then_some(None);
+            for credential in credentials.iter().map(Some).chain(anonymous) {
+                match self.attempt(&target, &reference, credential, progress).await {
+                    Ok(()) => return Ok(true),
+                    Err(error) => last = error,
+                }
+                // Another credential may open what this one does not.
+                if !matches!(last.kind(), RuntimeErrorKind::Denied | RuntimeErrorKind::NotFound) {
+                    break;
+                }
             }
         }
         Err(about(last, &failed))
-    }
-
-    async fn repair_from(
-        &self,
-        target: &RepairTarget,
-        reference: &Reference,
-        credentials: &[Credential],
-        progress: &Progress,
-    ) -> Result<(), RuntimeError> {
-        let anonymous = credentials.is_empty().then_some(None);
-        let mut last = None;
-        for credential in credentials.iter().map(Some).chain(anonymous) {
-            match self.attempt(target, reference, credential, progress).await {
-                // Another credential may open what this one does not.
-                Err(error) if matches!(error.kind(), RuntimeErrorKind::Denied | RuntimeErrorKind::NotFound) => {
-                    last = Some(error);
-                }
-                done => return done,
-            }
-        }
-        Err(last.expect("at least one credential, or none at all, was tried"))
     }
 
     async fn attempt(

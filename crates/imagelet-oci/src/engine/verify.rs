@@ -16,10 +16,10 @@ use imagelet_core::{
 };
 
 use super::{Engine, blocking};
-use crate::store::{CheckResult, Findings, ImageRecord, LayerCheck, Watch, storage_error};
+use crate::store::{Findings, ImageRecord, LayerCheck, VerifyResult, Watch, storage_error};
 
 const CHECKS_MAX: usize = 2;
-/// Progress is told each time this many more bytes were read.
+/// Progress is reported after this many more bytes read.
 const PROGRESS_STEP: u64 = 4 << 20;
 
 /// What was found in a store.
@@ -41,7 +41,7 @@ pub struct ImageCheck {
     /// Its names, of every kind.
     pub names: Vec<String>,
     /// Its record, manifest, configuration and index.
-    pub documents: CheckResult,
+    pub documents: VerifyResult,
     /// Its layers, lowest first.
     pub layers: Vec<(LayerName, LayerCheck)>,
 }
@@ -73,18 +73,18 @@ pub type VerifyProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 impl ImageCheck {
     /// Whether something in it is not as it was pulled.
     pub fn is_damaged(&self) -> bool {
-        self.checks().any(|verdict| matches!(verdict, CheckResult::Damaged(_)))
+        self.checks().any(|verdict| matches!(verdict, VerifyResult::Damaged(_)))
     }
 
     /// Why not all of it could be checked.
     pub fn unchecked(&self) -> Option<&str> {
         self.checks().find_map(|verdict| match verdict {
-            CheckResult::Unchecked(why) => Some(why.as_str()),
+            VerifyResult::Unchecked(why) => Some(why.as_str()),
             _ => None,
         })
     }
 
-    fn checks(&self) -> impl Iterator<Item = &CheckResult> {
+    fn checks(&self) -> impl Iterator<Item = &VerifyResult> {
         std::iter::once(&self.documents).chain(self.layers.iter().map(|(_, check)| &check.verdict))
     }
 }
@@ -196,9 +196,9 @@ impl Engine {
         .await
     }
 
-    async fn check_documents(&self, target: &Target, watch: &Watch) -> Result<CheckResult, RuntimeError> {
+    async fn check_documents(&self, target: &Target, watch: &Watch) -> Result<VerifyResult, RuntimeError> {
         let Some(record) = target.record.clone().filter(|_| target.documents.is_none()) else {
-            return Ok(CheckResult::Damaged(target.documents.clone().unwrap_or_default()));
+            return Ok(VerifyResult::Damaged(target.documents.clone().unwrap_or_default()));
         };
         let (store, watch, id) = (Arc::clone(&self.store), watch.clone(), target.id.clone());
         blocking(move || store.check_documents(&id, &record, &watch).map_err(|error| stopped(id.as_str(), error))).await
@@ -221,7 +221,7 @@ impl Engine {
                 let (verdict, bytes) = store.check_blob(&blob, &watch).map_err(failed)?;
                 check.count += 1;
                 check.bytes += bytes;
-                if let CheckResult::Damaged(findings) = verdict {
+                if let VerifyResult::Damaged(findings) = verdict {
                     check.findings.merge(findings);
                     check.damaged.push(blob);
                 }
@@ -231,7 +231,7 @@ impl Engine {
         .await
     }
 
-    /// Marks what was found. A mark that cannot be written is told and not the end: this process holds to it.
+    /// Marks what was found. A mark that cannot be written is logged; it holds for this process.
     async fn mark(&self, images: &[ImageCheck]) -> Result<(), RuntimeError> {
         if self.store.is_read_only() {
             return Ok(());
@@ -239,11 +239,11 @@ impl Engine {
         let mut layers = BTreeMap::new();
         let mut documents = Vec::new();
         for image in images {
-            if let CheckResult::Damaged(findings) = &image.documents {
+            if let VerifyResult::Damaged(findings) = &image.documents {
                 documents.push((image.id.clone(), findings.clone()));
             }
             for (name, check) in &image.layers {
-                if let CheckResult::Damaged(findings) = &check.verdict {
+                if let VerifyResult::Damaged(findings) = &check.verdict {
                     layers.insert(name.diff_id.clone(), findings.clone());
                 }
             }
@@ -281,7 +281,7 @@ fn stopped(what: &str, error: io::Error) -> RuntimeError {
     storage_error(format!("could not check `{what}`"), error)
 }
 
-/// Adds up what all checks read, and tells it now and then.
+/// Adds up what all checks read, and reports it now and then.
 fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Sync> {
     let (read, told) = (AtomicU64::new(0), Mutex::new(0));
     Arc::new(move |more| {
@@ -294,7 +294,7 @@ fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Syn
     })
 }
 
-/// Ends the threads of a check that nobody waits for.
+/// Ends the threads of a check whose caller has gone.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {

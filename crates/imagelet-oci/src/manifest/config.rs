@@ -10,9 +10,9 @@ use super::{Bounded, DescriptorPlatform, LAYERS_MAX, corrupt, null_as_default, p
 
 pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
-/// What the store needs of an image's configuration. All of it but the diff-ids is advice from whoever built the image.
+/// What the store needs of an image's configuration. All of it but the diff-ids is advice from the builder of the image.
 ///
-/// The rest (command, environment, labels, volumes) is for whoever runs the image; it is kept as it came, and nothing
+/// The rest (command, environment, labels, volumes) is for the program that runs the image; it is kept as it came, and nothing
 /// here reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageConfig {
@@ -61,9 +61,6 @@ struct DiffId(#[serde(deserialize_with = "super::digest")] Digest);
 
 impl ImageConfig {
     /// Reads a configuration whose digest was checked.
-    ///
-    /// # Errors
-    /// `Corrupt` when it is no configuration, `Unacceptable` when it is too large.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, RuntimeError> {
         if bytes.len() as u64 > CONFIG_BYTES_MAX {
             return Err(unacceptable(format!("the image configuration is larger than {CONFIG_BYTES_MAX} bytes")));
@@ -82,9 +79,6 @@ impl ImageConfig {
     }
 
     /// Checks that the image runs on a platform. What a configuration does not name suits any.
-    ///
-    /// # Errors
-    /// `Unacceptable`, naming both.
     pub(crate) fn check_platform(&self, wanted: &Platform) -> Result<(), RuntimeError> {
         let or = |own: &String, wanted: &str| if own.is_empty() { wanted.to_owned() } else { own.clone() };
         let own = DescriptorPlatform {

@@ -14,7 +14,7 @@ pub(crate) enum Compression {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LayerKind {
     Tar(Compression),
-    /// One the registry may not hand out, with a link to elsewhere.
+    /// One that the registry must not serve, with a link to elsewhere.
     Foreign,
     Encrypted,
     Unknown,

@@ -121,9 +121,6 @@ struct Raw {
 
 impl ManifestDocument {
     /// Reads a document. `content_type` is what the transport called it, empty where it said nothing.
-    ///
-    /// # Errors
-    /// `Corrupt` when it is not what it says it is, `Unacceptable` when it is of a kind or size that is not taken.
     pub(crate) fn parse(bytes: &[u8], content_type: &str) -> Result<Self, RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(unacceptable(format!("the manifest is larger than {MANIFEST_BYTES_MAX} bytes")));
@@ -217,9 +214,6 @@ impl Raw {
 
 impl Manifest {
     /// Checks, before anything it names is fetched, that this is an image and that its layers can be unpacked.
-    ///
-    /// # Errors
-    /// `Unacceptable`, naming the layer or the kind of thing it is.
     pub(crate) fn check_is_image(&self) -> Result<(), RuntimeError> {
         if !media::may_be_image_config(&self.config.media_type) {
             let kind = self.artifact_type.as_deref().unwrap_or(&self.config.media_type);
@@ -243,9 +237,6 @@ impl Index {
     ///
     /// The best match wins; among equals the first. An entry without a platform is taken when nothing matches by
     /// name, as containerd takes it.
-    ///
-    /// # Errors
-    /// `Unacceptable`, listing what is offered.
     pub(crate) fn choose(&self, platform: &Platform) -> Result<&Descriptor, RuntimeError> {
         let ranked = self.manifests.iter().filter_map(|entry| match &entry.platform {
             Some(offered) => platform::rank(offered, platform).map(|rank| (rank, entry)),
@@ -262,9 +253,6 @@ impl Index {
 
 impl Descriptor {
     /// How the layer this describes is packed.
-    ///
-    /// # Errors
-    /// `Unacceptable` for a layer that cannot be unpacked, saying why.
     pub(crate) fn layer_compression(&self) -> Result<Compression, RuntimeError> {
         let refuse = |why: String| Err(unacceptable(format!("layer `{}` {why}", self.digest)));
         match LayerKind::of(&self.media_type) {

@@ -38,7 +38,7 @@ pub(super) struct Note {
     pub(super) writable: bool,
     /// When, in seconds since 1970.
     pub(super) mounted_at: u64,
-    /// The boot of the machine, where the kernel tells it.
+    /// The boot of the machine, where the kernel says it.
     #[serde(default)]
     pub(super) boot: Option<String>,
     /// The inode of the mount namespace it was mounted in.

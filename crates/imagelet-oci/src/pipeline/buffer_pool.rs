@@ -174,12 +174,12 @@ impl BlockReader {
         Self { queue, hash, written_bytes: WrittenBytes::default(), current: None, position: 0, ended: false }
     }
 
-    /// The same reader, which tells what its own reader is done with.
+    /// The same reader, which counts what its own reader is done with.
     pub(crate) fn telling(self, written_bytes: WrittenBytes) -> Self {
         Self { written_bytes, ..self }
     }
 
-    /// Reads to the end and answers the digest of the whole stream.
+    /// Reads to the end and returns the digest of the whole stream.
     pub(crate) fn drain(mut self) -> io::Result<Digest> {
         loop {
             let length = self.fill_buf()?.len();

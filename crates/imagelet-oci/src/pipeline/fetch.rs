@@ -17,13 +17,13 @@ use crate::{
     unpack::LayerMemory,
 };
 
-/// Progress is told each time this many more bytes came in.
+/// Progress is reported after this many more bytes.
 const PROGRESS_STEP: u64 = 1 << 20;
 /// How much is read from the disk at once, and how many such pieces wait.
 const PIECE_SIZE: usize = 256 << 10;
 const PIECES_QUEUED: usize = 2;
 
-/// What is left of a blob when nobody wants its bytes any more.
+/// The unread rest of a blob.
 pub(super) struct Unread {
     /// `None`: it broke off in what the disk had.
     stream: Option<RangedStream>,
@@ -129,7 +129,7 @@ struct Hashed {
 }
 
 impl Hashed {
-    /// Answers whether anybody still wants more.
+    /// Returns whether anybody still wants more.
     async fn take(&mut self, job: &LayerJob, bytes: Bytes, progress: &Progress) -> bool {
         self.hash.update(&bytes);
         self.received += bytes.len() as u64;
@@ -163,7 +163,7 @@ fn replay(kept: KeptBytes) -> mpsc::Receiver<io::Result<Bytes>> {
             let mut piece = vec![0; usize::try_from(size).unwrap_or(PIECE_SIZE)];
             let read = file.read_exact(&mut piece).map(|()| Bytes::from(piece));
             let failed = read.is_err();
-            // Who does not listen any more has been given up.
+            // A receiver that has gone was given up.
             if sender.blocking_send(read).is_err() || failed {
                 return;
             }

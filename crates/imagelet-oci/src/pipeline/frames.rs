@@ -22,7 +22,7 @@ pub(super) struct Intake {
     pub(super) reader_wait: ReaderWait,
     /// Where the compressed bytes are written as well.
     pub(super) keep: Option<BlobWriter>,
-    /// Told of those bytes.
+    /// Counts those bytes.
     pub(super) written_bytes: WrittenBytes,
 }
 

@@ -19,7 +19,7 @@ use crate::{
 };
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// Bytes that tell what a layer is packed with.
+/// The first bytes, which decide how a layer is compressed.
 const MAGIC_LENGTH: usize = 4;
 
 /// What inflating may take.
@@ -30,8 +30,8 @@ pub(super) struct Bounds {
     pub(super) cancelled: Arc<AtomicBool>,
 }
 
-/// Inflates until the end mark; answers with what was written of the blob on the way, and gives back what it read from.
-/// What a layer is compressed with is told by its first bytes, as every runtime does it.
+/// Inflates until the end mark; returns what was written of the blob on the way, and what it read from.
+/// The first bytes decide how a layer is compressed, as in every runtime.
 pub(super) fn inflate(
     intake: Intake,
     blocks: &BlockWriter,

@@ -57,7 +57,7 @@ const WRITER_LOOKS_MAX: u32 = 100;
 /// The most that one layer may inflate to, however large it is said to be: as much as its files may take.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
 
-/// The most that is still read of a blob that did not unpack, only to tell why.
+/// The most that is still read of a blob that did not unpack, to find the reason.
 const UNREAD_BYTES_MAX: u64 = 64 << 20;
 
 /// What a layer may do to the node.
@@ -99,7 +99,7 @@ pub(crate) struct LayerJob {
 }
 
 impl LayerJob {
-    /// Fetches, verifies and unpacks the layer; answers when it is whole, not yet durable.
+    /// Fetches, verifies and unpacks the layer; returns when it is whole, not yet durable.
     ///
     /// Where what the disk had of it or a mirror had a hand in what is wrong with it, it is fetched again without them.
     pub(crate) async fn run(&self, place: &Place, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
@@ -120,7 +120,7 @@ impl LayerJob {
                 }
             };
             if memory.was_refused() {
-                // Given back before the wait: who waits holds nothing.
+                // Given back before the wait: a layer that waits holds nothing.
                 drop(memory);
                 tracing::debug!(layer = %self.descriptor.digest, "waiting for a whole share of the memory to unpack in");
                 memory = self.budget.whole_layer().await;
@@ -230,7 +230,7 @@ impl LayerJob {
             }
             (Ok(written), Ok(layer)) => return Ok(layer.with_blob(written.map(BlobWriter::finish))),
         };
-        // Whoever sent other bytes is to blame, and not whoever made the image.
+        // The sender of other bytes is to blame, and not the builder of the image.
         match unread {
             Some(unread) if error.kind() == RuntimeErrorKind::Corrupt => Err(self.blame(unread, error).await),
             _ => Err(error),
@@ -273,7 +273,7 @@ pub(crate) enum Stopped {
     Downstream,
 }
 
-/// Tells the unpacker that nobody waits any more.
+/// Cancels the unpacker when the caller has gone.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {

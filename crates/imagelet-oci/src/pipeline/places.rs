@@ -199,9 +199,6 @@ impl Place {
     }
 
     /// Waits for the next place after [`Place::yields`].
-    ///
-    /// # Errors
-    /// `TimedOut` when none was free for too long.
     pub(crate) async fn again(&self) -> Result<(), RuntimeError> {
         timeout(PARKED_FOR_MAX, self.turn()).await.map_err(|_| {
             let minutes = PARKED_FOR_MAX.as_secs() / 60;

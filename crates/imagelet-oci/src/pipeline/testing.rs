@@ -21,7 +21,7 @@ pub(crate) struct Inflated {
     /// Why inflating stopped, if not at the end.
     pub(crate) outcome: Result<(), Stopped>,
     pub(crate) bytes: Vec<u8>,
-    /// The next stage was told that these bytes are all.
+    /// The next stage has received the end.
     pub(crate) ended: bool,
 }
 

@@ -37,12 +37,12 @@ pub(crate) struct Host {
     pub(crate) origin: Origin,
     /// What stands before the repository: `/v2`, unless overridden. No slash at its end.
     pub(crate) base_path: String,
-    /// It stands in for the registry: it is told for which, and gets no credential given for the registry.
+    /// It stands in for the registry: the request names the registry, and has no credential that was given for the registry.
     pub(crate) is_mirror: bool,
     pub(crate) can_pull: bool,
     pub(crate) can_resolve: bool,
     pub(crate) tls: TlsSettings,
-    /// Sent with each request to it, and to nobody else.
+    /// Sent with each request to it, and to no other host.
     pub(crate) headers: HeaderMap,
 }
 
@@ -73,9 +73,6 @@ impl fmt::Debug for TlsSettings {
 }
 
 /// The places to ask for a registry's content, in order; the registry itself is the last. Reads files.
-///
-/// # Errors
-/// When a file is there and cannot be used; the message names it.
 pub(crate) fn load(directories: &[PathBuf], registry: &str) -> Result<Vec<Host>, RuntimeError> {
     for root in directories {
         // What lies here says where credentials go and which certificates count.
@@ -111,7 +108,7 @@ fn directory_names(registry: &str) -> Vec<String> {
     names
 }
 
-/// The registry itself, as it is asked when nobody configured anything.
+/// The registry itself, as it is asked without configuration.
 fn own_host(registry: &str) -> Result<Host, String> {
     let name = if registry == DOCKER_HUB { DOCKER_HUB_HOST } else { registry };
     let scheme = if Origin::is_loopback_authority(name) { "http" } else { "https" };

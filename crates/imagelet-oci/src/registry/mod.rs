@@ -8,7 +8,7 @@
 //!     transport, target  one request, its redirects, and what is left behind at them
 //!       reception        how long no byte came to a pull, and how fast they come
 //!       tls              connections
-//! hosts              where to ask;  session: as whom;  error: how it is told
+//! hosts              where to ask;  session: with which credential;  error: how it is reported
 //! ```
 //!
 //! Nothing here outlives a pull but connections: a token got with one credential never serves another.
@@ -58,7 +58,7 @@ pub struct RegistryConfig {
     pub trickle: Option<Trickle>,
     /// How often one thing is asked for again after it failed in a way that may pass.
     pub retries: u32,
-    /// Who asks.
+    /// The `User-Agent` header.
     pub user_agent: String,
 }
 
@@ -94,9 +94,6 @@ struct Shared {
 
 impl Registry {
     /// A client. Reads the system's certificate authorities.
-    ///
-    /// # Errors
-    /// When the user agent cannot be sent in a header.
     pub(crate) fn new(config: RegistryConfig) -> Result<Self, RuntimeError> {
         let user_agent = HeaderValue::try_from(&config.user_agent).map_err(|error| {
             RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the user agent cannot be sent in a header")

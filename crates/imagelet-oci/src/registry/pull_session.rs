@@ -97,7 +97,7 @@ impl PullSession {
     pub(crate) fn target(&self, host: &Host, path: &str) -> Target {
         let path_and_query = format!("{}/{}/{path}", host.base_path, self.inner.reference.path());
         let target = Target { origin: host.origin.clone(), path_and_query };
-        // A mirror serves many registries, and is told which is meant.
+        // A mirror serves many registries: the query names the one that is meant.
         if host.is_mirror { target.with_query(&format!("ns={}", self.inner.reference.domain())) } else { target }
     }
 

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use imagelet_core::runtime::{ErrorClass, RuntimeError, RuntimeErrorKind, Stage};
 
@@ -32,7 +33,7 @@ pub(crate) struct Question {
     pub(crate) accept: Option<&'static str>,
     /// The value of a `Range` header; `None` asks for the whole.
     pub(crate) range: Option<String>,
-    /// Who may be asked: a tag needs another capability than a digest.
+    /// Which hosts may be asked: a tag needs another capability than a digest.
     pub(crate) is_tag: bool,
     /// What it is for a message: `image `a/b:c``.
     pub(crate) subject: String,
@@ -102,6 +103,34 @@ impl Budget {
 }
 
 impl Registry {
+    pub(crate) fn budget(&self) -> Budget {
+        Budget::new(self.shared.retries)
+    }
+
+    /// Asks hosts in order, each mirror once and the registry again where that may help; the first success counts.
+    pub(crate) async fn in_turn<'a, T>(
+        &self,
+        session: &PullSession,
+        hosts: &[usize],
+        budget: &mut Budget,
+        attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
+    ) -> Result<T, RuntimeError> {
+        let mut before = Vec::new();
+        let (last, mirrors) = hosts.split_last().expect("there is a host to ask");
+        for index in mirrors {
+            match attempt(*index).await {
+                Ok(found) => return Ok(found),
+                Err(failure) => before.push(passed_over(session, *index, &failure)),
+            }
+        }
+        loop {
+            match attempt(*last).await {
+                Ok(found) => return Ok(found),
+                Err(failure) => budget.pause(failure, session).await.map_err(|error| after_mirrors(error, &before))?,
+            }
+        }
+    }
+
     /// Asks one host, once but for a 401. Only a success is an answer.
     pub(crate) async fn ask_host(
         &self,
@@ -132,7 +161,7 @@ impl Registry {
             if answer.status.is_success() {
                 return Ok(answer);
             }
-            // Who answers 401 elsewhere may ask for credentials that are not theirs to see.
+            // Another origin that answers 401 may want credentials that are not for it.
             if answer.status != StatusCode::UNAUTHORIZED || answer.strayed || is_second {
                 return Err(self.refusal(session, index, question, answer).await);
             }
@@ -203,6 +232,22 @@ impl Registry {
             _ => RuntimeError::other(format!("registry `{place}` answered {status} for {subject}{told}")).into(),
         }
     }
+}
+
+/// Notes that a mirror did not help.
+fn passed_over(session: &PullSession, index: usize, failure: &Failure) -> String {
+    let place = session.host(index).origin.authority();
+    let why = failure.error.chain();
+    tracing::debug!(host = place, error = why, "a mirror did not help, asking the next host");
+    format!("`{place}`: {why}")
+}
+
+/// Adds what the mirrors said, unless there is something better to say.
+fn after_mirrors(error: RuntimeError, before: &[String]) -> RuntimeError {
+    if before.is_empty() || error.hint().is_some() {
+        return error;
+    }
+    error.with_hint(format!("asked before, without success: {}", before.join("; ")))
 }
 
 fn open_headers(question: &Question) -> HeaderMap {

@@ -1,7 +1,7 @@
 //! From a name to the manifest for a platform, each step held to the digest the step before it named.
 
 use bytes::Bytes;
-use futures_util::{FutureExt as _, future::BoxFuture};
+use futures_util::FutureExt as _;
 use http::{Method, StatusCode, header};
 use imagelet_core::{
     credentials::Credential,
@@ -9,12 +9,7 @@ use imagelet_core::{
     runtime::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
 };
 
-use super::{
-    PullSession, Registry,
-    error::Failure,
-    hosts,
-    request::{Budget, Question},
-};
+use super::{PullSession, Registry, error::Failure, hosts, request::Question};
 use crate::hash::Hash;
 use crate::manifest::{
     Descriptor, INDEX_DEPTH_MAX, MANIFEST_BYTES_MAX, MANIFEST_MEDIA_TYPES, Manifest, ManifestDocument, corrupt,
@@ -45,18 +40,13 @@ pub(crate) struct Document {
 
 impl Registry {
     /// Finds the image that a reference names for a platform.
-    ///
-    /// # Errors
-    /// `NotFound`, `Denied`, `RegistryUnavailable` by the registry's answer; `Corrupt` when a digest, size or format is
-    /// not as promised; `Unacceptable` when the image is not for this platform or breaks a limit.
     pub(crate) async fn resolve(
         &self,
         reference: &Reference,
         credential: Option<&Credential>,
         platform: &Platform,
     ) -> Result<Resolved, RuntimeError> {
-        let hosts = self.hosts(reference).await?;
-        let session = PullSession::new(reference.canonical(), hosts, credential.cloned(), self.reception());
+        let session = self.session(reference, credential).await?;
         let (root, mut read) = self.fetch_manifest(&session, &Wanted::Named(reference)).await?;
         let mut chosen = root.clone();
         for depth in 0..=INDEX_DEPTH_MAX {
@@ -98,7 +88,7 @@ impl Registry {
         let reference = session.reference().with_digest(digest.clone());
         let question = Question { method: Method::HEAD, ..Wanted::Named(&reference).question(session) };
         let attempt = |index| self.ask_host(session, index, &question).boxed();
-        let answer = self.in_turn(session, &question, attempt).await?;
+        let answer = self.in_turn(session, &question.hosts(session)?, &mut self.budget(), attempt).await?;
         if answer.status == StatusCode::OK {
             return Ok(());
         }
@@ -126,32 +116,7 @@ impl Registry {
     ) -> Result<(Document, ManifestDocument), RuntimeError> {
         let question = wanted.question(session);
         let attempt = |index| self.fetch_manifest_from(session, index, wanted, &question).boxed();
-        self.in_turn(session, &question, attempt).await
-    }
-
-    /// Asks the hosts in order, each mirror once and the registry again where that may help; the first success counts.
-    async fn in_turn<'a, T>(
-        &self,
-        session: &PullSession,
-        question: &Question,
-        attempt: impl Fn(usize) -> BoxFuture<'a, Result<T, Failure>>,
-    ) -> Result<T, RuntimeError> {
-        let indexes = question.hosts(session)?;
-        let mut before = Vec::new();
-        let (last, mirrors) = indexes.split_last().expect("there is a host to ask");
-        for index in mirrors {
-            match attempt(*index).await {
-                Ok(found) => return Ok(found),
-                Err(failure) => before.push(passed_over(session, *index, &failure)),
-            }
-        }
-        let mut budget = Budget::new(self.shared.retries);
-        loop {
-            match attempt(*last).await {
-                Ok(found) => return Ok(found),
-                Err(failure) => budget.pause(failure, session).await.map_err(|error| after_mirrors(error, &before))?,
-            }
-        }
+        self.in_turn(session, &question.hosts(session)?, &mut self.budget(), attempt).await
     }
 
     async fn fetch_manifest_from(
@@ -266,20 +231,4 @@ pub(crate) fn about(error: RuntimeError, context: &str) -> RuntimeError {
         Some(hint) => outer.with_hint(hint),
         None => outer,
     }
-}
-
-/// Notes that a mirror did not help.
-pub(super) fn passed_over(session: &PullSession, index: usize, failure: &Failure) -> String {
-    let place = session.host(index).origin.authority();
-    let why = failure.error.chain();
-    tracing::debug!(host = place, error = why, "a mirror did not help, asking the next host");
-    format!("`{place}`: {why}")
-}
-
-/// Adds what the mirrors said, unless there is something better to say.
-pub(super) fn after_mirrors(error: RuntimeError, before: &[String]) -> RuntimeError {
-    if before.is_empty() || error.hint().is_some() {
-        return error;
-    }
-    error.with_hint(format!("asked before, without success: {}", before.join("; ")))
 }

@@ -39,15 +39,11 @@ impl Store {
     }
 
     /// Makes everything durable that is shown. Cheap when it is so already.
-    ///
-    /// # Errors
-    /// When the disk refuses. What was not durable is then given up and no longer shown: an error of a sync is told
-    /// once, and whoever asks again would believe a lie (`reliability.md P8`).
     pub(crate) fn sync_background(&self) -> Result<(), RuntimeError> {
         if self.is_read_only() || !self.is_unsettled() {
             return Ok(());
         }
-        let _alone = self.settling.lock().expect("nobody panics while holding it");
+        let _alone = self.settling.lock().expect("no thread panics while it holds the lock");
         let failed =
             |error| storage_error(format!("could not make the store `{}` durable", self.root.display()), error);
         for round in 0.. {
@@ -85,7 +81,7 @@ impl Store {
         Ok(())
     }
 
-    /// Syncs through the views of all pulls that were shown since the last time, and forgets those that have told.
+    /// Syncs through the views of all pulls that were shown since the last time, and drops those that have reported.
     fn sync_shown(&self) -> io::Result<()> {
         let views = self.views().clone();
         views.iter().try_for_each(|view| view.sync())?;
@@ -103,7 +99,7 @@ impl Store {
         }
     }
 
-    /// A failure was told, and what it hit is given up: what is written from now on is looked at anew.
+    /// A failure was reported, and what it hit is dropped: what is written from now on has a new view.
     fn reopen_view(&self) {
         match SyncView::open(&self.root) {
             Ok(view) => *self.views() = vec![Arc::new(view)],
@@ -112,7 +108,7 @@ impl Store {
     }
 
     pub(crate) fn views(&self) -> MutexGuard<'_, Vec<Arc<SyncView>>> {
-        self.views.lock().expect("nobody panics while holding it")
+        self.views.lock().expect("no thread panics while it holds the lock")
     }
 
     fn write_durable_names(&self, index: &mut Index) -> io::Result<()> {

@@ -82,14 +82,14 @@ impl Store {
         }
     }
 
-    /// Whether somebody writes a blob now.
+    /// Whether a blob is being written.
     pub(crate) fn is_written(&self, digest: &Digest) -> bool {
         self.index().written.contains(digest)
     }
 
     /// Begins to write a blob behind its first `known` bytes, which will come again.
     ///
-    /// `None`: somebody else writes it, or those bytes are gone.
+    /// `None`: another writer has it, or those bytes are gone.
     pub(crate) fn write_blob(
         self: &Arc<Self>,
         digest: &Digest,
@@ -129,13 +129,13 @@ impl Store {
         }
     }
 
-    /// Removes blobs that broke off, whatever their age, but those that are written now. Answers the bytes they took.
+    /// Removes blobs that broke off, whatever their age, but those that are written now. Returns the bytes they took.
     pub(crate) fn discard_partials(&self) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         self.remove_partials(|_| true)
     }
 
-    /// Removes those that nobody came back for.
+    /// Removes those that no pull came back for.
     pub(super) fn expire_partials(&self) -> Result<u64, RuntimeError> {
         let now = SystemTime::now();
         self.remove_partials(|partial| partial.is_expired(now))
@@ -219,7 +219,7 @@ pub(crate) struct KeptBytes {
     pub(crate) is_kept: bool,
 }
 
-/// A blob in the making. Dropped unfinished, it stays if it is worth going on with and nobody said it is wrong.
+/// A blob in the making. Dropped unfinished, it stays if it is long enough to resume and not known to be wrong.
 #[derive(Debug)]
 pub(crate) struct BlobWriter {
     store: Arc<Store>,

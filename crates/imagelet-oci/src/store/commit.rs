@@ -78,7 +78,7 @@ impl StagedLayer {
     }
 
     fn folder(&self) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
-        self.folder.lock().expect("nobody panics while holding it")
+        self.folder.lock().expect("no thread panics while it holds the lock")
     }
 }
 
@@ -209,7 +209,7 @@ impl Store {
         shown.map(|()| id)
     }
 
-    /// Moves everything to its place, the names last. `placed` tells how far it came; an error, at which step it ended.
+    /// Moves everything to its place, the names last. `placed` says how far it came; an error, at which step it ended.
     fn show(
         &self,
         index: &mut Index,
@@ -268,7 +268,7 @@ impl Store {
         self.write_names(index, before).map_err(failed("names.json"))
     }
 
-    /// Forgets what a failed commit has put in its place, so that nobody takes it for durable (`reliability.md P8`).
+    /// Forgets what a failed commit has put in its place, so that it is not taken for durable.
     fn take_back(&self, index: &mut Index, placed: &Placed, id: &ImageId) {
         for layer in &placed.layers {
             index.layers.remove(layer);
@@ -298,7 +298,7 @@ impl Store {
 
     /// Gives an image that is here more names. Writes nothing when it has them all.
     ///
-    /// Answers `false` when the image is not here any more.
+    /// Returns `false` when the image is not here any more.
     pub(crate) fn add_names(&self, id: &ImageId, names: &[String]) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             if !index.images.contains_key(id) {
@@ -311,7 +311,7 @@ impl Store {
         })
     }
 
-    /// Takes an image with all its names away; its content goes with the next sweep. Answers whether it was here.
+    /// Takes an image with all its names away; its content goes with the next sweep. Returns whether it was here.
     pub(crate) fn remove_image(&self, id: &ImageId) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             index.names.retain(|_, named| named != id);
@@ -319,7 +319,7 @@ impl Store {
         })
     }
 
-    /// Takes one tag away, and with the last tag what digests are left of the image. Answers whether it was here.
+    /// Takes one tag away, and with the last tag what digests are left of the image. Returns whether it was here.
     pub(crate) fn remove_name(&self, name: &str) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             let Some(id) = index.refer(name, None) else { return false };
@@ -405,7 +405,7 @@ struct Placed {
     trashed: bool,
 }
 
-/// Renames a folder to its home; whatever nobody knows there moves to the trash first. Answers whether there was something.
+/// Renames a folder to its home; what is there already moves to the trash first. Returns whether there was something.
 fn move_folder(from: &Path, home: &Path, trash: impl FnOnce() -> PathBuf) -> io::Result<bool> {
     let trashed = home.exists();
     if trashed {

@@ -122,9 +122,6 @@ impl Store {
     }
 
     /// Marks a layer as damaged: from now on it is absent, and no image that needs it is shown.
-    ///
-    /// # Errors
-    /// When the mark cannot be made durable; this process holds to it all the same.
     pub(crate) fn mark_layer(&self, layer: &Digest, findings: &Findings) -> Result<(), RuntimeError> {
         let mut index = self.index();
         if !index.layers.contains_key(layer) {
@@ -136,9 +133,6 @@ impl Store {
     }
 
     /// Marks an image whose documents are damaged.
-    ///
-    /// # Errors
-    /// As for a layer.
     pub(crate) fn mark_image(&self, id: &ImageId, findings: &Findings) -> Result<(), RuntimeError> {
         let mut index = self.index();
         let Some(record) = index.images.remove(id) else { return Ok(()) };

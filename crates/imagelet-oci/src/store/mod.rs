@@ -40,7 +40,7 @@ pub use record::LayerEntry;
 pub(crate) use record::{ImageRecord, LayerRecord};
 pub use sweep::SweepReport;
 pub(crate) use verify::Watch;
-pub use verify::{CheckResult, Finding, Findings, LayerCheck};
+pub use verify::{Finding, Findings, LayerCheck, VerifyResult};
 
 use std::{
     collections::HashSet,
@@ -96,7 +96,7 @@ pub(crate) struct Store {
     /// An image is not removed while it is being mounted, nor mounted while it is being removed.
     mounting: Mutex<()>,
     in_background: bool,
-    /// Which boot of the machine this is; `None` where the kernel does not tell.
+    /// Which boot of the machine this is; `None` where the kernel does not say.
     boot: Option<String>,
     holds: Holds,
 }
@@ -127,11 +127,7 @@ enum Holds {
 }
 
 impl Store {
-    /// Opens a store for what is wanted of it. Whoever may change it takes back what an interrupted pull or removal left.
-    ///
-    /// # Errors
-    /// When there is none to look at, when another process changes it (the error says which), when others may write to
-    /// it, or when the disk refuses.
+    /// Opens a store for what is wanted of it. An owner also removes what an interrupted pull or removal left.
     pub(crate) fn open(root: &Path, access: Access, durability: Durability) -> Result<Self, RuntimeError> {
         let makes = matches!(access, Access::Write { or_create: true });
         let boot = boot_id();
@@ -178,7 +174,7 @@ impl Store {
         let store = store(place.path, index, holds);
         store.views().push(Arc::new(view));
         if !store.is_read_only() {
-            // What cannot be taken away is in nobody's way: the images that are here can be used.
+            // What cannot be removed does no harm: the images that are here can be used.
             if let Err(error) = store.discard_leftovers() {
                 tracing::warn!(error = error.chain(), "could not take away all that was left behind");
             }
@@ -195,7 +191,7 @@ impl Store {
         self.root.ancestors().find(|place| place.is_dir()).unwrap_or(&self.root)
     }
 
-    /// Which boot of the machine this is, where the kernel tells.
+    /// Which boot of the machine this is, where the kernel says.
     pub(crate) fn boot(&self) -> Option<&str> {
         self.boot.as_deref()
     }
@@ -304,7 +300,7 @@ impl Store {
     }
 
     fn index(&self) -> index::list_cache::Locked<'_> {
-        index::list_cache::Locked::new(self.index.lock().expect("nobody panics while holding the index"))
+        index::list_cache::Locked::new(self.index.lock().expect("no thread panics while it holds the index"))
     }
 
     fn layer_folder(&self, diff_id: &Digest) -> PathBuf {

@@ -119,7 +119,7 @@ impl Store {
     }
 
     pub(crate) fn empty_trash(&self) -> Result<(), RuntimeError> {
-        let _alone = self.trash.lock().expect("nobody panics while holding it");
+        let _alone = self.trash.lock().expect("no thread panics while it holds the lock");
         let mut refused = Refused::default();
         for path in self.unknown_folders("trash", |_| false)? {
             Step::TrashUnlink.reach();

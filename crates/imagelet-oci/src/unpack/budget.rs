@@ -250,7 +250,7 @@ impl Claim {
         self.grow(usize::try_from(more).unwrap_or(usize::MAX))
     }
 
-    /// Waits for a layer's whole share under the same condition, because nobody can say how much it will be.
+    /// Waits for a layer's whole share under the same condition, because the size is not known before.
     pub(crate) fn wait_for_whole(&self, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         self.memory.wait_for(self.memory.budget.share_max, cancelled)
     }

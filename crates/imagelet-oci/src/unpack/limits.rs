@@ -63,7 +63,7 @@ pub(crate) struct Gauge<'a> {
 
 impl<'a> Gauge<'a> {
     pub(crate) fn new(limits: UnpackLimits, root: BorrowedFd<'a>, cancelled: Arc<AtomicBool>) -> Self {
-        // The first entry looks at once: a full disk is told before anything is written.
+        // The first entry looks at once: a full disk is reported before anything is written.
         let unlooked_entries = ENTRIES_BETWEEN_LOOKS;
         Gauge { limits, root, cancelled, entries: 0, bytes: 0, unlooked_bytes: 0, unlooked_entries }
     }

@@ -108,9 +108,6 @@ pub(crate) struct UnpackReport {
 ///
 /// Reads `input` up to the archive's end blocks and no further; what follows them is never extracted. File data goes
 /// from the input's buffer straight to the file, so that buffer's size (128 KiB and more serve well) is that of a write.
-///
-/// # Errors
-/// One error that names the entry. What was written stays for the caller to remove.
 pub(crate) fn unpack_layer<'a>(
     input: &mut dyn BufRead,
     root: BorrowedFd<'a>,

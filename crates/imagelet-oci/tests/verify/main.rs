@@ -14,7 +14,7 @@ use imagelet_core::{
     image::{Digest, ImageSpec},
     runtime::{ImageService as _, PullRequest, RuntimeErrorKind, no_progress},
 };
-use imagelet_oci::{CheckResult, Engine, EngineConfig, Finding, MountOptions, VerifyReport};
+use imagelet_oci::{Engine, EngineConfig, Finding, MountOptions, VerifyReport, VerifyResult};
 
 /// A store with one image `app:v1` of two layers, and the registry it came from.
 struct Site {
@@ -126,7 +126,7 @@ fn findings(report: &VerifyReport) -> Vec<Finding> {
     for image in &report.images {
         let layers = image.layers.iter().map(|(_, check)| &check.verdict);
         for verdict in std::iter::once(&image.documents).chain(layers) {
-            if let CheckResult::Damaged(findings) = verdict {
+            if let VerifyResult::Damaged(findings) = verdict {
                 found.extend(findings.first.clone());
             }
         }

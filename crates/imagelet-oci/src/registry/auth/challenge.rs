@@ -9,7 +9,7 @@ const CHALLENGES_MAX: usize = 8;
 /// Most parameters in one challenge.
 const PARAMETERS_MAX: usize = 16;
 
-/// One way to prove who asks.
+/// One way of authentication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Challenge {
     /// `basic`, `bearer`, …, in lower case.

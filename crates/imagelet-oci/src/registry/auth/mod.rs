@@ -1,4 +1,4 @@
-//! Proves to a registry who asks.
+//! Authenticates requests to a registry.
 //!
 //! **Invariant:** a credential, and every token got with it, lives in one pull session and is shown to one origin: the
 //! registry it was given for, and the token service that registry names, if that passes [`check_realm`] and [`may_see`].
@@ -37,7 +37,7 @@ const CLIENT_ID: &str = "imagelet";
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 impl Registry {
-    /// Answers a 401: gets what the challenge asks for. `shown` is the grant that was not taken.
+    /// Handles a 401: gets what the challenge asks for. `shown` is the grant that was not taken.
     pub(super) async fn authenticate(
         &self,
         session: &PullSession,

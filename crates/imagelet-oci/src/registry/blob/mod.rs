@@ -5,12 +5,12 @@ mod range_concurrency;
 
 use std::{
     collections::BTreeSet,
-    fmt,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt as _;
 use http::{HeaderMap, Method, StatusCode, header};
 use hyper::body::Incoming;
 use imagelet_core::runtime::{RuntimeError, RuntimeErrorKind};
@@ -23,7 +23,7 @@ use super::{
     },
     error::Failure,
     request::{Budget, Question},
-    resolve::{about, after_mirrors, passed_over, verify},
+    resolve::{about, verify},
 };
 use crate::manifest::{Descriptor, corrupt, unacceptable};
 
@@ -32,9 +32,6 @@ const REFILL_BYTES: u64 = 1 << 20;
 
 impl Registry {
     /// Fetches a small blob whole, and checks its size and digest. A mirror that sends another blob is passed over.
-    ///
-    /// # Errors
-    /// `Unacceptable` when it is said to be larger than `limit`; else as [`BlobStream::next`].
     pub(crate) async fn fetch_blob_bytes(
         &self,
         session: &PullSession,
@@ -67,9 +64,6 @@ impl Registry {
 
     #[cfg(test)]
     /// Opens a blob at an offset. Its size is held to, its digest is the reader's to check.
-    ///
-    /// # Errors
-    /// When no host hands it out.
     pub(crate) async fn open_blob(
         &self,
         session: &PullSession,
@@ -88,7 +82,7 @@ impl Registry {
         Ok(stream)
     }
 
-    /// Asks one host for a span of a blob; answers where the body ends as well.
+    /// Asks one host for a span of a blob; returns where the body ends as well.
     async fn open_blob_at(
         &self,
         session: &PullSession,
@@ -146,13 +140,13 @@ impl BlobSource {
             end: span.end,
             is_open: false,
             unbroken: 0,
-            budget: Budget::new(self.registry.shared.retries),
+            budget: self.registry.budget(),
         }
     }
 
     /// What came was not the blob: the mirrors that sent of it are not asked for it again, and named in the log.
     ///
-    /// `false`: nothing came from a mirror, or nobody is left to ask.
+    /// `false`: nothing came from a mirror, or no host is left.
     pub(crate) fn distrust_mirrors(&self, error: &RuntimeError) -> bool {
         let mut notes = self.notes();
         let served = std::mem::take(&mut notes.served);
@@ -192,10 +186,11 @@ impl BlobSource {
 }
 
 /// The bytes of a blob, or of a span of it, in order, each once.
+#[derive(Debug)]
 pub(crate) struct BlobStream {
     source: BlobSource,
     body: Option<Incoming>,
-    /// Who sends, and its place in the session's list.
+    /// The sender, and its place in the session's list.
     place: String,
     host: usize,
     patience: Patience,
@@ -211,9 +206,6 @@ pub(crate) struct BlobStream {
 
 impl BlobStream {
     /// Waits until a host has begun to answer, so that an error of all hosts is known.
-    ///
-    /// # Errors
-    /// When no host hands it out.
     pub(crate) async fn ready(&mut self) -> Result<(), RuntimeError> {
         let is_empty = self.reached == self.end && self.source.size() > 0;
         if self.is_open || is_empty {
@@ -226,10 +218,6 @@ impl BlobStream {
     ///
     /// A broken connection is taken up again where it broke, a few times. The time between calls does not count
     /// against the sender. Dropping the future loses nothing.
-    ///
-    /// # Errors
-    /// `Corrupt` when there are fewer or more bytes than the descriptor says, `TimedOut` when they come too slowly,
-    /// `RegistryUnavailable` when the connection keeps breaking.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             let Some(body) = &mut self.body else {
@@ -320,28 +308,13 @@ impl BlobStream {
                 }
             }
         }
-        let (last, mirrors) = indexes.split_last().expect("there is a host to ask");
-        let mut before = Vec::new();
-        for index in mirrors {
-            match source.registry.open_blob_at(session, *index, &question, &span, size).await {
-                Ok(answer) => {
-                    self.begin(*index, answer);
-                    return Ok(());
-                }
-                Err(failure) => before.push(passed_over(session, *index, &failure)),
-            }
-        }
-        loop {
-            match source.registry.open_blob_at(session, *last, &question, &span, size).await {
-                Ok(answer) => {
-                    self.begin(*last, answer);
-                    return Ok(());
-                }
-                Err(failure) => {
-                    self.budget.pause(failure, session).await.map_err(|error| after_mirrors(error, &before))?;
-                }
-            }
-        }
+        let attempt = |index| {
+            let opened = source.registry.open_blob_at(session, index, &question, &span, size);
+            opened.map(move |opened| opened.map(|answer| (index, answer))).boxed()
+        };
+        let (index, answer) = source.registry.in_turn(session, &indexes, &mut self.budget, attempt).await?;
+        self.begin(index, answer);
+        Ok(())
     }
 
     fn begin(&mut self, index: usize, (answer, end): (Answer, u64)) {
@@ -367,16 +340,6 @@ impl BlobStream {
     }
 }
 
-impl fmt::Debug for BlobStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BlobStream")
-            .field("digest", &self.source.descriptor.digest)
-            .field("reached", &self.reached)
-            .field("end", &self.end)
-            .finish_non_exhaustive()
-    }
-}
-
 /// The header that asks for a span; none for the whole, and no end where the blob ends.
 fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     match (span.start, span.end) {
@@ -386,7 +349,7 @@ fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     }
 }
 
-/// Where the body ends if the head promises exactly the span, or, to who asks from the first byte on, the whole blob.
+/// Where the body ends if the head promises exactly the span, or, for a request from the first byte on, the whole blob.
 fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: u64) -> Result<u64, String> {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let Range { start, end } = *span;
@@ -419,7 +382,7 @@ fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: 
     }
 }
 
-/// `bytes START-LAST/SIZE`, or `*` for a size not told.
+/// `bytes START-LAST/SIZE`, or `*` for an unknown size.
 fn is_span(range: &str, span: &Range<u64>, size: u64) -> bool {
     let parsed = || {
         let (found, total) = range.trim().strip_prefix("bytes ")?.split_once('/')?;
@@ -481,7 +444,7 @@ mod tests {
         assert_eq!(check_head(StatusCode::PARTIAL_CONTENT, &rest, &(4..10), 10), Ok(10));
         let part = head(&[(header::CONTENT_RANGE, "bytes 0-3/10"), (header::CONTENT_LENGTH, "4")]);
         assert_eq!(check_head(StatusCode::PARTIAL_CONTENT, &part, &(0..4), 10), Ok(4));
-        // Who ignores ranges sends all of it, which is as good from the first byte on.
+        // A host that ignores ranges sends all of it, which is as good from the first byte on.
         assert_eq!(check_head(StatusCode::OK, &length("10"), &(0..4), 10), Ok(10));
         let short = head(&[(header::CONTENT_RANGE, "bytes 0-3/10"), (header::CONTENT_LENGTH, "3")]);
         for (status, headers, span) in [

@@ -5,7 +5,6 @@ mod tests;
 
 use std::{
     collections::VecDeque,
-    fmt,
     ops::Range,
     sync::{
         Arc,
@@ -63,6 +62,7 @@ impl ReaderWait {
 }
 
 /// The rest of a blob from an offset on, in order.
+#[derive(Debug)]
 pub(crate) struct RangedStream {
     source: BlobSource,
     reader_wait: ReaderWait,
@@ -74,7 +74,7 @@ pub(crate) struct RangedStream {
     turned: Option<Part>,
     /// The parts after it, in order.
     ahead: VecDeque<Part>,
-    /// The first byte that nobody was told to ask for.
+    /// The first byte that is not requested yet.
     planned: u64,
 }
 
@@ -86,6 +86,7 @@ struct Meter {
 }
 
 /// A span that is read before its turn, by a task of its own.
+#[derive(Debug)]
 struct Part {
     held: mpsc::UnboundedReceiver<BufferedBytes>,
     turn: Option<oneshot::Sender<()>>,
@@ -94,6 +95,7 @@ struct Part {
 }
 
 /// Bytes and the room they take.
+#[derive(Debug)]
 struct BufferedBytes {
     bytes: Bytes,
     _room: Option<OwnedSemaphorePermit>,
@@ -110,9 +112,6 @@ enum Reads {
 
 impl BlobSource {
     /// Opens the rest of the blob from an offset on.
-    ///
-    /// # Errors
-    /// When no host hands it out.
     pub(crate) async fn open_ranged(
         &self,
         offset: u64,
@@ -123,7 +122,7 @@ impl BlobSource {
         let planned = if size.saturating_sub(offset) < RANGED_MIN { size } else { offset + pace.next_range() };
         let mut head = self.stream(offset..planned);
         match head.ready().await {
-            // Some refuse a range instead of ignoring it (`reliability.md B082`); the whole they may still hand out.
+            // Some registries refuse a range instead of ignoring it, and serve the whole.
             Err(error) if error.kind() == RuntimeErrorKind::Other && offset == 0 && planned < size => {
                 tracing::debug!(error = error.chain(), "a range was refused, asking for the whole blob");
                 head = self.stream(0..size);
@@ -147,9 +146,6 @@ impl BlobSource {
 
 impl RangedStream {
     /// The next bytes; `None` when the blob is complete.
-    ///
-    /// # Errors
-    /// As [`BlobStream::next`].
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             self.adapt();
@@ -191,7 +187,7 @@ impl RangedStream {
         self.planned = self.head.end();
     }
 
-    /// A host that ignores ranges sends the whole blob: then nobody else has to be asked.
+    /// A host that ignores ranges sends the whole blob: then no other host has to be asked.
     fn heed_extent(&mut self) {
         let behind = self.ahead.front().is_some() && self.head.end() == self.source.size();
         if behind {
@@ -301,15 +297,5 @@ impl Reader {
                 return Ok(self.stream);
             }
         }
-    }
-}
-
-impl fmt::Debug for RangedStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RangedStream")
-            .field("head", &self.head)
-            .field("ahead", &self.ahead.len())
-            .field("planned", &self.planned)
-            .finish_non_exhaustive()
     }
 }

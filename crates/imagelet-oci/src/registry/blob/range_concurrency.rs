@@ -10,7 +10,7 @@ pub(crate) const RANGED_MIN: u64 = 16 << 20;
 pub(crate) const RANGE_FIRST: u64 = 4 << 20;
 /// What each further range of a lone connection is longer than the one before.
 const RANGE_GROWTH: u64 = 4;
-/// The longest range of a lone connection: who turns slow in it cannot be helped before its end.
+/// The longest range of a lone connection: a host that turns slow in it is kept until its end.
 const RANGE_MAX: u64 = 32 << 20;
 pub(crate) const PART: u64 = 2 << 20;
 /// With this much left of a range the next one is asked for, so that no round trip shows.
@@ -129,7 +129,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Plays windows of 100 ms: megabytes received, percent of the time reader_wait; answers the connections after each.
+    /// Plays windows of 100 ms: megabytes received, percent of the time that the reader waits; returns the connections after each.
     fn play(windows: &[(u64, u64)]) -> Vec<usize> {
         let mut pace = Pace::new();
         let mut seen = TransferSample {

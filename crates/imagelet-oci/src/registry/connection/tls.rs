@@ -45,11 +45,11 @@ pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 /// Makes clients and keeps them, with their connections.
 pub(crate) struct Clients {
     provider: Arc<CryptoProvider>,
-    /// The system's certificate authorities, read when somebody first speaks TLS: a node with a registry on loopback
+    /// The system's certificate authorities, read at the first use of TLS: a node with a registry on loopback
     /// and a command that asks no registry need neither the time nor the memory.
     roots: OnceCell<RootCertStore>,
     connect_timeout: Duration,
-    /// For plain HTTP; it trusts nobody's certificate.
+    /// For plain HTTP; it trusts no certificate.
     plain: OnceLock<HttpClient>,
     made: Mutex<HashMap<TlsSettings, HttpClient>>,
 }
@@ -118,15 +118,16 @@ impl Clients {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| RuntimeError::other("TLS cannot be set up").caused_by(error))?;
-        let builder = if settings.skip_verify {
-            let verifier = AnyCertificate { provider: Arc::clone(&self.provider) };
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
-        } else if named.is_empty() {
+        let builder = if !settings.skip_verify && named.is_empty() {
             builder.with_root_certificates(roots)
         } else {
-            let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&self.provider));
-            let webpki = webpki.build().map_err(|error| unusable("`ca`").caused_by(error))?;
-            let verifier = NamedCertificates { webpki, named };
+            let trust = if settings.skip_verify {
+                Trust::Any
+            } else {
+                let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&self.provider));
+                Trust::Named { webpki: webpki.build().map_err(|error| unusable("`ca`").caused_by(error))?, named }
+            };
+            let verifier = ConfiguredTrust { provider: Arc::clone(&self.provider), trust };
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         };
         let Some(identity) = &settings.identity else { return Ok(builder.with_no_client_auth()) };
@@ -155,25 +156,29 @@ impl fmt::Debug for Clients {
     }
 }
 
-/// The authorities of the system and of a configuration, and the very certificates that the configuration names.
-///
-/// A server that signed its own certificate shows one that says it is an authority. Webpki refuses an authority as a
-/// server; where that very certificate is named as `ca`, there is nothing left to prove but its names.
+/// Checks a server's certificate where a configuration says more than the system's authorities.
 #[derive(Debug)]
-struct NamedCertificates {
-    webpki: Arc<WebPkiServerVerifier>,
-    named: Vec<CertificateDer<'static>>,
+struct ConfiguredTrust {
+    provider: Arc<CryptoProvider>,
+    trust: Trust,
 }
 
-impl NamedCertificates {
-    /// Whether webpki refused only that an authority is the server. It looks at the time before that.
-    fn is_authority_as_server(error: &rustls::Error) -> bool {
-        let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
-        matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
-    }
+#[derive(Debug)]
+enum Trust {
+    /// What `skip_verify` asks for: any server that holds the key of the certificate that it shows.
+    Any,
+    /// A server that signed its own certificate shows one that says it is an authority. Webpki refuses an authority as a
+    /// server; where that very certificate is named as `ca`, there is nothing left to prove but its names.
+    Named { webpki: Arc<WebPkiServerVerifier>, named: Vec<CertificateDer<'static>> },
 }
 
-impl ServerCertVerifier for NamedCertificates {
+/// Whether webpki refused only that an authority is the server. It looks at the time before that.
+fn is_authority_as_server(error: &rustls::Error) -> bool {
+    let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
+    matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
+}
+
+impl ServerCertVerifier for ConfiguredTrust {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -182,54 +187,14 @@ impl ServerCertVerifier for NamedCertificates {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        match self.webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            Err(error) if Self::is_authority_as_server(&error) && self.named.contains(end_entity) => {
+        let Trust::Named { webpki, named } = &self.trust else { return Ok(ServerCertVerified::assertion()) };
+        match webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            Err(error) if is_authority_as_server(&error) && named.contains(end_entity) => {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
                 Ok(ServerCertVerified::assertion())
             }
             verified => verified,
         }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.webpki.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.webpki.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.webpki.supported_verify_schemes()
-    }
-}
-
-/// What `skip_verify` asks for: whoever answers is taken at their word, though they must hold the key they show.
-#[derive(Debug)]
-struct AnyCertificate {
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(

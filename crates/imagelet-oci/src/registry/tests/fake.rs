@@ -202,7 +202,7 @@ impl FakeRegistry {
         digest
     }
 
-    /// An image of some layers under a tag; answers the digest of its manifest.
+    /// An image of some layers under a tag; returns the digest of its manifest.
     pub(crate) fn put_image(&self, tag: &str, layers: &[&[u8]]) -> Digest {
         let config = br#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
         let describe = |media_type: &str, bytes: &[u8]| {

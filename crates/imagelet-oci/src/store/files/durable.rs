@@ -53,9 +53,8 @@ pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
 
 /// A view on a file system that learns of each write error since it was opened, once.
 ///
-/// The kernel tells an error to every descriptor that was open before it, and to no later one: who wants to know that
-/// all writes of some work arrived opens the view before the first of them. What failed once stays failed, because the
-/// kernel would say yes to whoever asks again (`reliability.md P8`).
+/// The kernel reports an error to every descriptor that was open before it, and to no later one: a view is opened before
+/// the first write of the work that it covers. What failed once stays failed, because a second sync would succeed.
 #[derive(Debug)]
 pub(crate) struct SyncView {
     root: File,

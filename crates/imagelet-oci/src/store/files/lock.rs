@@ -1,4 +1,4 @@
-//! One process changes a store at a time; another one is told which that is, and may wait for it.
+//! One process changes a store at a time; another one learns which that is, and may wait for it.
 
 use std::{
     fs::File,

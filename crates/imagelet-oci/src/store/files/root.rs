@@ -41,9 +41,6 @@ pub(crate) struct Place {
 
 impl Place {
     /// Opens the folder at a path. With `make`, it is made where it is missing; without, `None` is the answer to that.
-    ///
-    /// # Errors
-    /// When others could write to the folder, to one in it, or could put another one in its place.
     pub(crate) fn find(path: &Path, make: bool) -> Result<Option<Self>, RuntimeError> {
         let request =
             RootRequest { path, user: rustix::process::geteuid().as_raw(), group: rustix::process::getegid().as_raw() };
@@ -53,7 +50,7 @@ impl Place {
         let about = rustix::fs::fstat(&folder).map_err(failed)?;
         refuse_strange(&path, "the store", &about, request.user)?;
         for name in FOLDERS {
-            // What is missing is made; what cannot be looked at is told when it is used.
+            // What is missing is made; what cannot be looked at is reported when it is used.
             let Ok(inner) = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let path = path.join(name);
             refuse_elsewhere(&path, &inner, about.st_dev)?;

@@ -1,4 +1,4 @@
-//! The images as a list says them, made once after each change and handed out until the next.
+//! The images as a list says them, made once after each change and returned until the next.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -32,7 +32,7 @@ pub(crate) struct CachedIndex {
     block: u64,
 }
 
-/// The index, locked. Whoever may change it spoils what was made of it.
+/// The index, locked. A mutable use invalidates what was made of it.
 pub(crate) struct Locked<'a>(MutexGuard<'a, CachedIndex>);
 
 impl CachedIndex {

@@ -1,4 +1,4 @@
-//! Reads what lies in the folders of a store: records, marks, names of folders. What is damaged is told, not believed.
+//! Reads what lies in the folders of a store: records, marks, names of folders. What is damaged is reported, not used.
 
 use std::{
     collections::BTreeMap,

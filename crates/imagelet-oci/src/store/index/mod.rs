@@ -158,7 +158,7 @@ impl Index {
     /// Reads the store. A damaged names file is set aside and rebuilt from the records; an image whose record or layer
     /// is missing or damaged keeps its name but is not shown, and named in the log, so that a start always succeeds.
     ///
-    /// What carries the mark of another boot is dropped: nobody knows what of it the disk has. Not `writable`, nothing is
+    /// What carries the mark of another boot is dropped: the disk may have any part of it. Not `writable`, nothing is
     /// changed, and another process may change the store meanwhile: what passes by then is not taken for damage.
     pub(crate) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let (found, is_torn) = if writable {
@@ -394,7 +394,7 @@ pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
             Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message)
                 .with_hint("use that version, or name another place with --store DIR"))
         }
-        // What is wrong with it is told when it is read.
+        // What is wrong with it is reported when it is read.
         Ok(_) | Err(_) => Ok(()),
     }
 }

@@ -5,7 +5,7 @@ use imagelet_core::image::ImageId;
 use super::Index;
 
 impl Index {
-    /// Makes a name mean an image, or nothing any more; answers the image that it meant before.
+    /// Makes a name mean an image, or nothing any more; returns the image that it meant before.
     ///
     /// The name leaves the other image, which stays until [`Index::remove_unreferenced`]: what is on the disk comes between.
     pub(crate) fn refer(&mut self, name: &str, image: Option<&ImageId>) -> Option<ImageId> {

@@ -23,7 +23,7 @@ impl Store {
         self.index().has_layer_of(repository, layer.as_str())
     }
 
-    /// Those of some blobs whose layers are here, as the records of the images tell; `repository`: for pulls from there.
+    /// Those of some blobs whose layers are here, as the records of the images have it; `repository`: for pulls from there.
     pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>, repository: Option<&str>) -> HashSet<Digest> {
         let wanted: HashSet<&str> = blobs.iter().map(|blob| blob.as_str()).collect();
         let index = self.index();

@@ -57,7 +57,7 @@ pub(crate) fn measure(folder: &Path) -> io::Result<DiskUsage> {
         } else {
             below.pop();
             if !below.is_empty() {
-                // Nobody else moves directories in the store: the parent is where we came from.
+                // Nothing else moves directories in the store: the parent is where we came from.
                 here = rustix::fs::openat(&here, c"..", DIRECTORY, Mode::empty())?;
             }
         }

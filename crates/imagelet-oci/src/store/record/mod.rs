@@ -162,7 +162,7 @@ pub(super) fn hex(id: &ImageId) -> String {
 /// Bytes of a path in JSON: all but control characters and `%` stand for themselves.
 const PATH_ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Writes `implicit.json` beside a layer's tree; answers its digest.
+/// Writes `implicit.json` beside a layer's tree; returns its digest.
 pub(crate) fn write_implicit(folder: &Path, paths: &[Vec<u8>]) -> io::Result<Digest> {
     let texts: Vec<String> = paths.iter().map(|path| percent_encode(path, PATH_ESCAPED).to_string()).collect();
     let bytes = serde_json::to_vec(&texts)?;

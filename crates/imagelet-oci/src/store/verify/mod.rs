@@ -33,7 +33,7 @@ use super::{
 };
 use crate::hash::Hash;
 
-/// Findings that are told in full; of the others there is a count.
+/// Findings that are listed; the others are counted.
 const FINDINGS_MAX: usize = 20;
 /// Read at once; two checks run side by side.
 const BUFFER: usize = 128 << 10;
@@ -93,14 +93,14 @@ impl Findings {
     }
 
     /// Whole where nothing was found.
-    pub fn verdict(self) -> CheckResult {
-        if self.is_empty() { CheckResult::Whole } else { CheckResult::Damaged(self) }
+    pub fn verdict(self) -> VerifyResult {
+        if self.is_empty() { VerifyResult::Whole } else { VerifyResult::Damaged(self) }
     }
 }
 
 /// What a check came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CheckResult {
+pub enum VerifyResult {
     /// Every byte is as it was written.
     Whole,
     /// Some are not.
@@ -113,7 +113,7 @@ pub enum CheckResult {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerCheck {
     /// What it came to.
-    pub verdict: CheckResult,
+    pub verdict: VerifyResult,
     /// Paths that were looked at.
     pub files: u64,
     /// Bytes that were read.
@@ -124,11 +124,11 @@ pub struct LayerCheck {
 
 impl LayerCheck {
     pub(crate) fn known(findings: Findings) -> Self {
-        Self { verdict: CheckResult::Damaged(findings), files: 0, bytes: 0, unread: 0 }
+        Self { verdict: VerifyResult::Damaged(findings), files: 0, bytes: 0, unread: 0 }
     }
 }
 
-/// Who waits for a check, and how it is given up.
+/// The caller of a check: its progress, and its cancellation.
 #[derive(Clone)]
 pub(crate) struct Watch {
     /// Once true, the check ends soon.
@@ -143,7 +143,7 @@ impl Watch {
     }
 }
 
-/// Whether an error is about the check and not about what is checked: nobody waits any more, or the process has run out
+/// Whether an error is about the check and not about what is checked: it was cancelled, or the process has run out
 /// of something.
 fn ends_check(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
@@ -154,19 +154,19 @@ fn ends_check(error: &io::Error) -> bool {
 impl Store {
     /// Compares a layer with its record and manifest. An error is about the check, not about the layer.
     pub(crate) fn check_layer(&self, layer: &Digest, watch: &Watch) -> io::Result<LayerCheck> {
-        let mut check = LayerCheck { verdict: CheckResult::Whole, files: 0, bytes: 0, unread: 0 };
+        let mut check = LayerCheck { verdict: VerifyResult::Whole, files: 0, bytes: 0, unread: 0 };
         let mut findings = Findings::default();
         let is_listed = self.check_layer_files(layer, watch, &mut findings, &mut check)?;
         check.verdict = match findings.verdict() {
-            CheckResult::Whole if !is_listed => {
-                CheckResult::Unchecked("it was unpacked by an older version and has no list of its files".into())
+            VerifyResult::Whole if !is_listed => {
+                VerifyResult::Unchecked("it was unpacked by an older version and has no list of its files".into())
             }
             verdict => verdict,
         };
         Ok(check)
     }
 
-    /// Answers whether the layer has a manifest.
+    /// Returns whether the layer has a manifest.
     fn check_layer_files(
         &self,
         layer: &Digest,
@@ -200,7 +200,12 @@ impl Store {
     }
 
     /// Holds an image's record and documents to their seal and digests.
-    pub(crate) fn check_documents(&self, id: &ImageId, record: &ImageRecord, watch: &Watch) -> io::Result<CheckResult> {
+    pub(crate) fn check_documents(
+        &self,
+        id: &ImageId,
+        record: &ImageRecord,
+        watch: &Watch,
+    ) -> io::Result<VerifyResult> {
         let folder = self.image_folder(id);
         let mut findings = Findings::default();
         if let Some(found) = read_record::<ImageRecord>(&folder, "image.json", &mut findings)
@@ -241,8 +246,8 @@ impl Store {
         findings
     }
 
-    /// Re-hashes a kept blob; answers the bytes read, too.
-    pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<(CheckResult, u64)> {
+    /// Re-hashes a kept blob; returns the bytes read, too.
+    pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<(VerifyResult, u64)> {
         let name = format!("blobs/{}/{}", digest.algorithm().name(), digest.hex());
         let mut findings = Findings::default();
         let mut read = 0;
@@ -283,7 +288,7 @@ fn read_record<T: serde::de::DeserializeOwned>(folder: &Path, name: &str, findin
     }
 }
 
-/// Holds a file to its digest; one without a digest must not be there. Answers the bytes read.
+/// Holds a file to its digest; one without a digest must not be there. Returns the bytes read.
 fn check_side_file(
     folder: &Path,
     name: &str,
@@ -321,7 +326,7 @@ fn open_cold(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no file")) }
 }
 
-/// Lets the page cache go of a file: what a check has read nobody needs, and what was there before is not the disk. Pages
+/// Lets the page cache go of a file: what a check has read is not needed, and what was cached before is not the disk. Pages
 /// that a process has mapped stay.
 fn forget_cached(file: &File) {
     // Only a hint; file systems without a cache refuse it.

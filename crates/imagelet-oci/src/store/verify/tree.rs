@@ -113,7 +113,7 @@ impl Walk<'_> {
         Ok(here)
     }
 
-    /// Compares everything in a directory; answers the directories in it.
+    /// Compares everything in a directory; returns the directories in it.
     fn directory(&mut self, directory: &OwnedFd, path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         let mut below = Vec::new();
         let entries = match Dir::read_from(directory) {
@@ -139,7 +139,7 @@ impl Walk<'_> {
         Ok(below)
     }
 
-    /// Compares what is called `name`; answers whether it is a directory to walk.
+    /// Compares what is called `name`; returns whether it is a directory to walk.
     fn entry(&mut self, parent: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> io::Result<bool> {
         self.check.files += 1;
         let listed = self.see(path);
@@ -196,7 +196,7 @@ impl Walk<'_> {
                 }
                 let file = match rustix::fs::openat(parent, name, FILE, Mode::empty()) {
                     Ok(file) => File::from(file),
-                    // Without root, nobody reads a file of ours that its owner must not read.
+                    // Without root, a file of ours that its owner must not read cannot be read.
                     Err(Errno::ACCESS) if stat.st_mode & 0o400 == 0 => {
                         self.check.unread += 1;
                         return Ok(FileEntry::of(stat, listed.kind.clone(), xattrs_at(parent, name)?));
@@ -272,7 +272,7 @@ impl Walk<'_> {
         Ok(true)
     }
 
-    /// Reads a part of a file piece by piece; answers whether all were fine.
+    /// Reads a part of a file piece by piece; returns whether all were fine.
     fn each_piece(
         &mut self,
         file: &File,

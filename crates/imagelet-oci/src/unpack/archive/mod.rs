@@ -37,7 +37,7 @@ pub(crate) enum TarKind {
     BlockDevice,
     Directory,
     Fifo,
-    /// A type nobody defined; its data is skipped.
+    /// An undefined type; its data is skipped.
     Unknown,
 }
 

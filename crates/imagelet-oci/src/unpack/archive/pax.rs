@@ -76,7 +76,7 @@ impl Extended {
     }
 
     /// Merges a global header into `self`, the defaults of all that follows. What cannot be meant for all entries
-    /// is refused: only writers who want two readers to disagree have a use for it.
+    /// is refused: it serves only to make two readers disagree.
     pub(crate) fn merge_global(&mut self, records: &[u8]) -> Result<(), Fault> {
         for record in Records(records) {
             let (key, value) = record?;

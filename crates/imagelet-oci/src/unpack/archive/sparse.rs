@@ -74,7 +74,7 @@ impl Builder {
     }
 }
 
-/// Adds the ranges of a GNU `S` header, or of one of its extension blocks; tells whether another block follows.
+/// Adds the ranges of a GNU `S` header, or of one of its extension blocks; returns whether another block follows.
 pub(crate) fn push_old(block: &[u8; BLOCK], first: bool, builder: &mut Builder) -> Result<bool, Fault> {
     const PAIR: usize = 24;
     let (start, pairs, more) = if first { (386, 4, 482) } else { (0, 21, 504) };

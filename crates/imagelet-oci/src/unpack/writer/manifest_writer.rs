@@ -1,4 +1,4 @@
-//! Lists what is written while it is written, so that whoever checks the files later need not trust the disk.
+//! Lists what is written while it is written, so that a later check need not trust the disk.
 //!
 //! A line says what the disk said right after the entry was finished, not what the archive asked for. The digest of a
 //! file's content is taken from the same bytes that are written, in the same pass, and never covers a hole.
@@ -21,7 +21,7 @@ use crate::unpack::error::Fault;
 /// The largest list of names, and the largest value, that the kernel gives.
 const XATTR_MAX: usize = 64 * 1024;
 
-/// A digest that finds accidents: XXH3 with 128 bits. It keeps nobody from planting something on purpose.
+/// A digest that finds accidents: XXH3 with 128 bits. It does not protect against intent.
 pub(crate) type Sum = u128;
 
 /// What became of a path. A later record for a path takes the place of an earlier one.

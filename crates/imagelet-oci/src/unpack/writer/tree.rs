@@ -117,7 +117,7 @@ impl Tree {
     }
 
     /// Opens the directory a clean path names. Links on the way are followed inside the layer; `None` where
-    /// something is missing and shall be told.
+    /// something is missing and `missing` says so.
     pub(crate) fn directory(&mut self, path: &[u8], missing: Missing) -> Result<Option<Rc<Directory>>, Fault> {
         self.walk(path, &mut Walk { missing, links: LINKS_MAX, steps: STEPS_MAX + self.depth_max })
     }
@@ -327,7 +327,7 @@ fn remove_tree(
         let Some(siblings) = below.last_mut() else {
             break;
         };
-        // Nobody else moves directories in the layer: the parent is where we came from.
+        // Nothing else moves directories in the layer: the parent is where we came from.
         here = open(here.as_fd(), b"..")?;
         let empty = siblings.pop().expect("it has the one we come from");
         memory.shrink(empty.len() + REMEMBERED_COST);

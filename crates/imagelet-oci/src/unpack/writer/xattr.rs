@@ -30,7 +30,7 @@ pub(crate) enum Strictness {
     Fail,
     /// What the file system does not have is left out; all else fails the entry.
     FailWhereSupported,
-    /// What the kernel does not allow us, or does not have, is left out and told.
+    /// What the kernel does not allow us, or does not have, is left out and reported.
     LeaveOut,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use imagelet_core::{credentials::TrackedCredential, image::Reference, runtime::Progress};
-use imagelet_oci::{CheckResult, Engine, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport};
+use imagelet_oci::{Engine, Findings, ImageCheck, LayerCheck, LayerName, VerifyReport, VerifyResult};
 
 use crate::{
     api::{Step, Steps, Verified, VerifiedFinding, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest},
@@ -27,7 +27,7 @@ impl Command for VerifyRequest {
         if self.repair {
             engine.check_writable()?;
         }
-        let mut verified = Verified { store: part(&CheckResult::Whole), ..Verified::default() };
+        let mut verified = Verified { store: part(&VerifyResult::Whole), ..Verified::default() };
         let all = [None];
         let asked: Vec<Option<&str>> = self.images.iter().map(|image| Some(image.as_str())).collect();
         for image in if asked.is_empty() { &all[..] } else { &asked } {
@@ -133,13 +133,13 @@ fn layer_of(name: &LayerName, check: &LayerCheck) -> VerifiedLayer {
     }
 }
 
-fn part(verdict: &CheckResult) -> VerifiedPart {
+fn part(verdict: &VerifyResult) -> VerifiedPart {
     match verdict {
-        CheckResult::Whole => VerifiedPart { result: "ok".into(), ..VerifiedPart::default() },
-        CheckResult::Unchecked(why) => {
+        VerifyResult::Whole => VerifiedPart { result: "ok".into(), ..VerifiedPart::default() },
+        VerifyResult::Unchecked(why) => {
             VerifiedPart { result: "unchecked".into(), why: Some(why.clone()), ..VerifiedPart::default() }
         }
-        CheckResult::Damaged(Findings { first, more }) => VerifiedPart {
+        VerifyResult::Damaged(Findings { first, more }) => VerifiedPart {
             result: "damaged".into(),
             findings: first
                 .iter()
