@@ -16,7 +16,7 @@ use imagelet_core::{
 };
 
 use super::{Engine, blocking};
-use crate::store::{Findings, ImageRecord, LayerCheck, VerifyResult, Watch, storage_error};
+use crate::store::{DamagedImage, Findings, LayerCheck, VerifyResult, Watch, storage_error};
 
 const CHECKS_MAX: usize = 2;
 /// Progress is reported after this many more bytes read.
@@ -89,13 +89,11 @@ impl ImageCheck {
     }
 }
 
-/// An image to check.
+/// An image to check, whole or with the damage that is known.
 struct Target {
     id: ImageId,
     names: Vec<String>,
-    record: Option<ImageRecord>,
-    layers: Vec<Digest>,
-    documents: Option<Findings>,
+    image: DamagedImage,
 }
 
 impl Engine {
@@ -108,7 +106,7 @@ impl Engine {
     /// When there is no such image, or the check itself cannot go on. Damage is no error.
     pub async fn verify(&self, image: Option<&str>, progress: VerifyProgress) -> Result<VerifyReport, RuntimeError> {
         let targets = self.targets(image)?;
-        let layers: BTreeSet<Digest> = targets.iter().flat_map(|target| target.layers.iter().cloned()).collect();
+        let layers: BTreeSet<Digest> = targets.iter().flat_map(|target| target.image.layers.iter().cloned()).collect();
         let layers: Vec<Digest> = layers.into_iter().collect();
         // What is being read does not go.
         let _lease = self.store.lease(&layers);
@@ -124,14 +122,9 @@ impl Engine {
         let mut images = Vec::new();
         for target in targets {
             let documents = self.check_documents(&target, &watch).await?;
-            let blobs: Vec<Option<String>> = match &target.record {
-                Some(record) => {
-                    record.layers.iter().map(|layer| layer.is_verified().then(|| layer.blob.clone())).collect()
-                }
-                None => vec![None; target.layers.len()],
-            };
-            let layers = target.layers.into_iter().zip(blobs);
-            let layers = layers.map(|(diff_id, blob)| {
+            let entries = target.image.record.map(|record| record.layers).unwrap_or_default();
+            let layers = target.image.layers.into_iter().enumerate().map(|(at, diff_id)| {
+                let blob = entries.get(at).filter(|entry| entry.is_verified()).map(|entry| entry.blob.clone());
                 let check = checked.get(&diff_id).cloned().expect("every layer of every image was checked");
                 (LayerName { diff_id, blob }, check)
             });
@@ -150,20 +143,11 @@ impl Engine {
     }
 
     fn targets(&self, image: Option<&str>) -> Result<Vec<Target>, RuntimeError> {
-        let whole = self.store.images().into_iter().map(|(record, names)| Target {
-            id: record.image_id(),
-            names,
-            layers: record.diff_ids(),
-            record: Some(record),
-            documents: None,
+        let whole = self.store.images().into_iter().map(|(record, names)| {
+            let (id, layers) = (record.image_id(), record.diff_ids());
+            Target { id, names, image: DamagedImage { record: Some(record), layers, documents: None } }
         });
-        let damaged = self.store.damaged_images().into_iter().map(|(id, image, names)| Target {
-            id,
-            names,
-            layers: image.layers,
-            record: image.record,
-            documents: image.documents,
-        });
+        let damaged = self.store.damaged_images().into_iter().map(|(id, image, names)| Target { id, names, image });
         let mut targets: Vec<Target> = whole.chain(damaged).collect();
         if let Some(image) = image {
             let wanted = self.store.resolve(image)?.or_else(|| self.store.resolve_damaged(image)).ok_or_else(|| {
@@ -197,8 +181,9 @@ impl Engine {
     }
 
     async fn check_documents(&self, target: &Target, watch: &Watch) -> Result<VerifyResult, RuntimeError> {
-        let Some(record) = target.record.clone().filter(|_| target.documents.is_none()) else {
-            return Ok(VerifyResult::Damaged(target.documents.clone().unwrap_or_default()));
+        let image = &target.image;
+        let Some(record) = image.record.clone().filter(|_| image.documents.is_none()) else {
+            return Ok(VerifyResult::Damaged(image.documents.clone().unwrap_or_default()));
         };
         let (store, watch, id) = (Arc::clone(&self.store), watch.clone(), target.id.clone());
         blocking(move || store.check_documents(&id, &record, &watch).map_err(|error| stopped(id.as_str(), error))).await

@@ -62,6 +62,7 @@ pub(crate) use self::files::durable::{SyncView, remove_tree, replace_file};
 use self::files::lock::Lock;
 use self::files::root::Place;
 pub(crate) use commit::Staging;
+pub(crate) use index::DamagedImage;
 use index::Index;
 pub(crate) use record::write_implicit;
 

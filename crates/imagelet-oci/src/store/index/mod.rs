@@ -207,6 +207,8 @@ impl Index {
                 }
                 index.admit(root, &id, record, spoiled.remove(&id));
             }
+            // All names of an image share one text.
+            let id = index.images.get_key_value(&id).map_or(id, |(known, _)| known.clone());
             index.names.insert(name, id);
         }
         if found.names_rebuilt && writable {
