@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_file_of_its_name_tells_that_an_image_was_pulled_and_nothing_else_does() {
+    fn a_plain_file_of_its_name_proves_that_an_image_was_pulled_and_nothing_else_does() {
         let root = tempfile::tempdir().unwrap();
         let records = KubeletRecords::below(root.path());
         assert!(matches!(records.of(&ImageId::new(GOOD)), KubeletEvidence::Nothing));

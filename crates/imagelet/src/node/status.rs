@@ -63,7 +63,7 @@ impl Command for StatusRequest {
         let images = pressure.stats.as_ref().map(|stats| &stats.images);
         let full = images.and_then(|stats| Fullness::of(stats.capacity_bytes, stats.available_bytes).ok());
         let settings = node.settings();
-        let WaitingRows { pulls, held_back, registries } = WaitingRows::of(node.parts.manager.status());
+        let WaitingRows { pulls, held_back, registries } = WaitingRows::from_status(node.parts.manager.status());
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         problems.dedup();
         Ok(Status {

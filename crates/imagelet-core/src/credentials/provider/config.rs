@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_too_long_is_told_as_go_tells_it() {
+    fn what_is_not_there_or_too_long_is_reported_as_go_does() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("none");
         let error = ProviderConfig::read(&missing).unwrap_err();

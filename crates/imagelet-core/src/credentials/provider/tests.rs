@@ -387,7 +387,7 @@ fn registry_of(repository: &str) -> &str {
 }
 
 #[tokio::test]
-async fn a_failure_is_told_without_secrets_and_the_others_are_heard() {
+async fn a_failure_is_reported_without_secrets_and_the_others_answer() {
     let bed = Bed::new();
     bed.script("broken", "cat $i >&2; echo 'password: swordfish' >&2; env >&2; exit 1");
     bed.script("good", &answer("Global", "1m", &login("reg.io", "u")));
@@ -490,7 +490,7 @@ async fn a_bad_configuration_never_replaces_a_good_one_and_an_equal_one_keeps_wh
 }
 
 #[tokio::test]
-async fn a_folder_of_binaries_that_is_not_there_is_told() {
+async fn a_missing_folder_of_binaries_is_reported() {
     let bed = Bed::new();
     bed.configure(&json!([provider("p", "a.io")])).unwrap_err();
     let binaries = bed.folder.path().join("gone");

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_each_time() {
+    fn what_cannot_be_read_is_reported_each_time() {
         let cache = PullSecretCache::default();
         let broken = PullSecret { document: Secret::new("{"), ..secret("p") };
         for _ in 0..2 {

@@ -161,7 +161,7 @@ async fn what_is_never_pulled_finds_what_another_container_of_the_pod_has_fetche
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_container_is_told_of_each_failed_volume_and_the_kubelet_does_not_ask_for_its_image() {
+async fn each_failed_volume_of_a_container_is_reported_and_the_kubelet_does_not_ask_for_its_image() {
     let mounting = |name: &str| PodImage { mounts: vec!["v1".into(), "x".into(), "v2".into()], ..container(name) };
     for (compatibility, answers) in [
         (Compatibility::Kubelet, ["ErrImagePull", "RegistryUnavailable", "blocked by 1", "pulled"]),
@@ -189,7 +189,7 @@ async fn a_container_is_told_of_each_failed_volume_and_the_kubelet_does_not_ask_
 }
 
 #[tokio::test(start_paused = true)]
-async fn unread_secrets_are_told_once_for_the_whole_pod() {
+async fn unread_secrets_are_reported_once_for_the_whole_pod() {
     let node = TestNode::new(Compatibility::Imagelet);
     node.runtime.preload("a:v1", "a", 1);
     let common = EnsureRequest::new("", PullPolicy::Never);
@@ -290,7 +290,7 @@ fn volumes_mounted(input: &Value) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn mounts_are_counted_by_whoever_starts_containers() {
+async fn mounts_are_counted_where_containers_are_started() {
     let node = TestNode::new(Compatibility::Kubelet);
     node.manager.count_volume_mounts(2, None);
     node.manager.count_volume_mounts(1, Some("the container's own affair"));
@@ -302,7 +302,7 @@ async fn mounts_are_counted_by_whoever_starts_containers() {
 }
 
 #[test]
-fn a_container_without_a_name_is_told_apart_by_its_place() {
+fn a_container_without_a_name_is_named_by_its_place() {
     let nameless = PodImage { name: String::new(), position: 1, ..container("a") };
     assert_eq!(nameless.field(), "spec.containers[1]");
     assert_eq!(init("b:v1").field(), "spec.initContainers{b}");

@@ -526,7 +526,7 @@ mod tests {
         /// Whatever happens to one registry: another is never held, no wait is longer than the bound, and after it one
         /// probe is let through.
         #[test]
-        fn nobody_is_held_for_ever_or_for_another(
+        fn no_registry_is_held_back_for_ever_or_for_another(
             steps in proptest::collection::vec((0usize..6, 0u64..120, proptest::option::of(0u64..100_000)), 1..60)
         ) {
             let classes = [

@@ -160,7 +160,7 @@ mod tests {
     use crate::runtime::ForwardReason;
 
     #[test]
-    fn a_late_joiner_is_told_where_the_pull_stands() {
+    fn a_late_joiner_learns_where_the_pull_stands() {
         let layer = Digest::of(b"layer");
         let resolved = PullEvent::Resolved { manifest: Digest::of(b"m"), layers: vec![(layer.clone(), ByteSize(9))] };
         let fetching = |received| PullEvent::Layer {

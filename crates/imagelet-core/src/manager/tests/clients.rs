@@ -90,7 +90,7 @@ async fn a_command_is_held_back_by_nothing_and_its_outcome_counts_for_the_pods_t
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_registry_left_alone_is_told_to_a_client_as_one_that_is_away() {
+async fn an_open_circuit_is_an_unavailable_registry_for_a_client() {
     let runtime = FakeRuntime::new();
     runtime.fail("pull", RuntimeErrorKind::RegistryUnavailable, "dial tcp 10.0.0.1:443: connect: connection refused");
     let node = TestNode::new(Arc::new(runtime.clone()), Wanted::default());
@@ -128,7 +128,7 @@ async fn what_a_digest_names_is_answered_at_once_to_whom_the_registry_let_in_bef
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_image_that_nobody_pulled_proves_no_right_to_a_client() {
+async fn an_image_that_was_never_pulled_proves_no_right_to_a_client() {
     for records in [PullRecords::in_memory(), PullRecords::in_memory_with(VerificationPolicy::NeverVerify)] {
         let runtime = FakeRuntime::new();
         let name = by_digest(&runtime.preload("reg.test/app:v1", "app", 10));

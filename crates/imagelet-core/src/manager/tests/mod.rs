@@ -389,7 +389,7 @@ async fn those_who_ask_the_same_share_one_pull_and_it_outlives_the_first_of_them
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_shares_a_pull_that_anothers_right_makes_possible() {
+async fn no_pull_is_shared_that_another_right_makes_possible() {
     let fake = FakeRuntime::new();
     fake.offer_to("reg.io/app:v1", "app", 1000, Some(("ada", "smash")));
     fake.set_pull_takes(Duration::from_mins(1));
@@ -471,7 +471,7 @@ async fn without_a_record_nothing_is_pulled() {
 }
 
 #[tokio::test]
-async fn a_pull_is_on_disk_as_begun_while_it_runs_and_as_done_when_it_is_told() {
+async fn a_pull_is_on_disk_as_begun_while_it_runs_and_as_done_when_it_is_reported() {
     let root = tempfile::tempdir().unwrap();
     let files = |folder: &str| std::fs::read_dir(root.path().join("image_manager").join(folder)).unwrap().count();
     let records = PullRecords::open(root.path(), VerificationPolicy::NeverVerifyPreloadedImages).unwrap();
@@ -491,7 +491,7 @@ async fn a_pull_is_on_disk_as_begun_while_it_runs_and_as_done_when_it_is_told() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unreadable_secret_is_passed_over_and_told_with_the_failure() {
+async fn an_unreadable_secret_is_passed_over_and_named_with_the_failure() {
     let fake = FakeRuntime::new();
     fake.offer_to("reg.io/app:v1", "app", 1000, Some(("u", "p")));
     let node = TestNode::new(Arc::new(fake.clone()), Wanted::default());
@@ -508,7 +508,7 @@ async fn an_unreadable_secret_is_passed_over_and_told_with_the_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_cannot_be_asked_is_told_with_the_name_of_the_image() {
+async fn a_store_that_cannot_be_asked_is_reported_with_the_name_of_the_image() {
     let store = Arc::new(Scripted::default());
     store.lock().inspect_error = Some("no".into());
     let node = TestNode::new(Arc::clone(&store) as Arc<dyn ImageService>, Wanted::default());
@@ -518,7 +518,7 @@ async fn a_store_that_cannot_be_asked_is_told_with_the_name_of_the_image() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn for_the_kubelet_each_asker_has_its_own_pull_and_each_credential_its_try() {
+async fn for_the_kubelet_each_request_has_its_own_pull_and_each_credential_its_try() {
     let settings = PullSettings { compatibility: Compatibility::Kubelet, ..Wanted::default().settings };
     let fake = FakeRuntime::new();
     fake.offer("app:v1", "app", 1000);

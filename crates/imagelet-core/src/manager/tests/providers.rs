@@ -73,7 +73,7 @@ async fn providers_are_asked_once_and_what_they_give_is_tried_last() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_asked_for_an_image_that_anybody_may_use_nor_beside_credentials_of_the_request() {
+async fn no_provider_is_asked_for_an_image_that_is_open_to_all_nor_beside_credentials_of_the_request() {
     let asked = Asked::new("provider", CredentialSource::Node);
     let fake = FakeRuntime::new();
     fake.offer_to("reg.io/app:v1", "app", 1000, Some(("u", "p")));

@@ -106,7 +106,7 @@ async fn a_pull_that_fails_or_is_refused_is_not_given_up_as_well() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_joins_a_pull_is_told_no_more_time_than_it_waited() {
+async fn a_caller_that_joins_a_pull_is_charged_no_more_time_than_it_waited() {
     let fake = FakeRuntime::new();
     fake.offer("app:v1", "app", 1000);
     fake.set_pull_takes(Duration::from_secs(10));

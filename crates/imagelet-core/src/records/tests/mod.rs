@@ -260,7 +260,7 @@ fn a_record_that_cannot_be_written_keeps_everybody_out_until_it_is() {
 }
 
 #[test]
-fn a_process_that_ends_between_any_two_changes_of_the_disk_opens_the_image_to_nobody() {
+fn a_process_that_ends_between_any_two_changes_of_the_disk_opens_the_image_to_no_client() {
     let secret = RecordedSecret { uid: "s".into(), credential_hash: "h".into(), ..RecordedSecret::default() };
     let access = ImageAccess { kubernetes_secrets: vec![secret], ..ImageAccess::default() };
     let (found, now) = (image("sha256:1", "reg.io/app:v1"), SystemTime::now());
@@ -334,7 +334,7 @@ fn more_than_memory_holds_is_found_on_disk() {
 }
 
 #[test]
-fn memory_without_a_disk_lets_nobody_in_by_what_it_forgot() {
+fn memory_without_a_disk_lets_no_client_in_by_what_it_forgot() {
     let settings = RecordsSettings { records_max: 2, ..RecordsSettings::new(DEFAULT) };
     let records = PullRecords::in_memory_with(settings);
     for id in ["1", "2"] {

@@ -4,8 +4,8 @@ mod imports;
 mod pods;
 mod pull;
 mod pull_progress;
-mod starts;
-mod waiting;
+mod startup_latency;
+mod waiting_reasons;
 
 pub(crate) use pull_progress::PullTracker;
-pub(crate) use waiting::WaitingRows;
+pub(crate) use waiting_reasons::WaitingRows;

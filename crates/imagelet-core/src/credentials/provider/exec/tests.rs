@@ -154,7 +154,7 @@ async fn a_child_that_left_the_group_and_holds_the_output_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn an_answer_is_taken_when_its_plugin_ends_whoever_still_holds_the_output() {
+async fn an_answer_is_taken_when_its_plugin_ends_though_others_hold_the_output() {
     let script = Script::new(&format!("sleep 600 & echo $! > child; echo '{ANSWER}'"));
     let began = SystemTime::now();
     let output = script.plugin.run(b"").await;
@@ -174,7 +174,7 @@ async fn half_an_answer_is_waited_for_until_it_is_whole() {
 }
 
 #[tokio::test]
-async fn a_failure_is_told_whoever_still_holds_the_output() {
+async fn a_failure_is_reported_though_others_hold_the_output() {
     let script = Script::new("sleep 600 & echo broken >&2; exit 4");
     let began = SystemTime::now();
     let output = script.plugin.run(b"").await;
@@ -208,7 +208,7 @@ async fn an_endless_answer_is_cut_off_and_an_endless_complaint_is_read_and_dropp
 }
 
 #[tokio::test]
-async fn a_plugin_that_crashes_or_cannot_start_is_told_as_go_tells_it() {
+async fn a_plugin_that_crashes_or_cannot_start_is_reported_as_go_does() {
     assert_eq!(error(&Script::new("kill -9 $$").plugin.run(b"").await), "signal: killed");
     assert_eq!(error(&Script::new("kill -TERM $$").plugin.run(b"").await), "signal: terminated");
     let mut script = Script::new("");

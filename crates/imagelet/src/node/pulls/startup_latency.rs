@@ -9,7 +9,7 @@ use crate::api::{PodStartRow, moment};
 
 impl PodStartRow {
     pub(crate) fn all(starts: &PodStarts) -> Vec<Self> {
-        starts.all().into_iter().map(Self::of).collect()
+        starts.all().into_iter().map(Self::from_images).collect()
     }
 
     /// Those that pulled an image of one of these names, the latest first.
@@ -18,10 +18,10 @@ impl PodStartRow {
             let name = image.parse::<Reference>().map(|name| name.canonical().to_string());
             names.contains(image) || name.is_ok_and(|name| names.contains(&name))
         };
-        starts.all().into_iter().filter(|pod| pod.images.iter().any(is_named)).map(Self::of).collect()
+        starts.all().into_iter().filter(|pod| pod.images.iter().any(is_named)).map(Self::from_images).collect()
     }
 
-    fn of(pod: PodImages) -> Self {
+    fn from_images(pod: PodImages) -> Self {
         let seconds = |time: std::time::Duration| time.as_millis() as f64 / 1000.0;
         Self {
             namespace: pod.pod.namespace.to_string(),

@@ -17,7 +17,7 @@ pub(crate) struct WaitingRows {
 }
 
 impl WaitingRows {
-    pub(crate) fn of(status: ManagerStatus) -> Self {
+    pub(crate) fn from_status(status: ManagerStatus) -> Self {
         let now = Instant::now();
         Self {
             pulls: status.pulls.into_iter().map(|pull| pull_row(pull, now)).collect(),
