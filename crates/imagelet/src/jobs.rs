@@ -130,13 +130,13 @@ async fn collect_if_needed(node: &LocalNode) {
         // Nothing was to be reached, so nothing failed; what would have is recorded as such.
         return;
     }
-    let told = node.collection_ended(failure.as_deref().map_or(Ok(()), Err));
-    match told.level {
-        RunLevel::Error => tracing::error!(err = failure, "{}", told.text),
-        RunLevel::Recovered => tracing::info!("{}", told.text),
-        RunLevel::Routine => tracing::debug!("{}", told.text),
+    let message = node.collection_ended(failure.as_deref().map_or(Ok(()), Err));
+    match message.level {
+        RunLevel::Error => tracing::error!(err = failure, "{}", message.text),
+        RunLevel::Recovered => tracing::info!("{}", message.text),
+        RunLevel::Routine => tracing::debug!("{}", message.text),
     }
-    node.tell(told.event);
+    node.record_events(message.event);
 }
 
 #[cfg(test)]

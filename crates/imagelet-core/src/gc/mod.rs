@@ -8,6 +8,7 @@ mod disk;
 mod keep_rules;
 mod plan;
 mod policy;
+mod prune_records;
 mod reason;
 mod remove_on_request;
 mod report;
@@ -26,19 +27,20 @@ use std::{
 pub use self::{
     audit::Asked,
     disk::{DiskProbe, DiskUse, StatVfs},
-    keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules, LAST_TAGS_MAX},
+    keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules},
     plan::{ShortOutcome, Shortage},
     policy::{AgeCounts, GcGoal, GcOrder, GcPolicy, GcPolicyError, GcRequest, GcWay, InodeMarks, ReliefMarks},
     reason::{GcPhase, Idle, Reason},
     remove_on_request::{OrderError, UsedImages},
     report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
-    run_health::{GcRuns, RunLevel, RunTold},
+    run_health::{GcRuns, RunLevel, RunMessage},
     shadow::{Shadow, ShadowCounts},
 };
-use self::{keep_rules::LabelCache, plan::ReportedShortage};
+use self::{keep_rules::LabelCache, plan::ReportedShortage, prune_records::Pruning};
 use crate::{
     audit_log::AuditLog,
     inventory::{Inventory, Snapshot},
+    records::PullRecords,
     runtime::RuntimeManager,
 };
 
@@ -53,6 +55,7 @@ pub struct ImageGc {
     rules: Mutex<Arc<KeepRules>>,
     labels: LabelCache,
     decisions: Option<Arc<AuditLog>>,
+    pruning: Option<Pruning>,
 }
 
 impl ImageGc {
@@ -67,6 +70,7 @@ impl ImageGc {
             rules: Mutex::default(),
             labels: LabelCache::default(),
             decisions: None,
+            pruning: None,
         }
     }
 
@@ -75,6 +79,13 @@ impl ImageGc {
     #[must_use]
     pub fn with_decisions(self, decisions: Arc<AuditLog>) -> Self {
         Self { decisions: Some(decisions), ..self }
+    }
+
+    /// The same, pruning the pull records of images that are absent after a collection. `trusts_empty_list`: an empty list
+    /// of images is trusted at once.
+    #[must_use]
+    pub fn with_records(self, records: Arc<PullRecords>, trusts_empty_list: bool) -> Self {
+        Self { pruning: Some(Pruning::new(records, trusts_empty_list)), ..self }
     }
 
     /// The same, looking at disks otherwise than through the operating system.

@@ -46,10 +46,13 @@ impl ImageGc {
         if request.policy.way() == GcWay::Kubelet && request.goal == GcGoal::AllUnused {
             tracing::info!("Attempting to delete unused images");
         }
+        let mark = self.pruning.as_ref().map(|pruning| pruning.records.mark(now));
         let snapshot = self.inventory.refresh(now).await?;
         let mut run = Run::new(self, request, now, began, &snapshot);
         run.collect(snapshot).await?;
-        Ok(run.report().await)
+        let report = run.report().await;
+        self.prune_records(request, &report, mark).await;
+        Ok(report)
     }
 }
 

@@ -21,7 +21,7 @@ pub enum RunLevel {
 
 /// What is logged of a run that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunTold {
+pub struct RunMessage {
     /// The level.
     pub level: RunLevel,
     /// The line, to the kubelet's letter.
@@ -32,7 +32,7 @@ pub struct RunTold {
 
 impl GcRuns {
     /// Takes note of how a run ended.
-    pub fn ended(&mut self, result: Result<(), &str>) -> RunTold {
+    pub fn ended(&mut self, result: Result<(), &str>) -> RunMessage {
         let failed_before = std::mem::replace(&mut self.failed, result.is_err());
         let (level, text, event) = match (result, failed_before) {
             (Err(_), false) => (
@@ -47,7 +47,7 @@ impl GcRuns {
             (Ok(()), true) => (RunLevel::Recovered, "Image garbage collection succeeded", None),
             (Ok(()), false) => (RunLevel::Routine, "Image garbage collection succeeded", None),
         };
-        RunTold { level, text, event }
+        RunMessage { level, text, event }
     }
 }
 
@@ -61,14 +61,14 @@ mod tests {
     use crate::{gc::GcPolicy, testing::vectors};
 
     /// As the vectors spell it.
-    fn spelled(told: &RunTold) -> Vec<String> {
-        let level = match told.level {
+    fn spelled(message: &RunMessage) -> Vec<String> {
+        let level = match message.level {
             RunLevel::Error => "log-error",
             RunLevel::Recovered => "log-v1",
             RunLevel::Routine => "log-v4",
         };
-        let event = told.event.as_ref().map(|event| format!("event:Warning {} {}", event.reason, event.message));
-        std::iter::once(format!("{level}:{}", told.text)).chain(event).collect()
+        let event = message.event.as_ref().map(|event| format!("event:Warning {} {}", event.reason, event.message));
+        std::iter::once(format!("{level}:{}", message.text)).chain(event).collect()
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub struct Shadow {
 
 impl Shadow {
     /// Takes a collection in shadow mode: the images that are present now show what became of the one before.
-    pub fn hear(&mut self, report: &GcReport) {
+    pub fn record(&mut self, report: &GcReport) {
         let decided = report.decisions.iter();
         let now: BTreeMap<ImageKey, (ByteSize, bool)> =
             decided.map(|it| (it.key(), (it.entry.image.size, it.outcome == GcOutcome::Chosen))).collect();
@@ -154,20 +154,20 @@ mod tests {
     #[test]
     fn what_another_collector_did_otherwise_is_counted_with_its_bytes() {
         let mut shadow = Shadow::default();
-        shadow.hear(&report(&[("a", 10, true), ("b", 20, false), ("c", 40, false), ("d", 80, true)]));
+        shadow.record(&report(&[("a", 10, true), ("b", 20, false), ("c", 40, false), ("d", 80, true)]));
         assert_eq!(shadow.counts().still_there_bytes, ByteSize(90));
         assert_eq!(shadow.counts().compared, 0);
         // It took `a`, as predicted, and `b`, which was not; `c` was removed on request.
         shadow.removed_on_request(&ImageKey::parse("c"));
-        shadow.hear(&report(&[("d", 80, true)]));
+        shadow.record(&report(&[("d", 80, true)]));
         let counts = shadow.counts();
         assert_eq!((counts.compared, counts.agreed, counts.kept_in_vain), (1, 1, 1));
         assert_eq!((counts.kept_in_vain_bytes, counts.saved_bytes), (ByteSize(20), ByteSize::ZERO));
         assert_eq!((counts.still_there, counts.still_there_bytes), (1, ByteSize(80)));
         // `b` was needed after all.
-        shadow.hear(&report(&[("b", 20, false), ("d", 80, true)]));
+        shadow.record(&report(&[("b", 20, false), ("d", 80, true)]));
         assert_eq!((shadow.counts().came_back, shadow.counts().saved_bytes), (1, ByteSize(20)));
-        shadow.hear(&report(&[("b", 20, false), ("d", 80, true)]));
+        shadow.record(&report(&[("b", 20, false), ("d", 80, true)]));
         assert_eq!((shadow.counts().came_back, shadow.counts().compared), (1, 3));
     }
 }

@@ -14,12 +14,11 @@ use imagelet_core::{
     audit_log::AuditLog,
     credentials::{NodeKeyring, Providers},
     events::LogEvents,
-    gc::{GcRuns, ImageGc, RunTold},
+    gc::{GcRuns, ImageGc, RunMessage},
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
     inventory::{Inventory, Snapshot},
     manager::{ImageManager, PodStarts},
     metrics::Metrics,
-    records::PullRecords,
     runtime::{ImportingImages, RuntimeManager},
 };
 use imagelet_oci::{Engine, StoreUsage};
@@ -45,7 +44,6 @@ pub(crate) struct NodeParts {
     pub(crate) keyring: Arc<NodeKeyring>,
     pub(crate) providers: Arc<Providers>,
     pub(crate) gc: ImageGc,
-    pub(crate) records: Arc<PullRecords>,
     pub(crate) decisions: Arc<AuditLog>,
     pub(crate) metrics: Arc<Metrics>,
     /// The embedded store, where there is one.
@@ -142,7 +140,7 @@ impl LocalNode {
     }
 
     /// Takes note of how a periodic collection ended; answers what is to be told of it.
-    pub(crate) fn collection_ended(&self, result: Result<(), &str>) -> RunTold {
+    pub(crate) fn collection_ended(&self, result: Result<(), &str>) -> RunMessage {
         self.gc_runs.lock().unwrap_or_else(PoisonError::into_inner).ended(result)
     }
 

@@ -128,7 +128,9 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     .with_decisions(Arc::clone(&decisions))
     .leasing_in(Arc::clone(&inventory));
     let parts = NodeParts {
-        gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory)).with_decisions(Arc::clone(&decisions)),
+        gc: ImageGc::new(runtime.clone(), Arc::clone(&inventory))
+            .with_decisions(Arc::clone(&decisions))
+            .with_records(records, store.engine.is_some()),
         runtime,
         inventory,
         manager,
@@ -137,7 +139,6 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
         events,
         keyring,
         providers,
-        records,
         decisions,
         metrics,
         engine: store.engine,

@@ -13,7 +13,7 @@ use crate::{
 /// Most rules; each image is held against each.
 pub const KEEP_RULES_MAX: usize = 1_000;
 /// Most tags of a repository that one rule keeps.
-pub const LAST_TAGS_MAX: u32 = 10_000;
+const LAST_TAGS_MAX: u32 = 10_000;
 
 /// All that an operator said about what stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ pub struct KeepRule {
 
 /// Which images a rule keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KeepScope {
+pub(super) enum KeepScope {
     /// In each repository that the glob covers, those with the last tags.
     LastTags {
         /// Over names of repositories, in full or as people shorten them.
@@ -133,7 +133,7 @@ fn with_cause(error: &PinError) -> String {
 
 impl KeepRule {
     /// Which images it keeps.
-    pub fn scope(&self) -> &KeepScope {
+    pub(super) fn scope(&self) -> &KeepScope {
         &self.scope
     }
 

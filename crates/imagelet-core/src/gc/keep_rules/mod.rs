@@ -5,5 +5,5 @@ mod label_cache;
 mod matching;
 mod version_order;
 
-pub use self::config::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules, LAST_TAGS_MAX};
+pub use self::config::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules};
 pub(super) use self::{label_cache::LabelCache, matching::held_by_rules};

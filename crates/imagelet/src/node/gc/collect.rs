@@ -1,10 +1,6 @@
 //! A collection on command or by the clock: what is asked becomes a policy, what was done becomes a document.
 
-use std::{
-    collections::BTreeSet,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use imagelet_core::{
@@ -81,10 +77,9 @@ pub(crate) async fn collect(node: &LocalNode, request: &GcRequest, by: &str) -> 
 async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: bool) -> Result<GcReport, Failure> {
     let began = SystemTime::now();
     let clock = tokio::time::Instant::now();
-    let mark = node.parts.records.mark(began);
     let asked = Asked { by: by.to_owned(), shadow };
     let report = node.parts.gc.run(request, began).instrument(span(request.goal)).await.map_err(|error| {
-        node.tell(error.event());
+        node.record_events(error.event());
         if !request.dry_run || shadow {
             node.collection_failed(&error, &asked, began, clock.elapsed());
         }
@@ -100,32 +95,11 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     let is_ours = request.policy.way() == GcWay::Imagelet;
     // Events of shadow mode are marked as such, with its record.
     if !shadow {
-        node.tell(report.events.iter().cloned());
+        node.record_events(report.events.iter().cloned());
         // The kubelet says nothing of what went well.
         if let Some(message) = events::of_removals(&report).filter(|_| is_ours) {
             events::tell(node, EventKind::Normal, "ImagesCollected", message);
         }
-    }
-    // The kubelet's hook is handed less than this; going by that would take the records of images that stay.
-    let forgets = is_ours || report.hook.is_some();
-    // Without its record an image that comes back would count as one that was always there, and be open to all.
-    let is_certain = !is_ours || node.parts.engine.is_some();
-    let is_believed = |present: usize| is_certain || node.collections.believes(present, report.removed().count());
-    if let Some(present) = report.present.as_ref().filter(|present| forgets && is_believed(present.len())) {
-        let present: BTreeSet<_> = present.iter().cloned().collect();
-        let records = Arc::clone(&node.parts.records);
-        let pruned = tokio::task::spawn_blocking(move || records.prune(&present, &mark)).await;
-        let (pruned, failures) = pruned.map_err(|error| Failure::of(&error))?;
-        for error in failures {
-            tracing::warn!(
-                error = Failure::of(&error).to_string(),
-                "could not remove the pull record of an absent image"
-            );
-        }
-        if pruned > 0 {
-            tracing::info!(pruned, "removed the pull records of absent images");
-        }
-        settle_cut_off_pulls(node).await;
     }
     if !request.dry_run
         && let Some(engine) = &node.parts.engine
@@ -138,29 +112,9 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
     Ok(report)
 }
 
-/// Looks for what pulls have brought that were cut off: it asks for credentials from now on.
-async fn settle_cut_off_pulls(node: &LocalNode) {
-    if !node.parts.records.has_open_intents() {
-        return;
-    }
-    let images = match node.parts.runtime.list(None).await {
-        Ok(images) => images,
-        Err(error) => {
-            tracing::warn!(error = error.chain(), "could not compare cut-off pulls with the images");
-            return;
-        }
-    };
-    let records = Arc::clone(&node.parts.records);
-    match tokio::task::spawn_blocking(move || records.resolve_open_intents(&images, SystemTime::now())).await {
-        Ok(Ok(_)) => {}
-        Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "could not settle cut-off pulls"),
-        Err(error) => tracing::error!(%error, "could not settle cut-off pulls"),
-    }
-}
-
 impl LocalNode {
     /// Records the events of a collection on the node.
-    pub(crate) fn tell(&self, events: impl IntoIterator<Item = GcEvent>) {
+    pub(crate) fn record_events(&self, events: impl IntoIterator<Item = GcEvent>) {
         for GcEvent { reason, message } in events {
             events::tell(self, EventKind::Warning, reason, message);
         }

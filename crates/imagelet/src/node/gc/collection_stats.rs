@@ -1,9 +1,6 @@
 //! The metrics of collections, and what is remembered of them until the process ends.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Mutex, PoisonError};
 
 use imagelet_core::{
     gc::Shadow,
@@ -63,18 +60,9 @@ families! {
 pub(crate) struct CollectionStats {
     pub(crate) shadow: Mutex<Shadow>,
     pub(crate) last: Mutex<Option<LastCollection>>,
-    /// The last one found no image at all.
-    found_none: AtomicBool,
 }
 
 impl CollectionStats {
-    /// Whether a runtime may be believed that has so many images left: that it has none although none was removed here, as
-    /// one that has just been started anew might say, is believed from the second collection on.
-    pub(crate) fn believes(&self, left: usize, removed: usize) -> bool {
-        let found_none_before = self.found_none.swap(left == 0, Ordering::Relaxed);
-        left > 0 || removed > 0 || found_none_before
-    }
-
     pub(crate) fn last(&self) -> Option<LastCollection> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -30,8 +30,8 @@ impl LocalNode {
             self.parts.decisions.run(report.on_record(asked, (began, SystemTime::now())));
         }
         if asked.shadow {
-            self.collections.shadow.lock().unwrap_or_else(PoisonError::into_inner).hear(report);
-            self.tell_shadow(report);
+            self.collections.shadow.lock().unwrap_or_else(PoisonError::into_inner).record(report);
+            self.record_shadow_events(report);
         }
         let outcome = outcome(report, asked.shadow);
         self.count(report, asked, outcome, took);
@@ -124,7 +124,7 @@ impl LocalNode {
     }
 
     /// Records the events of shadow mode, marked as such.
-    fn tell_shadow(&self, report: &GcReport) {
+    fn record_shadow_events(&self, report: &GcReport) {
         for event in &report.events {
             events::tell(self, EventKind::Warning, event.reason, format!("in shadow mode: {}", event.message));
         }
