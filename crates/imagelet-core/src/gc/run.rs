@@ -480,7 +480,7 @@ impl<'a> Run<'a> {
                 (&decision.entry.image.id, decision.entry.image.tags.join(" "), &decision.reason);
             match decision.phase {
                 Some(phase) => {
-                    tracing::info!(%image, tags, %reason, %phase, dry_run = self.dry_run(), "chose an image")
+                    tracing::info!(%image, tags, %reason, %phase, dry_run = self.dry_run(), "chose an image");
                 }
                 None if self.is_active => tracing::info!(%image, tags, %reason, "kept an image"),
                 None => tracing::debug!(%image, tags, %reason, "kept an image"),
