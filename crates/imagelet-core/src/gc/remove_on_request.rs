@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{ImageGc, report::GcError};
 use crate::{
     image::{Image, ImageSpec},
-    inventory::Ordered,
+    inventory::RequestedRemoval,
     runtime::RuntimeError,
 };
 
@@ -62,9 +62,9 @@ impl ImageGc {
         let ordered = self.inventory.clear_ordered(&image, used == UsedImages::Go, now).await;
         let ordered = ordered.map_err(GcError::Inventory)?;
         let _removal = match ordered {
-            Ordered::Free(removal) => removal,
-            Ordered::InUse(by) => return Err(OrderError::InUse { image: spec.image.clone(), by }),
-            Ordered::Doubtful => return Err(GcError::ContainersVanished.into()),
+            RequestedRemoval::Free(removal) => removal,
+            RequestedRemoval::InUse(by) => return Err(OrderError::InUse { image: spec.image.clone(), by }),
+            RequestedRemoval::Doubtful => return Err(GcError::ContainersVanished.into()),
         };
         self.runtime.remove(&ImageSpec { image: image.id.to_string(), ..image.spec.clone() }).await?;
         Ok(Some(image))

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    inventory::{Clearance, Entry, Snapshot, Standing},
+    inventory::{Entry, RemovalBlocker, RemovalPermit, Snapshot},
     runtime::{Certainty, Freed, RuntimeErrorKind},
     text::{aggregate, split_grpc_error},
 };
@@ -316,16 +316,16 @@ impl<'a> Run<'a> {
             return self.spare(entry, step, reason);
         }
         let cleared = match self.gc.inventory.clear(entry, self.containers, self.clock()).await {
-            Ok(Clearance::Free(removal)) => Ok(removal),
-            Ok(Clearance::Kept(standing)) => Err(match standing {
-                Standing::Gone => Reason::Gone,
-                Standing::InUse(by) => Reason::InUse { by },
-                Standing::Pinned(by) => Reason::Pinned { by },
-                Standing::Touched => Reason::JustUsed,
-                Standing::Leased(until) => Reason::awaited(until),
-                Standing::Busy => Reason::Awaited { until: None },
-                Standing::Released(_) => Reason::Released,
-                Standing::Doubtful => self.abort(GcError::ContainersVanished),
+            Ok(RemovalPermit::Free(removal)) => Ok(removal),
+            Ok(RemovalPermit::Kept(standing)) => Err(match standing {
+                RemovalBlocker::Gone => Reason::Gone,
+                RemovalBlocker::InUse(by) => Reason::InUse { by },
+                RemovalBlocker::Pinned(by) => Reason::Pinned { by },
+                RemovalBlocker::Touched => Reason::JustUsed,
+                RemovalBlocker::Leased(until) => Reason::awaited(until),
+                RemovalBlocker::Busy => Reason::Awaited { until: None },
+                RemovalBlocker::Released(_) => Reason::Released,
+                RemovalBlocker::Doubtful => self.abort(GcError::ContainersVanished),
             }),
             Err(error) => Err(self.abort(GcError::Recheck(error))),
         };

@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::SystemTime};
 
-use super::{names::Names, sandboxes::SandboxImages};
+use crate::inventory::{reference_match::ReferenceMatches, sandboxes::SandboxImages};
 use crate::{
     image::{ByteSize, Image, ImageId, ImageKey},
     runtime::{Container, Listing, Pod, Sandbox},
@@ -139,7 +139,7 @@ pub(crate) fn uses(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> Uses {
         own.chain(mounted(container)).map(String::as_str)
     });
     let of_sandboxes = survey.sandboxes.values().flatten().map(String::as_str);
-    let names = Names::of(&survey.images, texts.chain(of_sandboxes));
+    let names = ReferenceMatches::of(&survey.images, texts.chain(of_sandboxes));
     let mut uses = Uses::default();
     for (pod, container) in containers() {
         let user = user_text(pod, container);

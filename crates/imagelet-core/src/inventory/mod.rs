@@ -3,28 +3,22 @@
 //! Ages and uses survive a restart in the files that `ledger.rs` draws. The files are a memory, not a root: without them
 //! every image is new again, which keeps it longer and never loses it.
 
-mod absorb;
-mod asking;
+mod apply_survey;
+mod boot_clock;
 mod detect;
-mod files;
-mod flaws;
-mod flush;
-mod history;
 mod leases;
 mod ledger;
-mod memory;
-mod names;
 mod node_status;
-mod pinning;
+mod observation_window;
 mod pins;
-#[cfg(test)]
-mod recall;
 mod recheck;
+mod reference_match;
 mod sandboxes;
-mod steady;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
-mod watch;
+mod usage_history;
 
 use std::{
     collections::BTreeMap,
@@ -40,30 +34,26 @@ use std::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
-pub(crate) use self::flaws::Flaw;
+pub(crate) use self::recheck::{RemovalBlocker, RemovalPermit, RequestedRemoval};
 #[cfg(test)]
-pub(crate) use self::recall::{Kept, step};
-pub(crate) use self::recheck::{Clearance, Ordered, Standing};
+pub(crate) use self::testing::{InMemoryDisk, Mutation, step};
 use self::{
-    asking::LeaseFile,
+    boot_clock::{AgeClock, moved},
     detect::{Records, Survey},
-    files::StateDir,
-    flaws::Flaws,
-    leases::Leases,
-    ledger::Writer,
-    memory::{Memory, Told},
-    pinning::parse_patterns,
+    leases::{Leases, service::LeaseFile},
+    ledger::{Writer, files, files::StateDir},
+    observation_window::ObservationWindow,
+    pins::change::parse_patterns,
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
-    steady::{SteadyClock, moved},
-    watch::Watch,
+    usage_history::{UsageHistory, UseReport},
 };
 pub use self::{
-    asking::{Hold, Removal},
-    flush::MemoryRules,
-    history::{Origin, PullCost, UseHistory},
+    leases::service::{Hold, Removal},
+    ledger::flush::MemoryRules,
     node_status::{ImageCache, NodeImage, node_images, node_status},
+    observation_window::WATCH_GAP_MAX,
     pins::{PinError, PinPattern},
-    watch::WATCH_GAP_MAX,
+    usage_history::use_history::{Origin, PullCost, UseHistory},
 };
 use crate::{
     image::{ByteSize, Image, ImageId, ImageKey},
@@ -85,7 +75,7 @@ const PINNED_BY_RUNTIME: &str = "runtime";
 pub struct Inventory {
     runtime: RuntimeManager,
     directory: Option<StateDir>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<InventoryState>>,
     /// Whose turn it is to write the ledger.
     ledger: Option<Arc<Mutex<Writer>>>,
     /// The number of the last pass that succeeded. Queues the passes; nothing else is done under it.
@@ -94,20 +84,20 @@ pub struct Inventory {
     /// The last list for the Node's status.
     cache: ImageCache,
     lease_file: LeaseFile,
-    /// Told of each removal that ended.
+    /// UseReport of each removal that ended.
     removals: tokio::sync::Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct InventoryState {
     records: Records,
     /// What is remembered beyond the records, in steady times as they are.
-    memory: Memory,
-    clock: SteadyClock,
+    memory: UsageHistory,
+    clock: AgeClock,
     /// What to add to a steady time to tell it by the wall clock; nanoseconds.
     shift: i128,
     /// Where the ledger's writer left the steady time.
-    anchor: Option<steady::Anchor>,
+    anchor: Option<boot_clock::Anchor>,
     /// The last time anything was dated by; an earlier one means that a clock was set back.
     seen_at: Option<SystemTime>,
     snapshot: Option<Arc<Snapshot>>,
@@ -117,7 +107,8 @@ struct State {
     leases: Leases,
     /// When the first pass found an image unused that was in use before.
     released: BTreeMap<ImageKey, SystemTime>,
-    flaws: Flaws,
+    #[cfg(test)]
+    mutation: Option<testing::Mutation>,
     pins: Vec<PinPattern>,
     /// Those of the configuration, which no command takes back.
     configured_pins: Vec<PinPattern>,
@@ -126,7 +117,7 @@ struct State {
     /// Mounts are fixed when a container is created, so each container is asked once.
     mounts: BTreeMap<String, Vec<String>>,
     sandboxes: Sandboxes,
-    watch: Watch,
+    watch: ObservationWindow,
     /// The ledger on disk is older than this state.
     dirty: bool,
     flushed_at: Option<Instant>,
@@ -168,7 +159,7 @@ pub struct Entry {
     ///
     /// A list may be short because its runtime has just restarted: a second look counts.
     pub released_at: Option<SystemTime>,
-    /// What its last pull cost, where imagelet made it or was told.
+    /// What its last pull cost, where imagelet made it or was reported.
     pub pulled: Option<PullCost>,
     /// How it came to be here.
     pub origin: Origin,
@@ -267,7 +258,7 @@ impl Inventory {
     }
 
     fn with_state(runtime: RuntimeManager, directory: Option<StateDir>) -> Result<Self, InventoryError> {
-        let mut state = State::default();
+        let mut state = InventoryState::default();
         let lease_file = LeaseFile::of(directory.as_ref());
         let mut ledger = None;
         if let Some(opened) = &directory {
@@ -310,7 +301,7 @@ impl Inventory {
         self.reload_default_sandbox_images().await?;
         self.reload_pins().await;
         self.reload_leases(now + began.elapsed()).await;
-        let snapshot = self.lock().absorb(survey, now, now + began.elapsed());
+        let snapshot = self.lock().apply(survey, now, now + began.elapsed());
         *succeeded = number;
         drop(succeeded);
         self.flush_if_due().await;
@@ -338,8 +329,8 @@ impl Inventory {
             record.last_used = record.last_used.max(Some(at));
         }
         let cost = |(bytes, duration)| PullCost { bytes, duration, at };
-        let told = Told { user: handed.user.clone(), pulled: handed.pulled.map(cost) };
-        state.memory.used(&handed.key, told, at);
+        let reported = UseReport { user: handed.user.clone(), pulled: handed.pulled.map(cost) };
+        state.memory.used(&handed.key, reported, at);
         state.dirty = true;
     }
 
@@ -419,7 +410,7 @@ impl Inventory {
         Ok(mounts)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InventoryState> {
         // A panic elsewhere leaves at worst an older table behind, which the next pass corrects.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -431,7 +422,7 @@ impl fmt::Debug for Inventory {
     }
 }
 
-impl State {
+impl InventoryState {
     /// When this image was last asked for. Whoever asks may know the id alone, not the handler.
     fn leased_at(&self, key: &ImageKey) -> Option<SystemTime> {
         if self.touches.is_empty() {
@@ -477,7 +468,7 @@ impl State {
 
     fn restore(&mut self, content: ledger::Content) {
         let pass = &content.pass;
-        self.watch = Watch {
+        self.watch = ObservationWindow {
             since: pass.since.map(files::time),
             last_pass: pass.at.map(files::time),
             containers: pass.containers,

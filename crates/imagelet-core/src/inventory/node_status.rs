@@ -9,13 +9,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::Inventory;
 use crate::image::Image;
+use crate::inventory::Inventory;
 
 /// A list older than this is asked for anew; what the kubelet's own loop keeps to.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
-/// More names of one image than these are not told.
+/// More names of one image than these are not reported.
 const NAMES_MAX: usize = 5;
 
 /// An image in `status.images` of a Node.

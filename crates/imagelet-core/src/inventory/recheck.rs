@@ -4,11 +4,10 @@ use std::{sync::Arc, time::SystemTime};
 
 use tokio::time::Instant;
 
-use super::{
+use crate::inventory::{
     Entry, Inventory, InventoryError, Removal,
     detect::{Survey, users},
-    flaws::Flaw,
-    watch::VANISHED_DOUBT,
+    observation_window::VANISHED_WAIT,
 };
 use crate::{
     image::{Image, ImageSpec},
@@ -17,7 +16,7 @@ use crate::{
 
 /// What stands between an image and its removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum RemovalBlocker {
     /// It is not there any more.
     Gone,
     /// These use it.
@@ -38,16 +37,16 @@ pub(crate) enum Standing {
 
 /// Whether an image may go.
 #[derive(Debug)]
-pub(crate) enum Clearance<'a> {
+pub(crate) enum RemovalPermit<'a> {
     /// It may, while this lives.
     Free(Removal<'a>),
     /// It may not.
-    Kept(Standing),
+    Kept(RemovalBlocker),
 }
 
 /// Whether an image may go that somebody ordered to.
 #[derive(Debug)]
-pub(crate) enum Ordered<'a> {
+pub(crate) enum RequestedRemoval<'a> {
     /// It may, while this lives.
     Free(Removal<'a>),
     /// These use it.
@@ -64,14 +63,14 @@ impl Inventory {
         image: &Image,
         takes_used: bool,
         now: SystemTime,
-    ) -> Result<Ordered<'_>, InventoryError> {
+    ) -> Result<RequestedRemoval<'_>, InventoryError> {
         // From before the question: who asks for the image from here on waits until it is gone.
         let removal = match self.order_removal(&image.id).await {
             Ok(removal) => removal,
-            Err(works) => return Ok(Ordered::InUse(works.into_iter().map(str::to_owned).collect())),
+            Err(works) => return Ok(RequestedRemoval::InUse(works.into_iter().map(str::to_owned).collect())),
         };
         if takes_used {
-            return Ok(Ordered::Free(removal));
+            return Ok(RequestedRemoval::Free(removal));
         }
         let pods = match self.runtime.pods().await {
             // Who keeps images and runs no containers has none that use them.
@@ -82,14 +81,13 @@ impl Inventory {
         let sandboxes = self.sandbox_images(&pods).await?;
         let images = [image.clone()].into_iter().collect();
         let survey = Survey { images, pods, mounts, sandboxes, missing_are_gone: false };
-        let seen =
-            self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_DOUBT);
+        let seen = self.snapshot().filter(|seen| now.duration_since(seen.taken_at).unwrap_or_default() < VANISHED_WAIT);
         if seen.is_some_and(|seen| seen.containers > 0) && survey.runtime_containers() == 0 {
-            return Ok(Ordered::Doubtful);
+            return Ok(RequestedRemoval::Doubtful);
         }
         Ok(match users(&survey).remove(&image.key()) {
-            Some(users) => Ordered::InUse(users),
-            None => Ordered::Free(removal),
+            Some(users) => RequestedRemoval::InUse(users),
+            None => RequestedRemoval::Free(removal),
         })
     }
 
@@ -102,37 +100,33 @@ impl Inventory {
         entry: &Entry,
         containers: usize,
         now: SystemTime,
-    ) -> Result<Clearance<'_>, InventoryError> {
+    ) -> Result<RemovalPermit<'_>, InventoryError> {
         let began = Instant::now();
         let found = self.recheck(entry, containers).await?;
         self.reload_leases(now + began.elapsed()).await;
         let begun = found.and_then(|image| self.begin_removal(entry, &image, now + began.elapsed()));
-        Ok(begun.map_or_else(Clearance::Kept, Clearance::Free))
-    }
-
-    fn has(&self, flaw: Flaw) -> bool {
-        self.lock().flaws.have(flaw)
+        Ok(begun.map_or_else(RemovalPermit::Kept, RemovalPermit::Free))
     }
 
     /// The image as it is now, where the runtime knows of nothing against its removal.
-    async fn recheck(&self, entry: &Entry, containers: usize) -> Result<Result<Image, Standing>, InventoryError> {
+    async fn recheck(&self, entry: &Entry, containers: usize) -> Result<Result<Image, RemovalBlocker>, InventoryError> {
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
         let mounts = self.mounts(&pods).await?;
         let sandboxes = self.sandbox_images(&pods).await?;
         let spec = ImageSpec { image: entry.image.id.to_string(), ..entry.image.spec.clone() };
         let Some(found) = self.runtime.status(&spec).await.map_err(InventoryError::List)? else {
-            return Ok(Err(Standing::Gone));
+            return Ok(Err(RemovalBlocker::Gone));
         };
         // Tags may have moved since: both what it was called and what it is called now count.
         let image = merged(&entry.image, found);
         let image = Arc::new(image);
         let images = [Arc::clone(&image)].into_iter().collect();
         let survey = Survey { images, pods, mounts, sandboxes, missing_are_gone: false };
-        if containers > 0 && survey.runtime_containers() == 0 && !self.has(Flaw::EmptyListBelieved) {
-            return Ok(Err(Standing::Doubtful));
+        if containers > 0 && survey.runtime_containers() == 0 {
+            return Ok(Err(RemovalBlocker::Doubtful));
         }
         if let Some(users) = users(&survey).remove(&survey.images[0].key()) {
-            return Ok(Err(Standing::InUse(users)));
+            return Ok(Err(RemovalBlocker::InUse(users)));
         }
         self.reload_pins().await;
         drop(survey);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
-use super::{Inventory, InventoryError, PinPattern, STATUS_CALLS_MAX};
+use crate::inventory::{Inventory, InventoryError, PinPattern, STATUS_CALLS_MAX};
 use crate::runtime::{Pod, RuntimeErrorKind, SandboxImage};
 
 /// What pins an image that new sandboxes are started from.
@@ -40,7 +40,7 @@ impl Sandboxes {
         missing.map(|(id, _)| id.clone())
     }
 
-    /// Names of the images that new sandboxes are started from.
+    /// ReferenceMatches of the images that new sandboxes are started from.
     pub(super) fn defaults(&self) -> impl Iterator<Item = &PinPattern> {
         self.configured.iter().chain(&self.reported)
     }
@@ -111,7 +111,3 @@ impl Inventory {
         Ok(())
     }
 }
-
-#[cfg(test)]
-#[path = "sandboxes_tests.rs"]
-mod tests;

@@ -16,7 +16,7 @@ use self::{
     story::{Act, Before, Size},
     walk::{Walk, walk},
 };
-use crate::inventory::Flaw;
+use crate::inventory::Mutation;
 
 /// Steps of the long stories together, where somebody wants to know.
 const STEPS_WIDE: u64 = 1_000_000;
@@ -82,31 +82,39 @@ fn wide_sizes() -> Vec<(&'static str, Size)> {
 }
 
 /// Each mistake with a small story that shows it.
-fn mistakes() -> Vec<(Flaw, &'static str, Size)> {
+fn mistakes() -> Vec<(Mutation, &'static str, Size)> {
     use Before::{Did, Passed, Runs, Told};
     // The collection has asked for the containers once more, and not yet for the image.
     const ASKING_AGAIN: &[Before] = &[Did(Act::Collect), Did(Act::Collect), Did(Act::Collect)];
     let one = one();
     let two = Size { pods: 2, images: 2, ..one };
     vec![
-        (Flaw::NoLease, "a tick", Size { ticks: 1, ..one }),
-        (Flaw::OldAnswerBelieved, "an answer as old as the image", Size { ticks: 1, before: &[Did(Act::Tick)], ..one }),
-        (Flaw::RemovalNotMarked, "a question during a removal", Size { before: &[Did(Act::Tick)], ..one }),
-        (Flaw::EmptyListBelieved, "an empty list", Size { restarts: 1, before: WATCHED, ..one }),
-        (Flaw::HalfListBelieved, "half a list", Size { restarts: 1, before: BOTH_WATCHED, ..two }),
-        (Flaw::LeasesForgotten, "a crash after the answer", Size { crashes: 1, ticks: 1, before: &[Told(0)], ..one }),
+        (Mutation::NoLease, "a tick", Size { ticks: 1, ..one }),
         (
-            Flaw::AnyContainerServes,
+            Mutation::OldAnswerBelieved,
+            "an answer as old as the image",
+            Size { ticks: 1, before: &[Did(Act::Tick)], ..one },
+        ),
+        (Mutation::RemovalNotMarked, "a question during a removal", Size { before: &[Did(Act::Tick)], ..one }),
+        (Mutation::EmptyListBelieved, "an empty list", Size { restarts: 1, before: WATCHED, ..one }),
+        (Mutation::HalfListBelieved, "half a list", Size { restarts: 1, before: BOTH_WATCHED, ..two }),
+        (
+            Mutation::LeasesForgotten,
+            "a crash after the answer",
+            Size { crashes: 1, ticks: 1, before: &[Told(0)], ..one },
+        ),
+        (
+            Mutation::AnyContainerServes,
             "a container of another pod",
             Size { pods: 3, before: &[Runs(0), Runs(1), Told(2), Passed, Did(Act::Tick)], ..two },
         ),
         (
-            Flaw::NewestPassIgnored,
+            Mutation::NewestPassIgnored,
             "a pass while it is asked again",
             Size { pods: 0, besides: 1, passes: 1, before: ASKING_AGAIN, ..one },
         ),
-        (Flaw::PinsNotAskedAgain, "a pin while it is asked again", Size { pins: 1, before: ASKING_AGAIN, ..one }),
-        (Flaw::HoldsIgnored, "work that begins late", Size { works: 1, before: ASKING_AGAIN, ..one }),
+        (Mutation::PinsNotAskedAgain, "a pin while it is asked again", Size { pins: 1, before: ASKING_AGAIN, ..one }),
+        (Mutation::HoldsIgnored, "work that begins late", Size { works: 1, before: ASKING_AGAIN, ..one }),
     ]
 }
 

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     gc::{GcGoal, GcPolicy, GcRequest, ImageGc, UsedImages},
     image::{Image, ImageSpec},
-    inventory::{Flaw, Hold, Inventory, Kept},
+    inventory::{Hold, InMemoryDisk, Inventory, Mutation},
     runtime::{ImageService as _, PullRequest, RuntimeError, RuntimeManager, no_progress},
 };
 
@@ -61,7 +61,7 @@ pub(super) struct Node {
     pub(super) left: Size,
     inventory: Arc<Inventory>,
     gc: Arc<ImageGc>,
-    memory: Arc<Kept>,
+    memory: Arc<InMemoryDisk>,
     pods: Vec<Pod>,
     collecting: Option<Work<()>>,
     observing: Option<Work<()>>,
@@ -88,7 +88,7 @@ impl Node {
         let world = World::new(size.pods, size.images, size.is_stocked);
         world.lock().is_fine = size.is_fine;
         let policy = GcPolicy::new(90, 80, Duration::ZERO, None).unwrap();
-        let memory = Arc::new(Kept::default());
+        let memory = Arc::new(InMemoryDisk::default());
         let (inventory, gc) = start(&world, &memory, size.flaw);
         let pods = (0..size.pods).map(|_| Pod::Idle).collect();
         let (collecting, observing, removing, working, hold) = (None, None, None, None, None);
@@ -414,8 +414,8 @@ impl Node {
             let is_asker = actor < COLLECTOR || actor == WORKER;
             let digest = match self.is_known {
                 true => 0,
-                false if is_asker => self.inventory.digest_for_asker(self.mark()),
-                false => self.inventory.digest_for_looker(),
+                false if is_asker => self.inventory.digest_for_caller(self.mark()),
+                false => self.inventory.digest_for_pass(),
             };
             let mut world = self.world.lock();
             world.actor = actor;
@@ -474,10 +474,10 @@ impl Pod {
     }
 }
 
-fn start(world: &World, memory: &Arc<Kept>, flaw: Option<Flaw>) -> (Arc<Inventory>, Arc<ImageGc>) {
+fn start(world: &World, memory: &Arc<InMemoryDisk>, flaw: Option<Mutation>) -> (Arc<Inventory>, Arc<ImageGc>) {
     let runtime = RuntimeManager::new(Arc::new(world.clone()), Arc::new(world.clone()));
     let lasts = Duration::from_secs(LEASE);
-    let inventory = Arc::new(Inventory::recall(runtime.clone(), memory, flaw, lasts, world.now()));
+    let inventory = Arc::new(Inventory::from_disk(runtime.clone(), memory, flaw, lasts, world.now()));
     let gc = Arc::new(ImageGc::new(runtime, Arc::clone(&inventory)));
     (inventory, gc)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::inventory::Flaw;
+use crate::inventory::Mutation;
 
 /// What can happen next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,7 +73,7 @@ pub(super) struct Size {
     pub(super) exits: bool,
     /// Where the story begins.
     pub(super) before: &'static [Before],
-    pub(super) flaw: Option<Flaw>,
+    pub(super) flaw: Option<Mutation>,
 }
 
 impl Size {

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     gc::{GcGoal, GcOrder, GcPolicy, GcRequest, GcWay},
     image::ByteSize,
-    inventory::Flaw,
+    inventory::Mutation,
 };
 
 /// Acts that are told of where something went wrong.
@@ -49,7 +49,7 @@ const OF_HASTE: [usize; 3] = [1, 1, 16];
 pub(super) struct Walk {
     pub(super) seed: u64,
     pub(super) steps: u64,
-    pub(super) flaw: Option<Flaw>,
+    pub(super) flaw: Option<Mutation>,
 }
 
 /// What a walk came to.

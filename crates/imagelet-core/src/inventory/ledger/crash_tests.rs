@@ -1,5 +1,5 @@
 //! What a file that was cut, garbled or written by a process that was killed says: nothing that was flushed is lost,
-//! nothing is made up, and what is damaged is told.
+//! nothing is made up, and what is damaged is reported.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -17,8 +17,8 @@ const IMAGES: u64 = 15;
 const VICTIM: &str = "inventory::ledger::crash_tests::a_process_that_writes_until_it_is_killed";
 
 /// An image as it was after so many uses. Each field tells the number, so that two states are never mixed unseen.
-fn used(number: u64, uses: u64) -> (ImageKey, Remembered) {
-    let remembered = Remembered {
+fn used(number: u64, uses: u64) -> (ImageKey, ImageUsage) {
+    let remembered = ImageUsage {
         first_seen: Some(time(1_000 + number)),
         last_used: Some(time(1_000_000 + uses)),
         begun: Some(time(1_000_000 + uses)),
@@ -27,7 +27,7 @@ fn used(number: u64, uses: u64) -> (ImageKey, Remembered) {
         user: Some(format!("default/pod-{uses}")),
         pulled: Some(PullCost { bytes: ByteSize(uses << 10), duration: Duration::from_millis(uses), at: time(uses) }),
         history: UseHistory { uses, returns: 7, interval: uses % 30, ..UseHistory::default() },
-        ..Remembered::default()
+        ..ImageUsage::default()
     };
     (ImageKey::parse(&format!("sha256:{number:064x},")), remembered)
 }
@@ -161,11 +161,11 @@ fn a_process_that_writes_until_it_is_killed() {
     }
     let (mut writer, content) = open(Path::new(directory.trim()));
     let first = content.pass.at.map_or(0, |at| at + 1);
-    let mut told = std::io::stdout();
+    let mut reported = std::io::stdout();
     for round in first..first + 1_000_000 {
         write(&mut writer, round);
-        writeln!(told, "\nflushed {round}").unwrap();
-        told.flush().unwrap();
+        writeln!(reported, "\nflushed {round}").unwrap();
+        reported.flush().unwrap();
     }
 }
 

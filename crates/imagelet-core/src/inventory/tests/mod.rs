@@ -1,5 +1,7 @@
 //! The vectors of detection through a scripted runtime, and stories of a node over the fake one.
 
+mod sandboxes;
+
 use std::{
     collections::BTreeSet,
     fs,
@@ -160,7 +162,7 @@ async fn detection_pass(inventory: &Inventory, pass: &Value) -> Value {
         Ok(survey) => {
             let users = detect::users(&survey);
             let in_use: BTreeSet<String> = users.keys().map(ToString::to_string).collect();
-            inventory.lock().absorb(survey, vector_time(&pass["detect_time"]), vector_time(&pass["now"]));
+            inventory.lock().apply(survey, vector_time(&pass["detect_time"]), vector_time(&pass["now"]));
             json!({"error": null, "in_use": in_use})
         }
         Err(error) => json!({"error": error.to_string()}),
@@ -235,7 +237,7 @@ async fn a_long_gap_starts_the_watch_anew() {
     let (fake, inventory) = node(None);
     fake.preload("app:v1", "app", 1);
     inventory.refresh(seconds(0)).await.unwrap();
-    let later = seconds(0) + watch::WATCH_GAP_MAX * 2;
+    let later = seconds(0) + observation_window::WATCH_GAP_MAX * 2;
     assert!(inventory.refresh(later).await.unwrap().watched_since >= later);
 }
 
@@ -365,7 +367,7 @@ async fn a_lease_survives_a_crash_at_once() {
     let snapshot = restarted.refresh(seconds(30)).await.unwrap();
     assert!(entry(&snapshot, &id).leased_until >= Some(seconds(601)));
     let kept = restarted.clear(&entry(&snapshot, &id), 0, seconds(31)).await.unwrap();
-    assert!(matches!(kept, Clearance::Kept(Standing::Leased(_))), "{kept:?}");
+    assert!(matches!(kept, RemovalPermit::Kept(RemovalBlocker::Leased(_))), "{kept:?}");
 }
 
 #[tokio::test]
@@ -417,7 +419,7 @@ async fn who_asks_during_a_removal_waits_for_it_and_learns_that_the_image_is_gon
     let id = fake.preload("app:v1", "app", 1);
     let snapshot = inventory.refresh(seconds(0)).await.unwrap();
     let cleared = inventory.clear(&entry(&snapshot, &id), 0, seconds(1)).await.unwrap();
-    let Clearance::Free(removal) = cleared else { panic!("{cleared:?}") };
+    let RemovalPermit::Free(removal) = cleared else { panic!("{cleared:?}") };
     let spec = ImageSpec::new("app:v1");
     let mut asking = Box::pin(inventory.leased("", seconds(1), || fake.status(&spec), |it| Some(it.as_ref()?.key())));
     assert!(futures_util::poll!(asking.as_mut()).is_pending(), "it is here, and on its way out");
@@ -462,11 +464,11 @@ async fn an_image_whose_last_container_is_missing_from_one_list_waits_for_a_seco
         let snapshot = inventory.refresh(seconds(300)).await.unwrap();
         assert_eq!(entry(&snapshot, &id).released_at, Some(snapshot.taken_at));
         let kept = inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap();
-        assert!(matches!(kept, Clearance::Kept(Standing::Released(_))), "{kept:?}");
+        assert!(matches!(kept, RemovalPermit::Kept(RemovalBlocker::Released(_))), "{kept:?}");
         let snapshot = inventory.refresh(seconds(361)).await.unwrap();
         assert_eq!(entry(&snapshot, &id).released_at, None);
         let cleared = inventory.clear(&entry(&snapshot, &id), 1, seconds(362)).await.unwrap();
-        assert!(matches!(cleared, Clearance::Free(_)), "{cleared:?}");
+        assert!(matches!(cleared, RemovalPermit::Free(_)), "{cleared:?}");
     }
 }
 
@@ -482,5 +484,5 @@ async fn an_image_whose_container_the_runtime_says_is_gone_is_unused_at_once() {
     fake.tell_who_is_gone();
     let snapshot = inventory.refresh(seconds(300)).await.unwrap();
     assert_eq!(entry(&snapshot, &id).released_at, None);
-    assert!(matches!(inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap(), Clearance::Free(_)));
+    assert!(matches!(inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap(), RemovalPermit::Free(_)));
 }

@@ -23,17 +23,16 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::{
-    Entry, Inventory, State,
-    detect::{Survey, Users, is_mount},
-    files::{self, StateDir},
-    flaws::Flaw,
-    leases::{AHEAD_MAX, Look, Obstacle},
-    recheck::Standing,
-    steady::moved,
-    watch::VANISHED_DOUBT,
-};
 use crate::image::{Image, ImageId, ImageKey};
+use crate::inventory::{
+    Entry, Inventory, InventoryState,
+    boot_clock::moved,
+    detect::{Survey, Users, is_mount},
+    leases::{AHEAD_MAX, LookMark, Obstacle},
+    ledger::files::{self, StateDir},
+    observation_window::VANISHED_WAIT,
+    recheck::RemovalBlocker,
+};
 
 const LEASES: &str = "leases.log";
 /// A file longer than this, and than so much for each lease, is written anew, without what is over.
@@ -58,19 +57,19 @@ pub struct Removal<'a> {
 }
 
 /// No removal begins while it lives.
-pub(super) struct Pause<'a>(&'a Inventory);
+pub(in crate::inventory) struct Pause<'a>(&'a Inventory);
 
 /// Where the leases are kept, and how far they are.
 #[derive(Debug, Default)]
-pub(super) struct LeaseFile {
+pub(in crate::inventory) struct LeaseFile {
     path: Option<PathBuf>,
     /// Held while the file is written.
     turn: tokio::sync::Mutex<()>,
     written: AtomicU64,
     /// What this process has written, so that a line is written for what is new alone.
-    told: Mutex<BTreeMap<ImageId, SystemTime>>,
+    reported: Mutex<BTreeMap<ImageId, SystemTime>>,
     #[cfg(test)]
-    pub(super) memory: Option<Arc<super::recall::Kept>>,
+    pub(in crate::inventory) memory: Option<Arc<crate::inventory::testing::InMemoryDisk>>,
 }
 
 /// One line.
@@ -99,7 +98,7 @@ impl Inventory {
         let now = state.clock.now(now);
         state.leases.lasts = lasts;
         match found {
-            Ok(found) => state.leases.take_up(found, now),
+            Ok(found) => state.leases.restore(found, now),
             Err(error) => {
                 tracing::error!(%error, "the leases cannot be read; for as long as one runs each image counts as leased");
                 state.leases.lease_all(now);
@@ -148,16 +147,17 @@ impl Inventory {
 
     /// Leases an image that was seen since the look, and tells with which version the disk has that; `None` when a removal
     /// has come between.
-    fn lease(&self, key: &ImageKey, pod: &str, look: Look, now: SystemTime) -> Option<u64> {
+    fn lease(&self, key: &ImageKey, pod: &str, look: LookMark, now: SystemTime) -> Option<u64> {
         let mut state = self.lock();
-        if state.leases.is_overtaken(key.id(), look) && !state.flaws.have(Flaw::OldAnswerBelieved) {
+        #[cfg(test)]
+        state.mutate_before_lease(key.id());
+        if state.leases.is_overtaken(key.id(), look) {
             return None;
         }
-        let mut version = 0;
-        if !state.flaws.have(Flaw::NoLease) {
-            let at = state.clock.now(now);
-            version = state.leases.lease(key.id(), pod, at);
-        }
+        let at = state.clock.now(now);
+        let version = state.leases.lease(key.id(), pod, at);
+        #[cfg(test)]
+        state.mutate_after_lease(key.id());
         drop(state);
         self.touch(key, now);
         Some(version)
@@ -204,41 +204,41 @@ impl Inventory {
 
     /// Begins a removal of an image that the runtime found free, unless somebody pinned it, asked for it or took it into
     /// use since: all in one look, as each of these may come until the very last moment.
-    pub(super) fn begin_removal(&self, entry: &Entry, image: &Image, now: SystemTime) -> Result<Removal<'_>, Standing> {
+    pub(in crate::inventory) fn begin_removal(
+        &self,
+        entry: &Entry,
+        image: &Image,
+        now: SystemTime,
+    ) -> Result<Removal<'_>, RemovalBlocker> {
         let key = &entry.key();
         let mut state = self.lock();
+        #[cfg(test)]
+        state.mutate_before_removal(key.id());
         let now = state.clock.now(now);
         // A pass that ran meanwhile may have seen the container for which it then took a lease away.
         let seen = state.snapshot.as_ref().and_then(|it| it.first_of(key.id()));
-        let is_blind = state.flaws.have(Flaw::NewestPassIgnored);
-        let seen = seen.filter(|entry| !entry.in_use_by.is_empty() && !is_blind);
+        let seen = seen.filter(|entry| !entry.in_use_by.is_empty());
         if let Some(entry) = seen {
-            return Err(Standing::InUse(entry.in_use_by.clone()));
+            return Err(RemovalBlocker::InUse(entry.in_use_by.clone()));
         }
         if let Some(released_at) = state.unsettled(key, now) {
-            return Err(Standing::Released(released_at));
+            return Err(RemovalBlocker::Released(released_at));
         }
         let pinned_by = state.pinned_by(image);
-        if !pinned_by.is_empty() && !state.flaws.have(Flaw::PinsNotAskedAgain) {
-            return Err(Standing::Pinned(pinned_by));
+        if !pinned_by.is_empty() {
+            return Err(RemovalBlocker::Pinned(pinned_by));
         }
         if state.leased_at(key).is_some_and(|leased_at| Some(leased_at) > entry.leased_at) {
-            return Err(Standing::Touched);
-        }
-        #[cfg(test)]
-        if state.flaws.have(Flaw::HoldsIgnored) {
-            state.leases.release_all(key.id());
+            return Err(RemovalBlocker::Touched);
         }
         let begun = state.leases.begin_removal(key.id(), now);
         #[cfg(test)]
-        if begun.is_ok() && state.flaws.have(Flaw::RemovalNotMarked) {
-            state.leases.unmark(key.id());
-        }
+        state.mutate_after_removal_began(key.id(), begun.is_ok());
         match begun {
             Ok(()) => Ok(Removal { inventory: self, id: key.id().clone() }),
-            Err(Obstacle::Held(works)) => Err(Standing::InUse(works.into_iter().map(str::to_owned).collect())),
-            Err(Obstacle::Leased(until)) => Err(Standing::Leased(until)),
-            Err(Obstacle::Busy) => Err(Standing::Busy),
+            Err(Obstacle::Held(works)) => Err(RemovalBlocker::InUse(works.into_iter().map(str::to_owned).collect())),
+            Err(Obstacle::Leased(until)) => Err(RemovalBlocker::Leased(until)),
+            Err(Obstacle::Busy) => Err(RemovalBlocker::Busy),
         }
     }
 
@@ -247,14 +247,14 @@ impl Inventory {
     }
 
     /// Lets no removal begin, and waits for those under way.
-    pub(super) async fn pause_removals(&self) -> Pause<'_> {
+    pub(in crate::inventory) async fn pause_removals(&self) -> Pause<'_> {
         self.lock().leases.pause();
         let pause = Pause(self);
         self.removals_done(|state| !state.leases.is_removing_any()).await;
         pause
     }
 
-    async fn removals_done(&self, is_done: impl Fn(&State) -> bool) {
+    async fn removals_done(&self, is_done: impl Fn(&InventoryState) -> bool) {
         loop {
             let mut ended = std::pin::pin!(self.removals.notified());
             // From before the look, so that no end is missed.
@@ -271,7 +271,7 @@ impl Inventory {
         #[cfg(test)]
         if let Some(memory) = &self.lease_file.memory {
             let mut state = self.lock();
-            if !state.flaws.have(Flaw::LeasesForgotten) {
+            if state.keeps_leases() {
                 memory.leases.lock().unwrap().extend(state.leases.due(AHEAD_MAX));
             }
         }
@@ -290,8 +290,8 @@ impl Inventory {
         let Some(directory) = directory else { return };
         let bytes_max = LEASES_BYTES_MAX.max(LEASE_BYTES_MAX * leases.len() as u64);
         let (is_first, fresh): (bool, BTreeMap<ImageId, SystemTime>) = {
-            let mut told = self.lease_file.told.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = std::mem::replace(&mut *told, leases.clone());
+            let mut reported = self.lease_file.reported.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = std::mem::replace(&mut *reported, leases.clone());
             let fresh = leases.into_iter().filter(|(id, asked_at)| before.get(id) != Some(asked_at));
             (before.is_empty(), fresh.collect())
         };
@@ -300,17 +300,17 @@ impl Inventory {
         let written = tokio::task::spawn_blocking(move || write(&directory, &fresh, lasts, bytes_max)).await;
         if let Err(error) = written.unwrap_or_else(|error| Err(io::Error::other(error))) {
             tracing::warn!(%error, "could not keep the leases; a crash now may forget who asked for an image");
-            self.lease_file.told.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            self.lease_file.reported.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
         self.lease_file.written.fetch_max(version, Ordering::AcqRel);
     }
 
     /// Takes up what other processes have leased.
-    pub(super) async fn reload_leases(&self, now: SystemTime) {
+    pub(in crate::inventory) async fn reload_leases(&self, now: SystemTime) {
         #[cfg(test)]
         if self.lease_file.memory.is_some() {
             // A file takes its time: others act meanwhile.
-            super::recall::step().await;
+            crate::inventory::testing::step().await;
         }
         let Some(path) = self.lease_file.path.clone() else { return };
         let read = tokio::task::spawn_blocking(move || read(&path)).await;
@@ -318,22 +318,22 @@ impl Inventory {
             Ok(found) => {
                 let mut state = self.lock();
                 let now = state.clock.now(now);
-                state.leases.take_up(found, now);
+                state.leases.restore(found, now);
             }
             Err(error) => tracing::warn!(%error, "could not read the leases; keeping those known"),
         }
     }
 }
 
-impl State {
+impl InventoryState {
     /// Who uses an image, with who works with it in this process.
-    pub(super) fn users_of(&self, id: &ImageId, users: Option<&Vec<String>>) -> Vec<String> {
+    pub(in crate::inventory) fn users_of(&self, id: &ImageId, users: Option<&Vec<String>>) -> Vec<String> {
         let works = self.leases.works(id).iter().map(|work| (*work).to_owned());
         users.cloned().unwrap_or_default().into_iter().chain(works).collect()
     }
 
     /// Images that containers used at the last pass, in this process or before it.
-    pub(super) fn used_before(&self) -> BTreeSet<ImageKey> {
+    pub(in crate::inventory) fn used_before(&self) -> BTreeSet<ImageKey> {
         if let Some(snapshot) = &self.snapshot {
             let is_used = |users: &[String]| users.iter().any(|user| !is_mount(user));
             let used = snapshot.entries.iter().filter(|entry| is_used(&entry.in_use_by));
@@ -347,7 +347,7 @@ impl State {
     }
 
     /// Ends leases whose pods show their containers.
-    pub(super) fn serve_leases(&mut self, survey: &Survey) {
+    pub(in crate::inventory) fn serve_leases(&mut self, survey: &Survey) {
         let pods = self.leases.open_pods();
         let mut served = Vec::new();
         for pod in survey.pods.iter().filter(|pod| pods.contains(pod.uid.as_str())) {
@@ -360,28 +360,29 @@ impl State {
             }
         }
         #[cfg(test)]
-        if self.flaws.have(Flaw::AnyContainerServes) {
-            let all = || survey.pods.iter().flat_map(|pod| &pod.containers);
-            all().for_each(|container| self.leases.end(&ImageId::new(&container.image_id)));
-        }
+        self.mutate_before_serving(survey);
         for (id, pod, created_at) in served {
             self.leases.serve(&id, &pod, created_at);
         }
     }
 
     /// Remembers which images have just lost their last container.
-    pub(super) fn note_released(&mut self, used_before: BTreeSet<ImageKey>, users: &Users, now: SystemTime) {
+    pub(in crate::inventory) fn note_released(
+        &mut self,
+        used_before: BTreeSet<ImageKey>,
+        users: &Users,
+        now: SystemTime,
+    ) {
         let lasts = self.settling();
         self.released.retain(|key, released_at| {
             let is_settled = now.duration_since(*released_at).unwrap_or_default() >= lasts;
             if is_settled {
-                // The ledger has it in use until now: see [`State::batch`].
+                // The ledger has it in use until now: see [`InventoryState::batch`].
                 self.memory.change(key);
             }
             !is_settled && !users.contains_key(key)
         });
-        let is_flawed = self.flaws.have(Flaw::HalfListBelieved) || self.flaws.have(Flaw::EmptyListBelieved);
-        let released = used_before.into_iter().filter(|key| !users.contains_key(key) && !is_flawed);
+        let released = used_before.into_iter().filter(|key| !users.contains_key(key));
         for key in released {
             self.released.entry(key).or_insert(now);
         }
@@ -395,12 +396,12 @@ impl State {
 
     /// How long a list without an image's last container is doubted.
     fn settling(&self) -> Duration {
-        VANISHED_DOUBT.min(self.leases.lasts)
+        VANISHED_WAIT.min(self.leases.lasts)
     }
 }
 
 impl LeaseFile {
-    pub(super) fn of(directory: Option<&StateDir>) -> Self {
+    pub(in crate::inventory) fn of(directory: Option<&StateDir>) -> Self {
         Self { path: directory.map(|directory| directory.path().join(LEASES)), ..Self::default() }
     }
 

@@ -42,7 +42,7 @@ impl Origin {
 }
 
 /// A pause shorter than this belongs to the use before it: no collection takes an image that fast.
-pub(super) const GAP_MIN: Duration = Duration::from_mins(2);
+pub(in crate::inventory) const GAP_MIN: Duration = Duration::from_mins(2);
 
 /// How an image was used, as far as tells whether it will be again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ pub struct UseHistory {
 
 impl UseHistory {
     /// It was used again, so long after the use before it began.
-    pub(super) fn returned(&mut self, after: Duration) {
+    pub(in crate::inventory) fn returned(&mut self, after: Duration) {
         /// What the latest interval counts in the mean, in percent.
         const LATEST: u64 = 30;
         let mean = if self.returns == 0 { after.as_secs() } else { self.interval };

@@ -1,4 +1,4 @@
-//! Stories of images that come, are used, go and come back, told to the memory alone.
+//! Stories of images that come, are used, go and come back, reported to the memory alone.
 
 use super::*;
 use crate::{
@@ -15,7 +15,7 @@ fn at(minutes: u64) -> SystemTime {
 /// A node as the passes see it.
 #[derive(Default)]
 struct Node {
-    memory: Memory,
+    memory: UsageHistory,
     records: Records,
     images: BTreeMap<ImageKey, Image>,
 }
@@ -71,10 +71,10 @@ impl Node {
         }
         self.records = records;
         let images: Vec<Arc<Image>> = self.images.values().cloned().map(Arc::new).collect();
-        self.memory.absorb(&mut self.records, &uses, &images, now);
+        self.memory.apply(&mut self.records, &uses, &images, now);
     }
 
-    fn of(&self, name: &str) -> &Remembered {
+    fn of(&self, name: &str) -> &ImageUsage {
         &self.memory.images[&key(name)]
     }
 
@@ -83,7 +83,7 @@ impl Node {
         let pass = PassLine { at: Some(nanos(last_pass)), ..PassLine::default() };
         let batch = self.memory.batch(pass, true);
         let content = Content { pass: batch.pass, images: batch.images.into_iter().collect() };
-        self.memory = Memory { is_forgetful: self.memory.is_forgetful, ..Memory::default() };
+        self.memory = UsageHistory { is_forgetful: self.memory.is_forgetful, ..UsageHistory::default() };
         self.memory.restore(content);
         self.records = self.memory.records();
     }
@@ -94,8 +94,8 @@ fn the_container_that_follows_an_ensure_is_the_same_use() {
     let mut node = Node::default();
     node.has(&["app:1"]);
     node.pass(&[], at(0));
-    let told = Told { user: Some("default/web".to_owned()), pulled: None };
-    node.memory.used(&key("app:1"), told, at(1));
+    let reported = UseReport { user: Some("default/web".to_owned()), pulled: None };
+    node.memory.used(&key("app:1"), reported, at(1));
     node.pass(&[("app:1", true, 2)], at(5));
     assert_eq!(node.of("app:1").history.uses, 1);
     assert_eq!(node.of("app:1").user.as_deref(), Some("default/web"));
@@ -134,7 +134,7 @@ fn an_image_that_comes_back_keeps_its_history() {
     assert_eq!(node.of("app:1").gone, Some(at(120)));
     assert_eq!(node.memory.present().count(), 0);
     let pulled = PullCost { bytes: ByteSize(7), duration: Duration::from_secs(1), at: at(300) };
-    node.memory.used(&key("app:1"), Told { user: None, pulled: Some(pulled) }, at(300));
+    node.memory.used(&key("app:1"), UseReport { user: None, pulled: Some(pulled) }, at(300));
     node.has(&["app:1"]);
     node.pass(&[], at(301));
     let app = node.of("app:1");
@@ -255,7 +255,7 @@ fn images_that_a_runtime_forgot_to_list_are_as_old_as_before() {
 #[test]
 fn no_image_is_forgotten_because_a_runtime_lists_none() {
     let mut node = Node::default();
-    let names: Vec<String> = (0..GHOSTS_MAX + 50).map(|number| format!("app:{number}")).collect();
+    let names: Vec<String> = (0..REMOVED_IMAGES_MAX + 50).map(|number| format!("app:{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     node.has(&names);
     node.pass(&[], at(0));
@@ -264,7 +264,7 @@ fn no_image_is_forgotten_because_a_runtime_lists_none() {
     node.pass(&[], at(10));
     node.has(&names);
     node.pass(&[], at(15));
-    assert_eq!(node.memory.present().count(), GHOSTS_MAX + 50);
+    assert_eq!(node.memory.present().count(), REMOVED_IMAGES_MAX + 50);
     assert!(node.records.values().all(|record| record.first_seen == Some(at(0))));
 }
 
@@ -296,23 +296,23 @@ fn the_names_of_repositories_are_cut_where_the_tag_begins() {
 fn what_is_remembered_has_bounds() {
     let mut node = Node::default();
     for number in 0..PENDING_MAX + 10 {
-        node.memory.used(&key(&format!("never:{number}")), Told::default(), at(0));
+        node.memory.used(&key(&format!("never:{number}")), UseReport::default(), at(0));
     }
     assert_eq!(node.memory.pending.len(), PENDING_MAX);
-    let names: Vec<String> = (0..GHOSTS_MAX + 50).map(|number| format!("ci:{number}")).collect();
+    let names: Vec<String> = (0..REMOVED_IMAGES_MAX + 50).map(|number| format!("ci:{number}")).collect();
     node.has(&names.iter().map(String::as_str).collect::<Vec<_>>());
     node.pass(&[], at(20));
     node.memory.batch(PassLine::default(), true);
     assert!(node.memory.pending.is_empty(), "waited for long enough");
     node.has(&["ci:none"]);
     node.pass(&[], at(40));
-    assert_eq!(node.memory.images.len(), GHOSTS_MAX + 1);
+    assert_eq!(node.memory.images.len(), REMOVED_IMAGES_MAX + 1);
     assert_eq!(node.memory.batch(PassLine::default(), false).forgotten.len(), 50);
-    node.pass(&[], at(40) + GHOST_AGE_MAX + HOUR);
+    node.pass(&[], at(40) + REMOVED_AGE_MAX + HOUR);
     assert_eq!(node.memory.images.len(), 1);
-    let told = Told { user: Some("x".repeat(USER_LENGTH_MAX + 1)), pulled: None };
-    node.memory.used(&key("a:1"), told, at(0));
-    assert_eq!(node.memory.pending[&key("a:1")].told.user, None);
+    let reported = UseReport { user: Some("x".repeat(USER_LENGTH_MAX + 1)), pulled: None };
+    node.memory.used(&key("a:1"), reported, at(0));
+    assert_eq!(node.memory.pending[&key("a:1")].reported.user, None);
 }
 
 #[test]

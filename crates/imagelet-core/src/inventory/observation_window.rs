@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime};
 /// How long nobody may have looked before uses could have been missed: a few of the five-minute passes.
 pub const WATCH_GAP_MAX: Duration = Duration::from_hours(1);
 /// How long an empty list of containers is doubted after a list with some: longer than a runtime takes to restart.
-pub(super) const VANISHED_DOUBT: Duration = Duration::from_mins(1);
+pub(super) const VANISHED_WAIT: Duration = Duration::from_mins(1);
 
 /// How far the observations can be trusted.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Watch {
+pub(super) struct ObservationWindow {
     /// Since when images were watched without a long gap.
     pub(super) since: Option<SystemTime>,
     pub(super) last_pass: Option<SystemTime>,
@@ -19,7 +19,7 @@ pub(super) struct Watch {
     pub(super) vanished_at: Option<SystemTime>,
 }
 
-impl Watch {
+impl ObservationWindow {
     /// A pass found so many containers.
     pub(super) fn advance(&mut self, containers: usize, now: SystemTime) {
         let gap = self.last_pass.map(|last| now.duration_since(last).unwrap_or_default());
@@ -29,7 +29,7 @@ impl Watch {
         self.vanished_at = match self.vanished_at {
             _ if containers > 0 => None,
             None if self.containers > 0 => Some(now),
-            Some(vanished) if now.duration_since(vanished).unwrap_or_default() >= VANISHED_DOUBT => None,
+            Some(vanished) if now.duration_since(vanished).unwrap_or_default() >= VANISHED_WAIT => None,
             other => other,
         };
         self.last_pass = Some(now);

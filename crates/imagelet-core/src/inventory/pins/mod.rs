@@ -1,12 +1,14 @@
 //! Which images an operator wants kept: references, globs, ids.
 
+pub(in crate::inventory) mod change;
+
 use std::str::FromStr;
 
-use super::names::{bare_id, is_id_prefix};
 use crate::image::{GLOB_LENGTH_MAX, Glob, Image, Reference};
+use crate::inventory::reference_match::{bare_id, is_id_prefix};
 
 /// Most patterns kept; far above what a person writes, and each refresh looks at each.
-pub(super) const PATTERNS_MAX: usize = 10_000;
+pub(in crate::inventory) const PATTERNS_MAX: usize = 10_000;
 
 /// Why a text is no pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -7,6 +7,9 @@
 //! Another process may write too, as a command does beside a daemon. Whoever finds the file longer, shorter or another than
 //! it left it takes in what is there before it writes.
 
+pub(in crate::inventory) mod files;
+pub(in crate::inventory) mod flush;
+
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -17,11 +20,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    files::{FILE_SIZE_MAX, LEDGER, LEDGER_1, StateDir, nanos, time},
-    history::{Origin, PullCost, UseHistory},
-    memory::Remembered,
-    steady::Anchor,
+use crate::inventory::{
+    boot_clock::Anchor,
+    ledger::files::{FILE_SIZE_MAX, LEDGER, LEDGER_1, StateDir, nanos, time},
+    usage_history::ImageUsage,
+    usage_history::use_history::{Origin, PullCost, UseHistory},
 };
 use crate::{
     failpoint::Step,
@@ -41,33 +44,33 @@ const ASIDE_MAX: usize = 3;
 
 /// All that a ledger holds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Content {
-    pub(super) pass: PassLine,
-    pub(super) images: BTreeMap<ImageKey, Remembered>,
+pub(in crate::inventory) struct Content {
+    pub(in crate::inventory) pass: PassLine,
+    pub(in crate::inventory) images: BTreeMap<ImageKey, ImageUsage>,
 }
 
 /// What one flush writes.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(in crate::inventory) struct Batch {
     /// Everything there is, not only what changed.
-    pub(super) is_whole: bool,
-    pub(super) pass: PassLine,
-    pub(super) images: Vec<(ImageKey, Remembered)>,
-    pub(super) forgotten: Vec<ImageKey>,
+    pub(in crate::inventory) is_whole: bool,
+    pub(in crate::inventory) pass: PassLine,
+    pub(in crate::inventory) images: Vec<(ImageKey, ImageUsage)>,
+    pub(in crate::inventory) forgotten: Vec<ImageKey>,
 }
 
 /// The last pass. Times are nanoseconds of the steady time since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct PassLine {
+pub(in crate::inventory) struct PassLine {
     /// Since when images were watched without a long gap.
-    pub(super) since: Option<u64>,
+    pub(in crate::inventory) since: Option<u64>,
     /// When it was.
-    pub(super) at: Option<u64>,
+    pub(in crate::inventory) at: Option<u64>,
     /// How many containers it saw.
-    pub(super) containers: usize,
+    pub(in crate::inventory) containers: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) anchor: Option<Anchor>,
+    pub(in crate::inventory) anchor: Option<Anchor>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -136,7 +139,7 @@ struct FirstLine {
 
 /// Who writes the file, and what it last left there.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(in crate::inventory) struct Writer {
     directory: StateDir,
     /// `None`: the next write replaces the file.
     left: Option<Left>,
@@ -153,25 +156,25 @@ struct Left {
 }
 
 /// The right to write, and what has to be known for it.
-pub(super) struct Turn<'a> {
+pub(in crate::inventory) struct Turn<'a> {
     writer: &'a mut Writer,
     _lock: File,
     /// What another process left there since this one looked.
-    pub(super) others: Option<Content>,
+    pub(in crate::inventory) others: Option<Content>,
     /// The file has to be written whole.
-    pub(super) wants_whole: bool,
+    pub(in crate::inventory) wants_whole: bool,
 }
 
 impl Writer {
     /// Reads what is there.
-    pub(super) fn open(directory: StateDir) -> io::Result<(Self, Content)> {
+    pub(in crate::inventory) fn open(directory: StateDir) -> io::Result<(Self, Content)> {
         let mut writer = Self { directory, left: None, is_damaged: false };
         let content = writer.read()?;
         Ok((writer, content))
     }
 
     /// Keeps others from writing until the turn is dropped. `None`: nothing can be kept here.
-    pub(super) fn turn(&mut self) -> io::Result<Option<Turn<'_>>> {
+    pub(in crate::inventory) fn turn(&mut self) -> io::Result<Option<Turn<'_>>> {
         if self.directory.is_read_only() {
             return Ok(None);
         }
@@ -218,7 +221,7 @@ impl Writer {
                 Ok(Content::default())
             }
             Err(why) => {
-                let aside = super::files::set_aside(&path)?;
+                let aside = crate::inventory::ledger::files::set_aside(&path)?;
                 let (path, aside) = (path.display(), aside.display());
                 tracing::error!(%path, %aside, why, "set a file that is no ledger aside; starting without");
                 Ok(Content::default())
@@ -230,11 +233,11 @@ impl Writer {
         let file: FirstFile = self.directory.read(LEDGER_1)?;
         let images = file.images.into_iter().take(IMAGES_MAX).map(|(key, line)| {
             let history = UseHistory { uses: u64::from(line.last_used.is_some()), ..UseHistory::default() };
-            let remembered = Remembered {
+            let remembered = ImageUsage {
                 first_seen: line.first_seen.map(time),
                 last_used: line.last_used.map(time),
                 history,
-                ..Remembered::default()
+                ..ImageUsage::default()
             };
             (ImageKey::parse(&key), remembered)
         });
@@ -246,7 +249,7 @@ impl Writer {
 
 impl Turn<'_> {
     /// Writes a batch; on disk when this returns.
-    pub(super) fn write(mut self, batch: &Batch) -> io::Result<()> {
+    pub(in crate::inventory) fn write(mut self, batch: &Batch) -> io::Result<()> {
         let text = lines(batch)?;
         let written =
             if batch.is_whole || self.writer.left.is_none() { self.replace(&text) } else { self.append(&text) };
@@ -383,7 +386,7 @@ impl Content {
 }
 
 impl ImageLine {
-    fn of(key: &ImageKey, remembered: &Remembered) -> Self {
+    fn of(key: &ImageKey, remembered: &ImageUsage) -> Self {
         let pulled = remembered.pulled.map(|cost| PullLine {
             bytes: cost.bytes.0,
             nanos: u64::try_from(cost.duration.as_nanos()).unwrap_or(u64::MAX),
@@ -404,7 +407,7 @@ impl ImageLine {
     }
 }
 
-impl From<ImageLine> for Remembered {
+impl From<ImageLine> for ImageUsage {
     fn from(line: ImageLine) -> Self {
         let pulled = line.pulled.map(|cost| PullCost {
             bytes: ByteSize(cost.bytes),
@@ -427,9 +430,7 @@ impl From<ImageLine> for Remembered {
 }
 
 #[cfg(test)]
-#[path = "ledger_tests.rs"]
 mod tests;
 
 #[cfg(test)]
-#[path = "crash_tests.rs"]
 mod crash_tests;

@@ -5,12 +5,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{Memory, Remembered};
+use crate::inventory::usage_history::{ImageUsage, UsageHistory};
 use crate::{
     image::{ImageId, ImageKey},
     inventory::{
         detect::{Record, Records},
-        history::Origin,
+        usage_history::use_history::Origin,
     },
 };
 
@@ -23,7 +23,7 @@ const RETURNED_MIN: usize = 2;
 /// So many percent of all have to come back at once. Who wiped a store and fills it again has few of them at first.
 const RETURNED_PERCENT: usize = 90;
 
-impl Memory {
+impl UsageHistory {
     /// Another manager of this node has the image on record, since that time; without one it says only whose it is.
     pub(in crate::inventory) fn adopt(&mut self, id: &ImageId, since: Option<SystemTime>) {
         if self.adopted.len() < ADOPTED_MAX {
@@ -37,7 +37,7 @@ impl Memory {
     }
 
     /// A pass begins, which found these images.
-    pub(super) fn begin_pass(&mut self, records: &Records, now: SystemTime) {
+    pub(in crate::inventory) fn begin_pass(&mut self, records: &Records, now: SystemTime) {
         self.returning = None;
         if records.is_empty() {
             if self.present().next().is_some() {
@@ -56,17 +56,17 @@ impl Memory {
     }
 
     /// After a restart: a list without any image may have been the last one.
-    pub(super) fn resume_unlisted(&mut self) {
+    pub(in crate::inventory) fn resume_unlisted(&mut self) {
         if self.present().next().is_none() {
             self.unlisted = self.images.values().filter_map(|remembered| remembered.gone).max();
         }
     }
 
     /// An image is there that was gone since then.
-    pub(super) fn come_back(
+    pub(in crate::inventory) fn come_back(
         &mut self,
         key: &ImageKey,
-        remembered: &mut Remembered,
+        remembered: &mut ImageUsage,
         record: &mut Record,
         gone: SystemTime,
     ) {
@@ -89,10 +89,10 @@ impl Memory {
     }
 
     /// An image is there that was not: another manager may know it.
-    pub(super) fn take_over(
+    pub(in crate::inventory) fn take_over(
         &mut self,
         key: &ImageKey,
-        remembered: &mut Remembered,
+        remembered: &mut ImageUsage,
         record: &mut Record,
         is_new: bool,
         now: SystemTime,
@@ -108,9 +108,9 @@ impl Memory {
     }
 }
 
-impl Remembered {
+impl ImageUsage {
     /// Another manager has it on record. True: that is news.
-    pub(super) fn adopt(&mut self) -> bool {
+    pub(in crate::inventory) fn adopt(&mut self) -> bool {
         let is_news = self.origin == Origin::Found;
         if is_news {
             self.origin = Origin::Adopted;

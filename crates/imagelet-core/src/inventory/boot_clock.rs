@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// The longest time off that counts: a clock that runs years ahead after a boot makes no image older than this.
 pub(super) const OFF_MAX: Duration = Duration::from_hours(7 * 24);
 /// How long after a boot the wall clock may still be put right.
-const SETTLED_AFTER: Duration = Duration::from_hours(1);
+const CORRECTED_UNTIL: Duration = Duration::from_hours(1);
 /// Corrections smaller than this are not worth a change.
 const CORRECTION_MIN: Duration = Duration::from_secs(10);
 /// Longest name of a boot; Linux writes a UUID.
@@ -77,8 +77,8 @@ pub(super) struct Before {
 
 /// What time it is, whatever the wall clock is set to.
 #[derive(Default)]
-pub(super) struct SteadyClock {
-    /// `None`: the times one is told are taken as they are.
+pub(super) struct AgeClock {
+    /// `None`: the times one is reported are taken as they are.
     ticking: Option<Ticking>,
 }
 
@@ -99,10 +99,10 @@ pub(super) struct Correction {
     pub(super) by: i128,
 }
 
-impl fmt::Debug for SteadyClock {
+impl fmt::Debug for AgeClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let boot = self.ticking.as_ref().map(|ticking| &ticking.boot);
-        f.debug_struct("SteadyClock").field("boot", &boot).finish_non_exhaustive()
+        f.debug_struct("AgeClock").field("boot", &boot).finish_non_exhaustive()
     }
 }
 
@@ -113,7 +113,7 @@ impl Correction {
     }
 }
 
-impl SteadyClock {
+impl AgeClock {
     /// Takes up the time where an anchor left it; the wall clock says `wall`.
     pub(super) fn start(clock: Box<dyn BootClock>, anchor: Option<&Anchor>, wall: SystemTime) -> Self {
         let (boot, uptime, wall) = (clock.boot(), nanos(clock.uptime()), since_epoch(wall));
@@ -137,7 +137,7 @@ impl SteadyClock {
         stamp(ticking.base + nanos(ticking.clock.uptime()))
     }
 
-    /// What to add to a steady time to tell it by the wall clock, given one moment told by both.
+    /// What to add to a steady time to tell it by the wall clock, given one moment reported by both.
     pub(super) fn shift(steady: SystemTime, wall: SystemTime) -> i128 {
         since_epoch(wall) - since_epoch(steady)
     }
@@ -146,7 +146,7 @@ impl SteadyClock {
     pub(super) fn correct(&mut self, wall: SystemTime) -> Option<Correction> {
         let ticking = self.ticking.as_mut()?;
         let uptime = ticking.clock.uptime();
-        let before = ticking.before.as_mut().filter(|_| uptime < SETTLED_AFTER)?;
+        let before = ticking.before.as_mut().filter(|_| uptime < CORRECTED_UNTIL)?;
         let off = off(since_epoch(wall) - nanos(uptime), before.wall);
         let by = i128::from(off) - i128::from(before.off);
         if by.unsigned_abs() < CORRECTION_MIN.as_nanos() {
@@ -241,7 +241,7 @@ pub(super) mod tests {
     #[test]
     fn no_setting_of_the_wall_clock_moves_the_steady_time() {
         let machine = Machine::default();
-        let mut clock = SteadyClock::start(machine.clock(), None, at(0));
+        let mut clock = AgeClock::start(machine.clock(), None, at(0));
         assert_eq!(clock.now(at(0)), at(0));
         machine.passes(Duration::from_hours(5));
         for wall in [at(5), at(5) + YEARS, at(5) - YEARS, SystemTime::UNIX_EPOCH] {
@@ -251,7 +251,7 @@ pub(super) mod tests {
         // A process that starts in the same boot goes on from there, by whichever wall clock.
         let anchor = clock.anchor(at(5) + YEARS).unwrap();
         machine.passes(Duration::from_hours(1));
-        let next = SteadyClock::start(machine.clock(), Some(&anchor), at(0) - YEARS);
+        let next = AgeClock::start(machine.clock(), Some(&anchor), at(0) - YEARS);
         assert_eq!(next.now(at(0)), at(6));
     }
 
@@ -259,11 +259,11 @@ pub(super) mod tests {
     fn a_boot_with_a_wrong_clock_is_put_right_when_the_clock_is() {
         let machine = Machine::default();
         machine.passes(Duration::from_hours(100));
-        let clock = SteadyClock::start(machine.clock(), None, at(0));
+        let clock = AgeClock::start(machine.clock(), None, at(0));
         let anchor = clock.anchor(at(0)).unwrap();
         machine.reboots();
         // Off for ten hours, and the clock battery is dead.
-        let mut clock = SteadyClock::start(machine.clock(), Some(&anchor), SystemTime::UNIX_EPOCH);
+        let mut clock = AgeClock::start(machine.clock(), Some(&anchor), SystemTime::UNIX_EPOCH);
         assert_eq!(clock.now(SystemTime::UNIX_EPOCH), at(0) + Duration::from_secs(20));
         let used = clock.now(SystemTime::UNIX_EPOCH);
         machine.passes(Duration::from_secs(30));
@@ -278,27 +278,27 @@ pub(super) mod tests {
     #[test]
     fn a_clock_years_ahead_after_a_boot_costs_at_most_a_week() {
         let machine = Machine::default();
-        let anchor = SteadyClock::start(machine.clock(), None, at(0)).anchor(at(0)).unwrap();
+        let anchor = AgeClock::start(machine.clock(), None, at(0)).anchor(at(0)).unwrap();
         machine.reboots();
-        let mut clock = SteadyClock::start(machine.clock(), Some(&anchor), at(1) + YEARS);
+        let mut clock = AgeClock::start(machine.clock(), Some(&anchor), at(1) + YEARS);
         assert!(clock.now(at(1) + YEARS) <= at(0) + OFF_MAX + Duration::from_secs(20));
         // Put right within the hour, nothing is left of it.
         let right = at(1) + Duration::from_secs(20);
         assert!(clock.correct(right).is_some());
         assert_eq!(clock.now(right), right);
         // Later it is a person who plays with the clock.
-        machine.passes(SETTLED_AFTER);
+        machine.passes(CORRECTED_UNTIL);
         assert_eq!(clock.correct(right + YEARS), None);
     }
 
     #[test]
     fn a_correction_survives_a_restart_within_the_boot() {
         let machine = Machine::default();
-        let anchor = SteadyClock::start(machine.clock(), None, at(0)).anchor(at(0)).unwrap();
+        let anchor = AgeClock::start(machine.clock(), None, at(0)).anchor(at(0)).unwrap();
         machine.reboots();
         let wrong = SystemTime::UNIX_EPOCH;
-        let anchor = SteadyClock::start(machine.clock(), Some(&anchor), wrong).anchor(wrong).unwrap();
-        let mut clock = SteadyClock::start(machine.clock(), Some(&anchor), wrong);
+        let anchor = AgeClock::start(machine.clock(), Some(&anchor), wrong).anchor(wrong).unwrap();
+        let mut clock = AgeClock::start(machine.clock(), Some(&anchor), wrong);
         let right = at(3) + Duration::from_secs(20);
         assert!(clock.correct(right).is_some());
         assert_eq!(clock.now(right), right);
@@ -306,7 +306,7 @@ pub(super) mod tests {
 
     #[test]
     fn without_a_boot_clock_the_caller_is_believed() {
-        let mut clock = SteadyClock::default();
+        let mut clock = AgeClock::default();
         assert_eq!((clock.now(at(3)), clock.correct(at(9)), clock.anchor(at(3))), (at(3), None, None));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! All times in here are steady ones.
 
-mod returned;
+mod reconcile;
+pub(in crate::inventory) mod use_history;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,20 +11,20 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{
-    detect::{Fresh, Records, Uses},
-    files::{nanos, time},
-    history::{GAP_MIN, Origin, PullCost, UseHistory},
-    ledger::{Batch, Content, PassLine},
-    steady::Correction,
-};
 use crate::image::{ByteSize, Image, ImageId, ImageKey};
+use crate::inventory::{
+    boot_clock::Correction,
+    detect::{Fresh, Records, Uses},
+    ledger::files::{nanos, time},
+    ledger::{Batch, Content, PassLine},
+    usage_history::use_history::{GAP_MIN, Origin, PullCost, UseHistory},
+};
 
 /// Most images that are remembered although they are gone; those that went first are forgotten first.
-pub(super) const GHOSTS_MAX: usize = 4096;
+pub(in crate::inventory) const REMOVED_IMAGES_MAX: usize = 4096;
 /// How long an image that is gone is remembered.
-const GHOST_AGE_MAX: Duration = Duration::from_hours(90 * 24);
-/// Most images that were told of and that no pass has seen yet.
+const REMOVED_AGE_MAX: Duration = Duration::from_hours(90 * 24);
+/// Most images that were reported of and that no pass has seen yet.
 const PENDING_MAX: usize = 1024;
 /// How long such a one is waited for, and how long the container that an `ensure` announces.
 const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
@@ -34,42 +35,42 @@ const USER_LENGTH_MAX: usize = 512;
 
 /// What is remembered of one image.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Remembered {
-    pub(super) first_seen: Option<SystemTime>,
-    pub(super) last_used: Option<SystemTime>,
+pub(in crate::inventory) struct ImageUsage {
+    pub(in crate::inventory) first_seen: Option<SystemTime>,
+    pub(in crate::inventory) last_used: Option<SystemTime>,
     /// When its last use began.
-    pub(super) begun: Option<SystemTime>,
+    pub(in crate::inventory) begun: Option<SystemTime>,
     /// The last pass saw it in use: its last use is as late as that pass, which is not written for each image.
-    pub(super) in_use: bool,
+    pub(in crate::inventory) in_use: bool,
     /// When it was found gone.
-    pub(super) gone: Option<SystemTime>,
-    pub(super) origin: Origin,
+    pub(in crate::inventory) gone: Option<SystemTime>,
+    pub(in crate::inventory) origin: Origin,
     /// `NAMESPACE/POD`.
-    pub(super) user: Option<String>,
-    pub(super) pulled: Option<PullCost>,
-    pub(super) history: UseHistory,
+    pub(in crate::inventory) user: Option<String>,
+    pub(in crate::inventory) pulled: Option<PullCost>,
+    pub(in crate::inventory) history: UseHistory,
     /// Uses that were announced and whose containers have not been seen yet.
-    pub(super) credits: u8,
+    pub(in crate::inventory) credits: u8,
 }
 
-/// An image handed out, as the ledger is told.
+/// An image handed out, as the ledger is reported.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Told {
-    pub(super) user: Option<String>,
-    pub(super) pulled: Option<PullCost>,
+pub(in crate::inventory) struct UseReport {
+    pub(in crate::inventory) user: Option<String>,
+    pub(in crate::inventory) pulled: Option<PullCost>,
 }
 
 #[derive(Debug)]
 struct Pending {
-    told: Told,
+    reported: UseReport,
     uses: u64,
     at: SystemTime,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Memory {
-    images: BTreeMap<ImageKey, Remembered>,
-    /// Told of before a pass saw them.
+pub(in crate::inventory) struct UsageHistory {
+    images: BTreeMap<ImageKey, ImageUsage>,
+    /// UseReport of before a pass saw them.
     pending: BTreeMap<ImageKey, Pending>,
     /// Images that another manager of the node has on record, and since when they are there, where that is known.
     adopted: HashMap<ImageId, Option<SystemTime>>,
@@ -77,10 +78,10 @@ pub(super) struct Memory {
     unlisted: Option<SystemTime>,
     /// Those that are gone since then were there all the time, as the pass under way finds.
     returning: Option<SystemTime>,
-    /// Images that are told to be older than the passes have seen them.
+    /// Images that are reported to be older than the passes have seen them.
     dated: Vec<ImageKey>,
     /// An image that comes back is new in all that is shown, as the kubelet has it.
-    pub(super) is_forgetful: bool,
+    pub(in crate::inventory) is_forgetful: bool,
     changed: BTreeSet<ImageKey>,
     forgotten: Vec<ImageKey>,
     everything_changed: bool,
@@ -88,9 +89,9 @@ pub(super) struct Memory {
     is_resumed: bool,
 }
 
-impl Memory {
+impl UsageHistory {
     /// Takes up what a file held.
-    pub(super) fn restore(&mut self, content: Content) {
+    pub(in crate::inventory) fn restore(&mut self, content: Content) {
         let last_pass = content.pass.at.map(time);
         self.is_resumed = true;
         self.images = content.images;
@@ -103,13 +104,13 @@ impl Memory {
     }
 
     /// Takes in what another process wrote meanwhile: the later, and the more, holds.
-    pub(super) fn merge(&mut self, others: Content) {
+    pub(in crate::inventory) fn merge(&mut self, others: Content) {
         let last_pass = others.pass.at.map(time);
         for (key, other) in others.images {
             let other_used = if other.in_use { other.last_used.max(last_pass) } else { other.last_used };
             let Some(ours) = self.images.get_mut(&key) else {
                 if other.gone.is_none() {
-                    self.images.insert(key, Remembered { last_used: other_used, ..other });
+                    self.images.insert(key, ImageUsage { last_used: other_used, ..other });
                 }
                 continue;
             };
@@ -128,11 +129,11 @@ impl Memory {
     }
 
     /// The records that the file's images make.
-    pub(super) fn records(&self) -> Records {
+    pub(in crate::inventory) fn records(&self) -> Records {
         let present = self.images.iter().filter(|(_, remembered)| remembered.gone.is_none());
         present
             .map(|(key, remembered)| {
-                let record = super::detect::Record {
+                let record = crate::inventory::detect::Record {
                     first_seen: remembered.first_seen,
                     last_used: remembered.last_used,
                     handler: key.handler().to_owned(),
@@ -145,46 +146,53 @@ impl Memory {
     }
 
     /// Somebody was handed an image: that is a use.
-    pub(super) fn used(&mut self, key: &ImageKey, told: Told, at: SystemTime) {
-        let Told { user, pulled } = told;
-        let told = Told { user: user.filter(|user| user.len() <= USER_LENGTH_MAX), pulled };
+    pub(in crate::inventory) fn used(&mut self, key: &ImageKey, reported: UseReport, at: SystemTime) {
+        let UseReport { user, pulled } = reported;
+        let reported = UseReport { user: user.filter(|user| user.len() <= USER_LENGTH_MAX), pulled };
         match self.images.get_mut(key) {
             Some(known) if known.gone.is_none() => {
-                known.take(told, 1, at);
+                known.take(reported, 1, at);
                 self.changed.insert(key.clone());
             }
             _ if self.pending.len() < PENDING_MAX || self.pending.contains_key(key) => {
-                let pending = self.pending.entry(key.clone()).or_insert(Pending { told: Told::default(), uses: 0, at });
+                let pending =
+                    self.pending.entry(key.clone()).or_insert(Pending { reported: UseReport::default(), uses: 0, at });
                 pending.at = pending.at.max(at);
                 pending.uses += 1;
-                pending.told.user = told.user.or(pending.told.user.take());
-                pending.told.pulled = told.pulled.or(pending.told.pulled);
+                pending.reported.user = reported.user.or(pending.reported.user.take());
+                pending.reported.pulled = reported.pulled.or(pending.reported.pulled);
             }
             _ => {}
         }
     }
 
     /// Nothing is remembered.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::inventory) fn is_empty(&self) -> bool {
         self.images.is_empty()
     }
 
     /// What is remembered of the images that are there, by key.
-    pub(super) fn present(&self) -> impl Iterator<Item = (&ImageKey, &Remembered)> {
+    pub(in crate::inventory) fn present(&self) -> impl Iterator<Item = (&ImageKey, &ImageUsage)> {
         self.images.iter().filter(|(_, remembered)| remembered.gone.is_none())
     }
 
     /// Takes a pass in, and puts what was known before into its records.
-    pub(super) fn absorb(&mut self, records: &mut Records, uses: &Uses, images: &[Arc<Image>], now: SystemTime) {
+    pub(in crate::inventory) fn apply(
+        &mut self,
+        records: &mut Records,
+        uses: &Uses,
+        images: &[Arc<Image>],
+        now: SystemTime,
+    ) {
         self.begin_pass(records, now);
-        let mut regroup = false;
+        let mut mark_superseded = false;
         let mut arrived = Vec::new();
         // All three are sorted by key: one walk over them.
         let mut known = self.images.iter_mut().peekable();
         let mut used = uses.by_image.keys().peekable();
         for (key, record) in records.iter_mut() {
             while let Some((gone, remembered)) = known.next_if(|(other, _)| *other < key) {
-                regroup |= remembered.leave(gone, now, &mut self.changed);
+                mark_superseded |= remembered.leave(gone, now, &mut self.changed);
             }
             if let Some((_, remembered)) = known.next_if(|(other, _)| *other == key) {
                 if remembered.gone.is_some() {
@@ -199,16 +207,16 @@ impl Memory {
                 let fresh = uses.fresh.get(key).map(Vec::as_slice).unwrap_or_default();
                 if remembered.meet(record, in_use, fresh, self.is_resumed, now) {
                     self.changed.insert(key.clone());
-                    regroup = true;
+                    mark_superseded = true;
                 }
             } else {
                 arrived.push(key.clone());
             }
         }
         for (gone, remembered) in known {
-            regroup |= remembered.leave(gone, now, &mut self.changed);
+            mark_superseded |= remembered.leave(gone, now, &mut self.changed);
         }
-        regroup |= !arrived.is_empty() || self.is_resumed;
+        mark_superseded |= !arrived.is_empty() || self.is_resumed;
         for key in arrived {
             if let Some(record) = records.get_mut(&key) {
                 self.arrive(key, record, uses, now);
@@ -217,14 +225,14 @@ impl Memory {
         self.is_resumed = false;
         self.adopted.clear();
         self.pending.retain(|_, pending| now.duration_since(pending.at).unwrap_or_default() < PENDING_AGE_MAX);
-        self.forget_ghosts(now);
-        if regroup {
-            self.regroup(images);
+        self.forget_removed(now);
+        if mark_superseded {
+            self.mark_superseded(images);
         }
     }
 
     /// An image is there that was not.
-    fn arrive(&mut self, key: ImageKey, record: &mut super::detect::Record, uses: &Uses, now: SystemTime) {
+    fn arrive(&mut self, key: ImageKey, record: &mut crate::inventory::detect::Record, uses: &Uses, now: SystemTime) {
         let mut remembered = self.images.remove(&key).unwrap_or_default();
         let gone = remembered.gone.take();
         if let Some(gone) = gone {
@@ -234,7 +242,7 @@ impl Memory {
         // Who is asked for an image may know its id alone.
         let by_id = ImageKey::new(key.id().clone(), String::new());
         if let Some(pending) = self.pending.remove(&key).or_else(|| self.pending.remove(&by_id)) {
-            remembered.take(pending.told, pending.uses, pending.at.min(now));
+            remembered.take(pending.reported, pending.uses, pending.at.min(now));
         }
         let in_use = uses.by_image.contains_key(&key);
         let fresh = uses.fresh.get(&key).map(Vec::as_slice).unwrap_or_default();
@@ -250,7 +258,7 @@ impl Memory {
     }
 
     /// Marks old versions: a newer image of the same repository is in use, and they were not asked for since it came.
-    fn regroup(&mut self, images: &[Arc<Image>]) {
+    fn mark_superseded(&mut self, images: &[Arc<Image>]) {
         let mut newest: HashMap<&str, SystemTime> = HashMap::new();
         for image in images {
             let Some(remembered) = self.images.get(&image.key()).filter(|it| it.history.uses > 0) else { continue };
@@ -272,16 +280,17 @@ impl Memory {
         }
     }
 
-    fn forget_ghosts(&mut self, now: SystemTime) {
+    fn forget_removed(&mut self, now: SystemTime) {
         let ghosts = self.images.iter().filter_map(|(key, remembered)| Some((remembered.gone?, key)));
         let mut ghosts: Vec<_> = ghosts.map(|(gone, key)| (gone, key.clone())).collect();
         if ghosts.is_empty() {
             return;
         }
         ghosts.sort_unstable();
-        let too_many = ghosts.len().saturating_sub(if self.unlisted.is_some() { UNLISTED_MAX } else { GHOSTS_MAX });
+        let too_many =
+            ghosts.len().saturating_sub(if self.unlisted.is_some() { UNLISTED_MAX } else { REMOVED_IMAGES_MAX });
         for (index, (gone, key)) in ghosts.into_iter().enumerate() {
-            if index < too_many || now.duration_since(gone).unwrap_or_default() > GHOST_AGE_MAX {
+            if index < too_many || now.duration_since(gone).unwrap_or_default() > REMOVED_AGE_MAX {
                 self.images.remove(&key);
                 self.changed.remove(&key);
                 self.forgotten.push(key);
@@ -290,12 +299,12 @@ impl Memory {
     }
 
     /// Nothing happened in the future.
-    pub(super) fn clamp(&mut self, now: SystemTime) {
+    pub(in crate::inventory) fn clamp(&mut self, now: SystemTime) {
         self.map_times(|time| time.min(now));
     }
 
     /// The time between two boots was not what it was thought to be.
-    pub(super) fn correct(&mut self, correction: Correction) {
+    pub(in crate::inventory) fn correct(&mut self, correction: Correction) {
         self.map_times(|time| correction.apply(time));
         self.everything_changed = true;
     }
@@ -315,24 +324,24 @@ impl Memory {
     }
 
     /// Whether images were handed out that no pass has listed yet.
-    pub(super) fn awaits_pass(&self) -> bool {
+    pub(in crate::inventory) fn awaits_pass(&self) -> bool {
         !self.pending.is_empty()
     }
 
     /// The next flush writes of it.
-    pub(super) fn change(&mut self, key: &ImageKey) {
+    pub(in crate::inventory) fn change(&mut self, key: &ImageKey) {
         if self.images.contains_key(key) {
             self.changed.insert(key.clone());
         }
     }
 
     /// Whether a flush would write of images.
-    pub(super) fn is_changed(&self) -> bool {
+    pub(in crate::inventory) fn is_changed(&self) -> bool {
         self.everything_changed || !self.changed.is_empty() || !self.forgotten.is_empty()
     }
 
-    /// What a flush has to write. After a failure everything has to be written: see [`Memory::keep`].
-    pub(super) fn batch(&mut self, pass: PassLine, is_whole: bool) -> Batch {
+    /// What a flush has to write. After a failure everything has to be written: see [`UsageHistory::keep`].
+    pub(in crate::inventory) fn batch(&mut self, pass: PassLine, is_whole: bool) -> Batch {
         let is_whole = is_whole || self.everything_changed;
         let images = if is_whole {
             self.images.iter().map(|(key, remembered)| (key.clone(), remembered.clone())).collect()
@@ -347,27 +356,27 @@ impl Memory {
     }
 
     /// A flush failed: the next one writes everything.
-    pub(super) fn keep(&mut self) {
+    pub(in crate::inventory) fn keep(&mut self) {
         self.everything_changed = true;
     }
 }
 
-impl Remembered {
+impl ImageUsage {
     /// Since when it is not used.
     fn idle_since(&self) -> Option<SystemTime> {
         self.last_used.or(self.first_seen)
     }
 
     /// Somebody was handed it.
-    fn take(&mut self, told: Told, uses: u64, at: SystemTime) {
-        if let Some(cost) = told.pulled {
+    fn take(&mut self, reported: UseReport, uses: u64, at: SystemTime) {
+        if let Some(cost) = reported.pulled {
             // One that found all layers here says nothing of what they cost.
             if cost.bytes > ByteSize::ZERO || self.pulled.is_none() {
                 self.pulled = Some(cost);
             }
             self.origin = Origin::Pulled;
         }
-        self.user = told.user.or(self.user.take());
+        self.user = reported.user.or(self.user.take());
         self.begin(uses, at);
         self.credits = self.credits.saturating_add(u8::try_from(uses).unwrap_or(u8::MAX));
     }
@@ -387,7 +396,7 @@ impl Remembered {
     /// A pass that listed it saw who uses it. True: worth writing.
     fn meet(
         &mut self,
-        record: &mut super::detect::Record,
+        record: &mut crate::inventory::detect::Record,
         in_use: bool,
         fresh: &[Fresh],
         is_resumed: bool,
@@ -461,10 +470,12 @@ fn repositories(image: &Image) -> impl Iterator<Item = &str> {
 }
 
 /// The line of a pass.
-pub(super) fn pass_line(watch: super::watch::Watch, anchor: Option<super::steady::Anchor>) -> PassLine {
+pub(in crate::inventory) fn pass_line(
+    watch: crate::inventory::observation_window::ObservationWindow,
+    anchor: Option<crate::inventory::boot_clock::Anchor>,
+) -> PassLine {
     PassLine { since: watch.since.map(nanos), at: watch.last_pass.map(nanos), containers: watch.containers, anchor }
 }
 
 #[cfg(test)]
-#[path = "memory_tests.rs"]
 mod tests;

@@ -10,12 +10,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{
-    FLUSH_EVERY, Inventory, State,
-    files::nanos,
-    flaws::{Flaw, Flaws},
+use crate::inventory::{
+    FLUSH_EVERY, Inventory, InventoryState,
+    ledger::files::nanos,
     ledger::{Content, PassLine},
-    memory::Remembered,
+    testing::Mutation,
+    usage_history::ImageUsage,
 };
 use crate::{
     image::{ImageId, ImageKey},
@@ -24,17 +24,17 @@ use crate::{
 
 /// What outlives a crash.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct InMemoryDisk {
     ledger: Mutex<(Option<SystemTime>, Content)>,
-    pub(super) leases: Mutex<BTreeMap<ImageId, SystemTime>>,
+    pub(in crate::inventory) leases: Mutex<BTreeMap<ImageId, SystemTime>>,
 }
 
 impl Inventory {
     /// What a process finds that starts after a crash of the one before.
-    pub(crate) fn recall(
+    pub(crate) fn from_disk(
         runtime: RuntimeManager,
-        memory: &Arc<Kept>,
-        flaw: Option<Flaw>,
+        memory: &Arc<InMemoryDisk>,
+        mutation: Option<Mutation>,
         lasts: Duration,
         now: SystemTime,
     ) -> Self {
@@ -42,7 +42,7 @@ impl Inventory {
         inventory.lease_file.memory = Some(Arc::clone(memory));
         {
             let mut state = inventory.lock();
-            state.flaws = Flaws::only(flaw);
+            state.mutation = mutation;
             let ledger = memory.ledger.lock().unwrap();
             if ledger.0.is_some() {
                 state.restore(ledger.1.clone());
@@ -60,7 +60,7 @@ impl Inventory {
         images: impl IntoIterator<Item = (ImageKey, SystemTime, Option<SystemTime>)>,
     ) -> Self {
         let remembered = |(key, first_seen, last_used)| {
-            (key, Remembered { first_seen: Some(first_seen), last_used, ..Remembered::default() })
+            (key, ImageUsage { first_seen: Some(first_seen), last_used, ..ImageUsage::default() })
         };
         let pass = PassLine { since: Some(nanos(since)), at: Some(nanos(now)), ..PassLine::default() };
         let images = images.into_iter().map(remembered).collect();
@@ -70,7 +70,7 @@ impl Inventory {
     }
 
     /// Keeps the ledger as a pass does that ended then.
-    pub(crate) fn remember(&self, memory: &Kept, now: SystemTime) {
+    pub(crate) fn remember(&self, memory: &InMemoryDisk, now: SystemTime) {
         let mut kept = memory.ledger.lock().unwrap();
         if kept.0.is_none_or(|last| now.duration_since(last).unwrap_or_default() >= FLUSH_EVERY) {
             let mut state = self.lock();
@@ -84,7 +84,7 @@ impl Inventory {
     pub(crate) fn digest(&self, mark: u64) -> u64 {
         let state = self.lock();
         let mut digest = Digest::default();
-        let State { records, touches, released, pins, mounts, watch, .. } = &*state;
+        let InventoryState { records, touches, released, pins, mounts, watch, .. } = &*state;
         // Writing to a hasher does not fail.
         let _ = write!(digest, "{records:?}{touches:?}{released:?}{pins:?}{mounts:?}{watch:?}");
         let _ = write!(digest, "{:?}", state.leases.digest(mark));
@@ -97,16 +97,16 @@ impl Inventory {
     }
 
     /// All of this that who asks for an image goes by.
-    pub(crate) fn digest_for_asker(&self, mark: u64) -> u64 {
+    pub(crate) fn digest_for_caller(&self, mark: u64) -> u64 {
         let mut digest = Digest::default();
         let _ = write!(digest, "{:?}", self.lock().leases.removals(mark));
         digest.0.finish()
     }
 
     /// All of this that a collection or a pass goes by and remembers, while it draws no snapshot.
-    pub(crate) fn digest_for_looker(&self) -> u64 {
+    pub(crate) fn digest_for_pass(&self) -> u64 {
         let mut digest = Digest::default();
-        let State { touches, pins, mounts, .. } = &*self.lock();
+        let InventoryState { touches, pins, mounts, .. } = &*self.lock();
         let _ = write!(digest, "{touches:?}{pins:?}{mounts:?}");
         digest.0.finish()
     }
@@ -122,7 +122,7 @@ impl Inventory {
     }
 }
 
-impl Kept {
+impl InMemoryDisk {
     /// Equal for memories that say the same.
     pub(crate) fn digest(&self) -> u64 {
         let mut digest = Digest::default();
@@ -151,8 +151,8 @@ pub(crate) async fn step() {
 struct Digest(DefaultHasher);
 
 impl Digest {
-    fn image(&mut self, key: &ImageKey, remembered: &Remembered) {
-        let Remembered { first_seen, last_used, in_use, gone, .. } = remembered;
+    fn image(&mut self, key: &ImageKey, remembered: &ImageUsage) {
+        let ImageUsage { first_seen, last_used, in_use, gone, .. } = remembered;
         let _ = write!(self, "{key}{first_seen:?}{last_used:?}{in_use}{gone:?}");
     }
 }

@@ -23,9 +23,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::failpoint::Step;
 
 /// A ledger of this size would list a quarter of a million images.
-pub(super) const FILE_SIZE_MAX: u64 = 64 << 20;
-pub(super) const LEDGER: &str = "ledger.log";
-pub(super) const LEDGER_1: &str = "ledger.json";
+pub(in crate::inventory) const FILE_SIZE_MAX: u64 = 64 << 20;
+pub(in crate::inventory) const LEDGER: &str = "ledger.log";
+pub(in crate::inventory) const LEDGER_1: &str = "ledger.json";
 const PINS: &str = "pins.json";
 const LOCK: &str = "pins.lock";
 
@@ -38,7 +38,7 @@ struct PinsFile {
 
 /// The directory of the files.
 #[derive(Clone, Debug)]
-pub(super) struct StateDir {
+pub(in crate::inventory) struct StateDir {
     path: PathBuf,
     /// Its file system takes no writes: what is there is looked at, what comes is not kept, pins cannot change.
     is_read_only: bool,
@@ -46,36 +46,36 @@ pub(super) struct StateDir {
 
 impl StateDir {
     /// Makes the directory if need be.
-    pub(super) fn open(directory: &Path) -> io::Result<Self> {
+    pub(in crate::inventory) fn open(directory: &Path) -> io::Result<Self> {
         crate::records::create_folder(directory)?;
         Ok(Self { path: directory.to_owned(), is_read_only: false })
     }
 
     /// One on a file system that takes no writes; it need not be there.
-    pub(super) fn open_read_only(directory: &Path) -> Self {
+    pub(in crate::inventory) fn open_read_only(directory: &Path) -> Self {
         Self { path: directory.to_owned(), is_read_only: true }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::inventory) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn is_read_only(&self) -> bool {
+    pub(in crate::inventory) fn is_read_only(&self) -> bool {
         self.is_read_only
     }
 
-    pub(super) fn read_pins(&self) -> io::Result<Vec<String>> {
+    pub(in crate::inventory) fn read_pins(&self) -> io::Result<Vec<String>> {
         self.read::<PinsFile>(PINS).map(|file| file.patterns)
     }
 
     /// The caller holds the lock, under which it read what it changed.
-    pub(super) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
+    pub(in crate::inventory) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
         let text = serde_json::to_vec(&PinsFile { version: 1, patterns }).map_err(io::Error::other)?;
         self.replace(PINS, &text).map(drop)
     }
 
     /// Keeps others, in this process or not, from writing here until dropped.
-    pub(super) fn lock(&self) -> io::Result<File> {
+    pub(in crate::inventory) fn lock(&self) -> io::Result<File> {
         if self.is_read_only {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
         }
@@ -85,7 +85,7 @@ impl StateDir {
     }
 
     /// An absent file is an empty one; a damaged one is set aside.
-    pub(super) fn read<T: DeserializeOwned + Default>(&self, name: &str) -> io::Result<T> {
+    pub(in crate::inventory) fn read<T: DeserializeOwned + Default>(&self, name: &str) -> io::Result<T> {
         let path = self.path.join(name);
         let mut text = Vec::new();
         match File::open(&path) {
@@ -111,7 +111,7 @@ impl StateDir {
     }
 
     /// Replaces a file whole; on disk when this returns. The caller holds the lock.
-    pub(super) fn replace(&self, name: &str, text: &[u8]) -> io::Result<File> {
+    pub(in crate::inventory) fn replace(&self, name: &str, text: &[u8]) -> io::Result<File> {
         // One name for all, under the lock: what a crash leaves is overwritten and does not add up.
         let beside = self.path.join(format!(".{name}.new"));
         let mut file = File::create(&beside)?;
@@ -132,7 +132,7 @@ impl StateDir {
     }
 
     /// Removes a file; absent is success.
-    pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+    pub(in crate::inventory) fn remove(&self, name: &str) -> io::Result<()> {
         match fs::remove_file(self.path.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -140,7 +140,7 @@ impl StateDir {
     }
 
     /// Keeps a second name of a damaged file that is about to be replaced, unless there are enough of them.
-    pub(super) fn keep_damaged(&self, name: &str, aside_max: usize) {
+    pub(in crate::inventory) fn keep_damaged(&self, name: &str, aside_max: usize) {
         let path = self.path.join(name);
         let prefix = format!("{name}.corrupt-");
         let is_aside = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&prefix);
@@ -154,18 +154,18 @@ impl StateDir {
 }
 
 /// Nanoseconds since 1970; times outside 1970 to 2554 become the nearest that fits.
-pub(super) fn nanos(time: SystemTime) -> u64 {
+pub(in crate::inventory) fn nanos(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The time of [`nanos`].
-pub(super) fn time(nanos: u64) -> SystemTime {
+pub(in crate::inventory) fn time(nanos: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
 }
 
 /// Renames a file so that nobody reads it again.
-pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
+pub(in crate::inventory) fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let aside = aside_name(path);
     fs::rename(path, &aside)?;
     Ok(aside)

@@ -8,13 +8,13 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    FLUSH_EVERY, Inventory, InventoryError, State,
-    ledger::{Batch, Writer},
-    memory::pass_line,
-    steady::{Anchor, BootClock, Linux, SteadyClock},
-};
 use crate::image::ImageId;
+use crate::inventory::{
+    FLUSH_EVERY, Inventory, InventoryError, InventoryState,
+    boot_clock::{AgeClock, Anchor, BootClock, Linux},
+    ledger::{Batch, Writer},
+    usage_history::pass_line,
+};
 
 /// How an inventory keeps its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,20 +31,20 @@ impl Inventory {
     #[must_use]
     pub fn with_memory(self, rules: MemoryRules) -> Self {
         if rules.is_steady {
-            self.steadied(Box::new(Linux), SystemTime::now());
+            self.with_clock(Box::new(Linux), SystemTime::now());
         }
         self.lock().memory.is_forgetful = rules.is_forgetful;
         self
     }
 
-    pub(super) fn steadied(&self, clock: Box<dyn BootClock>, wall: SystemTime) {
+    pub(in crate::inventory) fn with_clock(&self, clock: Box<dyn BootClock>, wall: SystemTime) {
         let mut state = self.lock();
-        state.clock = SteadyClock::start(clock, state.anchor.as_ref(), wall);
+        state.clock = AgeClock::start(clock, state.anchor.as_ref(), wall);
         let now = state.clock.now(wall);
-        state.shift = SteadyClock::shift(now, wall);
+        state.shift = AgeClock::shift(now, wall);
     }
 
-    /// Whether no ledger told of any image: the first start on this node, or all of it is lost.
+    /// Whether no ledger reported of any image: the first start on this node, or all of it is lost.
     pub fn remembers_nothing(&self) -> bool {
         self.lock().memory.is_empty()
     }
@@ -53,7 +53,7 @@ impl Inventory {
     /// did not know it yet. It counts with the next pass, and only where nothing better is known.
     pub fn adopt(&self, id: &ImageId, since: Option<SystemTime>) {
         let mut state = self.lock();
-        let since = since.map(|since| super::moved(since, -state.shift));
+        let since = since.map(|since| crate::inventory::moved(since, -state.shift));
         state.memory.adopt(id, since);
     }
 
@@ -86,7 +86,7 @@ impl Inventory {
 }
 
 /// The writer's lock is taken first, so that what is taken from the state is written in the order it was taken.
-fn flush(ledger: &Mutex<Writer>, state: &Mutex<State>) -> io::Result<()> {
+fn flush(ledger: &Mutex<Writer>, state: &Mutex<InventoryState>) -> io::Result<()> {
     let mut writer = held(ledger);
     if !held(state).dirty {
         return Ok(());
@@ -113,10 +113,10 @@ fn flush(ledger: &Mutex<Writer>, state: &Mutex<State>) -> io::Result<()> {
     })
 }
 
-impl State {
-    /// What the ledger has to be told. What is doubted is not told: a process that begins in the middle of a doubt doubts
+impl InventoryState {
+    /// What the ledger has to be reported. What is doubted is not reported: a process that begins in the middle of a doubt doubts
     /// from the beginning.
-    pub(super) fn batch(&mut self, anchor: Option<Anchor>, is_whole: bool) -> Batch {
+    pub(in crate::inventory) fn batch(&mut self, anchor: Option<Anchor>, is_whole: bool) -> Batch {
         let mut line = pass_line(self.watch, anchor);
         if self.watch.vanished_at.is_some() {
             line.containers = line.containers.max(1);

@@ -2,9 +2,11 @@
 //!
 //! A lease begins when an image is named to somebody who may start a container from it, and ends when its pod shows as
 //! many new containers of that image as it asked for, or when its time is up. Who asks without saying for which pod can
-//! not be told apart from others, so that such a lease runs its time: a container seen may be somebody else's.
+//! not be reported apart from others, so that such a lease runs its time: a container seen may be somebody else's.
 //! A removal and a lease never overlap: a removal that has begun makes the lease wait and look again, and a lease that
 //! is there makes the removal fail.
+
+pub(in crate::inventory) mod service;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -15,16 +17,16 @@ use crate::image::ImageId;
 
 /// Ended removals that are remembered; who looked before the oldest of them looks again.
 const ENDED_MAX: usize = 1024;
-/// Leases of one image that are told apart by pod; more than a node has pods share one.
+/// Leases of one image that are reported apart by pod; more than a node has pods share one.
 const PODS_MAX: usize = 1024;
 /// How much longer than it runs a lease counts after a restart, so that it is not written at each asking.
-pub(super) const AHEAD_MAX: Duration = Duration::from_secs(15);
+pub(in crate::inventory) const AHEAD_MAX: Duration = Duration::from_secs(15);
 
 /// All leases, holds and removals under way.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Leases {
+pub(in crate::inventory) struct Leases {
     /// How long one runs at most; zero: there are none.
-    pub(super) lasts: Duration,
+    pub(in crate::inventory) lasts: Duration,
     /// By image, whatever its handler, as a removal names the id alone; then by pod, the nameless one being nobody's.
     images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
     /// Who works with which image, by what they call their work.
@@ -48,13 +50,13 @@ pub(super) struct Leases {
 
 /// One asker's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Lease {
+pub(in crate::inventory) struct Lease {
     /// When its pod first asked: containers created after that are its.
-    pub(super) since: SystemTime,
+    pub(in crate::inventory) since: SystemTime,
     /// When it asked last: it runs from here.
-    pub(super) asked_at: SystemTime,
+    pub(in crate::inventory) asked_at: SystemTime,
     /// How often it asked and did not yet show a container for it.
-    pub(super) open: u32,
+    pub(in crate::inventory) open: u32,
 }
 
 /// Until when the disk has it that an image was asked for, and with which version of the leases it got that: by the last
@@ -82,11 +84,11 @@ impl Kept {
 
 /// How far the removals were when somebody looked for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Look(u64);
+pub(in crate::inventory) struct LookMark(u64);
 
 /// What keeps a removal from beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Obstacle {
+pub(in crate::inventory) enum Obstacle {
     /// Somebody works with it.
     Held(Vec<&'static str>),
     /// Somebody asked for it; the lease ends then at the latest.
@@ -97,12 +99,12 @@ pub(super) enum Obstacle {
 
 impl Leases {
     /// The mark to look with, taken before the store is asked.
-    pub(super) fn look(&self) -> Look {
-        Look(self.begun)
+    pub(in crate::inventory) fn look(&self) -> LookMark {
+        LookMark(self.begun)
     }
 
     /// Whether a removal of this image is under way or began after the look: what the store said is of no value then.
-    pub(super) fn is_overtaken(&self, id: &ImageId, look: Look) -> bool {
+    pub(in crate::inventory) fn is_overtaken(&self, id: &ImageId, look: LookMark) -> bool {
         if self.removing.contains(id) {
             return true;
         }
@@ -111,7 +113,7 @@ impl Leases {
     }
 
     /// Notes that this pod asked for this image and found it. Answers the version with which the disk has that.
-    pub(super) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) -> u64 {
+    pub(in crate::inventory) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) -> u64 {
         if self.lasts.is_zero() {
             return 0;
         }
@@ -130,7 +132,7 @@ impl Leases {
     }
 
     /// Notes that this pod has a container of this image that was not there at the last look.
-    pub(super) fn serve(&mut self, id: &ImageId, pod: &str, created_at: SystemTime) {
+    pub(in crate::inventory) fn serve(&mut self, id: &ImageId, pod: &str, created_at: SystemTime) {
         if pod.is_empty() {
             return;
         }
@@ -150,19 +152,19 @@ impl Leases {
 
     /// How many removals have begun.
     #[cfg(test)]
-    pub(super) fn begun(&self) -> u64 {
+    pub(in crate::inventory) fn begun(&self) -> u64 {
         self.begun
     }
 
     /// All that who began to look at this mark can learn from here.
     #[cfg(test)]
-    pub(super) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
+    pub(in crate::inventory) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
         (self.images.clone(), self.holds.clone(), self.all_until, self.removals(mark))
     }
 
     /// How far removals are, to who began to look at this mark.
     #[cfg(test)]
-    pub(super) fn removals(&self, mark: u64) -> impl std::fmt::Debug {
+    pub(in crate::inventory) fn removals(&self, mark: u64) -> impl std::fmt::Debug {
         let newer = self.ended.iter().filter(|(begun, _)| *begun > mark);
         let ended: Vec<_> = newer.map(|(begun, id)| (begun - mark, id.clone())).collect();
         let begun = if mark == u64::MAX { 0 } else { self.begun - mark };
@@ -171,32 +173,39 @@ impl Leases {
 
     /// Ends all leases of an image.
     #[cfg(test)]
-    pub(super) fn end(&mut self, id: &ImageId) {
+    pub(in crate::inventory) fn end(&mut self, id: &ImageId) {
         self.images.remove(id);
     }
 
     /// Takes all holds of an image away.
     #[cfg(test)]
-    pub(super) fn release_all(&mut self, id: &ImageId) {
+    pub(in crate::inventory) fn release_all(&mut self, id: &ImageId) {
         self.holds.remove(id);
     }
 
-    /// Takes the mark of a removal away that goes on.
+    /// Forgets that this image is or was being removed.
     #[cfg(test)]
-    pub(super) fn unmark(&mut self, id: &ImageId) {
+    pub(in crate::inventory) fn forget_removals(&mut self, id: &ImageId) {
+        self.removing.remove(id);
+        self.ended.clear();
+    }
+
+    /// Removes the mark of a removal that continues.
+    #[cfg(test)]
+    pub(in crate::inventory) fn unmark(&mut self, id: &ImageId) {
         self.removing.remove(id);
         self.begun -= 1;
     }
 
     /// When the last lease of this image ends, if it has one.
-    pub(super) fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
+    pub(in crate::inventory) fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {
         let of_pods = self.images.get(id).into_iter().flat_map(BTreeMap::values);
         let ends = of_pods.map(|lease| ends_at(lease, self.lasts)).max();
         ends.max(self.all_until).filter(|ends| *ends > now)
     }
 
     /// Forgets what has run out, and what begins in the future does so now: the clock was set back.
-    pub(super) fn tidy(&mut self, now: SystemTime) {
+    pub(in crate::inventory) fn tidy(&mut self, now: SystemTime) {
         let lasts = self.lasts;
         self.images.retain(|_, pods| {
             pods.retain(|_, lease| {
@@ -210,7 +219,7 @@ impl Leases {
     }
 
     /// Begins a removal, unless something stands against it.
-    pub(super) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), Obstacle> {
+    pub(in crate::inventory) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), Obstacle> {
         if let Some(works) = self.holds.get(id) {
             return Err(Obstacle::Held(works.clone()));
         }
@@ -221,7 +230,7 @@ impl Leases {
     }
 
     /// The same for a removal that somebody ordered: leases do not stand against it, holds do.
-    pub(super) fn begin_ordered_removal(&mut self, id: &ImageId) -> Result<(), Obstacle> {
+    pub(in crate::inventory) fn begin_ordered_removal(&mut self, id: &ImageId) -> Result<(), Obstacle> {
         if let Some(works) = self.holds.get(id) {
             return Err(Obstacle::Held(works.clone()));
         }
@@ -234,7 +243,7 @@ impl Leases {
     }
 
     /// Ends a removal, whether it removed anything or not.
-    pub(super) fn end_removal(&mut self, id: &ImageId) {
+    pub(in crate::inventory) fn end_removal(&mut self, id: &ImageId) {
         self.removing.remove(id);
         if self.ended.len() == ENDED_MAX {
             self.ended.pop_front();
@@ -245,27 +254,27 @@ impl Leases {
     }
 
     /// Whether this image is being removed right now.
-    pub(super) fn is_removing(&self, id: &ImageId) -> bool {
+    pub(in crate::inventory) fn is_removing(&self, id: &ImageId) -> bool {
         self.removing.contains(id)
     }
 
     /// Whether any is.
-    pub(super) fn is_removing_any(&self) -> bool {
+    pub(in crate::inventory) fn is_removing_any(&self) -> bool {
         !self.removing.is_empty()
     }
 
     /// Keeps all images from being removed until [`Self::resume`].
-    pub(super) fn pause(&mut self) {
+    pub(in crate::inventory) fn pause(&mut self) {
         self.pauses += 1;
     }
 
     /// Takes one [`Self::pause`] back.
-    pub(super) fn resume(&mut self) {
+    pub(in crate::inventory) fn resume(&mut self) {
         self.pauses = self.pauses.saturating_sub(1);
     }
 
     /// Keeps one image from being removed until [`Self::release`], unless it is being removed.
-    pub(super) fn hold(&mut self, id: &ImageId, work: &'static str) -> bool {
+    pub(in crate::inventory) fn hold(&mut self, id: &ImageId, work: &'static str) -> bool {
         if self.removing.contains(id) {
             return false;
         }
@@ -274,7 +283,7 @@ impl Leases {
     }
 
     /// Takes one [`Self::hold`] back.
-    pub(super) fn release(&mut self, id: &ImageId, work: &'static str) {
+    pub(in crate::inventory) fn release(&mut self, id: &ImageId, work: &'static str) {
         let Some(works) = self.holds.get_mut(id) else { return };
         if let Some(at) = works.iter().position(|held| *held == work) {
             works.swap_remove(at);
@@ -285,22 +294,22 @@ impl Leases {
     }
 
     /// Who works with this image.
-    pub(super) fn works(&self, id: &ImageId) -> &[&'static str] {
+    pub(in crate::inventory) fn works(&self, id: &ImageId) -> &[&'static str] {
         self.holds.get(id).map_or(&[], Vec::as_slice)
     }
 
     /// Pods that have asked for an image and not yet shown all containers for it.
-    pub(super) fn open_pods(&self) -> BTreeSet<&str> {
+    pub(in crate::inventory) fn open_pods(&self) -> BTreeSet<&str> {
         self.images.values().flat_map(BTreeMap::keys).map(String::as_str).filter(|pod| !pod.is_empty()).collect()
     }
 
     /// The number of the newest lease that the disk should have.
-    pub(super) fn version(&self) -> u64 {
+    pub(in crate::inventory) fn version(&self) -> u64 {
         self.version
     }
 
     /// What the disk shall have, a little ahead, so that who asks again and again writes now and then only.
-    pub(super) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
+    pub(in crate::inventory) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
         let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();
         let asked = self.images.iter().filter_map(|(id, pods)| Some((id.clone(), last(pods)? + ahead)));
         let due: BTreeMap<ImageId, SystemTime> = asked.collect();
@@ -317,7 +326,7 @@ impl Leases {
     ///
     /// A process writes a little ahead; what lies further in the future is a clock set back, and counts as asked for when
     /// it was first read.
-    pub(super) fn take_up(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime) {
+    pub(in crate::inventory) fn restore(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime) {
         let mut before = std::mem::take(&mut self.read);
         for (id, line) in found {
             let known = before.remove(&id).filter(|read| read.line == line);
@@ -334,7 +343,7 @@ impl Leases {
     }
 
     /// Takes each image for leased from now on, for as long as a lease runs.
-    pub(super) fn lease_all(&mut self, now: SystemTime) {
+    pub(in crate::inventory) fn lease_all(&mut self, now: SystemTime) {
         self.all_until = Some(now + self.lasts);
     }
 }
@@ -450,15 +459,15 @@ mod tests {
         assert_eq!(leases.version(), 1, "the disk has it");
         leases.lease(&id, "pod", at(16));
         assert_eq!(leases.version(), 2);
-        leases.take_up(kept.clone(), at(16));
+        leases.restore(kept.clone(), at(16));
         assert_eq!(leases.images[&id].len(), 1, "its own is not somebody else's");
 
         let mut restarted = Leases { lasts: MINUTE, ..Leases::default() };
-        restarted.take_up(kept.clone(), at(20));
+        restarted.restore(kept.clone(), at(20));
         restarted.serve(&id, "pod", at(21));
         assert_eq!(restarted.until(&id, at(22)), Some(at(75)));
         let mut late = Leases { lasts: MINUTE, ..Leases::default() };
-        late.take_up(kept, at(75));
+        late.restore(kept, at(75));
         assert!(late.images.is_empty());
     }
 
@@ -467,21 +476,21 @@ mod tests {
         let (mut leases, id) = leases();
         let found = || BTreeMap::from([(id.clone(), at(4_000_000_000))]);
         for now in [10, 20, 50, 80] {
-            leases.take_up(found(), at(now));
+            leases.restore(found(), at(now));
             leases.tidy(at(now));
             assert!(leases.until(&id, at(now)) <= Some(at(10) + AHEAD_MAX + MINUTE), "{now}");
         }
         assert!(leases.until(&id, at(80)).is_some());
-        leases.take_up(found(), at(90));
+        leases.restore(found(), at(90));
         assert_eq!(leases.begin_removal(&id, at(90)), Ok(()));
 
         // What another process writes ahead of its requests counts up to then.
         let (mut leases, _) = self::leases();
         for now in [10, 20, 30] {
-            leases.take_up(BTreeMap::from([(id.clone(), at(20))]), at(now));
+            leases.restore(BTreeMap::from([(id.clone(), at(20))]), at(now));
         }
         assert_eq!(leases.until(&id, at(30)), Some(at(80)));
-        leases.take_up(BTreeMap::from([(id.clone(), at(45))]), at(50));
+        leases.restore(BTreeMap::from([(id.clone(), at(45))]), at(50));
         assert_eq!(leases.until(&id, at(50)), Some(at(105)), "it asked again");
     }
 

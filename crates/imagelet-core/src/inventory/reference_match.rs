@@ -15,7 +15,7 @@ pub(super) const ID_PREFIX_MIN: usize = 12;
 
 /// What texts may be asked about, and which of the images each of them names.
 #[derive(Debug)]
-pub(super) struct Names<'a> {
+pub(super) struct ReferenceMatches<'a> {
     images: &'a [Arc<Image>],
     /// All spellings of each text, and by number what they name: indices of images, rising.
     spellings: HashMap<String, Vec<usize>>,
@@ -23,7 +23,7 @@ pub(super) struct Names<'a> {
     prefixes: HashMap<String, Vec<usize>>,
 }
 
-impl<'a> Names<'a> {
+impl<'a> ReferenceMatches<'a> {
     /// Looks for what these texts name.
     pub(super) fn of<'t>(images: &'a [Arc<Image>], texts: impl Iterator<Item = &'t str>) -> Self {
         let mut names = Self { images, spellings: HashMap::new(), prefixes: HashMap::new() };
@@ -66,7 +66,7 @@ impl<'a> Names<'a> {
                 [Some(tail), tail.strip_suffix(":latest")].into_iter().flatten().map(str::to_owned)
             })
             .collect();
-        let sieve = Sieve::of(self.spellings.keys().chain(&tails));
+        let sieve = BloomFilter::of(self.spellings.keys().chain(&tails));
         for (index, image) in self.images.iter().enumerate() {
             let mut note = |spelling: &str| {
                 if !sieve.may_have(spelling) {
@@ -114,9 +114,9 @@ impl<'a> Names<'a> {
 /// Lets all texts pass that are asked for, and few others: most names of a node are in no container, and to see that
 /// costs no more than to look at their last bytes.
 #[derive(Debug)]
-struct Sieve(Vec<u64>);
+struct BloomFilter(Vec<u64>);
 
-impl Sieve {
+impl BloomFilter {
     /// Bits, many for each text that a node asks for.
     const BITS: usize = 1 << 16;
 
@@ -203,7 +203,7 @@ mod tests {
     }
 
     fn found(images: &[Arc<Image>], text: &str) -> Vec<ImageKey> {
-        Names::of(images, [text].into_iter()).find(text)
+        ReferenceMatches::of(images, [text].into_iter()).find(text)
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
                     Arc::new(image(id, &tags, &digests))
                 })
                 .collect();
-            let names = Names::of(&images, texts.iter().map(String::as_str));
+            let names = ReferenceMatches::of(&images, texts.iter().map(String::as_str));
             for text in &texts {
                 prop_assert_eq!(names.find(text), plainly(&images, text), "{}", text);
             }

@@ -9,7 +9,7 @@ use std::{
 use super::*;
 use crate::{
     image::{ImageId, ImageKey},
-    inventory::{Clearance, Entry, Snapshot, Standing},
+    inventory::{Entry, RemovalBlocker, RemovalPermit, Snapshot},
     runtime::{ContainerState, RuntimeManager, Sandbox},
     testing::FakeRuntime,
 };
@@ -153,7 +153,7 @@ async fn a_sandbox_that_came_since_the_pass_keeps_its_image_from_being_removed()
     run(&fake, "web", true, PAUSE);
     let cleared = inventory.clear(&found, 0, seconds(1)).await.unwrap();
     let user = vec!["default/web (sandbox)".to_owned()];
-    assert!(matches!(cleared, Clearance::Kept(Standing::InUse(users)) if users == user));
+    assert!(matches!(cleared, RemovalPermit::Kept(RemovalBlocker::InUse(users)) if users == user));
     fake.fail("sandbox", RuntimeErrorKind::Unavailable, "down");
     assert!(inventory.clear(&found, 0, seconds(2)).await.is_err());
 }

@@ -2,11 +2,11 @@
 
 use std::{io, sync::Arc};
 
-use super::{
+use crate::image::Image;
+use crate::inventory::{
     Inventory, InventoryError, PinError,
     pins::{PATTERNS_MAX, PinPattern},
 };
-use crate::image::Image;
 
 impl Inventory {
     /// The patterns pinned by the operator, in the order they were pinned.
@@ -107,7 +107,7 @@ impl Inventory {
     }
 
     /// Takes up what another process has pinned; what is known stays when the file cannot be read.
-    pub(super) async fn reload_pins(&self) {
+    pub(in crate::inventory) async fn reload_pins(&self) {
         let Some(directory) = self.directory.clone() else { return };
         let path = directory.path().to_owned();
         let read = tokio::task::spawn_blocking(move || directory.read_pins()).await;
@@ -128,7 +128,7 @@ impl Inventory {
 }
 
 /// A pattern that a person wrote into the file and that is none is logged and passed over.
-pub(super) fn parse_patterns(texts: Vec<String>) -> Vec<PinPattern> {
+pub(in crate::inventory) fn parse_patterns(texts: Vec<String>) -> Vec<PinPattern> {
     let parse = |text: String| match text.parse() {
         Ok(pattern) => Some(pattern),
         Err(error) => {

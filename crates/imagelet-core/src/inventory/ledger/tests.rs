@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn remembered(number: u64) -> Remembered {
-    Remembered {
+fn remembered(number: u64) -> ImageUsage {
+    ImageUsage {
         first_seen: Some(time(1_000 + number)),
         last_used: number.is_multiple_of(2).then(|| time(2_000 + number)),
         begun: number.is_multiple_of(2).then(|| time(1_500 + number)),
@@ -21,7 +21,7 @@ fn remembered(number: u64) -> Remembered {
             at: time(1_400),
         }),
         history: UseHistory { uses: number, returns: 1, interval: 3600, ..UseHistory::default() },
-        ..Remembered::default()
+        ..ImageUsage::default()
     }
 }
 

@@ -2,20 +2,22 @@
 
 use std::{collections::BTreeSet, iter::Peekable, sync::Arc, time::SystemTime};
 
-use super::{
-    Entry, Flaw, LEASE_UNSEEN_MAX, PullCost, Snapshot, State,
-    detect::{DetectTimes, Record, Survey, Users, Uses, detect, in_order_of_keys, uses},
-    memory::Remembered,
-    steady::{SteadyClock, moved},
-};
 use crate::image::{Image, ImageKey};
+use crate::inventory::{
+    Entry, InventoryState, LEASE_UNSEEN_MAX, PullCost, Snapshot,
+    boot_clock::{AgeClock, moved},
+    detect::{DetectTimes, Record, Survey, Users, Uses, detect, in_order_of_keys, uses},
+    usage_history::ImageUsage,
+};
 
 /// A wall clock that went by so much less than the machine's, or more, was read late and not set.
 const SHIFT_MIN: i128 = 10_000_000;
 
-impl State {
+impl InventoryState {
     /// Takes a survey in; `asked_at` and `now` are the two clocks of `docs/spec/gc.md §5`.
-    pub(super) fn absorb(&mut self, mut survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
+    pub(super) fn apply(&mut self, mut survey: Survey, asked_at: SystemTime, now: SystemTime) -> Arc<Snapshot> {
+        #[cfg(test)]
+        self.mutate_before_pass();
         let wall = now;
         let now = self.steady(now);
         self.clamp(now, wall);
@@ -28,12 +30,12 @@ impl State {
         let uses = self.uses(&survey);
         self.watch.advance(survey.runtime_containers(), now);
         detect(&mut self.records, &survey, &uses.by_image, times);
-        self.memory.absorb(&mut self.records, &uses, &survey.images, now);
-        // A pull that nobody told of is none the safer for an image's age.
+        self.memory.apply(&mut self.records, &uses, &survey.images, now);
+        // A pull that nobody reported of is none the safer for an image's age.
         for key in self.memory.take_dated() {
             self.touches.insert(key, wall);
         }
-        self.settle(&survey, used_before, &uses.by_image, now, wall);
+        self.update_leases(&survey, used_before, &uses.by_image, now, wall);
         let snapshot = Arc::new(self.draw(survey.images.into_images(), &uses.by_image, now));
         self.mounts = survey.mounts;
         self.sandboxes.keep(survey.sandboxes, uses.sandboxes);
@@ -51,7 +53,7 @@ impl State {
     }
 
     /// What a pass leaves of who asked for images, and of those that were in use before.
-    fn settle(
+    fn update_leases(
         &mut self,
         survey: &Survey,
         used_before: BTreeSet<ImageKey>,
@@ -85,7 +87,7 @@ impl State {
             self.memory.correct(correction);
         }
         let steady = self.clock.now(wall);
-        let shift = SteadyClock::shift(steady, wall);
+        let shift = AgeClock::shift(steady, wall);
         if (shift - self.shift).abs() >= SHIFT_MIN {
             self.shift = shift;
         }
@@ -136,36 +138,36 @@ impl State {
     }
 
     fn snapshot_of(&self, entries: Vec<Arc<Entry>>, now: SystemTime) -> Snapshot {
-        let told = |time: SystemTime| moved(time, self.shift);
+        let reported = |time: SystemTime| moved(time, self.shift);
         Snapshot {
-            taken_at: told(now),
+            taken_at: reported(now),
             entries,
-            watched_since: told(self.watch.since.unwrap_or(now)),
+            watched_since: reported(self.watch.since.unwrap_or(now)),
             containers: self.watch.containers,
-            containers_vanished: self.watch.vanished_at.is_some() && !self.flaws.have(Flaw::EmptyListBelieved),
+            containers_vanished: self.watch.vanished_at.is_some(),
         }
     }
 
-    /// What is told of one image.
+    /// What is reported of one image.
     fn entry(
         &self,
         image: Arc<Image>,
         key: &ImageKey,
         record: Option<&Record>,
-        remembered: Option<&Remembered>,
+        remembered: Option<&ImageUsage>,
         users: Option<&Vec<String>>,
         now: SystemTime,
     ) -> Entry {
-        let told = |time: SystemTime| moved(time, self.shift);
+        let reported = |time: SystemTime| moved(time, self.shift);
         Entry {
-            first_seen: told(record.and_then(|record| record.first_seen).unwrap_or(now)),
-            last_used: record.and_then(|record| record.last_used).map(told),
+            first_seen: reported(record.and_then(|record| record.first_seen).unwrap_or(now)),
+            last_used: record.and_then(|record| record.last_used).map(reported),
             leased_at: self.leased_at(key),
-            leased_until: self.leases.until(key.id(), now).map(told),
-            released_at: self.released.get(key).copied().map(told),
+            leased_until: self.leases.until(key.id(), now).map(reported),
+            released_at: self.released.get(key).copied().map(reported),
             use_count: remembered.map_or(0, |it| it.history.uses),
             last_user: remembered.and_then(|it| it.user.clone()),
-            pulled: remembered.and_then(|it| it.pulled).map(|cost| PullCost { at: told(cost.at), ..cost }),
+            pulled: remembered.and_then(|it| it.pulled).map(|cost| PullCost { at: reported(cost.at), ..cost }),
             origin: remembered.map(|it| it.origin).unwrap_or_default(),
             history: remembered.map(|it| it.history.clone()).unwrap_or_default(),
             in_use_by: self.users_of(key.id(), users),
