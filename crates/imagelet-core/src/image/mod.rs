@@ -8,7 +8,6 @@ mod measure;
 mod pinned;
 mod platform;
 mod reference;
-mod shared;
 
 use std::cmp::Ordering;
 
@@ -20,7 +19,6 @@ pub use measure::{ByteSize, Percent, PercentError};
 pub use pinned::{PinnedNames, PinnedNamesError};
 pub use platform::{Platform, PlatformError};
 pub use reference::{Reference, ReferenceError, default_tag, shown_name, trim_tag_and_digest};
-pub use shared::SharedNames;
 
 /// What names an image in a request to a runtime, and what a runtime says it was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
