@@ -85,7 +85,7 @@ impl EventsRequest {
 /// A line of the stream.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
-pub(crate) enum Told {
+pub(crate) enum EventLine {
     /// Something happened.
     Event(Box<NodeEvent>),
     /// A pull is under way, or over.

@@ -21,7 +21,7 @@ mod types;
 mod v1;
 mod verify;
 
-pub(crate) use events::{EventsRequest, LayerProgress, NodeEvent, PullProgress, Told};
+pub(crate) use events::{EventLine, EventsRequest, LayerProgress, NodeEvent, PullProgress};
 pub(crate) use fields::{Hidden, moment};
 pub(crate) use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub(crate) use steps::{LayerSize, Step, Steps, no_steps, silences};

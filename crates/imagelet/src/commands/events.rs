@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    api::{EventsRequest, NodeEvent, Told},
+    api::{EventLine, EventsRequest, NodeEvent},
     cli::{EventsArgs, Format},
     failure::Failure,
     node::Node,
@@ -35,7 +35,7 @@ async fn recent(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     } else {
         let mut table = Table::new(["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"]);
         for entry in &printed {
-            if let Told::Event(event) = entry {
+            if let EventLine::Event(event) = entry {
                 table.row([
                     time(event),
                     event.kind.clone(),
@@ -59,13 +59,13 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let (gone, reader) = tokio::sync::watch::channel(None);
     // A daemon repeats events after its connection broke.
     let printed = Mutex::new(Printed::default());
-    let hear = |entry: Told| {
+    let hear = |entry: EventLine| {
         if printed.lock().unwrap_or_else(PoisonError::into_inner).is_again(&entry) {
             return;
         }
         let mut screen = screen.lock().unwrap_or_else(PoisonError::into_inner);
         let text = if is_document(format) { line(&entry, format) } else { plain(&entry) };
-        if let (Some(screen), Told::Progress(pull)) = (screen.as_mut(), &entry) {
+        if let (Some(screen), EventLine::Progress(pull)) = (screen.as_mut(), &entry) {
             screen.show(pull);
         }
         if text.is_empty() {
@@ -130,8 +130,8 @@ impl Printed {
     }
 
     /// Whether this was printed before.
-    fn is_again(&mut self, entry: &Told) -> bool {
-        let Told::Event(event) = entry else { return false };
+    fn is_again(&mut self, entry: &EventLine) -> bool {
+        let EventLine::Event(event) = entry else { return false };
         let is_again = event.at.is_some() && event.at <= self.before;
         if !is_again {
             self.last.clone_from(&event.at);
@@ -172,7 +172,7 @@ fn is_document(format: Format) -> bool {
 }
 
 /// One document a line, or one after `---`.
-fn line(entry: &Told, format: Format) -> Vec<u8> {
+fn line(entry: &EventLine, format: Format) -> Vec<u8> {
     if format == Format::Yaml {
         return serde_saphyr::to_string(entry).map(|text| format!("---\n{text}").into_bytes()).unwrap_or_default();
     }
@@ -182,15 +182,15 @@ fn line(entry: &Told, format: Format) -> Vec<u8> {
 }
 
 /// A line for people; nothing for what bars show.
-fn plain(entry: &Told) -> Vec<u8> {
+fn plain(entry: &EventLine) -> Vec<u8> {
     match entry {
-        Told::Event(event) => {
+        EventLine::Event(event) => {
             let (time, object) = (time(event), object(event));
             let message = printable(&event.message);
             format!("{time}  {:<7}  {:<18}  {object}  {message}\n", event.kind, event.reason).into_bytes()
         }
-        Told::Missed { count } => format!("-- {count} events were too quick for this reader --\n").into_bytes(),
-        Told::Progress(_) => Vec::new(),
+        EventLine::Missed { count } => format!("-- {count} events were too quick for this reader --\n").into_bytes(),
+        EventLine::Progress(_) => Vec::new(),
     }
 }
 
@@ -215,13 +215,13 @@ mod tests {
     fn events_from_before_a_reconnection_are_not_printed_again() {
         let at = |second: u8| {
             let at = Some(format!("2026-08-01T00:00:0{second}.000Z"));
-            Told::Event(Box::new(NodeEvent { at, ..NodeEvent::default() }))
+            EventLine::Event(Box::new(NodeEvent { at, ..NodeEvent::default() }))
         };
         let mut printed = Printed::default();
         assert!(!printed.is_again(&at(1)) && !printed.is_again(&at(2)) && !printed.is_again(&at(2)));
         printed.lost();
         assert!(printed.is_again(&at(1)) && printed.is_again(&at(2)));
-        assert!(!printed.is_again(&at(3)) && !printed.is_again(&Told::Missed { count: 1 }));
+        assert!(!printed.is_again(&at(3)) && !printed.is_again(&EventLine::Missed { count: 1 }));
     }
 
     #[test]
@@ -235,7 +235,7 @@ mod tests {
             pod: "web".into(),
             ..NodeEvent::default()
         };
-        let entry = Told::Event(Box::new(event));
+        let entry = EventLine::Event(Box::new(event));
         let text = String::from_utf8(plain(&entry)).expect("text");
         assert_eq!(text, "2026-08-01T00:00:00.000Z  Normal   Pulling             default/web  Pulling image \"a?\"\n");
         let document: serde_json::Value = serde_json::from_slice(&line(&entry, Format::Json)).expect("JSON");
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(object(&NodeEvent { node: true, ..NodeEvent::default() }), "node");
         assert_eq!(object(&NodeEvent::default()), "-");
         let missed: serde_json::Value =
-            serde_json::from_slice(&line(&Told::Missed { count: 3 }, Format::Json)).expect("JSON");
+            serde_json::from_slice(&line(&EventLine::Missed { count: 3 }, Format::Json)).expect("JSON");
         assert_eq!(missed, serde_json::json!({ "type": "missed", "count": 3 }));
         assert!(String::from_utf8(line(&entry, Format::Yaml)).expect("text").starts_with("---\ntype: event\n"));
     }

@@ -162,7 +162,9 @@ pub(super) async fn status(node: &Node, is_verbose: bool, format: Format) -> Res
             writeln!(out)?;
             let mut table = Table::plain();
             table.row(header);
-            rows.iter().for_each(|row| table.row(row));
+            for row in rows {
+                table.row(row);
+            }
             table.write(&mut out)
         };
         let pulls = status.pulls.iter().map(|pull| {

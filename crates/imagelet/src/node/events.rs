@@ -18,7 +18,7 @@ use tokio::{
 
 use super::local::LocalNode;
 use crate::{
-    api::{EventsRequest, NodeEvent, PullProgress, Replies, Told, moment},
+    api::{EventLine, EventsRequest, NodeEvent, PullProgress, Replies, moment},
     failure::Failure,
 };
 
@@ -36,7 +36,7 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
     let _follower = Follower::enter(&node.followers)?;
     let (kept, mut events) = node.parts.events.recent_and_follow();
     for recorded in kept {
-        if !pass(replies, &Told::Event(Box::new(row(recorded)))).await {
+        if !pass(replies, &EventLine::Event(Box::new(row(recorded)))).await {
             return Ok(());
         }
     }
@@ -54,8 +54,8 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
         let is_there = tokio::select! {
             biased;
             event = events.recv() => match event {
-                Ok(recorded) => pass(replies, &Told::Event(Box::new(row(recorded)))).await,
-                Err(RecvError::Lagged(count)) => pass(replies, &Told::Missed { count }).await,
+                Ok(recorded) => pass(replies, &EventLine::Event(Box::new(row(recorded)))).await,
+                Err(RecvError::Lagged(count)) => pass(replies, &EventLine::Missed { count }).await,
                 Err(RecvError::Closed) => return Ok(()),
             },
             () = looks.due() => looks.tell(node, replies).await,
@@ -67,8 +67,8 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
     }
 }
 
-async fn pass(replies: &Replies, told: &Told) -> bool {
-    replies.deliver(serde_json::to_vec(told).unwrap_or_default()).await
+async fn pass(replies: &Replies, line: &EventLine) -> bool {
+    replies.deliver(serde_json::to_vec(line).unwrap_or_default()).await
 }
 
 /// What a follower has seen of the pulls.
@@ -90,7 +90,7 @@ impl Looks {
         self.version = version;
         for mut pull in news.into_iter().chain(waiting(node)) {
             pull.bytes_estimated = estimated(node, &pull);
-            if !pass(replies, &Told::Progress(Box::new(pull))).await {
+            if !pass(replies, &EventLine::Progress(Box::new(pull))).await {
                 return false;
             }
         }

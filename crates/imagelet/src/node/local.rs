@@ -132,10 +132,10 @@ impl LocalNode {
         }
         self.flush_decisions().await;
         // Last, for it takes as long as the disk does, and may be cut short.
-        if let Some(engine) = &self.parts.engine {
-            if let Err(error) = engine.sync_background().await {
-                tracing::error!(error = error.chain(), "pulled images are not durable");
-            }
+        if let Some(engine) = &self.parts.engine
+            && let Err(error) = engine.sync_background().await
+        {
+            tracing::error!(error = error.chain(), "pulled images are not durable");
         }
     }
 

@@ -17,8 +17,8 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     api::{
-        CollectRequest, EventsRequest, Handler, InspectRequest, ListRequest, MountRequest, PinRequest, PinsRequest,
-        PodRequest, PullRequest, Refusal, RemoveRequest, Replies, StatusRequest, Steps, Told, UnmountRequest,
+        CollectRequest, EventLine, EventsRequest, Handler, InspectRequest, ListRequest, MountRequest, PinRequest,
+        PinsRequest, PodRequest, PullRequest, Refusal, RemoveRequest, Replies, StatusRequest, Steps, UnmountRequest,
         UnpinRequest, UntagRequest, UsageRequest, VerifyRequest,
     },
     failure::Failure,
@@ -51,7 +51,7 @@ impl Node {
     pub(crate) async fn follow(
         &self,
         asked: &EventsRequest,
-        hear: &(dyn Fn(Told) + Send + Sync),
+        hear: &(dyn Fn(EventLine) + Send + Sync),
         note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<(), Failure> {
         match self {

@@ -11,7 +11,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::command::{AnswerTime, Command};
 use crate::{
-    api::{BODY_BYTES_MAX, CallError, Client, EventsRequest, StatusRequest, Step, Steps, Told, Wait},
+    api::{BODY_BYTES_MAX, CallError, Client, EventLine, EventsRequest, StatusRequest, Step, Steps, Wait},
     config::GoDuration,
     failure::Failure,
 };
@@ -64,12 +64,12 @@ impl RemoteNode {
     pub(super) async fn follow(
         &self,
         asked: &EventsRequest,
-        hear: &(dyn Fn(Told) + Send + Sync),
+        hear: &(dyn Fn(EventLine) + Send + Sync),
         note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<(), Failure> {
         let told = |document: &[u8]| {
             // A later version may tell what this one does not know.
-            if let Ok(told) = serde_json::from_slice::<Told>(document) {
+            if let Ok(told) = serde_json::from_slice::<EventLine>(document) {
                 hear(told);
             }
         };

@@ -33,7 +33,7 @@ pub(crate) async fn pressure(node: &LocalNode, problems: &mut Vec<String>) -> Pr
         Err(error) => {
             problems.push(match error {
                 StatsError::Runtime(error) => error.chain(),
-                other => other.to_string(),
+                other @ StatsError::Other(_) => other.to_string(),
             });
             return Pressure::default();
         }

@@ -23,7 +23,7 @@ impl Command for UsageRequest {
     async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Usage, Failure> {
         let sizes = node.sizes().await?;
         let mut images = node.listed(false, &sizes).await?;
-        super::why::foretell_all(node, &mut images).await;
+        super::why::predict_all(node, &mut images).await;
         let filesystems = node.parts.runtime.filesystem().await?;
         let mountpoint = filesystems.images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
         let disk = disk_of(&mountpoint);

@@ -203,8 +203,9 @@ impl Command for WhyRequest {
             }
         };
         let is_listed = history.images.iter().any(|image| rows.iter().any(|row| is_of(row, &image.key)));
-        let foretold = if is_listed { foretell(node, &mut problems).await } else { Foretold::default() };
-        let mut images: Vec<WhyImage> = history.images.into_iter().map(|image| told(image, &rows, &foretold)).collect();
+        let predicted = if is_listed { predict(node, &mut problems).await } else { Prediction::default() };
+        let mut images: Vec<WhyImage> =
+            history.images.into_iter().map(|image| history_row(image, &rows, &predicted)).collect();
         if let Some(snapshot) = node.parts.inventory.snapshot() {
             images.iter_mut().filter(|image| image.now.is_some()).for_each(|image| image.remember(&snapshot));
         }
@@ -249,26 +250,26 @@ fn is_of(row: &ImageRow, key: &str) -> bool {
 
 /// What the next collection would do with all images.
 #[derive(Debug, Default)]
-struct Foretold {
+struct Prediction {
     /// By key; with each its place among those that would go.
     decisions: HashMap<ImageKey, (GcDecision, Option<usize>)>,
     frame: WhyNext,
 }
 
-async fn foretell(node: &LocalNode, problems: &mut Vec<String>) -> Foretold {
+async fn predict(node: &LocalNode, problems: &mut Vec<String>) -> Prediction {
     let settings = node.settings();
     let policy = match policy(&settings) {
         Ok(policy) => policy,
         Err(failure) => {
             problems.push(failure.to_string());
-            return Foretold::default();
+            return Prediction::default();
         }
     };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: true };
     // The log is for what collections do, not for who asks what one would.
     let planned = node.parts.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new());
     match planned.await {
-        Ok(report) => Foretold {
+        Ok(report) => Prediction {
             frame: WhyNext {
                 used_percent: Some(report.disk_before.used_percent()),
                 high_percent: policy.high().get(),
@@ -280,7 +281,7 @@ async fn foretell(node: &LocalNode, problems: &mut Vec<String>) -> Foretold {
         },
         Err(error) => {
             problems.push(Failure::because("could not plan the next collection", &error).to_string());
-            Foretold::default()
+            Prediction::default()
         }
     }
 }
@@ -291,31 +292,31 @@ fn placed((place, decision): (usize, GcDecision)) -> (ImageKey, (GcDecision, Opt
 }
 
 /// Notes at each image what the next collection would do with it.
-pub(crate) async fn foretell_all(node: &LocalNode, rows: &mut [ImageRow]) {
+pub(crate) async fn predict_all(node: &LocalNode, rows: &mut [ImageRow]) {
     let mut problems = Vec::new();
-    let foretold = foretell(node, &mut problems).await;
+    let predicted = predict(node, &mut problems).await;
     for problem in problems {
         tracing::warn!(problem, "could not tell what the next collection would do");
     }
     for row in rows {
         let key = ImageKey::new(ImageId::new(&row.id), row.runtime_handler.clone());
-        let Some((decision, place)) = foretold.decisions.get(&key) else { continue };
+        let Some((decision, place)) = predicted.decisions.get(&key) else { continue };
         let goes = place.is_some();
         row.next_code = Some(decision.reason.code().to_owned());
         row.next_reason = Some(format!("{}: {}", if goes { "goes" } else { "stays" }, decision.reason));
     }
 }
 
-fn told(image: ImageHistory, rows: &[ImageRow], foretold: &Foretold) -> WhyImage {
+fn history_row(image: ImageHistory, rows: &[ImageRow], predicted: &Prediction) -> WhyImage {
     let key = ImageKey::parse(&image.key);
     let now = rows.iter().find(|row| is_of(row, &image.key)).cloned();
-    let next = foretold.decisions.get(&key).map(|(decision, place)| WhyNext {
+    let next = predicted.decisions.get(&key).map(|(decision, place)| WhyNext {
         verdict: if place.is_some() { "remove" } else { "keep" }.into(),
         code: decision.reason.code().into(),
         inputs: decision.reason.inputs(),
         reason: decision.reason.to_string(),
         place: *place,
-        ..foretold.frame.clone()
+        ..predicted.frame.clone()
     });
     let mut names = now.as_ref().map(|row| row.names.clone()).unwrap_or_default();
     names.extend(image.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
