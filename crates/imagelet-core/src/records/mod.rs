@@ -146,10 +146,10 @@ impl PullRecords {
         let failed = |name| move |source| failed("read", name, source);
         Ok(Self {
             intents: open("pulling")
-                .and_then(|folder| CachedDir::open(folder, settings.intents_max, settings.stripes))
+                .map(|folder| CachedDir::open(folder, settings.intents_max, settings.stripes))
                 .map_err(failed("pulling"))?,
             records: open("pulled")
-                .and_then(|folder| CachedDir::open(folder, settings.records_max, settings.stripes))
+                .map(|folder| CachedDir::open(folder, settings.records_max, settings.stripes))
                 .map_err(failed("pulled"))?,
             settings: Some(settings),
             state: Mutex::default(),

@@ -30,10 +30,13 @@ pub(crate) struct PullSecretEntry {
     pub(super) missing: Vec<String>,
 }
 
-/// The answers to the last clients, by image. An answer holds as long as the very same secrets are shown.
+/// What was read by image, with the secrets it was read from.
+type EntryByImage = HashMap<Box<str>, (Vec<PullSecret>, Arc<PullSecretEntry>)>;
+
+/// What the last secrets held, by image. An entry holds as long as the very same secrets are shown.
 #[derive(Default)]
 pub(crate) struct PullSecretCache {
-    by_image: Mutex<HashMap<Box<str>, (Vec<PullSecret>, Arc<PullSecretEntry>)>>,
+    by_image: Mutex<EntryByImage>,
 }
 
 impl PullSecretCache {
@@ -65,7 +68,7 @@ impl PullSecretCache {
         Ok(entry)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, (Vec<PullSecret>, Arc<PullSecretEntry>)>> {
+    fn lock(&self) -> MutexGuard<'_, EntryByImage> {
         self.by_image.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

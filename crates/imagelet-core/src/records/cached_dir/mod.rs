@@ -50,13 +50,13 @@ pub(super) struct Listed<T> {
 
 impl<T: RecordFile> CachedDir<T> {
     /// Reads a folder, and rewrites what an older version wrote.
-    pub(super) fn open(folder: Folder, capacity: usize, stripes: i64) -> io::Result<Self> {
+    pub(super) fn open(folder: Folder, capacity: usize, stripes: i64) -> Self {
         let dir =
             Self { folder: Some(folder), locks: ShardedLocks::new(stripes), memory: Mutex::new(Memory::new(capacity)) };
         for failure in dir.list().failures {
             tracing::warn!(error = %failure, "a pull record is not understood; its image asks for credentials");
         }
-        Ok(dir)
+        dir
     }
 
     /// One that ends with the process.
