@@ -1,6 +1,6 @@
 //! Generates the committed wire types.
 //!
-//! `cargo xtask gen` writes them, `cargo xtask gen --check` fails where they are not what would be written. Nobody needs
+//! `cargo xtask gen` writes them, `cargo xtask gen --check` fails where they are not what would be written. No build needs
 //! `protoc`, and building the workspace generates nothing.
 
 use std::{
@@ -25,8 +25,8 @@ struct Interface {
     without_debug: &'static [&'static str],
     /// Long fields: one that is read is a part of what came, and not a copy.
     shared: &'static [&'static str],
-    /// What encodes and decodes in clients without a server; `None`: the stubs of both sides, with the usual one.
-    client_codec: Option<&'static str>,
+    /// Whether the stubs of client and server are wanted beside the messages.
+    stubs: bool,
 }
 
 const INTERFACES: [Interface; 3] = [
@@ -37,16 +37,16 @@ const INTERFACES: [Interface; 3] = [
         purpose: "The wire types and stubs of the Container Runtime Interface.",
         without_debug: &["runtime.v1.AuthConfig"],
         shared: &[],
-        client_codec: None,
+        stubs: true,
     },
     Interface {
         proto: "crates/imagelet-containerd/proto",
         package: None,
         module: "crates/imagelet-containerd/src/v1.rs",
-        purpose: "The wire types and client stubs of containerd's own interface.",
+        purpose: "The wire types of containerd's own interface.",
         without_debug: &[],
         shared: &[],
-        client_codec: Some("crate::bounded::BoundedCodec"),
+        stubs: false,
     },
     Interface {
         proto: "crates/imagelet/proto/imagelet.proto",
@@ -55,7 +55,7 @@ const INTERFACES: [Interface; 3] = [
         purpose: "The wire types and stubs of the daemon's own interface.",
         without_debug: &[],
         shared: &[".imagelet.v1.CallReply.result"],
-        client_codec: None,
+        stubs: true,
     },
 ];
 
@@ -96,11 +96,9 @@ fn generate(interface: &Interface) -> Result<String> {
         .emit_rerun_if_changed(false)
         // Sorted, so that equal messages have equal bytes.
         .btree_map(".")
+        .build_client(interface.stubs)
+        .build_server(interface.stubs)
         .skip_debug(interface.without_debug);
-    let builder = match interface.client_codec {
-        Some(codec) => builder.build_server(false).codec_path(codec),
-        None => builder,
-    };
     let builder = interface.shared.iter().fold(builder, tonic_prost_build::Builder::bytes);
     builder.compile_fds(descriptors).with_context(|| format!("cannot generate `{}`", interface.module))?;
     let code = match interface.package {
@@ -181,7 +179,7 @@ impl OutFolder {
 
 impl Drop for OutFolder {
     fn drop(&mut self) {
-        // What is left behind in the temporary folder harms nobody.
+        // A file left in the temporary folder does no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

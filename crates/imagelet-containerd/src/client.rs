@@ -12,12 +12,13 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     sync::mpsc,
 };
-use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
-use tonic::transport::Channel;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{client::Grpc, transport::Channel};
 
 use crate::{
-    ContainerdError, ContainerdRefusal, LeaseId, MESSAGE_BYTES_MAX,
-    connection::{CALL_MAX, Connection, TREE_CALL_MAX},
+    ContainerdError, ContainerdRefusal, LeaseId,
+    bounded::BoundedCodec,
+    connection::{CALL_MAX, Connection, TREE_CALL_MAX, path},
     v1::containerd::{
         services::{
             content::v1 as content, images::v1 as images, introspection::v1 as introspection, leases::v1 as leases,
@@ -36,7 +37,7 @@ pub use snapshots::Kind as SnapshotKind;
 
 /// What a lease can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hold<'a> {
+pub enum LeasedResource<'a> {
     /// A snapshot with all below it.
     Snapshot {
         /// Whose.
@@ -70,45 +71,35 @@ impl ContainerdClient {
     pub(crate) fn within(&self, namespace: &str) -> Result<Self, ContainerdError> {
         let connection = self.connection.within(namespace);
         let connection =
-            connection.ok_or_else(|| self.odd("Namespaces.List", namespace, "no namespace has such a name"));
+            connection.ok_or_else(|| self.unexpected("Namespaces.List", namespace, "no namespace has such a name"));
         Ok(Self { connection: connection? })
     }
 
     /// An answer that no containerd gives.
-    pub(crate) fn odd(&self, call: &str, subject: &str, why: impl Into<String>) -> ContainerdError {
-        self.connection.odd(call, subject, why)
+    pub(crate) fn unexpected(&self, call: &str, subject: &str, why: impl Into<String>) -> ContainerdError {
+        self.connection.unexpected(call, subject, why)
     }
 
     /// The names of all namespaces.
     pub async fn namespaces(&self) -> Result<Vec<String>, ContainerdError> {
         let message = namespaces::ListNamespacesRequest::default();
-        let listed = self.connection.call(("Namespaces.List", ""), CALL_MAX, message, async |request| {
-            let mut stub = namespaces::namespaces_client::NamespacesClient::new(self.connection.channel())
-                .max_decoding_message_size(MESSAGE_BYTES_MAX);
-            stub.list(request).await
-        });
-        Ok(listed.await?.namespaces.into_iter().map(|namespace| namespace.name).collect())
+        let listed: namespaces::ListNamespacesResponse =
+            self.connection.ask(("Namespaces.List", ""), CALL_MAX, message).await?;
+        Ok(listed.namespaces.into_iter().map(|namespace| namespace.name).collect())
     }
 
     /// Makes a lease that ends by itself after `lifetime`, at the first collection after that.
     pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Result<(), ContainerdError> {
         let labels = BTreeMap::from([("containerd.io/gc.expire".to_owned(), expiry(SystemTime::now(), lifetime))]);
         let message = leases::CreateRequest { id: lease.as_str().to_owned(), labels };
-        self.connection
-            .call(("Leases.Create", lease.as_str()), CALL_MAX, message, async |request| {
-                self.leases_stub().create(request).await
-            })
-            .await
-            .map(drop)
+        let created = self.connection.ask(("Leases.Create", lease.as_str()), CALL_MAX, message);
+        created.await.map(|_: leases::CreateResponse| ())
     }
 
     /// Ends a lease; with `collects` returns after the collection that follows. One that is gone is no error.
     pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Result<(), ContainerdError> {
         let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
-        let deleted =
-            self.connection.call(("Leases.Delete", lease.as_str()), TREE_CALL_MAX, message, async |request| {
-                self.leases_stub().delete(request).await
-            });
+        let deleted = self.connection.ask(("Leases.Delete", lease.as_str()), TREE_CALL_MAX, message);
         unless(ContainerdRefusal::NotFound, deleted.await)
     }
 
@@ -127,43 +118,33 @@ impl ContainerdClient {
 
     async fn filtered_leases(&self, filters: Vec<String>) -> Result<Vec<leases::Lease>, ContainerdError> {
         let message = leases::ListRequest { filters };
-        let listed = self
-            .connection
-            .call(("Leases.List", ""), CALL_MAX, message, async |request| self.leases_stub().list(request).await);
-        Ok(listed.await?.leases)
+        let listed: leases::ListResponse = self.connection.ask(("Leases.List", ""), CALL_MAX, message).await?;
+        Ok(listed.leases)
     }
 
     /// What a lease holds. A lease that is gone holds nothing.
     pub async fn leased(&self, lease: &str) -> Result<Vec<leases::Resource>, ContainerdError> {
         let message = leases::ListResourcesRequest { id: lease.to_owned() };
-        let listed = self.connection.call(("Leases.ListResources", lease), CALL_MAX, message, async |request| {
-            self.leases_stub().list_resources(request).await
-        });
-        Ok(present(listed.await)?.map(|answer| answer.resources).unwrap_or_default())
+        let listed = self.connection.ask(("Leases.ListResources", lease), CALL_MAX, message);
+        Ok(present(listed.await)?.map(|answer: leases::ListResourcesResponse| answer.resources).unwrap_or_default())
     }
 
     /// Adds a resource to a lease, whether it is there or not.
-    pub async fn hold(&self, lease: &LeaseId, hold: Hold<'_>) -> Result<(), ContainerdError> {
+    pub async fn hold(&self, lease: &LeaseId, hold: LeasedResource<'_>) -> Result<(), ContainerdError> {
         let (kind, id) = match hold {
-            Hold::Snapshot { snapshotter, name } => (format!("snapshots/{snapshotter}"), name),
-            Hold::Content(digest) => ("content".to_owned(), digest),
+            LeasedResource::Snapshot { snapshotter, name } => (format!("snapshots/{snapshotter}"), name),
+            LeasedResource::Content(digest) => ("content".to_owned(), digest),
         };
         let resource = leases::Resource { id: id.to_owned(), r#type: kind };
         let message = leases::AddResourceRequest { id: lease.as_str().to_owned(), resource: Some(resource) };
-        self.connection
-            .call(("Leases.AddResource", id), CALL_MAX, message, async |request| {
-                self.leases_stub().add_resource(request).await
-            })
-            .await
+        self.connection.ask(("Leases.AddResource", id), CALL_MAX, message).await
     }
 
     /// Describes a snapshot. `None`: containerd has no snapshot of this name.
     pub async fn snapshot(&self, snapshotter: &str, key: &str) -> Result<Option<snapshots::Info>, ContainerdError> {
         let message = snapshots::StatSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        let found = self.connection.call(("Snapshots.Stat", key), CALL_MAX, message, async |request| {
-            self.snapshots_stub().stat(request).await
-        });
-        Ok(present(found.await)?.and_then(|answer| answer.info))
+        let found = self.connection.ask(("Snapshots.Stat", key), CALL_MAX, message);
+        Ok(present(found.await)?.and_then(|answer: snapshots::StatSnapshotResponse| answer.info))
     }
 
     /// Makes a snapshot that can be written; returns how it is mounted.
@@ -172,43 +153,29 @@ impl ContainerdClient {
         message: snapshots::PrepareSnapshotRequest,
     ) -> Result<Vec<types::Mount>, ContainerdError> {
         let key = message.key.clone();
-        let prepared = self.connection.call(("Snapshots.Prepare", &key), CALL_MAX, message, async |request| {
-            self.snapshots_stub().prepare(request).await
-        });
-        Ok(prepared.await?.mounts)
+        let prepared: snapshots::PrepareSnapshotResponse =
+            self.connection.ask(("Snapshots.Prepare", &key), CALL_MAX, message).await?;
+        Ok(prepared.mounts)
     }
 
     /// Makes a written snapshot one that others can stand on.
     pub async fn commit(&self, message: snapshots::CommitSnapshotRequest) -> Result<(), ContainerdError> {
         let name = message.name.clone();
-        self.connection
-            .call(("Snapshots.Commit", &name), TREE_CALL_MAX, message, async |request| {
-                self.snapshots_stub().commit(request).await
-            })
-            .await
+        self.connection.ask(("Snapshots.Commit", &name), TREE_CALL_MAX, message).await
     }
 
     /// Removes a snapshot. One that is gone is no error.
     pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Result<(), ContainerdError> {
         let message = snapshots::RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        let removed = self.connection.call(("Snapshots.Remove", key), TREE_CALL_MAX, message, async |request| {
-            self.snapshots_stub().remove(request).await
-        });
+        let removed = self.connection.ask(("Snapshots.Remove", key), TREE_CALL_MAX, message);
         unless(ContainerdRefusal::NotFound, removed.await)
     }
 
     /// All snapshots of a snapshotter.
     pub async fn snapshots(&self, snapshotter: &str) -> Result<Vec<snapshots::Info>, ContainerdError> {
         let message = snapshots::ListSnapshotsRequest { snapshotter: snapshotter.to_owned(), filters: Vec::new() };
-        let read = async |request| {
-            let mut pages = self.snapshots_stub().list(request).await?.into_inner();
-            let mut all = Vec::new();
-            while let Some(page) = pages.next().await {
-                all.extend(page?.info);
-            }
-            Ok(all)
-        };
-        self.connection.read(("Snapshots.List", snapshotter), CALL_MAX, message, read).await
+        let items = |page: snapshots::ListSnapshotsResponse| page.info;
+        self.connection.list(("Snapshots.List", snapshotter), message, items).await
     }
 
     /// What a snapshot occupies, without its parents: read from the database for a committed one, a walk for others.
@@ -219,19 +186,14 @@ impl ContainerdClient {
         key: &str,
     ) -> Result<Option<snapshots::UsageResponse>, ContainerdError> {
         let message = snapshots::UsageRequest { snapshotter: snapshotter.to_owned(), key: key.to_owned() };
-        let used = self.connection.call(("Snapshots.Usage", key), CALL_MAX, message, async |request| {
-            self.snapshots_stub().usage(request).await
-        });
-        present(used.await)
+        present(self.connection.ask(("Snapshots.Usage", key), CALL_MAX, message).await)
     }
 
     /// Describes a blob. `None`: the namespace has no blob of this digest.
     pub async fn content(&self, digest: &str) -> Result<Option<content::Info>, ContainerdError> {
         let message = content::InfoRequest { digest: digest.to_owned() };
-        let found = self
-            .connection
-            .call(("Content.Info", digest), CALL_MAX, message, async |request| self.content_stub().info(request).await);
-        Ok(present(found.await)?.and_then(|answer| answer.info))
+        let found = self.connection.ask(("Content.Info", digest), CALL_MAX, message);
+        Ok(present(found.await)?.and_then(|answer: content::InfoResponse| answer.info))
     }
 
     /// Sets labels of a blob and leaves its others as they are.
@@ -240,25 +202,14 @@ impl ContainerdClient {
         let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
         let update_mask = Some(types::FieldMask { paths });
         let message = content::UpdateRequest { info: Some(info), update_mask };
-        self.connection
-            .call(("Content.Update", digest), CALL_MAX, message, async |request| {
-                self.content_stub().update(request).await
-            })
-            .await
-            .map(drop)
+        let updated = self.connection.ask(("Content.Update", digest), CALL_MAX, message);
+        updated.await.map(|_: content::UpdateResponse| ())
     }
 
     /// All blobs of the namespace.
     pub async fn contents(&self) -> Result<Vec<content::Info>, ContainerdError> {
-        let read = async |request| {
-            let mut pages = self.content_stub().list(request).await?.into_inner();
-            let mut all = Vec::new();
-            while let Some(page) = pages.next().await {
-                all.extend(page?.info);
-            }
-            Ok(all)
-        };
-        self.connection.read(("Content.List", ""), CALL_MAX, content::ListContentRequest::default(), read).await
+        let items = |page: content::ListContentResponse| page.info;
+        self.connection.list(("Content.List", ""), content::ListContentRequest::default(), items).await
     }
 
     /// Writes a blob of `size` bytes with its labels.
@@ -270,11 +221,11 @@ impl ContainerdClient {
         labels: BTreeMap<String, String>,
     ) -> Result<(), ContainerdError> {
         let (steps, messages) = mpsc::channel(WRITE_STEPS_MAX);
-        let read = async |request| {
-            let mut answers = self.content_stub().write(request).await?.into_inner();
+        let read = async |mut grpc: Grpc<Channel>, request| {
+            let codec = BoundedCodec::<_, content::WriteContentResponse>::default();
+            let mut answers = grpc.streaming(request, path("Content.Write"), codec).await?.into_inner();
             let mut written = None;
-            while let Some(answer) = answers.next().await {
-                let answer = answer?;
+            while let Some(answer) = answers.message().await? {
                 if answer.action() == content::WriteAction::Commit {
                     written = Some(answer.digest);
                 }
@@ -284,43 +235,37 @@ impl ContainerdClient {
         let call = self.connection.read(("Content.Write", digest), TREE_CALL_MAX, ReceiverStream::new(messages), read);
         // A call that ends early drops its messages, and with them the other side of it.
         let (sent, written) = tokio::join!(send_steps(steps, digest, size, bytes, labels), call);
-        let odd = |why: String| Err(self.connection.odd("Content.Write", digest, why));
+        let unexpected = |why: String| Err(self.connection.unexpected("Content.Write", digest, why));
         if let Err(error) = sent {
-            return odd(format!("the bytes cannot be read: {error}"));
+            return unexpected(format!("the bytes cannot be read: {error}"));
         }
         match written? {
             Some(written) if written == digest => Ok(()),
-            Some(_) => odd("it committed another digest".to_owned()),
-            None => odd("it ended without a commit".to_owned()),
+            Some(_) => unexpected("it committed another digest".to_owned()),
+            None => unexpected("it ended without a commit".to_owned()),
         }
     }
 
     /// Describes an image record. `None`: containerd has no record of this name.
     pub async fn image(&self, name: &str) -> Result<Option<images::Image>, ContainerdError> {
         let message = images::GetImageRequest { name: name.to_owned() };
-        let found = self
-            .connection
-            .call(("Images.Get", name), CALL_MAX, message, async |request| self.images_stub().get(request).await);
-        Ok(present(found.await)?.and_then(|answer| answer.image))
+        let found = self.connection.ask(("Images.Get", name), CALL_MAX, message);
+        Ok(present(found.await)?.and_then(|answer: images::GetImageResponse| answer.image))
     }
 
     /// All image records of the namespace.
     pub async fn images(&self) -> Result<Vec<images::Image>, ContainerdError> {
         let message = images::ListImagesRequest::default();
-        let listed = self
-            .connection
-            .call(("Images.List", ""), CALL_MAX, message, async |request| self.images_stub().list(request).await);
-        Ok(listed.await?.images)
+        let listed: images::ListImagesResponse = self.connection.ask(("Images.List", ""), CALL_MAX, message).await?;
+        Ok(listed.images)
     }
 
     /// Makes an image record.
     pub async fn create_image(&self, image: images::Image) -> Result<(), ContainerdError> {
         let name = image.name.clone();
         let message = images::CreateImageRequest { image: Some(image) };
-        self.connection
-            .call(("Images.Create", &name), CALL_MAX, message, async |request| self.images_stub().create(request).await)
-            .await
-            .map(drop)
+        let answered = self.connection.ask(("Images.Create", &name), CALL_MAX, message);
+        answered.await.map(|_: images::CreateImageResponse| ())
     }
 
     /// Sets target and labels of an image record, and leaves its other labels as they are.
@@ -329,39 +274,16 @@ impl ContainerdClient {
         let labels = image.labels.keys().map(|key| format!("labels.{key}"));
         let paths = std::iter::once("target".to_owned()).chain(labels).collect();
         let message = images::UpdateImageRequest { image: Some(image), update_mask: Some(types::FieldMask { paths }) };
-        self.connection
-            .call(("Images.Update", &name), CALL_MAX, message, async |request| self.images_stub().update(request).await)
-            .await
-            .map(drop)
+        let answered = self.connection.ask(("Images.Update", &name), CALL_MAX, message);
+        answered.await.map(|_: images::UpdateImageResponse| ())
     }
 
     /// The plugins that serve as snapshotters.
     pub async fn snapshotters(&self) -> Result<Vec<introspection::Plugin>, ContainerdError> {
         let message = introspection::PluginsRequest { filters: vec!["type==io.containerd.snapshotter.v1".to_owned()] };
-        let listed = self.connection.call(("Introspection.Plugins", ""), CALL_MAX, message, async |request| {
-            let mut stub = introspection::introspection_client::IntrospectionClient::new(self.connection.channel())
-                .max_decoding_message_size(MESSAGE_BYTES_MAX);
-            stub.plugins(request).await
-        });
-        Ok(listed.await?.plugins)
-    }
-
-    fn leases_stub(&self) -> leases::leases_client::LeasesClient<Channel> {
-        leases::leases_client::LeasesClient::new(self.connection.channel()).max_decoding_message_size(MESSAGE_BYTES_MAX)
-    }
-
-    fn snapshots_stub(&self) -> snapshots::snapshots_client::SnapshotsClient<Channel> {
-        snapshots::snapshots_client::SnapshotsClient::new(self.connection.channel())
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
-    }
-
-    fn content_stub(&self) -> content::content_client::ContentClient<Channel> {
-        content::content_client::ContentClient::new(self.connection.channel())
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
-    }
-
-    fn images_stub(&self) -> images::images_client::ImagesClient<Channel> {
-        images::images_client::ImagesClient::new(self.connection.channel()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+        let listed: introspection::PluginsResponse =
+            self.connection.ask(("Introspection.Plugins", ""), CALL_MAX, message).await?;
+        Ok(listed.plugins)
     }
 }
 

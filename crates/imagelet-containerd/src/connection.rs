@@ -3,20 +3,27 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use hyper_util::rt::TokioIo;
+use prost::Message;
 use tokio::net::UnixStream;
 use tonic::{
     Request, Response, Status,
+    client::Grpc,
+    codegen::http::uri::PathAndQuery,
     metadata::{Ascii, MetadataValue},
     transport::{Channel, Uri},
 };
 use tower::service_fn;
 
-use crate::{ContainerdError, NAMESPACE, lease::LeaseId};
+use crate::{ContainerdError, MESSAGE_BYTES_MAX, NAMESPACE, bounded::BoundedCodec, lease::LeaseId};
 
 /// How long a call may take that reads or writes the database.
 pub(crate) const CALL_MAX: Duration = Duration::from_secs(30);
 /// How long a call may take that walks or removes trees: a commit measures one, the end of a lease removes what it held.
 pub(crate) const TREE_CALL_MAX: Duration = Duration::from_mins(10);
+
+/// A call like `Leases.Create`, and what it is about; empty for nothing in particular.
+pub(crate) type Named<'a> = (&'static str, &'a str);
+type Answer<A> = Result<A, ContainerdError>;
 
 /// The socket, and under which lease calls are sent. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -51,37 +58,49 @@ impl Connection {
         Some(Self { namespace: namespace.parse().ok()?, ..self.clone() })
     }
 
-    /// For the stubs.
-    pub(crate) fn channel(&self) -> Channel {
-        self.channel.clone()
-    }
-
     /// Sends one call and waits for its answer.
-    pub(crate) async fn call<Q, A, F>(
-        &self,
-        (call, subject): (&'static str, &str),
-        deadline: Duration,
-        message: Q,
-        send: impl FnOnce(Request<Q>) -> F,
-    ) -> Result<A, ContainerdError>
+    pub(crate) async fn ask<Q, A>(&self, (call, subject): Named<'_>, deadline: Duration, message: Q) -> Answer<A>
     where
-        F: Future<Output = Result<Response<A>, Status>>,
+        Q: Message + 'static,
+        A: Message + Default + 'static,
     {
-        let send = |request| {
-            let sent = send(request);
-            async { sent.await.map(Response::into_inner) }
+        let send = async |mut grpc: Grpc<Channel>, request| {
+            grpc.unary(request, path(call), BoundedCodec::<Q, A>::default()).await.map(Response::into_inner)
         };
         self.read((call, subject), deadline, message, send).await
+    }
+
+    /// Sends one call that is answered by a list in several messages.
+    pub(crate) async fn list<Q, A, T>(
+        &self,
+        (call, subject): Named<'_>,
+        message: Q,
+        items: fn(A) -> Vec<T>,
+    ) -> Answer<Vec<T>>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let send = async |mut grpc: Grpc<Channel>, request| {
+            let codec = BoundedCodec::<Q, A>::default();
+            let mut pages = grpc.server_streaming(request, path(call), codec).await?.into_inner();
+            let mut all = Vec::new();
+            while let Some(page) = pages.message().await? {
+                all.extend(items(page));
+            }
+            Ok(all)
+        };
+        self.read((call, subject), CALL_MAX, message, send).await
     }
 
     /// Sends one call and reads its answer, which may be of several messages; the deadline covers all of them.
     pub(crate) async fn read<Q, A, F>(
         &self,
-        (call, subject): (&'static str, &str),
+        (call, subject): Named<'_>,
         deadline: Duration,
         message: Q,
-        send: impl FnOnce(Request<Q>) -> F,
-    ) -> Result<A, ContainerdError>
+        send: impl FnOnce(Grpc<Channel>, Request<Q>) -> F,
+    ) -> Answer<A>
     where
         F: Future<Output = Result<A, Status>>,
     {
@@ -92,19 +111,30 @@ impl Connection {
         if let Some(lease) = &self.lease {
             request.metadata_mut().insert("containerd-lease", lease.clone());
         }
-        let named = || named(call, subject);
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let sent = async {
+            grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
+            send(grpc, request).await
+        };
         // A call is large, and would be in each future around it.
-        match tokio::time::timeout(deadline, Box::pin(send(request))).await {
+        match tokio::time::timeout(deadline, Box::pin(sent)).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(status)) => Err(ContainerdError::of_status(&self.socket, named(), &status)),
-            Err(_) => Err(ContainerdError::timed_out(&self.socket, named(), deadline)),
+            Ok(Err(status)) => Err(ContainerdError::of_status(&self.socket, named(call, subject), &status)),
+            Err(_) => Err(ContainerdError::timed_out(&self.socket, named(call, subject), deadline)),
         }
     }
 
     /// An answer that no containerd gives.
-    pub(crate) fn odd(&self, call: &str, subject: &str, why: impl Into<String>) -> ContainerdError {
-        ContainerdError::odd(&self.socket, named(call, subject), why)
+    pub(crate) fn unexpected(&self, call: &str, subject: &str, why: impl Into<String>) -> ContainerdError {
+        ContainerdError::unexpected(&self.socket, named(call, subject), why)
     }
+}
+
+/// Where a call like `Leases.Create` goes.
+pub(crate) fn path(call: &str) -> PathAndQuery {
+    let (service, method) = call.split_once('.').expect("a call has a service and a method");
+    let path = format!("/containerd.services.{}.v1.{service}/{method}", service.to_ascii_lowercase());
+    path.try_into().expect("names of calls are letters")
 }
 
 fn named(call: &str, subject: &str) -> String {

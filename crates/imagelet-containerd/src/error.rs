@@ -60,7 +60,7 @@ impl ContainerdError {
     }
 
     /// An answer that no containerd gives.
-    pub(crate) fn odd(socket: &Arc<Path>, call: String, why: impl Into<String>) -> Self {
+    pub(crate) fn unexpected(socket: &Arc<Path>, call: String, why: impl Into<String>) -> Self {
         Self { refusal: ContainerdRefusal::Other, socket: Arc::clone(socket), call, why: why.into() }
     }
 

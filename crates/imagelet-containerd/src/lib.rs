@@ -13,16 +13,13 @@ mod connection;
 mod error;
 pub mod failpoint;
 mod import;
-mod layer;
 mod lease;
-mod parts;
 mod place;
-mod records;
 mod sink;
 mod sizes;
 pub mod v1;
 
-pub use client::{ContainerdClient, Hold, SnapshotKind};
+pub use client::{ContainerdClient, LeasedResource, SnapshotKind};
 pub use error::{ContainerdError, ContainerdRefusal};
 pub use lease::LeaseId;
 pub use place::ImportObstacle;

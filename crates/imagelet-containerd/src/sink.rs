@@ -13,10 +13,8 @@ use tokio::sync::watch;
 
 use crate::{
     ContainerdClient, ImportObstacle,
-    import::ContainerdImport,
-    parts::ContainerdParts,
+    import::{ContainerdImport, leases::ContainerdParts, records::labels_layers},
     place::{OVERLAYFS, SnapshotterFolder},
-    records::labels_layers,
 };
 
 /// What a snapshotter says that takes the parent at the commit.

@@ -7,14 +7,14 @@ use imagelet_core::text::quoted;
 
 /// Whose rules an endpoint is read by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Platform {
+pub enum AddressPlatform {
     /// Sockets with a path, `unix://`.
     Unix,
     /// Named pipes, `npipe://`, and TCP.
     Windows,
 }
 
-impl Platform {
+impl AddressPlatform {
     /// How the platform's complaint about a text without a scheme begins.
     fn using(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ pub enum AddressError {
         /// The text, on Windows with its slashes turned.
         text: String,
         /// By whose rules.
-        platform: Platform,
+        platform: AddressPlatform,
     },
     /// A scheme the platform does not know.
     #[error("protocol {} not supported", quoted(.0))]
@@ -101,11 +101,11 @@ impl Address {
     ///
     /// # Errors
     /// Where it is no URL, or has no scheme or one that the platform does not know.
-    pub fn parse(text: &str, platform: Platform) -> Result<Self, AddressError> {
+    pub fn parse(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
         let turned;
         let text = match platform {
-            Platform::Unix => text,
-            Platform::Windows => {
+            AddressPlatform::Unix => text,
+            AddressPlatform::Windows => {
                 turned = text.replace('\\', "/");
                 &turned
             }
@@ -115,9 +115,11 @@ impl Address {
         match (url.scheme.as_str(), platform) {
             ("", _) => Err(AddressError::Deprecated { text: text.to_owned(), platform }),
             ("tcp", _) => reached(Protocol::Tcp, url.host),
-            ("unix", Platform::Unix) => Ok(Self { protocol: Protocol::Unix, address: url.path, host: url.host }),
-            ("npipe", Platform::Windows) if url.path.starts_with("//./pipe") => reached(Protocol::Npipe, url.path),
-            ("npipe", Platform::Windows) => {
+            ("unix", AddressPlatform::Unix) => Ok(Self { protocol: Protocol::Unix, address: url.path, host: url.host }),
+            ("npipe", AddressPlatform::Windows) if url.path.starts_with("//./pipe") => {
+                reached(Protocol::Npipe, url.path)
+            }
+            ("npipe", AddressPlatform::Windows) => {
                 let host = if url.host.is_empty() { "." } else { &url.host };
                 reached(Protocol::Npipe, format!("//{host}{}", url.path))
             }
@@ -125,20 +127,19 @@ impl Address {
         }
     }
 
-    /// What a text says to whoever dials it or listens there: on Unix one without a scheme is a path, and nothing but a
-    /// socket is taken.
+    /// The address to dial or to listen on: on Unix a text without a scheme is a path, and only a socket is accepted.
     ///
     /// # Errors
     /// As [`Address::parse`], and on Unix for all that is no socket.
-    pub fn to_dial(text: &str, platform: Platform) -> Result<Self, AddressError> {
+    pub fn to_dial(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
         let address = match (Self::parse(text, platform), platform) {
-            (Err(error), Platform::Unix) if error.protocol().is_empty() => {
+            (Err(error), AddressPlatform::Unix) if error.protocol().is_empty() => {
                 Self::parse(&format!("{}://{text}", Protocol::Unix.name()), platform)?
             }
             (parsed, _) => parsed?,
         };
         match (platform, address.protocol) {
-            (Platform::Unix, Protocol::Tcp | Protocol::Npipe) => Err(AddressError::NotUnix),
+            (AddressPlatform::Unix, Protocol::Tcp | Protocol::Npipe) => Err(AddressError::NotUnix),
             _ => Ok(address),
         }
     }
@@ -201,7 +202,7 @@ fn split_scheme(text: &str) -> Result<(String, &str), String> {
     Ok((String::new(), text))
 }
 
-/// Host and port, without who asks.
+/// Host and port, without user and password.
 fn host_of(authority: &str) -> Result<String, String> {
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let port = match host.rsplit_once(']') {
@@ -261,8 +262,8 @@ mod tests {
                 continue;
             }
             let platform = match text("os") {
-                "unix" => Platform::Unix,
-                "windows" => Platform::Windows,
+                "unix" => AddressPlatform::Unix,
+                "windows" => AddressPlatform::Windows,
                 other => panic!("no such platform: {other}"),
             };
             let (read, protocol_key) = match function {
@@ -288,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_text_that_is_no_url_says_which_rule_it_breaks_and_has_no_protocol() {
-        for (text, told) in [
+        for (text, message) in [
             (":x", "parse \":x\": missing protocol scheme"),
             ("1:x", "parse \"1:x\": first path segment in URL cannot contain colon"),
             ("unix:///a\nb", "parse \"unix:///a\\nb\": net/url: invalid control character in URL"),
@@ -298,23 +299,23 @@ mod tests {
             ("tcp://[::1", "parse \"tcp://[::1\": missing ']' in host"),
             ("tcp://a b", "parse \"tcp://a b\": invalid character \" \" in host name"),
         ] {
-            let error = Address::parse(text, Platform::Unix).unwrap_err();
-            assert_eq!((error.to_string().as_str(), error.protocol()), (told, ""));
+            let error = Address::parse(text, AddressPlatform::Unix).unwrap_err();
+            assert_eq!((error.to_string().as_str(), error.protocol()), (message, ""));
         }
         // What cannot be read at all is tried as a path, too, and the second complaint is the one that is heard.
-        let error = Address::to_dial(":x", Platform::Unix).unwrap_err();
+        let error = Address::to_dial(":x", AddressPlatform::Unix).unwrap_err();
         assert_eq!(error.to_string(), "parse \"unix://:x\": invalid port \":x\" after host");
-        let error = Address::to_dial(":x", Platform::Windows).unwrap_err();
+        let error = Address::to_dial(":x", AddressPlatform::Windows).unwrap_err();
         assert_eq!(error.to_string(), "parse \":x\": missing protocol scheme");
     }
 
     #[test]
     fn a_host_is_told_without_who_asks_and_a_path_without_its_query() {
-        let host = |text| Address::parse(text, Platform::Unix).unwrap().address;
+        let host = |text| Address::parse(text, AddressPlatform::Unix).unwrap().address;
         assert_eq!(host("tcp://bob:secret@[::1]:80/x"), "[::1]:80");
         assert_eq!(host("TCP://localhost"), "localhost");
         assert_eq!(host("unix:///a%20b?c#d"), "/a b");
-        let dropped = Address::parse("unix://run/x.sock", Platform::Unix).unwrap();
+        let dropped = Address::parse("unix://run/x.sock", AddressPlatform::Unix).unwrap();
         assert_eq!((dropped.host.as_str(), dropped.address.as_str()), ("run", "/x.sock"));
     }
 }

@@ -17,12 +17,12 @@ const JITTER: f64 = 0.2;
 /// The longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Failed attempts in a row. While it holds, nobody dials: calls fail at once.
+/// Failed attempts in a row. While it holds, no connection is tried: calls fail at once.
 #[derive(Debug, Default)]
-pub(crate) struct Backoff(Mutex<State>);
+pub(crate) struct Backoff(Mutex<Attempts>);
 
 #[derive(Debug, Default)]
-struct State {
+struct Attempts {
     failures: u32,
     until: Option<Instant>,
     why: String,
@@ -42,7 +42,7 @@ impl Backoff {
     pub(crate) fn ended(&self, result: &io::Result<()>, now: Instant, random: f64) {
         let mut state = self.lock();
         match result {
-            Ok(()) => *state = State::default(),
+            Ok(()) => *state = Attempts::default(),
             Err(error) => {
                 state.until = Some(now + wait(state.failures, random));
                 state.failures = state.failures.saturating_add(1);
@@ -51,7 +51,7 @@ impl Backoff {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Attempts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,13 +79,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_dials_before_the_wait_is_over_and_success_forgets_it() {
+    async fn no_connection_is_tried_before_the_wait_is_over_and_success_resets_it() {
         let backoff = Backoff::default();
-        let failed = || Err(io::Error::new(io::ErrorKind::ConnectionRefused, "nobody there"));
+        let failed = || Err(io::Error::new(io::ErrorKind::ConnectionRefused, "connection refused"));
         let now = Instant::now();
         assert!(backoff.check(now).is_ok());
         backoff.ended(&failed(), now, 0.5);
-        assert_eq!(backoff.check(now + Duration::from_millis(99)).unwrap_err().to_string(), "nobody there");
+        assert_eq!(backoff.check(now + Duration::from_millis(99)).unwrap_err().to_string(), "connection refused");
         let second = now + Duration::from_millis(100);
         assert!(backoff.check(second).is_ok());
         backoff.ended(&failed(), second, 0.5);

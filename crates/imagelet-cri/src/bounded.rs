@@ -20,7 +20,7 @@ use crate::MESSAGE_BYTES_MAX;
 
 /// A list: many times what the largest nodes have.
 pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
-/// What is told of one thing.
+/// An answer about one thing.
 pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
 
 /// Sends a call with one answer.
@@ -139,7 +139,7 @@ mod tests {
         };
         assert!(ONE.less(&mounts(1000)).is_some());
         assert_eq!(ONE.less(&mounts(60_000)), None);
-        // Hidden in a group that nobody knows: begun and ended with a tag each.
+        // Hidden in an unknown group: begun and ended with a tag each.
         assert_eq!(LIST.less(&[&[0x7b][..], &hollow, &[0x7c]].concat()), None);
     }
 

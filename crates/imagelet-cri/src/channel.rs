@@ -49,7 +49,7 @@ async fn dial(path: &Path, backoff: &Arc<Backoff>) -> io::Result<ProbedConnectio
     backoff.check(Instant::now())?;
     let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
         Ok(connected) => connected,
-        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "nobody took the connection in time")),
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the connection was not accepted in time")),
     };
     match connected {
         Ok(stream) => Ok(ProbedConnection { stream, backoff: Arc::clone(backoff), received: 0, is_peer: false }),

@@ -40,7 +40,7 @@ impl RemoteImageService {
     /// Connects, and proves with one call that a CRI image service listens.
     ///
     /// # Errors
-    /// Where the timeout is zero, nobody listens, or whoever does speaks no CRI v1.
+    /// Where the timeout is zero, the socket is not served, or not over CRI v1.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
         match service.filesystem().await {
@@ -49,7 +49,7 @@ impl RemoteImageService {
         }
     }
 
-    /// The same without the proof; whether anybody listens shows at the first call. Needs a tokio runtime around it.
+    /// The same without the proof; whether the socket is served shows at the first call. Needs a tokio runtime around it.
     ///
     /// # Errors
     /// Where the timeout is zero.
@@ -95,8 +95,8 @@ impl RemoteImageService {
         match self.filesystem().await {
             Err(error) if matches!(error.kind(), Cancelled | TimedOut | Unavailable) => Look::Silent,
             Err(_) => Look::Answers,
-            Ok(told) => {
-                let written = tokio::task::spawn_blocking(move || stall::written(&told)).await;
+            Ok(filesystems) => {
+                let written = tokio::task::spawn_blocking(move || stall::written(&filesystems)).await;
                 written.ok().flatten().map_or(Look::Answers, Look::Wrote)
             }
         }
@@ -205,7 +205,7 @@ impl RemoteContainerService {
     /// Connects, and proves with one call that a CRI runtime service listens.
     ///
     /// # Errors
-    /// Where the timeout is zero, nobody listens, or whoever does speaks no CRI v1.
+    /// Where the timeout is zero, the socket is not served, or not over CRI v1.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
         match service.ask_version("").await {
@@ -214,7 +214,7 @@ impl RemoteContainerService {
         }
     }
 
-    /// The same without the proof; whether anybody listens shows at the first call. Needs a tokio runtime around it.
+    /// The same without the proof; whether the socket is served shows at the first call. Needs a tokio runtime around it.
     ///
     /// # Errors
     /// Where the timeout is zero.

@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use crate::address::{Address, AddressError, Platform};
+use crate::address::{Address, AddressError, AddressPlatform};
 
 /// The longest path the kernel takes for a socket: `sun_path` less its final NUL.
 pub(crate) const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -77,7 +77,7 @@ impl FromStr for Endpoint {
         if text.is_empty() {
             return Err(EndpointError::Missing);
         }
-        let address = Address::to_dial(text, Platform::Unix)?;
+        let address = Address::to_dial(text, AddressPlatform::Unix)?;
         if address.host.is_empty() {
             Self::new(text.to_owned(), address.address.into())
         } else {

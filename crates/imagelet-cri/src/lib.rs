@@ -16,7 +16,7 @@ mod stall;
 mod trace;
 pub mod v1;
 
-pub use address::{Address, AddressError, Platform, Protocol, client_target};
+pub use address::{Address, AddressError, AddressPlatform, Protocol, client_target};
 pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
 pub use endpoint::{Endpoint, EndpointError};
 pub use server::{Handlers, ListenError, RuntimeServer, listen, routes};

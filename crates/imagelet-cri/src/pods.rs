@@ -9,7 +9,7 @@ use crate::{Endpoint, channel::Peer, convert::Call, v1};
 /// How long a runtime may take to start or stop a pod.
 const CALL_MAX: Duration = Duration::from_mins(1);
 
-/// Pods of a runtime for a test. Needs no network plug-in; leaves what it started to whoever calls `remove`.
+/// Pods of a runtime for a test. Needs no network plug-in; what it started stays until `remove`.
 #[derive(Clone, Debug)]
 pub struct TestPods {
     peer: Peer,

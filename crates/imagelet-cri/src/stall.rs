@@ -1,6 +1,6 @@
 //! Ends pulls of a runtime that show no more signs of life.
 //!
-//! CRI tells nothing of a pull under way. Signs of life are what else can be seen: that the runtime answers at all, and,
+//! CRI reports nothing of a running pull. Signs of life are what else can be seen: that the runtime answers at all, and,
 //! where its folders are containerd's and can be read here, what it writes: the blobs that it is fetching, byte by byte,
 //! and what its snapshots take. They are signs of the runtime, not of one pull, so a pull that hangs beside one that goes
 //! on is ended only after that one. A runtime whose work cannot be seen is believed as long as it answers: a pull that is
@@ -119,11 +119,11 @@ impl StallWatch {
         let every = (self.quiet_max / LOOKS).min(LOOK_EVERY_MAX);
         loop {
             sleep(every).await;
-            // Whoever looks now looks for all.
+            // One look serves all waiting pulls.
             if let Ok(_turn) = self.looking.try_lock()
                 && self.is_due(every)
             {
-                // A look that hangs is none, and no reason to end later.
+                // A look that hangs counts as silence, and does not delay the end.
                 let until = Instant::now() + (self.quiet_max / 2).min(LOOK_EVERY_MAX);
                 let found = timeout_at(until, look()).await.unwrap_or(Look::Silent);
                 self.lock().note(found, Instant::now());
@@ -143,12 +143,12 @@ impl StallWatch {
     }
 }
 
-/// What a runtime that tells these file systems has written, if its folders are containerd's and can be read. Asks the
+/// What a runtime with these file systems has written, if its folders are containerd's and can be read. Asks the
 /// disk.
-pub(crate) fn written(told: &ImageFilesystems) -> Option<Written> {
-    let root = told.images.iter().find_map(|place| root_of(&place.mountpoint))?;
+pub(crate) fn written(filesystems: &ImageFilesystems) -> Option<Written> {
+    let root = filesystems.images.iter().find_map(|place| root_of(&place.mountpoint))?;
     let ingests = ingests(&root.join(INGESTS))?;
-    let snapshots = told.images.iter().map(|place| (place.used.0, place.inodes_used)).collect();
+    let snapshots = filesystems.images.iter().map(|place| (place.used.0, place.inodes_used)).collect();
     Some(Written { snapshots, ingests })
 }
 
@@ -233,26 +233,26 @@ mod tests {
     #[test]
     fn what_containerd_writes_is_seen_in_its_folders_and_of_others_nothing() {
         let root = tempfile::tempdir().unwrap();
-        let told = |mountpoint: PathBuf, used: u64| {
+        let at = |mountpoint: PathBuf, used: u64| {
             let measured_at = SystemTime::now();
             let place = FilesystemUsage { measured_at, mountpoint, used: ByteSize(used), inodes_used: Some(1) };
             ImageFilesystems { images: vec![place.clone()], containers: vec![place] }
         };
         let mountpoint = root.path().join("io.containerd.snapshotter.v1.overlayfs");
-        assert_eq!(written(&told(mountpoint.clone(), 1)), None, "no blobs are there");
+        assert_eq!(written(&at(mountpoint.clone(), 1)), None, "no blobs are there");
         let blob = root.path().join(INGESTS).join("3f2a");
         fs::create_dir_all(&blob).unwrap();
-        let empty = written(&told(mountpoint.clone(), 1));
+        let empty = written(&at(mountpoint.clone(), 1));
         fs::write(blob.join(INGESTED), b"half").unwrap();
-        let half = written(&told(mountpoint.clone(), 1));
-        assert_eq!(half, written(&told(mountpoint.clone(), 1)), "nothing new");
+        let half = written(&at(mountpoint.clone(), 1));
+        assert_eq!(half, written(&at(mountpoint.clone(), 1)), "nothing new");
         fs::write(blob.join(INGESTED), b"half and more").unwrap();
-        let more = written(&told(mountpoint.clone(), 1));
-        let unpacked = written(&told(mountpoint, 2));
+        let more = written(&at(mountpoint.clone(), 1));
+        let unpacked = written(&at(mountpoint, 2));
         let all = [None, empty, half, more, unpacked];
         for (number, one) in all.iter().enumerate() {
             assert!(all.iter().skip(number + 1).all(|other| other != one), "{one:?} comes twice");
         }
-        assert_eq!(written(&told(root.path().join("overlay-images"), 1)), None);
+        assert_eq!(written(&at(root.path().join("overlay-images"), 1)), None);
     }
 }

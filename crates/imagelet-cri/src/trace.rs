@@ -98,7 +98,7 @@ impl TraceContext {
 
 /// Adds the trace of the running call, if it has one.
 fn inject(metadata: &mut MetadataMap) {
-    // No scope: nobody asked over the wire.
+    // No scope: the call was not made for one over the wire.
     let _ = CURRENT.try_with(|current| {
         for (name, value) in &current.0 {
             metadata.insert(*name, value.clone());

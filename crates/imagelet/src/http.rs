@@ -1,4 +1,4 @@
-//! What the daemon tells over HTTP: metrics for Prometheus, health for whoever restarts it.
+//! The HTTP endpoint: metrics for Prometheus, health and readiness for probes.
 
 mod listener;
 
@@ -34,7 +34,7 @@ gauges! {
     IMAGES_IN_USE = "imagelet_images_in_use", "Images that a container or a mount uses.";
     IMAGES_PINNED = "imagelet_images_pinned", "Images that no collection takes.";
     IMAGES_BYTES = "imagelet_images_bytes", "Sizes of all images as listed; shared layers count in each.";
-    HELD_BACK = "imagelet_images_held_back", "Images left alone for a while because they failed.";
+    HELD_BACK = "imagelet_images_held_back", "Images that are held back because their pulls failed.";
     SNAPSHOT_TIME = "imagelet_inventory_timestamp_seconds", "When the last pass over the images succeeded.";
 }
 

@@ -81,7 +81,7 @@ fn in_pipe(login: &Secret) -> Option<OwnedFd> {
     Some(reader)
 }
 
-/// The command line with a file in place of the login; `None` where it cannot be told where that would go.
+/// The command line with a file in place of the login; `None` where its place cannot be determined.
 fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
     let mut kept: Vec<OsString> = Vec::with_capacity(arguments.len() + 1);
     let mut is_named = false;
@@ -130,7 +130,7 @@ mod tests {
         ] {
             assert_eq!(rewritten(line).as_deref(), Some(expected), "{line}");
         }
-        // A store called `pull` is left alone rather than guessed at.
+        // A store called `pull` is not guessed at.
         assert_eq!(rewritten("i --store pull pull a"), None);
     }
 

@@ -17,14 +17,17 @@ use tokio::{
     task::JoinError,
 };
 
-use super::{TRIES_MAX, naming::ContentSource};
-use crate::{
-    ContainerdClient, ContainerdRefusal, Hold, SnapshotKind,
-    failpoint::Step,
-    layer::{SnapshotFolders, needs_lower},
-    parts::{ContainerdParts, ImportLease},
-    place::OVERLAYFS,
+use super::{
+    TRIES_MAX,
+    content::{Content, ContentWriter},
+    leases::{ContainerdParts, ImportLease},
     records::{self, Labels},
+    snapshot_folders::{SnapshotFolders, needs_lower},
+};
+use crate::{
+    ContainerdClient, ContainerdRefusal, LeasedResource, SnapshotKind,
+    failpoint::Step,
+    place::OVERLAYFS,
     v1::containerd::services::snapshots::v1::{CommitSnapshotRequest, PrepareSnapshotRequest},
 };
 
@@ -127,7 +130,7 @@ impl ImportRun {
 
     /// Holds a layer's snapshot; whether it is there.
     async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
-        let hold = Hold::Snapshot { snapshotter: OVERLAYFS, name: self.chain(index)?.as_str() };
+        let hold = LeasedResource::Snapshot { snapshotter: OVERLAYFS, name: self.chain(index)?.as_str() };
         self.client.hold(self.lease.id(), hold).await?;
         self.is_committed(index).await
     }
@@ -213,10 +216,14 @@ impl ImportRun {
         self.uninterrupted(async move { run.commit(index, key, rebases).await }).await
     }
 
+    pub(super) fn content(&self) -> ContentWriter<'_> {
+        ContentWriter { client: &self.client, lease: self.lease.id(), reference: &self.image.reference }
+    }
+
     async fn write_blob(&self, index: usize, blob: &Path) -> Result<(), RuntimeError> {
         let layer = self.layer(index)?;
         let unpacked = Labels::from([("containerd.io/uncompressed".to_owned(), layer.diff_id.to_string())]);
-        self.write(ContentSource::Blob(blob), &layer.digest, layer.size, unpacked).await?;
+        self.content().write(Content::Blob(blob), &layer.digest, layer.size, unpacked).await?;
         Step::ImportBlob.reach();
         Ok(())
     }

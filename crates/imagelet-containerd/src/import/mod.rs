@@ -1,7 +1,11 @@
 //! One import: layers become snapshots from the bottom up, then documents and image records name them.
 
+mod content;
 mod layers;
+pub(crate) mod leases;
 mod naming;
+pub(crate) mod records;
+mod snapshot_folders;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,8 +18,7 @@ use imagelet_core::{
 };
 use tokio::task::JoinHandle;
 
-use self::layers::ImportRun;
-use crate::parts::ContainerdParts;
+use self::{layers::ImportRun, leases::ContainerdParts};
 
 /// How often something is tried again that another client of containerd's made, or removed, at the same moment.
 const TRIES_MAX: usize = 3;

@@ -1,20 +1,15 @@
 //! What names the layers of one import: documents, image records, and a look whether CRI shows them.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use imagelet_core::{
-    image::{Digest, ImageId, ImageSpec},
+    image::{ImageId, ImageSpec},
     runtime::{ErrorClass, Fault, ImportError, ImportStage, RuntimeError, RuntimeErrorKind, Stage},
 };
-use tokio::{fs::File, io::AsyncRead, time::Instant};
+use tokio::time::Instant;
 
-use super::{TRIES_MAX, layers::ImportRun};
-use crate::{
-    ContainerdRefusal, Hold,
-    failpoint::Step,
-    place::OVERLAYFS,
-    records::{self, Labels, source_label},
-};
+use super::{content::Content, layers::ImportRun, records};
+use crate::{ContainerdRefusal, failpoint::Step, place::OVERLAYFS};
 
 /// How long CRI may take until it shows an image that is recorded.
 const SHOWN_MAX: Duration = Duration::from_secs(5);
@@ -40,41 +35,13 @@ impl ImportRun {
         Ok(id)
     }
 
-    /// Writes content with its labels, or adds them where it is there already.
-    pub(super) async fn write(
-        &self,
-        content: ContentSource<'_>,
-        digest: &Digest,
-        size: u64,
-        labels: Labels,
-    ) -> Result<(), RuntimeError> {
-        let labelled = |before: &Labels| {
-            let mut labels = labels.clone();
-            labels.extend(source_label(&self.image.reference, before));
-            labels
-        };
-        for _ in 0..TRIES_MAX {
-            let bytes = content.open().await?;
-            match self.client.write_content(digest.as_str(), size, bytes, labelled(&Labels::new())).await {
-                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {}
-                written => return Ok(written?),
-            }
-            self.client.hold(self.lease.id(), Hold::Content(digest.as_str())).await?;
-            let Some(found) = self.client.content(digest.as_str()).await? else { continue };
-            match self.client.label_content(digest.as_str(), labelled(&found.labels)).await {
-                Err(error) if error.refusal() == ContainerdRefusal::NotFound => {}
-                added => return Ok(added?),
-            }
-        }
-        Err(RuntimeError::other(format!("containerd's content `{digest}` came and went {TRIES_MAX} times")))
-    }
-
     pub(super) async fn write_documents(&self) -> Result<(), RuntimeError> {
         for labelled in records::documents(&self.image, &self.chains, OVERLAYFS) {
             self.check_whole()?;
             let document = labelled.document;
             let size = document.bytes.len() as u64;
-            self.write(ContentSource::Document(&document.bytes), &document.digest, size, labelled.references).await?;
+            let content = Content::Document(&document.bytes);
+            self.content().write(content, &document.digest, size, labelled.references).await?;
             Step::ImportDocument.reach();
         }
         Ok(())
@@ -121,28 +88,6 @@ impl ImportRun {
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(LOOK_WAIT.1);
-        }
-    }
-}
-
-/// Where content comes from.
-pub(super) enum ContentSource<'a> {
-    Document(&'a [u8]),
-    /// A packed layer.
-    Blob(&'a Path),
-}
-
-impl<'a> ContentSource<'a> {
-    async fn open(&self) -> Result<Box<dyn AsyncRead + Send + Unpin + 'a>, RuntimeError> {
-        match *self {
-            Self::Document(bytes) => Ok(Box::new(bytes)),
-            Self::Blob(path) => match File::open(path).await {
-                Ok(file) => Ok(Box::new(file)),
-                Err(error) => {
-                    let why = format!("cannot read the packed layer `{}`", path.display());
-                    Err(RuntimeError::other(why).caused_by(error))
-                }
-            },
         }
     }
 }

@@ -384,5 +384,4 @@ pub(super) fn snapshotters(images: &[images::Image], contents: &[content::Info])
 }
 
 #[cfg(test)]
-#[path = "graph_tests.rs"]
 mod tests;

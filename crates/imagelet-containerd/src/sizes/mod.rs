@@ -59,7 +59,7 @@ impl ContainerdSizes {
         let listed = Listed { images, contents, snapshots, leased, elsewhere };
         let found = tokio::task::spawn_blocking(move || ImageParts::of(&listed)).await;
         let parts = match found {
-            Ok(parts) => parts.map_err(|error| self.client.odd("Content.List", "", error.to_string()))?,
+            Ok(parts) => parts.map_err(|error| self.client.unexpected("Content.List", "", error.to_string()))?,
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         };
         let usages = self.usages_of(parts.snapshots()).await?;
@@ -75,7 +75,7 @@ impl ContainerdSizes {
     ) -> Result<BTreeMap<String, Vec<snapshots::Info>>, ContainerdError> {
         if named.len() > SNAPSHOTTERS_MAX {
             let why = format!("labels refer to {} snapshotters; the limit is {SNAPSHOTTERS_MAX}", named.len());
-            return Err(self.client.odd("Content.List", "", why));
+            return Err(self.client.unexpected("Content.List", "", why));
         }
         let mut all = BTreeMap::new();
         for snapshotter in named {
@@ -97,7 +97,7 @@ impl ContainerdSizes {
         let leases: Vec<_> = leases.into_iter().filter(|lease| !has_expired(lease, now)).collect();
         if leases.len() > LEASES_MAX {
             let why = format!("{} leases are listed; the limit is {LEASES_MAX}", leases.len());
-            return Err(self.client.odd("Leases.List", "", why));
+            return Err(self.client.unexpected("Leases.List", "", why));
         }
         let asked = stream::iter(leases).map(async |lease| self.client.leased(&lease.id).await);
         let resources: Vec<Vec<leases::Resource>> = asked.buffer_unordered(LEASES_AT_ONCE).try_collect().await?;
@@ -109,7 +109,7 @@ impl ContainerdSizes {
         let namespaces = self.client.namespaces().await?;
         if namespaces.len() > NAMESPACES_MAX {
             let why = format!("{} namespaces are listed; the limit is {NAMESPACES_MAX}", namespaces.len());
-            return Err(self.client.odd("Namespaces.List", "", why));
+            return Err(self.client.unexpected("Namespaces.List", "", why));
         }
         let mut elsewhere = HashSet::new();
         for namespace in namespaces.iter().filter(|name| *name != NAMESPACE) {

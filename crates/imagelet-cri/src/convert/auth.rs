@@ -94,11 +94,11 @@ pub(crate) fn without_credential(status: Status, request: &PullRequest) -> Statu
         return status;
     }
     let hide = |message: String, secret: &Secret| message.replace(secret.expose(), "[redacted]");
-    // Nobody reads the details, and they may repeat it, too.
+    // No client reads the details, and they may repeat it, too.
     Status::new(status.code(), secrets.iter().fold(status.message().to_owned(), hide))
 }
 
-/// All the ways a secret may be written; none where there is none.
+/// All the ways a secret may be written; empty for an empty secret.
 fn written(secret: &Secret) -> Vec<Secret> {
     let coded = Some(secret.expose()).filter(|secret| !secret.is_empty()).map(|secret| STANDARD.encode(secret));
     spellings(secret.expose()).into_iter().chain(coded.map(Secret::new)).collect()
@@ -110,7 +110,7 @@ fn address_host(address: &str) -> &str {
     rest.split(['/', '?', '#']).next().unwrap_or_default()
 }
 
-/// The host of a URL; an address without a scheme is none and has no host.
+/// The host of a URL; an address without a scheme is no URL and has no host.
 fn url_host(address: &str) -> &str {
     if address.contains("://") { address_host(address) } else { "" }
 }
@@ -126,7 +126,7 @@ fn is_contacted(host: &str, image: &str) -> bool {
     image_host(image).is_some_and(|contacted| contacted == host)
 }
 
-/// Shows who asks where, and whether a secret is there, never the secret.
+/// Shows user and address, and whether a secret is there, never the secret.
 impl fmt::Debug for AuthConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hidden = |secret: &str| if secret.is_empty() { "" } else { "[redacted]" };
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_repeated_without_the_credential_it_was_for() {
-        let told = |kind: &CredentialKind, message: &str| {
+        let shown = |kind: &CredentialKind, message: &str| {
             let credential = Some(Credential { kind: kind.clone(), server_address: "r.example".into() });
             let status = Status::with_details(tonic::Code::PermissionDenied, message, message.to_owned().into());
             let status = without_credential(status, &PullRequest { credential, ..PullRequest::default() });
@@ -183,14 +183,14 @@ mod tests {
         let spelled = [password, "p@s-s\\\"word", "p%40s-s%22word", "p%40s%2Ds%22word", &STANDARD.encode(password)];
         for kind in [&basic, &identity, &registry] {
             for secret in spelled {
-                assert_eq!(told(kind, &format!("bob: {secret}, {secret}!")), "bob: [redacted], [redacted]!");
+                assert_eq!(shown(kind, &format!("bob: {secret}, {secret}!")), "bob: [redacted], [redacted]!");
             }
-            assert_eq!(told(kind, "bob may not pull"), "bob may not pull");
+            assert_eq!(shown(kind, "bob may not pull"), "bob may not pull");
         }
         let coded = STANDARD.encode(format!("bob:{password}"));
-        assert_eq!(told(&basic, &format!("Authorization: Basic {coded}")), "Authorization: Basic [redacted]");
+        assert_eq!(shown(&basic, &format!("Authorization: Basic {coded}")), "Authorization: Basic [redacted]");
         let empty = CredentialKind::Basic { username: String::new(), password: Secret::new("") };
-        assert_eq!(told(&empty, "no credentials"), "no credentials");
+        assert_eq!(shown(&empty, "no credentials"), "no credentials");
     }
 
     fn basic(server_address: &str) -> Credential {

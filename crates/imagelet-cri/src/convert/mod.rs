@@ -92,7 +92,7 @@ pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
     }
 }
 
-/// As the asker said it where that was in our interface, else what is known.
+/// As the caller sent it where that was over CRI, else what is known.
 fn sandbox_config_to_wire(sandbox: &SandboxConfig) -> v1::PodSandboxConfig {
     let said = sandbox.encoded.as_ref().and_then(|encoded| v1::PodSandboxConfig::decode(encoded.bytes()).ok());
     said.unwrap_or_else(|| v1::PodSandboxConfig {

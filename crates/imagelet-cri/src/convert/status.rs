@@ -167,12 +167,12 @@ fn kind_of_text(call: Call, text: &str) -> Option<RuntimeErrorKind> {
         return Some(RuntimeErrorKind::SignatureInvalid);
     }
     let text = text.to_ascii_lowercase();
-    let told = |part: &str| text.contains(part);
+    let has = |part: &str| text.contains(part);
     match call {
-        Call::Pull => PULL_TEXTS.into_iter().find(|(part, _)| told(part)).map(|(_, kind)| kind),
-        Call::Remove if told("image is in use by") || told("image used by") => Some(RuntimeErrorKind::InUse),
-        _ if told("ambiguous") => Some(RuntimeErrorKind::InvalidArgument),
-        _ if told("no space left on device") => Some(RuntimeErrorKind::DiskFull),
+        Call::Pull => PULL_TEXTS.into_iter().find(|(part, _)| has(part)).map(|(_, kind)| kind),
+        Call::Remove if has("image is in use by") || has("image used by") => Some(RuntimeErrorKind::InUse),
+        _ if has("ambiguous") => Some(RuntimeErrorKind::InvalidArgument),
+        _ if has("no space left on device") => Some(RuntimeErrorKind::DiskFull),
         _ => None,
     }
 }

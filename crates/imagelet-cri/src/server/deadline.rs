@@ -1,4 +1,4 @@
-//! Ends a call with its caller's deadline, and with the code that says so.
+//! Ends a call with its caller's deadline, and with the code for that.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ pub(super) async fn within<T>(
     }
 }
 
-/// How long a caller waits; `None`: for ever, or nobody knows what it says.
+/// How long a caller waits; `None`: without a limit, or the header cannot be read.
 pub(super) fn of(headers: &HeaderMap) -> Option<Duration> {
     headers.get("grpc-timeout").and_then(|text| duration(text.as_bytes()))
 }
 
-/// What a caller is told whose deadline has passed.
+/// The status of a call whose deadline has passed.
 pub(super) fn passed() -> Status {
     Status::deadline_exceeded("context deadline exceeded")
 }

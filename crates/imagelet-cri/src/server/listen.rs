@@ -19,13 +19,13 @@ use tokio::net::{UnixListener, UnixStream};
 
 use crate::endpoint::SOCKET_PATH_BYTES_MAX;
 
-/// Who may open the socket: its owner and group, as access is all the authentication there is.
+/// The socket is open to its owner and group, as access is all the authentication there is.
 const SOCKET_MODE: u32 = 0o660;
 
-/// Who may enter a directory made for the socket.
+/// The mode of a directory made for the socket.
 const DIRECTORY_MODE: u32 = 0o750;
 
-/// How long a socket may take to say that somebody listens; a full queue of connections is somebody, too.
+/// How long a probe of a socket may take; a full queue of connections counts as a daemon that listens.
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
 /// Why nothing listens at a path.
@@ -44,7 +44,7 @@ pub enum ListenError {
     /// Something is there that no daemon left behind.
     #[error("`{}` exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
-    /// Whether a daemon is there cannot be told.
+    /// Whether a daemon listens there cannot be determined.
     #[error("cannot tell whether a daemon is listening on `{}`", path.display())]
     Probe {
         /// The socket.
@@ -110,7 +110,7 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     Ok(listener)
 }
 
-/// Only a socket that nobody listens on may go.
+/// Only a socket that no daemon listens on is replaced.
 async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     let probe = |source| ListenError::Probe { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
@@ -199,7 +199,7 @@ mod tests {
     fn a_refusal_is_said_in_the_words_people_search_for() {
         let source = || io::Error::from_raw_os_error(13);
         let path = PathBuf::from("/run/im\"agelet/x.sock");
-        for (error, told) in [
+        for (error, message) in [
             (
                 ListenError::Directory { path: path.clone(), source: source() },
                 "error creating socket directory \"/run/im\\\"agelet/x.sock\"",
@@ -211,7 +211,7 @@ mod tests {
                 "failed to move temporary file to addr \"/run/im\\\"agelet/x.sock\"",
             ),
         ] {
-            assert_eq!(error.to_string(), told);
+            assert_eq!(error.to_string(), message);
             let cause = std::error::Error::source(&error).expect("why");
             assert_eq!(cause.to_string(), source().to_string());
         }

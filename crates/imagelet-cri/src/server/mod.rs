@@ -150,7 +150,7 @@ impl ImageServer {
     ) -> Result<T, Status> {
         let trace = TraceContext::of(metadata);
         let span = tracing::debug_span!("cri", rpc, trace = trace.id());
-        // What must not happen ends one call, and its caller is told so.
+        // A defect ends one call with an error, not the connection.
         let call = AssertUnwindSafe(deadline::within(metadata, call).instrument(span)).catch_unwind();
         match trace.scope(call).await {
             Ok(answer) => answer,
@@ -188,7 +188,7 @@ impl ImageServiceRpc for ImageServer {
     ) -> Result<Response<Self::StreamImagesStream>, Status> {
         let (metadata, _, request) = request.into_parts();
         let images = self.answer("StreamImages", &metadata, self.list(request.filter)).await?;
-        // A batch is made when the one before was taken: who goes away gets no more of them.
+        // A batch is made when the one before was taken: none is made for a caller that has gone.
         let batches = stream::unfold(images.into_iter().peekable(), |mut images| async move {
             let images_of_batch = next_batch(&mut images);
             (!images_of_batch.is_empty()).then(|| (Ok(v1::StreamImagesResponse { images: images_of_batch }), images))

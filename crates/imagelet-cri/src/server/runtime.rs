@@ -1,6 +1,6 @@
 //! The runtime service on our socket: passed on to the runtime behind us, or answered by a store that has none.
 //!
-//! Who uses one endpoint for images and runtime asks for version, state and lists here. Whatever would change a
+//! Clients with one endpoint for images and runtime ask for version, state and lists here. A call that would change a
 //! container is refused: imagelet runs none.
 
 use std::{
@@ -63,7 +63,7 @@ pub struct RuntimeServer(Arc<Behind>);
 #[derive(Debug)]
 enum Behind {
     Peer(Peer),
-    Nobody { version: String },
+    NoRuntime { version: String },
 }
 
 impl RuntimeServer {
@@ -78,7 +78,7 @@ impl RuntimeServer {
 
     /// Answers for a store without a runtime: its version, that no containers can run here, and that there are none.
     pub fn without_runtime(version: &str) -> Self {
-        Self(Arc::new(Behind::Nobody { version: version.to_owned() }))
+        Self(Arc::new(Behind::NoRuntime { version: version.to_owned() }))
     }
 
     async fn answer(&self, request: http::Request<Body>) -> http::Response<Body> {
@@ -91,7 +91,7 @@ impl RuntimeServer {
         }
         match self.0.as_ref() {
             Behind::Peer(peer) => pass_on(peer, request).await,
-            Behind::Nobody { version } => answer_for_none(call, version, request).await,
+            Behind::NoRuntime { version } => answer_for_none(call, version, request).await,
         }
     }
 }
@@ -171,9 +171,9 @@ async fn answer_for_none(call: &str, version: &str, request: http::Request<Body>
             unary(request, answer).await
         }
         "Status" => {
-            let answer = |asked: Request<v1::StatusRequest>| {
+            let answer = |request: Request<v1::StatusRequest>| {
                 let version = ("imagelet".to_owned(), serde_json::json!({ "version": version }).to_string());
-                let info = asked.get_ref().verbose.then_some(version).into_iter().collect();
+                let info = request.get_ref().verbose.then_some(version).into_iter().collect();
                 let conditions = vec![absent("RuntimeReady"), absent("NetworkReady")];
                 ready(Ok(v1::StatusResponse {
                     status: Some(v1::RuntimeStatus { conditions }),

@@ -8,7 +8,7 @@ const ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 /// The handlers that a store knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Handlers {
-    /// Whoever pulls knows them: they are passed on.
+    /// Unknown here: they are passed on to the store that pulls.
     #[default]
     Any,
     /// These, beside the default one.

@@ -14,8 +14,16 @@ pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
 const SYSTEM_STORE: &str = "/var/lib/imagelet";
 
 /// Variables that are not passed to other programs.
-const OURS_ALONE: [&str; 7] =
-    ["IMAGELET_CREDS", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
+const OURS_ALONE: [&str; 8] = [
+    "IMAGELET_CREDS",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+    "GLIBC_TUNABLES",
+];
 
 /// The environment as the search for credentials and credential helpers see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,6 +68,8 @@ pub(crate) struct Environment {
     pub(crate) docker_config: Option<PathBuf>,
     /// `IMAGELET_CREDS`: what `pull --creds` would be given, kept out of the list of processes.
     pub(crate) creds: Option<Secret>,
+    /// `GLIBC_TUNABLES` is set: bounds of the C library's heap among others.
+    pub(crate) has_tunables: bool,
     /// `LISTEN_FDNAMES`: what the sockets are called that systemd hands over.
     pub(crate) listen_names: Option<String>,
     /// `IMAGELET_CONFIG`: the file that a command in this process reads, as the daemon reads that of `--config`.
@@ -84,6 +94,7 @@ impl Environment {
             runtime_dir: directory("XDG_RUNTIME_DIR"),
             docker_config: directory("DOCKER_CONFIG"),
             creds: text("IMAGELET_CREDS").map(Secret::new),
+            has_tunables: std::env::var_os("GLIBC_TUNABLES").is_some(),
             listen_names: text("LISTEN_FDNAMES"),
             config: std::env::var_os("IMAGELET_CONFIG").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty()),
             variables: Variables(

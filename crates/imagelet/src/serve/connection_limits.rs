@@ -180,6 +180,6 @@ mod tests {
         assert_eq!(limited.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
         let calls = limited.connect_info();
         drop(limited);
-        assert!(calls.begin().is_some(), "a call that is still known counts for nobody");
+        assert!(calls.begin().is_some(), "a call of a closed connection does not count");
     }
 }

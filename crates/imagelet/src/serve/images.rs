@@ -1,10 +1,10 @@
-//! The images as the daemon serves them over CRI: what is asked for there goes the way of every other request.
+//! The images as the daemon serves them over CRI: each request takes the way of every other one.
 //!
-//! A pull passes the manager: it is shared with whoever asks the same, leaves registries alone that do not answer, and is
-//! put on record. It waits for no turn unless that is wanted: a kubelet has limits of its own. What a caller shows is used
-//! for that pull and kept nowhere. Pins of the operator are shown as the runtime's own, so that a kubelet leaves those
-//! images alone; who asks for a removal by name is obeyed, as the interface wants it, and the removal of a pinned image is
-//! told. An image in use is not removed unless that is wanted.
+//! A pull passes the manager: it is shared with equal requests, skips registries that do not answer, and is recorded.
+//! It waits in the queue only with `limitPulls`: a kubelet has limits of its own. The credential of a call is used for that
+//! pull and kept nowhere. Pins of the operator are shown as the runtime's own, so that a kubelet leaves those
+//! images out; a removal over CRI is executed, as the interface wants it, and that of a pinned image is an event. An image
+//! in use is not removed unless that is configured.
 
 use std::{path::PathBuf, time::SystemTime};
 
@@ -42,7 +42,7 @@ impl ServedImages {
         Self { readiness, working, filesystems: FilesystemAnswers::new(place) }
     }
 
-    /// What the manager is asked. The registry is asked each time, for a digest as for a tag: what it granted to a
+    /// The request to the manager. The registry is asked each time, for a digest as for a tag: what it granted to a
     /// credential once, it may refuse by now.
     fn request(asked: &PullRequest, is_embedded: bool, callers: CriCallers) -> EnsureRequest {
         let parsed = asked.image.image.parse::<Reference>().ok();
@@ -51,7 +51,7 @@ impl ServedImages {
             Some(reference) if is_embedded => reference.canonical().to_string(),
             _ => asked.image.image.clone(),
         };
-        // A runtime is told all that the caller says of its pod; a store of our own reads none of it.
+        // A runtime receives all that the caller sent of its pod; a store of our own reads none of it.
         let encoded_pod = asked.sandbox.as_ref().and_then(|sandbox| sandbox.encoded.clone()).filter(|_| !is_embedded);
         let pod = asked.sandbox.clone().map_or_else(PodIdentity::default, pod);
         EnsureRequest {
@@ -70,12 +70,12 @@ impl ServedImages {
     fn refused(name: &str, error: OrderError) -> RuntimeError {
         match error {
             OrderError::InUse { by, .. } => {
-                let user = by.first().map_or("somebody", String::as_str);
+                let user = by.first().map_or("a container", String::as_str);
                 RuntimeError::new(RuntimeErrorKind::InUse, format!("the image is in use by {user}"))
             }
             OrderError::Runtime(error) => error,
             unknown => {
-                let message = format!("could not find out who uses `{}`", shown_name(name));
+                let message = format!("could not find out what uses `{}`", shown_name(name));
                 RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(unknown)
             }
         }
@@ -94,7 +94,7 @@ impl ServedImages {
         }
     }
 
-    fn tell(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
+    fn record_event(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
         node.parts().events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
     }
 }
@@ -134,7 +134,7 @@ impl ImageService for ServedImages {
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let node = self.readiness.node().await?;
         let parts = node.parts();
-        // Whoever is told that it is here may start a container from it.
+        // A caller that learns of the image may start a container from it.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
         let ask = || async { usable(&node, parts.runtime.status(spec).await, |image| image).await };
         let mut image = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
@@ -147,7 +147,7 @@ impl ImageService for ServedImages {
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         let node = self.readiness.node().await?;
         let parts = node.parts();
-        // Told at length, it may be started from as well.
+        // The same holds for the verbose answer.
         let key = |found: &Option<ImageDetails>| found.as_ref().map(|details| details.image.key());
         let ask = || async { usable(&node, parts.runtime.details(spec).await, |details| &details.image).await };
         let mut details = parts.inventory.leased("", SystemTime::now(), ask, key).await?;
@@ -176,7 +176,7 @@ impl ImageService for ServedImages {
         let node = self.readiness.node().await?;
         let parts = node.parts();
         let used = if node.settings().callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
-        // Whoever asks for the image from here on waits until it is gone, or stays.
+        // Later requests for the image wait until it is removed or kept.
         let removed = parts.gc.remove_ordered(spec, used, SystemTime::now()).await;
         let Some(image) = removed.map_err(|error| Self::refused(&spec.image, error))? else {
             return Self::remove_unlisted(&node, spec).await;
@@ -188,7 +188,7 @@ impl ImageService for ServedImages {
         let names: Vec<_> = image.names().iter().take(NAMES_MAX).map(|name| shown_name(name)).collect();
         let name = if names.is_empty() { shown_name(&spec.image).into_owned() } else { names.join("`, `") };
         if pins.is_empty() {
-            Self::tell(
+            Self::record_event(
                 &node,
                 EventKind::Normal,
                 "Removed",
@@ -200,7 +200,7 @@ impl ImageService for ServedImages {
                 image.id,
                 pins.join(", ")
             );
-            Self::tell(&node, EventKind::Warning, "PinnedImageRemoved", message);
+            Self::record_event(&node, EventKind::Warning, "PinnedImageRemoved", message);
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 pub(super) struct Stoppable {
     node: Readiness,
     working: CancellationToken,
-    /// Cancelled when no more calls are taken: nobody waits for what only looks on.
+    /// Cancelled when no more calls are taken: a stream of events does not delay the stop.
     accepting: CancellationToken,
 }
 

@@ -88,7 +88,7 @@ impl ContainerdParts {
 pub(crate) struct ImportLease {
     id: LeaseId,
     containerd: Arc<ContainerdParts>,
-    /// Containerd said so; otherwise it may make the lease after its end was asked for.
+    /// Containerd confirmed it; otherwise it may make the lease after its end was asked for.
     is_made: AtomicBool,
     has_ended: AtomicBool,
 }

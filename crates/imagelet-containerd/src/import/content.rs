@@ -1,0 +1,75 @@
+//! Writes what an image is made of into containerd's content store: documents and packed layers.
+
+use std::path::Path;
+
+use imagelet_core::{
+    image::{Digest, Reference},
+    runtime::RuntimeError,
+};
+use tokio::{fs::File, io::AsyncRead};
+
+use super::{
+    TRIES_MAX,
+    records::{Labels, source_label},
+};
+use crate::{ContainerdClient, ContainerdRefusal, LeaseId, LeasedResource};
+
+/// Writes the content of one image under one lease.
+pub(super) struct ContentWriter<'a> {
+    pub(super) client: &'a ContainerdClient,
+    pub(super) lease: &'a LeaseId,
+    pub(super) reference: &'a Reference,
+}
+
+impl ContentWriter<'_> {
+    /// Writes content with its labels, or adds them where it is there already.
+    pub(super) async fn write(
+        &self,
+        content: Content<'_>,
+        digest: &Digest,
+        size: u64,
+        labels: Labels,
+    ) -> Result<(), RuntimeError> {
+        let labelled = |before: &Labels| {
+            let mut labels = labels.clone();
+            labels.extend(source_label(self.reference, before));
+            labels
+        };
+        for _ in 0..TRIES_MAX {
+            let bytes = content.open().await?;
+            match self.client.write_content(digest.as_str(), size, bytes, labelled(&Labels::new())).await {
+                Err(error) if error.refusal() == ContainerdRefusal::AlreadyExists => {}
+                written => return Ok(written?),
+            }
+            self.client.hold(self.lease, LeasedResource::Content(digest.as_str())).await?;
+            let Some(found) = self.client.content(digest.as_str()).await? else { continue };
+            match self.client.label_content(digest.as_str(), labelled(&found.labels)).await {
+                Err(error) if error.refusal() == ContainerdRefusal::NotFound => {}
+                added => return Ok(added?),
+            }
+        }
+        Err(RuntimeError::other(format!("containerd's content `{digest}` came and went {TRIES_MAX} times")))
+    }
+}
+
+/// Where content comes from.
+pub(super) enum Content<'a> {
+    Document(&'a [u8]),
+    /// A packed layer.
+    Blob(&'a Path),
+}
+
+impl<'a> Content<'a> {
+    async fn open(&self) -> Result<Box<dyn AsyncRead + Send + Unpin + 'a>, RuntimeError> {
+        match *self {
+            Self::Document(bytes) => Ok(Box::new(bytes)),
+            Self::Blob(path) => match File::open(path).await {
+                Ok(file) => Ok(Box::new(file)),
+                Err(error) => {
+                    let why = format!("cannot read the packed layer `{}`", path.display());
+                    Err(RuntimeError::other(why).caused_by(error))
+                }
+            },
+        }
+    }
+}
