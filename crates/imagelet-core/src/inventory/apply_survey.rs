@@ -19,7 +19,7 @@ impl InventoryState {
         #[cfg(test)]
         self.mutate_before_pass();
         let wall = now;
-        let now = self.steady(now);
+        let now = self.adjust_clock(now);
         self.clamp(now, wall);
         let times = DetectTimes { detected_at: Some(moved(asked_at, -self.shift)), now };
         // Once for all walks; an image listed twice stays in the order of the listing.
@@ -74,7 +74,7 @@ impl InventoryState {
     }
 
     /// What the steady time is, and from now on what the wall clock is ahead of it.
-    fn steady(&mut self, wall: SystemTime) -> SystemTime {
+    fn adjust_clock(&mut self, wall: SystemTime) -> SystemTime {
         if let Some(correction) = self.clock.correct(wall) {
             for record in self.records.values_mut() {
                 record.first_seen = record.first_seen.map(|seen| correction.apply(seen));

@@ -136,9 +136,9 @@ impl BloomFilter {
 
     /// Of the length and the last bytes, in which names and digests differ most.
     fn place(text: &str) -> usize {
-        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
         let mixed = text.bytes().rev().take(8).fold(text.len() as u64, |all, byte| (all << 8) ^ u64::from(byte));
-        let mixed = (mixed ^ (text.len() as u64).rotate_left(32)).wrapping_mul(ODD) >> 48;
+        let mixed = (mixed ^ (text.len() as u64).rotate_left(32)).wrapping_mul(MULTIPLIER) >> 48;
         usize::try_from(mixed).unwrap_or_default() % Self::BITS
     }
 }

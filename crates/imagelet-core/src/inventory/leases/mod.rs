@@ -41,7 +41,7 @@ pub(in crate::inventory) struct Leases {
     /// What is on disk cannot be read: each image may have been asked for until then.
     all_until: Option<SystemTime>,
     /// What the disk has: until when a restart takes an image for asked for at.
-    kept: BTreeMap<ImageId, Kept>,
+    kept: BTreeMap<ImageId, WrittenLease>,
     /// What was read from the disk last.
     read: BTreeMap<ImageId, Read>,
     /// Grows with each lease that the disk does not have.
@@ -62,7 +62,7 @@ pub(in crate::inventory) struct Lease {
 /// Until when the disk has it that an image was asked for, and with which version of the leases it got that: by the last
 /// write, which may still be under way, and by the one before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Kept {
+struct WrittenLease {
     last: (SystemTime, u64),
     before: Option<(SystemTime, u64)>,
 }
@@ -74,7 +74,7 @@ struct Read {
     at: SystemTime,
 }
 
-impl Kept {
+impl WrittenLease {
     /// The first version with which the disk covers this moment.
     fn covers(&self, now: SystemTime) -> Option<u64> {
         let writes = self.before.iter().chain([&self.last]);
@@ -316,7 +316,7 @@ impl Leases {
         let mut before = std::mem::take(&mut self.kept);
         let kept = due.iter().map(|(id, until)| {
             let before = before.remove(id).map(|kept| kept.last);
-            (id.clone(), Kept { last: (*until, self.version), before })
+            (id.clone(), WrittenLease { last: (*until, self.version), before })
         });
         self.kept = kept.collect();
         due

@@ -65,7 +65,7 @@ impl Inventory {
         let pass = PassLine { since: Some(nanos(since)), at: Some(nanos(now)), ..PassLine::default() };
         let images = images.into_iter().map(remembered).collect();
         let inventory = Self::open(runtime, None).unwrap();
-        inventory.lock().restore(Content { pass, images, ..Content::default() });
+        inventory.lock().restore(Content { pass, images });
         inventory
     }
 
