@@ -9,7 +9,7 @@ use std::{
 
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, MapAccess, Visitor},
+    de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 use zeroize::Zeroizing;
 
@@ -148,6 +148,30 @@ pub(crate) fn unique_map<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
         }
     }
     deserializer.deserialize_any(Members(PhantomData))
+}
+
+/// A struct that is read from an object alone, as Go reads one, or from `null`. What serde derives takes a list, too, value by
+/// value: then a field holds what was meant for no field, and is shown where a secret would not be.
+#[derive(Default)]
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de> + Default> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de> + Default> Visitor<'de> for Members<T> {
+            type Value = Object<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_unit<E>(self) -> Result<Self::Value, E> {
+                Ok(Object(T::default()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        deserializer.deserialize_any(Members(PhantomData))
+    }
 }
 
 /// A value for which `null` is the default, as for Go.

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::{
     image::Digest,
-    text::{Nanoseconds, json_error, nullable, quoted},
+    text::{Nanoseconds, Object, json_error, nullable, quoted},
     trusted_files,
 };
 
@@ -177,7 +177,7 @@ fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, String> {
     } else {
         Some(first_document(content)?)
     };
-    let header: Header = typed(&text, yaml.as_ref())?;
+    let Object(header): Object<Header> = typed(&text, yaml.as_ref())?;
     let shown = if content.is_empty() { "" } else { "…" };
     for (field, value) in [("Kind", &header.kind), ("apiVersion", &header.api_version)] {
         if value.is_empty() {
@@ -302,7 +302,6 @@ mod tests {
             assert_eq!(serde_json::Value::from(found), expected["providers"], "{name}");
             for (tokens, key) in [(true, "validation_error_feature_on"), (false, "validation_error_feature_off")] {
                 let error = check(&config, Gates { service_account_tokens: tokens }).err();
-                let error = error;
                 assert_eq!(error.as_deref(), expected[key].as_str(), "{name}: {key}");
             }
         }

@@ -6,7 +6,7 @@ use serde::{Deserialize, de::IgnoredAny};
 use zeroize::Zeroizing;
 
 use super::super::{DockerConfig, DockerEntry, Secret};
-use crate::text::{Nanoseconds, json_error, json_text, nullable, unique_map};
+use crate::text::{Nanoseconds, Object, json_error, json_text, nullable, unique_map};
 
 const REQUEST_KIND: &str = "CredentialProviderRequest";
 const RESPONSE_KIND: &str = "CredentialProviderResponse";
@@ -98,17 +98,17 @@ impl Response {
     pub(super) fn decode(output: &[u8], api_version: &str) -> Result<Self, ResponseError> {
         let text = Zeroizing::new(String::from_utf8_lossy(output).into_owned());
         serde_json::from_str::<IgnoredAny>(&text).map_err(|error| ResponseError::Json(json_error(&error, &text)))?;
-        let header: Header = serde_json::from_str(&text).map_err(|_| ResponseError::Decode)?;
+        let Object(header): Object<Header> = serde_json::from_str(&text).map_err(|_| ResponseError::Decode)?;
         let actual = header.api_version;
         if actual != api_version {
             return Err(ResponseError::ApiVersion { expected: api_version.to_owned(), actual });
         }
-        let document: Document = serde_json::from_str(&text).map_err(|_| ResponseError::Decode)?;
+        let Object(document): Object<Document> = serde_json::from_str(&text).map_err(|_| ResponseError::Decode)?;
         let is_known = api_version.strip_prefix(GROUP).is_some_and(|rest| rest.starts_with('/'));
         if document.kind != RESPONSE_KIND || !is_known {
             return Err(ResponseError::Decode);
         }
-        let entry = |(key, auth): (String, AuthConfig)| {
+        let entry = |(key, Object(auth)): (String, Object<AuthConfig>)| {
             let password = Secret::new(auth.password);
             (key, DockerEntry { username: auth.username, password, email: String::new() })
         };
@@ -149,7 +149,7 @@ struct Document {
     cache_key_type: String,
     cache_duration: Option<Nanoseconds>,
     #[serde(deserialize_with = "unique_map")]
-    auth: BTreeMap<String, AuthConfig>,
+    auth: BTreeMap<String, Object<AuthConfig>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -167,6 +167,17 @@ mod tests {
     use crate::testing::vectors;
 
     const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
+
+    #[test]
+    fn a_list_is_no_answer_and_no_value_of_it_is_taken_for_the_version() {
+        let header = format!(r#""kind":"{RESPONSE_KIND}","apiVersion":"{V1}""#);
+        let of_lists =
+            ["[\"hunter2\"]".to_owned(), format!("{{{header},\"auth\":{{\"reg\":[\"user\",\"hunter2\"]}}}}")];
+        for answer in of_lists {
+            let error = Response::decode(answer.as_bytes(), V1).expect_err("it is refused");
+            assert_eq!(error, ResponseError::Decode, "{answer}");
+        }
+    }
 
     #[test]
     fn every_request_vector_holds() {
