@@ -124,6 +124,24 @@ impl<'de> Deserialize<'de> for ImageKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::vectors;
+
+    #[test]
+    fn keys_read_and_print_as_the_kubelets() {
+        let (cases, mut written) = (vectors("gc-image-tuple.json"), 0);
+        assert_eq!(cases.len(), 6);
+        for case in cases {
+            let (input, expected) = (&case["input"], &case["expected"]);
+            if let (Some(id), Some(handler)) = (input["image_id"].as_str(), input["runtime_handler"].as_str()) {
+                let key = ImageKey::new(ImageId::new(id), handler.to_owned());
+                assert_eq!(key.to_string(), expected["key"].as_str().unwrap(), "{}", case["name"]);
+                written += 1;
+            }
+            let text = input["key"].as_str().or(expected["key"].as_str()).unwrap();
+            assert_eq!(ImageKey::parse(text).id().as_str(), expected["id_from_key"].as_str().unwrap());
+        }
+        assert!(written > 0);
+    }
 
     #[test]
     fn a_key_reads_back_what_it_printed() {
