@@ -62,7 +62,7 @@ async fn metrics(State(node): State<Arc<LocalNode>>) -> impl IntoResponse {
         metrics.set(&SNAPSHOT_TIME, &[], since.as_secs_f64());
     }
     node.show_decisions();
-    node.parts().pod_starts.settle();
+    node.parts().pod_starts.close_finished();
     let status = parts.manager.status();
     metrics.set(&HELD_BACK, &[], status.held_back.len() as f64);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render())

@@ -36,11 +36,11 @@ pub(crate) struct Start {
 }
 
 /// Makes one kind of history, over so many days and so many tenths of a whole one.
-type Kind = fn(&mut Maker, u64, u64);
+type WorkloadKind = fn(&mut Maker, u64, u64);
 
 /// All kinds there are, over so many days.
 pub(crate) fn all(seed: u64, days: u64) -> Vec<History> {
-    let kinds: [(&'static str, Kind); 5] =
+    let kinds: [(&'static str, WorkloadKind); 5] =
         [("cron", cron), ("rolling", rolling), ("ci", ci), ("batch", batch), ("web", web)];
     let one = |name, disk: u64, tell: &dyn Fn(&mut Maker)| {
         let mut maker = Maker::new(seed ^ u64::from_le_bytes(*b"retained"));

@@ -33,7 +33,7 @@ const PASSES_AFTER: u64 = 3;
 /// How long an exited container stays before it is cleaned away.
 const EXITED_FOR: u64 = 60;
 /// What of a layer goes over the network.
-const PACKED_PERCENT: u64 = 40;
+const COMPRESSED_PERCENT: u64 = 40;
 /// What a registry sends in a second.
 const LINK_BYTES: u64 = 20_000_000;
 /// Thresholds as the kubelet's defaults.
@@ -142,11 +142,11 @@ fn at(seconds: u64) -> SystemTime {
 #[derive(Clone, Debug)]
 struct World {
     history: Arc<History>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<NodeState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct NodeState {
     present: BTreeSet<usize>,
     /// Containers by number: which image, and when they are cleaned away.
     containers: BTreeMap<u64, (usize, u64)>,
@@ -159,7 +159,7 @@ impl World {
         ImageId::new(format!("sha256:{image:064x}"))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, NodeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -171,7 +171,7 @@ impl World {
             let others = state.present.iter().filter(|image| **image != start.image);
             let here: BTreeSet<usize> = others.flat_map(|image| &self.history.images[*image].layers).copied().collect();
             for layer in self.history.images[start.image].layers.iter().filter(|layer| !here.contains(layer)) {
-                let packed = self.history.layers[*layer] * PACKED_PERCENT / 100;
+                let packed = self.history.layers[*layer] * COMPRESSED_PERCENT / 100;
                 bytes += packed;
                 again += if seen.insert(*layer) { 0 } else { packed };
             }

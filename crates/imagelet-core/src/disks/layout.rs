@@ -28,15 +28,15 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
-    use crate::disks::{FsEntry, LookupError, OsStats};
+    use crate::disks::{FsEntry, FsLookupError, OsStats};
 
     #[derive(Debug)]
     struct OnlyB;
 
     impl FsLookup for OnlyB {
-        fn look(&self, mountpoint: &Path) -> Result<OsStats, LookupError> {
+        fn look(&self, mountpoint: &Path) -> Result<OsStats, FsLookupError> {
             let found = OsStats { device: "b".to_owned(), ..OsStats::default() };
-            if mountpoint == Path::new("/b") { Ok(found) } else { Err(LookupError::Unknown) }
+            if mountpoint == Path::new("/b") { Ok(found) } else { Err(FsLookupError::Unknown) }
         }
     }
 

@@ -4,11 +4,11 @@
 //! Both ways the kubelet brings the two together are here: what speaks CRI alone has one file system ([`of_runtime`]),
 //! what reports two on two devices has both (`of_stores`).
 
-mod fullness;
 mod layout;
 mod runtime;
 mod statvfs;
 mod stores;
+mod usage;
 
 use std::{
     path::PathBuf,
@@ -18,10 +18,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    fullness::{Fullness, NoCapacity},
     layout::{has_dedicated_images, image_device},
     runtime::{look, of_runtime},
-    statvfs::{FsLookup, LookupError, OsLookup, OsStats},
+    statvfs::{FsLookup, FsLookupError, OsLookup, OsStats},
+    usage::{DiskUsage, NoCapacity},
 };
 use crate::runtime::{FilesystemUsage, ImageFilesystems};
 
@@ -141,10 +141,10 @@ mod tests {
     struct Scripted(Value);
 
     impl FsLookup for Scripted {
-        fn look(&self, mountpoint: &Path) -> Result<OsStats, LookupError> {
+        fn look(&self, mountpoint: &Path) -> Result<OsStats, FsLookupError> {
             let answer = &self.0[mountpoint.to_str().unwrap()];
             if answer["error"] == "no such device" {
-                return Err(LookupError::Unknown);
+                return Err(FsLookupError::Unknown);
             }
             let number = |field: &str| answer[field].as_u64();
             Ok(OsStats {
@@ -206,7 +206,7 @@ mod tests {
                     let lookup = Scripted(input["statfs"].clone());
                     let result = of_runtime(&info(&input["image_fs_info"]).unwrap(), &lookup);
                     if let Ok(stats) = &result {
-                        let gc_error = Fullness::of(stats.images.capacity_bytes, stats.images.available_bytes).err();
+                        let gc_error = DiskUsage::of(stats.images.capacity_bytes, stats.images.available_bytes).err();
                         seen.insert("then_gc_error".into(), gc_error.map(|error| error.to_string()).into());
                         seen.insert("container_fs_equals_image_fs".into(), (stats.images == stats.containers).into());
                         assert!(has_fields(&stats.images, &expected["image_fs"]), "{name}: {stats:?}");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{DiskStats, FsInfo, FsLookup, FsStats, LookupError, StatsError, stores::of_stores};
+use super::{DiskStats, FsInfo, FsLookup, FsLookupError, FsStats, StatsError, stores::of_stores};
 use crate::runtime::RuntimeManager;
 
 /// Brings together what a runtime tells and what the operating system says of that place.
@@ -23,11 +23,11 @@ pub fn of_runtime(info: &FsInfo, lookup: &dyn FsLookup) -> Result<DiskStats, Sta
             images.inodes = place.inodes;
             images.inodes_free = place.inodes_free;
         }
-        Some(Err(LookupError::Failed(error))) => {
+        Some(Err(FsLookupError::Failed(error))) => {
             let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
             return Err(StatsError::Other(format!("{what}: {error}")));
         }
-        Some(Err(LookupError::Unknown)) => {
+        Some(Err(FsLookupError::Unknown)) => {
             let mountpoint = first.mountpoint.as_deref().map(|path| path.display().to_string());
             tracing::debug!(mountpoint, "Failed to get the info of the filesystem with mountpoint");
         }
@@ -73,7 +73,7 @@ mod tests {
     struct TwoDevices;
 
     impl FsLookup for TwoDevices {
-        fn look(&self, mountpoint: &Path) -> Result<OsStats, LookupError> {
+        fn look(&self, mountpoint: &Path) -> Result<OsStats, FsLookupError> {
             let is_first = mountpoint.starts_with("/a");
             let device = if is_first { "first" } else { "second" }.to_owned();
             let capacity = if is_first { 100 } else { 200 };
@@ -103,8 +103,8 @@ mod tests {
         #[derive(Debug)]
         struct Broken(bool);
         impl FsLookup for Broken {
-            fn look(&self, _mountpoint: &Path) -> Result<OsStats, LookupError> {
-                Err(if self.0 { LookupError::Unknown } else { LookupError::Failed(std::io::Error::other("io")) })
+            fn look(&self, _mountpoint: &Path) -> Result<OsStats, FsLookupError> {
+                Err(if self.0 { FsLookupError::Unknown } else { FsLookupError::Failed(std::io::Error::other("io")) })
             }
         }
         let error = measure(&told("/a", "/a"), &Broken(false), true).unwrap_err();

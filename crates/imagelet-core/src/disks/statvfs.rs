@@ -19,7 +19,7 @@ pub struct OsStats {
 
 /// Why it says nothing.
 #[derive(Debug, thiserror::Error)]
-pub enum LookupError {
+pub enum FsLookupError {
     /// The directory, or its device, is not to be seen from here: that is no failure, the numbers are just not known.
     #[error("the file system is not visible from here")]
     Unknown,
@@ -31,7 +31,7 @@ pub enum LookupError {
 /// Looks at file systems.
 pub trait FsLookup: Send + Sync + fmt::Debug {
     /// Looks now. May block.
-    fn look(&self, mountpoint: &Path) -> Result<OsStats, LookupError>;
+    fn look(&self, mountpoint: &Path) -> Result<OsStats, FsLookupError>;
 }
 
 /// The operating system's own answer.
@@ -39,10 +39,10 @@ pub trait FsLookup: Send + Sync + fmt::Debug {
 pub struct OsLookup;
 
 impl FsLookup for OsLookup {
-    fn look(&self, mountpoint: &Path) -> Result<OsStats, LookupError> {
+    fn look(&self, mountpoint: &Path) -> Result<OsStats, FsLookupError> {
         let unseen = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => LookupError::Unknown,
-            _ => LookupError::Failed(error),
+            io::ErrorKind::NotFound => FsLookupError::Unknown,
+            _ => FsLookupError::Failed(error),
         };
         let stat = rustix::fs::statvfs(mountpoint).map_err(|error| unseen(error.into()))?;
         let place = rustix::fs::stat(mountpoint).map_err(|error| unseen(error.into()))?;
@@ -69,6 +69,6 @@ mod tests {
         let inside = directory.path().join("inside");
         std::fs::create_dir(&inside).unwrap();
         assert_eq!(OsLookup.look(&inside).unwrap().device, here.device);
-        assert!(matches!(OsLookup.look(&directory.path().join("absent")), Err(LookupError::Unknown)));
+        assert!(matches!(OsLookup.look(&directory.path().join("absent")), Err(FsLookupError::Unknown)));
     }
 }

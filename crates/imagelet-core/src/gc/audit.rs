@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     audit_log::{Act, ActCode, Decision, Outcome, OutcomeResult, Run, RunHead},
-    inventory::Entry,
+    inventory::ImageEntry,
 };
 
 /// Failures of one collection that are recorded, and bytes of each text that comes from outside.
@@ -18,7 +18,7 @@ const TEXT_LENGTH_MAX: usize = 1024;
 
 /// What asked for a collection, and whether it was to remove anything.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct RunTrigger {
     /// `timer`, `command`, `pull`, `pressure`.
     pub by: String,
     /// It was only to report what it would do.
@@ -27,7 +27,7 @@ pub struct Asked {
 
 impl ImageGc {
     /// Records that an image is about to be removed, in case the process ends before the collection does.
-    pub(super) fn record_removal(&self, entry: &Entry, reason: &Reason, at: SystemTime) {
+    pub(super) fn record_removal(&self, entry: &ImageEntry, reason: &Reason, at: SystemTime) {
         let Some(log) = &self.decisions else { return };
         log.act(Act {
             at,
@@ -44,7 +44,7 @@ impl ImageGc {
 
 impl GcReport {
     /// What is recorded of it: it began and ended at these moments.
-    pub fn on_record(&self, asked: &Asked, (at, until): (SystemTime, SystemTime)) -> Run {
+    pub fn to_audit(&self, asked: &RunTrigger, (at, until): (SystemTime, SystemTime)) -> Run {
         Run {
             head: RunHead {
                 at,

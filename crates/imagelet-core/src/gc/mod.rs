@@ -25,10 +25,10 @@ use std::{
 };
 
 pub use self::{
-    audit::Asked,
+    audit::RunTrigger,
     disk::{DiskProbe, DiskUse, StatVfs},
     keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleError, KeepRuleText, KeepRules},
-    plan::{ShortOutcome, Shortage},
+    plan::{ShortOutcome, Shortfall},
     policy::{AgeCounts, GcGoal, GcOrder, GcPolicy, GcPolicyError, GcRequest, GcWay, InodeMarks, ReliefMarks},
     reason::{GcPhase, Idle, Reason},
     remove_on_request::{OrderError, UsedImages},
@@ -36,7 +36,7 @@ pub use self::{
     run_health::{GcRuns, RunLevel, RunMessage},
     shadow::{Shadow, ShadowCounts},
 };
-use self::{keep_rules::LabelCache, plan::ReportedShortage, prune_records::Pruning};
+use self::{keep_rules::LabelCache, plan::ReportedShortfall, prune_records::Pruning};
 use crate::{
     audit_log::AuditLog,
     inventory::{Inventory, Snapshot},
@@ -51,7 +51,7 @@ pub struct ImageGc {
     inventory: Arc<Inventory>,
     probe: Arc<dyn DiskProbe>,
     turn: tokio::sync::Mutex<()>,
-    shortage: ReportedShortage,
+    shortfall: ReportedShortfall,
     rules: Mutex<Arc<KeepRules>>,
     labels: LabelCache,
     decisions: Option<Arc<AuditLog>>,
@@ -66,7 +66,7 @@ impl ImageGc {
             inventory,
             probe: Arc::new(StatVfs),
             turn: tokio::sync::Mutex::new(()),
-            shortage: ReportedShortage::default(),
+            shortfall: ReportedShortfall::default(),
             rules: Mutex::default(),
             labels: LabelCache::default(),
             decisions: None,

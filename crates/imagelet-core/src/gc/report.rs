@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     disk::DiskUse,
-    plan::{self, ShortOutcome, Shortage, size_text},
+    plan::{self, ShortOutcome, Shortfall, size_text},
     reason::{GcPhase, Reason},
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey},
-    inventory::{Entry, InventoryError},
+    inventory::{ImageEntry, InventoryError},
     runtime::{Certainty, Freed, RuntimeError},
     text::{aggregate, duration_text},
 };
@@ -72,7 +72,7 @@ impl GcReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcDecision {
     /// The image as the inventory knew it.
-    pub entry: Arc<Entry>,
+    pub entry: Arc<ImageEntry>,
     /// What became of it.
     pub outcome: GcOutcome,
     /// Why.
@@ -180,7 +180,7 @@ pub enum GcError {
         freed: u64,
     },
     /// All that may go together is not enough.
-    #[error("{}", plan::message(*used_percent, *capacity, *outcome, shortage, *certainty))]
+    #[error("{}", plan::message(*used_percent, *capacity, *outcome, shortfall, *certainty))]
     OutOfReach {
         /// How full the disk was before.
         used_percent: u8,
@@ -189,7 +189,7 @@ pub enum GcError {
         /// What went all the same.
         outcome: ShortOutcome,
         /// What holds the space now.
-        shortage: Shortage,
+        shortfall: Shortfall,
         /// How sure that is.
         certainty: Certainty,
     },

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    inventory::{Entry, RemovalBlocker, RemovalPermit, Snapshot},
+    inventory::{ImageEntry, RemovalBlocker, RemovalPermit, Snapshot},
     runtime::{Certainty, Freed, RuntimeErrorKind},
     text::{aggregate, split_grpc_error},
 };
@@ -307,7 +307,7 @@ impl<'a> Run<'a> {
     }
 
     /// Removes one image unless something has come between.
-    async fn remove(&mut self, entry: &Arc<Entry>, step: &Step) -> Attempt {
+    async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> Attempt {
         if let Some(why) = self.aborted.clone() {
             return self.spare(entry, step, Reason::Aborted { why });
         }
@@ -369,13 +369,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn spare(&mut self, entry: &Arc<Entry>, step: &Step, reason: Reason) -> Attempt {
+    fn spare(&mut self, entry: &Arc<ImageEntry>, step: &Step, reason: Reason) -> Attempt {
         self.spared.insert(entry.key(), reason.clone());
         self.decide(entry, step, GcOutcome::Spared, reason);
         Attempt::Spared
     }
 
-    fn decide(&mut self, entry: &Arc<Entry>, step: &Step, outcome: GcOutcome, reason: Reason) {
+    fn decide(&mut self, entry: &Arc<ImageEntry>, step: &Step, outcome: GcOutcome, reason: Reason) {
         let (entry, phase, frees) = (Arc::clone(entry), Some(step.phase), step.frees.bytes);
         self.attempts.push(GcDecision { entry, outcome, reason, phase, frees });
     }
@@ -448,16 +448,16 @@ impl<'a> Run<'a> {
             return;
         }
         // What came between is known to the last plan alone.
-        let short = self.last.as_ref().and_then(|(_, plan)| Some((plan.shortage?, plan.certainty)));
-        let Some((shortage, certainty)) = short else {
-            self.gc.shortage.clear();
+        let short = self.last.as_ref().and_then(|(_, plan)| Some((plan.shortfall?, plan.certainty)));
+        let Some((shortfall, certainty)) = short else {
+            self.gc.shortfall.clear();
             return;
         };
         let outcome =
             if self.dry_run() { ShortOutcome::WouldFree(self.freed) } else { ShortOutcome::Freed(self.freed) };
-        let error = GcError::OutOfReach { used_percent, capacity, outcome, shortage, certainty };
+        let error = GcError::OutOfReach { used_percent, capacity, outcome, shortfall, certainty };
         // A command gets the failure each time; the node's event is recorded once, until something changes.
-        if goal == GcGoal::Threshold && !self.dry_run() && self.gc.shortage.is_new(&self.disk, &shortage) {
+        if goal == GcGoal::Threshold && !self.dry_run() && self.gc.shortfall.is_new(&self.disk, &shortfall) {
             self.events.extend(error.event());
         }
         self.failures.push(error);

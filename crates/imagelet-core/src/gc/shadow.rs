@@ -95,11 +95,11 @@ mod tests {
     use crate::{
         gc::{DiskUse, GcDecision, GcPhase, Reason},
         image::{Image, ImageId, ImageSpec, ImageUser},
-        inventory::{Entry, Origin, UseHistory},
+        inventory::{ImageEntry, ImageOrigin, UseHistory},
         runtime::{Certainty, Freed},
     };
 
-    fn entry(id: &str, size: u64) -> Entry {
+    fn entry(id: &str, size: u64) -> ImageEntry {
         let image = Image {
             id: ImageId::new(id),
             tags: Vec::new(),
@@ -109,7 +109,7 @@ mod tests {
             spec: ImageSpec::default(),
             pinned: false,
         };
-        Entry {
+        ImageEntry {
             image: image.into(),
             first_seen: std::time::SystemTime::UNIX_EPOCH,
             last_used: None,
@@ -121,7 +121,7 @@ mod tests {
             use_count: 1,
             last_user: None,
             pulled: None,
-            origin: Origin::Pulled,
+            origin: ImageOrigin::Pulled,
             history: UseHistory::default(),
         }
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, iter::Peekable, sync::Arc, time::SystemTime};
 
 use crate::image::{Image, ImageKey};
 use crate::inventory::{
-    Entry, InventoryState, LEASE_UNSEEN_MAX, PullCost, Snapshot,
+    ImageEntry, InventoryState, LEASE_UNSEEN_MAX, PullCost, Snapshot,
     boot_clock::{AgeClock, moved},
     detect::{DetectTimes, Record, Survey, Users, Uses, detect, in_order_of_keys, uses},
     usage_history::ImageUsage,
@@ -137,7 +137,7 @@ impl InventoryState {
         self.snapshot_of(entries, now)
     }
 
-    fn snapshot_of(&self, entries: Vec<Arc<Entry>>, now: SystemTime) -> Snapshot {
+    fn snapshot_of(&self, entries: Vec<Arc<ImageEntry>>, now: SystemTime) -> Snapshot {
         let reported = |time: SystemTime| moved(time, self.shift);
         Snapshot {
             taken_at: reported(now),
@@ -157,9 +157,9 @@ impl InventoryState {
         remembered: Option<&ImageUsage>,
         users: Option<&Vec<String>>,
         now: SystemTime,
-    ) -> Entry {
+    ) -> ImageEntry {
         let reported = |time: SystemTime| moved(time, self.shift);
-        Entry {
+        ImageEntry {
             first_seen: reported(record.and_then(|record| record.first_seen).unwrap_or(now)),
             last_used: record.and_then(|record| record.last_used).map(reported),
             leased_at: self.leased_at(key),

@@ -53,7 +53,7 @@ pub use self::{
     node_status::{ImageCache, NodeImage, node_images, node_status},
     observation_window::WATCH_GAP_MAX,
     pins::{PinError, PinPattern},
-    usage_history::use_history::{Origin, PullCost, UseHistory},
+    usage_history::use_history::{ImageOrigin, PullCost, UseHistory},
 };
 use crate::{
     image::{ByteSize, Image, ImageId, ImageKey},
@@ -129,7 +129,7 @@ pub struct Snapshot {
     /// When the listings were in.
     pub taken_at: SystemTime,
     /// All images, by key.
-    pub entries: Vec<Arc<Entry>>,
+    pub entries: Vec<Arc<ImageEntry>>,
     /// Since when uses are known without a long gap; before that an unused image may only be an unwatched one.
     pub watched_since: SystemTime,
     /// How many containers a runtime listed.
@@ -140,7 +140,7 @@ pub struct Snapshot {
 
 /// An image with what the inventory knows of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct ImageEntry {
     /// As its store lists it.
     pub image: Arc<Image>,
     /// When a pass first saw it.
@@ -162,7 +162,7 @@ pub struct Entry {
     /// What its last pull cost, where imagelet made it or was reported.
     pub pulled: Option<PullCost>,
     /// How it came to be here.
-    pub origin: Origin,
+    pub origin: ImageOrigin,
     /// How its uses follow one another.
     pub history: UseHistory,
     /// `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY` or `container ID`.
@@ -173,13 +173,13 @@ pub struct Entry {
 
 impl Snapshot {
     /// The first entry of an image, whatever its handler.
-    fn first_of(&self, id: &ImageId) -> Option<&Entry> {
+    fn first_of(&self, id: &ImageId) -> Option<&ImageEntry> {
         let place = self.entries.partition_point(|entry| entry.image.id < *id);
         self.entries.get(place).filter(|entry| entry.image.id == *id).map(Arc::as_ref)
     }
 }
 
-impl Entry {
+impl ImageEntry {
     /// The key of its image.
     pub fn key(&self) -> ImageKey {
         self.image.key()

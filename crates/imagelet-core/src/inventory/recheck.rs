@@ -5,7 +5,7 @@ use std::{sync::Arc, time::SystemTime};
 use tokio::time::Instant;
 
 use crate::inventory::{
-    Entry, Inventory, InventoryError, Removal,
+    ImageEntry, Inventory, InventoryError, Removal,
     detect::{Survey, users},
     observation_window::VANISHED_WAIT,
 };
@@ -97,7 +97,7 @@ impl Inventory {
     /// it. Who was there before is part of the answer.
     pub(crate) async fn clear(
         &self,
-        entry: &Entry,
+        entry: &ImageEntry,
         containers: usize,
         now: SystemTime,
     ) -> Result<RemovalPermit<'_>, InventoryError> {
@@ -109,7 +109,11 @@ impl Inventory {
     }
 
     /// The image as it is now, where the runtime knows of nothing against its removal.
-    async fn recheck(&self, entry: &Entry, containers: usize) -> Result<Result<Image, RemovalBlocker>, InventoryError> {
+    async fn recheck(
+        &self,
+        entry: &ImageEntry,
+        containers: usize,
+    ) -> Result<Result<Image, RemovalBlocker>, InventoryError> {
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
         let mounts = self.mounts(&pods).await?;
         let sandboxes = self.sandbox_images(&pods).await?;

@@ -140,11 +140,11 @@ impl ImageManager {
         if !request.secrets_unread.is_empty() {
             self.report(request, String::new(), "FailedToRetrieveImagePullSecret", secrets_text(request));
         }
-        let board = Board::new(request.images.len());
-        let (board_of_all, compatibility) = (&board, self.compatibility);
+        let results = PodResults::new(request.images.len());
+        let (board_of_all, compatibility) = (&results, self.compatibility);
         stream::iter(plan(&request.images, compatibility))
-            .for_each_concurrent(LANES_MAX, |lane| async move {
-                for step in lane {
+            .for_each_concurrent(LANES_MAX, |sequence| async move {
+                for step in sequence {
                     let blocked = blocked_by(&request.images, &board_of_all.lock(), step.image, compatibility);
                     let outcome = match blocked {
                         Some(by) => PodOutcome::Blocked { by },
@@ -158,7 +158,7 @@ impl ImageManager {
                 }
             })
             .await;
-        board.into_outcomes()
+        results.into_outcomes()
     }
 
     async fn ensure_one(&self, request: &PodRequest, image: usize, watch: &dyn PodWatch) -> PodOutcome {
@@ -204,9 +204,9 @@ fn secrets_text(request: &PodRequest) -> String {
 }
 
 /// What is known of each image so far.
-struct Board(Mutex<Vec<Option<PodOutcome>>>);
+struct PodResults(Mutex<Vec<Option<PodOutcome>>>);
 
-impl Board {
+impl PodResults {
     fn new(images: usize) -> Self {
         Self(Mutex::new(vec![None; images]))
     }
@@ -235,30 +235,30 @@ impl Step {
 }
 
 /// Steps that wait for one another.
-type Lane = Vec<Step>;
+type StepSequence = Vec<Step>;
 
 /// Lays out which images are asked for together, and which after one another. Touches nothing.
-fn plan(images: &[PodImage], compatibility: Compatibility) -> Vec<Lane> {
+fn plan(images: &[PodImage], compatibility: Compatibility) -> Vec<StepSequence> {
     let mut order: Vec<usize> = (0..images.len()).collect();
     order.sort_by_key(|&image| images[image].role);
     let alone = |image| Step { image, sharing: Vec::new() };
     if compatibility == Compatibility::Kubelet {
         return vec![order.into_iter().map(alone).collect()];
     }
-    let mut lanes: Vec<Lane> = Vec::new();
+    let mut sequences: Vec<StepSequence> = Vec::new();
     let mut lane_of: HashMap<String, usize> = HashMap::new();
     for image in order {
-        let lane = *lane_of.entry(full_name(&images[image].image)).or_insert(lanes.len());
-        if lane == lanes.len() {
-            lanes.push(Lane::new());
+        let sequence = *lane_of.entry(full_name(&images[image].image)).or_insert(sequences.len());
+        if sequence == sequences.len() {
+            sequences.push(StepSequence::new());
         }
         let same = |step: &&mut Step| is_same(&images[step.image], &images[image]);
-        match lanes[lane].iter_mut().find(same) {
+        match sequences[sequence].iter_mut().find(same) {
             Some(step) => step.sharing.push(image),
-            None => lanes[lane].push(alone(image)),
+            None => sequences[sequence].push(alone(image)),
         }
     }
-    lanes
+    sequences
 }
 
 /// What two spellings of one image have in common; what does not parse stands for itself.
@@ -336,9 +336,9 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
     of_mounts.chain(reason_of(settled)).map(|reason| (settled, reason)).collect()
 }
 
-impl fmt::Debug for Board {
+impl fmt::Debug for PodResults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Board").field(&self.lock().len()).finish()
+        f.debug_tuple("PodResults").field(&self.lock().len()).finish()
     }
 }
 

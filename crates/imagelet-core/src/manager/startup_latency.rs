@@ -22,7 +22,7 @@ const SESSIONS_MAX: usize = 1024;
 /// Images of one pod that are named.
 const IMAGES_MAX: usize = 64;
 /// A pod without a pull for so long has all its images.
-const SETTLED_AFTER: Duration = Duration::from_mins(1);
+const FINISHED_AFTER: Duration = Duration::from_mins(1);
 /// A pod whose last pull failed, and that does not try again for so long, is gone; the longest back-off is far shorter.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
@@ -42,7 +42,7 @@ pub trait PullRecorder: Send + Sync + fmt::Debug {
     fn pull_started(&self, pod: &PodIdentity, image: &str);
 
     /// What became of an image that a pod asked for.
-    fn image_settled(&self, pod: &PodIdentity, end: ImageEnd);
+    fn image_finished(&self, pod: &PodIdentity, end: ImageEnd);
 }
 
 /// What became of an image that a pod asked for.
@@ -113,7 +113,7 @@ impl PodStarts {
     /// All pods that are known, the latest first.
     pub fn all(&self) -> Vec<PodImages> {
         let now = Instant::now();
-        let pods = self.settled(now);
+        let pods = self.without_finished(now);
         let mut all: Vec<PodImages> = pods.pulling.values().map(|starting| starting.summary(now, false)).collect();
         all.extend(pods.over.iter().cloned());
         all.sort_by(|a, b| (b.began, &b.pod.uid).cmp(&(a.began, &a.pod.uid)));
@@ -121,12 +121,12 @@ impl PodStarts {
     }
 
     /// Counts the pods that are over; for readers of metrics.
-    pub fn settle(&self) {
-        drop(self.settled(Instant::now()));
+    pub fn close_finished(&self) {
+        drop(self.without_finished(Instant::now()));
     }
 
     /// The pods, once those that are over are counted.
-    fn settled(&self, now: Instant) -> MutexGuard<'_, Pods> {
+    fn without_finished(&self, now: Instant) -> MutexGuard<'_, Pods> {
         let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         let Pods { pulling, over } = &mut *pods;
         pulling.retain(|_, starting| {
@@ -152,7 +152,7 @@ impl PullRecorder for PodStarts {
             return;
         }
         let now = Instant::now();
-        let mut pods = self.settled(now);
+        let mut pods = self.without_finished(now);
         if pods.pulling.len() >= PODS_MAX && !pods.pulling.contains_key(&pod.uid) {
             let silent =
                 pods.pulling.iter().min_by_key(|(_, starting)| starting.stirred).map(|(uid, _)| Arc::clone(uid));
@@ -167,9 +167,9 @@ impl PullRecorder for PodStarts {
         }
     }
 
-    fn image_settled(&self, pod: &PodIdentity, end: ImageEnd) {
+    fn image_finished(&self, pod: &PodIdentity, end: ImageEnd) {
         let now = Instant::now();
-        let mut pods = self.settled(now);
+        let mut pods = self.without_finished(now);
         let Some(starting) = pods.pulling.get_mut(&pod.uid) else { return };
         starting.stirred = now;
         if end != ImageEnd::Present {
@@ -199,7 +199,7 @@ impl Starting {
 
     fn is_over(&self, now: Instant) -> bool {
         let silent = now.saturating_duration_since(self.stirred);
-        self.running == 0 && silent >= if self.is_failing { FORGOTTEN_AFTER } else { SETTLED_AFTER }
+        self.running == 0 && silent >= if self.is_failing { FORGOTTEN_AFTER } else { FINISHED_AFTER }
     }
 
     fn summary(&self, now: Instant, is_over: bool) -> PodImages {
@@ -323,19 +323,19 @@ mod tests {
         pass(2).await;
         starts.pull_started(&pod(1), "b");
         pass(2).await;
-        starts.image_settled(&pod(1), ImageEnd::Pulled);
+        starts.image_finished(&pod(1), ImageEnd::Pulled);
         assert_eq!(starts.all()[0].took, Duration::from_secs(4), "it goes on");
         pass(2).await;
-        starts.image_settled(&pod(1), ImageEnd::Pulled);
+        starts.image_finished(&pod(1), ImageEnd::Pulled);
         // The kubelet pulls the next image once a container is started.
         pass(10).await;
         assert!(!starts.all()[0].is_over);
         starts.pull_started(&pod(1), "c");
         pass(4).await;
-        starts.image_settled(&pod(1), ImageEnd::Pulled);
+        starts.image_finished(&pod(1), ImageEnd::Pulled);
         pass(60).await;
-        starts.settle();
-        starts.settle();
+        starts.close_finished();
+        starts.close_finished();
         assert_eq!(sum(&metrics), (1.0, Some("20".to_owned())));
         let all = starts.all();
         assert_eq!(all.len(), 1);
@@ -352,12 +352,12 @@ mod tests {
         let starts = PodStarts::new(Arc::clone(&metrics));
         for number in [1, 2] {
             starts.pull_started(&pod(number), "a");
-            starts.image_settled(&pod(number), ImageEnd::Failed);
+            starts.image_finished(&pod(number), ImageEnd::Failed);
         }
         pass(300).await;
         starts.pull_started(&pod(1), "a");
         pass(5).await;
-        starts.image_settled(&pod(1), ImageEnd::Pulled);
+        starts.image_finished(&pod(1), ImageEnd::Pulled);
         pass(3600).await;
         assert_eq!(starts.all().len(), 1, "the one that never came is gone");
         assert_eq!(sum(&metrics), (1.0, Some("305".to_owned())));
@@ -367,10 +367,10 @@ mod tests {
     async fn an_image_that_was_there_does_not_end_the_pull_of_another() {
         let starts = PodStarts::new(Arc::new(Metrics::new()));
         starts.pull_started(&pod(1), "a");
-        starts.image_settled(&pod(1), ImageEnd::Present);
+        starts.image_finished(&pod(1), ImageEnd::Present);
         pass(600).await;
         assert!(!starts.all()[0].is_over);
-        starts.image_settled(&pod(1), ImageEnd::Pulled);
+        starts.image_finished(&pod(1), ImageEnd::Pulled);
         assert_eq!(starts.all()[0].took, Duration::from_mins(10));
     }
 
@@ -378,7 +378,7 @@ mod tests {
     async fn pods_are_bounded_and_pulls_for_no_pod_are_not_measured() {
         let starts = PodStarts::new(Arc::new(Metrics::new()));
         starts.pull_started(&PodIdentity::default(), "a");
-        starts.image_settled(&PodIdentity::default(), ImageEnd::Pulled);
+        starts.image_finished(&PodIdentity::default(), ImageEnd::Pulled);
         for number in 0..=PODS_MAX as u64 {
             starts.pull_started(&pod(number), "a");
             pass(1).await;
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(starts.all().len(), PODS_MAX);
         assert!(starts.all().iter().all(|it| it.pod != pod(0)), "the one that was silent for longest goes");
         for number in 0..=PODS_MAX as u64 {
-            starts.image_settled(&pod(number), ImageEnd::Pulled);
+            starts.image_finished(&pod(number), ImageEnd::Pulled);
         }
         pass(60).await;
         assert_eq!(starts.all().len(), OVER_MAX);

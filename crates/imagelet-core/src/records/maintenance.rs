@@ -85,7 +85,7 @@ impl PullRecords {
     /// Their images get a record that names no client, so that each has to show credentials.
     ///
     /// # Errors
-    /// When one of them could not be settled; its intent stays, and all others are.
+    /// When one of them could not be closed; its intent stays, and all others are.
     pub fn recover(&self, images: &[impl Borrow<Image>], now: SystemTime) -> Result<Recovered, RecordsError> {
         self.resolve_idle(images, now, Unfinished::Stays)
     }
@@ -136,14 +136,14 @@ impl PullRecords {
                 Guard::Image => names.include(&begun),
             });
             let ids: Vec<&ImageId> = brought.map(|(image, _)| &image.id).collect();
-            let settled = if !ids.is_empty() {
+            let closed = if !ids.is_empty() {
                 recovered.finished += 1;
-                self.settle(&begun, &ids, now)
+                self.close_intent(&begun, &ids, now)
             } else {
                 recovered.unfinished += 1;
                 self.leave_unfinished(&begun, unfinished)
             };
-            first_failure = first_failure.or(settled.err());
+            first_failure = first_failure.or(closed.err());
         }
         self.show();
         first_failure.map_or(Ok(recovered), Err)
@@ -176,7 +176,7 @@ impl PullRecords {
     }
 
     /// Records that a pull brought these images, for an unknown client.
-    fn settle(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
+    fn close_intent(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
         for id in ids {
             let _turn = self.records.lock(id.as_str());
             // One that cannot be read keeps everybody out as well, and may be mended.

@@ -32,17 +32,17 @@ pub struct Images {
 /// On the first broken promise.
 pub async fn run(service: &dyn ImageService, images: &Images) {
     nothing_is_found_before(service, images).await;
-    an_estimate_tells_what_a_pull_would_fetch(service, images).await;
+    an_estimate_has_what_a_pull_would_fetch(service, images).await;
     let first = a_pulled_image_is_listed_at_once(service, images).await;
     every_name_of_an_image_finds_it(service, images, &first).await;
     details_are_those_of_the_image(service, images, &first).await;
     two_names_are_one_image(service, images, &first).await;
-    layers_are_told_of_each_image(service, images, &first).await;
+    layers_of_each_image_are_reported(service, images, &first).await;
     what_is_pulled_by_digest_has_no_tag(service, images).await;
     each_list_has_an_edition_of_its_own(service, images).await;
     a_failed_pull_leaves_no_image(service, images).await;
     an_empty_name_is_refused(service).await;
-    the_filesystems_of_images_and_containers_are_told(service).await;
+    the_filesystems_of_images_and_containers_are_reported(service).await;
     assert!(service.reserved().is_none(), "no pull runs, and none has been promised anything");
     a_name_can_go_alone(service, images, &first).await;
     a_removed_image_is_gone_at_once(service, images, &first).await;
@@ -108,7 +108,7 @@ async fn a_pulled_image_is_listed_at_once(service: &dyn ImageService, images: &I
     id
 }
 
-async fn an_estimate_tells_what_a_pull_would_fetch(service: &dyn ImageService, images: &Images) {
+async fn an_estimate_has_what_a_pull_would_fetch(service: &dyn ImageService, images: &Images) {
     let Some(store) = service.local() else { return };
     let request = PullRequest { image: ImageSpec::new(&images.second), ..PullRequest::default() };
     let estimate =
@@ -191,7 +191,7 @@ async fn an_empty_name_is_refused(service: &dyn ImageService) {
     assert_eq!(service.list(Some(&none)).await.expect("a list"), all, "a filter that names nothing keeps everything");
 }
 
-async fn the_filesystems_of_images_and_containers_are_told(service: &dyn ImageService) {
+async fn the_filesystems_of_images_and_containers_are_reported(service: &dyn ImageService) {
     let filesystems = service.filesystem().await.unwrap_or_else(|error| panic!("filesystem: {}", error.chain()));
     for (kind, usages) in [("images", &filesystems.images), ("writable layers", &filesystems.containers)] {
         assert!(!usages.is_empty(), "{kind} live somewhere");
@@ -224,7 +224,7 @@ async fn details_are_those_of_the_image(service: &dyn ImageService, images: &Ima
     assert_eq!(layers(&details), layers(&said));
 }
 
-async fn layers_are_told_of_each_image(service: &dyn ImageService, images: &Images, id: &ImageId) {
+async fn layers_of_each_image_are_reported(service: &dyn ImageService, images: &Images, id: &ImageId) {
     let Some(store) = service.local() else {
         assert!(!images.tells_layers);
         return;

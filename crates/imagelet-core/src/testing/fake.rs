@@ -22,24 +22,24 @@ use crate::{
 /// Cheap to clone; clones share all state.
 #[derive(Clone, Debug, Default)]
 pub struct FakeRuntime {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<FakeState>>,
 }
 
 /// The images, and the list of them until one changes.
 #[derive(Debug, Default)]
-struct Shelf {
+struct StoredImages {
     images: BTreeMap<ImageId, Arc<Image>>,
     listing: Option<Listing>,
     edition: u64,
 }
 
-impl Shelf {
+impl StoredImages {
     fn listing(&mut self) -> Listing {
         self.listing.get_or_insert_with(|| self.images.values().cloned().collect()).clone()
     }
 }
 
-impl Deref for Shelf {
+impl Deref for StoredImages {
     type Target = BTreeMap<ImageId, Arc<Image>>;
 
     fn deref(&self) -> &Self::Target {
@@ -48,7 +48,7 @@ impl Deref for Shelf {
 }
 
 /// Whoever may change the images spoils the list.
-impl DerefMut for Shelf {
+impl DerefMut for StoredImages {
     fn deref_mut(&mut self) -> &mut Self::Target {
         self.listing = None;
         self.edition += 1;
@@ -57,9 +57,9 @@ impl DerefMut for Shelf {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FakeState {
     registry: BTreeMap<String, Offer>,
-    images: Shelf,
+    images: StoredImages,
     containers: Vec<Container>,
     sandboxes: Vec<Sandbox>,
     volumes: HashMap<String, Vec<String>>,
@@ -258,7 +258,7 @@ impl FakeRuntime {
     }
 
     /// From now on it says of each container that is not there that it is gone for certain.
-    pub fn tell_who_is_gone(&self) {
+    pub fn report_gone_containers(&self) {
         self.lock().tells_who_is_gone = true;
     }
 
@@ -282,11 +282,11 @@ impl FakeRuntime {
         self.lock().pulls_running
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FakeState> {
         self.state.lock().expect("no test panics while it holds the fake")
     }
 
-    fn enter(&self, verb: &str, subject: &str) -> Result<MutexGuard<'_, State>, RuntimeError> {
+    fn enter(&self, verb: &str, subject: &str) -> Result<MutexGuard<'_, FakeState>, RuntimeError> {
         let mut fake = self.lock();
         let call = if subject.is_empty() { verb.to_owned() } else { format!("{verb} {subject}") };
         let failure = fake.failures.get(&call).or_else(|| fake.failures.get(verb)).cloned();
@@ -298,7 +298,7 @@ impl FakeRuntime {
     }
 }
 
-impl State {
+impl FakeState {
     fn store(&mut self, name: &str, id: &ImageId, size: ByteSize) {
         let reference: Reference = name.parse().expect("normalised names parse");
         self.forget(name);
@@ -385,7 +385,7 @@ impl State {
     }
 }
 
-impl ImageNames for State {
+impl ImageNames for FakeState {
     fn has(&self, id: &ImageId) -> bool {
         self.images.contains_key(id)
     }

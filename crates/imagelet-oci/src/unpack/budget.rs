@@ -154,6 +154,7 @@ impl LayerMemory {
     }
 
     /// Memory that is shared with nothing, of so many bytes.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of_its_own(bytes: u64) -> Arc<Self> {
         Arc::new(UnpackBudget::sharing(bytes)).layer()
     }

@@ -42,6 +42,7 @@ pub(crate) enum UnpackErrorKind {
 
 impl UnpackError {
     /// The system's or the reader's error, if one is the cause.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn io_error(&self) -> Option<&io::Error> {
         self.source.as_ref()
     }

@@ -241,13 +241,11 @@ fn backend(file: &File, found: &mut Violations) -> Backend {
     let containers = endpoint("store.runtimeEndpoint", &store.runtime_endpoint);
     let import = [("auto", ImportMode::Auto), ("never", ImportMode::Never), ("require", ImportMode::Require)];
     let import = found.one_of("runtimeImport", &file.own.runtime_import, import);
-    match images {
-        Some(endpoint) => Backend::Cri(RuntimeSettings { endpoint, stall_max: positive(stall), import, engine }),
-        None => {
-            let timeout = file.kubelet.runtime_request_timeout.to_std();
-            Backend::Embedded(StoreSettings { engine, runtime: containers.map(|endpoint| (endpoint, timeout)) })
-        }
+    if let Some(endpoint) = images {
+        return Backend::Cri(RuntimeSettings { endpoint, stall_max: positive(stall), import, engine });
     }
+    let timeout = file.kubelet.runtime_request_timeout.to_std();
+    Backend::Embedded(StoreSettings { engine, runtime: containers.map(|endpoint| (endpoint, timeout)) })
 }
 
 fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {

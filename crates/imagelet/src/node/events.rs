@@ -58,7 +58,7 @@ pub(crate) async fn stream(node: &LocalNode, asked: &EventsRequest, replies: &Re
                 Err(RecvError::Lagged(count)) => pass(replies, &EventLine::Missed { count }).await,
                 Err(RecvError::Closed) => return Ok(()),
             },
-            () = looks.due() => looks.tell(node, replies).await,
+            () = looks.due() => looks.report(node, replies).await,
             () = replies.closed() => false,
         };
         if !is_there {
@@ -85,7 +85,7 @@ impl Looks {
         }
     }
 
-    async fn tell(&mut self, node: &LocalNode, replies: &Replies) -> bool {
+    async fn report(&mut self, node: &LocalNode, replies: &Replies) -> bool {
         let (version, news) = node.parts.pulls.since(self.version, Instant::now());
         self.version = version;
         for mut pull in news.into_iter().chain(waiting(node)) {
@@ -123,7 +123,7 @@ fn estimated(node: &LocalNode, pull: &PullProgress) -> Option<u64> {
 }
 
 /// Records what happened to the node itself.
-pub(crate) fn tell(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
+pub(crate) fn record_event(node: &LocalNode, kind: EventKind, reason: &'static str, message: String) {
     node.parts.events.record(Event { kind, reason, message, subject: EventSubject::Node, cause: None });
 }
 

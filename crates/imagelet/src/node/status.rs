@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use imagelet_core::{disks::Fullness, inventory::node_images};
+use imagelet_core::{disks::DiskUsage, inventory::node_images};
 
 use super::{
     command::Command,
@@ -61,7 +61,7 @@ impl Command for StatusRequest {
         let (pressure, of_disks) = disks.unwrap_or_else(|_| (Pressure::default(), vec![silence()]));
         problems.extend(of_disks);
         let images = pressure.stats.as_ref().map(|stats| &stats.images);
-        let full = images.and_then(|stats| Fullness::of(stats.capacity_bytes, stats.available_bytes).ok());
+        let full = images.and_then(|stats| DiskUsage::of(stats.capacity_bytes, stats.available_bytes).ok());
         let settings = node.settings();
         let WaitingRows { pulls, held_back, registries } = WaitingRows::from_status(node.parts.manager.status());
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);

@@ -77,7 +77,7 @@ pub(crate) async fn open_node(settings: Settings, role: Role, wanted: StoreAcces
     if let Some(layers) = store.layers {
         runtime = runtime.with_layers(layers);
     }
-    let (state, kept) = (store.state.clone(), records_settings(&settings)?);
+    let (state, kept) = (store.state.clone(), records_settings(&settings));
     // Who may not change the store changes nothing of what is remembered of it. Who may owns both from here on.
     let is_read_only = match &store.engine {
         Some(engine) => engine.check_writable().is_err(),
@@ -394,16 +394,11 @@ fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
 }
 
 /// How the records are kept, if they are: as many in memory as the kubelet keeps for its default number of pods.
-fn records_settings(settings: &Settings) -> Result<Option<RecordsSettings>, Failure> {
+fn records_settings(settings: &Settings) -> Option<RecordsSettings> {
     let guard = if settings.compatibility.is_kubelet() { Guard::Spelling } else { Guard::Image };
     let parallel_max = settings.pulls.slots.map(NonZeroUsize::get);
-    let Some(policy) = settings.verification.clone() else { return Ok(None) };
-    let kept = RecordsSettings::new(policy);
-    Ok(Some(RecordsSettings {
-        guard,
-        age_max: settings.record_age_max,
-        ..kept.sized(settings.node.pods_max, parallel_max)
-    }))
+    let sized = RecordsSettings::new(settings.verification.clone()?).sized(settings.node.pods_max, parallel_max);
+    Some(RecordsSettings { guard, age_max: settings.record_age_max, ..sized })
 }
 
 /// Where the node's own credentials are.
@@ -459,7 +454,7 @@ mod tests {
             let settings = sources.settings().expect("the defaults hold");
             assert_eq!(settings.compatibility, way.compatibility());
             assert_eq!(pull_settings(&settings, Role::Daemon), way.pull_settings(), "{way}");
-            let records = records_settings(&settings).expect("they hold").expect("pulls are recorded");
+            let records = records_settings(&settings).expect("pulls are recorded");
             assert_eq!(records.guard, way.guard(), "{way}");
             let marks = GcPolicy::new(85, 80, Duration::from_mins(2), None).expect("the defaults hold");
             assert_eq!(policy(&settings), Ok(way.collecting(marks)), "{way}");

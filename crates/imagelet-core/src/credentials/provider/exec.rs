@@ -33,7 +33,7 @@ const STDERR_LENGTH_MAX: usize = 64 << 10;
 /// Read at once.
 const CHUNK_LENGTH: usize = 8 << 10;
 /// When a plugin has ended and another process still holds its output: what it wrote itself is here after this time.
-const SETTLED_AFTER: Duration = Duration::from_millis(100);
+const FINISHED_AFTER: Duration = Duration::from_millis(100);
 /// A killed process is gone after this time, or the system holds on to it; then it is reaped some other time.
 const REAPED_WITHIN: Duration = Duration::from_secs(5);
 /// A plugin that is just being replaced is busy for a moment.
@@ -198,7 +198,7 @@ impl Plugin {
                 }
                 ready = exit.readable(), if settled.is_none() => {
                     drop(ready.map_err(RunError::System)?);
-                    settled = Some(Instant::now() + SETTLED_AFTER);
+                    settled = Some(Instant::now() + FINISHED_AFTER);
                 }
                 () = sleep_until(settled.unwrap_or(deadline)), if settled.is_some() && !is_over => {}
                 () = &mut limit => return Err(RunError::TimedOut),

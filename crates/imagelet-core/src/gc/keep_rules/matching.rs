@@ -14,13 +14,13 @@ use super::{
 use crate::{
     gc::reason::Reason,
     image::ImageId,
-    inventory::{Entry, Origin},
+    inventory::{ImageEntry, ImageOrigin},
 };
 
 /// For each image why the operator's rules hold it; `None` where they do not. The first rule that keeps it is the reason.
 /// The order of the images does not matter.
 pub(in crate::gc) fn held_by_rules(
-    entries: &[Arc<Entry>],
+    entries: &[Arc<ImageEntry>],
     labels: &Labels,
     rules: &KeepRules,
     now: SystemTime,
@@ -48,14 +48,14 @@ pub(in crate::gc) fn held_by_rules(
         }
     }
     if rules.only_owned {
-        for (entry, held) in entries.iter().zip(&mut held).filter(|(entry, _)| entry.origin == Origin::Found) {
+        for (entry, held) in entries.iter().zip(&mut held).filter(|(entry, _)| entry.origin == ImageOrigin::Found) {
             let _ = (entry, held.get_or_insert(Reason::NotOwned));
         }
     }
     held
 }
 
-fn is_fresh(rule: &KeepRule, entry: &Entry, now: SystemTime) -> bool {
+fn is_fresh(rule: &KeepRule, entry: &ImageEntry, now: SystemTime) -> bool {
     let since = entry.last_used.max(Some(entry.first_seen));
     rule.unused_max().is_none_or(|max| {
         // What happens in the future happens now.
@@ -69,7 +69,7 @@ enum Covered {
 }
 
 /// Whether a rule about single images covers this one.
-fn covers(scope: &KeepScope, entry: &Entry, labels: Option<&BTreeMap<String, String>>) -> Option<Covered> {
+fn covers(scope: &KeepScope, entry: &ImageEntry, labels: Option<&BTreeMap<String, String>>) -> Option<Covered> {
     let is_covered = match scope {
         KeepScope::LastTags { .. } => false,
         KeepScope::Label { key, value } => {
@@ -90,7 +90,7 @@ fn covers(scope: &KeepScope, entry: &Entry, labels: Option<&BTreeMap<String, Str
 type Repositories<'a> = HashMap<&'a str, Vec<Tag<'a>>>;
 
 /// All tags by their repository. An image of several handlers is one image.
-fn by_repository(entries: &[Arc<Entry>]) -> Repositories<'_> {
+fn by_repository(entries: &[Arc<ImageEntry>]) -> Repositories<'_> {
     let mut repositories = Repositories::new();
     let mut positions: HashMap<&ImageId, usize> = HashMap::with_capacity(entries.len());
     for (at, entry) in entries.iter().enumerate() {
@@ -168,7 +168,7 @@ mod tests {
         rule(KeepRuleText { image: Some(image.to_owned()), unused_max, ..KeepRuleText::default() })
     }
 
-    fn entry(node: &Node) -> Arc<Entry> {
+    fn entry(node: &Node) -> Arc<ImageEntry> {
         let image = Image {
             id: node.id.clone(),
             tags: node.tags.clone(),
@@ -178,7 +178,7 @@ mod tests {
             spec: ImageSpec { runtime_handler: node.handler.to_owned(), ..ImageSpec::default() },
             pinned: false,
         };
-        Arc::new(Entry {
+        Arc::new(ImageEntry {
             image: Arc::new(image),
             first_seen: at(node.first_seen),
             last_used: node.last_used.map(at),
@@ -190,14 +190,14 @@ mod tests {
             use_count: 1,
             last_user: node.last_user.map(str::to_owned),
             pulled: None,
-            origin: Origin::Pulled,
+            origin: ImageOrigin::Pulled,
             history: UseHistory::default(),
         })
     }
 
     /// By image: the number of the rule that keeps it, and `?` where its labels are not known.
     fn kept(rules: &[KeepRule], nodes: &[Node], now: u64) -> Vec<String> {
-        let entries: Vec<Arc<Entry>> = nodes.iter().map(entry).collect();
+        let entries: Vec<Arc<ImageEntry>> = nodes.iter().map(entry).collect();
         let labels = nodes.iter().map(|node| (node.id.clone(), node.labels.clone())).collect();
         let number = |text: String| rules.iter().position(|rule| rule.to_string() == text).unwrap();
         let word = |held| match held {

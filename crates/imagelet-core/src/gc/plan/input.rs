@@ -9,7 +9,7 @@ use crate::gc::{
 };
 use crate::{
     image::{ImageId, ImageKey},
-    inventory::Entry,
+    inventory::ImageEntry,
     runtime::{Freed, LayerGraph},
 };
 
@@ -29,7 +29,7 @@ pub(in crate::gc) struct PlanInput<'a> {
     /// The same by age.
     pub(in crate::gc) aged: Freed,
     /// All images, ascending by key.
-    pub(in crate::gc) entries: &'a [Arc<Entry>],
+    pub(in crate::gc) entries: &'a [Arc<ImageEntry>],
     /// By place: why a keep rule holds the image. Empty where there are no rules.
     pub(in crate::gc) ruled: &'a [Option<Reason>],
     /// What the images share; `None`: not known.

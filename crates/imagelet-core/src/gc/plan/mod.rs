@@ -12,11 +12,11 @@ mod unreachable_goal;
 use std::time::{Duration, SystemTime};
 
 use self::select::{Candidate, Selection, Wanted};
-pub use self::unreachable_goal::{ShortOutcome, Shortage};
+pub use self::unreachable_goal::{ShortOutcome, Shortfall};
 pub(super) use self::{
     input::PlanInput,
     select::frees,
-    unreachable_goal::{ReportedShortage, message, size_text},
+    unreachable_goal::{ReportedShortfall, message, size_text},
 };
 use super::{
     policy::{AgeCounts, GcGoal, GcWay, ReliefMarks},
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     image::ByteSize,
-    inventory::Entry,
+    inventory::ImageEntry,
     runtime::{Certainty, Freed},
 };
 
@@ -43,7 +43,7 @@ pub(super) struct Plan {
     pub(super) possible: Freed,
     pub(super) certainty: Certainty,
     /// What holds the space after the steps, where the goal is out of reach.
-    pub(super) shortage: Option<Shortage>,
+    pub(super) shortfall: Option<Shortfall>,
 }
 
 /// One removal.
@@ -98,11 +98,11 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     };
     steps.extend(goes.into_iter().map(for_space));
 
-    let shortage = wanted.filter(|_| is_short).map(|wanted| {
+    let shortfall = wanted.filter(|_| is_short).map(|wanted| {
         let freed = sum(steps.iter().filter(|step| step.phase != GcPhase::Age));
         let places = candidates.iter().map(|it| it.place);
         let gone = steps.iter().map(|step| step.place);
-        unreachable_goal::shortage(input, places, gone, sum(&steps), wanted.least.less(freed))
+        unreachable_goal::shortfall(input, places, gone, sum(&steps), wanted.least.less(freed))
     });
     if is_out_of_reach {
         let relief = input.policy.relief().filter(|_| wanted.is_some_and(|wanted| wanted.relief.is_some()));
@@ -121,7 +121,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         wanted: wanted.map(|wanted| wanted.all),
         possible: aged.plus(possible),
         certainty: input.layers.map_or(Certainty::Claimed, |graph| graph.certainty),
-        shortage,
+        shortfall,
         reserve: reserve.into_iter().map(for_space).collect(),
         steps,
     }
@@ -133,7 +133,7 @@ pub(super) fn sum<'a>(steps: impl IntoIterator<Item = &'a Step>) -> Freed {
 }
 
 /// Why it stays whatever is wanted.
-fn holds(entry: &Entry, place: usize, input: &PlanInput<'_>) -> Option<Reason> {
+fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reason> {
     if !input.spared.is_empty()
         && let Some(reason) = input.spared.get(&entry.key())
     {
@@ -158,7 +158,7 @@ fn holds(entry: &Entry, place: usize, input: &PlanInput<'_>) -> Option<Reason> {
 }
 
 /// Why it stays although space is wanted.
-fn too_fresh(entry: &Entry, input: &PlanInput<'_>) -> Option<Reason> {
+fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
     let age_min = input.policy.age_min();
     if entry.last_used >= Some(input.now) {
         return Some(Reason::JustUsed);
@@ -170,12 +170,12 @@ fn too_fresh(entry: &Entry, input: &PlanInput<'_>) -> Option<Reason> {
 }
 
 /// Whether it was idle for so long that it goes although the goal is out of reach.
-fn is_idle(entry: &Entry, input: &PlanInput<'_>) -> bool {
+fn is_idle(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
     let since = entry.last_used.max(Some(entry.first_seen)).max(entry.leased_at);
     input.policy.relief().is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))
 }
 
-fn is_old(entry: &Entry, input: &PlanInput<'_>) -> bool {
+fn is_old(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
     let Some(age_max) = input.policy.age_max().filter(|_| input.goal == GcGoal::Threshold) else { return false };
     if !is_older(Some(input.watched_since), age_max, input.now) {
         return false;

@@ -9,13 +9,13 @@ use super::input::PlanInput;
 use crate::{
     gc::disk::DiskUse,
     image::{ByteSize, ImageId},
-    inventory::Entry,
+    inventory::ImageEntry,
     runtime::{Certainty, Freed},
 };
 
 /// What holds the space once all that is planned has gone. The parts add up to what is used on the disk then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shortage {
+pub struct Shortfall {
     /// By images in use alone.
     pub in_use: ByteSize,
     /// By pinned images that are not in use.
@@ -34,15 +34,15 @@ pub struct Shortage {
 
 /// Splits what is used on the disk by what holds it, once the images at the places `gone` have freed so much.
 /// `candidates`: places of images that may go.
-pub(in crate::gc) fn shortage(
+pub(in crate::gc) fn shortfall(
     input: &PlanInput<'_>,
     candidates: impl Iterator<Item = usize>,
     gone: impl Iterator<Item = usize>,
     freed: Freed,
     missing: Freed,
-) -> Shortage {
-    let mut shortage = Shortage { missing, ..Shortage::default() };
-    let hold = |entry: &Entry| match (entry.in_use_by.is_empty(), entry.pinned_by.is_empty()) {
+) -> Shortfall {
+    let mut shortfall = Shortfall { missing, ..Shortfall::default() };
+    let hold = |entry: &ImageEntry| match (entry.in_use_by.is_empty(), entry.pinned_by.is_empty()) {
         (false, _) => Hold::InUse,
         (_, false) => Hold::Pinned,
         _ => Hold::Kept,
@@ -56,7 +56,7 @@ pub(in crate::gc) fn shortage(
             let known = holds.entry(&entry.image.id).or_insert(hold);
             *known = hold.max(*known);
         } else {
-            shortage.add(hold, hold, entry.image.size);
+            shortfall.add(hold, hold, entry.image.size);
         }
     }
     if let Some(graph) = input.layers {
@@ -75,14 +75,14 @@ pub(in crate::gc) fn shortage(
         for (layer, hold) in graph.layers.iter().zip(of) {
             let Some((weak, strong)) = hold else { continue };
             let strong = if layer.held { strong.max(Hold::Kept) } else { strong };
-            shortage.add(weak, strong, layer.bytes);
+            shortfall.add(weak, strong, layer.bytes);
         }
     }
-    let images = shortage.in_use + shortage.pinned + shortage.kept + shortage.shared + shortage.free;
+    let images = shortfall.in_use + shortfall.pinned + shortfall.kept + shortfall.shared + shortfall.free;
     let freed = input.aged.plus(input.freed).plus(freed);
     let used = input.disk.as_ref().map_or(ByteSize::ZERO, |disk| disk.used).saturating_sub(freed.bytes);
-    shortage.others = used.saturating_sub(images);
-    shortage
+    shortfall.others = used.saturating_sub(images);
+    shortfall
 }
 
 /// How firmly an image is held.
@@ -95,7 +95,7 @@ enum Hold {
     InUse,
 }
 
-impl Shortage {
+impl Shortfall {
     fn add(&mut self, weak: Hold, strong: Hold, bytes: ByteSize) {
         let part = match (weak, strong) {
             (_, Hold::Gone) => return,
@@ -109,23 +109,23 @@ impl Shortage {
     }
 }
 
-/// The shortage that was reported last. It is reported once, and again when it was over in between, when a part of it has
+/// The shortfall that was reported last. It is reported once, and again when it was over in between, when a part of it has
 /// changed by more than a twentieth of the disk, or after a restart.
 #[derive(Debug, Default)]
-pub(in crate::gc) struct ReportedShortage(Mutex<Option<Shortage>>);
+pub(in crate::gc) struct ReportedShortfall(Mutex<Option<Shortfall>>);
 
-impl ReportedShortage {
-    /// Whether this is another shortage than the one reported last; from now on it is that one.
-    pub(in crate::gc) fn is_new(&self, disk: &DiskUse, shortage: &Shortage) -> bool {
+impl ReportedShortfall {
+    /// Whether this is another shortfall than the one reported last; from now on it is that one.
+    pub(in crate::gc) fn is_new(&self, disk: &DiskUse, shortfall: &Shortfall) -> bool {
         let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if reported.as_ref().is_some_and(|reported| is_alike(reported, shortage, disk)) {
+        if reported.as_ref().is_some_and(|reported| is_alike(reported, shortfall, disk)) {
             return false;
         }
-        *reported = Some(*shortage);
+        *reported = Some(*shortfall);
         true
     }
 
-    /// The goal was reached, or there was none: the next shortage is reported.
+    /// The goal was reached, or there was none: the next shortfall is reported.
     pub(in crate::gc) fn clear(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -134,8 +134,8 @@ impl ReportedShortage {
 /// Pods that come and go change less than this.
 const CHANGE_MIN_PERCENT: u64 = 5;
 
-fn is_alike(one: &Shortage, other: &Shortage, disk: &DiskUse) -> bool {
-    let parts = |it: &Shortage| {
+fn is_alike(one: &Shortfall, other: &Shortfall, disk: &DiskUse) -> bool {
+    let parts = |it: &Shortfall| {
         [it.in_use, it.pinned, it.kept, it.shared, it.free, it.others, it.missing.bytes].map(|part| part.0)
     };
     let is_small = |change: u64, whole: u64| change <= whole / 100 * CHANGE_MIN_PERCENT;
@@ -158,11 +158,11 @@ pub(in crate::gc) fn message(
     used_percent: u8,
     capacity: ByteSize,
     outcome: ShortOutcome,
-    shortage: &Shortage,
+    shortfall: &Shortfall,
     certainty: Certainty,
 ) -> String {
     let size = |bytes: ByteSize| size_text(bytes.0);
-    let Shortage { in_use, pinned, kept, shared, free, others, missing } = *shortage;
+    let Shortfall { in_use, pinned, kept, shared, free, others, missing } = *shortfall;
     let (freed, verb, now) = match outcome {
         ShortOutcome::Freed(freed) => (freed, "was", " now"),
         ShortOutcome::WouldFree(freed) => (freed, "would be", " then"),

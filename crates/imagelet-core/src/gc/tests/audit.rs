@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Node, at};
 use crate::{
     audit_log::{ActCode, AuditLog, HappeningKind},
-    gc::{Asked, GcGoal, GcPolicy, GcRequest, GcWay},
+    gc::{GcGoal, GcPolicy, GcRequest, GcWay, RunTrigger},
     image::ByteSize,
     runtime::RuntimeErrorKind,
 };
@@ -16,10 +16,10 @@ async fn a_collection_tells_the_log_what_it_removed_spared_and_failed_to_remove(
     let (a, b) = (node.idle("a:1", 200, 10).await, node.idle("b:1", 250, 20).await);
     node.fake.fail(&format!("remove {a}"), RuntimeErrorKind::Other, "busy");
     let report = node.collect(GcGoal::Threshold).await;
-    let asked = Asked { by: "timer".into(), shadow: false };
+    let asked = RunTrigger { by: "timer".into(), shadow: false };
     let folder = tempfile::tempdir().unwrap();
     let log = AuditLog::new(folder.path(), 1 << 20);
-    log.run(report.on_record(&asked, (at(10_000), at(10_001))));
+    log.run(report.to_audit(&asked, (at(10_000), at(10_001))));
     let told = |text: &str| {
         let history = log.history(text).unwrap();
         let all = &history.images[0].happenings;
@@ -78,7 +78,7 @@ async fn a_removal_is_on_record_before_it_is_done_and_told_once() {
         [HappeningKind::Found, HappeningKind::Act(ActCode::Removing)],
         "its collection has told nothing yet"
     );
-    let asked = Asked { by: "timer".to_owned(), shadow: false };
-    log.run(report.on_record(&asked, (at(10_000), at(10_001))));
+    let asked = RunTrigger { by: "timer".to_owned(), shadow: false };
+    log.run(report.to_audit(&asked, (at(10_000), at(10_001))));
     assert_eq!(kinds(), [HappeningKind::Found, HappeningKind::Removed]);
 }

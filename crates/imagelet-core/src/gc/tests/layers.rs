@@ -94,7 +94,7 @@ async fn a_goal_out_of_reach_is_told_once_until_something_changes_and_nothing_go
                 images, 260 B by anything but images.";
     assert_eq!(messages, [("FreeDiskSpaceFailed", text.to_owned())]);
 
-    // With the pin the shortage goes, and comes back as news. Who only asks is not told that anything went.
+    // With the pin the shortfall goes, and comes back as news. Who only asks is not told that anything went.
     node.inventory.unpin("own:1").unwrap();
     let asked = GcRequest { policy: policy(GcOrder::Cost), goal: GcGoal::Threshold, dry_run: true };
     let told = node.gc.run(&asked, at(10_000)).await.unwrap().failures[0].to_string();
@@ -148,6 +148,6 @@ async fn inodes_are_a_second_watermark() {
     assert!(report.failures.is_empty(), "{:?}", report.failures);
     let node = node.with_inodes(400, 0);
     let report = node.gc.run(&request(false), at(10_000)).await.unwrap();
-    let GcError::OutOfReach { shortage, .. } = &report.failures[0] else { panic!("{:?}", report.failures) };
-    assert_eq!((report.removed().count(), shortage.missing.inodes), (0, 24));
+    let GcError::OutOfReach { shortfall, .. } = &report.failures[0] else { panic!("{:?}", report.failures) };
+    assert_eq!((report.removed().count(), shortfall.missing.inodes), (0, 24));
 }

@@ -204,8 +204,8 @@ async fn nothing_goes_in_vain_where_all_that_may_go_is_not_enough() {
     assert_eq!(reason(&report, &free), Reason::InVain.to_string());
     assert_eq!(report.events[0].reason, "FreeDiskSpaceFailed");
     assert!(report.events[0].message.contains("(100% of 1000 B used). 110 B must go"), "{}", report.events[0].message);
-    let GcError::OutOfReach { shortage, .. } = &report.failures[0] else { panic!("{:?}", report.failures) };
-    assert_eq!((shortage.in_use, shortage.free, shortage.others), (ByteSize(600), ByteSize(100), ByteSize(300)));
+    let GcError::OutOfReach { shortfall, .. } = &report.failures[0] else { panic!("{:?}", report.failures) };
+    assert_eq!((shortfall.in_use, shortfall.free, shortfall.others), (ByteSize(600), ByteSize(100), ByteSize(300)));
 }
 
 #[tokio::test]

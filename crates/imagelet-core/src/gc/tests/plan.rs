@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     gc::{DiskUse, GcOrder, GcPolicy, InodeMarks},
     image::{Image, ImageId, ImageSpec, ImageUser, Percent},
-    inventory::{Origin, UseHistory},
+    inventory::{ImageOrigin, UseHistory},
     runtime::{LayerFacts, LayerGraph},
 };
 
@@ -20,8 +20,8 @@ fn now() -> SystemTime {
 }
 
 /// An image that nothing keeps: first seen and last used long ago.
-fn idle() -> Entry {
-    Entry {
+fn idle() -> ImageEntry {
+    ImageEntry {
         image: named("sha256:a", "", 100),
         first_seen: now() - LONG,
         last_used: Some(now() - LONG),
@@ -33,7 +33,7 @@ fn idle() -> Entry {
         use_count: 1,
         last_user: None,
         pulled: None,
-        origin: Origin::Pulled,
+        origin: ImageOrigin::Pulled,
         history: UseHistory::default(),
     }
 }
@@ -56,11 +56,11 @@ struct Case {
     goal: GcGoal,
     watched_since: SystemTime,
     disk: DiskUse,
-    entries: Vec<Entry>,
+    entries: Vec<ImageEntry>,
     layers: Option<LayerGraph>,
 }
 
-fn input(goal: GcGoal, entries: Vec<Entry>) -> Case {
+fn input(goal: GcGoal, entries: Vec<ImageEntry>) -> Case {
     Case {
         policy: GcPolicy::new(90, 80, AGE_MIN, Some(AGE_MAX)).unwrap(),
         goal,
@@ -72,8 +72,8 @@ fn input(goal: GcGoal, entries: Vec<Entry>) -> Case {
 }
 
 /// The plan, and the images by their places in it.
-fn planned(case: &Case) -> (Plan, Vec<Arc<Entry>>) {
-    let mut entries: Vec<Arc<Entry>> = case.entries.iter().cloned().map(Arc::new).collect();
+fn planned(case: &Case) -> (Plan, Vec<Arc<ImageEntry>>) {
+    let mut entries: Vec<Arc<ImageEntry>> = case.entries.iter().cloned().map(Arc::new).collect();
     entries.sort_by_key(|entry| entry.key());
     let plan = plan(&PlanInput {
         policy: case.policy,
@@ -112,14 +112,14 @@ fn no_image_goes_for_its_age_before_it_was_watched_for_that_long() {
 
 #[test]
 fn a_fresh_image_does_not_go_for_its_age_whichever_way_ages_count() {
-    let by_age = |counts: AgeCounts, image: Entry| {
+    let by_age = |counts: AgeCounts, image: ImageEntry| {
         let input = input(GcGoal::Threshold, vec![image]);
         kept(&Case { policy: input.policy.counting(counts), ..input })
     };
-    let never_used = |seen: Duration| Entry { first_seen: now() - seen, last_used: None, ..idle() };
+    let never_used = |seen: Duration| ImageEntry { first_seen: now() - seen, last_used: None, ..idle() };
     for counts in [AgeCounts::FromUse, AgeCounts::FromUseOrSight] {
         assert_eq!(by_age(counts, never_used(MINUTE)), Some(Reason::NotNeeded), "{counts:?}: just pulled");
-        let asked = Entry { leased_at: Some(now() - MINUTE), ..idle() };
+        let asked = ImageEntry { leased_at: Some(now() - MINUTE), ..idle() };
         assert_eq!(by_age(counts, asked), Some(Reason::NotNeeded), "{counts:?}: just asked for");
         assert_eq!(by_age(counts, never_used(LONG)), None, "{counts:?}");
     }
@@ -132,12 +132,12 @@ fn a_fresh_image_does_not_go_for_its_age_whichever_way_ages_count() {
 fn an_image_that_was_just_used_asked_for_or_released_stays_although_all_unused_shall_go() {
     let until = now() + MINUTE;
     for (image, reason) in [
-        (Entry { last_used: Some(now()), ..idle() }, Some(Reason::JustUsed)),
-        (Entry { first_seen: now() - MINUTE, ..idle() }, Some(Reason::Young { age_min: AGE_MIN })),
-        (Entry { leased_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Leased { lease: AGE_MIN })),
-        (Entry { leased_until: Some(until), ..idle() }, Some(Reason::awaited(until))),
-        (Entry { released_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Released)),
-        (Entry { leased_at: Some(now() - LONG), ..idle() }, None),
+        (ImageEntry { last_used: Some(now()), ..idle() }, Some(Reason::JustUsed)),
+        (ImageEntry { first_seen: now() - MINUTE, ..idle() }, Some(Reason::Young { age_min: AGE_MIN })),
+        (ImageEntry { leased_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Leased { lease: AGE_MIN })),
+        (ImageEntry { leased_until: Some(until), ..idle() }, Some(Reason::awaited(until))),
+        (ImageEntry { released_at: Some(now() - MINUTE), ..idle() }, Some(Reason::Released)),
+        (ImageEntry { leased_at: Some(now() - LONG), ..idle() }, None),
         (idle(), None),
     ] {
         assert_eq!(kept(&input(GcGoal::AllUnused, vec![image.clone()])), reason, "{image:?}");
@@ -147,8 +147,8 @@ fn an_image_that_was_just_used_asked_for_or_released_stays_although_all_unused_s
 #[test]
 fn an_image_whose_handlers_disagree_stays_whole() {
     let (pinned, free) = (
-        Entry { pinned_by: vec!["a:1".to_owned()], ..idle() },
-        Entry { image: named("sha256:a", "kata", 100), ..idle() },
+        ImageEntry { pinned_by: vec!["a:1".to_owned()], ..idle() },
+        ImageEntry { image: named("sha256:a", "kata", 100), ..idle() },
     );
     let layer = LayerFacts { id: Arc::from("layer"), bytes: ByteSize(100), inodes: None, held: false };
     let graph = LayerGraph {
@@ -156,7 +156,7 @@ fn an_image_whose_handlers_disagree_stays_whole() {
         images: [(ImageId::new("sha256:a"), vec![0])].into_iter().collect(),
         certainty: Certainty::Exact,
     };
-    let planned = |images: Vec<Entry>| {
+    let planned = |images: Vec<ImageEntry>| {
         let input = input(GcGoal::Free(ByteSize(50)), images);
         planned(&Case { policy: input.policy.in_order(GcOrder::Cost), layers: Some(graph.clone()), ..input }).0
     };
@@ -178,16 +178,16 @@ fn a_disk_of_unknown_size_makes_no_image_go() {
 }
 
 /// An image of its own layer of so many bytes, idle for so many minutes.
-fn idle_for(name: &str, minutes: u64, bytes: u64) -> Entry {
+fn idle_for(name: &str, minutes: u64, bytes: u64) -> ImageEntry {
     let since = now() - Duration::from_mins(minutes);
-    Entry { image: named(name, "", bytes), first_seen: since, last_used: Some(since), ..idle() }
+    ImageEntry { image: named(name, "", bytes), first_seen: since, last_used: Some(since), ..idle() }
 }
 
 /// What goes of images idle for 10, 59, 61 and 600 minutes on a disk of 1000 bytes with 50 in each of them, and why the
 /// others stay.
-fn relief(available: u64, change: impl Fn(&mut Case)) -> (Vec<String>, Vec<&'static str>, Option<Shortage>) {
+fn relief(available: u64, change: impl Fn(&mut Case)) -> (Vec<String>, Vec<&'static str>, Option<Shortfall>) {
     let ages = [("10", 10), ("59", 59), ("61", 61), ("600", 600)];
-    let images: Vec<Entry> = ages.iter().map(|(name, minutes)| idle_for(name, *minutes, 50)).collect();
+    let images: Vec<ImageEntry> = ages.iter().map(|(name, minutes)| idle_for(name, *minutes, 50)).collect();
     let mut input = input(GcGoal::Threshold, images);
     let marks = ReliefMarks { idle_min: Duration::from_hours(1), critical: Percent::new(95).unwrap() };
     // 410 bytes have to be free at least; the images have 200.
@@ -197,7 +197,7 @@ fn relief(available: u64, change: impl Fn(&mut Case)) -> (Vec<String>, Vec<&'sta
     let (plan, entries) = planned(&input);
     let gone = plan.steps.iter().map(|step| entries[step.place].image.id.to_string()).collect();
     let kept = plan.kept.iter().flatten().map(Reason::code).collect();
-    (gone, kept, plan.shortage)
+    (gone, kept, plan.shortfall)
 }
 
 fn by_layers(input: &mut Case) {
@@ -231,11 +231,11 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
         };
 
         // 90 percent: far from the goal of 41 percent free, and not critical.
-        let (gone, kept, shortage) = planned(100, &asis);
+        let (gone, kept, shortfall) = planned(100, &asis);
         assert_eq!((sorted(gone), kept), (vec!["600".to_owned(), "61".into()], vec!["recent", "recent"]), "{case}");
-        let shortage = shortage.expect("the goal is out of reach");
+        let shortfall = shortfall.expect("the goal is out of reach");
         assert_eq!(
-            (shortage.free, shortage.others, shortage.missing.bytes),
+            (shortfall.free, shortfall.others, shortfall.missing.bytes),
             (ByteSize(100), ByteSize(700), ByteSize(210))
         );
 
@@ -251,14 +251,14 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
         let (gone, kept, _) = planned(20, &lower);
         assert_eq!((gone.len(), kept), (3, vec!["recent"]), "{case}");
         // More than all of them: all go.
-        let (gone, kept, shortage) = planned(0, &|input: &mut Case| {
+        let (gone, kept, shortfall) = planned(0, &|input: &mut Case| {
             lower(input);
             input.policy = input
                 .policy
                 .relieving(input.policy.relief().map(|it| ReliefMarks { critical: Percent::new(0).unwrap(), ..it }));
         });
         assert_eq!((gone.len(), kept.len()), (4, 0), "{case}");
-        assert_eq!(shortage.map(|it| (it.free, it.others)), Some((ByteSize(0), ByteSize(800))), "{case}");
+        assert_eq!(shortfall.map(|it| (it.free, it.others)), Some((ByteSize(0), ByteSize(800))), "{case}");
         // In the kubelet's way there are no such marks; bytes that were asked for are all or nothing.
         let without = |input: &mut Case| input.policy = input.policy.relieving(None);
         assert_eq!(planned(0, &without).1, ["in_vain"; 4], "{case}");
@@ -272,12 +272,12 @@ fn where_the_goal_is_out_of_reach_what_is_long_idle_goes_and_on_a_nearly_full_di
 #[test]
 fn what_nobody_may_take_stays_however_full_the_disk_is() {
     let until = now() + MINUTE;
-    let young = Entry { first_seen: now() - MINUTE, ..idle_for("young", 600, 50) };
-    let asked = Entry { leased_at: Some(now() - Duration::from_mins(30)), ..idle_for("asked", 600, 50) };
+    let young = ImageEntry { first_seen: now() - MINUTE, ..idle_for("young", 600, 50) };
+    let asked = ImageEntry { leased_at: Some(now() - Duration::from_mins(30)), ..idle_for("asked", 600, 50) };
     let images = vec![
-        Entry { in_use_by: vec!["web".to_owned()], ..idle_for("used", 600, 50) },
-        Entry { pinned_by: vec!["x".to_owned()], ..idle_for("pinned", 600, 50) },
-        Entry { leased_until: Some(until), ..idle_for("leased", 600, 50) },
+        ImageEntry { in_use_by: vec!["web".to_owned()], ..idle_for("used", 600, 50) },
+        ImageEntry { pinned_by: vec!["x".to_owned()], ..idle_for("pinned", 600, 50) },
+        ImageEntry { leased_until: Some(until), ..idle_for("leased", 600, 50) },
         young,
         asked,
     ];
@@ -297,9 +297,9 @@ fn inodes_are_a_reason_for_relief_where_they_are_watched() {
         input.policy = input.policy.watching_inodes(Some(InodeMarks::new(percent(90), percent(80))));
     };
     // At 97 of 100; three must go to be below 95, of which two are long idle.
-    let (gone, kept, shortage) = relief(900, short_of_inodes);
+    let (gone, kept, shortfall) = relief(900, short_of_inodes);
     assert_eq!((gone.len(), kept), (3, vec!["recent"]));
-    assert_eq!(shortage.map(|it| it.missing), Some(Freed { bytes: ByteSize::ZERO, inodes: 5 }));
+    assert_eq!(shortfall.map(|it| it.missing), Some(Freed { bytes: ByteSize::ZERO, inodes: 5 }));
     let (gone, ..) = relief(900, |input| {
         short_of_inodes(input);
         input.policy = input.policy.watching_inodes(None);
@@ -309,7 +309,8 @@ fn inodes_are_a_reason_for_relief_where_they_are_watched() {
 
 #[test]
 fn an_image_of_two_handlers_is_as_idle_as_the_one_that_used_it_last() {
-    let twin = Entry { image: named("600", "kata", 50), last_used: Some(now() - MINUTE), ..idle_for("600", 600, 50) };
+    let twin =
+        ImageEntry { image: named("600", "kata", 50), last_used: Some(now() - MINUTE), ..idle_for("600", 600, 50) };
     let (gone, kept, _) = relief(100, |input| {
         input.entries.push(twin.clone());
     });

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use crate::{
-    disks::Fullness,
+    disks::DiskUsage,
     gc::*,
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
     runtime::{
@@ -391,8 +391,8 @@ async fn every_vector_of_thresholds_holds_in_both_ways() {
 
 /// The steps of the kubelet's collection, whose amount may be less than nothing.
 fn kubelets_threshold(policy: GcPolicy, capacity: Option<u64>, available: Option<u64>) -> Value {
-    let mut found = json!({"clamped": Fullness::cuts(capacity.unwrap_or(0), available.unwrap_or(0))});
-    let Ok(full) = Fullness::of(capacity, available) else {
+    let mut found = json!({"clamped": DiskUsage::cuts(capacity.unwrap_or(0), available.unwrap_or(0))});
+    let Ok(full) = DiskUsage::of(capacity, available) else {
         return failed_threshold(found, &GcError::NoCapacity);
     };
     assert_eq!(found["clamped"], full.is_cut());

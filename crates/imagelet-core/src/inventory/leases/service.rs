@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::image::{Image, ImageId, ImageKey};
 use crate::inventory::{
-    Entry, Inventory, InventoryState,
+    ImageEntry, Inventory, InventoryState,
     boot_clock::moved,
     detect::{Survey, Users, is_mount},
     leases::{AHEAD_MAX, LookMark, Obstacle},
@@ -206,7 +206,7 @@ impl Inventory {
     /// use since: all in one look, as each of these may come until the very last moment.
     pub(in crate::inventory) fn begin_removal(
         &self,
-        entry: &Entry,
+        entry: &ImageEntry,
         image: &Image,
         now: SystemTime,
     ) -> Result<Removal<'_>, RemovalBlocker> {

@@ -23,7 +23,7 @@ fn used(number: u64, uses: u64) -> (ImageKey, ImageUsage) {
         last_used: Some(time(1_000_000 + uses)),
         begun: Some(time(1_000_000 + uses)),
         in_use: uses.is_multiple_of(3),
-        origin: Origin::Pulled,
+        origin: ImageOrigin::Pulled,
         user: Some(format!("default/pod-{uses}")),
         pulled: Some(PullCost { bytes: ByteSize(uses << 10), duration: Duration::from_millis(uses), at: time(uses) }),
         history: UseHistory { uses, returns: 7, interval: uses % 30, ..UseHistory::default() },

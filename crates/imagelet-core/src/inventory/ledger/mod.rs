@@ -24,7 +24,7 @@ use crate::inventory::{
     boot_clock::Anchor,
     ledger::files::{FILE_SIZE_MAX, LEDGER, LEDGER_1, StateDir, nanos, time},
     usage_history::ImageUsage,
-    usage_history::use_history::{Origin, PullCost, UseHistory},
+    usage_history::use_history::{ImageOrigin, PullCost, UseHistory},
 };
 use crate::{
     failpoint::Step,
@@ -103,7 +103,7 @@ struct ImageLine {
     begun: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gone: Option<u64>,
-    origin: Origin,
+    origin: ImageOrigin,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]

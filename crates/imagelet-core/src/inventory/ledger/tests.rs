@@ -13,7 +13,7 @@ fn remembered(number: u64) -> ImageUsage {
         begun: number.is_multiple_of(2).then(|| time(1_500 + number)),
         in_use: number.is_multiple_of(5),
         gone: number.is_multiple_of(7).then(|| time(3_000)),
-        origin: if number.is_multiple_of(3) { Origin::Pulled } else { Origin::Found },
+        origin: if number.is_multiple_of(3) { ImageOrigin::Pulled } else { ImageOrigin::Found },
         user: number.is_multiple_of(4).then(|| format!("default/pod-{number}")),
         pulled: number.is_multiple_of(3).then(|| PullCost {
             bytes: ByteSize(number << 20),

@@ -181,8 +181,8 @@ fn over(fake: &FakeRuntime, directory: Option<&Path>) -> Inventory {
     Inventory::open(RuntimeManager::new(Arc::new(fake.clone()), Arc::new(fake.clone())), directory).unwrap()
 }
 
-fn entry(snapshot: &Snapshot, id: &ImageId) -> Entry {
-    Entry::clone(snapshot.entries.iter().find(|entry| entry.image.id == *id).unwrap())
+fn entry(snapshot: &Snapshot, id: &ImageId) -> ImageEntry {
+    ImageEntry::clone(snapshot.entries.iter().find(|entry| entry.image.id == *id).unwrap())
 }
 
 #[tokio::test]
@@ -481,7 +481,7 @@ async fn an_image_whose_container_the_runtime_says_is_gone_is_unused_at_once() {
     inventory.refresh(seconds(0)).await.unwrap();
     fake.stop_all();
     fake.run("db", "app", "other:v1", &other, ContainerState::Running);
-    fake.tell_who_is_gone();
+    fake.report_gone_containers();
     let snapshot = inventory.refresh(seconds(300)).await.unwrap();
     assert_eq!(entry(&snapshot, &id).released_at, None);
     assert!(matches!(inventory.clear(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap(), RemovalPermit::Free(_)));

@@ -9,7 +9,7 @@ use std::{
 use super::*;
 use crate::{
     image::{ImageId, ImageKey},
-    inventory::{Entry, RemovalBlocker, RemovalPermit, Snapshot},
+    inventory::{ImageEntry, RemovalBlocker, RemovalPermit, Snapshot},
     runtime::{ContainerState, RuntimeManager, Sandbox},
     testing::FakeRuntime,
 };
@@ -43,8 +43,8 @@ fn run(fake: &FakeRuntime, pod: &str, is_ready: bool, image: &str) -> String {
     id
 }
 
-fn entry(snapshot: &Snapshot, id: &ImageId) -> Entry {
-    Entry::clone(snapshot.entries.iter().find(|entry| entry.image.id == *id).unwrap())
+fn entry(snapshot: &Snapshot, id: &ImageId) -> ImageEntry {
+    ImageEntry::clone(snapshot.entries.iter().find(|entry| entry.image.id == *id).unwrap())
 }
 
 fn asked(fake: &FakeRuntime) -> usize {
@@ -168,7 +168,7 @@ async fn a_list_that_misses_a_sandbox_is_believed_where_the_runtime_says_that_it
         let sandbox = run(&fake, "web", true, PAUSE);
         inventory.refresh(seconds(0)).await.unwrap();
         if is_reported {
-            fake.tell_who_is_gone();
+            fake.report_gone_containers();
         }
         fake.remove_sandbox(&sandbox);
         let found = entry(&inventory.refresh(seconds(1)).await.unwrap(), &pause);

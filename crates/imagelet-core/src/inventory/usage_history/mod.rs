@@ -17,7 +17,7 @@ use crate::inventory::{
     detect::{Fresh, Records, Uses},
     ledger::files::{nanos, time},
     ledger::{Batch, Content, PassLine},
-    usage_history::use_history::{GAP_MIN, Origin, PullCost, UseHistory},
+    usage_history::use_history::{GAP_MIN, ImageOrigin, PullCost, UseHistory},
 };
 
 /// Most images that are remembered although they are gone; those that went first are forgotten first.
@@ -44,7 +44,7 @@ pub(in crate::inventory) struct ImageUsage {
     pub(in crate::inventory) in_use: bool,
     /// When it was found gone.
     pub(in crate::inventory) gone: Option<SystemTime>,
-    pub(in crate::inventory) origin: Origin,
+    pub(in crate::inventory) origin: ImageOrigin,
     /// `NAMESPACE/POD`.
     pub(in crate::inventory) user: Option<String>,
     pub(in crate::inventory) pulled: Option<PullCost>,
@@ -374,7 +374,7 @@ impl ImageUsage {
             if cost.bytes > ByteSize::ZERO || self.pulled.is_none() {
                 self.pulled = Some(cost);
             }
-            self.origin = Origin::Pulled;
+            self.origin = ImageOrigin::Pulled;
         }
         self.user = reported.user.or(self.user.take());
         self.begin(uses, at);

@@ -10,7 +10,7 @@ use crate::{
     image::{ImageId, ImageKey},
     inventory::{
         detect::{Record, Records},
-        usage_history::use_history::Origin,
+        usage_history::use_history::ImageOrigin,
     },
 };
 
@@ -84,7 +84,7 @@ impl UsageHistory {
         remembered.history.comebacks += 1;
         // Whoever brought it this time, it was not this manager, unless that tells of its pull.
         if remembered.pulled.is_none_or(|pulled| pulled.at <= gone) {
-            remembered.origin = Origin::Found;
+            remembered.origin = ImageOrigin::Found;
         }
     }
 
@@ -111,9 +111,9 @@ impl UsageHistory {
 impl ImageUsage {
     /// Another manager has it on record. True: that is news.
     pub(in crate::inventory) fn adopt(&mut self) -> bool {
-        let is_news = self.origin == Origin::Found;
+        let is_news = self.origin == ImageOrigin::Found;
         if is_news {
-            self.origin = Origin::Adopted;
+            self.origin = ImageOrigin::Adopted;
         }
         is_news
     }

@@ -139,7 +139,7 @@ fn an_image_that_comes_back_keeps_its_history() {
     node.pass(&[], at(301));
     let app = node.of("app:1");
     assert_eq!((app.history.uses, app.history.returns, app.history.comebacks), (2, 1, 1));
-    assert_eq!((app.origin, app.pulled, app.gone), (Origin::Pulled, Some(pulled), None));
+    assert_eq!((app.origin, app.pulled, app.gone), (ImageOrigin::Pulled, Some(pulled), None));
     assert_eq!(app.first_seen, Some(at(301)), "it is protected as a new one");
     assert_eq!(node.records[&key("app:1")].last_used, Some(at(300)));
 }
@@ -195,9 +195,9 @@ fn taking_over_a_node_learns_from_its_containers_and_records() {
     node.pass(&[("job:1", true, 2 * day), ("job:1", true, 0), ("job:1", true, day)], at(3 * day));
     let job = node.of("job:1");
     assert_eq!((job.history.uses, job.history.returns, job.first_seen), (3, 2, Some(at(0))));
-    assert_eq!((node.of("old:1").origin, node.of("old:1").first_seen), (Origin::Adopted, Some(at(100))));
+    assert_eq!((node.of("old:1").origin, node.of("old:1").first_seen), (ImageOrigin::Adopted, Some(at(100))));
     assert_eq!(node.records[&key("old:1")].first_seen, Some(at(100)));
-    assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (Origin::Found, Some(at(3 * day))));
+    assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (ImageOrigin::Found, Some(at(3 * day))));
 }
 
 #[test]
@@ -208,15 +208,15 @@ fn what_another_manager_has_on_record_later_is_adopted_and_no_older_for_that() {
     node.memory.batch(PassLine::default(), true);
     node.memory.adopt(key("app:1").id(), None);
     node.pass(&[], at(5));
-    assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (Origin::Adopted, Some(at(0))));
-    assert_eq!(node.of("web:1").origin, Origin::Found);
+    assert_eq!((node.of("app:1").origin, node.of("app:1").first_seen), (ImageOrigin::Adopted, Some(at(0))));
+    assert_eq!(node.of("web:1").origin, ImageOrigin::Found);
     assert!(node.memory.is_changed(), "a restart has to know it");
     // Somebody removes it, and somebody else brings it.
     node.has(&["web:1"]);
     node.pass(&[], at(10));
     node.has(&["app:1", "web:1"]);
     node.pass(&[], at(15));
-    assert_eq!(node.of("app:1").origin, Origin::Found, "the one that was adopted is gone");
+    assert_eq!(node.of("app:1").origin, ImageOrigin::Found, "the one that was adopted is gone");
 }
 
 #[test]

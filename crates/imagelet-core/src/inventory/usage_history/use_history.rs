@@ -20,7 +20,7 @@ pub struct PullCost {
 /// How an image came to be on the node, as far as is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Origin {
+pub enum ImageOrigin {
     /// imagelet pulled it.
     Pulled,
     /// Somebody else did, and it was handed over: by a pull record or by an operator.
@@ -30,7 +30,7 @@ pub enum Origin {
     Found,
 }
 
-impl Origin {
+impl ImageOrigin {
     /// The stable word for it.
     pub fn name(self) -> &'static str {
         match self {

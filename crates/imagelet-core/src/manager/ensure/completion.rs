@@ -53,7 +53,7 @@ impl Completion {
             let size = pulled.size.0;
             let message =
                 format!("Pulled image {image} in {took} after its caller was gone. Image size: {size} bytes.");
-            self.reporter.settled(ImageEnd::Pulled);
+            self.reporter.finished(ImageEnd::Pulled);
             self.reporter.normal("Pulled", message);
             self.record(Act { code: ActCode::Pulled, ..pulled.act(self.act.clone()) });
             self.fulfil(&pulled).await;
@@ -74,7 +74,7 @@ impl Drop for Completion {
         }
         let (image, after) = (quoted(&self.image), whole_milliseconds(self.began.elapsed()));
         let why = "its caller is gone, or the daemon is stopping";
-        self.reporter.settled(ImageEnd::Failed);
+        self.reporter.finished(ImageEnd::Failed);
         self.reporter.normal("PullGivenUp", format!("Gave up pulling image {image} after {after}: {why}"));
         self.record(Act { why: why.to_owned(), ..self.act.clone() });
     }

@@ -149,7 +149,7 @@ impl<'a> Ensuring<'a> {
         let image = quoted(&self.request.image);
         let message = ["Container image ", &image, " already present on machine", suffix].concat();
         self.reporter.normal("Pulled", message.clone());
-        self.reporter.settled(ImageEnd::Present);
+        self.reporter.finished(ImageEnd::Present);
         self.touch(key, None);
         Ensured::new(key, spec, Origin::AlreadyPresent, message)
     }
@@ -235,7 +235,7 @@ impl<'a> Ensuring<'a> {
         }
         let message = format!("Failed to pull image {}: {}", quoted(image), failure.chain());
         self.reporter.warning("Failed", message, &failure.fault());
-        self.reporter.settled(ImageEnd::Failed);
+        self.reporter.finished(ImageEnd::Failed);
         self.manager.decisions.act(act(ActCode::PullFailed, failure.chain()));
         self.withdraw(intent).await;
         let error = EnsureError::from_pull(image, with_causes(failure, missing), self.manager.compatibility);
@@ -312,7 +312,7 @@ impl<'a> Ensuring<'a> {
     }
 
     fn pulled(&self, pulled: &Pulled, spec: ImageSpec, waited: Duration) -> Ensured {
-        self.reporter.settled(ImageEnd::Pulled);
+        self.reporter.finished(ImageEnd::Pulled);
         // Of a pull that was under way before this request joined it, only its own time counts.
         let took = pulled.took.min(waited);
         let message = format!(

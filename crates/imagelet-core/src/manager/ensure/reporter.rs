@@ -45,9 +45,9 @@ impl Reporter {
         }
     }
 
-    pub(super) fn settled(&self, end: ImageEnd) {
+    pub(super) fn finished(&self, end: ImageEnd) {
         if let Some(recorder) = &self.recorder {
-            recorder.image_settled(&self.pod, end);
+            recorder.image_finished(&self.pod, end);
         }
     }
 }

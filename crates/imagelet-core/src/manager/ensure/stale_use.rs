@@ -88,7 +88,7 @@ impl Ensuring<'_> {
         tracing::warn!(image = self.request.image, id = %found.id, error = failure.chain(), "used an image unverified");
         self.reporter.normal("Pulled", message.clone());
         self.manager.meters.used_stale();
-        self.reporter.settled(ImageEnd::Pulled);
+        self.reporter.finished(ImageEnd::Pulled);
         let key = found.key();
         self.touch(&key, None);
         Some(Ensured::new(&key, spec.clone(), Origin::Stale { verified: age }, message))

@@ -1,6 +1,6 @@
 //! Which pull starts next: a bounded queue by priority, then first come, first served.
 //!
-//! While every slot is taken and none by a pull that is known to be small, up to [`SMALL_BESIDE_MAX`] pulls that fetch at
+//! While every slot is taken and none by a pull that is known to be small, up to [`SMALL_EXTRA_MAX`] pulls that fetch at
 //! most [`SMALL_MAX`] start beside them, so that a large image does not delay small ones. The pulls of a client that has
 //! limits of its own need neither slot nor token; [`UNLIMITED_MAX`] of them run at once. The kubelet's way knows neither
 //! priority nor small pulls beside.
@@ -29,7 +29,7 @@ const WAITING_MAX: usize = 10_000;
 const WAITING_OF_TENANT_MAX: usize = 1000;
 /// Pulls that run beside slots that are all taken. With four, what is small has four fifths of the link beside one large
 /// pull.
-const SMALL_BESIDE_MAX: usize = 4;
+const SMALL_EXTRA_MAX: usize = 4;
 /// What is small: at 50 MB/s, and half of it for a large pull beside, it is here within 3 s.
 const SMALL_MAX: ByteSize = ByteSize(64 << 20);
 /// A node of 110 pods has no more to fetch at once.
@@ -111,7 +111,7 @@ pub(super) struct Turn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Limited,
-    SmallBeside,
+    SmallExtra,
     Unlimited,
 }
 
@@ -231,11 +231,11 @@ impl SchedulerState {
         if self.policy.slots.is_none_or(|slots| running(Slot::Limited).count() < slots) {
             return first(|waiting| waiting.request.is_limited).map(|rank| (rank, Slot::Limited));
         }
-        let is_full = running(Slot::SmallBeside).count() >= SMALL_BESIDE_MAX;
+        let is_full = running(Slot::SmallExtra).count() >= SMALL_EXTRA_MAX;
         if self.policy.is_fifo || is_full || running(Slot::Limited).any(|running| running.is_small) {
             return None;
         }
-        first(|waiting| waiting.request.is_limited && waiting.is_small).map(|rank| (rank, Slot::SmallBeside))
+        first(|waiting| waiting.request.is_limited && waiting.is_small).map(|rank| (rank, Slot::SmallExtra))
     }
 
     fn rank_of(&self, ticket: Ticket) -> Option<Rank> {

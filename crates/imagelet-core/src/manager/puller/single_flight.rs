@@ -50,11 +50,11 @@ pub(super) struct SingleFlight {
     grace: Duration,
     compatibility: Compatibility,
     alone: AtomicU64,
-    board: Mutex<Board>,
+    table: Mutex<FlightTable>,
 }
 
 #[derive(Default)]
-struct Board {
+struct FlightTable {
     by_key: HashMap<PullKey, Pull>,
     /// The tasks that keep pulls running in their grace.
     keepers: JoinSet<()>,
@@ -90,7 +90,7 @@ pub(crate) struct Subscription<T: Send + 'static> {
 
 impl SingleFlight {
     pub(super) fn new(scheduler: Arc<Scheduler>, grace: Duration, compatibility: Compatibility) -> Self {
-        Self { scheduler, grace, compatibility, alone: AtomicU64::default(), board: Mutex::default() }
+        Self { scheduler, grace, compatibility, alone: AtomicU64::default(), table: Mutex::default() }
     }
 
     /// Whether such a pull is under way, so that joining it costs the registry nothing.
@@ -118,7 +118,7 @@ impl SingleFlight {
         begin: impl FnOnce(Place, Broadcast) -> PullFuture,
     ) -> Result<Subscription<T>, QueueFull> {
         let (key, priority) = (self.key(work), request.priority);
-        let mut board = self.lock();
+        let mut table = self.lock();
         let subscription = |key, ticket, pull, progress| Subscription {
             pulls: Arc::clone(self),
             key,
@@ -127,7 +127,7 @@ impl SingleFlight {
             progress,
             on_complete: None,
         };
-        if let Some(pull) = board.by_key.get_mut(&key)
+        if let Some(pull) = table.by_key.get_mut(&key)
             && let Some(future) = pull.future.upgrade()
         {
             pull.clients += 1;
@@ -147,13 +147,13 @@ impl SingleFlight {
         let future = future.boxed().shared();
         let weak = future.downgrade().expect("a future that was not polled is not done");
         let pull = Pull { ticket, future: weak, progress: progress.clone(), clients: 1, priority };
-        board.by_key.insert(key.clone(), pull);
+        table.by_key.insert(key.clone(), pull);
         Ok(subscription(key, ticket, future, progress))
     }
 
     /// The pulls under way, those first that have been where they are for longest.
     pub(super) fn status(&self) -> Vec<PullStatus> {
-        let (board, mut states) = (self.lock(), self.scheduler.states());
+        let (table, mut states) = (self.lock(), self.scheduler.states());
         let status = |(key, pull): (&PullKey, &Pull)| {
             let turn = states.remove(&pull.ticket)?;
             let image = key.image.image.clone();
@@ -162,23 +162,23 @@ impl SingleFlight {
                 PullStatus { image, state: turn.state, since: turn.since, clients, position: turn.position, priority };
             Some((pull.ticket, row))
         };
-        let mut pulls: Vec<(Ticket, PullStatus)> = board.by_key.iter().filter_map(status).collect();
+        let mut pulls: Vec<(Ticket, PullStatus)> = table.by_key.iter().filter_map(status).collect();
         pulls.sort_by_key(|(ticket, pull)| (pull.since, *ticket));
         pulls.into_iter().map(|(_, pull)| pull).collect()
     }
 
     /// Forgets a pull if it is the one of this ticket, and this holds for it.
     fn forget(&self, key: &PullKey, ticket: Ticket, is_over: impl FnOnce(&Pull) -> bool) {
-        let mut board = self.lock();
-        if board.by_key.get(key).is_some_and(|pull| pull.ticket == ticket && is_over(pull)) {
-            board.by_key.remove(key);
+        let mut table = self.lock();
+        if table.by_key.get(key).is_some_and(|pull| pull.ticket == ticket && is_over(pull)) {
+            table.by_key.remove(key);
         }
     }
 
     /// Counts a client out. Returns whether the pull shall go on for a while without one.
     fn leave(&self, key: &PullKey, ticket: Ticket) -> bool {
-        let mut board = self.lock();
-        let Some(pull) = board.by_key.get_mut(key).filter(|pull| pull.ticket == ticket) else { return false };
+        let mut table = self.lock();
+        let Some(pull) = table.by_key.get_mut(key).filter(|pull| pull.ticket == ticket) else { return false };
         pull.clients = pull.clients.saturating_sub(1);
         if pull.clients > 0 {
             return false;
@@ -186,13 +186,13 @@ impl SingleFlight {
         // What only waits has nothing to lose, and frees its place at once.
         let is_kept = !self.grace.is_zero() && self.scheduler.is_running(ticket);
         if !is_kept {
-            board.by_key.remove(key);
+            table.by_key.remove(key);
         }
         is_kept
     }
 
-    fn lock(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, FlightTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -231,9 +231,9 @@ impl<T: Send + 'static> Drop for Subscription<T> {
                 (on_complete.conclude)(on_complete.kept, pulled).await;
             }
         };
-        let mut board = self.pulls.lock();
-        while board.keepers.try_join_next().is_some() {}
-        board.keepers.spawn_on(keep, &handle);
+        let mut table = self.pulls.lock();
+        while table.keepers.try_join_next().is_some() {}
+        table.keepers.spawn_on(keep, &handle);
     }
 }
 

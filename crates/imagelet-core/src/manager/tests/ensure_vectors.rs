@@ -32,7 +32,7 @@ impl PullRecorder for Recorder {
         self.0.lock().expect("no test panics here").push("started");
     }
 
-    fn image_settled(&self, pod: &PodIdentity, end: ImageEnd) {
+    fn image_finished(&self, pod: &PodIdentity, end: ImageEnd) {
         assert_eq!(&*pod.uid, "bar");
         // The kubelet's is not called at the end of a pull that failed.
         if end != ImageEnd::Failed {

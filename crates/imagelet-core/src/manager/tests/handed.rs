@@ -22,7 +22,7 @@ async fn an_image_handed_out_has_its_user_and_its_cost_in_the_inventory() {
     let snapshot = inventory.refresh(SystemTime::now()).await.unwrap();
     let entry = &snapshot.entries[0];
     assert_eq!((entry.use_count, entry.last_user.as_deref()), (1, Some("default/web")));
-    assert_eq!(entry.origin, inventory::Origin::Pulled);
+    assert_eq!(entry.origin, inventory::ImageOrigin::Pulled);
     let pulled = entry.pulled.unwrap();
     assert!(pulled.bytes > ByteSize::ZERO && pulled.at <= snapshot.taken_at);
 

@@ -15,10 +15,10 @@ thread_local! {
 
 /// Says of each change of a disk whether it happens. Clones share all state; the default never fails anything.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Faults(Option<Arc<State>>);
+pub(crate) struct Faults(Option<Arc<FaultState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct FaultState {
     /// The change that fails, counted from 1; 0 is none.
     fails_in: AtomicUsize,
     /// The change before which the process ends; 0 is none.
@@ -106,7 +106,7 @@ impl Faults {
         Err(io::ErrorKind::StorageFull.into())
     }
 
-    fn state(&self) -> &State {
+    fn state(&self) -> &FaultState {
         self.0.as_ref().expect("armed")
     }
 }

@@ -64,7 +64,7 @@ pub(super) const DIFFERENCES: &[Difference] = &[
         ways: SHIPPED,
         setting: "`gc.outOfReachIdle`, `gc.critical`; `compatibility`",
         files: &["gc-garbage-collect.json"],
-        expect: shortage_told,
+        expect: shortfall_reported,
     },
     Difference {
         about: "the age of an image that was never used",
@@ -177,7 +177,7 @@ fn hooks_always(case: &mut VectorCase) {
     case.expected["hooks_run"] = (!is_blind).into();
 }
 
-fn shortage_told(case: &mut VectorCase) {
+fn shortfall_reported(case: &mut VectorCase) {
     let none = |must_go| format!("{must_go} must go, unused images can free only 0 B, and none was deleted. Used:");
     let (disk, done, in_use, kept, others) = match case.name.as_str() {
         // Seconds old, and the disk is nearly full.

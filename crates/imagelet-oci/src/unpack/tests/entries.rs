@@ -268,7 +268,7 @@ fn an_xattr_the_file_system_does_not_take_is_the_archives_fault_and_not_a_full_d
             // A file system that takes it, as XFS.
             Ok(_) => assert_eq!(key, "SCHILY.xattr.user.large"),
             Err(error) => {
-                assert!(error.kind == UnpackErrorKind::Refused && error.to_string().contains("`f`"), "{error:?}")
+                assert!(error.kind == UnpackErrorKind::Refused && error.to_string().contains("`f`"), "{error:?}");
             }
         }
     }

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use imagelet_core::{
     events::EventKind,
     gc::{
-        AgeCounts, Asked, GcDecision, GcError, GcEvent, GcGoal, GcOrder, GcOutcome, GcPhase, GcPolicy, GcPolicyError,
-        GcReport, GcRequest, GcWay,
+        AgeCounts, GcDecision, GcError, GcEvent, GcGoal, GcOrder, GcOutcome, GcPhase, GcPolicy, GcPolicyError,
+        GcReport, GcRequest, GcWay, RunTrigger,
     },
     image::ByteSize,
     metrics::{Family, MetricKind},
@@ -77,7 +77,7 @@ pub(crate) async fn collect(node: &LocalNode, request: &GcRequest, by: &str) -> 
 async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: bool) -> Result<GcReport, Failure> {
     let began = SystemTime::now();
     let clock = tokio::time::Instant::now();
-    let asked = Asked { by: by.to_owned(), shadow };
+    let asked = RunTrigger { by: by.to_owned(), shadow };
     let report = node.parts.gc.run(request, began).instrument(span(request.goal)).await.map_err(|error| {
         node.record_events(error.event());
         if !request.dry_run || shadow {
@@ -98,7 +98,7 @@ async fn collect_as(node: &LocalNode, request: &GcRequest, by: &str, shadow: boo
         node.record_events(report.events.iter().cloned());
         // The kubelet says nothing of what went well.
         if let Some(message) = events::of_removals(&report).filter(|_| is_ours) {
-            events::tell(node, EventKind::Normal, "ImagesCollected", message);
+            events::record_event(node, EventKind::Normal, "ImagesCollected", message);
         }
     }
     if !request.dry_run
@@ -116,7 +116,7 @@ impl LocalNode {
     /// Records the events of a collection on the node.
     pub(crate) fn record_events(&self, events: impl IntoIterator<Item = GcEvent>) {
         for GcEvent { reason, message } in events {
-            events::tell(self, EventKind::Warning, reason, message);
+            events::record_event(self, EventKind::Warning, reason, message);
         }
     }
 }
@@ -231,7 +231,7 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
 /// Whether not even the least that was wanted was freed. A low threshold of zero wants as much as can go.
 fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
     match error {
-        GcError::OutOfReach { shortage, .. } => !shortage.missing.is_none(),
+        GcError::OutOfReach { shortfall, .. } => !shortfall.missing.is_none(),
         // The kubelet's way knows the low threshold alone.
         GcError::NotEnough { freed, .. } => *freed == 0 && request.policy.low().get() > 0,
         _ => false,
@@ -241,7 +241,7 @@ fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
 #[cfg(test)]
 mod tests {
     use imagelet_core::{
-        gc::{ShortOutcome, Shortage},
+        gc::{ShortOutcome, Shortfall},
         runtime::Freed,
     };
 
@@ -306,7 +306,7 @@ mod tests {
             used_percent: 97,
             capacity: ByteSize(1000),
             outcome: ShortOutcome::Freed(Freed { bytes: ByteSize(10), inodes: 0 }),
-            shortage: Shortage { missing, ..Shortage::default() },
+            shortfall: Shortfall { missing, ..Shortfall::default() },
             certainty: Certainty::Exact,
         };
         let freed = |freed| GcError::NotEnough { used_percent: 97, capacity: ByteSize(1000), freed };

@@ -9,7 +9,7 @@ use std::{
 use imagelet_core::{
     audit_log::{Act, ActCode},
     events::EventKind,
-    gc::{Asked, GcError, GcOutcome, GcReport},
+    gc::{GcError, GcOutcome, GcReport, RunTrigger},
     image::{ByteSize, Image, ImageKey},
 };
 
@@ -25,9 +25,9 @@ use crate::{
 
 impl LocalNode {
     /// Records a collection: in the audit log, metrics and events.
-    pub(crate) fn record_collection(&self, report: &GcReport, asked: &Asked, began: SystemTime, took: Duration) {
+    pub(crate) fn record_collection(&self, report: &GcReport, asked: &RunTrigger, began: SystemTime, took: Duration) {
         if self.parts.decisions.is_on() {
-            self.parts.decisions.run(report.on_record(asked, (began, SystemTime::now())));
+            self.parts.decisions.run(report.to_audit(asked, (began, SystemTime::now())));
         }
         if asked.shadow {
             self.collections.shadow.lock().unwrap_or_else(PoisonError::into_inner).record(report);
@@ -48,7 +48,7 @@ impl LocalNode {
     }
 
     /// A collection ended before it decided anything.
-    pub(crate) fn collection_failed(&self, error: &GcError, asked: &Asked, began: SystemTime, took: Duration) {
+    pub(crate) fn collection_failed(&self, error: &GcError, asked: &RunTrigger, began: SystemTime, took: Duration) {
         let metrics = &self.parts.metrics;
         metrics.increment(&RUNS, &[&asked.by, "failed"]);
         metrics.set(&LAST_RUN, &[], seconds(SystemTime::now()));
@@ -67,7 +67,7 @@ impl LocalNode {
         *self.collections.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
     }
 
-    fn count(&self, report: &GcReport, asked: &Asked, outcome: &str, took: Duration) {
+    fn count(&self, report: &GcReport, asked: &RunTrigger, outcome: &str, took: Duration) {
         let metrics = &self.parts.metrics;
         metrics.increment(&RUNS, &[&asked.by, outcome]);
         let now = seconds(SystemTime::now());
@@ -126,12 +126,12 @@ impl LocalNode {
     /// Records the events of shadow mode, marked as such.
     fn record_shadow_events(&self, report: &GcReport) {
         for event in &report.events {
-            events::tell(self, EventKind::Warning, event.reason, format!("in shadow mode: {}", event.message));
+            events::record_event(self, EventKind::Warning, event.reason, format!("in shadow mode: {}", event.message));
         }
         let chosen = report.chosen().count();
         if chosen > 0 {
             let message = format!("in shadow mode: would remove {chosen} images ({})", report.claimed);
-            events::tell(self, EventKind::Normal, "ImagesChosen", message);
+            events::record_event(self, EventKind::Normal, "ImagesChosen", message);
         }
     }
 

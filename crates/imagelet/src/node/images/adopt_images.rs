@@ -10,7 +10,7 @@ use std::{
 use imagelet_core::{
     audit_log::{Act, ActCode},
     image::ImageId,
-    inventory::{Entry, Origin, Snapshot},
+    inventory::{ImageEntry, ImageOrigin, Snapshot},
     records::{KubeletEvidence, KubeletRecords},
 };
 
@@ -28,12 +28,12 @@ impl LocalNode {
     /// Adopts what the node's kubelet brought; the next pass knows it as such.
     pub(crate) async fn adopt(&self, snapshot: &Arc<Snapshot>) {
         let takes_over = self.takes_over.swap(false, Ordering::Relaxed);
-        let is_asked = |entry: &Entry| match entry.origin {
-            Origin::Found => true,
-            Origin::Adopted => takes_over,
-            Origin::Pulled => false,
+        let is_asked = |entry: &ImageEntry| match entry.origin {
+            ImageOrigin::Found => true,
+            ImageOrigin::Adopted => takes_over,
+            ImageOrigin::Pulled => false,
         };
-        let asked: Vec<Arc<Entry>> = snapshot.entries.iter().filter(|entry| is_asked(entry)).cloned().collect();
+        let asked: Vec<Arc<ImageEntry>> = snapshot.entries.iter().filter(|entry| is_asked(entry)).cloned().collect();
         if asked.is_empty() {
             return;
         }
@@ -55,10 +55,10 @@ impl LocalNode {
             }
         };
         let kubelet = root.map_or_else(String::new, |root| format!("the kubelet in {}", root.display()));
-        let (mut adopted, mut unreadable): (BTreeMap<&str, Vec<&Entry>>, Vec<_>) = (BTreeMap::new(), Vec::new());
+        let (mut adopted, mut unreadable): (BTreeMap<&str, Vec<&ImageEntry>>, Vec<_>) = (BTreeMap::new(), Vec::new());
         for (entry, word) in asked.iter().zip(words) {
             let by = match (&word, entry.origin) {
-                (KubeletEvidence::Nothing, Origin::Found) => continue,
+                (KubeletEvidence::Nothing, ImageOrigin::Found) => continue,
                 (KubeletEvidence::Nothing, _) => "a former imagelet",
                 _ => &kubelet,
             };
@@ -67,7 +67,7 @@ impl LocalNode {
             {
                 unreadable.push((&entry.image.id, error));
             }
-            if entry.origin == Origin::Found {
+            if entry.origin == ImageOrigin::Found {
                 self.parts.inventory.adopt(&entry.image.id, None);
             }
             adopted.entry(by).or_default().push(entry);
@@ -83,7 +83,7 @@ impl LocalNode {
         }
     }
 
-    fn adopted(&self, entry: &Entry, by: &str) {
+    fn adopted(&self, entry: &ImageEntry, by: &str) {
         self.parts.decisions.act(Act {
             at: SystemTime::now(),
             code: ActCode::Adopted,

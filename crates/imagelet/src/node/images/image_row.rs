@@ -8,7 +8,7 @@ use std::{
 use imagelet_core::{
     disks::FsStats,
     image::{Image, ImageId},
-    inventory::{Entry, Origin},
+    inventory::{ImageEntry, ImageOrigin},
     runtime::{Certainty, LayerGraph},
 };
 use imagelet_oci::{LayerEntry, StoreUsage, StoredImage};
@@ -106,7 +106,7 @@ pub(crate) fn details_of(stored: &StoredImage) -> Option<Box<RawValue>> {
 }
 
 /// The row of an image that a pass has seen.
-pub(crate) fn row(entry: &Entry, shares: &Shares<'_>) -> ImageRow {
+pub(crate) fn row(entry: &ImageEntry, shares: &Shares<'_>) -> ImageRow {
     ImageRow {
         first_seen: moment(here_since(entry)),
         last_used: entry.last_used.and_then(moment),
@@ -118,8 +118,8 @@ pub(crate) fn row(entry: &Entry, shares: &Shares<'_>) -> ImageRow {
 }
 
 /// Since when it is here: a pull ends before a pass first sees what it brought.
-pub(crate) fn here_since(entry: &Entry) -> SystemTime {
-    let pulled = entry.pulled.filter(|_| entry.origin == Origin::Pulled);
+pub(crate) fn here_since(entry: &ImageEntry) -> SystemTime {
+    let pulled = entry.pulled.filter(|_| entry.origin == ImageOrigin::Pulled);
     pulled.map_or(entry.first_seen, |pulled| pulled.at.min(entry.first_seen))
 }
 

@@ -7,7 +7,7 @@ use imagelet_core::{
     audit_log::{Happening, HappeningKind, History, ImageHistory},
     gc::{GcDecision, GcGoal, GcOutcome, GcRequest},
     image::{ImageId, ImageKey, shown_name},
-    inventory::{Entry, Snapshot},
+    inventory::{ImageEntry, Snapshot},
 };
 use serde::{Deserialize, Serialize};
 use tracing::{instrument::WithSubscriber as _, subscriber::NoSubscriber};
@@ -231,8 +231,9 @@ impl WhyImage {
     /// Adds what the ledger has of it.
     fn remember(&mut self, snapshot: &Snapshot) {
         let handler = self.now.as_ref().map_or("", |row| &row.runtime_handler);
-        let is_it =
-            |entry: &&Arc<Entry>| entry.image.id.as_str() == self.id && entry.image.spec.runtime_handler == handler;
+        let is_it = |entry: &&Arc<ImageEntry>| {
+            entry.image.id.as_str() == self.id && entry.image.spec.runtime_handler == handler
+        };
         let Some(entry) = snapshot.entries.iter().find(is_it) else { return };
         (self.uses, self.last_user) = (entry.use_count, entry.last_user.clone());
         if let Some(pulled) = entry.pulled {

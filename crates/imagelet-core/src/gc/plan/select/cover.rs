@@ -7,7 +7,7 @@
 use super::{
     exact,
     greedy::{self, Moves},
-    set_cover::{Item, Problem, State, Weight, place},
+    set_cover::{CoverState, Item, Problem, Weight, place},
 };
 use crate::{
     image::ImageId,
@@ -50,7 +50,7 @@ pub(super) fn choose_within(graph: &LayerGraph, items: &[Item], wanted: Freed, n
     let moves = Moves::new(&problem);
     let mut best = greedy::choose(&moves, target);
     let is_optimal = exact::improve(&problem, target, &mut best, nodes_max);
-    let mut state = State::new(&problem);
+    let mut state = CoverState::new(&problem);
     let mut images = Vec::with_capacity(best.len());
     for user in greedy::order(&moves, &best) {
         let before = state.gone();

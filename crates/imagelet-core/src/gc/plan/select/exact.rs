@@ -1,6 +1,6 @@
 //! The best set of all, where candidates are few enough to look at every one that could be better.
 
-use super::set_cover::{Problem, State, Weight, number, place};
+use super::set_cover::{CoverState, Problem, Weight, number, place};
 
 /// Sets in the making that are looked at, at most; some milliseconds' worth.
 pub(super) const NODES_MAX: usize = 20_000;
@@ -25,7 +25,7 @@ pub(super) fn improve(problem: &Problem, target: Weight, best: &mut Vec<u32>, no
         .collect();
     let nodes_left = nodes_max * GROUPS_USUAL / groups.len().max(GROUPS_USUAL);
     let costs = users.iter().map(|user| problem.costs[place(*user)]).collect();
-    let best_cost = State::of(problem, best).cost();
+    let best_cost = CoverState::of(problem, best).cost();
     let mut search = Search { costs, groups, target, best_cost, best: None, nodes_left };
     search.visit(0, 0, 0);
     if let Some(found) = search.best {

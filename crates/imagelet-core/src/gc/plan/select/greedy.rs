@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeSet, BinaryHeap},
 };
 
-use super::set_cover::{Problem, State, Weight, number, place};
+use super::set_cover::{CoverState, Problem, Weight, number, place};
 
 /// Steps of work after which no further improvement is looked for: some milliseconds.
 const WORK_MAX: usize = 400_000;
@@ -20,11 +20,11 @@ const RELATIONS_MAX: usize = 8_000_000;
 pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
     let problem = moves.problem;
     let mut work = WORK_MAX;
-    let mut best: Option<State<'_>> = None;
+    let mut best: Option<CoverState<'_>> = None;
     let rules: &[bool] = if problem.groups.len() > GROUPS_FEW { &[true] } else { &[true, false] };
     for is_capped in rules.iter().copied() {
         let rule = Rule { target, is_capped };
-        let start = State::new(problem);
+        let start = CoverState::new(problem);
         let mut state = fill(moves, &start, &[], rule, &mut work).expect("all candidates together give enough");
         leave_out(&mut state, target);
         if best.as_ref().is_none_or(|best| state.cost() < best.cost()) {
@@ -41,8 +41,8 @@ pub(super) fn order(moves: &Moves<'_>, set: &[u32]) -> Vec<u32> {
     let problem = moves.problem;
     let chosen: BTreeSet<u32> = set.iter().copied().collect();
     let others: Vec<u32> = (0..number(problem.costs.len())).filter(|user| !chosen.contains(user)).collect();
-    let target = State::of(problem, set).gone();
-    let mut walk = Walk::new(moves, &State::new(problem), &others, Rule { target, is_capped: false });
+    let target = CoverState::of(problem, set).gone();
+    let mut walk = Walk::new(moves, &CoverState::new(problem), &others, Rule { target, is_capped: false });
     let mut order = Vec::with_capacity(set.len());
     while let Some(group) = walk.next() {
         // From the narrow to the wide: an image that shares with few frees something before all are gone.
@@ -132,24 +132,24 @@ impl<'a> Moves<'a> {
 struct Walk<'m, 'a> {
     moves: &'m Moves<'a>,
     rule: Rule,
-    state: State<'a>,
+    state: CoverState<'a>,
     gains: Vec<Weight>,
     costs: Vec<u128>,
     /// A user of them may not go.
     barred: Vec<bool>,
-    heap: BinaryHeap<Entry>,
+    heap: BinaryHeap<HeapEntry>,
     /// Groups that only one user keeps now, and whose moves count them because of that.
     alone: Vec<bool>,
 }
 
 /// A move and how good it was when it came in here.
-struct Entry {
+struct HeapEntry {
     ratio: f64,
     group: u32,
 }
 
 impl<'m, 'a> Walk<'m, 'a> {
-    fn new(moves: &'m Moves<'a>, state: &State<'a>, barred_users: &[u32], rule: Rule) -> Self {
+    fn new(moves: &'m Moves<'a>, state: &CoverState<'a>, barred_users: &[u32], rule: Rule) -> Self {
         let problem = moves.problem;
         let mut walk = Self {
             gains: moves.gains.clone(),
@@ -159,7 +159,7 @@ impl<'m, 'a> Walk<'m, 'a> {
             alone: vec![false; problem.groups.len()],
             moves,
             rule,
-            state: State::new(problem),
+            state: CoverState::new(problem),
         };
         for user in barred_users {
             for group in &problem.groups_of[place(*user)] {
@@ -187,12 +187,12 @@ impl<'m, 'a> Walk<'m, 'a> {
         None
     }
 
-    fn entry(&self, group: u32) -> Option<Entry> {
+    fn entry(&self, group: u32) -> Option<HeapEntry> {
         if self.barred[place(group)] || self.state.left(group) == 0 {
             return None;
         }
         let ratio = self.rule.ratio(self.gains[place(group)], self.costs[place(group)], self.state.gone());
-        (ratio > 0.0).then_some(Entry { ratio, group })
+        (ratio > 0.0).then_some(HeapEntry { ratio, group })
     }
 
     /// Takes what is left of a group's users, and returns them.
@@ -206,7 +206,7 @@ impl<'m, 'a> Walk<'m, 'a> {
         }
         touched.sort_unstable();
         touched.dedup();
-        let entries: Vec<Entry> = touched.into_iter().filter_map(|group| self.entry(group)).collect();
+        let entries: Vec<HeapEntry> = touched.into_iter().filter_map(|group| self.entry(group)).collect();
         self.heap.extend(entries);
         users
     }
@@ -248,7 +248,13 @@ impl<'m, 'a> Walk<'m, 'a> {
 
 /// Goes on from a set with the best moves until it gives enough, and at each step looks for the cheapest single move
 /// that would end it there. `None`: without the barred users nothing gives enough.
-fn fill<'a>(moves: &Moves<'a>, start: &State<'a>, barred: &[u32], rule: Rule, work: &mut usize) -> Option<State<'a>> {
+fn fill<'a>(
+    moves: &Moves<'a>,
+    start: &CoverState<'a>,
+    barred: &[u32],
+    rule: Rule,
+    work: &mut usize,
+) -> Option<CoverState<'a>> {
     let groups = moves.problem.groups.len();
     let mut walk = Walk::new(moves, start, barred, rule);
     let mut steps = Vec::new();
@@ -301,7 +307,7 @@ impl Walk<'_, '_> {
 }
 
 /// Leaves out what is not needed for the target, the most expensive first. Returns the images that stay.
-fn leave_out(state: &mut State<'_>, target: Weight) -> Vec<u32> {
+fn leave_out(state: &mut CoverState<'_>, target: Weight) -> Vec<u32> {
     let mut slack = state.gone().less(target);
     let mut set = state.set();
     let costs = state.costs();
@@ -319,7 +325,7 @@ fn leave_out(state: &mut State<'_>, target: Weight) -> Vec<u32> {
 }
 
 /// Adds each move in turn and leaves out what it makes needless; keeps the first that makes it cheaper, and goes on.
-fn exchange(moves: &Moves<'_>, best: &mut State<'_>, target: Weight, work: &mut usize) -> bool {
+fn exchange(moves: &Moves<'_>, best: &mut CoverState<'_>, target: Weight, work: &mut usize) -> bool {
     let mut improved = false;
     let size: usize = best.set().iter().map(|user| moves.problem.groups_of[place(*user)].len() + 1).sum();
     for group in 0..number(moves.problem.groups.len()) {
@@ -354,7 +360,7 @@ fn exchange(moves: &Moves<'_>, best: &mut State<'_>, target: Weight, work: &mut 
 }
 
 /// Puts each image back in turn, bars it, and finds another way to the target.
-fn rebuild<'a>(moves: &Moves<'a>, best: &mut State<'a>, target: Weight, work: &mut usize) -> bool {
+fn rebuild<'a>(moves: &Moves<'a>, best: &mut CoverState<'a>, target: Weight, work: &mut usize) -> bool {
     let problem = moves.problem;
     let size: usize = problem.groups_of.iter().map(Vec::len).sum::<usize>() + problem.groups.len();
     for user in best.set() {
@@ -376,22 +382,22 @@ fn rebuild<'a>(moves: &Moves<'a>, best: &mut State<'a>, target: Weight, work: &m
     false
 }
 
-impl PartialEq for Entry {
+impl PartialEq for HeapEntry {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Entry {}
+impl Eq for HeapEntry {}
 
-impl PartialOrd for Entry {
+impl PartialOrd for HeapEntry {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
 /// The best is the largest; among equals the first by number.
-impl Ord for Entry {
+impl Ord for HeapEntry {
     fn cmp(&self, other: &Self) -> Ordering {
         self.ratio.total_cmp(&other.ratio).then(other.group.cmp(&self.group))
     }

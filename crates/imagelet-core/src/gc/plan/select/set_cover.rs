@@ -180,7 +180,7 @@ impl Users {
 
 /// A set of candidates that shall go.
 #[derive(Clone, Debug)]
-pub(super) struct State<'a> {
+pub(super) struct CoverState<'a> {
     problem: &'a Problem,
     taken: Vec<bool>,
     /// How many users of each group stay.
@@ -189,7 +189,7 @@ pub(super) struct State<'a> {
     cost: u128,
 }
 
-impl<'a> State<'a> {
+impl<'a> CoverState<'a> {
     pub(super) fn new(problem: &'a Problem) -> Self {
         let left = problem.groups.iter().map(|group| number(group.users.len())).collect();
         Self { problem, taken: vec![false; problem.costs.len()], left, gone: Weight::default(), cost: 0 }

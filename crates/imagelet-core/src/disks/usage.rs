@@ -7,13 +7,13 @@ pub struct NoCapacity;
 
 /// How full a file system is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fullness {
+pub struct DiskUsage {
     capacity: u64,
     available: u64,
     is_cut: bool,
 }
 
-impl Fullness {
+impl DiskUsage {
     /// Of one with this capacity and so much of it available; unknown is none, and more than all is all.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn the_largest_disks_do_not_overflow() {
-        let full = Fullness::of(Some(u64::MAX), Some(u64::MAX / 10)).unwrap();
+        let full = DiskUsage::of(Some(u64::MAX), Some(u64::MAX / 10)).unwrap();
         assert_eq!(full.used_percent(), 91);
         assert!(full.excess(0) > i128::from(u64::MAX) / 2);
     }
