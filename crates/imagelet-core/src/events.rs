@@ -1,4 +1,4 @@
-//! What happened to whom: the events that pod and node owners see.
+//! Events about pods and the node, and the sinks that receive them.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,4 @@
-//! Counts and measures, and tells them in Prometheus' text format.
+//! Counters, gauges and histograms, rendered in Prometheus' text format.
 
 use std::{
     collections::BTreeMap,

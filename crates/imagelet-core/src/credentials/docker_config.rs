@@ -6,7 +6,7 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 use super::{
-    PullSecretKind, Secret,
+    Secret,
     registry_match::{is_default_registry, registry_key},
 };
 use crate::text::json_error;
@@ -16,6 +16,34 @@ const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
 /// Longest document that is read; a Kubernetes secret holds at most this much.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
+
+/// The two types of secret that hold registry credentials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullSecretKind {
+    /// `kubernetes.io/dockerconfigjson`, key `.dockerconfigjson`.
+    DockerConfigJson,
+    /// `kubernetes.io/dockercfg`, key `.dockercfg`.
+    DockerCfg,
+}
+
+impl PullSecretKind {
+    /// The kind by its name in the Kubernetes API; `None` for secrets that hold something else.
+    pub fn from_type(name: &str) -> Option<Self> {
+        match name {
+            "kubernetes.io/dockerconfigjson" => Some(Self::DockerConfigJson),
+            "kubernetes.io/dockercfg" => Some(Self::DockerCfg),
+            _ => None,
+        }
+    }
+
+    /// The key under which the secret holds its document.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::DockerConfigJson => ".dockerconfigjson",
+            Self::DockerCfg => ".dockercfg",
+        }
+    }
+}
 
 /// A document's entries by the keys they were written under.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use zeroize::Zeroizing;
 
 use super::{
     Credential, CredentialKind, Secret,
-    docker_config::{DockerConfig, DockerConfigError},
+    docker_config::{DockerConfig, DockerConfigError, PullSecretKind},
     registry_match::{Location, is_default_registry, matches},
 };
 use crate::{
@@ -56,34 +56,6 @@ pub struct ObjectIdentity {
     pub namespace: String,
     /// Its name.
     pub name: String,
-}
-
-/// The two types of secret that hold registry credentials.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PullSecretKind {
-    /// `kubernetes.io/dockerconfigjson`, key `.dockerconfigjson`.
-    DockerConfigJson,
-    /// `kubernetes.io/dockercfg`, key `.dockercfg`.
-    DockerCfg,
-}
-
-impl PullSecretKind {
-    /// The kind by its name in the Kubernetes API; `None` for secrets that hold something else.
-    pub fn from_type(name: &str) -> Option<Self> {
-        match name {
-            "kubernetes.io/dockerconfigjson" => Some(Self::DockerConfigJson),
-            "kubernetes.io/dockercfg" => Some(Self::DockerCfg),
-            _ => None,
-        }
-    }
-
-    /// The key under which the secret holds its document.
-    pub fn key(self) -> &'static str {
-        match self {
-            Self::DockerConfigJson => ".dockerconfigjson",
-            Self::DockerCfg => ".dockercfg",
-        }
-    }
 }
 
 /// A pull secret, unread.

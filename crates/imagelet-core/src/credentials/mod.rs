@@ -12,9 +12,10 @@ mod token_cache;
 mod tokens;
 
 pub use credential_provider::{CredentialProvider, CredentialQuery, NoProviders, Provided, ProviderFailure};
+pub use docker_config::PullSecretKind;
 pub(crate) use docker_config::{DockerConfig, DockerEntry, HelperNames};
 pub(crate) use keyring::KeyringError;
-pub use keyring::{CredentialSource, Keyring, ObjectIdentity, PullSecret, PullSecretKind, TrackedCredential};
+pub use keyring::{CredentialSource, Keyring, ObjectIdentity, PullSecret, TrackedCredential};
 pub use node::NodeKeyring;
 pub use provider::{Gates, ProviderOptions, Providers, ProvidersError};
 use registry_match::registry_key;

@@ -1,8 +1,4 @@
-//! How full the file systems of images and of writable layers are, in the kubelet's summary's words (`docs/spec/gc.md §13`).
-//!
-//! A store tells where they are and what it put there; the operating system tells how large and how free that place is.
-//! Both ways the kubelet brings the two together are here: what speaks CRI alone has one file system ([`of_runtime`]),
-//! what reports two on two devices has both (`of_stores`).
+//! Usage of the file systems of images and of writable layers, in the kubelet's terms (`docs/spec/gc.md §13`).
 
 mod layout;
 mod runtime;

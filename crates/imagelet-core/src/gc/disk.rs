@@ -3,13 +3,11 @@
 use std::{
     fmt, io,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
-use super::report::GcError;
 use crate::{
     image::ByteSize,
-    runtime::{Certainty, Freed, RuntimeManager},
+    runtime::{Certainty, Freed},
 };
 
 /// What a file system holds. All zero where it could not be looked at.
@@ -88,26 +86,6 @@ impl DiskProbe for StatVfs {
             ..DiskUse::of(bytes(stat.f_blocks), bytes(stat.f_bavail))
         })
     }
-}
-
-/// Asks the runtime where its images are, and the probe how full that place is.
-///
-/// A directory that is not visible from here gives a capacity of zero, which a threshold refuses and nothing else minds.
-pub(super) async fn measure(runtime: &RuntimeManager, probe: &Arc<dyn DiskProbe>) -> Result<DiskUse, GcError> {
-    let filesystems = runtime.filesystem().await.map_err(GcError::Filesystem)?;
-    let images = filesystems.images.into_iter().next().ok_or(GcError::NoImageFilesystem)?;
-    let (probe, mountpoint) = (Arc::clone(probe), images.mountpoint.clone());
-    let looked = tokio::task::spawn_blocking(move || probe.look(&mountpoint)).await;
-    let disk = match looked.unwrap_or_else(|error| Err(io::Error::other(error))) {
-        Ok(disk) => disk,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            tracing::debug!(mountpoint = %images.mountpoint.display(), "the image filesystem is not visible from here");
-            DiskUse::default()
-        }
-        Err(cause) => return Err(GcError::Probe { cause }),
-    };
-    // Asked after the disk: what lands in between is counted twice rather than never.
-    Ok(DiskUse { mountpoint: images.mountpoint, images: images.used, reserved: runtime.reserved(), ..disk })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 mod audit;
 mod disk;
 mod keep_rules;
+mod measure;
 mod plan;
 mod policy;
 mod prune_records;

@@ -11,8 +11,9 @@ use tokio::time::Instant;
 
 use super::{
     ImageGc,
-    disk::{self, DiskUse},
+    disk::DiskUse,
     keep_rules::KeepRules,
+    measure::measure,
     plan::{Plan, PlanInput, ShortOutcome, Step, frees, plan},
     policy::{GcGoal, GcRequest, GcWay},
     reason::{GcPhase, Reason},
@@ -176,7 +177,7 @@ impl<'a> Run<'a> {
 
     /// Measures the disk, which a goal in bytes can do without.
     async fn measure(&self) -> Result<DiskUse, GcError> {
-        let disk = disk::measure(&self.gc.runtime, &self.gc.probe).await;
+        let disk = measure(&self.gc.runtime, &self.gc.probe).await;
         match self.request.goal {
             GcGoal::Threshold => {
                 disk.and_then(|disk| if disk.capacity == ByteSize::ZERO { Err(GcError::NoCapacity) } else { Ok(disk) })
@@ -500,7 +501,7 @@ impl<'a> Run<'a> {
             present = refreshed.ok().map(|snapshot| ids(&snapshot));
         }
         if self.claimed > ByteSize::ZERO && !self.dry_run() {
-            let measured = disk::measure(&self.gc.runtime, &self.gc.probe).await;
+            let measured = measure(&self.gc.runtime, &self.gc.probe).await;
             let measured = measured
                 .inspect_err(|error| tracing::warn!(%error, "could not measure the disk after removing images"));
             disk_after = measured.ok().filter(|disk| disk.capacity > ByteSize::ZERO);

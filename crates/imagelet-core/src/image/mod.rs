@@ -1,4 +1,4 @@
-//! The words everything else is said in: references, ids, keys, sizes, images.
+//! The nouns of all other rooms: references, ids, keys, sizes, images.
 
 mod digest;
 mod glob;

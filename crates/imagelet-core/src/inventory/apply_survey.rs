@@ -7,7 +7,7 @@ use crate::inventory::{
     ImageEntry, InventoryState, LEASE_UNSEEN_MAX, PullCost, Snapshot,
     boot_clock::{AgeClock, moved},
     detect::{DetectTimes, Record, Survey, Users, Uses, detect, in_order_of_keys, uses},
-    usage_history::ImageUsage,
+    usage_history::image_usage::ImageUsage,
 };
 
 /// A wall clock that went by so much less than the machine's, or more, was read late and not set.

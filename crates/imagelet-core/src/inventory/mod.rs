@@ -1,4 +1,4 @@
-//! One pass that finds, dates and caches all images, for everybody who wants to know (`docs/spec/gc.md §3-§5`).
+//! One pass that finds, dates and caches all images, for every reader (`docs/spec/gc.md §3-§5`).
 //!
 //! Ages and uses survive a restart in the files that `ledger.rs` draws. The files are a memory, not a root: without them
 //! every image is new again, which keeps it longer and never loses it.
@@ -34,7 +34,6 @@ use std::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::time::Instant;
 
-pub(crate) use self::recheck::{RemovalBlocker, RemovalPermit, RequestedRemoval};
 #[cfg(test)]
 pub(crate) use self::testing::{InMemoryDisk, Mutation, step};
 use self::{
@@ -46,6 +45,10 @@ use self::{
     pins::change::parse_patterns,
     sandboxes::{PINNED_FOR_SANDBOXES, SandboxImages, Sandboxes},
     usage_history::{UsageHistory, UseReport},
+};
+pub(crate) use self::{
+    leases::removal_blocker::RemovalBlocker,
+    recheck::{RemovalPermit, RequestedRemoval},
 };
 pub use self::{
     leases::service::{Hold, Removal},

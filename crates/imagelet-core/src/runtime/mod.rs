@@ -1,4 +1,4 @@
-//! The ports to whatever stores images and runs containers; [`RuntimeManager`] is their only caller.
+//! The ports to a store of images and to a runtime of containers; [`RuntimeManager`] is their only caller.
 
 mod containers;
 mod details;

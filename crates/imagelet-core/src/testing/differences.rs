@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::ways::{VectorCase, Way, cases};
+use super::vector_case::{VectorCase, Way, cases};
 
 /// One difference, in all files that show it.
 pub(super) struct Difference {

@@ -1,17 +1,19 @@
-//! For the tests of whoever implements or uses a port.
+//! Test equipment for implementations and clients of the ports: a fake, the conformance suite, the vectors.
 
 #![allow(clippy::missing_panics_doc, reason = "a test helper panics to fail its test")]
 
 mod differences;
 mod fake;
-mod ways;
+mod vector_case;
+mod vector_run;
 
 pub mod conformance;
 
 pub use differences::differences_table;
 pub use fake::FakeRuntime;
 use serde_json::Value;
-pub use ways::{VectorCase, VectorRun, Way};
+pub use vector_case::{VectorCase, Way};
+pub use vector_run::VectorRun;
 
 /// The cases of a vector file in `tests/vectors` of the workspace.
 pub fn vectors(file: &str) -> Vec<Value> {

@@ -1,4 +1,4 @@
-//! What images are here: layers, image records and names on disk, and an index of them in memory.
+//! The images of the store: layers, image records and names on disk, and an index of them in memory.
 //!
 //! ```text
 //! ROOT/                      0700, of one user; one process changes it at a time, and any number look at it

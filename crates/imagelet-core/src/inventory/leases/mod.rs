@@ -6,6 +6,7 @@
 //! A removal and a lease never overlap: a removal that has begun makes the lease wait and look again, and a lease that
 //! is there makes the removal fail.
 
+pub(in crate::inventory) mod removal_blocker;
 pub(in crate::inventory) mod service;
 
 use std::{

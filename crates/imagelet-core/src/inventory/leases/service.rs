@@ -28,10 +28,9 @@ use crate::inventory::{
     ImageEntry, Inventory, InventoryState,
     boot_clock::moved,
     detect::{Survey, Users, is_mount},
-    leases::{AHEAD_MAX, LookMark, Obstacle},
+    leases::{AHEAD_MAX, LookMark, Obstacle, removal_blocker::RemovalBlocker},
     ledger::files::{self, StateDir},
     observation_window::VANISHED_WAIT,
-    recheck::RemovalBlocker,
 };
 
 const LEASES: &str = "leases.log";

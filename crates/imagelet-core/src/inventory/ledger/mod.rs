@@ -23,8 +23,10 @@ use serde::{Deserialize, Serialize};
 use crate::inventory::{
     boot_clock::Anchor,
     ledger::files::{FILE_SIZE_MAX, LEDGER, LEDGER_1, StateDir, nanos, time},
-    usage_history::ImageUsage,
-    usage_history::use_history::{ImageOrigin, PullCost, UseHistory},
+    usage_history::{
+        image_usage::ImageUsage,
+        use_history::{ImageOrigin, PullCost, UseHistory},
+    },
 };
 use crate::{
     failpoint::Step,

@@ -15,7 +15,7 @@ use crate::inventory::{
     ledger::files::nanos,
     ledger::{Content, PassLine},
     testing::Mutation,
-    usage_history::ImageUsage,
+    usage_history::image_usage::ImageUsage,
 };
 use crate::{
     image::{ImageId, ImageKey},

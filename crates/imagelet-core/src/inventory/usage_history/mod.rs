@@ -2,6 +2,7 @@
 //!
 //! All times in here are steady ones.
 
+pub(in crate::inventory) mod image_usage;
 mod reconcile;
 pub(in crate::inventory) mod use_history;
 
@@ -17,7 +18,10 @@ use crate::inventory::{
     detect::{Fresh, Records, Uses},
     ledger::files::{nanos, time},
     ledger::{Batch, Content, PassLine},
-    usage_history::use_history::{GAP_MIN, ImageOrigin, PullCost, UseHistory},
+    usage_history::{
+        image_usage::ImageUsage,
+        use_history::{GAP_MIN, ImageOrigin, PullCost},
+    },
 };
 
 /// Most images that are remembered although they are gone; those that went first are forgotten first.
@@ -32,26 +36,6 @@ const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 const UNLISTED_MAX: usize = 100_000;
 /// Longest name of a user: a namespace, a slash and a pod.
 const USER_LENGTH_MAX: usize = 512;
-
-/// What is remembered of one image.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::inventory) struct ImageUsage {
-    pub(in crate::inventory) first_seen: Option<SystemTime>,
-    pub(in crate::inventory) last_used: Option<SystemTime>,
-    /// When its last use began.
-    pub(in crate::inventory) begun: Option<SystemTime>,
-    /// The last pass saw it in use: its last use is as late as that pass, which is not written for each image.
-    pub(in crate::inventory) in_use: bool,
-    /// When it was found gone.
-    pub(in crate::inventory) gone: Option<SystemTime>,
-    pub(in crate::inventory) origin: ImageOrigin,
-    /// `NAMESPACE/POD`.
-    pub(in crate::inventory) user: Option<String>,
-    pub(in crate::inventory) pulled: Option<PullCost>,
-    pub(in crate::inventory) history: UseHistory,
-    /// Uses that were announced and whose containers have not been seen yet.
-    pub(in crate::inventory) credits: u8,
-}
 
 /// An image handed out, as the ledger is reported.
 #[derive(Clone, Debug, Default)]

@@ -1,96 +1,13 @@
 //! The vectors in both ways: as the kubelet does it, and as imagelet does it where nothing is configured.
 
-use std::{
-    fmt::{self, Write as _},
-    num::NonZeroUsize,
-    time::Duration,
-    vec::IntoIter,
-};
+use std::{fmt::Write as _, vec::IntoIter};
 
 use serde_json::Value;
 
-use super::{differences, vectors};
-use crate::{
-    gc::{AgeCounts, GcOrder, GcPolicy, GcWay, InodeMarks, ReliefMarks},
-    image::Percent,
-    manager::{Compatibility, PullRate, PullSettings},
-    records::Guard,
+use super::{
+    differences,
+    vector_case::{VectorCase, Way, cases},
 };
-
-/// Which configuration a vector is run under.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// `compatibility: kubelet`.
-    Kubelet,
-    /// What is shipped: no configuration at all.
-    Shipped,
-}
-
-impl Way {
-    /// Each of them.
-    pub const BOTH: [Self; 2] = [Self::Kubelet, Self::Shipped];
-
-    /// What `compatibility` is.
-    pub fn compatibility(self) -> Compatibility {
-        match self {
-            Self::Kubelet => Compatibility::Kubelet,
-            Self::Shipped => Compatibility::default(),
-        }
-    }
-
-    /// How the daemon pulls.
-    pub fn pull_settings(self) -> PullSettings {
-        PullSettings {
-            slots: NonZeroUsize::new(1),
-            rate: Some(PullRate { qps: 5.0, burst: 10 }),
-            grace: Duration::from_secs(2),
-            compatibility: self.compatibility(),
-            ..PullSettings::default()
-        }
-    }
-
-    /// What a pull guards that was begun.
-    pub fn guard(self) -> Guard {
-        match self {
-            Self::Kubelet => Guard::Spelling,
-            Self::Shipped => Guard::Image,
-        }
-    }
-
-    /// These thresholds and ages, with all else as the program has it in this way.
-    #[must_use]
-    pub fn collecting(self, policy: GcPolicy) -> GcPolicy {
-        let percent = |value| Percent::new(value).expect("a percentage");
-        match self {
-            Self::Kubelet => policy.in_order(GcOrder::Lru).counting(AgeCounts::FromUse).in_way(GcWay::Kubelet),
-            Self::Shipped => {
-                let relief = ReliefMarks { idle_min: Duration::from_hours(1), critical: percent(95) };
-                let inodes = InodeMarks::new(percent(95), percent(90));
-                policy.in_order(GcOrder::Cost).watching_inodes(Some(inodes)).relieving(Some(relief))
-            }
-        }
-    }
-}
-
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Kubelet => "in the kubelet's way",
-            Self::Shipped => "as shipped",
-        })
-    }
-}
-
-/// A case with what is expected of it in one way.
-#[derive(Clone, Debug)]
-pub struct VectorCase {
-    /// Its name in the file.
-    pub name: String,
-    /// What it is about.
-    pub input: Value,
-    /// All that is to be found.
-    pub expected: Value,
-}
 
 /// One file's cases in one way. Each case's findings are compared as a whole, so that no expected field is unread.
 #[derive(Debug)]
@@ -168,14 +85,4 @@ fn describe(text: &mut String, path: &str, expected: &Value, found: &Value) {
         _ if expected == found => {}
         _ => write!(text, "\n  {path}\n    expected {expected}\n    found    {found}").expect("a string takes all"),
     }
-}
-
-/// The cases of a file as the kubelet has them.
-pub(super) fn cases(file: &str) -> Vec<VectorCase> {
-    let case = |mut case: Value| VectorCase {
-        name: case["name"].as_str().expect("each case has a name").to_owned(),
-        input: case["input"].take(),
-        expected: case["expected"].take(),
-    };
-    vectors(file).into_iter().map(case).collect()
 }
