@@ -185,6 +185,117 @@ fn group_heads(group: &str) -> Vec<String> {
     heads
 }
 
+/// A name that a `use` brings into a file.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Import {
+    /// By which name the file knows it; `*` for all names of the path.
+    pub(crate) name: String,
+    pub(crate) path: Vec<String>,
+    /// `pub use`: the name is meant for others.
+    pub(crate) handed_on: bool,
+}
+
+/// The imports of a file, and its code without them.
+pub(crate) fn imports(code: &str) -> (Vec<Import>, String) {
+    let (mut found, mut rest, mut at) = (Vec::new(), String::new(), 0);
+    while let Some(start) =
+        code[at..].match_indices("use ").map(|(start, _)| at + start).find(|start| begins_item(code, *start))
+    {
+        let Some(length) = code[start..].find(';') else { break };
+        let before = code[at..start].trim_end();
+        let visible = before.ends_with("pub")
+            || (before.ends_with(')') && before.rfind("pub(").is_some_and(|pub_at| !before[pub_at..].contains(';')));
+        let tree: String = code[start + "use ".len()..start + length].split_whitespace().collect::<Vec<_>>().join(" ");
+        branches(&tree, &[], visible, &mut found);
+        rest.push_str(&code[at..start]);
+        at = start + length + 1;
+    }
+    rest.push_str(&code[at..]);
+    (found, rest)
+}
+
+/// Whether `use` at this place is a keyword that begins an item.
+fn begins_item(code: &str, at: usize) -> bool {
+    let before = code[..at].trim_end();
+    code[..at].chars().next_back().is_none_or(|letter| !(letter.is_alphanumeric() || letter == '_'))
+        && (before.is_empty() || before.ends_with([';', '}', '{', ']', ')']) || before.ends_with("pub"))
+}
+
+fn branches(tree: &str, path: &[String], handed_on: bool, found: &mut Vec<Import>) {
+    let tree = tree.trim();
+    if let Some(open) = tree.find('{') {
+        let heads = tree[..open].trim().trim_end_matches("::").split("::").map(str::trim);
+        let path: Vec<String> =
+            path.iter().cloned().chain(heads.filter(|head| !head.is_empty()).map(str::to_owned)).collect();
+        let inside = &tree[open + 1..tree.rfind('}').unwrap_or(tree.len())];
+        let (mut depth, mut from) = (0usize, 0);
+        for (at, letter) in inside.char_indices() {
+            match letter {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    branches(&inside[from..at], &path, handed_on, found);
+                    from = at + 1;
+                }
+                _ => {}
+            }
+        }
+        branches(&inside[from..], &path, handed_on, found);
+    } else if !tree.is_empty() {
+        let (spelled, alias) =
+            tree.split_once(" as ").map_or((tree, None), |(spelled, alias)| (spelled, Some(alias.trim())));
+        let mut path: Vec<String> =
+            path.iter().cloned().chain(spelled.split("::").map(|part| part.trim().to_owned())).collect();
+        path.retain(|part| !part.is_empty());
+        if path.last().is_some_and(|last| last == "self" || last == "*") {
+            let last = path.pop().unwrap_or_default();
+            let name = if last == "*" { "*" } else { alias.or(path.last().map(String::as_str)).unwrap_or_default() };
+            found.push(Import { name: name.to_owned(), path, handed_on });
+        } else if let Some(last) = path.last() {
+            found.push(Import { name: alias.unwrap_or(last).to_owned(), path, handed_on });
+        }
+    }
+}
+
+/// The names of the items that code defines, whatever their depth: functions, types, constants, traits, macros.
+pub(crate) fn defined_items(code: &str) -> BTreeSet<String> {
+    const KEYWORDS: [&str; 9] = ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules!"];
+    let words: Vec<&str> = code.split_whitespace().collect();
+    let pairs =
+        words.windows(2).filter(|pair| KEYWORDS.contains(&pair[0].rsplit(['(', '{', ';']).next().unwrap_or_default()));
+    pairs.filter_map(|pair| identifier(pair[1])).collect()
+}
+
+/// The names of the types that code makes public to other crates.
+pub(crate) fn public_types(code: &str) -> Vec<String> {
+    let words: Vec<&str> = code.split_whitespace().collect();
+    let types =
+        words.windows(3).filter(|three| three[0] == "pub" && ["struct", "enum", "trait", "type"].contains(&three[1]));
+    types.filter_map(|three| identifier(three[2])).collect()
+}
+
+/// The paths of two and more segments that code names.
+pub(crate) fn paths(code: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let mut rest = code;
+    while let Some(at) = rest.find(|letter: char| letter.is_alphabetic() || letter == '_') {
+        let (before, here) = rest.split_at(at);
+        let mut path: Vec<String> = Vec::new();
+        let mut behind = here;
+        while let Some(word) = identifier(behind) {
+            behind = &behind[word.len()..];
+            path.push(word);
+            let Some(next) = behind.strip_prefix("::") else { break };
+            behind = next;
+        }
+        if path.len() > 1 && !before.ends_with("::") {
+            found.push(path);
+        }
+        rest = behind;
+    }
+    found
+}
+
 fn identifier(text: &str) -> Option<String> {
     let word: String = text.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
     (!word.is_empty()).then_some(word)
@@ -214,4 +325,31 @@ fn groups_name_the_head_of_each_branch() {
         "crate::",
     );
     assert_eq!(named.into_iter().collect::<Vec<_>>(), ["events", "gc", "image", "runtime"]);
+}
+
+#[test]
+fn imports_are_read_branch_by_branch() {
+    let (found, rest) = imports("pub use a::{b::C, self as d}; use e::*; fn user() { because_use (1); }");
+    let import = |name: &str, path: &[&str], handed_on| Import {
+        name: name.to_owned(),
+        path: path.iter().map(|part| (*part).to_owned()).collect(),
+        handed_on,
+    };
+    assert_eq!(found, [import("C", &["a", "b", "C"], true), import("d", &["a"], true), import("*", &["e"], false)]);
+    assert!(rest.contains("fn user()"), "{rest}");
+}
+
+#[test]
+fn paths_are_read_whole() {
+    let found = paths("let x = crate::a::b(super::c::<T>::D, e.f); g::h!()");
+    let spelled: Vec<String> = found.iter().map(|path| path.join("::")).collect();
+    assert_eq!(spelled, ["crate::a::b", "super::c", "g::h"]);
+}
+
+#[test]
+fn items_are_found_by_their_keywords() {
+    let found = defined_items(
+        "pub(crate) async fn one() {} struct Two<T>(T); const THREE: u8 = 3; impl Two<u8> { fn four() {} }",
+    );
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), ["THREE", "Two", "four", "one"]);
 }

@@ -5,6 +5,10 @@ use std::{
     fs,
 };
 
+mod documents;
+mod files;
+mod words;
+
 use crate::source::{first_segments, repository, rust_files, without_comments_and_strings, without_tests};
 
 /// A file longer than this hides a second purpose.
