@@ -2,8 +2,7 @@
 
 use super::{DiskStats, FsInfo, FsLookup, FsStats, StatsError};
 
-/// Whether images have a file system of their own: another device than the node's, or other numbers than the writable
-/// layers' on the same.
+/// Whether the image device differs from the node's, or its numbers differ from the writable layers' on one device.
 pub fn has_dedicated_images(root_device: &str, image_device: &str, stats: &DiskStats) -> bool {
     let numbers = |stats: &FsStats| {
         (stats.available_bytes, stats.capacity_bytes, stats.inodes_used, stats.inodes_free, stats.inodes)
@@ -11,10 +10,10 @@ pub fn has_dedicated_images(root_device: &str, image_device: &str, stats: &DiskS
     root_device != image_device || numbers(&stats.images) != numbers(&stats.containers)
 }
 
-/// The device of the first file system of images that can be looked at.
+/// The device of the first readable image file system.
 ///
 /// # Errors
-/// Where none can.
+/// When no image file system is readable.
 pub fn image_device(info: &FsInfo, lookup: &dyn FsLookup) -> Result<String, StatsError> {
     let mut places = info.images.iter().filter_map(|entry| entry.mountpoint.as_deref());
     places

@@ -21,60 +21,60 @@ pub use self::{
 };
 use crate::runtime::{FilesystemUsage, ImageFilesystems};
 
-/// What is known of a file system. Absent is unknown, not none.
+/// Statistics of one file system. An absent value is unknown, not zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FsStats {
     /// When it was measured, in nanoseconds since 1970.
     pub time: u64,
-    /// Bytes an ordinary user can still write.
+    /// Bytes that an unprivileged user can write.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub available_bytes: Option<u64>,
-    /// All its bytes.
+    /// Capacity in bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub capacity_bytes: Option<u64>,
-    /// Bytes that images (or writable layers) take.
+    /// Bytes in use by images or writable layers.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub used_bytes: Option<u64>,
-    /// Inodes still free.
+    /// Free inodes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub inodes_free: Option<u64>,
-    /// All its inodes.
+    /// All inodes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub inodes: Option<u64>,
-    /// Inodes that images (or writable layers) take.
+    /// Inodes in use by images or writable layers.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub inodes_used: Option<u64>,
 }
 
-/// Both file systems; equal where they are one.
+/// Both file systems; equal where images and writable layers share one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskStats {
-    /// Where images are.
+    /// The file system of images.
     pub images: FsStats,
-    /// Where writable layers are.
+    /// The file system of writable layers.
     pub containers: FsStats,
 }
 
-/// What a store says of one of its file systems; any of it may be left out.
+/// A store's report on one of its file systems; every field is optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FsEntry {
     /// When it was measured, in nanoseconds since 1970.
     pub time: u64,
-    /// A directory on it.
+    /// A directory on the file system.
     pub mountpoint: Option<PathBuf>,
-    /// Bytes taken.
+    /// Bytes in use.
     pub used: Option<u64>,
-    /// Inodes taken.
+    /// Inodes in use.
     pub inodes_used: Option<u64>,
 }
 
-/// What a store says of all of them.
+/// A store's report on all its file systems.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FsInfo {
-    /// Where images are.
+    /// File systems of images.
     pub images: Vec<FsEntry>,
-    /// Where writable layers are.
+    /// File systems of writable layers.
     pub containers: Vec<FsEntry>,
 }
 
@@ -98,7 +98,7 @@ impl From<&FilesystemUsage> for FsEntry {
 }
 
 impl FsInfo {
-    /// Whether images and writable layers are told to be in two places.
+    /// Whether images and writable layers are reported in two places.
     pub fn is_split(&self) -> bool {
         let place = |entries: &[FsEntry]| entries.first().and_then(|entry| entry.mountpoint.clone());
         let (images, containers) = (place(&self.images), place(&self.containers));
@@ -106,13 +106,13 @@ impl FsInfo {
     }
 }
 
-/// Why the file systems are not known. Prints what the kubelet prints.
+/// Why the statistics are unknown. Prints what the kubelet prints.
 #[derive(Debug, thiserror::Error)]
 pub enum StatsError {
     /// The runtime did not answer.
     #[error(transparent)]
     Runtime(#[from] crate::runtime::RuntimeError),
-    /// Anything else.
+    /// Any other error.
     #[error("{0}")]
     Other(String),
 }
@@ -132,7 +132,6 @@ mod tests {
     use super::{stores::of_stores, *};
     use crate::testing::vectors;
 
-    /// Answers as a vector says, and nothing else.
     #[derive(Debug)]
     struct Scripted(Value);
 
@@ -168,7 +167,7 @@ mod tests {
             .then(|| FsInfo { images: entries("image_filesystems"), containers: entries("container_filesystems") })
     }
 
-    /// The kubelet's names of the vectors are those of its summary in other letters.
+    /// The vectors use the kubelet's summary field names in another case.
     fn has_fields(stats: &FsStats, expected: &Value) -> bool {
         let shown = serde_json::to_value(stats).unwrap();
         let camel = |name: &str| {

@@ -1,17 +1,17 @@
-//! The statistics of whatever speaks CRI: its first file system, measured by the operating system.
+//! Statistics of a CRI runtime: its first file system, measured by the operating system.
 
 use std::sync::Arc;
 
 use super::{DiskStats, FsInfo, FsLookup, FsLookupError, FsStats, StatsError, stores::of_stores};
 use crate::runtime::RuntimeManager;
 
-/// Brings together what a runtime tells and what the operating system says of that place.
+/// Combines a runtime's report with the operating system's statistics of the same place.
 ///
-/// Only the first file system counts, and writable layers are taken to be on it, as with the kubelet. A place that is
-/// not visible from here leaves what the operating system knows out.
+/// Only the first file system counts and includes the writable layers, as in the kubelet. Operating-system values are
+/// absent for an invisible place.
 ///
 /// # Errors
-/// Where the runtime tells no place, or the operating system fails on it.
+/// When the runtime reports no place, or the operating system fails to read it.
 pub fn of_runtime(info: &FsInfo, lookup: &dyn FsLookup) -> Result<DiskStats, StatsError> {
     let first = info.images.first().ok_or_else(|| StatsError::new("imageFs information is unavailable"))?;
     let mut images =
@@ -36,18 +36,17 @@ pub fn of_runtime(info: &FsInfo, lookup: &dyn FsLookup) -> Result<DiskStats, Sta
     Ok(DiskStats { containers: images.clone(), images })
 }
 
-/// Asks a store, and looks at what it names: both places where it tells two on two devices, and `splits` wants them
-/// told apart; else its first.
+/// Measures the first file system of a store, or both where the store reports two devices and `splits` is set.
 ///
 /// # Errors
-/// Where the store or the operating system does not answer.
+/// When the store or the operating system does not answer.
 pub async fn look(runtime: &RuntimeManager, lookup: Arc<dyn FsLookup>, splits: bool) -> Result<DiskStats, StatsError> {
     let told = FsInfo::from(&runtime.filesystem().await?);
     let looked = tokio::task::spawn_blocking(move || measure(&told, &*lookup, splits)).await;
     looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
-/// By what the store is able to tell, not by what it is called.
+/// Depends on the fields the store reports, not on the store's name.
 fn measure(told: &FsInfo, lookup: &dyn FsLookup, splits: bool) -> Result<DiskStats, StatsError> {
     let place = |entries: &[super::FsEntry]| {
         let mountpoint = entries.first().and_then(|entry| entry.mountpoint.clone());
@@ -68,7 +67,6 @@ mod tests {
     use super::*;
     use crate::disks::{FsEntry, OsStats};
 
-    /// Each directory below `/a` is on one device, all others on another.
     #[derive(Debug)]
     struct TwoDevices;
 

@@ -1,40 +1,40 @@
-//! What the operating system says of the file system below a directory.
+//! File-system statistics of a directory, read through `statvfs`.
 
 use std::{fmt, io, path::Path};
 
-/// What it says.
+/// The statistics of one file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OsStats {
-    /// What tells this file system from others.
+    /// The identity of the file system.
     pub device: String,
-    /// All its bytes.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Bytes an ordinary user can still write.
+    /// Bytes that an unprivileged user can write.
     pub available: u64,
-    /// All its inodes, where it counts them.
+    /// All inodes, where the file system counts them.
     pub inodes: Option<u64>,
-    /// Those still free, where it counts them.
+    /// Free inodes, where the file system counts them.
     pub inodes_free: Option<u64>,
 }
 
-/// Why it says nothing.
+/// Why a lookup has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum FsLookupError {
-    /// The directory, or its device, is not to be seen from here: that is no failure, the numbers are just not known.
+    /// The directory or its device is not visible from this process; the values are unknown, which is not a failure.
     #[error("the file system is not visible from here")]
     Unknown,
-    /// Anything else.
+    /// Any other error.
     #[error(transparent)]
     Failed(#[from] io::Error),
 }
 
-/// Looks at file systems.
+/// Reads file-system statistics.
 pub trait FsLookup: Send + Sync + fmt::Debug {
-    /// Looks now. May block.
+    /// Reads the statistics now. May block.
     fn look(&self, mountpoint: &Path) -> Result<OsStats, FsLookupError>;
 }
 
-/// The operating system's own answer.
+/// Reads through the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OsLookup;
 

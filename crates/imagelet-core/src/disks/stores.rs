@@ -2,11 +2,10 @@
 
 use super::{DiskStats, FsEntry, FsInfo, FsStats, OsStats, StatsError};
 
-/// Brings together what the runtime reports and what the operating system reports of the place of images; of the place of
-/// writable layers where that is another.
+/// Combines a store's report with the operating system's statistics of images and, on another device, writable layers.
 ///
 /// # Errors
-/// Where one that is needed is not known.
+/// When a required value is unknown.
 pub(super) fn of_stores(
     image_store: &OsStats,
     info: Option<&FsInfo>,

@@ -1,11 +1,11 @@
-//! How full a file system is, and what must go until it is full no further than wanted.
+//! Usage of a file system, and the bytes to reclaim to reach a wanted share.
 
-/// A file system without room, or one that is not known.
+/// The file system has no capacity, or its capacity is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid capacity 0 on image filesystem")]
 pub struct NoCapacity;
 
-/// How full a file system is.
+/// Capacity and available bytes of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskUsage {
     capacity: u64,
@@ -14,17 +14,17 @@ pub struct DiskUsage {
 }
 
 impl DiskUsage {
-    /// Of one with this capacity and so much of it available; unknown is none, and more than all is all.
+    /// Unknown values count as zero; available bytes above the capacity are cut to it.
     ///
     /// # Errors
-    /// Where there is no capacity.
+    /// When the capacity is zero or unknown.
     pub fn of(capacity: Option<u64>, available: Option<u64>) -> Result<Self, NoCapacity> {
         let (capacity, available) = (capacity.unwrap_or(0), available.unwrap_or(0));
         let is_cut = Self::cuts(capacity, available);
         if capacity == 0 { Err(NoCapacity) } else { Ok(Self { capacity, available: available.min(capacity), is_cut }) }
     }
 
-    /// Whether more is said to be available than there is; told in the log, as the kubelet tells it.
+    /// Whether the reported available bytes exceed the capacity; the kubelet logs this case.
     pub fn cuts(capacity: u64, available: u64) -> bool {
         let is_cut = available > capacity;
         if is_cut {
@@ -33,29 +33,29 @@ impl DiskUsage {
         is_cut
     }
 
-    /// All there is.
+    /// Total bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// What of it can be written.
+    /// Writable bytes.
     pub fn available(&self) -> u64 {
         self.available
     }
 
-    /// Whether more was said to be available than there is.
+    /// Whether the reported available bytes exceeded the capacity.
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// The share in use, rounded up to the next percent, because what is available is cut.
+    /// The share in use, rounded up to the next percent, because the available share is truncated.
     pub fn used_percent(&self) -> u8 {
-        // 128 bits: a hundred times what is available overflows 64 above 92 PB.
+        // 100 times the available bytes overflows 64 bits above 92 PB.
         let free = u128::from(self.available) * 100 / u128::from(self.capacity);
         100 - u8::try_from(free.min(100)).unwrap_or(100)
     }
 
-    /// What must go until no more than this share is in use. Below zero where more is free already.
+    /// Bytes to reclaim until at most this share is in use; negative below that share.
     pub fn excess(&self, low_percent: u8) -> i128 {
         i128::from(self.capacity) * i128::from(100 - low_percent.min(100)) / 100 - i128::from(self.available)
     }

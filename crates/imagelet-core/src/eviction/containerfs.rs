@@ -1,10 +1,10 @@
-//! The limits of the writable layers' file system: nobody sets them, they follow from those of another.
+//! Derived limits of the writable layers' file system: they follow from the limits of another file system.
 
 use super::{Layout, Signal, Threshold};
 
-/// The same thresholds, with those of the writable layers derived by how the disks are laid out.
+/// Derives the thresholds of the writable layers' file system from the disk layout.
 ///
-/// What somebody set for them is overwritten, with a warning; of several warnings the kubelet keeps the last.
+/// A configured value is overwritten with a warning; the kubelet keeps the last of several warnings.
 pub fn with_containerfs(mut thresholds: Vec<Threshold>, layout: Layout) -> (Vec<Threshold>, Option<String>) {
     let mut warning = None;
     for threshold in &thresholds {
@@ -20,14 +20,14 @@ pub fn with_containerfs(mut thresholds: Vec<Threshold>, layout: Layout) -> (Vec<
     for (derived, from) in [(Signal::ContainerfsAvailable, bytes), (Signal::ContainerfsInodesFree, inodes)] {
         for is_hard in [true, false] {
             let is = |threshold: &Threshold, signal| threshold.signal == signal && threshold.grace.is_none() == is_hard;
-            // Of several the last counts, as a later text overwrites an earlier one.
+            // The last of several counts, because a later text overwrites an earlier one.
             let source = thresholds.iter().rfind(|it| is(it, from)).copied();
             let copy = source.map(|source| Threshold { signal: derived, ..source });
             let place = thresholds.iter().rposition(|it| is(it, derived));
             match (copy, place) {
                 (Some(copy), Some(place)) => thresholds[place] = copy,
                 (Some(copy), None) => thresholds.push(copy),
-                // There is nothing it could follow, and what was set does not count.
+                // Without a source threshold the configured one does not count either.
                 (None, Some(place)) => drop(thresholds.remove(place)),
                 (None, None) => {}
             }

@@ -1,6 +1,6 @@
 //! The kubelet's eviction thresholds: read, compared with the disks, with what it reclaims before any pod (`docs/spec/gc.md §14`).
 //!
-//! Plain functions; nothing is removed from here.
+//! Pure functions; this module removes nothing.
 
 mod containerfs;
 mod observe;
@@ -18,31 +18,31 @@ pub use self::{
     reclaim::{Layout, Reclaim, reclaim_order},
 };
 
-/// What may run short.
+/// A resource the kubelet monitors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Signal {
     /// Memory of the node.
     MemoryAvailable,
-    /// Memory of what pods may take together.
+    /// Memory that pods may use together.
     AllocatableMemoryAvailable,
-    /// Bytes where the kubelet's own files are.
+    /// Bytes on the kubelet's file system.
     NodefsAvailable,
-    /// Inodes there.
+    /// Inodes on the kubelet's file system.
     NodefsInodesFree,
-    /// Bytes where images are.
+    /// Bytes on the image file system.
     ImagefsAvailable,
-    /// Inodes there.
+    /// Inodes on the image file system.
     ImagefsInodesFree,
-    /// Bytes where writable layers are.
+    /// Bytes on the file system of writable layers.
     ContainerfsAvailable,
-    /// Inodes there.
+    /// Inodes on the file system of writable layers.
     ContainerfsInodesFree,
     /// Process ids.
     PidAvailable,
 }
 
 impl Signal {
-    /// All of them.
+    /// Every signal.
     pub const ALL: [Self; 9] = [
         Self::MemoryAvailable,
         Self::AllocatableMemoryAvailable,
@@ -55,7 +55,7 @@ impl Signal {
         Self::PidAvailable,
     ];
 
-    /// Its name in configurations.
+    /// The name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             Self::MemoryAvailable => "memory.available",
@@ -86,17 +86,16 @@ impl FromStr for Signal {
     }
 }
 
-/// How much of something.
+/// An absolute or relative limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Amount {
-    /// So many bytes, inodes or processes.
+    /// A number of bytes, inodes or processes.
     Quantity(Quantity),
-    /// This share of the capacity; 32 bits, as the kubelet holds it.
+    /// A share of the capacity; 32 bits, as in the kubelet.
     Fraction(f32),
 }
 
 impl Amount {
-    /// What it stands for on something of this capacity, in nanos.
     #[expect(clippy::cast_possible_truncation, reason = "cut, not rounded, in 64 bits, as the kubelet computes it")]
     fn of(self, capacity: u64) -> i128 {
         match self {
@@ -110,7 +109,7 @@ impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Quantity(quantity) => quantity.fmt(f),
-            // Digits behind the fourth place come from the 32 bits.
+            // 32 bits are inexact beyond four decimal places.
             Self::Fraction(fraction) => write!(f, "{}%", (f64::from(*fraction) * 1_000_000.0).round() / 10_000.0),
         }
     }
@@ -119,20 +118,20 @@ impl fmt::Display for Amount {
 /// A limit: the node is short when less than this is available.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Threshold {
-    /// Of what.
+    /// The monitored resource.
     pub signal: Signal,
-    /// Less than this is short.
+    /// The limit.
     pub value: Amount,
-    /// For how long it may stay short. `None`: not at all, the threshold is hard.
+    /// How long the limit may stay crossed; `None` for a hard threshold.
     pub grace: Option<Duration>,
-    /// How much more than the limit must be available before it counts as over.
+    /// How much beyond the limit must be available before the pressure ends.
     pub reclaim_min: Option<Amount>,
 }
 
-/// Why texts are not thresholds, in the kubelet's words.
+/// Why the texts are not thresholds, in the kubelet's words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ThresholdError(String);
 
-/// Signals with their texts, as configurations have them.
+/// Configured texts by signal.
 pub type SignalTexts = BTreeMap<String, String>;

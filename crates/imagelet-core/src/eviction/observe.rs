@@ -4,22 +4,21 @@ use std::collections::BTreeMap;
 
 use super::{Signal, Threshold};
 
-/// What is there of something, and what of it is free.
+/// Capacity and available amount of one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// All of it.
+    /// Total amount.
     pub capacity: u64,
-    /// What is free.
+    /// Available amount.
     pub available: u64,
 }
 
-/// What is observed, by signal. A signal of which capacity or what is free is not known is not in it.
+/// Observations by signal. A signal with an unknown capacity or available amount is absent.
 pub type Observations = BTreeMap<Signal, Observation>;
 
-/// The thresholds that are crossed: less is available than they say.
+/// The thresholds that are crossed. A signal without an observation crosses none.
 ///
-/// Where `with_reclaim`, a threshold counts as crossed until its minimum reclaim is available beyond it: so it is asked
-/// after something was reclaimed, lest the node be short again at once. What is not observed crosses nothing.
+/// `with_reclaim` also requires the minimum reclaim beyond the limit, so that the node is not short again at once.
 pub fn met<'a>(thresholds: &'a [Threshold], observed: &Observations, with_reclaim: bool) -> Vec<&'a Threshold> {
     let is_met = |threshold: &&Threshold| {
         let Some(observation) = observed.get(&threshold.signal) else {
@@ -62,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_share_is_of_the_capacity_and_cut_to_whole_bytes() {
-        // 0.15 in 32 bits is a little more than 0.15, and 1000 times it is cut to 150.
+        // The 32-bit value of 0.15 is slightly larger than 0.15; 1000 times it truncates to 150.
         let limit = threshold(Amount::Fraction(0.15), None);
         assert!(is_met(&limit, 1000, 149, false) && !is_met(&limit, 1000, 150, false));
         let limit = threshold(Amount::Fraction(15.0 / 100.0), None);

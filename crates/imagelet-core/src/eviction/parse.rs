@@ -18,7 +18,7 @@ pub struct ThresholdTexts<'a> {
     pub reclaim_min: &'a SignalTexts,
 }
 
-/// What `evictionHard` is on Linux where nobody says otherwise.
+/// The kubelet's default `evictionHard` on Linux.
 pub fn defaults() -> SignalTexts {
     [
         (Signal::MemoryAvailable, "100Mi"),
@@ -32,10 +32,10 @@ pub fn defaults() -> SignalTexts {
     .collect()
 }
 
-/// Reads all thresholds: the hard ones, then the soft ones, each by signal.
+/// Parses all thresholds: hard ones first, then soft ones, each by signal.
 ///
 /// # Errors
-/// The first rule that is broken. Where several are, the kubelet names any of them; here the order is fixed.
+/// The first broken rule. The kubelet reports any of several; here the order is fixed.
 pub fn thresholds(texts: ThresholdTexts<'_>) -> Result<Vec<Threshold>, ThresholdError> {
     let mut all = statements(texts.hard)?;
     let mut soft = statements(texts.soft)?;
@@ -45,7 +45,7 @@ pub fn thresholds(texts: ThresholdTexts<'_>) -> Result<Vec<Threshold>, Threshold
         let grace = graces.iter().find(|(signal, _)| *signal == threshold.signal);
         let missing = || format!("grace period must be specified for the soft eviction threshold {}", threshold.signal);
         let (_, grace) = grace.ok_or_else(|| ThresholdError(missing()))?;
-        // One that may be crossed for no time at all is a hard one.
+        // A soft threshold with a grace period of zero is hard.
         threshold.grace = Some(*grace).filter(|grace| !grace.is_zero());
     }
     all.append(&mut soft);
@@ -77,7 +77,7 @@ fn statements(texts: &SignalTexts) -> Result<Vec<Threshold>, ThresholdError> {
     Ok(read.into_iter().filter_map(threshold).collect())
 }
 
-/// `None`: the text says that there is no threshold.
+/// `None`: the text disables the threshold.
 fn value(signal: Signal, text: &str) -> Result<Option<Amount>, ThresholdError> {
     if !text.ends_with('%') {
         let quantity = quantity(text)?;
@@ -126,16 +126,15 @@ fn quantity(text: &str) -> Result<Quantity, ThresholdError> {
     text.parse().map_err(|error: QuantityError| ThresholdError(error.to_string()))
 }
 
-/// The share that a text with a percent sign stands for.
 fn percentage(text: &str) -> Result<f32, ThresholdError> {
-    /// What is repeated of a text that is no number.
+    /// Limit of an echoed malformed text.
     const SHOWN_MAX: usize = 64;
     let number = text.trim_end_matches('%');
     let refused = |why: &str| {
         let shown: String = number.chars().take(SHOWN_MAX).collect();
         ThresholdError(format!("strconv.ParseFloat: parsing {}: {why}", quoted(&shown)))
     };
-    // Go reads names too, and what is infinite is then more or less than any share; `nan` is a share of nothing.
+    // Go also parses names: infinities compare with every share, and `nan` is a share of nothing.
     let is_digits = number.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
     let read: f32 = number.parse().map_err(|_| refused("invalid syntax"))?;
     match read {

@@ -2,19 +2,18 @@
 
 use std::{fmt, str::FromStr};
 
-/// Nanos in a whole; the finest step Kubernetes keeps.
+/// The finest step Kubernetes keeps.
 const NANOS: i128 = 1_000_000_000;
-/// Longest text read; no amount needs more.
 const LENGTH_MAX: usize = 64;
 
-/// An amount, exact to nanos. Amounts compare by value, however they are written.
+/// A quantity, exact to nanos. Compares by value, not by notation.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantity {
     nanos: i128,
     form: Form,
 }
 
-/// How it was written, which is how it prints.
+/// The notation of the input, which is also the output's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Binary,
@@ -22,32 +21,31 @@ enum Form {
     Exponent,
 }
 
-/// The text is no amount; prints what Kubernetes prints.
+/// The text is not a quantity; prints what Kubernetes prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// Not a number with a unit.
+    /// The text is not a number with a unit.
     #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
     Format,
-    /// The number does not read.
+    /// The number is malformed.
     #[error("unable to parse numeric part of quantity")]
     Number,
-    /// The unit does not.
+    /// The unit is unknown.
     #[error("unable to parse quantity's suffix")]
     Suffix,
 }
 
 impl Quantity {
-    /// So many.
+    /// A whole count.
     pub const fn whole(count: i64) -> Self {
         Self { nanos: count as i128 * NANOS, form: Form::Decimal }
     }
 
-    /// In nanos.
     pub(super) fn nanos(self) -> i128 {
         self.nanos
     }
 
-    /// The next whole number, as Kubernetes rounds.
+    /// The next whole number, rounded as in Kubernetes.
     pub fn value(self) -> i64 {
         let up = self.nanos.div_euclid(NANOS) + i128::from(self.nanos.rem_euclid(NANOS) > 0);
         i64::try_from(up).unwrap_or(if up < 0 { i64::MIN } else { i64::MAX })
@@ -95,11 +93,9 @@ impl FromStr for Quantity {
     }
 }
 
-/// What a unit stands for.
 #[derive(Clone, Copy)]
 enum Scale {
     Times(i128),
-    /// A power of ten.
     Tens(i32),
 }
 
@@ -131,7 +127,7 @@ fn scale(suffix: &str) -> Result<(Scale, Form), QuantityError> {
     }
 }
 
-/// The number in nanos: what is finer is rounded up, what is larger than 64 bits is cut to them.
+/// Rounds up below a nano and saturates at 64 bits.
 fn scaled(whole: &str, fraction: &str, scale: Scale) -> i128 {
     let max = i128::from(i64::MAX) * NANOS;
     let digits = || whole.bytes().chain(fraction.bytes()).map(|byte| i128::from(byte - b'0'));
@@ -141,7 +137,7 @@ fn scaled(whole: &str, fraction: &str, scale: Scale) -> i128 {
     };
     let mut value: i128 = 0;
     for digit in digits() {
-        // A number this long is cut at the end whatever comes behind it, unless a small unit brings it down again.
+        // An overflowing number saturates at the end unless a small unit scales it down.
         value = match value.checked_mul(10).and_then(|value| value.checked_add(digit)) {
             Some(value) => value,
             None => return max,

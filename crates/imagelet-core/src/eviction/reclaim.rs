@@ -5,16 +5,16 @@ use super::Signal;
 /// How images, writable layers and the kubelet's own files share disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// All on one.
+    /// One disk for everything.
     Single,
-    /// Images and writable layers on one of their own.
+    /// Images and writable layers on a separate disk.
     DedicatedImages,
-    /// Images on one of their own, writable layers with the kubelet's files.
+    /// Images on a separate disk; writable layers with the kubelet's files.
     Split,
 }
 
 impl Layout {
-    /// From the two answers that the kubelet has; a split counts only where images have a disk of their own.
+    /// A split counts only with dedicated images, as in the kubelet.
     pub fn of(has_dedicated_images: bool, is_split: bool) -> Self {
         match (has_dedicated_images, is_split) {
             (false, _) => Self::Single,
@@ -23,7 +23,7 @@ impl Layout {
         }
     }
 
-    /// Its name in answers.
+    /// The name in API responses.
     pub fn name(self) -> &'static str {
         match self {
             Self::Single => "single",
@@ -33,17 +33,17 @@ impl Layout {
     }
 }
 
-/// A way to get room without evicting a pod.
+/// A way to reclaim space without evicting a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaim {
-    /// All dead containers go, so that their images become unused.
+    /// Remove dead containers, so that their images become unused.
     Containers,
-    /// All unused images go.
+    /// Remove unused images.
     Images,
 }
 
 impl Reclaim {
-    /// The kubelet's name for it.
+    /// The kubelet's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Containers => "DeleteAllUnusedContainers",
@@ -52,7 +52,7 @@ impl Reclaim {
     }
 }
 
-/// What is tried, in this order, when a threshold of that signal is crossed. Empty: only a pod's end helps.
+/// The reclaim steps, in order, after a threshold of this signal is crossed. Empty: only evicting a pod helps.
 pub fn reclaim_order(layout: Layout, signal: Signal) -> &'static [Reclaim] {
     const BOTH: &[Reclaim] = &[Reclaim::Containers, Reclaim::Images];
     let of_disk = |on_single, on_dedicated, on_split| match layout {
