@@ -10,49 +10,48 @@ use std::{
 use super::record::Line;
 use crate::failpoint::Step;
 
-/// A log consists of about this many files, so that removing one loses a quarter of what is known.
+/// The number of files of a full log; removing one loses a quarter of the history.
 const FILES: u64 = 4;
 const LOCK: &str = "lock";
 const SUFFIX: &str = ".jsonl";
 
-/// The folder of a log, for writing.
 #[derive(Debug)]
 pub(super) struct LogFiles {
     pub(super) directory: PathBuf,
     bytes_max: u64,
 }
 
-/// The youngest file, while no other process may write.
+/// The youngest file, locked against other writers.
 #[derive(Debug)]
 pub(super) struct Youngest {
     _lock: File,
-    /// Counts up.
+    /// Increases with every file.
     pub(super) number: u64,
     file: File,
     pub(super) length: u64,
 }
 
-/// What was skipped while reading.
+/// Lines and files that a reader skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Damage {
-    /// Lines that are cut off or that this version cannot read.
+    /// Torn lines, and lines that this version cannot parse.
     pub lines: u64,
-    /// Files that could not be read.
+    /// Unreadable files.
     pub files: u64,
 }
 
 impl LogFiles {
-    /// Nothing is made or opened before the first line.
+    /// Creates and opens nothing before the first line.
     pub(super) fn new(directory: &Path, bytes_max: u64) -> Self {
         Self { directory: directory.to_owned(), bytes_max }
     }
 
-    /// The limit of one file, and of what is added at once.
+    /// Limit of one file and of one append.
     pub(super) fn file_bytes_max(&self) -> u64 {
         self.bytes_max / FILES
     }
 
-    /// Waits for the lock of the processes that write here, and begins a file where the youngest is full.
+    /// Waits for the lock of the writing processes, and starts a new file when the youngest is full.
     pub(super) fn youngest(&self) -> io::Result<Youngest> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         let lock = File::options().create(true).truncate(false).write(true).open(self.directory.join(LOCK))?;
@@ -71,7 +70,7 @@ impl LogFiles {
         Ok(Youngest { _lock: lock, number, file, length })
     }
 
-    /// Adds lines, all or none, after removing as many of the oldest files as they need.
+    /// Appends all lines or none, after removing as many of the oldest files as they need.
     pub(super) fn append(&self, youngest: &mut Youngest, lines: &[Line]) -> io::Result<()> {
         let mut text = Vec::new();
         for line in lines {
@@ -104,9 +103,9 @@ impl Youngest {
         if before > 0 {
             self.file.read_exact_at(&mut last, before - 1)?;
         }
-        // In two writes, so that a test can end the process between them.
+        // Two writes, so that a test can end the process between them.
         let half = if crate::failpoint::COMPILED_IN { text.len() / 2 } else { 0 };
-        // A line that a crash cut off ends here, and readers skip it.
+        // Terminates a torn line of a crash, which readers skip.
         let end: &[u8] = if last == [b'\n'] { b"" } else { b"\n" };
         let written = self
             .file
@@ -115,7 +114,7 @@ impl Youngest {
             .inspect(|()| Step::DecisionHalfWritten.reach())
             .and_then(|()| self.file.write_all(&text[half..]));
         if let Err(error) = written {
-            // Where this fails, too, readers skip what is left.
+            // If the truncation fails as well, readers skip the torn line.
             drop(self.file.set_len(before));
             return Err(error);
         }
@@ -124,23 +123,21 @@ impl Youngest {
         Ok(())
     }
 
-    /// Waits until the lines are on the disk.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }
 
-/// Passes on every line with the number of its file, oldest first. Takes no lock: a line that is being written counts as
-/// damaged.
+/// Reads every line with the number of its file, oldest first. Takes no lock: a line in progress counts as damaged.
 ///
 /// # Errors
-/// When the folder cannot be read at all; an absent one is an empty log.
+/// When the directory cannot be read; an absent one is an empty log.
 pub(super) fn read(directory: &Path, mut take: impl FnMut(u64, Line)) -> io::Result<Damage> {
     let mut damage = Damage::default();
     for (number, path) in list(directory)? {
         match File::open(&path).and_then(|file| read_file(file, number, &mut damage, &mut take)) {
             Ok(()) => {}
-            // Removed meanwhile by the process that writes.
+            // The writing process removed it meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 tracing::warn!(file = %path.display(), %error, "a file of the audit log cannot be read and is skipped");
@@ -161,7 +158,7 @@ fn read_file(file: File, number: u64, damage: &mut Damage, take: &mut impl FnMut
     Ok(())
 }
 
-/// All files of the log, oldest first; an absent folder has none.
+/// All files of the log, oldest first; none for an absent directory.
 pub(super) fn list(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -179,7 +176,6 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// How many bytes a log takes.
 pub(super) fn size(directory: &Path) -> u64 {
     let all = list(directory).unwrap_or_default();
     all.iter().filter_map(|(_, path)| Some(fs::metadata(path).ok()?.len())).sum()

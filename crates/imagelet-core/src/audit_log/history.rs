@@ -15,89 +15,88 @@ use super::{
 };
 use crate::image::Reference;
 
-/// Shorter beginnings of an id mean nothing.
+/// Shorter id prefixes match nothing.
 const DIGITS_MIN: usize = 4;
 
-/// The log's entries on the images that a text means.
+/// The log's entries on the matching images.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// Each image by key; more than one where a name moved, or where the beginning of an id fits several.
+    /// Histories by key; several where a name moved or an id prefix is ambiguous.
     pub images: Vec<ImageHistory>,
-    /// When the oldest line that is left was written; `None`: nothing is on record at all.
+    /// Time of the oldest remaining line; `None` for an empty log.
     pub since: Option<SystemTime>,
     /// Acts and collections that did not reach the disk.
     pub lost: u64,
-    /// What could not be read.
+    /// Lines and files that could not be read.
     pub damage: Damage,
 }
 
 /// The log's entries on one image.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImageHistory {
-    /// Its key; empty where only pulls of a name are on record that brought nothing.
+    /// The image's key; empty where only failed pulls of a name are recorded.
     pub key: String,
-    /// All names it had.
+    /// All names the image had.
     pub names: Vec<String>,
-    /// What it was last listed with.
+    /// The last listed size.
     pub size: u64,
-    /// Whether it was there at the last collection that is on record.
+    /// Whether the last recorded collection listed the image.
     pub is_present: bool,
-    /// Oldest first.
+    /// Events, oldest first.
     pub happenings: Vec<Happening>,
 }
 
-/// Something that happened to an image, or was decided on it.
+/// An act on an image, or a decision about it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Happening {
-    /// When, or when first.
+    /// Time of the first occurrence.
     pub at: SystemTime,
-    /// When the same was last decided.
+    /// Time of the last identical decision.
     pub until: SystemTime,
-    /// How often in a row.
+    /// Number of consecutive occurrences.
     pub count: u64,
-    /// What.
+    /// Kind of the event.
     pub kind: HappeningKind,
     /// The stable code of the reason.
     pub code: String,
-    /// What the reason rests on.
+    /// The inputs of the reason.
     pub inputs: Value,
-    /// The reason as text; empty where there is none.
+    /// The reason as text, if any.
     pub text: String,
     /// The requester.
     pub by: String,
-    /// Names concerned, where that is a part of it.
+    /// Names concerned, if any.
     pub names: Vec<String>,
     /// Bytes, where known.
     pub bytes: Option<u64>,
-    /// How long it took, in milliseconds.
+    /// Duration in milliseconds.
     pub took_ms: Option<u64>,
-    /// It was decided in shadow mode, without effect.
+    /// Decided in shadow mode, without effect.
     pub shadow: bool,
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HappeningKind {
-    /// Something was done.
+    /// A recorded act.
     Act(ActCode),
-    /// A collection found it, and no pull of it is recorded.
+    /// A collection found the image without a recorded pull.
     Found,
-    /// A collection kept it.
+    /// A collection kept the image.
     Kept,
-    /// A collection chose it; what came of it follows, unless it was in shadow mode.
+    /// A collection selected the image for removal; the result follows, except in shadow mode.
     Chosen,
-    /// A collection removed it.
+    /// A collection removed the image.
     Removed,
-    /// A collection tried to.
+    /// A collection failed to remove the image.
     Failed,
-    /// Something stood against a planned removal.
+    /// A check prevented a planned removal.
     Spared,
-    /// A collection did not find it any more, and no removal of it is recorded.
+    /// A collection no longer found the image, and no removal is recorded.
     Gone,
 }
 
 impl History {
-    /// Reads a log for the images that a text means.
     pub(super) fn of(directory: &Path, text: &str) -> io::Result<Self> {
         let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let mut history = Self::default();
@@ -155,7 +154,7 @@ impl History {
             Line::Lost(_) => {}
         })?;
         for act in attempts {
-            // It is shown with the image that had the name last.
+            // A failed pull belongs to the image that had the name last.
             let has_it =
                 |key: &str| names.get(key).is_some_and(|names| act.names.iter().any(|name| names.contains(name)));
             let named = facts.iter().filter(|(key, _)| has_it(key));
@@ -181,12 +180,11 @@ fn note_names(names: &mut BTreeMap<String, BTreeSet<String>>, key: &str, now: &[
     names.entry(key.to_owned()).or_default().extend(now.iter().cloned());
 }
 
-/// What a text means.
 struct Wanted {
     text: String,
-    /// As a name in full.
+    /// The text as a full name.
     canonical: Option<String>,
-    /// As the beginning of an id or digest.
+    /// The text as an id or digest prefix.
     digits: Option<String>,
 }
 
@@ -215,21 +213,19 @@ impl Wanted {
             || names.iter().any(|name| name.split_once('@').is_some_and(|(_, digest)| begins(digest)))
     }
 
-    /// Whether it is one of these names.
     fn names<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> bool {
         names.into_iter().any(|name| *name == self.text || self.canonical.as_ref() == Some(name))
     }
 }
 
-/// What the log says of one image, in the order in which it was written.
+/// The facts about one image in written order.
 #[derive(Debug, Default)]
 struct Facts(Vec<Fact>);
 
-/// One thing that the log says.
 #[derive(Clone, Debug)]
 struct Fact {
     at: SystemTime,
-    /// The collection that recorded it, or when the act was.
+    /// The head of the recording collection, or the time of the act.
     head: RunHead,
     kind: FactKind,
 }
@@ -239,11 +235,11 @@ enum FactKind {
     Act(Act),
     /// A collection listed it and recorded its decision.
     Listed(Decision),
-    /// A collection tried to remove it, for the reason recorded before.
+    /// A collection attempted its removal, for the reason recorded before.
     Tried(Outcome, String),
-    /// A collection did not list it any more.
+    /// A collection no longer listed it.
     Gone,
-    /// A collection decided of each image that it does not mention as the one before.
+    /// A collection repeats the previous decision for each image it does not mention.
     Pass,
 }
 
@@ -286,7 +282,7 @@ impl Facts {
         }
         for outcome in run.outcomes.iter().filter(|outcome| outcome.key == key) {
             let fact = Fact::of_run(run, FactKind::Tried(outcome.clone(), String::new()));
-            // The act before the removal recorded its moment and its reason.
+            // The act before the removal recorded its time and reason.
             let before = self.0.iter().rposition(Fact::is_removing);
             let before = before.filter(|_| !matches!(outcome.result, OutcomeResult::Spared { .. }));
             match before.map(|place| self.0.remove(place)) {
@@ -298,7 +294,7 @@ impl Facts {
         }
     }
 
-    /// Returns them in the order in which they happened.
+    /// Returns the events in chronological order.
     fn story(self, passes: &[Fact]) -> Story {
         let tried: BTreeSet<SystemTime> =
             self.0.iter().filter(|fact| matches!(fact.kind, FactKind::Tried(..))).map(|fact| fact.head.at).collect();
@@ -319,19 +315,18 @@ impl Fact {
     }
 }
 
-/// What happened to one image so far.
 #[derive(Debug, Default)]
 struct Story {
     size: u64,
     is_present: bool,
-    /// What the last collection that mentions it decided, and when that was.
+    /// The last recorded decision and its time.
     standing: Option<Decision>,
     listed_at: Option<SystemTime>,
     happenings: Vec<Happening>,
 }
 
 impl Story {
-    /// Takes in the next fact. `tried`: the collections that recorded the outcome of its removal.
+    /// Applies the next fact. `tried`: the collections that recorded the outcome of its removal.
     fn take(&mut self, fact: &Fact, tried: &BTreeSet<SystemTime>) {
         match &fact.kind {
             FactKind::Act(act) => self.act(act),
@@ -396,7 +391,6 @@ impl Story {
         }
     }
 
-    /// A collection listed it.
     fn listed(&mut self, fact: &Fact) {
         if !std::mem::replace(&mut self.is_present, true) {
             self.happenings.push(Happening { by: String::new(), ..Happening::of(HappeningKind::Found, "found", fact) });
@@ -421,7 +415,7 @@ impl Story {
         self.happenings.push(match &outcome.result {
             OutcomeResult::Removed(bytes) => {
                 (self.is_present, self.standing) = (false, None);
-                // What it rests on moves on; the reason stays as it was when the removal began.
+                // The inputs change; the reason stays as it was when the removal started.
                 let text = if why.is_empty() { happening.text } else { why.to_owned() };
                 Happening { bytes: Some(*bytes), text, ..happening }
             }
@@ -436,16 +430,16 @@ impl Story {
         });
     }
 
-    /// A collection was about to remove it and recorded no outcome, and it is gone: the removal was the last
-    /// that was done. True: so it is.
+    /// An absent image whose removal started without a recorded outcome was removed by that collection. Returns whether
+    /// this applies.
     fn end_removal(&mut self) -> bool {
         let Some(last) = self.happenings.last_mut().filter(|last| last.is_removing()) else { return false };
         last.kind = HappeningKind::Removed;
         true
     }
 
-    /// A collection may list images shortly before what brought or removed one is on record: that was it, and nothing
-    /// else.
+    /// A collection may list images shortly before the act that added or removed one is recorded. That act then
+    /// explains the listing, and no second event is added.
     fn attribute(&mut self) {
         let happenings = &mut self.happenings;
         let mut place = 0;

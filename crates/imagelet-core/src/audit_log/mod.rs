@@ -5,13 +5,13 @@
 //! DIRECTORY/lock               held while a process adds lines
 //! ```
 //!
-//! The whole folder may be deleted at any time; only the answers of `why` are lost. A line is one JSON document
-//! (`record.rs`); a crash leaves at worst a torn last line, which readers skip. Several processes may write. A collection
-//! is written as its differences from the one before, and each file describes every image anew, so that none needs an
-//! older one. Readers take no lock; other files in the folder are ignored.
+//! The directory may be deleted at any time; only the answers of `why` are lost. A line is one JSON document
+//! (`record.rs`); a crash leaves at worst a torn last line, which readers skip. Several processes may write. A
+//! collection is written as its differences from the previous one, and each file describes every image again, so that
+//! no file depends on an older one. Readers take no lock; other files in the directory are ignored.
 //!
-//! **Invariant:** writing never fails a caller and never makes one wait: what cannot be written, on a full disk or
-//! behind a slow one, is counted, and the count is written once writing succeeds again.
+//! **Invariant:** writing never fails a caller and never makes it wait. A record that cannot be written, because the
+//! disk is full or slow, is counted, and the count is written after writing succeeds again.
 
 mod files;
 mod history;
@@ -38,27 +38,26 @@ pub use self::{
 };
 use self::{files::LogFiles, write::Writer};
 
-/// Acts and collections that wait for the disk; more are lost and counted.
+/// Limit of queued acts and collections; more are lost and counted.
 const WAITING_MAX: usize = 256;
-/// A smaller log could not hold one collection of a node of ordinary size.
+/// A smaller log cannot hold one collection of an ordinary node.
 pub const BYTES_MIN: u64 = 64 << 10;
 
-/// The audit log of a node. A thread of its own writes it, which begins with the first line.
+/// The audit log of a node, written by a separate thread that starts with the first line.
 pub struct AuditLog {
     directory: Option<PathBuf>,
     bytes_max: u64,
-    /// False where the file system is read-only: what is there can be read.
+    /// False on a read-only file system, where existing records stay readable.
     is_written: bool,
     state: Arc<WriteState>,
     worker: Mutex<Option<Worker>>,
 }
 
-/// How writing succeeds; shared with the thread that writes.
 #[derive(Debug, Default)]
 struct WriteState {
-    /// Acts and collections that did not reach the disk, ever.
+    /// Records that did not reach the disk, in total.
     lost: AtomicU64,
-    /// Why the last of them did not; `None`: writing succeeds.
+    /// The error of the last write; `None` after a success.
     error: Mutex<Option<String>>,
 }
 
@@ -70,22 +69,22 @@ struct Worker {
 enum Message {
     Act(Act),
     Run(Box<Run>),
-    /// Answered once everything before it is written.
+    /// Answered after all earlier records are written.
     Flush(SyncSender<()>),
 }
 
 impl AuditLog {
-    /// A log in a folder that is made when there is something to write, of at most so many bytes.
+    /// Opens a log of at most this many bytes; the directory is created with the first line.
     pub fn new(directory: &Path, bytes_max: u64) -> Self {
         Self::with(Some(directory), bytes_max.max(BYTES_MIN), true)
     }
 
-    /// A log that is only read.
+    /// A read-only log.
     pub fn read_only(directory: &Path) -> Self {
         Self::with(Some(directory), 0, false)
     }
 
-    /// A log of nothing.
+    /// A disabled log.
     pub fn off() -> Self {
         Self::with(None, 0, false)
     }
@@ -100,22 +99,22 @@ impl AuditLog {
         }
     }
 
-    /// Records an act. Does not wait.
+    /// Queues an act without waiting.
     pub fn act(&self, act: Act) {
         self.send(Message::Act(act));
     }
 
-    /// Records a collection. Does not wait.
+    /// Queues a collection without waiting.
     pub fn run(&self, run: Run) {
         self.send(Message::Run(Box::new(run)));
     }
 
-    /// Whether anything is written at all.
+    /// Whether the log is enabled.
     pub fn is_on(&self) -> bool {
         self.is_written
     }
 
-    /// Waits until all that was recorded is written, or lost. Blocks.
+    /// Blocks until all queued records are written or lost.
     pub fn flush(&self) {
         let queue = self.lock().as_ref().map(|worker| worker.queue.clone());
         let Some(queue) = queue else { return };
@@ -126,21 +125,21 @@ impl AuditLog {
         }
     }
 
-    /// Acts and collections that did not reach the disk since this process began, and why not, while that lasts.
+    /// Records lost since this process started, and the current write error.
     pub fn lost(&self) -> (u64, Option<String>) {
         let error = self.state.error.lock().unwrap_or_else(PoisonError::into_inner).clone();
         (self.state.lost.load(Ordering::Relaxed), error)
     }
 
-    /// How many bytes the log takes. Looks at the disk.
+    /// Size of the log in bytes. Reads the disk.
     pub fn size(&self) -> u64 {
         self.directory.as_deref().map_or(0, files::size)
     }
 
-    /// The history of the images that a text means: by name, id, digest, or the beginning of one. Blocks.
+    /// The history of the images that match a name, id, digest or a prefix of one. Blocks.
     ///
     /// # Errors
-    /// When the folder cannot be read at all; an absent one is an empty log, and damage is skipped.
+    /// When the directory cannot be read; an absent one is an empty log, and damage is skipped.
     pub fn history(&self, text: &str) -> io::Result<History> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))
@@ -175,7 +174,7 @@ impl AuditLog {
 }
 
 impl WriteState {
-    /// Counts one that is lost; logged once, not with every line.
+    /// Counts a lost record; logs the first error only.
     fn failed(&self, why: &str) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
@@ -207,14 +206,14 @@ fn work(mut writer: Writer, messages: &Receiver<Message>) {
         match message {
             Message::Act(act) => writer.act(act),
             Message::Run(run) => writer.run(*run),
-            // The caller that waited may be gone.
+            // The waiting caller may have disconnected.
             Message::Flush(done) => drop(done.send(())),
         }
     }
 }
 
 impl Drop for AuditLog {
-    /// Writes what waits.
+    /// Writes the queued records.
     fn drop(&mut self) {
         let Some(Worker { queue, thread }) = self.lock().take() else { return };
         drop(queue);

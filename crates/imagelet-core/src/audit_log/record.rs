@@ -14,60 +14,60 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Something done to one image, or to the pins.
+/// One act on an image or on the pins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Act {
-    /// When.
+    /// Time of the act.
     #[serde(with = "moment")]
     pub at: SystemTime,
-    /// What.
+    /// Kind of the act.
     pub code: ActCode,
-    /// The image's key; of a change of pins all images that the pattern held then.
+    /// The image's key; for a change of pins, all matching images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
-    /// Its names, the one it was asked for by first; of a change of pins the pattern.
+    /// The image's names, the requested one first; for a change of pins, the pattern.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
     /// The requester, as far as known: `command`, `CRI`, `pod NAMESPACE/NAME`.
     pub by: String,
-    /// Bytes fetched or given back, where known.
+    /// Bytes fetched or reclaimed, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// How long it took, in milliseconds, where that is worth knowing.
+    /// Duration in milliseconds, where recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
-    /// The reason as text, where the code does not say it.
+    /// The reason as text, where the code is not enough.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
 }
 
-/// What was done.
+/// The kind of an act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActCode {
-    /// It was pulled.
+    /// The image was pulled.
     Pulled,
-    /// It was removed with all its names on request.
+    /// The image was removed with all its names on request.
     RemovedOnRequest,
-    /// One name was removed from it on request.
+    /// One name of the image was removed on request.
     UntaggedOnRequest,
     /// A pattern was pinned.
     Pinned,
     /// A pattern was unpinned.
     Unpinned,
-    /// Another manager of the node pulled it, and its records say so.
+    /// Another image manager of the node pulled it, according to its records.
     Adopted,
-    /// A pull of this name failed. No image is known by it, so there are names and no key.
+    /// A pull of this name failed; the act has names and no key.
     PullFailed,
-    /// The caller of a pull of this name was gone before its end. Names and no key, too.
+    /// The caller of a pull disconnected before the end; the act has names and no key.
     PullGivenUp,
-    /// A collection is about to remove it: the outcome is in the collection's own line, unless the process ended before.
+    /// A collection is about to remove the image. The collection records the outcome unless the process ends first.
     Removing,
 }
 
 impl Act {
-    /// Whether it records a pull without result: a name without an image.
+    /// Whether the act is a pull without an image: names and no key.
     pub(super) fn is_of_a_name(&self) -> bool {
         matches!(self.code, ActCode::PullFailed | ActCode::PullGivenUp)
     }
@@ -90,38 +90,38 @@ impl ActCode {
     }
 }
 
-/// A collection: its decisions and their outcomes.
+/// A collection: its decisions and outcomes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// The collection as a whole.
+    /// Times, requester and totals.
     pub head: RunHead,
-    /// One for each image that was listed.
+    /// One decision per listed image.
     pub decisions: Vec<Decision>,
-    /// The removals that were tried, in order.
+    /// The attempted removals, in order.
     pub outcomes: Vec<Outcome>,
 }
 
-/// A collection as a whole.
+/// Times, requester and totals of a collection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunHead {
-    /// When it began.
+    /// Start of the collection.
     #[serde(with = "moment")]
     pub at: SystemTime,
-    /// When it was over: images were listed between the two.
+    /// End of the collection; images are listed between the two.
     #[serde(with = "moment")]
     pub until: SystemTime,
     /// The requester: `timer`, `command`, `pull`, `pressure`.
     pub by: String,
-    /// It decided, and removed nothing.
+    /// Decisions without removals.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shadow: bool,
-    /// Bytes of the removed images as listed.
+    /// Listed bytes of the removed images.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub claimed: u64,
-    /// Bytes the disk gained, where measured.
+    /// Bytes that became available on the disk, where measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<u64>,
-    /// What went wrong.
+    /// Errors of the collection.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<String>,
 }
@@ -131,7 +131,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What was decided on one image.
+/// The decision on one image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// The image's key.
@@ -139,21 +139,21 @@ pub struct Decision {
     /// Its names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-    /// What it is listed with, in bytes.
+    /// The listed size in bytes.
     pub size: u64,
-    /// Whether it goes.
+    /// Whether the image is to be removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub goes: bool,
     /// The stable code of the reason.
     pub code: String,
-    /// What the reason rests on.
+    /// The inputs of the reason.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub inputs: Value,
     /// The reason as text.
     pub text: String,
 }
 
-/// How one removal went.
+/// The result of one removal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The image's key.
@@ -161,28 +161,27 @@ pub struct Outcome {
     /// Its names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
-    /// How it ended.
+    /// Result of the removal.
     pub result: OutcomeResult,
 }
 
-/// How a removal ended.
+/// Result of a removal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OutcomeResult {
-    /// The image is gone; it was listed with this many bytes.
+    /// Removed; the listed size in bytes.
     Removed(u64),
-    /// The runtime did not remove it; its error.
+    /// The runtime failed to remove it; its error.
     Failed(String),
-    /// Something came between the plan and the removal.
+    /// A check after the plan prevented the removal.
     Spared {
-        /// Its stable code.
+        /// The stable code of the check.
         code: String,
-        /// The same as text.
+        /// The check's result as text.
         text: String,
     },
 }
 
-/// What one line says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
@@ -191,36 +190,35 @@ pub(super) enum Line {
     Lost(LostLine),
 }
 
-/// A collection as its differences from the one before.
+/// A collection as its differences from the previous one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RunLine {
     pub(super) head: RunHead,
-    /// What was decided otherwise than before, or of images listed with other names or another size.
+    /// Changed decisions, and decisions on images with changed names or size.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) decided: Vec<Decision>,
-    /// Images that are not listed any more.
+    /// Images that are no longer listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) gone: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) outcomes: Vec<Outcome>,
-    /// Decisions that the log has no room for.
+    /// Number of decisions omitted because the log has no room.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) left_out: u64,
 }
 
-/// What could not be written.
+/// Records that were lost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct LostLine {
-    /// When this was written, after all.
+    /// When writing succeeded again.
     #[serde(with = "moment")]
     pub(super) at: SystemTime,
-    /// How many acts and collections.
     pub(super) count: u64,
     pub(super) error: String,
 }
 
-/// Times as RFC 3339, exact.
+/// RFC 3339 times, exact to the nanosecond.
 pub(super) mod moment {
     use std::time::SystemTime;
 

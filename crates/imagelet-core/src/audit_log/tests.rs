@@ -1,4 +1,4 @@
-//! Stories of a log over restarts, crashes, damage and full disks.
+//! Tests of a log over restarts, crashes, damage and full disks.
 
 #![expect(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
 
@@ -19,7 +19,7 @@ const PULLED: HappeningKind = HappeningKind::Act(ActCode::Pulled);
 const REMOVING: HappeningKind = HappeningKind::Act(ActCode::Removing);
 const ON_REQUEST: HappeningKind = HappeningKind::Act(ActCode::RemovedOnRequest);
 
-/// A generator of the same numbers in every run (splitmix64).
+/// A deterministic generator (splitmix64).
 struct Dice(u64);
 
 impl Dice {
@@ -39,7 +39,6 @@ fn id(number: u64) -> String {
     format!("sha256:{}", crate::image::Digest::of(&number.to_le_bytes()).hex())
 }
 
-/// What a collection decides of an image: to keep it.
 fn kept(number: u64, code: &str) -> Decision {
     Decision {
         key: id(number),
@@ -69,7 +68,6 @@ fn act(seconds: u64, code: ActCode, number: u64) -> Act {
     }
 }
 
-/// A collection that removes nothing.
 fn quiet(seconds: u64, decisions: Vec<Decision>) -> Run {
     let head = RunHead {
         at: at(seconds),
@@ -91,7 +89,6 @@ fn removed(number: u64) -> Outcome {
     Outcome { key: id(number), names: Vec::new(), result: OutcomeResult::Removed(5) }
 }
 
-/// All lines, as they are on the disk.
 fn lines(log: &AuditLog) -> (Vec<Line>, Damage) {
     log.flush();
     let mut lines = Vec::new();
@@ -99,12 +96,10 @@ fn lines(log: &AuditLog) -> (Vec<Line>, Damage) {
     (lines, damage)
 }
 
-/// How many collections are recorded.
 fn told(lines: &[Line]) -> u64 {
     lines.iter().filter(|line| matches!(line, Line::Run(_))).count() as u64
 }
 
-/// What happened to one image.
 fn story(log: &AuditLog, number: u64) -> Vec<(HappeningKind, u64, SystemTime)> {
     let history = log.history(&id(number)).unwrap();
     history.images.iter().flat_map(|image| &image.happenings).map(|it| (it.kind, it.count, it.at)).collect()
@@ -175,16 +170,15 @@ fn a_collection_that_decides_nothing_new_is_a_line_without_images() {
     assert_eq!(story(&log, 2), [(PULLED, 1, at(2500)), (Kept, 1, at(2700))]);
 }
 
-/// One step of a story, at its second.
 #[derive(Clone, Copy)]
 enum Step {
     Pull(u64),
     Rm(u64),
-    /// A collection that finds image 1.
+    /// A collection that lists image 1.
     Pass(u64),
-    /// One that does not.
+    /// A collection that does not list image 1.
     Without(u64),
-    /// One that removes it, in this second.
+    /// A collection that removes image 1, in this second.
     Collect(u64, u64),
     Restart,
 }
@@ -276,13 +270,13 @@ fn every_collection_of_random_days_is_counted_for_every_image_that_it_kept() {
 #[test]
 fn a_day_of_ten_thousand_images_fits_several_times() {
     const IMAGES: u64 = 10_000;
-    /// Of 288 that a day has.
+    /// A day has 288.
     const PASSES: u64 = 8;
     let folder = tempfile::tempdir().unwrap();
     let log = AuditLog::new(folder.path(), 16 << 20);
     let mut sizes = Vec::new();
     for pass in 0..PASSES {
-        // 250 pods use an image each; five of them are others than five minutes before.
+        // 250 pods use an image each; five images change every five minutes.
         let in_use = |number: u64| number >= pass * 5 && number < 250 + pass * 5;
         let code = |number: u64| if in_use(number) { "in_use" } else { "not_needed" };
         log.run(quiet(10_000 + pass * 300, (0..IMAGES).map(|number| kept(number, code(number))).collect()));
@@ -316,7 +310,7 @@ fn the_log_stays_within_its_size_and_loses_the_oldest() {
     assert_eq!(acts.last(), Some(&2999));
     assert!(acts.len() > 300 && acts[0] > 0, "{} acts from {}", acts.len(), acts[0]);
     assert!(acts.windows(2).all(|pair| pair[0] + 1 == pair[1]), "none is missing in between");
-    // Each file describes every image anew: it needs no removed one.
+    // Each file describes every image again and depends on no removed file.
     for path in files_of(folder.path()).iter().rev().skip(1) {
         let text = fs::read_to_string(path).unwrap();
         assert!((0..50).all(|number| text.contains(&format!("/service-{number}:"))), "{}", path.display());
@@ -362,7 +356,7 @@ fn a_line_torn_at_any_byte_costs_only_itself() {
     log.run(quiet(2, all([1, 2])));
     drop(log);
     let content = fs::read(&files_of(&whole)[0]).unwrap();
-    // A line without its end alone is whole.
+    // Only a line that lacks its end alone is whole.
     for cut in before + 1..content.len() - 1 {
         let directory = folder.path().join(format!("cut-{cut}"));
         fs::create_dir(&directory).unwrap();
@@ -441,7 +435,7 @@ fn what_cannot_be_written_is_counted_and_told_when_writing_goes_well_again() {
     log.run(quiet(3, all([1])));
     let (lines, damage) = lines(&log);
     assert!(matches!(&lines[0], Line::Lost(lost) if lost.count == 2), "{lines:?}");
-    // What was lost is not built upon.
+    // Lost records are no base for differences.
     assert!(matches!(&lines[1], Line::Run(run) if run.decided.len() == 1), "{lines:?}");
     assert!(lines.len() == 2 && damage == Damage::default());
     assert_eq!(log.lost(), (2, None));
@@ -453,7 +447,7 @@ fn two_processes_write_one_log_and_each_builds_on_what_the_other_wrote() {
     let logs = [(); 2].map(|()| AuditLog::new(folder.path(), 1 << 20));
     for pass in 0..40 {
         logs[usize::from(pass % 3 == 0)].run(quiet(pass * 300, all([1, 2])));
-        // Otherwise the order would be another one.
+        // A flush fixes the order.
         logs.iter().for_each(AuditLog::flush);
     }
     logs[0].run(quiet(12_000, all([1])));
@@ -500,7 +494,7 @@ fn the_history_of_an_image_tells_all_that_happened_to_it_also_when_it_is_gone() 
             ]
         );
     }
-    // Nobody told of its pull or its removal: another program did both.
+    // Another program pulled and removed it, so neither is recorded.
     let other = log.history("registry.example/team-8/service-8:v1").unwrap();
     let kinds: Vec<_> = other.images[0].happenings.iter().map(|it| it.kind).collect();
     assert_eq!(kinds.first(), Some(&HappeningKind::Found));
@@ -532,7 +526,7 @@ fn a_removal_whose_collection_was_cut_off_is_told_as_one_where_the_image_is_gone
     for number in [1, 2, 3] {
         log.act(Act { why: "room is wanted".into(), ..act(10, ActCode::Removing, number) });
     }
-    // The process ended here. The first went and came back, the second went, the third is there.
+    // The process ends here. The first image was removed and came back, the second was removed, the third is present.
     log.act(act(20, ActCode::Pulled, 1));
     log.run(quiet(300, all([1, 3])));
     let told = |number| {

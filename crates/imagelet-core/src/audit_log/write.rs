@@ -14,18 +14,18 @@ use super::{
     record::{Act, ActCode, Decision, Line, LostLine, Outcome, OutcomeResult, Run, RunLine},
 };
 
-/// Images that are known between two collections.
+/// Limit of images remembered between two collections.
 const IMAGES_MAX: usize = 100_000;
 
-/// The only one of its process that adds lines.
+/// The only writer of its process.
 #[derive(Debug)]
 pub(super) struct Writer {
     files: LogFiles,
     state: Arc<WriteState>,
     known: KnownImages,
-    /// The file and its length behind our own last line: where the log ends elsewhere, another process has written.
+    /// The file and its length after the last own line; a different end means that another process has written.
     end: Option<(u64, u64)>,
-    /// Not yet written into the log itself.
+    /// Lost records that the log does not report yet.
     lost: u64,
     lost_for: String,
 }
@@ -34,8 +34,8 @@ pub(super) struct Writer {
 #[derive(Debug, Default)]
 struct KnownImages(HashMap<String, Described>);
 
-/// The file that describes an image, and a hash of what it says. A new file describes every image anew, so that none
-/// needs an older one.
+/// The file that describes an image, and a hash of the description. A new file describes every image again, so that no
+/// file depends on an older one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Described {
     file: u64,
@@ -48,7 +48,7 @@ impl Writer {
     }
 
     pub(super) fn act(&mut self, act: Act) {
-        // A registry that is away makes many failed pulls, and none of them changed anything.
+        // An unreachable registry causes many failed pulls, none of which changes an image.
         let is_synced = !act.is_of_a_name();
         let line = Line::Act(act);
         let written = self.youngest().and_then(|youngest| self.append(youngest, line.clone(), is_synced));
@@ -70,7 +70,6 @@ impl Writer {
         self.note(written);
     }
 
-    /// What the file does not say yet of the images of a collection.
     fn changes(&self, run: Run, file: u64) -> RunLine {
         let Run { head, decisions, outcomes } = run;
         let listed: HashSet<&str> = decisions.iter().map(|decision| decision.key.as_str()).collect();
@@ -80,7 +79,7 @@ impl Writer {
         let mut left_out = 0;
         let length: usize = decided.iter().map(|it| serde_json::to_vec(it).map_or(0, |text| text.len())).sum();
         if length as u64 > self.files.file_bytes_max() / 2 {
-            // A log without room for all images describes those that are removed.
+            // A log too small for all images describes the removed ones.
             let all = decided.len();
             decided.retain(|decision| decision.goes);
             left_out = (all - decided.len()) as u64;
@@ -88,10 +87,10 @@ impl Writer {
         RunLine { head, decided, gone, outcomes, left_out }
     }
 
-    /// The file to add to, once it is known what the log has of each image.
+    /// The youngest file, after its lines are known.
     fn youngest(&mut self) -> io::Result<Youngest> {
         let youngest = self.files.youngest()?;
-        // A file that is begun here follows the one that ended where this process left it.
+        // A new file continues the one that ended where this process left it.
         let is_own = self.end.is_some_and(|(number, length)| {
             [(number, length), (number + 1, 0)].contains(&(youngest.number, youngest.length))
         });
@@ -116,7 +115,7 @@ impl Writer {
 
     fn note(&mut self, written: io::Result<()>) {
         let Err(error) = written else { return };
-        // What is on the disk is read before anything builds on it.
+        // Lines on disk are read before new ones build on them.
         self.end = None;
         self.lost += 1;
         self.lost_for = error.to_string();
@@ -125,10 +124,9 @@ impl Writer {
 }
 
 impl KnownImages {
-    /// Takes a line of that file in.
     fn take(&mut self, file: u64, line: &Line) {
         match line {
-            // A collection that does not find them any more records that they are gone.
+            // The next collection that does not list them records their removal.
             Line::Act(act) if matches!(act.code, ActCode::Pulled | ActCode::Adopted | ActCode::Removing) => {
                 for key in act.keys.iter().take(IMAGES_MAX.saturating_sub(self.0.len())) {
                     self.0.entry(key.clone()).or_insert(Described { file: 0, hash: 0 });
@@ -148,7 +146,7 @@ impl KnownImages {
 }
 
 impl Described {
-    /// Of what is written anew once it changes; the text and what it rests on change with every pass.
+    /// The text and the inputs change with every pass and are not part of the hash.
     fn by(decision: &Decision, file: u64) -> Self {
         let Decision { names, size, goes, code, .. } = decision;
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((names, size, goes, code));
