@@ -1,4 +1,4 @@
-//! A collection as it is recorded in the audit log: what it decided of each image, and what came of it.
+//! A collection as the audit log records it: the decision on each image, and the outcomes.
 
 use std::time::SystemTime;
 
@@ -12,21 +12,21 @@ use crate::{
     inventory::ImageEntry,
 };
 
-/// Failures of one collection that are recorded, and bytes of each text that comes from outside.
+/// Limit of recorded failures per collection, and of bytes per text from outside.
 const FAILURES_MAX: usize = 16;
 const TEXT_LENGTH_MAX: usize = 1024;
 
-/// What asked for a collection, and whether it was to remove anything.
+/// The trigger of a collection, and whether it runs in shadow mode.
 #[derive(Clone, Debug)]
 pub struct RunTrigger {
     /// `timer`, `command`, `pull`, `pressure`.
     pub by: String,
-    /// It was only to report what it would do.
+    /// The collection only reports what it would remove.
     pub shadow: bool,
 }
 
 impl ImageGc {
-    /// Records that an image is about to be removed, in case the process ends before the collection does.
+    /// Records the removal before it starts, in case the process ends before the collection.
     pub(super) fn record_removal(&self, entry: &ImageEntry, reason: &Reason, at: SystemTime) {
         let Some(log) = &self.decisions else { return };
         log.act(Act {
@@ -43,7 +43,7 @@ impl ImageGc {
 }
 
 impl GcReport {
-    /// What is recorded of it: it began and ended at these moments.
+    /// The record of a collection between these two times.
     pub fn to_audit(&self, asked: &RunTrigger, (at, until): (SystemTime, SystemTime)) -> Run {
         Run {
             head: RunHead {
@@ -78,7 +78,7 @@ fn decision(decided: &GcDecision) -> Decision {
         key: decided.key().to_string(),
         names: decided.entry.image.names().to_vec(),
         size: decided.entry.image.size.0,
-        // An attempt is recorded with its reason, also where it failed.
+        // A failed attempt is recorded with its reason, too.
         goes: !matches!(decided.outcome, GcOutcome::Kept | GcOutcome::Spared),
         code: decided.reason.code().into(),
         inputs: decided.reason.inputs(),

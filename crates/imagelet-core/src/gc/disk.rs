@@ -10,29 +10,29 @@ use crate::{
     runtime::{Certainty, Freed},
 };
 
-/// What a file system holds. All zero where it could not be looked at.
+/// Capacity and usage of the image file system; all zero where it could not be measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
-    /// The directory by which it was found.
+    /// The measured directory.
     pub mountpoint: PathBuf,
-    /// All its bytes.
+    /// Capacity in bytes.
     pub capacity: ByteSize,
-    /// Bytes an ordinary user can still write; at most the capacity.
+    /// Bytes that an unprivileged user can write; at most the capacity.
     pub available: ByteSize,
-    /// Capacity without what is available: reserved blocks count as used, as they do in [`Self::used_percent`].
+    /// Capacity minus available; reserved blocks count as used, as in [`Self::used_percent`].
     pub used: ByteSize,
-    /// All its inodes, where it counts them.
+    /// All inodes, where the file system counts them.
     pub inodes: Option<u64>,
-    /// Inodes still free, where it counts them.
+    /// Free inodes, where the file system counts them.
     pub inodes_free: Option<u64>,
-    /// What the runtime says its images take.
+    /// The image bytes that the runtime reports.
     pub images: ByteSize,
-    /// What pulls under way have been promised and not written yet.
+    /// Reservations of running pulls that are not written yet.
     pub reserved: Freed,
 }
 
 impl DiskUse {
-    /// A disk of this capacity with this much available; more than the capacity is cut to it.
+    /// Available bytes above the capacity are cut to it.
     pub fn of(capacity: ByteSize, available: ByteSize) -> Self {
         if available > capacity {
             tracing::info!(available = available.0, capacity = capacity.0, "Availability is larger than capacity");
@@ -41,14 +41,13 @@ impl DiskUse {
         Self { capacity, available, used: capacity.saturating_sub(available), ..Self::default() }
     }
 
-    /// The same disk after so much went from it.
     pub(crate) fn with_more_available(&self, freed: Freed) -> Self {
         let available = (self.available + freed.bytes).min(self.capacity);
         let inodes_free = self.inodes_free.map(|free| free.saturating_add(freed.inodes));
         Self { available, used: self.capacity.saturating_sub(available), inodes_free, ..self.clone() }
     }
 
-    /// As much of what was claimed to come free as is in use: sizes as listed count shared layers in each image.
+    /// Caps claimed bytes at the bytes in use: listed sizes count shared layers in each image.
     pub(crate) fn at_most_used(&self, freed: Freed, certainty: Certainty) -> Freed {
         if certainty != Certainty::Claimed || self.capacity == ByteSize::ZERO {
             return freed;
@@ -68,11 +67,11 @@ impl DiskUse {
 
 /// Measures the file system of a directory.
 pub trait DiskProbe: Send + Sync + fmt::Debug {
-    /// Measures now. May block.
+    /// Measures the file system now. May block.
     fn look(&self, directory: &Path) -> io::Result<DiskUse>;
 }
 
-/// The operating system's own answer.
+/// Measures through the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StatVfs;
 
@@ -109,7 +108,7 @@ mod tests {
             (1000, Certainty::Claimed, 500, 400),
             (1000, Certainty::Claimed, 300, 300),
             (1000, Certainty::Exact, 500, 500),
-            // A disk that is not visible from here.
+            // An invisible disk.
             (0, Certainty::Claimed, 500, 500),
         ] {
             let disk = DiskUse::of(ByteSize(capacity), ByteSize(600));

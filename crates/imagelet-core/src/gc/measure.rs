@@ -8,9 +8,9 @@ use super::{
 };
 use crate::runtime::RuntimeManager;
 
-/// Asks the runtime where its images are, and the probe how full that place is.
+/// Measures the directory that the runtime reports for images.
 ///
-/// A directory that is not visible from here gives a capacity of zero, which a threshold refuses and nothing else minds.
+/// An invisible directory has a capacity of zero, which only a threshold rejects.
 pub(super) async fn measure(runtime: &RuntimeManager, probe: &Arc<dyn DiskProbe>) -> Result<DiskUse, GcError> {
     let filesystems = runtime.filesystem().await.map_err(GcError::Filesystem)?;
     let images = filesystems.images.into_iter().next().ok_or(GcError::NoImageFilesystem)?;
@@ -24,6 +24,6 @@ pub(super) async fn measure(runtime: &RuntimeManager, probe: &Arc<dyn DiskProbe>
         }
         Err(cause) => return Err(GcError::Probe { cause }),
     };
-    // Asked after the disk: what lands in between is counted twice rather than never.
+    // Reservations are read after the disk: a layer that is committed in between counts twice rather than never.
     Ok(DiskUse { mountpoint: images.mountpoint, images: images.used, reserved: runtime.reserved(), ..disk })
 }

@@ -45,7 +45,7 @@ use crate::{
     runtime::RuntimeManager,
 };
 
-/// Collects images. One collection runs at a time; the others wait their turn.
+/// Collects images, one collection at a time.
 #[derive(Debug)]
 pub struct ImageGc {
     runtime: RuntimeManager,
@@ -60,7 +60,7 @@ pub struct ImageGc {
 }
 
 impl ImageGc {
-    /// A collector of this runtime's images, by what this inventory knows of them.
+    /// A collector of this runtime's images with the usage data of this inventory.
     pub fn new(runtime: RuntimeManager, inventory: Arc<Inventory>) -> Self {
         Self {
             runtime,
@@ -75,27 +75,25 @@ impl ImageGc {
         }
     }
 
-    /// The same, recording that an image is about to be removed: a process that ends before its collection does must not
-    /// leave an image gone without a record.
+    /// Records each removal before it starts, so that an image removed before a crash has a record.
     #[must_use]
     pub fn with_decisions(self, decisions: Arc<AuditLog>) -> Self {
         Self { decisions: Some(decisions), ..self }
     }
 
-    /// The same, pruning the pull records of images that are absent after a collection. `trusts_empty_list`: an empty list
-    /// of images is trusted at once.
+    /// Prunes pull records of absent images after a collection. `trusts_empty_list`: trust an empty image list at once.
     #[must_use]
     pub fn with_records(self, records: Arc<PullRecords>, trusts_empty_list: bool) -> Self {
         Self { pruning: Some(Pruning::new(records, trusts_empty_list)), ..self }
     }
 
-    /// The same, looking at disks otherwise than through the operating system.
+    /// Replaces the operating system's disk probe.
     #[must_use]
     pub fn with_probe(self, probe: Arc<dyn DiskProbe>) -> Self {
         Self { probe, ..self }
     }
 
-    /// What stays because an operator said so, from the next collection on. Rules that pin are pins of the inventory.
+    /// Sets the keep rules from the next collection on. Rules that pin become pins of the inventory.
     pub fn set_rules(&self, rules: KeepRules) {
         self.inventory.set_configured_pins(rules.keep.iter().filter_map(KeepRule::pin).cloned().collect());
         let mut current = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,7 +102,7 @@ impl ImageGc {
         }
     }
 
-    /// Why the operator's rules hold each image; empty where there are no rules.
+    /// The keep reason of each image; empty without rules.
     async fn held_by_rules(&self, snapshot: &Snapshot, rules: &Arc<KeepRules>, now: SystemTime) -> Vec<Option<Reason>> {
         if rules.is_empty() {
             return Vec::new();

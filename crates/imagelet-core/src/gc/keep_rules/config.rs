@@ -10,29 +10,28 @@ use crate::{
     text::duration_text,
 };
 
-/// Most rules; each image is held against each.
+/// Limit of rules; each image is matched against each rule.
 pub const KEEP_RULES_MAX: usize = 1_000;
-/// Most tags of a repository that one rule keeps.
 const LAST_TAGS_MAX: u32 = 10_000;
 
-/// All that an operator said about what stays.
+/// The configured keep rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KeepRules {
-    /// Rules, of which the first that keeps an image is the reason.
+    /// Rules in order; the first match is the reason.
     pub keep: Vec<KeepRule>,
-    /// Only images that imagelet pulled or adopted go.
+    /// Remove only images that imagelet pulled or adopted.
     pub only_owned: bool,
 }
 
 impl KeepRules {
-    /// Whether nothing was said.
+    /// Whether no rule is configured.
     pub fn is_empty(&self) -> bool {
         self.keep.is_empty() && !self.only_owned
     }
 }
 
-/// What collection never takes because an operator said so.
+/// One configured rule that excludes images from collection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "KeepRuleText", into = "KeepRuleText")]
 pub struct KeepRule {
@@ -40,37 +39,36 @@ pub struct KeepRule {
     unused_max: Option<Duration>,
 }
 
-/// Which images a rule keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum KeepScope {
-    /// In each repository that the glob covers, those with the last tags.
+    /// The images with the last tags of each matching repository.
     LastTags {
-        /// Over names of repositories, in full or as people shorten them.
+        /// Matches full or short repository names.
         repository: Glob,
-        /// How many; tags of one image count once.
+        /// Number of tags; several tags of one image count once.
         count: NonZeroU32,
     },
-    /// Whose configuration has this label.
+    /// The image configuration has this label.
     Label {
-        /// Its name, to the letter.
+        /// The exact label name.
         key: String,
-        /// Over its value; `None`: any.
+        /// Matches the value; `None`: any value.
         value: Option<Glob>,
     },
-    /// Last used by a pod of such a namespace.
+    /// The last user is a pod of a matching namespace.
     Namespace(Glob),
-    /// Called so, or having such an id or digest.
+    /// The image has a matching name, id or digest.
     Image(PinPattern),
 }
 
-/// A rule as it is written: one of the first four, and what goes with it.
+/// A rule as configured: exactly one of the first four keys, and its options.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KeepRuleText {
-    /// A glob over names of repositories; goes with `last_tags`.
+    /// A glob over repository names; requires `last_tags`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repository: Option<String>,
-    /// How many tags; goes with `repository`.
+    /// The number of tags; requires `repository`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_tags: Option<i64>,
     /// `KEY` or `KEY=GLOB`.
@@ -82,67 +80,66 @@ pub struct KeepRuleText {
     /// A reference, a glob, or 12 or more digits of an id or digest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// Keep only what was used, or first seen, at most so long ago.
+    /// The longest idle time, from the last use or the first sight, of an image to keep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unused_max: Option<Duration>,
 }
 
-/// Why a text is no rule.
+/// Why a text is not a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeepRuleError {
-    /// Nothing, or several things at once, say what to keep.
+    /// The rule has no scope, or several.
     #[error("a rule has exactly one of `repository`, `label`, `namespace` and `image`")]
     NotOne,
-    /// A repository without a number, or a number without a repository.
+    /// A repository without a number, or the reverse.
     #[error("`repository` and `lastTags` go together")]
     TagsAlone,
-    /// No such number of tags.
+    /// The number of tags is out of range.
     #[error("lastTags {0} must be between 1 and {LAST_TAGS_MAX}, inclusive")]
     Count(i64),
-    /// No glob.
+    /// The glob is invalid.
     #[error("{key} `{text}`: {source}")]
     Glob {
-        /// Of which key.
+        /// The key of the rule.
         key: &'static str,
-        /// As written.
+        /// The glob as configured.
         text: String,
-        /// What is wrong with it.
+        /// The parse error.
         source: GlobError,
     },
-    /// A label's name that no label has.
+    /// The label name is invalid.
     #[error("label `{0}` has no name, or one with blanks")]
     Label(String),
-    /// No pattern of an image.
+    /// The image pattern is invalid.
     #[error("image `{text}`: {}", with_cause(source))]
     Image {
-        /// As written.
+        /// The pattern as configured.
         text: String,
-        /// What is wrong with it.
+        /// The parse error.
         source: PinError,
     },
-    /// Kept for no time.
+    /// The duration is zero.
     #[error("a rule that keeps for no time keeps nothing")]
     NoTime,
 }
 
-/// An error and its cause in one line, as mistakes of a configuration are reported.
+/// An error and its cause in one line.
 fn with_cause(error: &PinError) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
 impl KeepRule {
-    /// Which images it keeps.
     pub(super) fn scope(&self) -> &KeepScope {
         &self.scope
     }
 
-    /// How long an image may have gone unused to be kept; `None`: however long.
+    /// The longest idle time of a kept image; `None`: unlimited.
     pub fn unused_max(&self) -> Option<Duration> {
         self.unused_max
     }
 
-    /// The pattern of a rule that pins: it keeps what it names, however long unused.
+    /// The pattern of a rule without an idle limit, which acts as a pin.
     pub fn pin(&self) -> Option<&PinPattern> {
         match (&self.scope, self.unused_max) {
             (KeepScope::Image(pattern), None) => Some(pattern),
@@ -228,7 +225,6 @@ impl From<KeepRule> for KeepRuleText {
 }
 
 impl fmt::Display for KeepRule {
-    /// As the configuration spells it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.scope {
             KeepScope::LastTags { repository, count } => write!(f, "repository: {repository}, lastTags: {count}"),
@@ -241,7 +237,6 @@ impl fmt::Display for KeepRule {
     }
 }
 
-/// The names of the labels that rules read.
 pub(super) fn labels_read(rules: &[KeepRule]) -> BTreeSet<&str> {
     let mut names = BTreeSet::new();
     for rule in rules {

@@ -1,4 +1,4 @@
-//! The labels that keep rules read: asked of the runtime once for each image, and for none where no rule reads any.
+//! A cache of image labels for keep rules: one runtime call per image, and none where no rule reads labels.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -14,18 +14,17 @@ use crate::{
     runtime::RuntimeManager,
 };
 
-/// Calls at once; the runtime serves pods meanwhile.
+/// Concurrent calls; the limit leaves capacity of the runtime for pods.
 const CALLS_MAX: usize = 8;
 
-/// Labels by image; `None`: the runtime does not report the configuration of this image.
+/// Labels by image; `None`: the runtime does not report the image configuration.
 pub(in crate::gc) type Labels = HashMap<ImageId, Option<BTreeMap<String, String>>>;
 
-/// What is known of the labels of present images, for one set of rules: others read other labels.
+/// Known labels of present images. A changed rule set invalidates the cache, because it reads other labels.
 #[derive(Debug, Default)]
 pub(in crate::gc) struct LabelCache(Mutex<(Arc<KeepRules>, Labels)>);
 
 impl LabelCache {
-    /// The labels of all images that only rules could keep.
     pub(in crate::gc) async fn labels(
         &self,
         runtime: &RuntimeManager,
@@ -54,14 +53,14 @@ impl LabelCache {
             .buffer_unordered(CALLS_MAX)
             .collect()
             .await;
-        // Images without an answer are asked about again by the next collection.
+        // The next collection retries images without an answer.
         labels.extend(asked.into_iter().flatten());
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (Arc::clone(rules), labels.clone());
         labels
     }
 }
 
-/// The labels of these names; `None`: there was no answer.
+/// `None`: the call failed.
 async fn ask(
     runtime: &RuntimeManager,
     spec: &ImageSpec,
@@ -73,7 +72,7 @@ async fn ask(
             details.labels.retain(|name, _| names.contains(name.as_str()));
             Some(Some(details.labels))
         }
-        // It is gone; a removal will find that out.
+        // The image is absent, which a removal detects.
         Ok(None) => None,
         Err(error) => {
             tracing::warn!(image = %spec.image, error = error.chain(), "could not ask for the labels of an image");

@@ -17,8 +17,7 @@ use crate::{
     inventory::{ImageEntry, ImageOrigin},
 };
 
-/// For each image why the operator's rules hold it; `None` where they do not. The first rule that keeps it is the reason.
-/// The order of the images does not matter.
+/// For each image, the first matching rule as a reason. The order of the images does not matter.
 pub(in crate::gc) fn held_by_rules(
     entries: &[Arc<ImageEntry>],
     labels: &Labels,
@@ -58,7 +57,7 @@ pub(in crate::gc) fn held_by_rules(
 fn is_fresh(rule: &KeepRule, entry: &ImageEntry, now: SystemTime) -> bool {
     let since = entry.last_used.max(Some(entry.first_seen));
     rule.unused_max().is_none_or(|max| {
-        // What happens in the future happens now.
+        // A time in the future counts as now.
         since.is_some_and(|since| now.duration_since(since).map_or(true, |passed| passed <= max))
     })
 }
@@ -68,7 +67,6 @@ enum Covered {
     Perhaps,
 }
 
-/// Whether a rule about single images covers this one.
 fn covers(scope: &KeepScope, entry: &ImageEntry, labels: Option<&BTreeMap<String, String>>) -> Option<Covered> {
     let is_covered = match scope {
         KeepScope::LastTags { .. } => false,
@@ -89,7 +87,7 @@ fn covers(scope: &KeepScope, entry: &ImageEntry, labels: Option<&BTreeMap<String
 
 type Repositories<'a> = HashMap<&'a str, Vec<Tag<'a>>>;
 
-/// All tags by their repository. An image of several handlers is one image.
+/// All tags by repository. Entries of one image for several handlers count as one image.
 fn by_repository(entries: &[Arc<ImageEntry>]) -> Repositories<'_> {
     let mut repositories = Repositories::new();
     let mut positions: HashMap<&ImageId, usize> = HashMap::with_capacity(entries.len());
@@ -131,7 +129,6 @@ mod tests {
         SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
     }
 
-    /// An image of this number, named by its tags in full, first seen at its number.
     fn image(number: u64, tags: &[&str]) -> Node {
         Node {
             id: ImageId::new(format!("sha256:{number:064x}")),
@@ -195,7 +192,7 @@ mod tests {
         })
     }
 
-    /// By image: the number of the rule that keeps it, and `?` where its labels are not known.
+    /// For each image, the number of the matching rule, with `?` for unknown labels.
     fn kept(rules: &[KeepRule], nodes: &[Node], now: u64) -> Vec<String> {
         let entries: Vec<Arc<ImageEntry>> = nodes.iter().map(entry).collect();
         let labels = nodes.iter().map(|node| (node.id.clone(), node.labels.clone())).collect();

@@ -1,14 +1,14 @@
-//! Which tags of a repository are its last: versions by version, all others by when their image came.
+//! The order of a repository's tags: versions by number, other tags by first sight of their image.
 
 use std::{cmp::Ordering, time::SystemTime};
 
-/// A tag of one repository, with what its place among the others depends on.
+/// A tag of one repository with its sort keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tag<'a> {
     pub(super) text: &'a str,
-    /// When its image was first seen; `None` is earlier than all times.
+    /// When the image was first seen; `None` sorts first.
     pub(super) first_seen: Option<SystemTime>,
-    /// Which image it names: a number for each image.
+    /// The number of the image.
     pub(super) image: usize,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn last(tags: Vec<Tag<'_>>, count: usize) -> Vec<usize> {
     kept
 }
 
-/// The latest first; seen at once: the larger first.
+/// Latest first; equal times by text, larger first.
 fn by_sight(a: &Tag<'_>, b: &Tag<'_>) -> Ordering {
     (b.first_seen, Natural(b.text)).cmp(&(a.first_seen, Natural(a.text))).then_with(|| a.image.cmp(&b.image))
 }
@@ -49,12 +49,12 @@ fn first_images(images: impl Iterator<Item = usize>, count: usize) -> Vec<usize>
     found
 }
 
-/// `v` or nothing, numbers with dots, and perhaps `-` and a pre-release. One number alone is a version only behind a `v`:
-/// it may be a year, a build, or the digits of a commit.
+/// An optional `v`, numbers with dots, and an optional `-` with a pre-release. A single number is a version only after
+/// a `v`: it may be a year, a build, or the digits of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Version<'a> {
     numbers: Vec<Number<'a>>,
-    /// Empty: a release.
+    /// Empty for a release.
     pre: Vec<&'a str>,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Version<'a> {
 
 impl Ord for Version<'_> {
     fn cmp(&self, other: &Self) -> Ordering {
-        // As semantic versions have it: a release comes after its pre-releases, and a number before a word.
+        // Semantic versioning: a release is later than its pre-releases, and a word is later than a number.
         let pre = || match (self.pre.is_empty(), other.pre.is_empty()) {
             (true, true) => Ordering::Equal,
             (true, false) => Ordering::Greater,
@@ -92,7 +92,7 @@ impl PartialOrd for Version<'_> {
     }
 }
 
-/// Digits of any length by their value.
+/// Digits of any length, compared by value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Number<'a> {
     length: usize,
@@ -107,17 +107,16 @@ impl<'a> Number<'a> {
     }
 }
 
-/// A text whose runs of digits are compared as numbers, so that `build-10` is larger than `build-9`.
+/// A text with runs of digits compared as numbers, so that `build-10` is larger than `build-9`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Natural<'a>(&'a str);
 
 impl<'a> Natural<'a> {
-    /// Runs of digits, and of anything else.
     fn runs(self) -> impl Iterator<Item = &'a str> {
         self.0.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit()).scan(0, move |begin, run| {
             let start = *begin;
             *begin += run.len();
-            // A digit is a whole character, so no other is cut.
+            // A digit is one byte, so the cut is a character boundary.
             self.0.get(start..*begin)
         })
     }
@@ -135,7 +134,7 @@ impl PartialOrd for Natural<'_> {
     }
 }
 
-/// Numbers by value and before words, words by their letters.
+/// Numbers by value and before words; words alphabetically.
 fn part_order(part: &str) -> (bool, Option<Number<'_>>, &str) {
     match Number::parse(part) {
         Some(number) => (false, Some(number), ""),
@@ -151,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// The tags that are kept of these, each on an image of its own, seen in the order in which they stand.
+    /// The kept tags, each on a separate image, first seen in this order.
     fn kept<'a>(tags: &[&'a str], count: usize) -> Vec<&'a str> {
         let seen = tags.iter().enumerate().map(|(index, text)| text_at(text, index as u64, index));
         last(seen.collect(), count).into_iter().map(|image| tags[image]).collect()

@@ -1,4 +1,4 @@
-//! Everything a plan depends on, in one value.
+//! The input of a plan: everything it depends on, in one value.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -18,23 +18,22 @@ use crate::{
 pub(in crate::gc) struct PlanInput<'a> {
     pub(in crate::gc) policy: GcPolicy,
     pub(in crate::gc) goal: GcGoal,
-    /// When the collection began.
     pub(in crate::gc) now: SystemTime,
-    /// Since when uses are known without a gap.
+    /// Start of gapless usage data.
     pub(in crate::gc) watched_since: SystemTime,
-    /// The disk when the collection began; `None`: not measured.
+    /// The disk at the start of the collection; `None`: not measured.
     pub(in crate::gc) disk: Option<DiskUse>,
-    /// What this collection has freed for space before this plan was made; `disk` does not show it.
+    /// Freed for space before this plan; not included in `disk`.
     pub(in crate::gc) freed: Freed,
-    /// The same by age.
+    /// Freed by age before this plan.
     pub(in crate::gc) aged: Freed,
     /// All images, ascending by key.
     pub(in crate::gc) entries: &'a [Arc<ImageEntry>],
-    /// By place: why a keep rule holds the image. Empty where there are no rules.
+    /// The keep-rule reason by index; empty without rules.
     pub(in crate::gc) ruled: &'a [Option<Reason>],
-    /// What the images share; `None`: not known.
+    /// Shared layers; `None`: unknown.
     pub(in crate::gc) layers: Option<&'a LayerGraph>,
-    /// Images that this collection has tried to remove, and why they stay.
+    /// Images that this collection failed to remove, and why.
     pub(in crate::gc) spared: &'a BTreeMap<ImageKey, Reason>,
 }
 
@@ -43,7 +42,6 @@ impl PlanInput<'_> {
         &self.entries[place].image.id
     }
 
-    /// How long the image was not used.
     pub(in crate::gc) fn idle(&self, place: usize) -> Idle {
         let entry = &self.entries[place];
         Idle::of(entry.last_used, entry.first_seen, self.now)

@@ -1,8 +1,8 @@
 //! Which images go, in which order, and why each other stays: a plain function of its input (`docs/spec/gc.md §6-§8, §21`).
 //!
-//! First what is too old goes, whatever the disk. Then, where space is wanted, as much as is wanted and no image more;
-//! where not even all that may go would be enough, what was idle for long, and on a disk that is nearly full more. The
-//! kubelet's policy takes images in the order of last use until their listed sizes are enough.
+//! Images past the maximum age are removed first, whatever the disk. Then, where space is wanted, the plan removes as
+//! much as is wanted and no image more. Where all candidates are not enough, it removes long-idle images, and more on a
+//! nearly full disk. The kubelet's policy removes images in the order of last use until their listed sizes are enough.
 
 mod input;
 mod retention_score;
@@ -28,41 +28,37 @@ use crate::{
     runtime::{Certainty, Freed},
 };
 
-/// What is to be done, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// The removals, in order.
     pub(super) steps: Vec<Step>,
-    /// In the kubelet's policy: what goes next, in order, where a removal fails.
+    /// The kubelet's policy: the next removals, in order, after a failed one.
     pub(super) reserve: Vec<Step>,
-    /// By place: why the image stays; `None`: it goes.
+    /// By index: why the image stays; `None`: it is removed.
     pub(super) kept: Vec<Option<Reason>>,
-    /// How much is to be freed; `None` where no space is wanted, or everything unused is.
+    /// Bytes to free; `None` where no space or everything unused is wanted.
     pub(super) wanted: Option<Freed>,
-    /// What would be free if everything that may go went.
+    /// Bytes that all candidates free together.
     pub(super) possible: Freed,
     pub(super) certainty: Certainty,
     /// What holds the space after the steps, where the goal is out of reach.
     pub(super) shortfall: Option<Shortfall>,
 }
 
-/// One removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
-    /// The image's place in the input.
+    /// The index of the image in the input.
     pub(super) place: usize,
     pub(super) phase: GcPhase,
     pub(super) reason: Reason,
-    /// What it frees after the steps before it.
+    /// Bytes freed after the previous steps.
     pub(super) frees: Freed,
 }
 
-/// Decides.
 pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     let mut kept: Vec<Option<Reason>> =
         input.entries.iter().enumerate().map(|(place, entry)| holds(entry, place, input)).collect();
     let mut free: Vec<usize> = (0..kept.len()).filter(|place| kept[*place].is_none()).collect();
-    // Entries are in the order of their keys, which a stable sort keeps among equals.
+    // Entries are ordered by key, which a stable sort preserves among equals.
     free.sort_by_key(|place| (input.entries[*place].last_used, input.entries[*place].first_seen));
     let (old, free): (Vec<usize>, Vec<usize>) =
         free.into_iter().partition(|place| is_old(&input.entries[*place], input));
@@ -127,12 +123,11 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     }
 }
 
-/// What steps free together.
 pub(super) fn sum<'a>(steps: impl IntoIterator<Item = &'a Step>) -> Freed {
     steps.into_iter().fold(Freed::default(), |sum, step| sum.plus(step.frees))
 }
 
-/// Why it stays whatever is wanted.
+/// Why the image stays in any collection.
 fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reason> {
     if !input.spared.is_empty()
         && let Some(reason) = input.spared.get(&entry.key())
@@ -157,7 +152,7 @@ fn holds(entry: &ImageEntry, place: usize, input: &PlanInput<'_>) -> Option<Reas
     input.ruled.get(place).cloned().flatten()
 }
 
-/// Why it stays although space is wanted.
+/// Why the image stays although space is wanted.
 fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
     let age_min = input.policy.age_min();
     if entry.last_used >= Some(input.now) {
@@ -169,7 +164,7 @@ fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
     is_younger(entry.leased_at, age_min, input.now).then_some(Reason::Leased { lease: age_min })
 }
 
-/// Whether it was idle for so long that it goes although the goal is out of reach.
+/// Whether the image was idle long enough to be removed although the goal is out of reach.
 fn is_idle(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
     let since = entry.last_used.max(Some(entry.first_seen)).max(entry.leased_at);
     input.policy.relief().is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))
@@ -188,7 +183,7 @@ fn is_old(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
     is_older(since, age_max, input.now) && (may_be_fresh || too_fresh(entry, input).is_none())
 }
 
-/// `now - since > age`; no time at all is infinitely long ago, and the future is now (`docs/spec/gc.md §0.2`).
+/// `now - since > age`; an absent time is infinitely long ago, and a future time is now (`docs/spec/gc.md §0.2`).
 fn is_older(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool {
     since.is_none_or(|since| now.duration_since(since).is_ok_and(|passed| passed > age))
 }
@@ -198,11 +193,11 @@ fn is_younger(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool
     since.is_some_and(|since| now.duration_since(since).map_or(true, |passed| passed < age))
 }
 
-/// How much must go for space, after what goes for its age.
+/// How much to free for space, after the removals by age.
 ///
-/// Below the high threshold the pressure is over, so that is worth it even where the low one is out of reach. A low
-/// threshold of zero is always out of reach and means: as far as possible. What running pulls have reserved is theirs:
-/// beyond the goal as much more must be free.
+/// Reaching the high threshold ends the pressure, so that is worth it even where the low threshold is out of reach. A
+/// low threshold of zero is always out of reach and means: as far as possible. Reservations of running pulls are added
+/// to the goal.
 fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
     let aged = input.aged.plus(aged);
     let policy = &input.policy;
@@ -220,7 +215,7 @@ fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
             }
             if policy.way() == GcWay::Kubelet {
                 let all = Freed { bytes: bytes?, inodes: 0 }.less(input.freed);
-                // Where thresholds meet, the kubelet takes one image although nothing is wanted.
+                // With equal thresholds the kubelet removes one image although nothing is wanted.
                 return Some(Wanted { all, least: all, relief: None });
             }
             let is_bottomless = policy.low().get() == 0;

@@ -1,8 +1,8 @@
-//! What it is expected to cost that an image is gone: how often it is used, times what it costs to fetch it again.
+//! The retention score: the expected cost of removing an image, as use frequency times fetch cost.
 //!
-//! This is the score of Greedy-Dual-Size-Frequency with the selection dividing by size: frequency × cost ÷ bytes freed.
-//! The frequency is one use in the mean interval between an image's uses, and it ages: an image that is later than its
-//! interval is used less and less often. Old versions, and images that never returned, count for less.
+//! The score is Greedy-Dual-Size-Frequency, where the selection divides by size: frequency × cost ÷ bytes freed. The
+//! frequency is one use per mean interval between uses, and it decays once an image is later than its interval.
+//! Superseded versions and images that were never used again score less.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,30 +15,29 @@ use crate::{
     inventory::{PullCost, UseHistory},
 };
 
-/// The interval of an image of which none is known: one that is not used for a working day is hardly used again.
+/// The assumed interval where none is known: an image unused for a working day is rarely used again.
 const INTERVAL_GUESSED: f64 = 0.3 * DAY;
-/// How many intervals the guess is worth, and how many the mean of an image's own is worth at most.
+/// The weight of the assumed interval, in intervals, and the weight limit of a measured mean.
 const GUESS_WEIGHT: f64 = 0.5;
 const KNOWN_WEIGHT_MAX: f64 = 10.0 / 3.0;
-/// An image ages once it is later than this many intervals, and so many times as fast as time goes by.
+/// Decay starts after this many intervals, and runs this many times as fast as time.
 const SLACK: f64 = 1.3;
 const AGING: f64 = 8.0;
-/// An image that was never used again: half as often as one that was.
+/// The factor of an image that was never used again.
 const NEVER_RETURNED: f64 = 0.5;
-/// An old version whose successor is in use.
+/// The factor of an old version whose successor is in use.
 const SUPERSEDED: f64 = 0.03;
 const DAY: f64 = 86_400.0;
-/// What a link brings in a second where nothing else is known; a pull as fast as this costs its bytes.
+/// The assumed link speed in bytes per second; a pull at this speed costs its bytes.
 const LINK_BYTES: f64 = 20e6;
-/// How much dearer, or cheaper, a slow or a fast registry makes a byte.
+/// The bounds of the cost factor of a slow or fast registry.
 const SLOWNESS: (f64, f64) = (0.5, 4.0);
-/// A pull smaller than this measures a registry's latency, not its speed.
+/// A smaller pull measures the latency of a registry, not its speed.
 const PULL_MIN: u64 = 1 << 20;
 
-/// What it is expected to cost per day that each of these images is gone, in bytes of a link of usual speed: no more
-/// precise than a byte a day, and never nothing.
+/// Expected cost per day of removing each image, in bytes at usual link speed; at least 1.
 ///
-/// A layer that an image shares with others costs each of them a part, and one that stays anyway costs nothing.
+/// Images share the cost of a shared layer. A layer that stays in any case costs nothing.
 pub(super) fn costs(input: &PlanInput<'_>, places: &[usize]) -> Vec<u64> {
     let fetched = fetched(input, places);
     let cost = |place: &usize| {
@@ -54,13 +53,13 @@ pub(super) fn costs(input: &PlanInput<'_>, places: &[usize]) -> Vec<u64> {
     places.iter().map(cost).collect()
 }
 
-/// How much dearer a byte of this image is than one over a link of usual speed.
+/// The cost factor of a byte of this image relative to usual link speed.
 fn slowness(pulled: Option<PullCost>) -> f64 {
     let Some(cost) = pulled.filter(|cost| cost.bytes.0 >= PULL_MIN) else { return 1.0 };
     (cost.duration.as_secs_f64() * LINK_BYTES / cost.bytes.0 as f64).clamp(SLOWNESS.0, SLOWNESS.1)
 }
 
-/// What each of these would have to fetch again, were it gone: layers that stay cost nothing, others are shared out.
+/// Bytes to fetch again per image; layers that stay cost nothing, and shared layers are split.
 fn fetched<'a>(input: &'a PlanInput<'_>, places: &[usize]) -> BTreeMap<&'a ImageId, f64> {
     let Some(graph) = input.layers else { return BTreeMap::new() };
     let goes: BTreeSet<&ImageId> = places.iter().map(|place| input.id(*place)).collect();
@@ -79,7 +78,7 @@ fn fetched<'a>(input: &'a PlanInput<'_>, places: &[usize]) -> BTreeMap<&'a Image
     goes.into_iter().filter_map(of).collect()
 }
 
-/// Uses expected per day of an image that was not used for so long.
+/// Expected uses per day after this idle time.
 fn uses_per_day(history: &UseHistory, idle: Duration) -> f64 {
     let known = f64::from(history.returns).min(KNOWN_WEIGHT_MAX);
     let interval = (GUESS_WEIGHT * INTERVAL_GUESSED + known * history.interval as f64) / (GUESS_WEIGHT + known);

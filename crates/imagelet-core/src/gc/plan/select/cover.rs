@@ -1,8 +1,7 @@
-//! Which set of images that share layers frees enough at the least cost.
+//! The cover of shared layers: the set of images that frees enough at the least cost.
 //!
-//! A layer is freed with the last image that has it. Layers of the same users are one *group*; a *move* takes all that
-//! is left of a group's users. Few images are solved exactly (`exact.rs`), many by the best moves first and then by
-//! exchanges (`greedy.rs`).
+//! A layer is freed with its last image. Layers of the same users are one *group*; a *move* removes all remaining users
+//! of a group. Small sets are solved exactly (`exact.rs`), large ones greedily with exchanges (`greedy.rs`).
 
 use super::{
     exact,
@@ -14,26 +13,23 @@ use crate::{
     runtime::{Freed, LayerGraph},
 };
 
-/// A set of images that frees enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cover {
-    /// In the order in which they should go, what frees most for its cost first; with each what it frees after those
-    /// before it, which is often nothing until the last of several that share.
+    /// Removal order, most freed for its cost first. Each entry has the bytes freed after the previous ones, which is
+    /// often zero until the last image of a shared layer.
     pub(super) images: Vec<(ImageId, Freed)>,
-    /// What all of them free together.
     pub(super) freed: Freed,
     pub(super) cost: u128,
-    /// No other set that frees enough costs less.
+    /// No cheaper set frees enough.
     pub(super) is_optimal: bool,
 }
 
-/// Chooses. `None`: all items together do not free enough. The same items have the same answer in any order; one that is
-/// named twice counts once, and one that is not in the graph frees nothing that is known.
+/// `None`: all items together do not free enough. The order of the items does not matter; a duplicate counts once, and
+/// an image outside the graph frees zero.
 pub(super) fn choose(graph: &LayerGraph, items: &[Item], wanted: Freed) -> Option<Cover> {
     choose_within(graph, items, wanted, exact::NODES_MAX)
 }
 
-/// What all items together free.
 pub(super) fn most(graph: &LayerGraph, items: &[Item]) -> Freed {
     Problem::new(graph, items).all().freed()
 }

@@ -1,15 +1,15 @@
-//! The best set of all, where candidates are few enough to look at every one that could be better.
+//! The exact search for the best set, for few candidates.
 
 use super::set_cover::{CoverState, Problem, Weight, number, place};
 
-/// Sets in the making that are looked at, at most; some milliseconds' worth.
+/// Bound of visited partial sets; a few milliseconds.
 pub(super) const NODES_MAX: usize = 20_000;
-/// One bit each in a word; with more candidates the search would not end in time anyhow.
+/// One bit per candidate in a word; a larger search would not end in time.
 const CANDIDATES_MAX: usize = 64;
-/// A look at a set costs as much as its groups; with more, fewer sets are looked at.
+/// A visit costs as much as its groups; with more groups fewer sets are visited.
 const GROUPS_USUAL: usize = 100;
 
-/// Makes a set better if there is a better one. Answers whether none is left.
+/// Improves a set if a better one exists. Returns whether the search was complete.
 pub(super) fn improve(problem: &Problem, target: Weight, best: &mut Vec<u32>, nodes_max: usize) -> bool {
     let users: Vec<u32> =
         (0..number(problem.costs.len())).filter(|user| !problem.groups_of[place(*user)].is_empty()).collect();
@@ -34,7 +34,7 @@ pub(super) fn improve(problem: &Problem, target: Weight, best: &mut Vec<u32>, no
     search.nodes_left > 0
 }
 
-/// A group, its users as bits.
+/// A group with its users as bits.
 struct Part {
     users: u64,
     weight: Weight,
@@ -49,17 +49,17 @@ struct Search {
     nodes_left: usize,
 }
 
-/// What a set in the making has, and what it could still get.
+/// The gains of a partial set and its bounds.
 struct Outlook {
     gone: Weight,
     possible: Weight,
-    /// What each candidate that is not decided on could add at most, as shares of the target.
+    /// The upper bound of each undecided candidate's gain, as shares of the target.
     bytes: Vec<f64>,
     inodes: Vec<f64>,
 }
 
 impl Search {
-    /// Looks at all sets that have `taken` and do not have `out`.
+    /// Visits all sets that contain `taken` and exclude `out`.
     fn visit(&mut self, taken: u64, out: u64, cost: u128) {
         if self.nodes_left == 0 {
             return;
@@ -79,7 +79,7 @@ impl Search {
         let undecided: Vec<usize> = (0..self.costs.len()).filter(|bit| (taken | out) & (1 << bit) == 0).collect();
         let bytes = self.cheapest(&undecided, &outlook.bytes, missing(outlook.gone.bytes, self.target.bytes));
         let inodes = self.cheapest(&undecided, &outlook.inodes, missing(outlook.gone.inodes, self.target.inodes));
-        // Costs are whole: what is better is so by one at least. The last bits of a sum of floats prove nothing.
+        // Costs are integers, so a better set is better by at least one. The last bits of a float sum prove nothing.
         if cost as f64 + bytes.max(inodes) * (1.0 - 1e-9) > self.best_cost as f64 - 1.0 + f64::EPSILON {
             return;
         }
@@ -91,9 +91,9 @@ impl Search {
         }
     }
 
-    /// Splits what each group would add among those of its users that are not decided on, by their costs.
+    /// Splits each group's gain among its undecided users, by cost.
     ///
-    /// No set can get more than its members' shares: a group that comes free had all of its users in the set.
+    /// This is an upper bound: a freed group had all its users in the set.
     fn outlook(&self, taken: u64, out: u64) -> Outlook {
         let none = vec![0.0; self.costs.len()];
         let mut outlook =
@@ -118,7 +118,7 @@ impl Search {
         outlook
     }
 
-    /// The least that what is missing can cost, if candidates could go in part.
+    /// The lower bound of the missing cost, with fractional candidates.
     fn cheapest(&self, undecided: &[usize], gains: &[f64], missing: f64) -> f64 {
         let mut order: Vec<usize> = undecided.iter().copied().filter(|bit| gains[*bit] > 0.0).collect();
         let price = |bit: usize| self.costs[bit] as f64 / gains[bit];

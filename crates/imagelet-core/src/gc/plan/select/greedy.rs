@@ -1,4 +1,4 @@
-//! Good sets for any number of images: the best move first, then what turned out needless is left out, then exchanges.
+//! The greedy search for any number of images: the best moves first, then pruning, then exchanges.
 
 use std::{
     cmp::Ordering,
@@ -7,16 +7,14 @@ use std::{
 
 use super::set_cover::{CoverState, Problem, Weight, number, place};
 
-/// Steps of work after which no further improvement is looked for: some milliseconds.
+/// Bound of improvement work; a few milliseconds.
 const WORK_MAX: usize = 400_000;
-/// With more groups than these one greedy walk is all: a single move more or less is nothing in the whole, and a walk
-/// takes milliseconds itself.
+/// Above this many groups a single greedy walk is enough: it takes milliseconds, and a single move hardly matters.
 const GROUPS_FEW: usize = 4_000;
-/// Steps of work to find out which groups' users have which other groups as well; beyond, moves look smaller than they
-/// are.
+/// Bound of the work to find overlapping groups; beyond it moves look smaller than they are.
 const RELATIONS_MAX: usize = 8_000_000;
 
-/// A set that frees enough; all candidates together do.
+/// A set that frees enough; all candidates together must.
 pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
     let problem = moves.problem;
     let mut work = WORK_MAX;
@@ -36,7 +34,7 @@ pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
     best.set()
 }
 
-/// The members of a set in the order in which they should go.
+/// The removal order of a set.
 pub(super) fn order(moves: &Moves<'_>, set: &[u32]) -> Vec<u32> {
     let problem = moves.problem;
     let chosen: BTreeSet<u32> = set.iter().copied().collect();
@@ -45,7 +43,7 @@ pub(super) fn order(moves: &Moves<'_>, set: &[u32]) -> Vec<u32> {
     let mut walk = Walk::new(moves, &CoverState::new(problem), &others, Rule { target, is_capped: false });
     let mut order = Vec::with_capacity(set.len());
     while let Some(group) = walk.next() {
-        // From the narrow to the wide: an image that shares with few frees something before all are gone.
+        // Narrow images first: an image with few shared layers frees bytes before all users are removed.
         let narrowest = |user: &u32| {
             let groups = problem.groups_of[place(*user)].iter().map(|group| &problem.groups[place(*group)]);
             groups.filter(|group| group.weight != Weight::default()).map(|group| group.users.len()).min()
@@ -55,22 +53,21 @@ pub(super) fn order(moves: &Moves<'_>, set: &[u32]) -> Vec<u32> {
         let taken: BTreeSet<u32> = walk.take(group).into_iter().collect();
         order.extend(users.into_iter().filter(|user| taken.contains(user)));
     }
-    // What frees nothing, should it be in the set, goes last.
+    // Images that free nothing are last.
     let placed: BTreeSet<u32> = order.iter().copied().collect();
     order.extend(chosen.difference(&placed));
     order
 }
 
-/// How moves are compared.
 #[derive(Clone, Copy, Debug)]
 struct Rule {
     target: Weight,
-    /// More than is still wanted counts for nothing.
+    /// Caps a gain at the missing amount.
     is_capped: bool,
 }
 
 impl Rule {
-    /// What a move gives towards the target, by its cost.
+    /// Gain towards the target per cost.
     fn ratio(self, gain: Weight, cost: u128, gone: Weight) -> f64 {
         let need = self.target.less(gone);
         let share = |gain: u128, need: u128, target: u128| {
@@ -90,10 +87,10 @@ impl Rule {
     }
 }
 
-/// What holds of a problem's moves before anything is taken. There is one move for each group.
+/// Moves of a problem before any removal, one per group.
 pub(super) struct Moves<'a> {
     problem: &'a Problem,
-    /// For each group, those whose users have it, too: their moves free it. Itself among them.
+    /// For each group, the groups whose users include all its users, itself included: their moves free it.
     wider: Vec<Vec<u32>>,
     gains: Vec<Weight>,
     costs: Vec<u128>,
@@ -128,21 +125,21 @@ impl<'a> Moves<'a> {
     }
 }
 
-/// A greedy walk: which moves there still are, and the best of them.
+/// A greedy walk: the remaining moves, and the best of them.
 struct Walk<'m, 'a> {
     moves: &'m Moves<'a>,
     rule: Rule,
     state: CoverState<'a>,
     gains: Vec<Weight>,
     costs: Vec<u128>,
-    /// A user of them may not go.
+    /// A user of the group must stay.
     barred: Vec<bool>,
     heap: BinaryHeap<HeapEntry>,
-    /// Groups that only one user keeps now, and whose moves count them because of that.
+    /// Groups with one remaining user, counted in the moves of that user.
     alone: Vec<bool>,
 }
 
-/// A move and how good it was when it came in here.
+/// A move with its ratio at insertion.
 struct HeapEntry {
     ratio: f64,
     group: u32,
@@ -174,12 +171,12 @@ impl<'m, 'a> Walk<'m, 'a> {
         walk
     }
 
-    /// The best move that gives anything; the first by number among equals.
+    /// The best move with a gain; the lowest number among equals.
     fn next(&mut self) -> Option<u32> {
         while let Some(top) = self.heap.pop() {
             match self.entry(top.group) {
                 Some(now) if now.ratio.total_cmp(&top.ratio) == Ordering::Equal => return Some(top.group),
-                // It has become another since.
+                // The ratio has changed since insertion.
                 Some(now) => self.heap.push(now),
                 None => {}
             }
@@ -195,7 +192,7 @@ impl<'m, 'a> Walk<'m, 'a> {
         (ratio > 0.0).then_some(HeapEntry { ratio, group })
     }
 
-    /// Takes what is left of a group's users, and returns them.
+    /// Removes the remaining users of a group and returns them.
     fn take(&mut self, group: u32) -> Vec<u32> {
         let problem = self.moves.problem;
         let users: Vec<u32> =
@@ -221,7 +218,7 @@ impl<'m, 'a> Walk<'m, 'a> {
                 0 => self.count(*group, user, touched, Weight::less),
                 1 => {
                     self.count(*group, user, touched, Weight::less);
-                    // From now on every move with the last user frees it.
+                    // Every move with the last user frees it from here on.
                     let users = &problem.groups[place(*group)].users;
                     if let Some(last) = users.iter().find(|user| !self.state.is_taken(**user)) {
                         self.alone[place(*group)] = true;
@@ -233,7 +230,7 @@ impl<'m, 'a> Walk<'m, 'a> {
         }
     }
 
-    /// Changes the gains of all moves that free a group, of which this is the last user if it has but one.
+    /// Changes the gains of all moves that free a group; `last` is its only remaining user, if any.
     fn count(&mut self, group: u32, last: u32, touched: &mut Vec<u32>, change: impl Fn(Weight, Weight) -> Weight) {
         let moves = self.moves;
         let is_alone = self.alone[place(group)];
@@ -246,8 +243,8 @@ impl<'m, 'a> Walk<'m, 'a> {
     }
 }
 
-/// Goes on from a set with the best moves until it gives enough, and at each step looks for the cheapest single move
-/// that would end it there. `None`: without the barred users nothing gives enough.
+/// Extends a set with the best moves until it frees enough, and at each step checks the cheapest single final move.
+/// `None`: the set without the barred users does not free enough.
 fn fill<'a>(
     moves: &Moves<'a>,
     start: &CoverState<'a>,
@@ -264,7 +261,7 @@ fn fill<'a>(
         walk.take(group);
     }
     let mut best = walk.state.clone();
-    // The last steps are the ones where a better end is near; looking at all ends of all steps is for few moves.
+    // Better endings are near the last steps; checking all steps is affordable for few moves only.
     if groups > GROUPS_FEW {
         return Some(best);
     }
@@ -288,7 +285,7 @@ fn fill<'a>(
 }
 
 impl Walk<'_, '_> {
-    /// The cheapest move that reaches the target at once, if it makes the whole cheaper than this.
+    /// The cheapest move that reaches the target at once and keeps the total below this cost.
     fn cheapest_end(&self, cost_max: u128) -> Option<u32> {
         let need = self.rule.target.less(self.state.gone());
         let mut best = None;
@@ -306,7 +303,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Leaves out what is not needed for the target, the most expensive first. Returns the images that stay.
+/// Removes unneeded images from the set, most expensive first. Returns the removed images.
 fn leave_out(state: &mut CoverState<'_>, target: Weight) -> Vec<u32> {
     let mut slack = state.gone().less(target);
     let mut set = state.set();
@@ -324,7 +321,7 @@ fn leave_out(state: &mut CoverState<'_>, target: Weight) -> Vec<u32> {
     left_out
 }
 
-/// Adds each move in turn and leaves out what it makes needless; keeps the first that makes it cheaper, and goes on.
+/// Adds each move in turn, prunes the set, and keeps the first cheaper result.
 fn exchange(moves: &Moves<'_>, best: &mut CoverState<'_>, target: Weight, work: &mut usize) -> bool {
     let mut improved = false;
     let size: usize = best.set().iter().map(|user| moves.problem.groups_of[place(*user)].len() + 1).sum();
@@ -359,7 +356,7 @@ fn exchange(moves: &Moves<'_>, best: &mut CoverState<'_>, target: Weight, work: 
     improved
 }
 
-/// Puts each image back in turn, bars it, and finds another way to the target.
+/// Removes each image from the set in turn, bars it, and searches for another solution.
 fn rebuild<'a>(moves: &Moves<'a>, best: &mut CoverState<'a>, target: Weight, work: &mut usize) -> bool {
     let problem = moves.problem;
     let size: usize = problem.groups_of.iter().map(Vec::len).sum::<usize>() + problem.groups.len();
@@ -371,7 +368,7 @@ fn rebuild<'a>(moves: &Moves<'a>, best: &mut CoverState<'a>, target: Weight, wor
         let mut start = best.clone();
         start.put_back(user);
         let rule = Rule { target, is_capped: true };
-        // What is looked for here has a budget of its own: one look at the ends is what `size` pays for.
+        // A separate budget: `size` pays for one check of the endings.
         let Some(mut found) = fill(moves, &start, &[user], rule, &mut size.clone()) else { continue };
         leave_out(&mut found, target);
         if found.cost() < best.cost() {
@@ -396,7 +393,7 @@ impl PartialOrd for HeapEntry {
     }
 }
 
-/// The best is the largest; among equals the first by number.
+/// The largest is the best; the lowest number among equals.
 impl Ord for HeapEntry {
     fn cmp(&self, other: &Self) -> Ordering {
         self.ratio.total_cmp(&other.ratio).then(other.group.cmp(&self.group))

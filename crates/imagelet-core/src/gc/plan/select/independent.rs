@@ -1,4 +1,4 @@
-//! Chooses among images that share nothing: what each frees does not depend on the others.
+//! Selection among independent images: what each frees does not depend on the others.
 
 use super::{
     exact,
@@ -7,21 +7,18 @@ use super::{
 };
 use crate::{image::ByteSize, runtime::Freed};
 
-/// With more candidates than these the best ratios are all: what an exchange would win is nothing in the whole, and
-/// takes milliseconds.
+/// Above this many candidates the best ratios are enough: an exchange gains little and takes milliseconds.
 const CANDIDATES_FEW: usize = 1_000;
 
-/// An image that shares nothing.
+/// An image without shared layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Independent {
-    /// What its removal is expected to cost.
     pub(super) cost: u64,
-    /// What its removal frees.
     pub(super) frees: ByteSize,
 }
 
-/// Chooses by what each frees. Returns positions, in the order in which the images should go; all of them where all are
-/// not enough. Inodes, which no size tells, are never enough.
+/// Returns indices in removal order; all of them where they do not free enough. Sizes do not cover inodes, so an inode
+/// goal selects all.
 pub(super) fn choose(candidates: &[Independent], wanted: Freed) -> Vec<usize> {
     if wanted == Freed::default() {
         return Vec::new();
@@ -41,9 +38,10 @@ pub(super) fn choose(candidates: &[Independent], wanted: Freed) -> Vec<usize> {
     greedy::order(&moves, &best).into_iter().map(set_cover::place).collect()
 }
 
-/// What frees most for its cost goes first, until it is enough; then what is not needed is left out.
+/// Selects the best ratios until they free enough, then prunes.
 ///
-/// It costs at most one image more than the best set: without its last image it is the cheapest way to what it frees.
+/// The result costs at most one image more than the best set: without its last image it is the cheapest set for the
+/// bytes it frees.
 fn by_ratio(candidates: &[Independent], target: u128) -> Vec<usize> {
     let ratio = |it: &Independent| it.frees.0 as f64 / it.cost.max(1) as f64;
     let mut order: Vec<(f64, usize)> = candidates.iter().map(ratio).zip(0..).collect();
