@@ -1,10 +1,9 @@
 //! Background durability: what a pull has shown before the disk had it, and how it becomes durable after.
 //!
-//! A layer that a pull shows at once carries the id of this boot in its record: until the mark is gone, only this boot
-//! may believe in it. The names go to `names.unsettled.json`, with the same mark and a higher generation than
-//! `names.json`, and are not synced. To sync_background is to sync the file system, take the marks off, sync again, and replace
-//! `names.json`. After kill -9 the next owner finds the marks of its own boot and goes on from there; after a power cut
-//! the boot is another one, and what is marked is dropped as a whole.
+//! A layer that a pull shows before it is durable carries the boot id in its record; only that boot may use it. Names
+//! go to `names.unsettled.json`, unsynced, with the same mark and a higher generation than `names.json`.
+//! `sync_background` syncs the file system, removes the marks, syncs again and replaces `names.json`. After kill -9 the
+//! next owner continues from its own boot's marks; after a power cut, marked content is dropped as a whole.
 
 use std::{
     fs,
@@ -24,21 +23,21 @@ use super::{
 };
 use crate::failpoint::Step;
 
-/// After so many rounds that met new pulls each time, the next round holds them up until it is done.
+/// After this many rounds that met new pulls, the next round blocks commits until it is done.
 const ROUNDS_UNHURRIED: usize = 3;
 
 impl Store {
-    /// The mark for a layer that is written now; `None` where a commit makes it durable before anybody sees it.
+    /// The boot mark of a new layer; `None` where the commit makes the layer durable before it is visible.
     pub(crate) fn unsettled_mark(&self, end: LayerEnd) -> Option<String> {
         if self.in_background || end == LayerEnd::Sink { self.boot.clone() } else { None }
     }
 
-    /// Whether something is shown that a power cut would take.
+    /// Whether a power cut would lose visible content.
     pub(crate) fn is_unsettled(&self) -> bool {
         self.index().is_unsettled()
     }
 
-    /// Makes everything durable that is shown. Cheap when it is so already.
+    /// Makes all visible content durable. Cheap when it already is.
     pub(crate) fn sync_background(&self) -> Result<(), RuntimeError> {
         if self.is_read_only() || !self.is_unsettled() {
             return Ok(());
@@ -59,7 +58,7 @@ impl Store {
             }
             index.mark_durable(&layers);
             if index.unsettled_layers().is_empty() {
-                // Its file is a fresh one each time, so this may be tried again.
+                // The file is new at each attempt, so a retry is safe.
                 return self.write_durable_names(&mut index).map_err(failed);
             }
         }
@@ -81,17 +80,17 @@ impl Store {
         Ok(())
     }
 
-    /// Syncs through the views of all pulls that were shown since the last time, and drops those that have reported.
+    /// Syncs through the views of all pulls shown since the last sync, and drops the views that reported.
     fn sync_shown(&self) -> io::Result<()> {
         let views = self.views().clone();
         views.iter().try_for_each(|view| view.sync())?;
-        // One stays, for what the next settling finds without a pull of its own.
+        // One view stays, for content that the next sync finds without a pull of its own.
         let told = &views[1..];
         self.views().retain(|view| !told.iter().any(|told| Arc::ptr_eq(view, told)));
         Ok(())
     }
 
-    /// Remembers the view of a pull that is shown before it is durable.
+    /// Records the view of a pull that is shown before it is durable.
     pub(crate) fn remember_view(&self, view: &Arc<SyncView>) {
         let mut views = self.views();
         if !views.iter().any(|known| Arc::ptr_eq(known, view)) {
@@ -99,7 +98,7 @@ impl Store {
         }
     }
 
-    /// A failure was reported, and what it hit is dropped: what is written from now on has a new view.
+    /// Opens a new view after a failure was reported and the affected content dropped.
     fn reopen_view(&self) {
         match SyncView::open(&self.root) {
             Ok(view) => *self.views() = vec![Arc::new(view)],
@@ -114,14 +113,14 @@ impl Store {
     fn write_durable_names(&self, index: &mut Index) -> io::Result<()> {
         replace_file(&self.root.join("names.json"), &index.names_file())?;
         index.names_unsettled = false;
-        // Its generation is past, so it does not matter whether it comes back.
+        // The file's generation is outdated, so it is harmless if the removal is lost.
         match fs::remove_file(self.root.join(NAMES_UNSETTLED)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Writes the names so that they survive the end of this process; durable they are once settled.
+    /// Writes the names so that they survive the end of this process; a later sync makes them durable.
     pub(crate) fn write_names_unsettled(&self, index: &mut Index) -> io::Result<()> {
         let path = self.root.join(NAMES_UNSETTLED);
         let beside = path.with_extension("new");
@@ -137,7 +136,7 @@ impl Store {
         Ok(())
     }
 
-    /// Drops what the disk did not take, in memory and for the next start.
+    /// Drops, in memory and for the next start, what the disk did not store.
     fn drop_unsettled_content(&self, index: &mut Index) {
         let lost = index.drop_unsettled();
         for (name, id) in lost.names {

@@ -1,8 +1,8 @@
 //! Compressed blobs: kept whole where that is wanted, and what came of those that broke off.
 //!
-//! A blob is written to `ingest/ALGORITHM-HEX.partial` while it streams. The commit of its image moves it to
-//! `blobs/ALGORITHM/HEX`. What breaks off later than [`RESUME_MIN`] stays where it is for the next pull of that digest,
-//! which reads it again from its first byte: what lies in `ingest/` is never believed.
+//! A blob streams to `ingest/ALGORITHM-HEX.partial`; the commit of its image moves it to `blobs/ALGORITHM/HEX`. A
+//! partial blob of at least [`RESUME_MIN`] stays for the next pull of the digest, which hashes it again from its first
+//! byte.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -22,29 +22,27 @@ use imagelet_core::{image::Digest, runtime::RuntimeError};
 use super::{Store, index::Index, storage_error};
 use crate::failpoint::Step;
 
-/// A blob that broke off with fewer bytes than this is not worth keeping.
+/// A partial blob with fewer bytes is not kept.
 pub(crate) const RESUME_MIN: u64 = 8 << 20;
-/// A blob that broke off is kept for so long after its last byte.
+/// Maximum age of a partial blob since its last byte.
 const PARTIAL_AGE_MAX: Duration = Duration::from_hours(24);
 const PARTIAL_SUFFIX: &str = ".partial";
 
 impl Store {
-    /// Where a kept blob is, or would be.
     pub(crate) fn blob_path(&self, digest: &Digest) -> PathBuf {
         self.root.join("blobs").join(digest.algorithm().name()).join(digest.hex())
     }
 
-    /// The blobs that are kept, with their sizes.
     pub(crate) fn blobs(&self) -> Vec<(Digest, u64)> {
         self.index().blobs.iter().map(|(digest, size)| (digest.clone(), *size)).collect()
     }
 
-    /// Bytes of blobs that broke off or are under way.
+    /// Bytes of partial blobs, those being written included.
     pub(crate) fn partial_bytes(&self) -> u64 {
         self.partials().iter().map(|partial| partial.size).sum()
     }
 
-    /// What the disk has of a blob, from its first byte on: all of it, or what came before it broke off.
+    /// Opens what the disk has of a blob, from its first byte: all of it or a partial.
     pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
         let open = |path: &Path| {
             let file = File::open(path).ok()?;
@@ -69,7 +67,7 @@ impl Store {
         }
     }
 
-    /// Takes away what the disk has of a blob: it was found to be something else.
+    /// Removes all bytes of a blob whose digest turned out to be wrong.
     pub(crate) fn discard_blob(&self, digest: &Digest) {
         let mut index = self.index();
         index.blobs.remove(digest);
@@ -82,14 +80,12 @@ impl Store {
         }
     }
 
-    /// Whether a blob is being written.
     pub(crate) fn is_written(&self, digest: &Digest) -> bool {
         self.index().written.contains(digest)
     }
 
-    /// Begins to write a blob behind its first `known` bytes, which will come again.
-    ///
-    /// `None`: another writer has it, or those bytes are gone.
+    /// Starts to write a blob behind its first `known` bytes, which the caller writes again.
+    /// `None`: another writer has the blob, or those bytes are no longer there.
     pub(crate) fn write_blob(
         self: &Arc<Self>,
         digest: &Digest,
@@ -99,7 +95,7 @@ impl Store {
         if !self.index().written.insert(digest.clone()) {
             return Ok(None);
         }
-        // From here on the writer's end gives the digest free again.
+        // From here on, dropping the writer releases the digest.
         let mut writer = BlobWriter {
             store: Arc::clone(self),
             digest: digest.clone(),
@@ -129,26 +125,26 @@ impl Store {
         }
     }
 
-    /// Removes blobs that broke off, whatever their age, but those that are written now. Returns the bytes they took.
+    /// Removes all partial blobs that have no writer. Returns the bytes freed.
     pub(crate) fn discard_partials(&self) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         self.remove_partials(|_| true)
     }
 
-    /// Removes those that no pull came back for.
+    /// Removes partial blobs that no pull resumed in time.
     pub(super) fn expire_partials(&self) -> Result<u64, RuntimeError> {
         let now = SystemTime::now();
         self.remove_partials(|partial| partial.is_expired(now))
     }
 
-    /// At start, when nothing is written: those that are not worth going on with as well, and what is none.
+    /// At start, when nothing is written: also removes partials too short to resume and unknown files.
     pub(super) fn discard_partial_leftovers(&self) -> Result<(), RuntimeError> {
         let now = SystemTime::now();
         self.remove_partials(|partial| partial.digest.is_none() || partial.size < RESUME_MIN || partial.is_expired(now))
             .map(drop)
     }
 
-    /// At start: moves what is none of the kept blobs from a folder of them to the trash.
+    /// At start: moves files that are not kept blobs to the trash.
     pub(super) fn discard_unknown_blobs(&self, folder: &Path, index: &Index) -> Result<(), RuntimeError> {
         let known: HashSet<PathBuf> = index.blobs.keys().map(|digest| self.blob_path(digest)).collect();
         let entries = match fs::read_dir(folder) {
@@ -190,15 +186,14 @@ impl Store {
             });
             Some(Partial { path: entry.path(), digest, size: metadata.len(), modified: metadata.modified().ok()? })
         };
-        // One that goes between two looks is none.
+        // An entry can vanish between the listing and its stat.
         entries.filter_map(Result::ok).filter_map(partial).collect()
     }
 }
 
-/// A file in `ingest/`.
 struct Partial {
     path: PathBuf,
-    /// `None`: its name is none of ours.
+    /// `None`: not a name of this store.
     digest: Option<Digest>,
     size: u64,
     modified: SystemTime,
@@ -210,30 +205,29 @@ impl Partial {
     }
 }
 
-/// The first bytes of a blob, or all of it, as the disk has them.
+/// Bytes of a blob on the disk, whole or its beginning.
 #[derive(Debug)]
 pub(crate) struct KeptBytes {
     pub(crate) file: File,
     pub(crate) length: u64,
-    /// It is one of the kept blobs, not one that broke off.
+    /// A kept blob, not a partial.
     pub(crate) is_kept: bool,
 }
 
-/// A blob in the making. Dropped unfinished, it stays if it is long enough to resume and not known to be wrong.
+/// A blob being written. Dropped unfinished, it stays if it is long enough to resume and not known to be wrong.
 #[derive(Debug)]
 pub(crate) struct BlobWriter {
     store: Arc<Store>,
     digest: Digest,
     path: PathBuf,
     file: Option<File>,
-    /// Bytes that come again and are in the file already.
+    /// Bytes that the caller writes again and the file already has.
     skip: u64,
     length: u64,
     is_wanted: bool,
 }
 
 impl BlobWriter {
-    /// Takes the next bytes of the blob, from its first byte on.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let known = usize::try_from(self.skip).unwrap_or(usize::MAX).min(bytes.len());
         self.skip -= known as u64;
@@ -245,7 +239,7 @@ impl BlobWriter {
         Ok(())
     }
 
-    /// The blob is complete, and its digest is right.
+    /// Completes the blob, whose digest was verified.
     pub(crate) fn finish(mut self) -> StagedBlob {
         self.file = None;
         Step::BlobWritten.reach();
@@ -266,7 +260,7 @@ impl Drop for BlobWriter {
     }
 }
 
-/// A blob that is whole but not yet part of the store. Dropped uncommitted, it is one that broke off.
+/// A whole blob that is not part of the store yet. Dropped uncommitted, it is a partial.
 #[derive(Debug)]
 pub(crate) struct StagedBlob {
     written: BlobWriter,
@@ -274,17 +268,15 @@ pub(crate) struct StagedBlob {
 }
 
 impl StagedBlob {
-    /// Where it lies until it is kept.
     pub(super) fn path(&self) -> &Path {
         &self.written.path
     }
 
-    /// Takes it away: it is wanted nowhere any more.
     pub(super) fn discard(mut self) {
         self.written.is_wanted = false;
     }
 
-    /// Moves it to its place, once, when its bytes are on the disk. The caller holds the index.
+    /// Moves it to its place, once, after its bytes are durable. The caller holds the index.
     pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
         if self.is_kept.load(Ordering::Relaxed) {
             return Ok(());
@@ -305,7 +297,7 @@ impl StagedBlob {
 }
 
 impl Index {
-    /// The kept blobs that no image has, or that are not as large as an image says.
+    /// Kept blobs that no image has, or whose size differs from an image's record.
     pub(super) fn unneeded_blobs(&self) -> Vec<Digest> {
         let needed: BTreeMap<&str, u64> = self
             .images

@@ -21,29 +21,29 @@ use super::{
 };
 use crate::{failpoint::Step, manifest::Descriptor};
 
-/// A layer that is whole but not yet part of the store. Dropped uncommitted, it is removed.
+/// A whole layer that is not part of the store yet. Dropped uncommitted, it is removed.
 #[derive(Debug)]
 pub(crate) struct StagedLayer {
     record: LayerRecord,
     diff_id: Digest,
     entry: LayerEntry,
-    /// Was open before its first file was.
+    /// Opened before the layer's first file.
     view: Arc<SyncView>,
-    /// `None` once it is in the store.
+    /// `None` once the layer is in the store.
     folder: Mutex<Option<PathBuf>>,
-    /// Its compressed blob, where it shall be kept.
+    /// The compressed blob, where blobs are kept.
     blob: Option<StagedBlob>,
 }
 
 impl StagedLayer {
-    /// Turns a staging folder with a complete `fs/` into a layer that a commit can take.
+    /// Makes a layer that a commit accepts of a staging folder with a complete `fs/`.
     pub(crate) fn new(
         staging: Staging,
         (diff_id, blob): (Digest, &Descriptor),
         record: LayerRecord,
         view: Arc<SyncView>,
     ) -> Result<Self, RuntimeError> {
-        // A sink measures what it takes by itself.
+        // A layer for a sink is measured by the sink.
         let record = if record.for_sink { Ok(record) } else { record.measured(staging.path()) };
         let record = record
             .and_then(|record| fs::write(staging.path().join("layer.json"), record.to_bytes()).map(|()| record))
@@ -71,7 +71,6 @@ impl StagedLayer {
         self
     }
 
-    /// Its folder, record and blob, for the owner from now on.
     pub(super) fn into_parts(mut self) -> (PathBuf, LayerRecord, Arc<SyncView>, Option<StagedBlob>) {
         let folder = self.folder().take().expect("a layer that is not in the store has its folder");
         (folder, self.record.clone(), Arc::clone(&self.view), self.blob.take())
@@ -90,7 +89,7 @@ impl Drop for StagedLayer {
     }
 }
 
-/// A folder under `tmp/` that goes away with its owner.
+/// A folder under `tmp/` that is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Staging {
     path: Option<PathBuf>,
@@ -116,25 +115,23 @@ impl Drop for Staging {
 
 pub(super) fn discard(path: &Path) {
     let Err(error) = remove_tree(path) else { return };
-    // What lies in the trash is tried again by each sweep.
+    // Each sweep retries what is in the trash.
     let trash = path.parent().and_then(Path::parent).zip(path.file_name());
     let moved = trash.is_some_and(|(root, name)| fs::rename(path, root.join("trash").join(name)).is_ok());
     tracing::warn!(path = %path.display(), moved, %error, "could not remove a staging folder; a sweep or the next start does");
 }
 
-/// Everything a commit needs.
 #[derive(Debug)]
 pub(crate) struct NewImage {
-    /// The record.
+    /// The image's record.
     pub record: ImageRecord,
     /// File name and bytes: `manifest.json`, `config.json`, `index.json`.
     pub files: Vec<(&'static str, Vec<u8>)>,
-    /// The names it shall have; a name another image has moves over.
+    /// The names to assign; a name of another image moves to this one.
     pub names: Vec<String>,
 }
 
 impl Store {
-    /// A fresh folder for a layer or an image in the making.
     pub(crate) fn stage(&self) -> Result<Staging, RuntimeError> {
         self.check_writable()?;
         let path = self.fresh_path("tmp");
@@ -146,8 +143,8 @@ impl Store {
 
     /// Makes an image exist: content durable, content in place, names last. On an error nothing is visible.
     ///
-    /// In the background mode nothing is synced here: content and names hold for this boot, and [`Self::sync_background`]
-    /// makes them durable.
+    /// The background mode syncs nothing here: content and names are valid for this boot until
+    /// [`Self::sync_background`].
     pub(crate) fn commit(
         &self,
         new: NewImage,
@@ -161,7 +158,7 @@ impl Store {
         };
         let staging = self.stage()?;
         let mut record = new.record;
-        // The names that a damaged image had come back with it.
+        // A damaged image regains its names.
         record.names = self.index().names_of(&id);
         record.names.extend(new.names.iter().cloned());
         record.names.sort();
@@ -174,7 +171,7 @@ impl Store {
         fs::write(staging.path().join("image.json"), record.to_bytes()).map_err(failed("image.json"))?;
         Step::CommitRecorded.reach();
         if !self.in_background {
-            // It may stand on layers that an earlier process has shown before they were durable.
+            // The image may share layers that an earlier process showed before they were durable.
             self.sync_background()?;
             // One sync for every file of every layer; nothing below this line becomes visible before it.
             let views = layers.iter().map(|layer| &layer.view);
@@ -209,7 +206,7 @@ impl Store {
         shown.map(|()| id)
     }
 
-    /// Moves everything to its place, the names last. `placed` says how far it came; an error, at which step it ended.
+    /// Moves everything to its place, the names last. `placed` records the progress; an error, the step that failed.
     fn show(
         &self,
         index: &mut Index,
@@ -242,7 +239,7 @@ impl Store {
                 index.marked.remove(&layer.diff_id);
             }
         }
-        // One that was shared or here at first was found damaged meanwhile, or the disk refused to keep it.
+        // A shared or present layer was meanwhile found damaged, or the disk failed to store it.
         if let Some(lost) = index.lacking(record) {
             return Err((
                 "layers",
@@ -268,7 +265,7 @@ impl Store {
         self.write_names(index, before).map_err(failed("names.json"))
     }
 
-    /// Forgets what a failed commit has put in its place, so that it is not taken for durable.
+    /// Removes what a failed commit placed from the index, so that it does not count as durable.
     fn take_back(&self, index: &mut Index, placed: &Placed, id: &ImageId) {
         for layer in &placed.layers {
             index.layers.remove(layer);
@@ -281,8 +278,8 @@ impl Store {
         }
     }
 
-    /// Writes the names. On an error those of before hold, and if the disk takes them they are written again: what is
-    /// there may be the refused ones.
+    /// Writes the names. On an error the previous names apply and are written again: the file may have the rejected
+    /// ones.
     fn write_names(&self, index: &mut Index, before: BTreeMap<String, ImageId>) -> io::Result<()> {
         if self.in_background {
             return self.write_names_unsettled(index).inspect_err(|_| index.names = before);
@@ -296,9 +293,7 @@ impl Store {
         })
     }
 
-    /// Gives an image that is here more names. Writes nothing when it has them all.
-    ///
-    /// Returns `false` when the image is not here any more.
+    /// Adds names to an image; writes nothing when it has them all. Returns `false` when the image is no longer here.
     pub(crate) fn add_names(&self, id: &ImageId, names: &[String]) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             if !index.images.contains_key(id) {
@@ -311,7 +306,7 @@ impl Store {
         })
     }
 
-    /// Takes an image with all its names away; its content goes with the next sweep. Returns whether it was here.
+    /// Removes an image with all its names; the next sweep removes its content. Returns whether it existed.
     pub(crate) fn remove_image(&self, id: &ImageId) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             index.names.retain(|_, named| named != id);
@@ -319,7 +314,7 @@ impl Store {
         })
     }
 
-    /// Takes one tag away, and with the last tag what digests are left of the image. Returns whether it was here.
+    /// Removes one tag, and with the last tag the image's digest names. Returns whether the tag existed.
     pub(crate) fn remove_name(&self, name: &str) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             let Some(id) = index.refer(name, None) else { return false };
@@ -333,7 +328,7 @@ impl Store {
 
     fn change_names(&self, change: impl FnOnce(&mut Index) -> bool) -> Result<bool, RuntimeError> {
         let mut index = self.index();
-        // `names.json` holds what is durable; what it shall hold now has to be.
+        // The new `names.json` has to be durable, and so may not name unsynced content.
         while index.is_unsettled() {
             drop(index);
             self.sync_background()?;
@@ -368,10 +363,10 @@ impl Store {
 }
 
 impl Store {
-    /// Takes away the images that have just lost their last name, on a disk without room for a new file of names.
+    /// Removes the images that have just lost their last name, on a disk too full for a new names file.
     ///
-    /// Their records go first, durably: an image without a record does not exist, whatever the old names say. What they
-    /// took is room for the names; if even that is not enough, the next change writes them.
+    /// Their records are removed first, durably: an image without a record does not exist, whatever the old names say.
+    /// The freed space may hold the new names; otherwise the next change writes them.
     fn remove_without_room(&self, index: &mut Index, full: RuntimeError) -> Result<(), RuntimeError> {
         let named: BTreeSet<&ImageId> = index.names.values().collect();
         let gone: Vec<ImageId> = index.images.keys().filter(|id| !named.contains(id)).cloned().collect();
@@ -397,7 +392,7 @@ impl Store {
     }
 }
 
-/// How far a commit came.
+/// How far a commit got.
 #[derive(Debug, Default)]
 struct Placed {
     layers: Vec<Digest>,
@@ -405,7 +400,7 @@ struct Placed {
     trashed: bool,
 }
 
-/// Renames a folder to its home; what is there already moves to the trash first. Returns whether there was something.
+/// Renames a folder to its home, after moving an existing one to the trash. Returns whether one existed.
 fn move_folder(from: &Path, home: &Path, trash: impl FnOnce() -> PathBuf) -> io::Result<bool> {
     let trashed = home.exists();
     if trashed {

@@ -1,8 +1,8 @@
 //! What damage leads to: the image is not shown any more, its names are kept, and a repair or a pull brings it back.
 //!
-//! A file `damaged` in the folder of a layer or image says that it must not be used, over restarts too. A layer with the
-//! mark counts as absent, so that a commit puts a new one in its place; its folder stays until then, because a mount
-//! may still show it. An image that lacks a layer, or has the mark itself, keeps its names and its other layers.
+//! A file `damaged` in the folder of a layer or image forbids its use, across restarts. A marked layer counts as
+//! absent, so that a commit replaces it; its folder stays until then, because a mount may still show it. An image that
+//! lacks a layer, or is marked itself, keeps its names and its other layers.
 
 use std::{
     fs, io,
@@ -29,7 +29,7 @@ use super::{
 use crate::manifest::{CONFIG_BYTES_MAX, ImageConfig};
 
 impl Index {
-    /// Takes an image in as whole, or as damaged, by what is here of it.
+    /// Adds an image as whole or as damaged, depending on the layers present.
     pub(crate) fn admit(
         &mut self,
         root: &Path,
@@ -52,12 +52,12 @@ impl Index {
         self.drop_from_sight(id, image);
     }
 
-    /// The first layer of an image that is not here.
+    /// The first missing layer of an image.
     pub(crate) fn lacking(&self, record: &ImageRecord) -> Option<Digest> {
         record.diff_ids().into_iter().find(|layer| !self.layers.contains_key(layer))
     }
 
-    /// Drops a layer, and with it the images that need it.
+    /// Drops a layer and the images that need it.
     fn retire_layer(&mut self, layer: &Digest, findings: Findings) {
         self.layers.remove(layer);
         self.marked.insert(layer.clone(), findings);
@@ -104,7 +104,7 @@ impl Index {
 }
 
 impl Store {
-    /// Images that have names and cannot be used, with those names.
+    /// Damaged images that have names, with those names.
     pub(crate) fn damaged_images(&self) -> Vec<(ImageId, DamagedImage, Vec<String>)> {
         let index = self.index();
         index.damaged.iter().map(|(id, image)| (id.clone(), image.clone(), index.names_of(id))).collect()
@@ -114,14 +114,14 @@ impl Store {
         self.index().marked.get(layer).cloned()
     }
 
-    /// Layers that are not here but have a folder, which a commit will put aside.
+    /// Absent layers that have a folder, which a commit moves aside.
     pub(crate) fn replaced_by(&self, layers: &[Digest]) -> Vec<Digest> {
         let index = self.index();
         let absent = layers.iter().filter(|layer| !index.layers.contains_key(*layer));
         absent.filter(|layer| self.layer_folder(layer).exists()).cloned().collect()
     }
 
-    /// Marks a layer as damaged: from now on it is absent, and no image that needs it is shown.
+    /// Marks a layer as damaged; it counts as absent, and no image that needs it is shown.
     pub(crate) fn mark_layer(&self, layer: &Digest, findings: &Findings) -> Result<(), RuntimeError> {
         let mut index = self.index();
         if !index.layers.contains_key(layer) {
@@ -132,7 +132,6 @@ impl Store {
         written
     }
 
-    /// Marks an image whose documents are damaged.
     pub(crate) fn mark_image(&self, id: &ImageId, findings: &Findings) -> Result<(), RuntimeError> {
         let mut index = self.index();
         let Some(record) = index.images.remove(id) else { return Ok(()) };
@@ -142,10 +141,10 @@ impl Store {
         written
     }
 
-    /// Writes `names.json` again from what this process knows.
+    /// Writes `names.json` again from the index in memory.
     pub(crate) fn restore_names(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
-        // What is not durable must not be in there.
+        // The file must not name unsynced content.
         self.sync_background()?;
         let mut index = self.index();
         replace_file(&self.root.join("names.json"), &index.names_file())
@@ -157,13 +156,13 @@ fn write_mark(folder: &Path, findings: &Findings) -> Result<(), RuntimeError> {
     let found_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mark = checksum::seal(&Mark { found_at, findings: findings.clone() });
     match replace_file(&folder.join(MARK), &mark) {
-        // What is not there is absent without a mark.
+        // A missing folder is absent without a mark.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         written => written.map_err(|error| storage_error(format!("could not mark `{}`", folder.display()), error)),
     }
 }
 
-/// An image's layers when its record is lost: its configuration names them, and the image's id is its digest.
+/// The layers of an image whose record is lost, from its configuration: the image's id is that file's digest.
 fn layers_by_config(root: &Path, id: &ImageId) -> Vec<Digest> {
     let path = root.join("images").join(super::record::hex(id)).join("config.json");
     let is_small = fs::metadata(&path).is_ok_and(|metadata| metadata.len() <= CONFIG_BYTES_MAX);

@@ -17,13 +17,12 @@ use super::{
 };
 use crate::manifest::Descriptor;
 
-/// A store in a folder of its own, and images that are made by hand.
+/// A store in a folder of its own, with images made by hand.
 struct Bed {
     _folder: TempDir,
     root: PathBuf,
 }
 
-/// The bytes of the compressed blob of each layer.
 const BLOB: &[u8] = b"blob";
 
 fn layer_id(name: &str) -> Digest {
@@ -49,7 +48,6 @@ impl Bed {
         Arc::new(Store::open(&self.root, Access::Write { or_create: true }, durability).unwrap())
     }
 
-    /// Opens it as the next boot does.
     fn open_after_power_cut(&self) -> Arc<Store> {
         let boot = super::boot_id().expect("a boot has an id");
         for layer in fs::read_dir(self.root.join("layers")).unwrap() {
@@ -60,12 +58,11 @@ impl Bed {
                 fs::write(&record, of_earlier.to_bytes()).unwrap();
             }
         }
-        // It was never synced.
         drop(fs::remove_file(self.root.join("names.unsettled.json")));
         self.open(Durability::Commit)
     }
 
-    /// Whether the record of a layer on the disk says that only this boot may believe in it.
+    /// Whether the layer's record on the disk carries a boot mark.
     fn is_marked(root: &Path, layer: &str) -> bool {
         let record = root.join("layers").join(layer_id(layer).hex()).join("layer.json");
         super::record::checksum::open::<LayerRecord>(&fs::read(record).unwrap()).unwrap().unsettled.is_some()
@@ -131,7 +128,7 @@ fn a_settled_image_is_on_the_disk_before_and_after_its_mark_goes() {
     let bed = Bed::new();
     let store = bed.open(Durability::Background);
     pull(&store, "app", &["base"], &["base"]).unwrap();
-    // At each sync of the file system: does the record still say that a power cut would take the layer?
+    // At each file system sync: does the layer's record still carry the boot mark?
     let marks = Rc::new(RefCell::new(Vec::new()));
     let (seen, root) = (Rc::clone(&marks), bed.root.clone());
     sync_observer::observe(move |folder| {
@@ -154,7 +151,7 @@ fn an_image_that_the_disk_refused_to_keep_is_not_believed_by_a_later_sync() {
     let store = bed.open(Durability::Background);
     pull(&store, "app", &["base"], &["base"]).unwrap();
     assert!(has(&store, "app"));
-    // The kernel tells a failure once, and then says yes.
+    // The kernel reports a write error once; the next sync succeeds.
     let failed = Cell::new(false);
     sync_observer::observe(
         move |_| if failed.replace(true) { Ok(()) } else { Err(io::Error::other("the disk is gone")) },
@@ -217,7 +214,7 @@ fn a_removal_beside_a_pull_leaves_the_layers_that_the_pull_counts_on() {
     let bed = Bed::new();
     let store = bed.open(Durability::Commit);
     pull(&store, "old", &["base"], &["base"]).unwrap();
-    // A pull that shares a layer has looked what is here, and fetches the rest.
+    // A pull that shares a layer has checked what is present, and fetches the rest.
     let lease = store.lease(&[layer_id("base"), layer_id("top")]);
     assert!(store.remove_image(&image_id("old")).unwrap());
     store.sweep().unwrap();
@@ -235,7 +232,7 @@ fn an_image_over_a_layer_that_was_found_damaged_during_its_pull_is_not_shown() {
     let bed = Bed::new();
     let store = bed.open(Durability::Commit);
     pull(&store, "old", &["base"], &["base"]).unwrap();
-    // The pull of another image has found the layer here; then a verification finds it damaged.
+    // Another pull has found the layer; then a verification finds it damaged.
     let lease = store.lease(&[layer_id("base")]);
     store.mark_layer(&layer_id("base"), &Findings::of("fs/etc/passwd", "content", "other bytes")).unwrap();
     let error = pull(&store, "new", &["base", "top"], &["top"]).unwrap_err();
@@ -245,7 +242,6 @@ fn an_image_over_a_layer_that_was_found_damaged_during_its_pull_is_not_shown() {
     );
     assert!(!has(&store, "new"), "containers would start on it");
     drop(lease);
-    // Fetched again, it is shown.
     pull(&store, "new", &["base", "top"], &["base", "top"]).unwrap();
     assert!(has(&store, "new"));
 }

@@ -1,23 +1,23 @@
 //! The images of the store: layers, image records and names on disk, and an index of them in memory.
 //!
 //! ```text
-//! ROOT/                      0700, of one user; one process changes it at a time, and any number look at it
+//! ROOT/                      0700, of one user; one process changes it at a time, any number read it
 //!   lock                     flocked by the process that changes the store; holds its pid and command
 //!   names.json               name → image id; an image exists because a name is in here
 //!   names.unsettled.json     the same, newer, for this boot only (see `sync_background`)
-//!   names.new, names.unsettled.new   the next of these in the making; removed at start
+//!   names.new, names.unsettled.new   the next version of each, being written; removed at start
 //!   images/CONFIG-HEX/       image.json (the record), manifest.json, config.json, index.json
-//!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; a directory here is complete and durable,
-//!                            and one that has a file `damaged` counts as absent
-//!   blobs/ALGORITHM/HEX      compressed blobs of the images here, where they are kept
-//!   ingest/*.partial         blobs under way, and such that broke off and are worth going on with
-//!   mounts/KEY.json, KEY/    what is mounted where; links to its layers, upper and work folder
-//!   tmp/, trash/             may vanish at any time; emptied at start, but for layers that a sink may still want (see `spares`)
+//!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; complete and durable;
+//!                            one with a file `damaged` counts as absent
+//!   blobs/ALGORITHM/HEX      compressed blobs of the images, where they are kept
+//!   ingest/*.partial         blobs being written, and partial ones worth resuming
+//!   mounts/KEY.json, KEY/    the mounts; links to their layers, upper and work folder
+//!   tmp/, trash/             may vanish at any time; emptied at start, except for spare layers (see `spare_layers`)
 //! ```
 //!
 //! `names.json` is the only root. A commit makes everything else durable first and replaces that file last, so a crash
-//! leaves either the whole image or things no name reaches, which the next sweep takes. Removal goes the other way:
-//! the name first, the content after. Files this version does not know are left alone.
+//! leaves either the whole image or unreferenced content, which the next sweep removes. A removal deletes the name
+//! first and the content after. Files unknown to this version stay untouched.
 
 mod background_sync;
 mod blobs;
@@ -68,17 +68,17 @@ pub(crate) use record::write_implicit;
 
 use crate::{failpoint::Step, scarce};
 
-/// The block of most file systems, where one does not say.
+/// Block size of most file systems, for those that report none.
 const BLOCK_USUAL: u64 = 4096;
 
-/// When a pull may answer.
+/// When a pull may return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// When every file of the image is on the disk.
+    /// After every file of the image is durable.
     #[default]
     Commit,
-    /// Before that. The image is usable at once and survives the end of the process at any moment; a power cut may lose
-    /// the whole pull, never part of it.
+    /// Before that. The image survives the end of the process at any moment; a power cut may lose the whole pull, never
+    /// part of it.
     Background,
 }
 
@@ -88,47 +88,45 @@ pub(crate) struct Store {
     root: PathBuf,
     index: Mutex<index::list_cache::CachedIndex>,
     sequence: AtomicU64,
-    /// Two that empty the trash at once would trip over one another.
+    /// Serializes emptying the trash.
     trash: Mutex<()>,
-    /// They learn what becomes of all that this process shows before it is durable; never empty.
+    /// Views that receive the write errors of all content shown before it is durable; never empty.
     views: Mutex<Vec<Arc<SyncView>>>,
-    /// Two that sync_background at once would do the same work.
+    /// Serializes `sync_background`.
     settling: Mutex<()>,
-    /// An image is not removed while it is being mounted, nor mounted while it is being removed.
+    /// Serializes mounts and removals of images.
     mounting: Mutex<()>,
     in_background: bool,
-    /// Which boot of the machine this is; `None` where the kernel does not say.
+    /// The boot id; `None` where the kernel reports none.
     boot: Option<String>,
     holds: Holds,
 }
 
-/// What a store is opened for.
+/// The purpose of opening a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To look at it. Nothing on the disk is changed and nothing is locked: others may look or write meanwhile.
+    /// Reads. Nothing on the disk is changed or locked; other processes may read or write meanwhile.
     Read {
-        /// Where there is no store, see one without images.
+        /// Treat a missing store as one without images.
         or_empty: bool,
     },
-    /// To change it, which one process does at a time.
+    /// Changes, by one process at a time.
     Write {
-        /// Where there is no store, make one.
+        /// Create a missing store.
         or_create: bool,
     },
 }
 
-/// What a process may do to its store.
 #[derive(Debug)]
 enum Holds {
-    /// Change it, while it has this.
+    /// Change it, while it has the lock.
     All(#[expect(dead_code, reason = "it is held until it is dropped")] Lock),
     ReadOnlyDisk,
-    /// It only wanted to look.
     Nothing,
 }
 
 impl Store {
-    /// Opens a store for what is wanted of it. An owner also removes what an interrupted pull or removal left.
+    /// Opens a store. An owner also removes what an interrupted pull or removal left.
     pub(crate) fn open(root: &Path, access: Access, durability: Durability) -> Result<Self, RuntimeError> {
         let makes = matches!(access, Access::Write { or_create: true });
         let boot = boot_id();
@@ -159,7 +157,7 @@ impl Store {
         let holds = match access {
             Access::Read { .. } => Holds::Nothing,
             Access::Write { .. } => match place.make_folders() {
-                // Existing folders pass even where nothing can be written.
+                // Existing folders pass even on a read-only file system.
                 Ok(()) if place.is_writable => Holds::All(Lock::take(&place)?),
                 Err(error) if place.is_writable => {
                     return Err(storage_error(format!("could not create the store `{}`", root.display()), error));
@@ -175,7 +173,7 @@ impl Store {
         let store = store(place.path, index, holds);
         store.views().push(Arc::new(view));
         if !store.is_read_only() {
-            // What cannot be removed does no harm: the images that are here can be used.
+            // A leftover that cannot be removed is harmless: the images are usable.
             if let Err(error) = store.discard_leftovers() {
                 tracing::warn!(error = error.chain(), "could not take away all that was left behind");
             }
@@ -187,17 +185,15 @@ impl Store {
         &self.root
     }
 
-    /// A folder on its disk: its own, or the one that it would be made in.
+    /// A folder on the store's file system: its own, or its future parent.
     pub(crate) fn disk_place(&self) -> &Path {
         self.root.ancestors().find(|place| place.is_dir()).unwrap_or(&self.root)
     }
 
-    /// Which boot of the machine this is, where the kernel says.
     pub(crate) fn boot(&self) -> Option<&str> {
         self.boot.as_deref()
     }
 
-    /// Whether nothing can be written.
     pub(crate) fn is_read_only(&self) -> bool {
         !matches!(self.holds, Holds::All(_))
     }
@@ -229,12 +225,12 @@ impl Store {
         self.index().image_with_names(id)
     }
 
-    /// The image a reference, id or unique prefix of an id means here.
+    /// The image that a reference, id or unique id prefix means.
     pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
         self.index().resolve(text)
     }
 
-    /// The damaged image that a name, an id or its beginning means here.
+    /// The damaged image that a name, an id or an id prefix means.
     pub(crate) fn resolve_damaged(&self, text: &str) -> Option<ImageId> {
         self.index().resolve_damaged(text)
     }
@@ -247,7 +243,7 @@ impl Store {
         self.index().layers.len()
     }
 
-    /// What each layer that is here came to, by the manifest that brought it, and the last ones that sinks have taken.
+    /// The sizes of each present layer, by the manifest that brought it, and of the last layers that sinks took.
     pub(crate) fn layer_sizes(&self) -> Vec<LayerSizes> {
         let index = self.index();
         let mut seen = HashSet::new();
@@ -264,10 +260,10 @@ impl Store {
             .collect()
     }
 
-    /// What is free on its file system for us: bytes, and inodes where there is a table of them.
+    /// Free bytes on the store's file system, and free inodes where it has an inode table.
     pub(crate) fn free(&self) -> io::Result<(u64, Option<u64>)> {
         let disk = rustix::fs::statvfs(&self.root)?;
-        // File systems without a table of inodes, as btrfs, report zero of zero.
+        // File systems without an inode table, such as btrfs, report zero of zero.
         let inodes = (disk.f_files > 0).then_some(disk.f_favail);
         Ok((disk.f_bavail.saturating_mul(disk.f_frsize), inodes))
     }
@@ -286,7 +282,7 @@ impl Store {
         std::fs::read(self.image_folder(id).join(name))
     }
 
-    /// Keeps layers from being swept while the lease lives, whether they are here yet or not.
+    /// Keeps layers from being swept while the lease lives, whether they are present yet or not.
     pub(crate) fn lease(self: &Arc<Self>, layers: &[Digest]) -> Lease {
         let mut index = self.index();
         for layer in layers {
@@ -295,7 +291,7 @@ impl Store {
         Lease { store: Arc::clone(self), layers: layers.to_vec() }
     }
 
-    /// Whose turn it is to mount an image, or to remove one that is not mounted.
+    /// The lock on mounting an image and on removing an unmounted one.
     pub(crate) fn mounting(&self) -> MutexGuard<'_, ()> {
         self.mounting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -318,7 +314,7 @@ impl Store {
     }
 }
 
-/// A layer as it was fetched and as it is kept.
+/// A layer's fetched and stored sizes.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerSizes {
     pub(crate) media_type: String,
@@ -338,13 +334,13 @@ fn boot_id() -> Option<String> {
     Some(text.trim().to_owned()).filter(|id| !id.is_empty())
 }
 
-/// Numbers folders so that none meets one that a process of the same id left behind.
+/// The time in nanoseconds, so that no folder meets one of an earlier process with the same id.
 fn first_number() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or_default()
 }
 
-/// Holds layers against sweeps.
+/// Keeps layers from sweeps.
 #[derive(Debug)]
 pub(crate) struct Lease {
     store: Arc<Store>,

@@ -1,13 +1,13 @@
 //! Layers for a sink, and spares: such layers that are whole and that no sink has taken, kept for the next import.
 //!
-//! A layer for a sink never leaves `tmp/` but to its sink. Its `layer.json` is written when all else is and the diff-id is
-//! verified, and names the boot that wrote it: a folder that has it is whole as long as that boot lasts, whatever becomes
-//! of the process. After a power cut the boot is another one, and the folder goes like all others in `tmp/`. Nothing here
-//! is synced; an import syncs all that it used before its image gets a name.
+//! A layer for a sink leaves `tmp/` only to its sink. Its `layer.json` is written last, after the diff-id is verified,
+//! and names the boot: a folder with that file is whole for that boot, even after a crash of the process. After a power
+//! cut the boot differs, and the folder is removed like all others in `tmp/`. Nothing here is synced; an import syncs
+//! all that it used before its image gets a name.
 //!
-//! A sink that is given up may still be moving a tree. Before a layer becomes a spare its folder gets another name, so
-//! that such a move fails or is over. A sink also gives implicit folders the metadata of a lower layer: a layer with
-//! such folders that was once handed to a sink is no spare any more. (A root that no entry names is set each time.)
+//! A cancelled sink may still be moving a tree. Before a layer becomes a spare, its folder is renamed, so that such a
+//! move fails or is over. A sink also sets the metadata of implicit folders from a lower layer: once a sink had a layer
+//! with such folders, it cannot be a spare. (A root without an entry is set each time.)
 
 use std::{
     cmp::Reverse,
@@ -30,23 +30,23 @@ use super::{
     storage_error,
 };
 
-/// A pull is tried again within minutes, if at all.
+/// A pull is retried within minutes, if at all.
 const SPARE_AGE_MAX: Duration = Duration::from_hours(1);
-/// The newest spares are kept up to so many bytes: the disk is that of the runtime.
+/// Total size of the spares kept, newest first: the disk is shared with the runtime.
 const SPARE_BYTES_MAX: u64 = 8 << 30;
-/// So many of the last layers that sinks have taken say what the next ones will come to.
+/// Number of sink-taken layers that the expansion estimate uses.
 const SUNK_MAX: usize = 256;
 
-/// What becomes of an unpacked layer.
+/// Destination of an unpacked layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LayerEnd {
-    /// It stays in the store, with a list of its files.
+    /// Stays in the store, with a list of its files.
     Store,
-    /// It leaves the store for a sink, which wants the tree as the archive has it, to the last entry.
+    /// Leaves the store for a sink, which needs the tree exactly as the archive has it.
     Sink,
 }
 
-/// A layer for a sink. Dropped before the sink has it, it becomes a spare where it can be one.
+/// A layer for a sink. Dropped before the sink takes it, it becomes a spare where possible.
 #[derive(Debug)]
 pub(crate) struct SinkLayer {
     store: Arc<Store>,
@@ -57,11 +57,10 @@ pub(crate) struct SinkLayer {
     end: SinkLayerEnd,
 }
 
-/// What becomes of a layer's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SinkLayerEnd {
     Spare,
-    /// It goes: the tree may not be as it was unpacked.
+    /// Removed: the tree may have changed since unpacking.
     Gone,
 }
 
@@ -75,7 +74,7 @@ impl SinkLayer {
     }
 
     fn of(store: &Arc<Store>, diff_id: Digest, spare: Spare, blob: Option<StagedBlob>) -> Result<Self, RuntimeError> {
-        // Without a boot to name, a record says nothing after a power cut. A kept blob resumes by itself.
+        // Without a boot id, a record proves nothing after a power cut. A kept blob resumes by itself.
         let end = if store.boot.is_some() && blob.is_none() { SinkLayerEnd::Spare } else { SinkLayerEnd::Gone };
         let mut layer = Self { store: Arc::clone(store), diff_id, spare, implicit: Vec::new(), blob, end };
         let implicit = read_implicit(&layer.spare.folder).map_err(|error| {
@@ -83,22 +82,20 @@ impl SinkLayer {
             storage_error(format!("could not read the implied directories of layer `{}`", layer.diff_id), error)
         })?;
         layer.implicit = implicit.into_iter().collect();
-        // Parents first.
         layer.implicit.sort_unstable();
         Ok(layer)
     }
 
-    /// Whether it has folders, besides its root, whose metadata a lower layer may know.
+    /// Whether it has folders, besides its root, that take metadata from a lower layer.
     pub(crate) fn has_implicit(&self) -> bool {
         self.implicit.iter().any(|path| !path.is_empty())
     }
 
-    /// Learns whether its files reach the disk.
     pub(crate) fn view(&self) -> &Arc<SyncView> {
         &self.spare.view
     }
 
-    /// The tree, as a sink takes it.
+    /// The tree for a sink.
     pub(crate) fn tree(&mut self) -> Result<StagedTree, RuntimeError> {
         if self.has_implicit() {
             self.end = SinkLayerEnd::Gone;
@@ -113,7 +110,7 @@ impl SinkLayer {
         })
     }
 
-    /// The sink has it; what is left of it goes.
+    /// The sink has the layer; the rest of the folder is removed.
     pub(crate) fn taken(mut self, media_type: &str, packed: u64) {
         self.end = SinkLayerEnd::Gone;
         if let Some(blob) = self.blob.take() {
@@ -135,7 +132,7 @@ impl SinkLayer {
 
 impl Drop for SinkLayer {
     fn drop(&mut self) {
-        // A sink that was given up may still be about to move the tree away from the old name.
+        // A cancelled sink may still be about to move the tree from the old name.
         let folder = self.store.fresh_path("tmp");
         if let Err(error) = fs::rename(&self.spare.folder, &folder) {
             let path = self.spare.folder.display();
@@ -155,19 +152,18 @@ impl Drop for SinkLayer {
 }
 
 impl Store {
-    /// The spare of a layer, if there is one.
     pub(crate) fn take_spare(self: &Arc<Self>, diff_id: &Digest) -> Option<SinkLayer> {
         let spare = self.index().spares.remove(diff_id)?;
         let layer = SinkLayer::of(self, diff_id.clone(), spare, None);
         layer.inspect_err(|error| tracing::warn!(error = error.chain(), "a layer is fetched again")).ok()
     }
 
-    /// Takes spares that are too old or too many to the trash. Returns the bytes that they took.
+    /// Moves spares beyond the age and size limits to the trash. Returns their bytes.
     pub(crate) fn trim_spares(&self, now: SystemTime) -> Result<u64, RuntimeError> {
         self.discard_spares(SPARE_BYTES_MAX, now)
     }
 
-    /// Takes all spares to the trash and empties it. Returns the bytes that they took.
+    /// Moves all spares to the trash and empties it. Returns their bytes.
     pub(crate) fn give_up_spares(&self) -> Result<u64, RuntimeError> {
         let freed = self.discard_spares(0, SystemTime::now())?;
         if freed > 0 {
@@ -188,7 +184,7 @@ impl Store {
         Ok(freed)
     }
 
-    /// At start: whether a folder in `tmp/` is a whole layer for a sink. It is a spare from then on.
+    /// At start: whether a folder in `tmp/` is a whole layer for a sink, which then becomes a spare.
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
         let Some((diff_id, record, since)) = self.read_spare(folder) else { return false };
         let Some(view) = self.views().first().cloned() else { return false };
@@ -218,7 +214,7 @@ fn is_as_summed(path: &Path, sum: &str) -> bool {
     fs::read(path).is_ok_and(|bytes| Digest::of(&bytes).as_str() == sum)
 }
 
-/// The spares that go: what is too old, and the oldest of what takes too much. A clock that was set back makes none older.
+/// The spares to remove: expired ones, and the oldest above the limit. A clock set back expires none.
 fn surplus(mut spares: Vec<(Digest, u64, SystemTime)>, bytes_max: u64, now: SystemTime) -> Vec<Digest> {
     spares.sort_by_key(|(.., since)| Reverse(*since));
     let mut kept = 0_u64;
@@ -245,7 +241,6 @@ mod tests {
         Arc::new(Store::open(root, Access::Write { or_create: true }, Durability::Commit).unwrap())
     }
 
-    /// A layer as the unpacker leaves it.
     fn unpacked(store: &Arc<Store>, name: &str, implicit: &[Vec<u8>]) -> SinkLayer {
         let staging = store.stage().unwrap();
         fs::create_dir(staging.path().join("fs")).unwrap();
@@ -322,13 +317,13 @@ mod tests {
         assert!(!has(&store, "flat"));
         let mut changed = unpacked(&store, "deep", &[b"dir".to_vec()]);
         changed.tree().unwrap();
-        // As a process leaves it that ends now.
+        // As if the process ended here.
         std::mem::forget(changed);
         let store = open_beside(store, &root);
         assert!(!has(&store, "deep") && staged(&root).is_empty());
     }
 
-    /// The next process; the store of the last one was never closed.
+    /// The next process; the previous store was never closed.
     fn open_beside(store: Arc<Store>, root: &Path) -> Arc<Store> {
         let copy = root.with_extension("copy");
         let copied = std::process::Command::new("cp").arg("-a").arg(root).arg(&copy).status();

@@ -12,23 +12,23 @@ use imagelet_core::{image::Digest, runtime::RuntimeError};
 use super::{Store, files::durable::remove_tree, storage_error};
 use crate::{failpoint::Step, overlay::OverlayFolder};
 
-/// What a sweep took.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
     /// Layers removed.
     pub layers: u64,
-    /// Bytes those took, by the store's own accounting.
+    /// Bytes of those layers, by their records.
     pub bytes: u64,
 }
 
 impl Store {
     /// Removes layers and image folders that no name and no running pull needs.
     ///
-    /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it. One that the disk does
-    /// not let go keeps no other from going; the first such error is first_error at the end, and the next sweep tries again.
+    /// Each is renamed into `trash/` under the index lock, which is quick, and unlinked after it. A failed removal does
+    /// not stop the others; the first error is returned, and the next sweep retries.
     pub(crate) fn sweep(&self) -> Result<SweepReport, RuntimeError> {
         self.check_writable()?;
-        // What a tag meant before a pull moved it may go only when the pull is durable.
+        // The image that a tag meant before a pull may be removed only after the pull is durable.
         self.sync_background()?;
         let mut report = SweepReport::default();
         let mut refused = Refused::default();
@@ -64,7 +64,7 @@ impl Store {
         refused.first_error().map(|()| report)
     }
 
-    /// At start, when nothing runs: what an interrupted pull or removal left behind goes to the trash by renames.
+    /// At start, when nothing runs: renames what an interrupted pull or removal left into the trash.
     pub(super) fn discard_leftovers(&self) -> Result<(), RuntimeError> {
         for folder in self.unknown_folders("tmp", |_| false)? {
             if !self.find_spare(&folder) {
@@ -98,7 +98,7 @@ impl Store {
             self.move_to_trash(&folder)?;
         }
         Step::OpenImages.reach();
-        // A mount that is alive has a note; what has none was being made or taken away, or has lost its note.
+        // A live mount has a note; a folder without one was being made or removed, or has lost its note.
         let mounts = self.root.join("mounts");
         let noted = |name: &str| {
             let note = Path::new(name).extension().is_some_and(|end| end == "json");
@@ -137,7 +137,7 @@ impl Store {
         let entries = entries.map_err(|error| storage_error(format!("could not read `{}`", path.display()), error))?;
         Ok(entries
             .into_iter()
-            // What is called as nothing of ours is not ours to take away.
+            // Names unknown to this version stay untouched.
             .filter(|entry| entry.file_name().to_str().is_some_and(|name| is_ours(folder, name) && !known(name)))
             .map(|entry| entry.path())
             .collect())
@@ -157,12 +157,12 @@ impl Store {
     }
 }
 
-/// The first error of a pass that goes on.
+/// The first error of a pass that continues after errors.
 #[derive(Debug, Default)]
 struct Refused(Option<RuntimeError>);
 
 impl Refused {
-    /// Whether this is one.
+    /// Records an error; returns whether it was one.
     fn takes(&mut self, outcome: Result<(), RuntimeError>) -> bool {
         outcome.map_err(|error| self.0.get_or_insert(error)).is_err()
     }
@@ -172,7 +172,7 @@ impl Refused {
     }
 }
 
-/// Whether no overlay is over a folder of `mounts/` that has no note. Without an upper layer there never was one.
+/// Whether no overlay uses a folder of `mounts/` without a note. Without an upper layer there never was one.
 fn is_abandoned(folder: &Path) -> bool {
     let folder = OverlayFolder::at(folder.to_owned());
     let in_use = if folder.upper().exists() { folder.is_in_use() } else { Ok(false) };
@@ -182,7 +182,6 @@ fn is_abandoned(folder: &Path) -> bool {
     matches!(in_use, Ok(false))
 }
 
-/// Whether a name in a folder of the store is one that we give.
 fn is_ours(folder: &str, name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match folder {

@@ -17,35 +17,33 @@ use crate::{
     unpack::{FileEntry, FileEntryKind, FileRecord},
 };
 
-/// Read at once.
 const BUFFER: usize = 256 << 10;
-/// The length before each record.
+/// Length of the size field before each record.
 const PREFIX: usize = size_of::<u32>();
 
-/// The last record of each path. Holds places in the file, not the records.
+/// The last record of each path, as offsets into the file.
 pub(crate) struct FileManifestReader {
     file: File,
-    /// The manifest's author cannot know it, and so cannot make two paths meet.
+    /// Unknown to the manifest's author, so that two paths cannot be made to collide.
     seed: u64,
     slots: HashMap<u128, Slot>,
-    /// The place of the record that removed a path and all below it.
+    /// Offset of the record that removed a path and everything below it.
     removed: HashMap<u128, u64>,
-    /// Bytes of file content that the manifest has digests for; what was replaced counts too.
+    /// Bytes of file content that the manifest has digests for, replaced content included.
     pub(crate) bytes: u64,
 }
 
 #[derive(Clone, Copy)]
 struct Slot {
-    /// Where the path's own record is.
+    /// Offset of the path's own record.
     own: u64,
-    /// Where the record is that says what stands there; another one for a hard link.
+    /// Offset of the record with the content; differs from `own` for a hard link.
     content: u64,
     seen: bool,
 }
 
 impl FileManifestReader {
-    /// Reads a manifest once, from end to end. Invalid data: it is not the one with this digest. Unsupported: it is in the
-    /// form of an older version.
+    /// Reads a manifest once, from end to end. `InvalidData`: its digest differs. `Unsupported`: its format is older.
     pub(crate) fn open(file: File, wanted: &Digest, mut go_on: impl FnMut() -> io::Result<()>) -> io::Result<Self> {
         let mut manifest = Self {
             file: file.try_clone()?,
@@ -102,7 +100,7 @@ impl FileManifestReader {
         Ok(())
     }
 
-    /// What shall stand at a path, which counts as seen from now on. `None`: nothing.
+    /// Returns the entry expected at a path and marks the path as seen. `None`: nothing.
     pub(crate) fn see(&mut self, path: &[u8]) -> io::Result<Option<FileEntry>> {
         let key = self.key(path);
         let Some(slot) = self.slots.get(&key).copied() else { return Ok(None) };
@@ -117,7 +115,7 @@ impl FileManifestReader {
         }
     }
 
-    /// The paths that were not seen, in the manifest's order.
+    /// The unseen paths, in the manifest's order.
     pub(crate) fn unseen(&self) -> io::Result<Vec<Vec<u8>>> {
         let mut places: Vec<u64> = self.slots.values().filter(|slot| !slot.seen).map(|slot| slot.own).collect();
         places.sort_unstable();
@@ -131,7 +129,7 @@ impl FileManifestReader {
         Ok(paths)
     }
 
-    /// Whether the path or one above it was removed after a place in the manifest.
+    /// Whether a record after `place` removed the path or a parent of it.
     fn is_removed(&self, path: &[u8], place: u64) -> bool {
         if self.removed.is_empty() {
             return false;
@@ -165,7 +163,6 @@ fn damaged(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Hashes what is read.
 struct Hashing {
     file: File,
     hash: Hash,

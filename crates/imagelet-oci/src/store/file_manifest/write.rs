@@ -4,7 +4,7 @@
 //! "imagelet files 2\n", then records: LENGTH of what follows (u32, little-endian), PATH and RECORD as postcard has them
 //! ```
 //!
-//! A later record for a path takes the place of an earlier one. The file's own SHA-256 is in `layer.json`.
+//! A later record replaces an earlier one for the same path. The file's own SHA-256 is in `layer.json`.
 
 use std::{
     fs::File,
@@ -17,14 +17,13 @@ use crate::{hash::Hash, unpack::FileRecord};
 
 pub(crate) const LIST: &str = "files.list";
 pub(crate) const MAGIC: &[u8] = b"imagelet files 2\n";
-/// The form of older versions, which is not read any more.
+/// The format of older versions, no longer read.
 pub(crate) const MAGIC_OLD: &[u8] = b"imagelet files 1\n";
-/// A record with the largest map of a sparse file stays below this.
+/// Larger than a record with the largest map of a sparse file.
 pub(crate) const RECORD_MAX: u32 = 4 << 20;
-/// Bytes gathered before they are hashed and written.
 const BUFFER: usize = 64 << 10;
 
-/// Writes a manifest as it grows. Memory does not grow with it.
+/// Writes a manifest in bounded memory.
 pub(crate) struct FileManifestWriter(BufWriter<HashedFile>);
 
 struct HashedFile {
@@ -47,7 +46,7 @@ impl FileManifestWriter {
         self.0.write_all(&bytes)
     }
 
-    /// Writes the rest; returns the digest and the length of the whole.
+    /// Flushes; returns the digest and the length of the file.
     pub(crate) fn finish(self) -> io::Result<(Digest, u64)> {
         let HashedFile { hash, bytes, .. } = self.0.into_inner().map_err(IntoInnerError::into_error)?;
         Ok((hash.finish(), bytes))
@@ -71,7 +70,7 @@ fn encode(path: &[u8], record: &FileRecord) -> io::Result<Vec<u8>> {
     postcard::to_stdvec(&(path, record)).map_err(io::Error::other)
 }
 
-/// Reads a record behind its length: the path it is about, and what it says.
+/// Decodes a record, without its size field, into path and entry.
 pub(crate) fn decode(bytes: &[u8]) -> Option<(Vec<u8>, FileRecord)> {
     let (record, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(record)

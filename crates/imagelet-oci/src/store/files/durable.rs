@@ -35,7 +35,7 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a file in the place of whatever has its name: a link there leads nowhere, and another name of a file is its own.
+/// Creates a file after unlinking its name: it follows no link and changes no other hard link.
 pub(crate) fn create_anew(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -51,10 +51,10 @@ pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A view on a file system that learns of each write error since it was opened, once.
+/// A view of a file system that receives each write error since it was opened, once.
 ///
-/// The kernel reports an error to every descriptor that was open before it, and to no later one: a view is opened before
-/// the first write of the work that it covers. What failed once stays failed, because a second sync would succeed.
+/// The kernel reports an error to every descriptor opened before it, and to no later one: a view is opened before the
+/// first write of the work that it covers. A failed view stays failed, because a second sync would succeed.
 #[derive(Debug)]
 pub(crate) struct SyncView {
     root: File,
@@ -62,7 +62,6 @@ pub(crate) struct SyncView {
 }
 
 impl SyncView {
-    /// Looks at the file system of `root` from now on.
     pub(crate) fn open(root: &Path) -> io::Result<Self> {
         Ok(Self { root: File::open(root)?, failed: AtomicBool::new(false) })
     }
@@ -78,7 +77,7 @@ impl SyncView {
         synced.inspect_err(|_| self.failed.store(true, Ordering::Release))
     }
 
-    /// Syncs through each of several views, once: the own one of some work, and those of other work that it builds on.
+    /// Syncs through several views, once each: the view of some work, and those of the work that it builds on.
     pub(crate) fn sync_all<'a>(views: impl IntoIterator<Item = &'a Arc<Self>>) -> io::Result<()> {
         let mut done: Vec<&Arc<Self>> = Vec::new();
         for view in views {
@@ -91,7 +90,7 @@ impl SyncView {
     }
 }
 
-/// Removes a tree; what is already gone is fine.
+/// Removes a tree; a missing one is fine.
 pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

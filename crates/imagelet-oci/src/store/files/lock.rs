@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
 use super::root::Place;
 
-/// An advisory lock on the whole store; the kernel gives it back when the process ends, however it ends.
+/// An advisory lock on the whole store; the kernel releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
@@ -32,7 +32,7 @@ impl Lock {
                 return Err(crate::store::storage_error(format!("could not lock `{}`", path.display()), error.into()));
             }
         }
-        // Only for the error message of others: without it the lock holds as well.
+        // Only for the error message of other processes: a failure does not affect the lock.
         let _ = file.set_len(0).and_then(|()| write!(file, "{} {}", std::process::id(), command_line()));
         Ok(Self { _file: file })
     }
@@ -60,7 +60,7 @@ const COMMANDS: [&str; 15] = [
     "verify",
 ];
 
-/// Program and command word only: arguments may hold what others must not see.
+/// Program and command word only: arguments may contain secrets.
 fn command_line() -> String {
     let mut arguments = std::env::args();
     let program = arguments.next().unwrap_or_default();

@@ -1,8 +1,8 @@
 //! The folder of a store: found on its path, made, and held to be its owner's alone.
 //!
-//! Whatever may write to the store may put anything into a container, so that every step of the way is looked at: folders
-//! are opened one below the other, each by its name alone, and a link on the way counts only where its owner is root or
-//! this process' user. What lies in the folder is the owner's then, and no other user can put a link in its place.
+//! A user that can write to the store can put anything into a container, so every step of the path is checked: folders
+//! are opened one below the other by name, and a link counts only where its owner is root or this process' user. The
+//! store's folder belongs to its owner alone, so no other user can put a link into it.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -21,26 +21,25 @@ use crate::failpoint::Step;
 use crate::store::storage_error;
 
 const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
-/// Links on the way to a store; the kernel follows as many.
+/// Links on the path to a store; the kernel's limit.
 const LINKS_MAX: usize = 40;
-/// Opens a folder or link as what it is, to look at it and below it.
+/// Opens a folder or link itself, for stat and as a base for openat.
 const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const PRIVATE: Mode = Mode::RWXU;
 const WRITE_GROUP: u32 = 0o020;
 const WRITE_OTHER: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// A folder that only this process' user can write to.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// Where it is, without links.
+    /// The path without links.
     pub(crate) path: PathBuf,
     pub(crate) folder: OwnedFd,
     pub(crate) is_writable: bool,
 }
 
 impl Place {
-    /// Opens the folder at a path. With `make`, it is made where it is missing; without, `None` is the answer to that.
+    /// Opens the folder at a path. A missing one is created with `make`; else the result is `None`.
     pub(crate) fn find(path: &Path, make: bool) -> Result<Option<Self>, RuntimeError> {
         let request =
             RootRequest { path, user: rustix::process::geteuid().as_raw(), group: rustix::process::getegid().as_raw() };
@@ -50,7 +49,7 @@ impl Place {
         let about = rustix::fs::fstat(&folder).map_err(failed)?;
         refuse_strange(&path, "the store", &about, request.user)?;
         for name in FOLDERS {
-            // What is missing is made; what cannot be looked at is reported when it is used.
+            // A missing entry is made later; an unreadable one is reported when it is used.
             let Ok(inner) = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
             let path = path.join(name);
             refuse_elsewhere(&path, &inner, about.st_dev)?;
@@ -61,7 +60,6 @@ impl Place {
         Ok(Some(Self { path, folder, is_writable }))
     }
 
-    /// Whether a store was made here.
     pub(crate) fn is_store(&self) -> bool {
         let has = |name: &str| rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
         has("names.json") || (has("images") && has("layers"))
@@ -79,7 +77,6 @@ impl Place {
     }
 }
 
-/// The folder that is wanted, and by whom.
 struct RootRequest<'a> {
     path: &'a Path,
     user: u32,
@@ -91,7 +88,7 @@ impl RootRequest<'_> {
         storage_error(format!("could not open the store `{}`", self.path.display()), error.into())
     }
 
-    /// Whether other users can put something else in the place of what is in a folder.
+    /// Whether other users can replace what is in a folder.
     fn is_open(&self, folder: &Stat) -> bool {
         let by_group = folder.st_mode & WRITE_GROUP != 0 && folder.st_gid != 0 && folder.st_gid != self.group;
         (folder.st_mode & WRITE_OTHER != 0 || by_group) && folder.st_mode & STICKY == 0
@@ -117,14 +114,14 @@ impl RootRequest<'_> {
     }
 }
 
-/// Goes to a folder, step by step.
+/// Follows the path step by step.
 fn walk(request: &RootRequest<'_>, make: bool) -> Result<Option<(OwnedFd, PathBuf)>, RuntimeError> {
     let path = std::path::absolute(request.path)
         .map_err(|error| storage_error(format!("could not open the store `{}`", request.path.display()), error))?;
     let root = || rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(|error| request.failed(error));
     let (mut here, mut at, mut links) = (root()?, PathBuf::from("/"), 0);
     let mut rest = steps(&path);
-    // From this one on, the steps are those of a link.
+    // Names left on the path behind a link that is being followed.
     let mut linked = usize::MAX;
     while let Some(name) = rest.pop() {
         if rest.len() < linked {
@@ -142,7 +139,7 @@ fn walk(request: &RootRequest<'_>, make: bool) -> Result<Option<(OwnedFd, PathBu
         }
         let found = match rustix::fs::openat(&here, &*name, LOOK, Mode::empty()) {
             Err(Errno::NOENT) if !make => return Ok(None),
-            // Nothing is made behind a link that leads nowhere.
+            // No folder is made behind a dangling link.
             Err(Errno::NOENT) if linked == usize::MAX => made(&here, &name).map_err(|error| {
                 storage_error(format!("could not create the store `{}`", request.path.display()), error.into())
             })?,
@@ -183,7 +180,7 @@ fn steps(path: &Path) -> Vec<OsString> {
     names.collect()
 }
 
-/// Makes a folder, unless another process has just done that.
+/// Makes a folder, unless another process has just made it.
 fn made(around: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     match rustix::fs::mkdirat(around, name, PRIVATE) {
         Err(error) if error != Errno::EXIST => Err(error),
@@ -191,7 +188,7 @@ fn made(around: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Refuses what belongs to another user, or what others may write to.
+/// Rejects a folder of another user, or one that others may write to.
 fn refuse_strange(path: &Path, what: &str, about: &Stat, user: u32) -> Result<(), RuntimeError> {
     let refused = |why: String, hint: String| {
         let message = format!("{what} `{}` {why}", path.display());
@@ -212,7 +209,7 @@ fn refuse_strange(path: &Path, what: &str, about: &Stat, user: u32) -> Result<()
     Ok(())
 }
 
-/// Refuses a folder that is elsewhere: a rename could not move a layer there, nor a sync make it durable.
+/// Rejects a folder on another file system: a rename cannot move a layer there, nor a sync make it durable.
 fn refuse_elsewhere(path: &Path, about: &Stat, device: u64) -> Result<(), RuntimeError> {
     let what = match FileType::from_raw_mode(about.st_mode) {
         FileType::Symlink => "is a link",
@@ -259,11 +256,11 @@ mod tests {
         assert!(!place.is_store());
         place.make_folders().unwrap();
         assert!(place.is_store());
-        // Over a link of ours, and with steps back, it is the same one.
+        // Through a link of ours, and with `..`, the place is the same.
         symlink("a", path.join("link")).unwrap();
         let again = Place::find(&path.join("a/../link/./b"), false).unwrap().unwrap();
         assert_eq!(again.path, wanted);
-        // Below a link a folder is made; behind one that leads nowhere it is not.
+        // A folder is made below a link, but not behind a dangling one.
         assert_eq!(Place::find(&path.join("link/c"), true).unwrap().unwrap().path, path.join("a/c"));
         symlink("none/at/all", path.join("dangling")).unwrap();
         assert!(refused(&path.join("dangling/d")).contains("could not open the store"));
@@ -289,7 +286,7 @@ mod tests {
             assert!(refused(&wanted).contains(refusal), "{refusal}: {}", refused(&wanted));
             mode(changed, 0o700);
         }
-        // As in /tmp, where only its owner may move a folder.
+        // As in /tmp, where only the owner of a folder may move it.
         mode(&parent, 0o1777);
         Place::find(&wanted, false).unwrap().unwrap();
     }
@@ -300,7 +297,7 @@ mod tests {
         let (_folder, path) = scratch();
         mode(&path, 0o1777);
         let (store, other) = (path.join("store"), Some(4711));
-        // A link in a folder where all may write leads to a folder that only we can write to.
+        // A link in a world-writable folder leads to a private folder.
         fs::create_dir(path.join("ours")).unwrap();
         mode(&path.join("ours"), 0o700);
         symlink("ours", &store).unwrap();
@@ -308,7 +305,6 @@ mod tests {
         assert!(refused(&store).contains("a link of user 4711"), "{}", refused(&store));
         assert_eq!(fs::read_dir(path.join("ours")).unwrap().count(), 0, "something was written behind the link");
         fs::remove_file(&store).unwrap();
-        // The same name as a folder.
         fs::create_dir(&store).unwrap();
         chown(&store, other, other).unwrap();
         assert!(refused(&store).contains("belongs to user 4711"), "{}", refused(&store));

@@ -2,15 +2,15 @@
 
 use std::{cell::RefCell, io, path::Path};
 
-/// Looks at one sync: of a folder, or with `None` of the whole file system.
+/// Observes one sync: of a folder, or with `None` of the whole file system.
 type Observer = Box<dyn FnMut(Option<&Path>) -> io::Result<()>>;
 
 thread_local! {
-    /// Tests of the store run on one thread each, and so do its syncs.
+    /// Tests of the store run on one thread each, and so do their syncs.
     static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
 }
 
-/// From now on each sync of this thread is looked at.
+/// Observes each further sync of this thread.
 pub(crate) fn observe(observer: impl FnMut(Option<&Path>) -> io::Result<()> + 'static) {
     OBSERVER.set(Some(Box::new(observer)));
 }

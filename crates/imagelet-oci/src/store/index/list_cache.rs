@@ -20,19 +20,19 @@ use crate::store::{
     },
 };
 
-/// The index, and what was made of it since it was last written to.
+/// The index and the values derived from it since the last change.
 #[derive(Debug)]
 pub(crate) struct CachedIndex {
     index: Index,
     edition: u64,
-    /// By id, as the index has them. `None`: something may have changed.
+    /// Sorted by id. `None`: the index may have changed.
     list: Option<Listing>,
-    /// What all of it takes; `None` likewise.
+    /// Disk usage of the whole store; `None` as above.
     takes: Option<DiskUsage>,
     block: u64,
 }
 
-/// The index, locked. A mutable use invalidates what was made of it.
+/// The locked index. A mutable borrow invalidates the derived values.
 pub(crate) struct Locked<'a>(MutexGuard<'a, CachedIndex>);
 
 impl CachedIndex {
@@ -68,7 +68,6 @@ impl DerefMut for Locked<'_> {
 }
 
 impl Store {
-    /// All images as a list says them, sorted by id.
     pub(crate) fn listed(&self) -> Listing {
         let mut locked = self.index();
         if let Some(list) = &locked.0.list {
@@ -79,7 +78,7 @@ impl Store {
         list
     }
 
-    /// The same as before as long as nothing can have changed of what a list says.
+    /// Unchanged as long as no field of the list can have changed.
     pub(crate) fn edition(&self) -> u64 {
         self.index().0.edition
     }
@@ -88,7 +87,7 @@ impl Store {
         let locked = self.index();
         match &locked.0.list {
             Some(list) => list.binary_search_by(|image| image.id.cmp(id)).ok().map(|at| Arc::clone(&list[at])),
-            // One is quicker found than all are made.
+            // A single lookup is cheaper than building the list.
             None => locked
                 .images
                 .get(id)

@@ -21,13 +21,13 @@ use crate::store::{
     verify::Findings,
 };
 
-/// No file of ours is larger; what is, is damaged.
+/// Larger than any file that the store writes; a longer one is damaged.
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
-/// Threads that read a store; the disk, or the memory in front of it, keeps no more busy.
+/// Reader threads; more do not speed up a disk or the page cache.
 const READERS_MAX: usize = 4;
-/// Fewer folders are read before a thread has begun.
+/// Below this, starting a thread takes longer than the reads.
 const FOLDERS_PER_THREAD_MIN: usize = 256;
-/// A pipe in the place of a file must not hold a start up.
+/// A pipe in the place of a file must not block a start.
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
@@ -36,14 +36,14 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a file"));
     }
-    // With room for its end, which is then seen without another read.
+    // One byte more, so that the end of the file shows without another read.
     let length = metadata.len().min(FILE_SIZE_MAX) + 1;
     let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     file.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
     checksum::open(&bytes)
 }
 
-/// A layer's record, or what is wrong with it.
+/// A layer's record, or its findings.
 pub(crate) fn read_layer(layers: &Path, folder: &str) -> Result<(Digest, LayerRecord), Findings> {
     let path = layers.join(folder);
     if let Some(findings) = mark_on(&path) {
@@ -57,8 +57,7 @@ pub(crate) fn read_layer(layers: &Path, folder: &str) -> Result<(Digest, LayerRe
     }
 }
 
-/// An image's record, and what is wrong with the image: one that carries a mark may have a sound record, which names its
-/// layers.
+/// An image's record and its findings: a marked image may have a sound record, which names its layers.
 pub(crate) fn read_image(images: &Path, folder: &str) -> (Option<ImageRecord>, Option<Findings>) {
     let path = images.join(folder);
     let marked = mark_on(&path);
@@ -70,7 +69,7 @@ pub(crate) fn read_image(images: &Path, folder: &str) -> (Option<ImageRecord>, O
     (None, Some(marked.unwrap_or_else(|| Findings::of("image.json", "content", why))))
 }
 
-/// Reads what lies in each folder, in the order of the folders. A node has ten thousand of them, and waits for its socket.
+/// Reads each folder in order, in parallel: a node has ten thousand of them, and the socket waits for this.
 pub(crate) fn each_read<T: Send>(folders: Vec<String>, read: impl Fn(&str) -> T + Sync) -> Vec<(String, T)> {
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(READERS_MAX);
     let each = folders.len().div_ceil(threads).max(FOLDERS_PER_THREAD_MIN);
@@ -106,7 +105,7 @@ pub(crate) fn folders(path: &Path) -> Result<Vec<String>, RuntimeError> {
     Ok(names)
 }
 
-/// The digest that a folder is named after, by the number of its digits.
+/// The digest that a folder is named after; its length gives the algorithm.
 pub(crate) fn digest_named(folder: &str) -> Option<Digest> {
     let algorithm = match folder.len() {
         64 => "sha256",
@@ -117,7 +116,6 @@ pub(crate) fn digest_named(folder: &str) -> Option<Digest> {
     format!("{algorithm}:{folder}").parse().ok()
 }
 
-/// Whether a folder's name is that of a layer or an image.
 pub(crate) fn is_hex_of_digest(name: &str) -> bool {
     name.len() >= 64 && name.bytes().all(is_lower_hex)
 }
@@ -126,7 +124,7 @@ fn is_lower_hex(byte: u8) -> bool {
     byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
 }
 
-/// The blobs in `blobs/`: what is a plain file with a digest for a name.
+/// The plain files in `blobs/` that have a digest for a name.
 pub(crate) fn blobs(root: &Path) -> BTreeMap<Digest, u64> {
     let mut found = BTreeMap::new();
     for algorithm in [DigestAlgorithm::Sha256, DigestAlgorithm::Sha384, DigestAlgorithm::Sha512] {
@@ -144,15 +142,15 @@ pub(crate) fn blobs(root: &Path) -> BTreeMap<Digest, u64> {
 
 pub(crate) const MARK: &str = "damaged";
 
-/// What the mark says; its presence alone counts.
+/// Content of the mark; its presence alone counts.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Mark {
-    /// When it was found, in seconds since 1970.
+    /// Time of detection, in seconds since 1970.
     pub(crate) found_at: u64,
     pub(crate) findings: Findings,
 }
 
-/// The mark on a folder, if it has one. One that does not read is one.
+/// The mark on a folder, if any. An unreadable one counts.
 fn mark_on(folder: &Path) -> Option<Findings> {
     match fs::read(folder.join(MARK)) {
         Ok(bytes) => match checksum::open::<Mark>(&bytes) {

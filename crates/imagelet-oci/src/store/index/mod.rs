@@ -34,30 +34,29 @@ pub(crate) struct Index {
     pub(crate) images: BTreeMap<ImageId, ImageRecord>,
     pub(crate) layers: HashMap<Digest, LayerRecord>,
     pub(crate) leases: HashMap<Digest, usize>,
-    /// How often the names were written; of two files, the one with the higher number is the newer.
+    /// Number of writes of the names; the file with the higher number is the newer.
     generation: u64,
-    /// The names on disk hold for this boot only.
+    /// The names on disk are valid for this boot only.
     pub(crate) names_unsettled: bool,
-    /// Compressed blobs that are kept, and their sizes.
+    /// Kept compressed blobs, with their sizes.
     pub(crate) blobs: BTreeMap<Digest, u64>,
     pub(crate) written: HashSet<Digest>,
-    /// Images that have a name and cannot be used; their names stand in `names` like all others.
+    /// Damaged images that have a name; their names are in `names` too.
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
-    /// Layers that are here and must not be used, and why.
+    /// Present layers that must not be used, with the reason.
     pub(crate) marked: HashMap<Digest, Findings>,
     pub(crate) spares: HashMap<Digest, Spare>,
-    /// What the last layers that sinks have taken came to.
+    /// Sizes of the last layers that sinks have taken.
     pub(crate) sunk: VecDeque<LayerSizes>,
 }
 
-/// An image that has a name and cannot be used.
 #[derive(Clone, Debug)]
 pub(crate) struct DamagedImage {
-    /// Its record, where that can be read.
+    /// `None` where the record is unreadable.
     pub(crate) record: Option<ImageRecord>,
-    /// Its layers as far as they are known, lowest first; those that are whole are kept for it.
+    /// The known layers, lowest first; whole ones are kept for a repair.
     pub(crate) layers: Vec<Digest>,
-    /// What is wrong with its own documents; `None` where only layers are.
+    /// Findings of its own documents; `None` where only layers are damaged.
     pub(crate) documents: Option<Findings>,
 }
 
@@ -67,12 +66,12 @@ pub(crate) struct Spare {
     pub(crate) folder: PathBuf,
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
-    /// Was open before its first file was, or since the start that found it.
+    /// Opened before the layer's first file, or at the start that found the layer.
     pub(crate) view: Arc<SyncView>,
     pub(crate) since: SystemTime,
 }
 
-/// `names.json`, and with a boot `names.unsettled.json`.
+/// Content of `names.json`, and with a boot that of `names.unsettled.json`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct NamesFile {
     version: u32,
@@ -85,7 +84,7 @@ struct NamesFile {
 
 pub(crate) const NAMES_UNSETTLED: &str = "names.unsettled.json";
 
-/// What was shown and did not become durable.
+/// Visible content that did not become durable.
 #[derive(Debug, Default)]
 pub(crate) struct NotDurable {
     pub(crate) names: Vec<(String, ImageId)>,
@@ -94,13 +93,12 @@ pub(crate) struct NotDurable {
 
 const NAMES_VERSION: u32 = 1;
 
-/// How often a store is read again that another process changes meanwhile.
+/// Maximum reads of a store that another process keeps changing.
 const LOOKS_MAX: usize = 8;
 
-/// What was read in folders of these names.
+/// Values read per folder name.
 type ByFolder<T> = Vec<(String, T)>;
 
-/// What lies in a store, as it was read.
 #[derive(Debug, Default)]
 struct StoreContents {
     blobs: BTreeMap<Digest, u64>,
@@ -113,7 +111,7 @@ struct StoreContents {
 
 impl StoreContents {
     fn read(root: &Path, boot: Option<&str>, writable: bool) -> Result<Self, RuntimeError> {
-        // What was listed and has gone before it was read is no damage.
+        // An entry that vanished between listing and reading is not damage.
         let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
         let place = root.join("layers");
         let mut layers = each_read(folders(&place)?, |folder| read_layer(&place, folder));
@@ -130,8 +128,8 @@ impl StoreContents {
         Ok(Self { blobs, layers, images, names, names_unsettled, names_rebuilt })
     }
 
-    /// Reads a store that another process may change: until its names are the same after it as before. Where they never
-    /// are, the last look is taken, and it is said that it is of more than one moment.
+    /// Reads a store that another process may change, until its names are the same before and after. At the limit the
+    /// last read is used, and the log says that it mixes several moments.
     fn read_concurrently<N: PartialEq>(
         names: impl Fn() -> N,
         read: impl Fn() -> Result<Self, RuntimeError>,
@@ -149,17 +147,17 @@ impl StoreContents {
     }
 }
 
-/// The names as they are written now. Each writing has a number of its own, so that two are never alike.
+/// The names files as they are now. Each write has its own generation, so that no two are equal.
 fn names_bytes(root: &Path) -> [Option<Vec<u8>>; 2] {
     ["names.json", NAMES_UNSETTLED].map(|name| fs::read(root.join(name)).ok())
 }
 
 impl Index {
-    /// Reads the store. A damaged names file is set aside and rebuilt from the records; an image whose record or layer
-    /// is missing or damaged keeps its name but is not shown, and named in the log, so that a start always succeeds.
+    /// Reads the store. A damaged names file is set aside and rebuilt from the records; an image with a missing or
+    /// damaged record or layer keeps its name, is logged and not shown. So a start always succeeds.
     ///
-    /// What carries the mark of another boot is dropped: the disk may have any part of it. Not `writable`, nothing is
-    /// changed, and another process may change the store meanwhile: what passes by then is not taken for damage.
+    /// Content with the mark of another boot is dropped: any part of it may be lost. Unless `writable`, nothing is
+    /// changed, and concurrent changes by another process do not count as damage.
     pub(crate) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let (found, is_torn) = if writable {
             (StoreContents::read(root, boot, true)?, false)
@@ -197,7 +195,7 @@ impl Index {
             let id = ImageId::new(id);
             if !index.is_known(&id) {
                 let record = records.remove(&id);
-                // It comes or goes right now.
+                // Another process adds or removes it right now.
                 if is_torn && record.as_ref().is_none_or(|record| index.lacking(record).is_some()) {
                     continue;
                 }
@@ -207,7 +205,7 @@ impl Index {
                 }
                 index.admit(root, &id, record, spoiled.remove(&id));
             }
-            // All names of an image share one text.
+            // All names of an image share one string.
             let id = index.images.get_key_value(&id).map_or(id, |(known, _)| known.clone());
             index.names.insert(name, id);
         }
@@ -218,12 +216,12 @@ impl Index {
         Ok(index)
     }
 
-    /// `names.json` as it shall be.
+    /// The next `names.json`.
     pub(crate) fn names_file(&mut self) -> Vec<u8> {
         self.names_bytes(None)
     }
 
-    /// `names.unsettled.json` as it shall be.
+    /// The next `names.unsettled.json`.
     pub(crate) fn names_unsettled_file(&mut self, boot: &str) -> Vec<u8> {
         self.names_bytes(Some(boot.to_owned()))
     }
@@ -252,7 +250,7 @@ impl Index {
         }
     }
 
-    /// Forgets the layers that are not durable, and the images that need them.
+    /// Drops the layers that are not durable, and the images that need them.
     pub(crate) fn drop_unsettled(&mut self) -> NotDurable {
         let layers: Vec<Digest> = self.unsettled_layers().into_iter().map(|(diff_id, _)| diff_id).collect();
         for layer in &layers {
@@ -293,7 +291,7 @@ impl Index {
         })
     }
 
-    /// The damaged image that a name, an id or its beginning means.
+    /// The damaged image of a name, an id or an id prefix.
     pub(crate) fn resolve_damaged(&self, text: &str) -> Option<ImageId> {
         let digits = text.strip_prefix("sha256:").unwrap_or(text);
         let name = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string());
@@ -321,7 +319,6 @@ impl Index {
         unneeded
     }
 
-    /// The layers that are marked and that no image needs.
     pub(crate) fn unneeded_marked(&self) -> Vec<Digest> {
         if self.marked.is_empty() {
             return Vec::new();
@@ -330,7 +327,7 @@ impl Index {
         self.marked.keys().filter(|layer| !needed.contains(layer.as_str())).cloned().collect()
     }
 
-    /// The layers of all images, damaged ones included: what is whole of those need not be fetched again.
+    /// The layers of all images, damaged ones included: their whole layers need not be fetched again.
     fn needed_layers(&self) -> HashSet<&str> {
         let damaged = self.damaged.values().flat_map(|image| image.layers.iter().map(Digest::as_str));
         let layers = self.images.values().flat_map(|image| &image.layers);
@@ -338,14 +335,14 @@ impl Index {
     }
 
     pub(crate) fn image_folders(&self) -> HashSet<&str> {
-        // An id is a digest: what is before the colon is no part of the folder's name.
+        // An id is a digest: the folder's name has no algorithm.
         let ids = self.images.keys().chain(self.damaged.keys());
         ids.filter_map(|id| id.as_str().split_once(':')).map(|(_, digits)| digits).collect()
     }
 
-    /// Whether a names file, however it is written, has the names that this process has.
+    /// Whether a names file has the names of this process, however it is written.
     pub(crate) fn says_the_same(&self, bytes: &[u8]) -> bool {
-        // Until the disk follows, it has what was durable before.
+        // Before the sync, the file has the previous durable names.
         if self.is_unsettled() {
             return true;
         }
@@ -365,7 +362,7 @@ impl Index {
     }
 }
 
-/// Damaged images are not here: nothing can be done with one but to pull it again.
+/// Damaged images do not resolve: the only operation on one is a new pull.
 impl ImageNames for Index {
     fn has(&self, id: &ImageId) -> bool {
         self.images.contains_key(id)
@@ -382,9 +379,8 @@ impl ImageNames for Index {
     }
 }
 
-/// Refuses a store that a newer version wrote, however that writes its names: nothing of it may be touched.
+/// Rejects a store of a newer version, in any format: nothing of it may be changed.
 pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
-    /// What every version begins to read.
     #[derive(Deserialize)]
     struct Versioned {
         version: serde_json::Number,
@@ -396,12 +392,12 @@ pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
             Err(RuntimeError::new(RuntimeErrorKind::Unavailable, message)
                 .with_hint("use that version, or name another place with --store DIR"))
         }
-        // What is wrong with it is reported when it is read.
+        // A damaged file is reported when it is read.
         Ok(_) | Err(_) => Ok(()),
     }
 }
 
-/// The names, and whether they had to be rebuilt from the records.
+/// The names, and whether they were rebuilt from the records.
 fn load_names(root: &Path, records: &[&ImageRecord], writable: bool) -> Result<(NamesFile, bool), RuntimeError> {
     let path = root.join("names.json");
     let error = match read_json::<NamesFile>(&path) {
@@ -414,7 +410,7 @@ fn load_names(root: &Path, records: &[&ImageRecord], writable: bool) -> Result<(
     };
     if writable && error.kind() == io::ErrorKind::InvalidData {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        // None of an earlier time is lost, also not of the same second.
+        // An earlier set-aside file is not overwritten, even within the same second.
         let mut names = (0..).map(|number| match number {
             0 => root.join(format!("names.json.corrupt-{seconds}")),
             _ => root.join(format!("names.json.corrupt-{seconds}-{number}")),
@@ -429,7 +425,7 @@ fn load_names(root: &Path, records: &[&ImageRecord], writable: bool) -> Result<(
     Ok((NamesFile { names: rebuilt.collect(), ..NamesFile::default() }, true))
 }
 
-/// The names of this boot, if they are newer. The file was never synced: whatever is wrong with it, it is not there.
+/// The names of this boot, if newer. The file was never synced, so a damaged one counts as missing.
 fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<NamesFile> {
     let file = read_json::<NamesFile>(&root.join(NAMES_UNSETTLED)).ok()?;
     let holds = file.version == NAMES_VERSION && file.boot.is_some() && file.boot.as_deref() == boot;

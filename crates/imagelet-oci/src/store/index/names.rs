@@ -1,13 +1,13 @@
-//! Which image a name means: names move from image to image, and an image goes with its last one (`docs/spec/cri.md §5.9`).
+//! Which image a name means: names move between images; an image without names is removed (`docs/spec/cri.md §5.9`).
 
 use imagelet_core::image::ImageId;
 
 use super::Index;
 
 impl Index {
-    /// Makes a name mean an image, or nothing any more; returns the image that it meant before.
+    /// Points a name at an image, or removes it; returns the image that it meant before.
     ///
-    /// The name leaves the other image, which stays until [`Index::remove_unreferenced`]: what is on the disk comes between.
+    /// The other image stays until [`Index::remove_unreferenced`], because the disk is written in between.
     pub(crate) fn refer(&mut self, name: &str, image: Option<&ImageId>) -> Option<ImageId> {
         match image {
             Some(id) => self.names.insert(name.to_owned(), id.clone()),
@@ -29,7 +29,6 @@ mod tests {
     use super::*;
     use crate::store::ImageRecord;
 
-    /// An image of a vector, without content.
     fn record(id: &str, size: u64) -> ImageRecord {
         let record = json!({
             "id": id, "manifest": id, "layers": [], "metadata_size": size, "platform": "linux/amd64", "pulled_at": 0,
@@ -77,7 +76,7 @@ mod tests {
             }
             index.remove_unreferenced();
             assert_eq!(told(&index), expected["store_unordered"], "{name}");
-            // Said twice, it changes nothing more.
+            // A repeated update changes nothing.
             if !update["image"].is_null() {
                 add(&mut index, &update["image"]);
                 index.remove_unreferenced();
@@ -86,12 +85,11 @@ mod tests {
         }
     }
 
-    /// The life of pins on the names of one image.
     fn pins(input: &Value, expected: &Value) {
         let id = ImageId::new(input["image_id"].as_str().unwrap());
         let (steps, wanted) = (input["steps"].as_array().unwrap(), expected["after_each_step"].as_array().unwrap());
         assert_eq!(steps.len(), wanted.len());
-        // As names are kept: in full.
+        // Stored names are full names.
         let full = |name: &str| format!("docker.io/library/{name}:latest");
         let (mut index, mut pinned) = (Index::default(), BTreeSet::new());
         index.images.insert(id.clone(), record(id.as_str(), 1));

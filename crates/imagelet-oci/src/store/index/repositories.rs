@@ -12,18 +12,18 @@ use crate::manifest::Descriptor;
 use crate::store::{LayerEntry, Store};
 
 impl Store {
-    /// Whether an image is here and has a name in a repository, `HOST/PATH`.
+    /// Whether an image is present and has a name in a repository, `HOST/PATH`.
     pub(crate) fn is_named_in(&self, id: &ImageId, repository: &str) -> bool {
         let index = self.index();
         index.images.contains_key(id) && index.images_of(repository).any(|named| named == id)
     }
 
-    /// Whether an image that has a name in a repository has a layer, be that image damaged or not.
+    /// Whether any image with a name in a repository, damaged or not, has a layer.
     pub(crate) fn has_layer_of(&self, repository: &str, layer: &Digest) -> bool {
         self.index().has_layer_of(repository, layer.as_str())
     }
 
-    /// Those of some blobs whose layers are here, as the records of the images have it; `repository`: for pulls from there.
+    /// The blobs whose layers are present, by the records of the images; with `repository`, for pulls from there.
     pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>, repository: Option<&str>) -> HashSet<Digest> {
         let wanted: HashSet<&str> = blobs.iter().map(|blob| blob.as_str()).collect();
         let index = self.index();
@@ -35,8 +35,7 @@ impl Store {
         here.filter_map(|entry| entry.blob.parse().ok()).collect()
     }
 
-    /// What is recorded of some layers, by their diff-ids: the blob of the descriptor where that is known to unpack to
-    /// the layer, else another that does.
+    /// The recorded entries of some layers, by diff-id: the descriptor's blob where it is verified, else another blob.
     pub(crate) fn entries_of<'a>(
         &self,
         layers: impl Iterator<Item = (&'a Descriptor, &'a Digest)>,
@@ -59,7 +58,7 @@ impl Store {
 }
 
 impl Index {
-    /// The images that have a name in a repository, some of them more than once.
+    /// The images that have a name in a repository, with duplicates.
     fn images_of(&self, repository: &str) -> impl Iterator<Item = &ImageId> {
         let from = self.names.range::<str, _>((Bound::Included(repository), Bound::Unbounded));
         let names = from.map_while(move |(name, id)| Some((name.strip_prefix(repository)?, id)));

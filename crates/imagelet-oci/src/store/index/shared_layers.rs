@@ -13,7 +13,7 @@ use crate::store::{
 };
 
 impl Store {
-    /// The graph of all images; `in_use`: ids whose parts stay whatever goes, as those of mounted images do.
+    /// The graph of all images. The parts of `in_use` images, such as mounted ones, stay after a removal.
     pub(crate) fn graph(&self, in_use: &BTreeSet<ImageId>) -> LayerGraph {
         let mut parts = Parts::default();
         let mut graph = LayerGraph::default();
@@ -44,7 +44,7 @@ impl Store {
                 own.dedup();
                 graph.images.insert(id.clone(), own);
             }
-            // What is whole of a damaged image stays for its repair.
+            // The whole parts of a damaged image stay for its repair.
             for (id, image) in &index.damaged {
                 let own = image.layers.iter().filter_map(|layer| parts.places.get(layer.as_str()).copied()).collect();
                 graph.images.entry(id.clone()).or_insert(own);
@@ -54,7 +54,6 @@ impl Store {
     }
 }
 
-/// The parts found so far.
 #[derive(Default)]
 struct Parts {
     places: HashMap<String, u32>,
@@ -62,7 +61,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// The place of a part, which is looked up when it is named first. `None`: it is not here.
+    /// The index of a part, added at its first use. `None`: the part is absent.
     fn part(
         &mut self,
         id: &str,

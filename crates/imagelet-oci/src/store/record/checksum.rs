@@ -4,9 +4,8 @@
 //! {"sealed":1,…the record's own fields…,"check":"sha256:HEX"}
 //! ```
 //!
-//! The digest covers every byte before `,"check"`. Readers skip the two fields as they skip all they do not know, so
-//! older versions read sealed records and this one reads unsealed ones. Both marks together say that a seal belongs
-//! there: one accident cannot make a sealed record look like an old one.
+//! The digest covers every byte before `,"check"`. Readers skip the two fields as unknown ones, so older versions read
+//! sealed records and this one reads unsealed ones. With two marks, one accident cannot make a sealed record look old.
 
 use std::io;
 
@@ -18,10 +17,9 @@ const CHECK: &[u8] = b",\"check\":\"sha256:";
 const HEX: usize = 64;
 const TAIL: &[u8] = b"\"}";
 
-/// What a seal says of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seal {
-    /// Not one byte has changed.
+    /// No byte has changed.
     Whole,
     Broken,
     None,
@@ -49,7 +47,7 @@ pub(crate) fn look(bytes: &[u8]) -> Seal {
     }
 }
 
-/// Reads a record. A broken seal is invalid data, as is what does not read.
+/// Reads a record. A broken seal is invalid data, as is a parse error.
 pub(crate) fn open<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     if look(bytes) == Seal::Broken {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not what was written: its check does not hold"));

@@ -8,11 +8,11 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// In units of these `st_blocks` counts, whatever the file system's own block is.
+/// The unit of `st_blocks`, whatever the file system's block size.
 const BLOCK: u64 = 512;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Blocks in bytes, and inodes.
+/// Allocated bytes and inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DiskUsage {
     pub bytes: u64,
@@ -22,14 +22,14 @@ pub(crate) struct DiskUsage {
 impl DiskUsage {
     pub(crate) const MAX: Self = Self { bytes: u64::MAX, inodes: u64::MAX };
 
-    /// The same with one more plain file of so many bytes, in blocks as this folder's file system has them.
+    /// The sum with one more plain file of `size` bytes, in blocks of this folder's file system.
     pub(crate) fn with_file(self, folder: &Path, size: usize) -> io::Result<Self> {
         let bytes = self.bytes + in_blocks(size as u64, block_size(folder)?);
         Ok(Self { bytes, inodes: self.inodes + 1 })
     }
 }
 
-/// What so many bytes take in blocks of a size.
+/// `bytes` rounded up to blocks.
 pub(crate) fn in_blocks(bytes: u64, block: u64) -> u64 {
     bytes.div_ceil(block.max(1)).saturating_mul(block)
 }
@@ -38,8 +38,7 @@ pub(crate) fn block_size(folder: &Path) -> io::Result<u64> {
     Ok(rustix::fs::statvfs(folder)?.f_frsize.max(BLOCK))
 }
 
-/// Walks a folder and all below it: a file with several names counts once, data that waits to be written counts
-/// already.
+/// Walks a folder: a hard-linked file counts once, and unwritten data already counts.
 pub(crate) fn measure(folder: &Path) -> io::Result<DiskUsage> {
     let metadata = fs::symlink_metadata(folder)?;
     if !metadata.is_dir() {
@@ -48,7 +47,7 @@ pub(crate) fn measure(folder: &Path) -> io::Result<DiskUsage> {
     let mut here = rustix::fs::open(folder, DIRECTORY, Mode::empty())?;
     let mut sum = Sum::default();
     sum.add(&rustix::fs::fstat(&here)?);
-    // For each directory on the way here, those in it that are still to be looked at.
+    // For each open directory, the subdirectories still to visit.
     let mut below = vec![sum.entries(here.as_fd())?];
     while let Some(level) = below.last_mut() {
         if let Some(child) = level.pop() {
@@ -57,7 +56,7 @@ pub(crate) fn measure(folder: &Path) -> io::Result<DiskUsage> {
         } else {
             below.pop();
             if !below.is_empty() {
-                // Nothing else moves directories in the store: the parent is where we came from.
+                // Only this process moves directories in the store, so `..` is the directory visited before.
                 here = rustix::fs::openat(&here, c"..", DIRECTORY, Mode::empty())?;
             }
         }
@@ -72,7 +71,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// Counts what is in a directory, and names the directories in it.
+    /// Counts the entries of a directory, and returns its subdirectories.
     fn entries(&mut self, directory: std::os::fd::BorrowedFd<'_>) -> Result<Vec<Vec<u8>>, Errno> {
         let mut below = Vec::new();
         for entry in Dir::read_from(directory)? {

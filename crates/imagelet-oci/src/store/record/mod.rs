@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use self::disk_usage::DiskUsage;
 
-/// Files and folders of the store's own beside each layer's tree, and in each image's folder.
+/// Files and folders of the store beside each layer's tree and in each image's folder.
 const OWN_FILES: u64 = 5;
 
 /// An image, as `images/HEX/image.json` holds it.
@@ -25,24 +25,24 @@ pub(crate) struct ImageRecord {
     pub id: String,
     /// Digest of the manifest it was pulled by.
     pub manifest: String,
-    /// Digest of the index that its name meant, where it meant one. Older records do not say.
+    /// Digest of the index that its name meant, if any. Absent in older records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<String>,
     /// Its layers, lowest first.
     pub layers: Vec<LayerEntry>,
     /// Bytes of manifest and configuration.
     pub metadata_size: u64,
-    /// The user its configuration asks for; empty for none.
+    /// The user in its configuration; empty if unset.
     #[serde(default)]
     pub user: String,
     /// `OS/ARCHITECTURE`
     pub platform: String,
     /// When it was pulled, in seconds since 1970.
     pub pulled_at: u64,
-    /// What its folder takes on the disk, this record included. Older records do not say.
+    /// Disk usage of its folder, this record included. Absent in older records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated: Option<DiskUsage>,
-    /// The names it had at first, to rebuild `names.json` from if that is lost.
+    /// Its first names, to rebuild a lost `names.json`.
     #[serde(default)]
     pub names: Vec<String>,
 }
@@ -50,18 +50,18 @@ pub(crate) struct ImageRecord {
 /// A layer in the manifest of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerEntry {
-    /// Digest of a compressed blob that was fetched and unpacked to this layer; empty where none is known.
+    /// Digest of a compressed blob that was fetched and unpacked to this layer; empty if unknown.
     pub blob: String,
     /// Size of that blob.
     pub size: u64,
     /// Digest of the uncompressed tar, the key of the layer in the store.
     pub diff_id: String,
-    /// As the manifest says it.
+    /// Media type in the manifest.
     pub media_type: String,
 }
 
 impl LayerEntry {
-    /// Whether its blob was fetched and led to its layer.
+    /// Whether the blob was fetched and unpacked to this layer.
     pub(crate) fn is_verified(&self) -> bool {
         !self.blob.is_empty()
     }
@@ -76,40 +76,40 @@ pub(crate) struct LayerRecord {
     pub entries: u64,
     /// Bytes of its files.
     pub bytes: u64,
-    /// Bytes it takes on the disk, rounded to blocks.
+    /// Bytes on the disk, rounded to blocks.
     pub disk_bytes: u64,
-    /// What its whole folder takes on the disk, this record included. Older records do not say.
+    /// Disk usage of its whole folder, this record included. Absent in older records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated: Option<DiskUsage>,
-    /// It hides every layer below it. Overlayfs does not read that mark on a root, so a mount leaves the others out.
+    /// It hides every lower layer. Overlayfs ignores that mark on a root, so a mount omits the lower ones.
     #[serde(default)]
     pub root_opaque: bool,
-    /// The boot that wrote it and has not synced it; for any other boot it is not there. `None`: it is durable.
+    /// The boot that wrote it unsynced; for any other boot it does not exist. `None`: durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
-    /// It was unpacked for a sink, and lies in `tmp/` until that has it.
+    /// Unpacked for a sink; it stays in `tmp/` until the sink takes it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub for_sink: bool,
-    /// Digests of the other files in its folder, `files.list` first among them. Empty in layers that have no list.
+    /// Digests of the other files in its folder, `files.list` first. Empty in layers without a list.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sums: BTreeMap<String, String>,
 }
 
 impl LayerRecord {
-    /// Whether two records are of the same layer, durable yet or not.
+    /// Whether two records are of the same layer, durable or not.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let settled = |record: &Self| Self { unsettled: None, ..record.clone() };
         settled(self) == settled(other)
     }
 
-    /// The same, with what its folder takes: all that is in it already, and the record itself.
+    /// Adds the disk usage of its folder and of this record.
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
         let sized = Self { allocated: Some(DiskUsage::MAX), ..self.clone() };
         let found = disk_usage::measure(folder)?.with_file(folder, sized.to_bytes().len())?;
         Ok(Self { disk_bytes: found.bytes, allocated: Some(found), ..self })
     }
 
-    /// What its folder takes; where that was not measured, about as much.
+    /// Disk usage of its folder, estimated where it was not measured.
     pub(crate) fn takes(&self) -> DiskUsage {
         self.allocated.unwrap_or(DiskUsage { bytes: self.disk_bytes, inodes: self.entries + OWN_FILES })
     }
@@ -120,14 +120,14 @@ impl LayerRecord {
 }
 
 impl ImageRecord {
-    /// The same with what its folder takes, its documents and this record.
+    /// Adds the disk usage of its folder, its documents and this record.
     pub(super) fn measured(self, folder: &Path) -> io::Result<Self> {
         let sized = Self { allocated: Some(DiskUsage::MAX), ..self.clone() };
         let found = disk_usage::measure(folder)?.with_file(folder, sized.to_bytes().len())?;
         Ok(Self { allocated: Some(found), ..self })
     }
 
-    /// What its folder takes; where that was not measured, about as much.
+    /// Disk usage of its folder, estimated where it was not measured.
     pub(crate) fn takes(&self) -> DiskUsage {
         self.allocated.unwrap_or(DiskUsage { bytes: self.metadata_size, inodes: OWN_FILES })
     }
@@ -140,18 +140,18 @@ impl ImageRecord {
         ImageId::new(&self.id)
     }
 
-    /// The layers' keys, lowest first. What does not parse is left out; a loaded record has been checked.
+    /// The layers' keys, lowest first. Invalid ones are skipped; a loaded record was checked.
     pub(crate) fn diff_ids(&self) -> Vec<Digest> {
         self.layers.iter().filter_map(|layer| layer.diff_id.parse().ok()).collect()
     }
 
-    /// Whether every digest in it is one, and the id is the name of its folder.
+    /// Whether every digest is valid and the id is the folder's name.
     pub(super) fn is_sound(&self, folder: &str) -> bool {
         self.id.parse::<Digest>().is_ok_and(|id| id.hex() == folder) && self.diff_ids().len() == self.layers.len()
     }
 }
 
-/// The digits of an id, for a path. An id that is no digest has none that could climb out.
+/// The hex digits of an id, for a path. An invalid id has none, and so cannot escape the folder.
 pub(super) fn hex(id: &ImageId) -> String {
     match id.as_str().parse::<Digest>() {
         Ok(digest) => digest.hex().to_owned(),
@@ -159,10 +159,9 @@ pub(super) fn hex(id: &ImageId) -> String {
     }
 }
 
-/// Bytes of a path in JSON: all but control characters and `%` stand for themselves.
+/// Escapes in JSON paths: control characters and `%`.
 const PATH_ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Writes `implicit.json` beside a layer's tree; returns its digest.
 pub(crate) fn write_implicit(folder: &Path, paths: &[Vec<u8>]) -> io::Result<Digest> {
     let texts: Vec<String> = paths.iter().map(|path| percent_encode(path, PATH_ESCAPED).to_string()).collect();
     let bytes = serde_json::to_vec(&texts)?;
@@ -170,7 +169,6 @@ pub(crate) fn write_implicit(folder: &Path, paths: &[Vec<u8>]) -> io::Result<Dig
     Ok(Digest::of(&bytes))
 }
 
-/// Reads it back; most layers have none.
 pub(super) fn read_implicit(folder: &Path) -> io::Result<HashSet<Vec<u8>>> {
     let bytes = match fs::read(folder.join("implicit.json")) {
         Ok(bytes) => bytes,

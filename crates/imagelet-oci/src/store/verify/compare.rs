@@ -2,14 +2,14 @@
 
 use crate::unpack::{FileEntry, FileEntryKind};
 
-/// One difference: its word for programs, and its text.
+/// One difference: its machine-readable word, and its text.
 pub(super) type Difference = (&'static str, String);
 
-/// Everything in which `found` is not what was listed.
+/// All differences between the listed and the found entry.
 pub(super) fn compare(listed: &FileEntry, found: &FileEntry) -> Vec<Difference> {
     let (was, is) = (kind_word(&listed.kind), kind_word(&found.kind));
     if was != is {
-        // What else differs follows from this.
+        // All other differences follow from this one.
         return vec![("type", format!("it is a {is}, and was a {was}"))];
     }
     let mut differences = Vec::from_iter(compare_kinds(&listed.kind, &found.kind));

@@ -1,7 +1,7 @@
 //! Reads everything again and says what is not as it was written.
 //!
-//! Documents and kept blobs are held to their digests, our own records to their seals, a layer's tree to its list.
-//! Nothing is changed here; what damage leads to stands in `damage`.
+//! Documents and kept blobs are checked against their digests, our own records against their seals, a layer's tree
+//! against its list. Nothing is changed here; `corruption` has the consequences.
 
 mod compare;
 mod tree;
@@ -33,34 +33,33 @@ use super::{
 };
 use crate::hash::Hash;
 
-/// Findings that are listed; the others are counted.
+/// Listed findings; further ones are only counted.
 const FINDINGS_MAX: usize = 20;
-/// Read at once; two checks run side by side.
 const BUFFER: usize = 128 << 10;
-/// Files beside a layer's manifest that its record may hold a digest of.
+/// Files beside a layer's manifest that its record may have a digest of.
 const SIDE_FILES: [&str; 2] = ["implicit.json", "ownership.json"];
 const OTHER_RECORD: &str = "it is not the record that the store was opened with";
-/// Records are read whole; none is longer.
+/// Records are read whole; a longer file is damaged.
 const RECORD_MAX: u64 = 64 << 20;
 
-/// Something that is not as it was written.
+/// One deviation from what was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// Where, below the folder of the image or layer. Control characters are percent-encoded.
+    /// Path below the folder of the image or layer. Control characters are percent-encoded.
     pub path: String,
-    /// A word: `missing`, `extra`, `type`, `size`, `content`, `target`, `device`, `mode`, `owner`, `mtime`, `xattrs`,
+    /// `missing`, `extra`, `type`, `size`, `content`, `target`, `device`, `mode`, `owner`, `mtime`, `xattrs` or
     /// `unreadable`.
     pub what: String,
-    /// The same for people, with the values.
+    /// Readable text with the values.
     pub detail: String,
 }
 
-/// What was found in one place.
+/// The findings in one place.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Findings {
-    /// The first of them.
+    /// The first findings.
     pub first: Vec<Finding>,
-    /// How many more there are.
+    /// Number of further ones.
     pub more: u64,
 }
 
@@ -79,7 +78,7 @@ impl Findings {
         }
     }
 
-    /// Adds what was found elsewhere.
+    /// Appends other findings.
     pub fn merge(&mut self, other: Findings) {
         for finding in other.first {
             self.add(finding.path, &finding.what, finding.detail);
@@ -87,38 +86,37 @@ impl Findings {
         self.more += other.more;
     }
 
-    /// Whether nothing was found.
+    /// Whether there are no findings.
     pub fn is_empty(&self) -> bool {
         self.first.is_empty()
     }
 
-    /// Whole where nothing was found.
+    /// `Whole` if there are no findings.
     pub fn verdict(self) -> VerifyResult {
         if self.is_empty() { VerifyResult::Whole } else { VerifyResult::Damaged(self) }
     }
 }
 
-/// What a check came to.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VerifyResult {
     /// Every byte is as it was written.
     Whole,
-    /// Some are not.
+    /// Some bytes differ.
     Damaged(Findings),
-    /// There is nothing to hold it to; why.
+    /// There is no reference to compare with; the reason.
     Unchecked(String),
 }
 
-/// A layer after its check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerCheck {
-    /// What it came to.
+    /// The result.
     pub verdict: VerifyResult,
-    /// Paths that were looked at.
+    /// Paths checked.
     pub files: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes: u64,
-    /// Files whose content only root could read; all else of them was compared.
+    /// Files whose content only root can read; their metadata was compared.
     pub unread: u64,
 }
 
@@ -128,12 +126,12 @@ impl LayerCheck {
     }
 }
 
-/// The caller of a check: its progress, and its cancellation.
+/// Progress and cancellation of a check.
 #[derive(Clone)]
 pub(crate) struct Watch {
     /// Once true, the check ends soon.
     pub(crate) cancelled: Arc<AtomicBool>,
-    /// Hears of every so many bytes read.
+    /// Called with each number of bytes read.
     pub(crate) read: Arc<dyn Fn(u64) + Send + Sync>,
 }
 
@@ -143,8 +141,7 @@ impl Watch {
     }
 }
 
-/// Whether an error is about the check and not about what is checked: it was cancelled, or the process has run out
-/// of something.
+/// Whether an error concerns the check itself: cancelled, or the process is out of a resource.
 fn ends_check(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     error.kind() == io::ErrorKind::Interrupted
@@ -152,7 +149,7 @@ fn ends_check(error: &io::Error) -> bool {
 }
 
 impl Store {
-    /// Compares a layer with its record and manifest. An error is about the check, not about the layer.
+    /// Compares a layer with its record and manifest. An error concerns the check, not the layer.
     pub(crate) fn check_layer(&self, layer: &Digest, watch: &Watch) -> io::Result<LayerCheck> {
         let mut check = LayerCheck { verdict: VerifyResult::Whole, files: 0, bytes: 0, unread: 0 };
         let mut findings = Findings::default();
@@ -199,7 +196,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Holds an image's record and documents to their seal and digests.
+    /// Checks an image's record and documents against seal and digests.
     pub(crate) fn check_documents(
         &self,
         id: &ImageId,
@@ -226,16 +223,16 @@ impl Store {
         Ok(findings.verdict())
     }
 
-    /// Holds `names.json` to its seal, and to what this process knows.
+    /// Checks `names.json` against its seal and the index in memory.
     pub(crate) fn check_names(&self) -> Findings {
         let index = self.index();
         let mut findings = Findings::default();
         match read_whole(&self.root.join("names.json")) {
-            // Written with the first name that is durable.
+            // The first durable name creates the file.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound && (index.names.is_empty() || index.is_unsettled()) => {}
             Err(error) => findings.unreadable("names.json", &error),
-            // Another process may have written other names since these were read.
+            // Another process may have written other names since the read.
             Ok(found)
                 if checksum::look(&found) == Seal::Broken || (!self.is_read_only() && !index.says_the_same(&found)) =>
             {
@@ -246,7 +243,7 @@ impl Store {
         findings
     }
 
-    /// Re-hashes a kept blob; returns the bytes read, too.
+    /// Re-hashes a kept blob; also returns the bytes read.
     pub(crate) fn check_blob(&self, digest: &Digest, watch: &Watch) -> io::Result<(VerifyResult, u64)> {
         let name = format!("blobs/{}/{}", digest.algorithm().name(), digest.hex());
         let mut findings = Findings::default();
@@ -259,7 +256,7 @@ impl Store {
                 }
             }
             Err(error) if ends_check(&error) => return Err(error),
-            // A sweep may have taken it.
+            // A sweep may have removed it.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound && !self.blobs().iter().any(|(blob, _)| blob == digest) => {}
             Err(error) => findings.unreadable(&name, &error),
@@ -288,7 +285,7 @@ fn read_record<T: serde::de::DeserializeOwned>(folder: &Path, name: &str, findin
     }
 }
 
-/// Holds a file to its digest; one without a digest must not be there. Returns the bytes read.
+/// Checks a file against its digest; a file without a digest must not exist. Returns the bytes read.
 fn check_side_file(
     folder: &Path,
     name: &str,
@@ -318,7 +315,7 @@ fn read_whole(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a file of ours, so that the disk is asked and not only memory.
+/// Opens a file with its page cache dropped, so that reads reach the disk.
 fn open_cold(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -326,10 +323,9 @@ fn open_cold(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no file")) }
 }
 
-/// Lets the page cache go of a file: what a check has read is not needed, and what was cached before is not the disk. Pages
-/// that a process has mapped stay.
+/// Drops a file's page cache: cached pages are not evidence of the disk. Pages mapped by a process stay.
 fn forget_cached(file: &File) {
-    // Only a hint; file systems without a cache refuse it.
+    // Only a hint; file systems without a cache reject it.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
 }
 

@@ -24,13 +24,13 @@ use super::{
 };
 use crate::unpack::{FileEntry, FileEntryKind, Sum, xattrs_at, xattrs_of};
 
-/// Directories held open on the way down; those above are found again by name.
+/// Directories held open on the way down; higher ones are reopened by name.
 const OPEN_MAX: usize = 64;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Holds the tree at `root` to its list. An error is about the check, not about the tree.
+/// Checks the tree at `root` against its list. An error concerns the check, not the tree.
 pub(super) fn check(
     root: &Path,
     list: &mut FileManifestReader,
@@ -58,7 +58,7 @@ struct Walk<'a> {
     buffer: Vec<u8>,
 }
 
-/// A directory on the way: its path, and the directories in it that are still to be walked.
+/// A directory on the way: its path, and its subdirectories still to visit.
 struct Level {
     path: Vec<u8>,
     fd: Option<OwnedFd>,
@@ -104,7 +104,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Opens a directory by name after name from the root.
+    /// Opens a directory component by component from the root.
     fn open(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         let mut here = rustix::fs::openat(&self.root, c".", DIRECTORY, Mode::empty())?;
         for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
@@ -113,7 +113,7 @@ impl Walk<'_> {
         Ok(here)
     }
 
-    /// Compares everything in a directory; returns the directories in it.
+    /// Compares all entries of a directory; returns its subdirectories.
     fn directory(&mut self, directory: &OwnedFd, path: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         let mut below = Vec::new();
         let entries = match Dir::read_from(directory) {
@@ -139,7 +139,7 @@ impl Walk<'_> {
         Ok(below)
     }
 
-    /// Compares what is called `name`; returns whether it is a directory to walk.
+    /// Compares the entry `name`; returns whether it is a directory to visit.
     fn entry(&mut self, parent: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> io::Result<bool> {
         self.check.files += 1;
         let listed = self.see(path);
@@ -159,7 +159,7 @@ impl Walk<'_> {
         Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
     }
 
-    /// What the list has for a path. A list that cannot be read any more is a finding itself.
+    /// The listed entry of a path. An unreadable list is a finding itself.
     fn see(&mut self, path: &[u8]) -> Option<FileEntry> {
         self.list.see(path).unwrap_or_else(|error| {
             self.findings.unreadable(super::LIST, &error);
@@ -179,7 +179,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Looks at one thing as closely as the list allows.
+    /// Reads one entry in as much detail as the list has.
     fn look(
         &mut self,
         (parent, name): (BorrowedFd<'_>, &[u8]),
@@ -189,14 +189,14 @@ impl Walk<'_> {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
                 let length = stat.st_size.cast_unsigned();
-                // Another length is damage enough; what is in there need not be read.
+                // Another length is damage enough; the content need not be read.
                 if size(&listed.kind) != Some(length) {
                     let kind = FileEntryKind::File { size: length, content: 0 };
                     return Ok(FileEntry::of(stat, kind, xattrs_at(parent, name)?));
                 }
                 let file = match rustix::fs::openat(parent, name, FILE, Mode::empty()) {
                     Ok(file) => File::from(file),
-                    // Without root, a file of ours that its owner must not read cannot be read.
+                    // Without root, a file that its owner may not read is unreadable.
                     Err(Errno::ACCESS) if stat.st_mode & 0o400 == 0 => {
                         self.check.unread += 1;
                         return Ok(FileEntry::of(stat, listed.kind.clone(), xattrs_at(parent, name)?));
@@ -229,7 +229,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Reads the ranges that have data, and what the disk has besides them, which must be zeros. Holes are not read.
+    /// Reads the data ranges, and other allocated blocks, which must be zeros. Holes are not read.
     fn sparse(&mut self, file: &File, length: u64, ranges: &[(u64, u64)]) -> io::Result<FileEntryKind> {
         let mut hasher = Hasher::new();
         for &(offset, length) in ranges {
@@ -248,13 +248,13 @@ impl Walk<'_> {
         Ok(FileEntryKind::Sparse { size: length, content: hasher.finish_128(), ranges })
     }
 
-    /// Whether a part of a file reads as zeros; only what has blocks on the disk is read.
+    /// Whether a part of a file reads as zeros; only allocated blocks are read.
     fn is_zero(&mut self, file: &File, mut at: u64, end: u64) -> io::Result<bool> {
         while at < end {
             let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
                 Ok(start) => start,
                 Err(Errno::NXIO) => return Ok(true),
-                // A file system that knows no holes has all of it on the disk.
+                // A file system without hole support has all of it allocated.
                 Err(Errno::INVAL | Errno::NOTSUP) => at,
                 Err(errno) => return Err(errno.into()),
             };
@@ -272,7 +272,7 @@ impl Walk<'_> {
         Ok(true)
     }
 
-    /// Reads a part of a file piece by piece; returns whether all were fine.
+    /// Reads a part of a file in pieces; returns whether all pass.
     fn each_piece(
         &mut self,
         file: &File,
