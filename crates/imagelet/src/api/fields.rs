@@ -1,4 +1,4 @@
-//! Fields of documents that are written otherwise than serde writes their types: secrets, nested documents, times.
+//! Fields whose document form differs from serde's form of their type: secrets, nested documents, times.
 
 use std::{fmt, time::SystemTime};
 
@@ -28,7 +28,7 @@ impl<'de> Deserialize<'de> for Hidden {
     }
 }
 
-/// As a document in this one; as it came where it is nested too deeply for that.
+/// Embeds a document as JSON; as text where it is nested too deeply.
 #[expect(clippy::ref_option, reason = "the shape that serde calls")]
 pub(super) fn laid_out<S: Serializer>(details: &Option<Box<RawValue>>, serializer: S) -> Result<S::Ok, S::Error> {
     match details.as_ref().map(|details| serde_json::from_str::<serde_json::Value>(details.get())) {

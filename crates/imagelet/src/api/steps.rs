@@ -1,4 +1,4 @@
-//! How far a command is, as the daemon reports it while the command runs.
+//! Progress of a command, as the daemon reports it while the command runs.
 
 use std::sync::Arc;
 
@@ -10,15 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use super::pods::PodImageRow;
 
-/// Hears how far a command is. Must not block.
+/// Receives the progress of a command. Must not block.
 pub(crate) type Steps = Arc<dyn Fn(Step) + Send + Sync>;
 
-/// Hears nothing.
 pub(crate) fn no_steps() -> Steps {
     Arc::new(|_| {})
 }
 
-/// Hears silences alone.
+/// Reports only [`Step::Silence`].
 pub(crate) fn silences(note: impl Fn(&str) + Send + Sync + 'static) -> Steps {
     Arc::new(move |step| {
         if let Step::Silence { note: text } = step {
@@ -27,42 +26,40 @@ pub(crate) fn silences(note: impl Fn(&str) + Send + Sync + 'static) -> Steps {
     })
 }
 
-/// How far a pull is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase")]
 pub(crate) enum Step {
-    /// A runtime pulls, and reports nothing on the way.
+    /// A runtime pulls and reports no progress.
     ThroughRuntime,
-    /// What will be fetched is known.
+    /// The manifest and layers are known.
     #[serde(rename_all = "camelCase")]
     Resolved {
-        /// Digest of the manifest.
         manifest: String,
-        /// Each layer, in the image's order.
+        /// In the image's order.
         layers: Vec<LayerSize>,
     },
-    /// Bytes of a layer came in; so many of it so far.
+    /// Bytes received of a layer so far.
     Fetching { digest: String, received: u64 },
-    /// A layer was here before.
+    /// The layer was in the store before.
     Present { digest: String },
-    /// A layer is fetched and unpacked.
+    /// The layer is fetched and unpacked.
     Done { digest: String },
-    /// All are here; they are made durable and named.
+    /// All layers are here; the store makes them durable and records the name.
     Committing,
-    /// So many bytes of what is here were read, of about so many.
+    /// Bytes read so far, of about `total`.
     Checking { read: u64, total: u64 },
-    /// Nothing has come from the daemon for a while; made where it is waited for, never on the wire.
+    /// The daemon has sent nothing for a while. Created by the client, never sent.
     Silence { note: String },
-    /// An image of a pod, by its place in the request, is asked for from now on.
+    /// The ensure of an image of a pod starts; `image` is its index in the request.
     Asked { image: usize },
     /// A step of an image of a pod.
     Image { image: usize, of: Box<Step> },
-    /// An image of a pod is settled.
+    /// The result of an image of a pod.
     Settled { image: usize, row: Box<PodImageRow> },
 }
 
 impl Step {
-    /// What is reported of a step of a pull, if anything.
+    /// `None` for an event without a step.
     pub(crate) fn from_event(event: PullEvent) -> Option<Self> {
         Some(match event {
             PullEvent::Resolved { manifest, layers } => Self::Resolved {
@@ -86,11 +83,9 @@ impl Step {
     }
 }
 
-/// A layer and its compressed size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerSize {
-    /// Its digest.
     pub(crate) digest: String,
-    /// Its compressed size in bytes.
+    /// The compressed size in bytes.
     pub(crate) size: u64,
 }

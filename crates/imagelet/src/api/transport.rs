@@ -21,30 +21,29 @@ use super::v1::{self, CallReply, CallRequest, call_reply::Reply, node_client::No
 
 /// The longest document with a command's arguments.
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
-/// The longest command: its document, its name, and what frames them.
+/// The longest command: its document, name and framing.
 const REQUEST_BYTES_MAX: usize = BODY_BYTES_MAX + 4096;
-/// The longest answer: a list of ten thousand images has about five megabytes.
+/// The longest reply: a list of ten thousand images has about five megabytes.
 const REPLY_BYTES_MAX: usize = 64 << 20;
-/// As much of an answer as comes without being asked for more: a long list in one go.
+/// Flow-control window that fits a long list without a round trip.
 const WINDOW_BYTES: u32 = 16 << 20;
-/// A frame of an answer: ten thousand images come in two of them, and not in a hundred.
+/// Frame size of a reply: ten thousand images fit in a few frames.
 const FRAME_BYTES_MAX: u32 = 1 << 20;
-/// Progress that a slow reader has not taken yet; what comes on top is dropped.
+/// Progress messages buffered for a slow reader; later ones are dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
 
-/// The channel for progress documents of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Replies {
     sender: mpsc::Sender<Result<CallReply, Status>>,
 }
 
 impl Replies {
-    /// Passes one on, or drops it where the reader is slow: the next one says where things stand, too.
+    /// Sends a message, or drops it where the reader is slow: the next one repeats the state.
     pub(crate) fn report(&self, document: Vec<u8>) {
         drop(self.sender.try_send(Ok(reply(Reply::Progress(document)))));
     }
 
-    /// Sends one as soon as the reader has room. False when the reader is gone.
+    /// Sends a message once the reader has room. `false`: the reader has closed.
     pub(crate) async fn deliver(&self, document: Vec<u8>) -> bool {
         self.sender.send(Ok(reply(Reply::Progress(document)))).await.is_ok()
     }
@@ -56,29 +55,26 @@ impl Replies {
 
 #[async_trait]
 pub(crate) trait Handler: Send + Sync + 'static {
-    /// Runs one. Dropping the future cancels the command.
+    /// Runs a command. Dropping the future cancels it.
     async fn handle(&self, command: &str, body: &[u8], replies: Replies) -> Result<Bytes, Refusal>;
 }
 
-/// Why a command has no result.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// No such command, or its document does not read.
+    /// No such command, or its document does not parse.
     Unknown(String),
-    /// It failed; the document says why.
+    /// The command failed; the document says why.
     Failed(Vec<u8>),
 }
 
-/// Why a call has no result.
 #[derive(Debug)]
 pub(crate) enum CallError {
-    /// The server does not know this interface.
+    /// The server does not implement this interface.
     NotOurs,
     /// No server listens there.
     Absent(std::io::Error),
     /// No answer within the timeout.
     Silent,
-    /// The command failed; the document says why.
     Failed(Vec<u8>),
     /// The connection or the daemon failed.
     Broken(String),
@@ -107,10 +103,10 @@ impl v1::node_server::Node for Server {
         let handler = Arc::clone(&self.handler);
         let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
         let replies = Replies { sender: sender.clone() };
-        // The command runs inside of the answer's stream, so that a caller that goes away drops it. Its result follows its
-        // progress through the same channel.
+        // The command runs inside the reply stream, so that a caller that disconnects cancels it.
+        // Its result follows the progress through the same channel.
         let run = async move {
-            // A login may be in it.
+            // The body may contain a login.
             let body = Zeroizing::new(body);
             let result = match handler.handle(&command, &body, replies).await {
                 Ok(document) => Ok(reply(Reply::Result(document))),
@@ -130,22 +126,22 @@ fn reply(reply: Reply) -> CallReply {
     CallReply { reply: Some(reply) }
 }
 
-/// How the answer to a call is waited for. Its beginning is due within the client's patience either way.
+/// How long a call waits. The start of the reply is due within the client's patience in both cases.
 #[derive(Clone, Copy)]
 pub(crate) enum Wait<'a> {
-    /// The whole answer is due within the client's patience.
+    /// The whole reply is due within the client's patience.
     Whole,
-    /// It takes as long as it takes. After each silence as long as the client's patience the daemon is probed, and this is
-    /// called with whether it answered; `false` ends the call.
+    /// No limit. After each silence of the client's patience the daemon is probed, and this is called with whether it
+    /// answered; `false` ends the call.
     Long(&'a (dyn Fn(bool) -> bool + Send + Sync)),
 }
 
-/// A daemon on a unix socket. Each call has a connection of its own, but for the first after a probe.
+/// A daemon on a unix socket. Each call opens a connection; the first call after a probe reuses the probe's.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     socket: std::path::PathBuf,
     patience: Duration,
-    /// Where a probe was answered, until the next call.
+    /// The connection of a successful probe, until the next call.
     probed: Arc<Mutex<Option<Channel>>>,
 }
 
@@ -154,7 +150,7 @@ impl Client {
         Self { socket: socket.into(), patience, probed: Arc::default() }
     }
 
-    /// Asks for nothing: only those that speak this interface say so in its words. Never answers a document.
+    /// Sends an unknown command: only a server of this interface rejects it in the interface's words.
     pub(crate) async fn probe(&self) -> Result<(), CallError> {
         let channel = self.connect().await?;
         let answer = match self.begin(channel.clone(), "", Vec::new()).await {
@@ -205,7 +201,7 @@ impl Client {
         Err(CallError::Broken("the daemon ended the call without an answer".into()))
     }
 
-    /// Sends a call; its answer has begun.
+    /// Sends a call and waits for the start of its reply.
     async fn begin(&self, channel: Channel, command: &str, body: Vec<u8>) -> Result<Streaming<CallReply>, CallError> {
         let request = CallRequest { command: command.to_owned(), body };
         let mut client = NodeClient::new(channel)
@@ -225,7 +221,7 @@ impl Client {
         tokio::time::timeout(self.patience, work).await.map_err(|_| CallError::Silent)
     }
 
-    /// Connects by hand first: only that tells a socket nobody listens on from a broken call.
+    /// Connects by hand first: this distinguishes a socket without a listener from a broken call.
     async fn connect(&self) -> Result<Channel, CallError> {
         let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
         let stream = Mutex::new(Some(stream));
@@ -266,7 +262,7 @@ mod tests {
             match command {
                 "echo" => Ok(Bytes::copy_from_slice(body)),
                 "recite" => {
-                    // More than the reader is ahead of, and nothing of it may be lost.
+                    // More than the buffer holds; none may be lost.
                     for line in 0..2000_u32 {
                         assert!(replies.deliver(line.to_string().into_bytes()).await);
                     }
@@ -318,7 +314,7 @@ mod tests {
         const PATIENCE: Duration = Duration::from_secs(1);
         let folder = tempfile::tempdir().expect("a directory");
         let [deaf, slow] = ["deaf.sock", "slow.sock"].map(|name| folder.path().join(name));
-        // Connections are taken by the kernel, and nothing is ever read.
+        // The kernel accepts connections, and nothing reads them.
         let _deaf = tokio::net::UnixListener::bind(&deaf).expect("a socket");
         let listener = tokio::net::UnixListener::bind(&slow).expect("a socket");
         let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);

@@ -6,54 +6,48 @@ use crate::failure::Failure;
 
 documents! {
     VerifyRequest {
-        /// Names, ids, or unique beginnings of ids; none is all images.
+        /// Names, ids, or unique prefixes of ids; empty means all images.
         images: Vec<String>,
-        /// Fetch again what is damaged.
+        /// Fetch damaged parts again.
         repair: bool,
     }
-    /// What a check found.
     Verified {
-        /// Sorted by name.
         images: Vec<VerifiedImage>,
-        /// What is wrong with the store's own files and kept blobs.
+        /// Findings in the store's own files and blobs.
         store: VerifiedPart,
         /// Whether damage is left.
         damaged: bool,
     }
-    /// An image after its check.
     VerifiedImage {
         id: String,
         /// Full names with tag.
         names: Vec<String>,
         /// Full names with digest.
         digests: Vec<String>,
-        /// `ok`, `damaged`, `repaired`, or `unchecked` where there is nothing to hold it to.
+        /// `ok`, `damaged`, `repaired`, or `unchecked` where no reference exists to compare with.
         result: String,
-        /// Its record, manifest, configuration and index.
+        /// Record, manifest, configuration and index.
         documents: VerifiedPart,
         /// Lowest first.
         layers: Vec<VerifiedLayer>,
         #[serde(skip_serializing_if = "Option::is_none")]
         failure: Option<Failure>,
     }
-    /// A layer after its check.
     VerifiedLayer {
         /// Digest of the uncompressed layer.
         diff_id: String,
-        /// Digest of the layer as the registry has it, where known.
+        /// Digest of the compressed layer, where known.
         blob: Option<String>,
-        /// What was found in it.
         #[serde(flatten)]
         part: VerifiedPart,
-        /// Paths that were looked at.
+        /// Paths checked.
         files: u64,
         bytes: u64,
-        /// Files whose content only root may read; all else of them was compared.
+        /// Files whose content only root may read; their metadata was compared.
         unread: u64,
     }
-    /// What was found in one place.
     VerifiedPart {
-        /// `ok`, `damaged` or `unchecked`; `repaired` where damage was mended.
+        /// `ok`, `damaged`, `repaired` or `unchecked`.
         result: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         why: Option<String>,
@@ -61,14 +55,14 @@ documents! {
         findings: Vec<VerifiedFinding>,
         more: u64,
     }
-    /// Something that is not as it was pulled.
+    /// A difference from what was pulled.
     VerifiedFinding {
-        /// Where, below the folder of the image or layer in the store.
+        /// Relative to the folder of the image or layer in the store.
         path: String,
         /// `missing`, `extra`, `type`, `size`, `content`, `target`, `device`, `mode`, `owner`, `mtime`, `xattrs` or
         /// `unreadable`.
         what: String,
-        /// The same for people.
+        /// The same as a sentence.
         detail: String,
     }
 }
