@@ -1,4 +1,4 @@
-//! `gc`: the plan or what became of it, a reason a row, and what it came to.
+//! `gc`: prints the plan or the result, one row with a reason per image, and the totals.
 
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     for failure in &done.failures {
         complain(&Failure::new("Failed", failure.clone()));
     }
-    // A dry run has its answer.
+    // A dry run always exits with 0.
     let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -63,7 +63,7 @@ fn plan(done: &Collected, format: Format) -> Table {
     table
 }
 
-/// The totals, and how full the disk is, which explains why nothing went.
+/// The totals, and the usage of the disk, which explains a collection without removals.
 fn summary(done: &Collected, is_by_threshold: bool) -> String {
     let of = |verdict: &str| {
         let rows: Vec<&CollectedRow> = done.images.iter().filter(|row| row.verdict == verdict).collect();
@@ -98,7 +98,7 @@ fn disk(done: &Collected, is_by_threshold: bool) -> String {
     format!("{full}, {thresholds}{need}")
 }
 
-/// What the removals free, and how sure that is where it is not exact.
+/// The freed bytes, with their certainty unless exact.
 fn frees(done: &Collected) -> String {
     let bytes = ByteSize(done.frees);
     if done.certainty == "exact" { bytes.to_string() } else { format!("about {bytes}") }

@@ -1,4 +1,4 @@
-//! `ensure`: every image of the pods in some manifests, with progress on stderr and a row an image on stdout.
+//! `ensure`: ensures every image of the pods in manifests; progress on stderr, one row per image on stdout.
 
 use std::{
     collections::HashMap,
@@ -22,12 +22,11 @@ use crate::{
     progress::{Screen, Shown},
 };
 
-/// Pods that are asked for at once; all images of each start together.
+/// Pods requested at once; all images of a pod start together.
 const PODS_AT_ONCE: usize = 4;
-/// Names are lined up to this width; a bar behind a longer one stands further right.
+/// Names are aligned up to this width; the bar of a longer name starts further right.
 const NAME_WIDTH_MAX: usize = 48;
 
-/// Reads the files of the command line.
 pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
     let read = |path: &std::path::PathBuf| {
         Ok(ManifestFile { name: path.display().to_string(), text: read_file(path, FILE_LENGTH_MAX)? })
@@ -37,7 +36,7 @@ pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
     Manifests::read(&files, &secrets).map_err(|error| Failure::of(&error))
 }
 
-/// Asks for all pods; one image that fails does not keep the others from coming.
+/// Requests all pods; a failed image does not stop the others.
 pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: Format) -> Result<ExitCode, Failure> {
     let screen = Screen::of_stderr(quiet);
     for note in &manifests.notes {
@@ -101,13 +100,12 @@ fn pod_text(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
-/// The images of one pod on the screen.
 struct PodScreen {
     screen: Screen,
-    /// Of their names.
+    /// Width of the names.
     width: usize,
     prefix: String,
-    /// By their place in the request.
+    /// By index in the request.
     images: Vec<String>,
     shown: Mutex<HashMap<usize, Shown>>,
 }
@@ -151,7 +149,6 @@ impl Drop for PodScreen {
     }
 }
 
-/// What became of an image, in a line.
 fn outcome_line(row: &PodImageRow) -> String {
     let (field, image) = (printable(&row.field), printable(&row.image));
     match row.origin.as_str() {
@@ -169,7 +166,7 @@ fn seconds(milliseconds: u64) -> String {
     format!("{}.{:01}s", milliseconds / 1000, milliseconds % 1000 / 100)
 }
 
-/// The failures of a pod, each once: several containers may wait for one image. A row that was not requested has none.
+/// The failures of a pod without duplicates: several containers may wait for one image.
 fn distinct_failures(pod: &PodEnsured) -> impl Iterator<Item = &Failure> {
     let mut distinct: Vec<&Failure> = Vec::new();
     for row in pod.images.iter().filter(|row| row.message.is_empty() || !row.reason.is_empty()) {

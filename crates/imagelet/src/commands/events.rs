@@ -1,4 +1,4 @@
-//! `events`: what happened, and with `-f` what happens.
+//! `events`: prints recorded events, and with `-f` later ones.
 
 use std::{
     io::{self, Write as _},
@@ -16,7 +16,7 @@ use crate::{
     progress::PullScreen,
 };
 
-/// How often pulls are looked at for a terminal, and for a program.
+/// Progress interval for a terminal, and for a program.
 const DRAW_PERIOD: Duration = Duration::from_millis(500);
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
@@ -55,7 +55,7 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     let every = if is_document(format) { Some(REPORT_PERIOD) } else { screen.as_ref().map(|_| DRAW_PERIOD) };
     let progress_ms = every.and_then(|every| u64::try_from(every.as_millis()).ok());
     let screen = Mutex::new(screen);
-    // A reader that went away ends the command at the next line.
+    // A closed stdout ends the command at the next line.
     let (gone, reader) = tokio::sync::watch::channel(None);
     // A daemon repeats events after its connection broke.
     let printed = Mutex::new(Printed::default());
@@ -96,7 +96,7 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
                 Ok(()) => return Ok(ExitCode::SUCCESS),
                 Err(failure) => failure,
             };
-            // A program sees the end of its stream; on a terminal the command waits for the restart of the daemon.
+            // A program gets the end of its stream; on a terminal the command waits for the daemon's restart.
             if is_document(format) || !is_lost(&failure) {
                 return Err(failure);
             }
@@ -111,7 +111,7 @@ async fn follow(node: &Node, format: Format) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Whether the daemon was there and is not any more.
+/// Whether the connection to the daemon broke.
 fn is_lost(failure: &Failure) -> bool {
     ["Cancelled", "Unavailable"].contains(&failure.reason.as_str())
 }
@@ -129,7 +129,6 @@ impl Printed {
         self.before.clone_from(&self.last);
     }
 
-    /// Whether this was printed before.
     fn is_again(&mut self, entry: &EventLine) -> bool {
         let EventLine::Event(event) = entry else { return false };
         let is_again = event.at.is_some() && event.at <= self.before;
@@ -140,7 +139,7 @@ impl Printed {
     }
 }
 
-/// Takes the lines of pulls away and says why.
+/// Clears the lines of pulls and prints the reason.
 fn aside(screen: &Mutex<Option<PullScreen>>, why: &str) {
     let mut screen = screen.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(screen) = screen.as_mut() {
@@ -149,7 +148,6 @@ fn aside(screen: &Mutex<Option<PullScreen>>, why: &str) {
     drop(writeln!(io::stderr(), "-- {} --", printable(why)));
 }
 
-/// Waits until the daemon answers.
 async fn wait_for(node: &Node) {
     loop {
         tokio::time::sleep(REPORT_PERIOD).await;
@@ -159,7 +157,7 @@ async fn wait_for(node: &Node) {
     }
 }
 
-/// A reader that went away (`imagelet events -f | head -1`) is no error.
+/// A closed stdout (`imagelet events -f | head -1`) is no error.
 fn finished(written: io::Result<()>) -> Result<ExitCode, Failure> {
     match written {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -171,7 +169,7 @@ fn is_document(format: Format) -> bool {
     matches!(format, Format::Json | Format::Yaml)
 }
 
-/// One document a line, or one after `---`.
+/// One JSON document per line, or YAML documents after `---`.
 fn line(entry: &EventLine, format: Format) -> Vec<u8> {
     if format == Format::Yaml {
         return serde_saphyr::to_string(entry).map(|text| format!("---\n{text}").into_bytes()).unwrap_or_default();
@@ -181,7 +179,7 @@ fn line(entry: &EventLine, format: Format) -> Vec<u8> {
     line
 }
 
-/// A line for people; nothing for what bars show.
+/// A line for people; empty for progress, which bars show.
 fn plain(entry: &EventLine) -> Vec<u8> {
     match entry {
         EventLine::Event(event) => {
@@ -198,7 +196,7 @@ fn time(event: &NodeEvent) -> String {
     event.at.clone().unwrap_or_else(|| "-".into())
 }
 
-/// The pod, `node`, or nothing for a pull by hand.
+/// The pod, `node`, or nothing for a pull by a command.
 fn object(event: &NodeEvent) -> String {
     if event.pod.is_empty() {
         return if event.node { "node" } else { "-" }.into();

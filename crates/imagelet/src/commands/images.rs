@@ -119,7 +119,7 @@ pub(super) async fn inspect(node: &Node, arguments: &InspectArgs, format: Format
     Ok(ExitCode::SUCCESS)
 }
 
-/// What of an image's details is shown to people.
+/// The details that the text output shows.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ShownDetails {
@@ -135,7 +135,7 @@ struct ShownLayer {
     size: u64,
 }
 
-/// As listed, and what it takes on the disk where that is known.
+/// The listed size, and the size on disk where known.
 fn size(image: &ImageRow) -> String {
     let listed = ByteSize(image.size);
     let Some((unique, shared)) = image.unique.zip(image.shared) else { return listed.to_string() };
@@ -188,7 +188,7 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     table
 }
 
-/// The first that holds it, and how many more; all of them on a wide screen.
+/// The first holder and the number of others; all of them in a wide table.
 fn held_by(image: &ImageRow, wide: bool) -> String {
     let pins = image.pinned_by.iter().map(|pin| format!("pin {pin}"));
     let held: Vec<String> = image.in_use_by.iter().cloned().chain(pins).collect();

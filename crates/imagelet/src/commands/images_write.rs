@@ -45,7 +45,7 @@ pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> R
     }
     print(format, &json!({ "removed": removed }), |out| {
         removed.iter().zip(&asked).try_for_each(|(one, asked)| match &one.names[..] {
-            // Asked for by its id, an image is reported with its names, too.
+            // An image requested by its id is printed with its names, too.
             names if !names.is_empty() && is_id(&one.id, asked) => {
                 writeln!(out, "{}  {}", one.id, printable(&names.join(" ")))
             }
@@ -55,15 +55,14 @@ pub(super) async fn remove(node: &Node, arguments: &RmArgs, format: Format) -> R
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Whether a text is this id or the beginning of it.
+/// Whether a text is this id or a prefix of it.
 fn is_id(id: &str, text: &str) -> bool {
     id.starts_with(text) || id.trim_start_matches("sha256:").starts_with(text)
 }
 
-/// Pods whose start is shown.
 const PODS_SHOWN_MAX: usize = 10;
 
-/// One of several things failed; the others go on.
+/// Prints one of several failures; the command continues.
 pub(super) fn complain(failure: &Failure) {
     drop(failure.write(&mut std::io::stderr().lock()));
 }
@@ -79,7 +78,7 @@ pub(super) async fn pin(node: &Node, arguments: PatternArgs, format: Format) -> 
     if !changed.changed {
         note(&format!("{} was pinned before", changed.pattern));
     }
-    // A misspelt pin matches nothing, and looks like any other.
+    // A misspelt pin matches nothing and looks like any other.
     if changed.images.as_ref().is_some_and(Vec::is_empty) {
         note(&format!("note: `{}` holds no image that is here; one that comes is held", printable(&changed.pattern)));
         if changed.pattern.starts_with("sha256:")
@@ -103,7 +102,6 @@ pub(super) async fn unpin(node: &Node, arguments: PatternArgs, format: Format) -
     Ok(ExitCode::SUCCESS)
 }
 
-/// A message that is not a failure.
 pub(super) fn note(text: &str) {
     drop(writeln!(std::io::stderr(), "{}", printable(text)));
 }
@@ -141,7 +139,7 @@ pub(super) async fn unmount(node: &Node, arguments: UnmountArgs, format: Format)
     Ok(ExitCode::SUCCESS)
 }
 
-/// A daemon has another working directory, and the store knows mounts by their real place.
+/// The daemon has another working directory, and the store records mounts by their real path.
 fn absolute(directory: &std::path::Path) -> Result<std::path::PathBuf, Failure> {
     let absolute = std::path::absolute(directory).map_err(|error| Failure::of(&error))?;
     Ok(std::fs::canonicalize(&absolute).unwrap_or(absolute))
@@ -256,7 +254,6 @@ fn last_collection(last: &LastCollection) -> String {
     format!("{at} by {}: {did}{short}", last.by)
 }
 
-/// What was predicted, and what happened.
 fn shadow_lines(shadow: &ShadowRow) -> Vec<String> {
     let size = |bytes: u64| ByteSize(bytes).to_string();
     let mut lines =

@@ -1,4 +1,4 @@
-//! How pulls come into a runtime, as `status` prints it.
+//! How pulls enter a runtime, as `status` prints it.
 
 use std::{
     io::{self, Write},
@@ -7,7 +7,6 @@ use std::{
 
 use crate::{api::ImportStatus, config::GoDuration, output::Table};
 
-/// In one line.
 pub(super) fn summary(status: &ImportStatus) -> String {
     let runtime = status.runtime.as_deref().unwrap_or("the runtime");
     let reason = status.reason.as_deref().unwrap_or("-");
@@ -18,7 +17,6 @@ pub(super) fn summary(status: &ImportStatus) -> String {
     }
 }
 
-/// All that is known, and the last pulls.
 pub(super) fn verbose(status: &ImportStatus, out: &mut impl Write) -> io::Result<()> {
     let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".into());
     let folders = match &status.registry_folders {

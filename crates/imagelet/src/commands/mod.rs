@@ -28,12 +28,11 @@ use crate::{
 };
 use target::find_node;
 
-/// 128 and the number of SIGINT.
+/// 128 + SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
-/// 128 and the number of SIGTERM.
+/// 128 + SIGTERM.
 const EXIT_TERMINATED: u8 = 143;
 
-/// Runs a command to its end.
 pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, Failure> {
     let format = cli.global.output;
     match cli.command {
@@ -53,9 +52,9 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             Ok(ExitCode::SUCCESS)
         }
         command => {
-            // Read before anything is opened: mistakes of the user are reported at once.
+            // Read before anything is opened: user errors are reported at once.
             let prepared = Prepared::read(&command, &environment)?;
-            // `events -f` ends this way: no message.
+            // `events -f` always ends by a signal: no message.
             let is_endless = matches!(&command, Command::Events(arguments) if arguments.follow);
             let node = find_node(&cli.global, &environment, command.intent()).await?;
             let again = async |intent| find_node(&cli.global, &environment, intent).await;
@@ -76,7 +75,7 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
     }
 }
 
-/// What a command asks to be there.
+/// Input of a command, read before the node is opened.
 #[derive(Debug)]
 enum Prepared {
     Images(pull::PullBatch),
@@ -126,8 +125,7 @@ async fn ask(
     }
 }
 
-/// Waits until the user or the system wants the command to end: dropped, it takes back what it began. Answers the exit
-/// code that shells know such an end by.
+/// Waits for SIGINT or SIGTERM and returns the exit code for it. Dropping the command then cancels its work.
 async fn interrupted() -> ExitCode {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))

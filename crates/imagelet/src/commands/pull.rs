@@ -24,12 +24,11 @@ use crate::{
     progress::Screen,
 };
 
-/// Images of one command that are asked for at once; the node has its own bounds.
+/// Images of one command requested at once; the node has its own limits.
 const REQUESTS_AT_ONCE: usize = 4;
-/// A longer password is refused.
+/// A longer password is rejected.
 const LOGIN_LENGTH_MAX: u64 = 64 << 10;
 
-/// The requests of one `pull`.
 #[derive(Debug)]
 pub(super) struct PullBatch {
     requests: Vec<PullRequest>,
@@ -37,7 +36,7 @@ pub(super) struct PullBatch {
 }
 
 impl PullBatch {
-    /// Reads names and credentials of the command line.
+    /// Reads names and credentials from the command line.
     pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Self, Failure> {
         let login = login(arguments, environment)?;
         let policy = match arguments.policy {
@@ -66,7 +65,7 @@ impl PullBatch {
     }
 }
 
-/// A file's text, or that of stdin for `-`, up to a bound.
+/// Reads a file, or stdin for `-`, up to a limit.
 pub(super) fn read_file(path: &Path, length_max: u64) -> Result<String, Failure> {
     let failed = |error: std::io::Error| Failure::because(format!("could not read `{}`", path.display()), &error);
     let mut text = String::new();
@@ -83,7 +82,7 @@ pub(super) fn read_file(path: &Path, length_max: u64) -> Result<String, Failure>
     Ok(text)
 }
 
-/// The credentials of a file, of the command line, of stdin, or of the environment.
+/// The credentials from a file, the command line, stdin or the environment.
 fn login(arguments: &PullArgs, environment: &Environment) -> Result<Option<Login>, Failure> {
     let text = match (&arguments.creds_file, arguments.creds.as_deref()) {
         (Some(path), _) => {
@@ -115,7 +114,7 @@ fn first_line(source: impl std::io::Read) -> std::io::Result<Secret> {
     Ok(Secret::from_bytes(line))
 }
 
-/// Asks for all images; one that fails does not keep the others from coming.
+/// Requests all images; a failed one does not stop the others.
 pub(super) async fn run(node: &Node, batch: PullBatch, format: Format) -> Result<ExitCode, Failure> {
     let screen = Screen::of_stderr(batch.quiet);
     let outcomes = stream::iter(batch.requests)

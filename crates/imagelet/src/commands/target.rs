@@ -13,15 +13,15 @@ use crate::{
     serve::{Role, StoreAccess, open_node},
 };
 
-/// How long a daemon or runtime may take to answer, unless `--timeout` says otherwise.
+/// Timeout of a daemon's or runtime's answer without `--timeout`.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// How long a command waits for another one that changes the store.
+/// How long a command waits for the store's lock.
 const LOCK_WAIT: Duration = Duration::from_secs(30);
 
 /// Finds the node, and opens it where it is in this process.
 ///
 /// # Errors
-/// Where a daemon is named, configured or has a socket, and does not answer: the store of this process may be another one.
+/// A daemon that is named, configured or has a socket does not answer: the store of this process may be another one.
 pub(super) async fn find_node(global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
     if let Some(endpoint) = &global.endpoint {
         return by_endpoint(endpoint, global, environment, intent).await;
@@ -30,7 +30,7 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
     if let Some(store) = &global.store {
         let absolute = std::path::absolute(store).map_err(|error| Failure::of(&error))?;
         sources.add_flag("--store", "store.directory", text(&absolute)?);
-        // A store on the command line wins over the file.
+        // A store on the command line overrides the file.
         sources.add_flag("--store", "imageService.cri.endpoint", "");
         return open(&sources, global, environment, intent).await;
     }
@@ -46,7 +46,6 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
     open(&sources, global, environment, intent).await
 }
 
-/// How long to wait for an answer.
 fn patience(global: &Global) -> Duration {
     match global.timeout {
         None => ANSWER_MAX,
@@ -55,18 +54,16 @@ fn patience(global: &Global) -> Duration {
     }
 }
 
-/// What a socket is used for.
 #[derive(Debug, PartialEq, Eq)]
 enum SocketUse {
     /// A daemon listens there.
     Daemon,
-    /// There is no daemon: try the next.
+    /// No daemon: try the next socket.
     Next,
-    /// An error, and why.
     Refuse(String),
 }
 
-/// Decides by what is at a socket, and whether the configuration names it.
+/// Decides from the probe of a socket, and from whether the configuration names it.
 fn socket_use(probed: Probed, is_configured: bool) -> SocketUse {
     match probed {
         Probed::Ours => SocketUse::Daemon,
@@ -84,7 +81,7 @@ fn no_daemon(socket: &Path, is_configured: bool, why: String) -> Failure {
         .or_hint("see `systemctl status imagelet`, or use a store without the daemon: `--store DIR`")
 }
 
-/// The socket that a configuration file names.
+/// The socket that the configuration names.
 fn configured_socket(sources: &Sources) -> Result<Option<std::path::PathBuf>, Failure> {
     let effective = sources.effective().map_err(|error| Failure::of(&error))?;
     if !effective.iter().any(|one| one.key == "socket" && one.source != Source::Default) {
@@ -93,7 +90,7 @@ fn configured_socket(sources: &Sources) -> Result<Option<std::path::PathBuf>, Fa
     Ok(Some(sources.settings().map_err(|error| Failure::of(&error))?.socket))
 }
 
-/// A running imagelet, or any CRI runtime, which is then driven from this process.
+/// A running imagelet, or another CRI runtime, which this process then drives.
 async fn by_endpoint(
     endpoint: &str,
     global: &Global,
@@ -137,7 +134,7 @@ async fn open(sources: &Sources, global: &Global, environment: &Environment, int
     Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
 }
 
-/// The settings of a command: it waits for a runtime no longer than it may, and never longer than is configured.
+/// The settings of a command: its timeout bounds each configured one.
 fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     let failed = |error: crate::config::ConfigError| Failure::of(&error);
     let settings = sources.settings().map_err(failed)?;
@@ -156,7 +153,7 @@ fn is_at_default(settings: &Settings, environment: &Environment) -> bool {
     }
 }
 
-/// A store that is named has to be there. The one at the default place is made by the first pull, and empty before.
+/// A named store must exist. The default one is created by the first pull, and is empty before.
 fn access(intent: Intent, is_named: bool) -> Access {
     match intent {
         Intent::Looks => Access::Read { or_empty: !is_named },

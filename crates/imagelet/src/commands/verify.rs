@@ -1,4 +1,4 @@
-//! `verify`: a row an image, what was found below, and exit 1 while damage is left.
+//! `verify`: prints one row per image and the findings below; exits with 1 while damage is left.
 
 use std::{
     io::{self, Write},
@@ -51,8 +51,8 @@ async fn check(node: &Node, screen: &Screen, request: VerifyRequest) -> Result<V
     node.ask(request, shown.steps.clone()).await
 }
 
-/// Checks again what looked damaged, now as the store's owner: then nothing goes meanwhile, and damage is marked. Where
-/// another process has the store, what is gone by now was no damage, and what is left is not marked.
+/// Checks damage again as the owner of the store: then no image is removed meanwhile, and damage is marked. Where
+/// another process owns the store, a part that is removed by now was not damaged, and damage is not marked.
 async fn confirm(
     again: impl AsyncFn(Intent) -> Result<Node, Failure>,
     screen: &Screen,
@@ -78,7 +78,7 @@ async fn confirm(
             }
             match check(&node, screen, VerifyRequest { images: vec![image.id], ..VerifyRequest::default() }).await {
                 Ok(one) => found.images.extend(one.images),
-                // It was removed meanwhile.
+                // Removed since the first check.
                 Err(failure) if failure.reason == "NotFound" => {}
                 Err(failure) => return Err(failure),
             }
@@ -123,7 +123,7 @@ fn result(word: &str) -> &str {
     if word == "unchecked" { "cannot be checked" } else { word }
 }
 
-/// What was found, image by image; what two images share is printed once.
+/// Findings by image; a finding that two images share is printed once.
 fn findings(verified: &Verified, out: &mut dyn Write) -> io::Result<()> {
     part(out, "store", &verified.store)?;
     let mut printed: Vec<&str> = Vec::new();

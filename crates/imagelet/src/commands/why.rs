@@ -1,4 +1,4 @@
-//! `why`: one image's history, what holds it, and what the next collection would do with it.
+//! `why`: prints one image's history, what holds it, and the next collection's decision on it.
 
 use std::{
     io::{self, Write},
@@ -79,7 +79,7 @@ fn one(image: &WhyImage, is_unknown: bool, format: Format, out: &mut impl Write)
     }
 }
 
-/// How it is now, in one line.
+/// The present state, in one line.
 fn standing(image: &WhyImage) -> String {
     let Some(now) = &image.now else {
         let last = image.history.iter().rev().find(|it| matches!(it.what.as_str(), "removed" | "removing" | "gone"));
@@ -94,7 +94,7 @@ fn standing(image: &WhyImage) -> String {
     format!("present, {}, {}", size(now), held(now))
 }
 
-/// How long the images of a pod took, in one line.
+/// The startup latency of a pod, in one line.
 fn pod_start(pod: &PodStartRow) -> String {
     let began = pod.began_at.as_deref().map_or_else(String::new, |at| format!(", since {}", clock(at)));
     let so_far = if pod.over { "" } else { " so far" };
@@ -106,7 +106,7 @@ fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// How it came here, and since when.
+/// How and since when the image is here.
 fn origin(image: &WhyImage, now: &ImageRow) -> String {
     let since = now.first_seen.as_deref().map_or_else(String::new, |seen| format!(", here since {}", clock(seen)));
     let of = match now.origin.as_deref() {
@@ -188,7 +188,6 @@ fn history(history: &[WhyHappening], wide: bool) -> Table {
     table
 }
 
-/// Why or how, in one line.
 fn explained(happening: &WhyHappening) -> String {
     let bytes = happening.bytes.map(|bytes| ByteSize(bytes).to_string());
     let mut parts: Vec<String> = Vec::new();
@@ -241,10 +240,10 @@ fn repeated(happening: &WhyHappening) -> Option<String> {
     (happening.count > 1).then(|| format!("{} times, last {until}", happening.count))
 }
 
-/// How a key ends whose number is a duration.
+/// Suffix of keys whose number is a duration.
 const SECONDS: &str = "Seconds";
 
-/// The code and what it rests on, `room frees=8429568 idle=1m9s`; `-o json` has it as a document.
+/// The code and its inputs, `room frees=8429568 idle=1m9s`.
 pub(super) fn coded(code: &str, inputs: &serde_json::Value) -> String {
     let mut text = code.to_owned();
     spell("", inputs, &mut text);
@@ -263,7 +262,7 @@ fn spell(name: &str, value: &serde_json::Value, out: &mut String) {
             return;
         }
         Value::Object(fields) => {
-            // As earlier versions wrote durations into the log.
+            // The form of durations in logs of earlier versions.
             if let (2, Some(seconds), Some(nanos)) = (fields.len(), fields.get("secs"), fields.get("nanos")) {
                 let seconds = Duration::from_secs(seconds.as_u64().unwrap_or(0));
                 let nanos = Duration::from_nanos(nanos.as_u64().unwrap_or(0));
@@ -281,7 +280,7 @@ fn spell(name: &str, value: &serde_json::Value, out: &mut String) {
     out.extend([" ", name, "=", &plain]);
 }
 
-/// RFC 3339 as people read it; all times are UTC.
+/// Formats RFC 3339 for people; all times are UTC.
 fn clock(text: &str) -> String {
     text.replacen('T', " ", 1).trim_end_matches('Z').to_owned()
 }
