@@ -31,11 +31,11 @@ use super::{
 
 /// The longest path of a unix socket.
 const SOCKET_LENGTH_MAX: usize = 107;
-/// More layers in flight than this bring no more throughput.
+/// More layers in flight bring no more throughput.
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
-/// A shorter limit would end what is only slow to begin.
+/// A shorter limit would end pulls that are only slow to start.
 const SECOND: GoDuration = GoDuration::seconds(1);
-/// Shorter outages are waited out.
+/// A pull waits for the end of a shorter outage.
 const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
 /// Checks a file in which every key has its value.
@@ -117,7 +117,7 @@ pub(super) fn check(file: &File, surroundings: Surroundings) -> Result<Settings,
     if violations.0.is_empty() { Ok(settings) } else { Err(violations.0) }
 }
 
-/// `None` for 0, which switches something off.
+/// `None` for 0, which disables a feature.
 fn positive(duration: GoDuration) -> Option<Duration> {
     (duration.0 > 0).then(|| duration.to_std())
 }
@@ -215,7 +215,7 @@ fn verification(file: &File, found: &mut Violations) -> Option<VerificationPolic
         }
     };
     if !patterns.is_empty() && !is_allowlist {
-        // The misspelling is the kubelet's, and what people search for.
+        // The misspelling is the kubelet's; users search for it.
         let policy = "imagePullCredentialsVertificationPolicy";
         let message = format!("can't set `{ALLOWLIST}` if `{policy}` is not \"NeverVerifyAllowlistedImages\"");
         found.add(ALLOWLIST, message);
@@ -323,7 +323,6 @@ fn pinned(keys: &PinnedKeys, found: &mut Violations) -> PinnedNames {
     }
 }
 
-/// The names of the images that sandboxes are started from.
 fn sandbox_images(file: &File, found: &mut Violations) -> Vec<PinPattern> {
     let given = [
         ("podInfraContainerImage", &file.kubelet.pod_infra_container_image),
@@ -331,7 +330,7 @@ fn sandbox_images(file: &File, found: &mut Violations) -> Vec<PinPattern> {
     ];
     let mut patterns = Vec::new();
     for (key, name) in given.into_iter().filter(|(_, name)| !name.is_empty()) {
-        // It names one image: a pattern with `*` is refused.
+        // A sandbox image is one name: a pattern with `*` is rejected.
         let pattern = name.parse::<Reference>().ok().and_then(|_| name.parse().ok());
         found.rule(pattern.is_some(), key, format!("`{name}`"), "must be the name of an image");
         patterns.extend(pattern);

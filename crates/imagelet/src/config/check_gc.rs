@@ -14,11 +14,11 @@ use super::{
     violations::Violations,
 };
 
-/// A shorter log of decisions would not hold one collection of a large node.
+/// A shorter audit log would not hold one collection of a large node.
 const DECISIONS_MIN: u64 = 64 << 10;
 /// A longer one is a mistake in the unit.
 const DECISIONS_MAX: u64 = 16 << 30;
-/// A loop that runs more often only burns the processor.
+/// A shorter period only wastes CPU time.
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 
 pub(super) fn check(file: &File, compatibility: Compatibility, found: &mut Violations) -> Collection {
@@ -85,7 +85,7 @@ fn inodes(keys: &GcKeys, found: &mut Violations) -> Option<InodeMarks> {
     Some(InodeMarks::new(high, low))
 }
 
-/// One violation for each invalid rule, at the line of the rule.
+/// One violation per invalid rule, at the rule's line.
 fn keep(rules: &[KeepKeys], found: &mut Violations) -> Vec<KeepRule> {
     if rules.len() > KEEP_RULES_MAX {
         found.add("gc.keep", format!("gc.keep has {} rules; the limit is {KEEP_RULES_MAX}", rules.len()));

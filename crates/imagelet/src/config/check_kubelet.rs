@@ -10,7 +10,6 @@ use super::{keys::KubeletKeys, settings::NodeSettings, violations::Violations};
 /// With a runtime at a socket of this name the kubelet reads the runtime's stores itself.
 const CRIO_SOCKET: &str = "run/crio/crio.sock";
 
-/// Checks them, in the kubelet's order.
 pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> NodeSettings {
     let images_max = keys.node_status_max_images;
     found.rule(images_max >= -1, "nodeStatusMaxImages (--node-status-max-images)", images_max, "must be -1 or greater");
@@ -40,7 +39,6 @@ pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> NodeSettings 
     }
 }
 
-/// All thresholds, or what is wrong and in which map.
 fn thresholds(keys: &KubeletKeys) -> Result<Vec<Threshold>, (&'static str, ThresholdError)> {
     let mut hard = keys.eviction_hard.clone();
     if keys.merge_default_eviction_settings {
@@ -75,7 +73,7 @@ fn tracing_keys(keys: &KubeletKeys, found: &mut Violations) {
     }
 }
 
-/// Checks an address that gRPC shall dial by the rules of Go's `url.Parse`, and says what is wrong as Go quotes it.
+/// Checks a gRPC address by the rules of Go's `url.Parse`; the error quotes it as Go does.
 fn check_target(endpoint: &str) -> Result<(), String> {
     let target = if endpoint.contains("//") { endpoint.to_owned() } else { format!("dns://{endpoint}") };
     let refuse = |why: String| Err(format!("{}: {why}", quoted(&target)));

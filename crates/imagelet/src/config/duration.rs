@@ -1,14 +1,14 @@
-//! Durations in Go's text form (`2m30s`), which is how the kubelet's configuration spells them.
+//! Durations in Go's text form (`2m30s`), the form in the kubelet's configuration.
 
 use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Nanoseconds, possibly below zero: a file may say so, validation refuses it with the kubelet's words.
+/// Nanoseconds. May be negative: validation rejects that in the kubelet's words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GoDuration(pub(crate) i64);
 
-/// The text is no duration.
+/// The text is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no duration such as `2m30s`, `300ms` or `24h`")]
 pub(crate) struct DurationError(String);
@@ -20,22 +20,20 @@ const MINUTE: i64 = 60 * SECOND;
 const HOUR: i64 = 60 * MINUTE;
 
 impl GoDuration {
-    /// So many seconds.
     pub(crate) const fn seconds(seconds: i64) -> Self {
         Self(seconds * SECOND)
     }
 
-    /// So many minutes.
     pub(crate) const fn minutes(minutes: i64) -> Self {
         Self(minutes * MINUTE)
     }
 
-    /// As the standard library has it; below zero is zero.
+    /// Negative durations become zero.
     pub(crate) fn to_std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }
 
-    /// The standard library's, cut at the longest that fits.
+    /// Durations that are too long become the longest.
     pub(crate) fn from_std(duration: Duration) -> Self {
         Self(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
     }
@@ -128,7 +126,7 @@ impl fmt::Display for GoDuration {
     }
 }
 
-/// `value / scale` with as many decimals as it has.
+/// `value / scale` with as many decimals as needed.
 fn decimal(value: u64, scale: u64) -> String {
     let (whole, rest) = (value / scale, value % scale);
     if rest == 0 {

@@ -8,12 +8,10 @@ use std::{
 
 use imagelet_core::credentials::Secret;
 
-/// Where the daemon of a node listens.
 pub(crate) const SYSTEM_SOCKET: &str = "/run/imagelet/imagelet.sock";
-/// Where a node keeps its images.
 const SYSTEM_STORE: &str = "/var/lib/imagelet";
 
-/// Variables that are not passed to other programs.
+/// Variables that child processes do not inherit.
 const OURS_ALONE: [&str; 8] = [
     "IMAGELET_CREDS",
     "NOTIFY_SOCKET",
@@ -25,25 +23,24 @@ const OURS_ALONE: [&str; 8] = [
     "GLIBC_TUNABLES",
 ];
 
-/// The environment as the search for credentials and credential helpers see it.
+/// The environment for the credential search and credential helpers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Surroundings {
-    /// `HOME`
     pub(crate) home: Option<PathBuf>,
     /// The file that `DOCKER_CONFIG` points to.
     pub(crate) docker_config: Option<PathBuf>,
-    /// The variables of programs that are started.
+    /// The environment of child processes.
     pub(crate) variables: Variables,
 }
 
 impl Surroundings {
-    /// Where `docker login` wrote for this user.
+    /// The configuration that `docker login` writes for this user.
     pub(crate) fn docker_config_of_user(&self) -> Option<PathBuf> {
         self.docker_config.clone().or_else(|| Some(self.home.as_ref()?.join(".docker/config.json")))
     }
 }
 
-/// Variables of a process. `Debug` shows how many.
+/// Environment variables. `Debug` prints only their number.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Variables(pub(crate) Vec<(OsString, OsString)>);
 
@@ -53,35 +50,30 @@ impl fmt::Debug for Variables {
     }
 }
 
-/// The environment, as far as it says anything to us. A relative directory says nothing.
+/// The variables that imagelet reads. A relative directory is ignored.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Environment {
-    /// Whether this is root.
     pub(crate) root: bool,
-    /// `HOME`
     pub(crate) home: Option<PathBuf>,
-    /// `XDG_DATA_HOME`
     pub(crate) data_home: Option<PathBuf>,
-    /// `XDG_RUNTIME_DIR`
     pub(crate) runtime_dir: Option<PathBuf>,
     /// `DOCKER_CONFIG`, a directory.
     pub(crate) docker_config: Option<PathBuf>,
-    /// `IMAGELET_CREDS`: what `pull --creds` would be given, kept out of the list of processes.
+    /// `IMAGELET_CREDS`: the value of `pull --creds`, kept out of the process list.
     pub(crate) creds: Option<Secret>,
-    /// `GLIBC_TUNABLES` is set: bounds of the C library's heap among others.
+    /// `GLIBC_TUNABLES` is set; it may bound the heap.
     pub(crate) has_tunables: bool,
-    /// `LISTEN_FDNAMES`: what the sockets are called that systemd hands over.
+    /// `LISTEN_FDNAMES`: the names of the sockets from systemd.
     pub(crate) listen_names: Option<String>,
-    /// `IMAGELET_CONFIG`: the file that a command in this process reads, as the daemon reads that of `--config`.
+    /// `IMAGELET_CONFIG`: the configuration file of a command in this process.
     pub(crate) config: Option<PathBuf>,
-    /// Everything, for the programs that this one starts; without what is for this one alone.
+    /// The environment of child processes.
     pub(crate) variables: Variables,
-    /// `IMAGELET_LOG`: which log lines are wanted, in the syntax of `tracing`.
+    /// `IMAGELET_LOG`: a filter in the syntax of `tracing`.
     pub(crate) log: Option<String>,
 }
 
 impl Environment {
-    /// Reads the variables of this process.
     pub(crate) fn of_process() -> Self {
         let directory = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let text = |name: &str| -> Option<String> {
@@ -104,7 +96,6 @@ impl Environment {
         }
     }
 
-    /// Where the daemon listens by default.
     pub(crate) fn socket_default(&self) -> PathBuf {
         match &self.runtime_dir {
             Some(directory) if !self.root => directory.join("imagelet/imagelet.sock"),
@@ -112,7 +103,7 @@ impl Environment {
         }
     }
 
-    /// Where a command looks for a daemon, in this order.
+    /// The sockets that a command tries, in order.
     pub(crate) fn sockets_to_try(&self) -> Vec<PathBuf> {
         let mut sockets = vec![self.socket_default()];
         if sockets[0] != Path::new(SYSTEM_SOCKET) {
@@ -121,7 +112,6 @@ impl Environment {
         sockets
     }
 
-    /// Where the embedded store is by default.
     pub(crate) fn store_default(&self) -> PathBuf {
         if self.root {
             return SYSTEM_STORE.into();
@@ -130,7 +120,6 @@ impl Environment {
         data.map_or_else(|| SYSTEM_STORE.into(), |data| data.join("imagelet"))
     }
 
-    /// The part for the search for credentials.
     pub(crate) fn surroundings(&self) -> Surroundings {
         Surroundings {
             home: self.home.clone(),

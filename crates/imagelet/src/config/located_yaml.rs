@@ -21,16 +21,16 @@ use tokio::time::Instant;
 
 use super::violations::ConfigError;
 
-/// A longer file is refused.
+/// A longer file is rejected.
 const FILE_LENGTH_MAX: u64 = 1 << 20;
-/// Values in a document, aliases expanded. A kubelet's file has some hundred.
+/// Values in a document with aliases expanded; a kubelet's file has some hundred.
 const NODES_MAX: usize = 20_000;
-/// How long to wait for the writer of a pipe that is read as a file.
+/// How long to wait for the writer of a pipe.
 const PIPE_WAIT_MAX: Duration = Duration::from_secs(2);
-/// How often such a pipe is read.
+/// Poll interval of such a pipe.
 const PIPE_WAIT: Duration = Duration::from_millis(10);
 
-/// A value and the line of its key, or its own line in a list.
+/// A value with the line of its key, or its own line in a list.
 #[derive(Debug)]
 pub(super) struct Located {
     pub(super) line: usize,
@@ -45,7 +45,7 @@ pub(super) enum Node {
 }
 
 impl Located {
-    /// The value without lines. Keys without a value are left out.
+    /// The value without lines. Keys without a value are omitted.
     pub(super) fn value(&self) -> Value {
         match &self.node {
             Node::Map(fields) => {
@@ -58,13 +58,13 @@ impl Located {
     }
 }
 
-/// Reads a file whose document is a mapping. It may refer to its own parts, within a budget.
+/// Reads a file that contains a mapping. Aliases are allowed within a budget.
 pub(super) fn read_mapping(path: &Path) -> Result<Vec<(String, Located)>, ConfigError> {
     let text = read(path)?;
     let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: NODES_MAX } };
     match serde_saphyr::from_str_with_options(&text, options) {
         Ok(Node::Map(fields)) => Ok(fields),
-        // Nothing but comments.
+        // The file contains only comments.
         Ok(Node::Scalar(Value::Null)) => Ok(Vec::new()),
         Ok(_) => Err(ConfigError::at(path, Some(1), "the document is not a mapping")),
         Err(error) => {
@@ -74,7 +74,7 @@ pub(super) fn read_mapping(path: &Path) -> Result<Vec<(String, Located)>, Config
     }
 }
 
-/// The parser's message, without the place, which is in front already, and without advice about its options.
+/// The parser's message without the position, which the error has already, and without advice on parser options.
 fn message(error: &serde_saphyr::Error) -> String {
     let text = error.without_snippet().to_string();
     let text = text.lines().next().unwrap_or_default();
@@ -85,7 +85,7 @@ fn message(error: &serde_saphyr::Error) -> String {
     ends.iter().fold(text, |text, end| text.split(end).next().unwrap_or_default()).to_owned()
 }
 
-/// Reads a file. An empty one is refused: an interrupted writer leaves that, and for nothing but defaults no file is given.
+/// Reads a file. An empty file is rejected: an interrupted writer leaves one.
 fn read(path: &Path) -> Result<String, ConfigError> {
     let bytes = read_bytes(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     if bytes.len() as u64 > FILE_LENGTH_MAX {
@@ -101,7 +101,7 @@ fn read(path: &Path) -> Result<String, ConfigError> {
     Ok(text)
 }
 
-/// Never waits for long: a pipe without a writer must not keep a daemon from handling its signals.
+/// Bounded in time: a pipe without a writer must not keep a daemon from handling signals.
 fn read_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
     let began = Instant::now();
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;

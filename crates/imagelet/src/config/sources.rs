@@ -1,4 +1,4 @@
-//! Merges files and flags, key by key, and remembers the source of each value.
+//! Merges files and flags key by key, and records the source of each value.
 
 use std::{
     collections::BTreeMap,
@@ -18,16 +18,14 @@ use super::{
     violations::{ConfigError, Violation, place},
 };
 
-/// What `kind` says in a kubelet's file.
+/// `kind` in a kubelet's file.
 const KUBELET_KIND: &str = "KubeletConfiguration";
 
-/// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Default,
     /// A file, at a line.
     File(PathBuf, usize),
-    /// A flag of the command line.
     Flag(&'static str),
 }
 
@@ -41,18 +39,14 @@ impl fmt::Display for Source {
     }
 }
 
-/// One effective value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sourced {
-    /// Its key, with dots between the levels.
+    /// Dotted path.
     pub(crate) key: String,
-    /// The value as it is written in a file.
     pub(crate) value: Value,
-    /// Where it came from.
     pub(crate) source: Source,
 }
 
-/// A value that a file or a flag gives.
 #[derive(Clone, Debug)]
 struct Given {
     value: Value,
@@ -61,7 +55,7 @@ struct Given {
     entry_lines: Vec<usize>,
 }
 
-/// What was given, from weak to strong: a later source wins key by key.
+/// All given values. A later source overrides an earlier one key by key.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     environment: Environment,
@@ -69,7 +63,6 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// Nothing but defaults.
     pub(crate) fn new(environment: Environment) -> Self {
         Self { environment, given: BTreeMap::new() }
     }
@@ -104,13 +97,11 @@ impl Sources {
         Ok(())
     }
 
-    /// Adds the value of a flag.
     pub(crate) fn add_flag(&mut self, flag: &'static str, key: &str, value: impl Into<Value>) {
         let given = Given { value: value.into(), source: Source::Flag(flag), entry_lines: Vec::new() };
         self.given.insert(key.to_owned(), given);
     }
 
-    /// Every key with its value.
     fn file(&self) -> Result<File, ConfigError> {
         let mut tree = to_value(&File::defaults(&self.environment));
         for (key, given) in &self.given {
@@ -144,7 +135,7 @@ impl Sources {
         })
     }
 
-    /// Where a key was given; `key[2]` is the third entry of a list.
+    /// The source of a key; `key[2]` is the third entry of a list.
     fn source(&self, key: &str) -> Option<Source> {
         let (list, entry) = key.split_once('[').unwrap_or((key, ""));
         let given = self.given.get(list)?;
@@ -159,7 +150,7 @@ impl Sources {
 /// Checks the keys and types of one file.
 struct Reader<'a> {
     path: &'a Path,
-    /// A number may stand for a text, such as 0 for a duration. A kubelet refuses that.
+    /// A number is accepted for a text, such as 0 for a duration. A kubelet rejects that.
     coerces: bool,
     given: BTreeMap<String, Given>,
 }
@@ -204,7 +195,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The kubelet's key for its runtime, in a file of ours, must name a runtime that imagelet asks as well.
+    /// In imagelet's file, the kubelet's key for its runtime must name a runtime that imagelet uses as well.
     fn refuse_unasked_runtime(&self) -> Result<(), ConfigError> {
         let value = |key| self.given.get(key).map(|given| &given.value);
         let Some(Given { value: named, source: Source::File(_, line), .. }) =
@@ -234,7 +225,7 @@ fn type_check(key: &str, value: Value) -> Result<(), serde_json::Error> {
     serde_json::from_value::<File>(document).map(drop)
 }
 
-/// The innermost part of a value that is refused alone: its key, its line and why.
+/// The innermost invalid part of a value: its key, its line and the error.
 fn first_refused(
     key: &str,
     located: &Located,
@@ -266,7 +257,7 @@ fn to_value(keys: &impl serde::Serialize) -> Value {
     serde_json::to_value(keys).expect("keys are texts, numbers and lists")
 }
 
-/// The values below a key, by dotted key. A list is one value.
+/// The values below a key by dotted path. A list is one value.
 fn flatten(key: String, value: Value, leaves: &mut BTreeMap<String, Value>) {
     match value {
         Value::Null => {}

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration: errors of a file, and values that violate a rule.
+//! Configuration errors: unreadable files, and values that violate a rule.
 
 use std::{
     fmt::Display,
@@ -10,69 +10,63 @@ use imagelet_core::image::Percent;
 
 use crate::size::parse_size;
 
-/// A message about a file is cut here.
+/// A longer message about a file is truncated.
 const MESSAGE_MAX: usize = 1_000;
 
-/// Why a configuration cannot be used. Prints one violation a line, each with its place where that is known.
+/// Why a configuration is invalid. Prints one violation per line with its location, where known.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    /// The file cannot be read.
     #[error("could not read the configuration `{path}`")]
     Read {
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
-    /// It is not YAML, or has an unknown key or a wrong type.
+    /// Not YAML, an unknown key or a wrong type.
     #[error("{}: {message}", place(path, *line))]
     Parse { path: PathBuf, line: Option<usize>, message: String },
-    /// Values violate rules; all of them, in the kubelet's order.
+    /// All violated rules, in the kubelet's order.
     #[error("{}", .0.join("\n"))]
     Invalid(Vec<String>),
 }
 
 impl ConfigError {
-    /// A mistake at a line of a file. What the message repeats of the file is cut.
+    /// An error at a line of a file. Text quoted from the file is truncated.
     pub(super) fn at(path: &Path, line: Option<usize>, message: &str) -> Self {
         Self::Parse { path: path.to_owned(), line, message: message.chars().take(MESSAGE_MAX).collect() }
     }
 }
 
-/// A file, and the line where that is known.
 pub(super) fn place(path: &Path, line: Option<usize>) -> String {
     line.map_or_else(|| path.display().to_string(), |line| format!("{}:{line}", path.display()))
 }
 
-/// A violated rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Violation {
-    /// The keys it is about: the first of them that is given is where to fix it.
+    /// The keys of the rule; the location is that of the first given key.
     pub(super) keys: Vec<String>,
     pub(super) message: String,
 }
 
-/// The violated rules, in order.
 #[derive(Debug, Default)]
 pub(super) struct Violations(pub(super) Vec<Violation>);
 
 impl Violations {
-    /// A value that violates a rule.
     pub(super) fn add(&mut self, key: &str, message: impl Display) {
         self.add_of(&[key], message);
     }
 
-    /// Values that contradict each other.
     pub(super) fn add_of(&mut self, keys: &[&str], message: impl Display) {
         self.add_bare(keys, format!("invalid configuration: {message}"));
     }
 
-    /// One of the few messages that the kubelet prints without its usual prefix.
+    /// For the few messages that the kubelet prints without its usual prefix.
     pub(super) fn add_bare(&mut self, keys: &[&str], message: String) {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
         self.0.push(Violation { keys, message });
     }
 
-    /// `NAME VALUE RULE`, unless it holds. A name is the key, followed by its flag where the kubelet names that.
+    /// Adds `NAME VALUE RULE` unless the rule holds. NAME is the key, with its flag where the kubelet names that.
     pub(super) fn rule(&mut self, holds: bool, name: &str, value: impl Display, rule: impl Display) {
         if !holds {
             self.add(name.split(' ').next().unwrap_or_default(), format!("{name} {value} {rule}"));
@@ -89,7 +83,7 @@ impl Violations {
         Percent::new(i64::from(value.clamp(0, 100))).expect("it is clamped")
     }
 
-    /// One of several words; the first stands in for an unknown one.
+    /// One of several words; an unknown word becomes the first.
     pub(super) fn one_of<T: Copy, const N: usize>(&mut self, key: &str, text: &str, known: [(&str, T); N]) -> T {
         let found = known.iter().find(|(name, _)| *name == text);
         self.rule(

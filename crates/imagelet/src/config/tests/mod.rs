@@ -1,4 +1,4 @@
-//! Files, flags and their effect, with the vectors of the configuration.
+//! Tests of files, flags and their effect, and of the configuration's vectors.
 
 mod reference;
 
@@ -16,7 +16,6 @@ fn defaults() -> Sources {
     Sources::new(Environment { root: true, ..Environment::default() })
 }
 
-/// With a file of ours.
 fn given(text: &str) -> Sources {
     let (_folder, path) = in_file("f.yaml", text);
     let mut sources = defaults();
@@ -24,7 +23,6 @@ fn given(text: &str) -> Sources {
     sources
 }
 
-/// With a kubelet's file.
 fn given_kubelet(document: &Value) -> Sources {
     let mut document = document.clone();
     document["kind"] = "KubeletConfiguration".into();
@@ -34,7 +32,7 @@ fn given_kubelet(document: &Value) -> Sources {
     sources
 }
 
-/// The message, with places in `f.yaml` in place of its whole path.
+/// The message with `f.yaml` instead of its full path.
 fn message(error: &ConfigError) -> String {
     let lines = error.to_string();
     let lines: Vec<&str> = lines.lines().map(|line| line.find("f.yaml:").map_or(line, |at| &line[at..])).collect();
@@ -89,7 +87,7 @@ fn every_vector_of_defaults_holds() {
     }
 }
 
-/// The vectors change a configuration whose defaults are applied already: an empty text stays one.
+/// The vectors change a configuration that has defaults already: an empty text stays empty.
 fn checked(change: &Value, gates: &Value) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/gc-config-validation.json");
     let document: Value =
@@ -133,7 +131,7 @@ fn every_vector_of_validation_holds() {
     }
 }
 
-/// As `kubeadm` writes it: unset keys are 0 or empty, and stand for the default.
+/// Like `kubeadm`'s file: unset keys are 0 or empty, and mean the default.
 #[test]
 fn a_file_full_of_zeros_leaves_all_defaults_in_force() {
     let (_kept, path) = in_file(
@@ -225,7 +223,7 @@ fn every_vector_of_pull_settings_holds() {
         }
         let findings: Vec<String> = match sources.settings() {
             Ok(_) => Vec::new(),
-            // Each stands behind the place it is about.
+            // Each message follows its location.
             Err(ConfigError::Invalid(findings)) => {
                 let text = |finding: &String| finding.find("invalid configuration").map(|at| finding[at..].to_owned());
                 findings.iter().map(|finding| text(finding).expect("it says so")).collect()

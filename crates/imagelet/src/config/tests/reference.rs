@@ -1,4 +1,4 @@
-//! Proves that `docs/configuration.md` says what the doc comments of the configuration say.
+//! Checks that `docs/configuration.md` matches the doc comments of the configuration.
 
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
@@ -12,14 +12,14 @@ use crate::config::{
 const PAGE: &str = "../../docs/configuration.md";
 const SOURCE: &str = include_str!("../keys.rs");
 
-/// A key of a `…File` struct, as in its source.
+/// A field of a `…File` struct in the source.
 struct Field {
     key: String,
     kind: String,
     comment: String,
 }
 
-/// The structs with their fields, read off the source: only there the comments are.
+/// The structs with their fields, parsed from the source, which alone has the comments.
 fn structs() -> BTreeMap<String, Vec<Field>> {
     let mut found: BTreeMap<String, Vec<Field>> = BTreeMap::new();
     let (mut current, mut comment, mut key) = (None::<String>, String::new(), None::<String>);
