@@ -9,18 +9,17 @@ use imagelet_core::{
 use rustls::{CertificateError, InvalidMessage};
 use zeroize::Zeroizing;
 
-/// Most of a registry's own words that a message repeats.
+/// Most bytes of a registry's error text that a message repeats.
 const BODY_SHOWN_MAX: usize = 1024;
 const REDACTED: &str = "[redacted]";
 
-/// An attempt that failed, and whether another may do better.
+/// A failed attempt and its retry policy.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) error: RuntimeError,
     pub(crate) again: Again,
 }
 
-/// Whether to try again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Again {
     Never,
@@ -35,11 +34,11 @@ impl Failure {
 }
 
 impl Failure {
-    /// The same, met where something else said only what went wrong: an answer read, or none given.
+    /// Records the stage of a failure of which only the cause is known.
     pub(crate) fn at(self, hop: Stage) -> Self {
         let fault = self.error.fault();
         let told = match fault.hop {
-            // What names a place of its own keeps it.
+            // A fault that names its own stage keeps it.
             Stage::Dns | Stage::Connect | Stage::Tls | Stage::Proxy => fault,
             _ => Fault { hop, ..fault },
         };
@@ -71,7 +70,7 @@ pub(crate) fn unreachable(host: &str, cause: impl StdError + Send + Sync + 'stat
     }
     let error = unavailable(format!("could not reach registry `{host}`")).caused_by(cause).with_fault(fault);
     match refusal.and_then(|refusal| tls_hint(&refusal, host)) {
-        // Something is there, and is not what is meant.
+        // A server answers, so this is not an outage.
         Some(hint) => error.with_hint(hint).not_an_outage(),
         None => error,
     }
@@ -87,7 +86,7 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
             let class = if is_trust { ErrorClass::CertificateInvalid } else { ErrorClass::TlsFailed };
             return Fault::new(class, Stage::Tls);
         }
-        // The resolver and the proxy of the client have no types of their own that could be seen from here.
+        // The client's resolver and proxy errors have no public types; their text identifies them.
         match error.to_string() {
             text if text.starts_with("dns error") => return Fault::new(ErrorClass::HostNotFound, Stage::Dns),
             text if text.contains("proxy") || text.contains("tunnel") => {
@@ -115,7 +114,7 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> Fault {
     Fault::new(met.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
 }
 
-/// What an answer's status says went wrong, where it was asked for something.
+/// The fault class of an error status.
 pub(crate) fn status_fault(status: u16, hop: Stage, retry_after: Option<Duration>) -> Fault {
     let class = match status {
         401 => ErrorClass::Unauthorized,
@@ -155,14 +154,13 @@ fn tls_hint(refusal: &rustls::Error, host: &str) -> Option<String> {
     }
 }
 
-/// What TLS refused, where it did.
 fn tls_refusal<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(refusal) = error.downcast_ref::<rustls::Error>() {
             return Some(refusal);
         }
-        // What an I/O error wraps is not its source but stands in its place.
+        // An I/O error exposes its wrapped error by `get_ref`, not by `source`.
         let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         next = match wrapped {
             Some(wrapped) => Some(wrapped),
@@ -172,12 +170,12 @@ fn tls_refusal<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Er
     None
 }
 
-/// A registry's own words, fit for a message: no control characters, no live secret, and short.
+/// Makes a registry's error text safe for a message: no control characters, no live secret, bounded length.
 ///
-/// `cut` says that more followed; then the end, which may hold half a secret, is left out.
+/// With `cut`, more text followed; the last bytes are dropped because they may hold half a secret.
 pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[String]) -> String {
     let printable = |text: &str| text.chars().filter(|character| !is_hidden(*character)).collect::<String>();
-    // Hidden characters go first, or a secret written with one in its middle would come together afterwards.
+    // Control characters are removed first: a secret with one in its middle would be restored afterwards.
     let mut text = printable(&String::from_utf8_lossy(body));
     let mut secrets: Zeroizing<Vec<String>> =
         Zeroizing::new(secrets.iter().flat_map(|secret| spelled(&printable(secret))).collect());
@@ -197,7 +195,7 @@ pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[String]) -> String {
     text
 }
 
-/// The message of a registry's error document, or its plain text. Pages for browsers are not repeated.
+/// The message of a registry's error document, or its plain text. HTML pages are dropped.
 pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &[String]) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Document {
@@ -229,7 +227,7 @@ fn spelled(secret: &str) -> Vec<String> {
     spellings(secret).iter().map(|spelling| spelling.expose().to_owned()).collect()
 }
 
-/// Takes out the queries of addresses: a store that is asked by a signed address repeats it when it refuses.
+/// Removes the queries of URLs: a store repeats a signed URL when it refuses it.
 fn without_queries(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut rest = text;
@@ -245,7 +243,7 @@ fn without_queries(text: &str) -> String {
     kept + rest
 }
 
-/// Takes out whatever follows the name of an authentication scheme.
+/// Removes the text after the name of an authentication scheme.
 fn without_authorization(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut follows_scheme = false;

@@ -1,4 +1,4 @@
-//! Where a registry's content may be asked for: containerd's `certs.d/HOST/hosts.toml`, or the registry itself.
+//! Reads the hosts that serve a registry's content: containerd's `certs.d/HOST/hosts.toml`, or the registry itself.
 //!
 //! ```text
 //! certs.d/HOST_PORT_/   certs.d/HOST:PORT/   certs.d/HOST/   certs.d/_default/    the first that is there
@@ -22,40 +22,36 @@ use toml::{Table, Value};
 
 use super::connection::origin::{Origin, Target};
 
-/// Largest file that is read from a hosts directory.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Most mirrors for one registry.
 const HOSTS_MAX: usize = 32;
 const DEFAULT_DIRECTORY: &str = "_default";
 const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
-/// One place to ask, and how.
+/// A mirror or a registry with its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// Scheme, host, port.
     pub(crate) origin: Origin,
-    /// What stands before the repository: `/v2`, unless overridden. No slash at its end.
+    /// The path before the repository: `/v2` unless overridden, without a final slash.
     pub(crate) base_path: String,
-    /// It stands in for the registry: the request names the registry, and has no credential that was given for the registry.
+    /// The request to a mirror names the registry and carries no credential of the registry.
     pub(crate) is_mirror: bool,
     pub(crate) can_pull: bool,
     pub(crate) can_resolve: bool,
     pub(crate) tls: TlsSettings,
-    /// Sent with each request to it, and to no other host.
+    /// Sent to this host alone.
     pub(crate) headers: HeaderMap,
 }
 
-/// How a host's certificates are checked, and what it is shown.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct TlsSettings {
-    /// Trusted beside the system's, in PEM.
+    /// Added to the system's authorities, in PEM.
     pub(crate) authorities: Vec<Arc<[u8]>>,
     pub(crate) identity: Option<Identity>,
     pub(crate) skip_verify: bool,
 }
 
-/// A certificate and its key, in PEM. Has no `Debug`.
+/// A certificate and its key, in PEM. No `Debug`, so that no log prints the key.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) chain: Arc<[u8]>,
@@ -72,10 +68,10 @@ impl fmt::Debug for TlsSettings {
     }
 }
 
-/// The places to ask for a registry's content, in order; the registry itself is the last. Reads files.
+/// The hosts to try for a registry's content, in order; the registry itself is the last. Reads files.
 pub(crate) fn load(directories: &[PathBuf], registry: &str) -> Result<Vec<Host>, RuntimeError> {
     for root in directories {
-        // What lies here says where credentials go and which certificates count.
+        // These files decide which host receives credentials and which certificates are trusted.
         check_folder(root)?;
         let Some(directory) =
             directory_names(registry).into_iter().map(|name| root.join(name)).find(|path| path.is_dir())
@@ -95,7 +91,7 @@ pub(crate) fn load(directories: &[PathBuf], registry: &str) -> Result<Vec<Host>,
     Ok(vec![own_host(registry).map_err(invalid)?])
 }
 
-/// The names a registry's directory may have, most exact first.
+/// The directory names that match a registry, most exact first.
 fn directory_names(registry: &str) -> Vec<String> {
     let mut names = Vec::new();
     if let Some((host, port)) =
@@ -108,7 +104,7 @@ fn directory_names(registry: &str) -> Vec<String> {
     names
 }
 
-/// The registry itself, as it is asked without configuration.
+/// The registry without configuration.
 fn own_host(registry: &str) -> Result<Host, String> {
     let name = if registry == DOCKER_HUB { DOCKER_HUB_HOST } else { registry };
     let scheme = if Origin::is_loopback_authority(name) { "http" } else { "https" };
@@ -146,8 +142,8 @@ fn parse(bytes: &[u8], registry: &str, directory: &Path) -> Result<Vec<Host>, St
         Some(_) => return Err("`host` is not a table".to_owned()),
         None => {}
     }
-    // In a registry's own directory the server is the operator's word for where it is, so it counts as the registry.
-    // One server for all registries is a cache: it must not see what was given for each of them.
+    // In a registry's own directory, `server` is the operator's address of the registry and receives its credential.
+    // In `_default` it is a shared cache and must not receive the credentials of the registries.
     let is_shared = directory.file_name().is_some_and(|name| name == DEFAULT_DIRECTORY);
     let server = match document.get("server") {
         Some(Value::String(server)) if !server.is_empty() => {
@@ -237,7 +233,7 @@ fn client_paths(value: &Value) -> Option<(String, String)> {
     }
 }
 
-/// A value is not repeated in a complaint: headers carry secrets.
+/// Errors do not repeat values: headers carry secrets.
 fn headers(table: &Table) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in table {
@@ -252,7 +248,7 @@ fn headers(table: &Table) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// A directory without `hosts.toml`, as Docker lays it out.
+/// Reads a directory without `hosts.toml`, in Docker's layout.
 fn certificates(directory: &Path, registry: &str) -> Result<Vec<Host>, String> {
     let mut host = own_host(registry)?;
     let entries = std::fs::read_dir(directory).map_err(|error| error.to_string())?;
@@ -298,14 +294,14 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What the parser cannot take, and on which line. The line itself may hold a secret.
+/// The parser's complaint with the line number. The line itself may hold a secret.
 fn toml_problem(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     let line = before.map(|before| format!("line {}: ", 1 + before.matches('\n').count())).unwrap_or_default();
     format!("{line}{}", crate::manifest::printable(error.message()))
 }
 
-/// A URL for a message: without what may be a password or a signature.
+/// A URL for a message, without passwords and signatures.
 fn shown(text: &str) -> String {
     let text = text.split('?').next().unwrap_or_default();
     let text = match (text.find("://"), text.rfind('@')) {
@@ -315,7 +311,7 @@ fn shown(text: &str) -> String {
     crate::manifest::printable(&text)
 }
 
-/// Refuses a directory that others may add to; an absent one is none.
+/// Rejects a directory that other users can write to; an absent directory passes.
 fn check_folder(path: &Path) -> Result<(), RuntimeError> {
     match trusted_files::check_folder(path) {
         Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -340,7 +336,8 @@ fn invalid(problem: String) -> RuntimeError {
 mod tests {
     use super::*;
 
-    /// Scheme, host, port and path of each place in order, `~` before a mirror, `!` for who cannot resolve.
+    /// Scheme, host, port and path of each host in order, `~` before a mirror, `!` for a host that cannot resolve
+    /// tags.
     fn chain(registry: &str, text: &str) -> Result<Vec<String>, String> {
         let hosts = parse(text.as_bytes(), registry, Path::new("/nonexistent"))?;
         let show = |host: &Host| {
@@ -378,7 +375,7 @@ mod tests {
             set_mode(&path, before);
             assert_eq!(load("example.com").unwrap().len(), 2);
         }
-        // Others could add the directory of a registry that has none.
+        // Other users could add a directory for a registry that has none.
         set_mode(root.path(), 0o777);
         load("other.example").unwrap_err();
     }

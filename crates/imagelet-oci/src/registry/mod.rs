@@ -1,17 +1,17 @@
 //! Asks registries for manifests and blobs.
 //!
 //! ```text
-//! ranged, pace       a blob over several connections, and how many
-//! resolve, blob      what is asked, and what of the answer is believed
-//!   ask              one question put to mirrors and registry in order, again where that may help
-//!     auth, challenge    a 401 answered, once
-//!     transport, target  one request, its redirects, and what is left behind at them
-//!       reception        how long no byte came to a pull, and how fast they come
-//!       tls              connections
-//! hosts              where to ask;  session: with which credential;  error: how it is reported
+//! blob/{parallel,range_concurrency}  a blob over several connections, and how many
+//! resolve, blob          what is requested, and what of the response is trusted
+//! request              one request to mirrors and registry in order, with retries
+//! auth, challenge    answers one 401
+//! transport, origin  one request and its redirects; credentials stay with their origin
+//! reception        time without a byte, and the rate of a pull
+//! tls              connections
+//! hosts: the hosts to try;  pull_session: the credential;  error: messages
 //! ```
 //!
-//! Nothing here outlives a pull but connections: a token got with one credential never serves another.
+//! Only connections outlive a pull: a token of one credential never serves another.
 
 mod auth;
 mod blob;
@@ -43,20 +43,20 @@ pub(crate) use blob::BlobSource;
 pub(crate) use resolve::about;
 pub(crate) use resolve::{Document, Resolved};
 
-/// How registries are asked.
+/// Configuration of the registry client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// Trees of `HOST/hosts.toml`, the first that knows a host wins.
+    /// Trees of `HOST/hosts.toml`; the first that has the host wins.
     pub hosts_dirs: Vec<PathBuf>,
-    /// Time from a request to the head of its answer, connecting included.
+    /// Time from a request to the head of its response, connecting included.
     pub header_timeout: Duration,
-    /// Time without any byte after which a connection is given up in the middle of an answer.
+    /// Time without a byte in a body after which the connection is closed.
     pub progress_timeout: Duration,
-    /// Time without any byte, over all connections and retries, after which a pull is over; `None`: no bound.
+    /// Time without a byte over all connections and retries after which a pull fails; `None`: no bound.
     pub silence_max: Option<Duration>,
-    /// When a pull counts as one that trickles; `None`: never.
+    /// Below this rate a pull trickles; `None`: never.
     pub trickle: Option<Trickle>,
-    /// How often one thing is asked for again after it failed in a way that may pass.
+    /// Retries of a request after temporary failures.
     pub retries: u32,
     /// The `User-Agent` header.
     pub user_agent: String,
@@ -76,7 +76,7 @@ impl Default for RegistryConfig {
     }
 }
 
-/// A client for all registries. Cheap to clone; clones share their connections.
+/// A client for all registries. Clones share their connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Registry {
     shared: Arc<Shared>,
@@ -93,18 +93,17 @@ struct Shared {
 }
 
 impl Registry {
-    /// A client. Reads the system's certificate authorities.
     pub(crate) fn new(config: RegistryConfig) -> Result<Self, RuntimeError> {
         let user_agent = HeaderValue::try_from(&config.user_agent).map_err(|error| {
             RuntimeError::new(RuntimeErrorKind::InvalidArgument, "the user agent cannot be sent in a header")
                 .caused_by(error)
         })?;
         let transport = Transport {
-            // What cannot be reached is known before the head of an answer is due.
+            // An unreachable host fails before the response head is due.
             clients: Clients::new(config.header_timeout / 2),
             header_timeout: config.header_timeout,
             progress_timeout: config.progress_timeout,
-            // Silence ends it sooner; this ends what trickles.
+            // A silent service ends earlier; this bounds a slow one.
             token_timeout: config.header_timeout * 3 / 2,
             user_agent,
         };

@@ -1,4 +1,4 @@
-//! What one pull knows: whose repository it asks for, where, and as whom.
+//! One pull's view of its registry: repository, hosts and credential.
 
 use std::{
     fmt,
@@ -24,7 +24,7 @@ use super::{
     hosts::Host,
 };
 
-/// One pull's way to its registry. Tokens got on the way live and die with it, so no other credential can use them.
+/// Tokens live and die with the session, so that no other credential can use them.
 #[derive(Clone)]
 pub(crate) struct PullSession {
     inner: Arc<Inner>,
@@ -34,7 +34,7 @@ struct Inner {
     reference: Reference,
     hosts: Vec<Host>,
     grants: Vec<Mutex<Option<Grant>>>,
-    /// For each host the token service that was not shown the credential, if there is one.
+    /// For each host the token service that did not receive the credential.
     withheld: Vec<OnceLock<String>>,
     credential: Option<Credential>,
     reception: Arc<Reception>,
@@ -55,7 +55,6 @@ impl PullSession {
         Self { inner: Arc::new(Inner { grants, ..inner }) }
     }
 
-    /// A way that leads nowhere.
     #[cfg(test)]
     pub(crate) fn nowhere(reference: Reference) -> Self {
         Self::new(reference, Vec::new(), None, Reception::new(None, None))
@@ -69,7 +68,7 @@ impl PullSession {
         &self.inner.reception
     }
 
-    /// Whether it came slower than it may while others wait, and has been given a window of time to do better.
+    /// Whether the pull has been slower than its minimum rate for at least one window.
     pub(crate) fn trickles_for(&self, time: Duration) -> bool {
         self.inner.reception.trickles_for(time)
     }
@@ -97,17 +96,17 @@ impl PullSession {
     pub(crate) fn target(&self, host: &Host, path: &str) -> Target {
         let path_and_query = format!("{}/{}/{path}", host.base_path, self.inner.reference.path());
         let target = Target { origin: host.origin.clone(), path_and_query };
-        // A mirror serves many registries: the query names the one that is meant.
+        // A mirror serves many registries: the query names the registry.
         if host.is_mirror { target.with_query(&format!("ns={}", self.inner.reference.domain())) } else { target }
     }
 
-    /// What a token is asked for: to pull this repository, whatever the challenge would have us ask.
+    /// The token scope: pull from this repository, whatever scope the challenge names.
     pub(crate) fn scope(&self, host: &Host) -> String {
         let prefix = host.base_path.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
         format!("repository:{prefix}{}:pull", self.inner.reference.path())
     }
 
-    /// Every secret in use, for taking it out of messages.
+    /// Every secret in use, for removal from messages.
     pub(crate) fn secrets(&self) -> Zeroizing<Vec<String>> {
         let mut secrets = Zeroizing::new(Vec::new());
         match self.inner.credential.as_ref().map(|credential| &credential.kind) {
@@ -130,12 +129,12 @@ impl PullSession {
         secrets
     }
 
-    /// Notes that a host's token service was asked without the credential, for the message of a refusal.
+    /// Records that a host's token service did not receive the credential, for the message of a refusal.
     pub(crate) fn withhold(&self, index: usize, service: &Origin) {
         self.inner.withheld[index].get_or_init(|| service.to_string());
     }
 
-    /// The registry does not take what it was shown, or wants to be shown something.
+    /// The registry rejects the credential, or requires one.
     pub(crate) fn denied(&self, index: usize, detail: Option<String>) -> RuntimeError {
         let host = self.host(index);
         let place = host.origin.authority();
@@ -165,7 +164,7 @@ impl PullSession {
 }
 
 impl Inner {
-    /// The credential goes to the registry it was given for. A mirror gets it only when it names that mirror.
+    /// The registry's credential is sent to a mirror only when the credential names that mirror.
     fn credential_for(&self, host: &Host) -> Option<&Credential> {
         self.credential.as_ref().filter(|credential| !host.is_mirror || names(&credential.server_address, host))
     }

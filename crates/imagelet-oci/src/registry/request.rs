@@ -1,4 +1,4 @@
-//! Puts one question to mirrors and registry in order, and again where that may help.
+//! One request to mirrors and registry in order, with retries.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _},
@@ -20,22 +20,20 @@ use super::{
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// Most of an error answer that is read.
 const ERROR_BYTES_MAX: usize = 8 << 10;
 
-/// What is asked of a repository.
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
-    /// Behind the repository: `manifests/latest`.
+    /// The path after the repository: `manifests/latest`.
     pub(crate) path: String,
-    /// `HEAD` where the answer's head says all that is wanted.
+    /// `HEAD` where the response head is enough.
     pub(crate) method: Method,
     pub(crate) accept: Option<&'static str>,
-    /// The value of a `Range` header; `None` asks for the whole.
+    /// The value of a `Range` header; `None` requests the whole body.
     pub(crate) range: Option<String>,
-    /// Which hosts may be asked: a tag needs another capability than a digest.
+    /// A tag needs the `resolve` capability of a host, a digest only `pull`.
     pub(crate) is_tag: bool,
-    /// What it is for a message: `image `a/b:c``.
+    /// The subject of messages: `image `a/b:c``.
     pub(crate) subject: String,
 }
 
@@ -48,7 +46,7 @@ impl Question {
         if self.path.starts_with("blobs/") { Stage::Blob } else { Stage::Manifest }
     }
 
-    /// The hosts that may be asked, as places in the session's list. Never empty.
+    /// The hosts with the capability, as indices of the session's list. Never empty.
     pub(crate) fn hosts(&self, session: &PullSession) -> Result<Vec<usize>, RuntimeError> {
         let indexes: Vec<usize> = (0..session.hosts().len()).filter(|index| self.suits(session.host(*index))).collect();
         if indexes.is_empty() {
@@ -60,7 +58,7 @@ impl Question {
     }
 }
 
-/// How often one thing is tried again.
+/// The retries that are left.
 #[derive(Debug)]
 pub(crate) struct Budget {
     total: u32,
@@ -72,12 +70,12 @@ impl Budget {
         Self { total, spent: 0 }
     }
 
-    /// There was progress: what failed before no longer counts.
+    /// After progress, earlier failures no longer count.
     pub(crate) fn refill(&mut self) {
         self.spent = 0;
     }
 
-    /// Waits as long as the failure asks for, or gives up with it. A pause of our own choice counts as silence.
+    /// Waits before the next retry, or returns the failure. A backoff counts as silence.
     pub(crate) async fn pause(&mut self, failure: Failure, session: &PullSession) -> Result<(), RuntimeError> {
         let is_ours = failure.again == Again::Soon;
         let wait = self.spend(failure)?;
@@ -86,7 +84,7 @@ impl Budget {
         Ok(())
     }
 
-    /// How long to wait before the next try, or the failure where there is none.
+    /// The wait before the next retry, or the failure if there are no more.
     pub(crate) fn spend(&mut self, failure: Failure) -> Result<Duration, RuntimeError> {
         let wait = match failure.again {
             Again::Never => return Err(failure.error),
@@ -107,7 +105,7 @@ impl Registry {
         Budget::new(self.shared.retries)
     }
 
-    /// Asks hosts in order, each mirror once and the registry again where that may help; the first success counts.
+    /// Tries each mirror once, then the registry with retries; returns the first success.
     pub(crate) async fn in_turn<'a, T>(
         &self,
         session: &PullSession,
@@ -131,7 +129,7 @@ impl Registry {
         }
     }
 
-    /// Asks one host, once but for a 401. Only a success is an answer.
+    /// Sends one request to one host and answers at most one 401. Only a success is a result.
     pub(crate) async fn ask_host(
         &self,
         session: &PullSession,
@@ -161,7 +159,7 @@ impl Registry {
             if answer.status.is_success() {
                 return Ok(answer);
             }
-            // Another origin that answers 401 may want credentials that are not for it.
+            // A 401 of another origin may ask for credentials that belong elsewhere.
             if answer.status != StatusCode::UNAUTHORIZED || answer.strayed || is_second {
                 return Err(self.refusal(session, index, question, answer).await);
             }
@@ -176,7 +174,7 @@ impl Registry {
         let wait = answer.headers.get(header::RETRY_AFTER).and_then(|value| retry_after(value, SystemTime::now()));
         let mut fault = status_fault(answer.status.as_u16(), question.hop(), wait);
         let Failure { error, again } = self.refusal_in_words(session, index, question, answer).await;
-        // Some registries send their rate limit with another status.
+        // Some registries report a rate limit with another status.
         if error.to_string().contains("TOOMANYREQUESTS") {
             fault.class = ErrorClass::RateLimited;
         }
@@ -195,7 +193,7 @@ impl Registry {
         let subject = &question.subject;
         let kind =
             headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
-        // The words only explain; the status decides, so an unreadable body is none.
+        // The status decides; an unreadable body is treated as empty.
         let words = match self.transport().read(body, ERROR_BYTES_MAX, session.reception()).await {
             Ok((body, cut)) => explanation(&kind, &body, cut, &session.secrets()),
             Err(_) => None,
@@ -234,7 +232,7 @@ impl Registry {
     }
 }
 
-/// Notes that a mirror did not help.
+/// Records a mirror's failure.
 fn passed_over(session: &PullSession, index: usize, failure: &Failure) -> String {
     let place = session.host(index).origin.authority();
     let why = failure.error.chain();
@@ -242,7 +240,7 @@ fn passed_over(session: &PullSession, index: usize, failure: &Failure) -> String
     format!("`{place}`: {why}")
 }
 
-/// Adds what the mirrors said, unless there is something better to say.
+/// Adds the mirrors' failures, unless the error has a hint already.
 fn after_mirrors(error: RuntimeError, before: &[String]) -> RuntimeError {
     if before.is_empty() || error.hint().is_some() {
         return error;
@@ -252,7 +250,7 @@ fn after_mirrors(error: RuntimeError, before: &[String]) -> RuntimeError {
 
 fn open_headers(question: &Question) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    // A digest is over the bytes as they are stored.
+    // A digest covers the bytes as stored.
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     if let Some(accept) = question.accept {
         headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
@@ -263,7 +261,7 @@ fn open_headers(question: &Question) -> HeaderMap {
     headers
 }
 
-/// How long a registry asks to wait: seconds, or a date. `None` for what is neither.
+/// The wait that a registry requests, in seconds or as a date; `None` for other values.
 fn retry_after(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -277,7 +275,7 @@ fn backoff(round: u32) -> Duration {
     BACKOFF_FIRST.saturating_mul(1 << round.min(16)).min(BACKOFF_MAX)
 }
 
-/// Three quarters to all of a wait, so that many pulls do not come back at once.
+/// 75 to 100 % of a wait, so that pulls do not retry at the same moment.
 fn jittered(wait: Duration) -> Duration {
     let random = std::hash::RandomState::new().build_hasher().finish() % 256;
     let quarter = wait / 4;

@@ -1,4 +1,4 @@
-//! From a name to the manifest for a platform, each step held to the digest the step before it named.
+//! Resolves a reference to the manifest of a platform; the digest of each document is verified.
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -16,30 +16,27 @@ use crate::manifest::{
     printable, unacceptable,
 };
 
-/// What a reference named, and the image it leads to.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub(crate) session: PullSession,
     pub(crate) root: Document,
-    /// The image manifest; the same as `root` where no index stands between.
+    /// The image manifest; equal to `root` where there is no index.
     pub(crate) chosen: Document,
-    /// `chosen`, read.
+    /// `chosen`, parsed.
     pub(crate) manifest: Manifest,
 }
 
-/// A manifest or index as it was sent; its digest is checked.
+/// A manifest or index as sent, with verified digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Document {
-    /// The digest of `bytes`.
     pub(crate) digest: Digest,
-    /// What it is, by itself or by its registry.
+    /// From the document itself or from the registry.
     pub(crate) media_type: String,
-    /// It, byte for byte.
     pub(crate) bytes: Bytes,
 }
 
 impl Registry {
-    /// Finds the image that a reference names for a platform.
+    /// Resolves a reference for a platform.
     pub(crate) async fn resolve(
         &self,
         reference: &Reference,
@@ -52,7 +49,7 @@ impl Registry {
         for depth in 0..=INDEX_DEPTH_MAX {
             match read {
                 ManifestDocument::Image(manifest) => return Ok(Resolved { session, root, chosen, manifest }),
-                // What stands below it is not asked for.
+                // A deeper index is not fetched.
                 ManifestDocument::Index(_) if depth == INDEX_DEPTH_MAX => break,
                 ManifestDocument::Index(index) => {
                     let entry = index.choose(platform).map_err(|error| about(error, &format!("`{reference}`")))?;
@@ -63,7 +60,7 @@ impl Registry {
         Err(unacceptable(format!("`{reference}` is an index of more than {INDEX_DEPTH_MAX} levels")))
     }
 
-    /// A way to the repository of a reference, for what is known by digest already.
+    /// A session for content that is known by digest.
     pub(crate) async fn session(
         &self,
         reference: &Reference,
@@ -82,8 +79,7 @@ impl Registry {
         self.fetch_manifest(session, &Wanted::Named(&reference)).await
     }
 
-    /// Asks whether the repository still has a manifest or index, and grants it to the session's credential. Its bytes
-    /// do not travel.
+    /// Checks with a `HEAD` that the repository still has a manifest and grants it to the session's credential.
     pub(crate) async fn confirm(&self, session: &PullSession, digest: &Digest) -> Result<(), RuntimeError> {
         let reference = session.reference().with_digest(digest.clone());
         let question = Question { method: Method::HEAD, ..Wanted::Named(&reference).question(session) };
@@ -108,7 +104,7 @@ impl Registry {
             .map_err(|error| RuntimeError::defect("reading the registry configuration was given up").caused_by(error))?
     }
 
-    /// Fetches a manifest from the first host that has it as it should be.
+    /// Fetches a manifest from the first host that has a valid copy.
     async fn fetch_manifest(
         &self,
         session: &PullSession,
@@ -155,7 +151,6 @@ impl Registry {
     }
 }
 
-/// Which manifest is wanted.
 enum Wanted<'a> {
     Named(&'a Reference),
     Entry(&'a Descriptor),
@@ -179,7 +174,7 @@ impl Wanted<'_> {
         Question { path, method: Method::GET, accept, range: None, is_tag, subject }
     }
 
-    /// The digest of what came, when it is what was wanted and what the registry said it sent.
+    /// Verifies the body against the wanted digest and the registry's `Docker-Content-Digest`.
     fn verified(&self, bytes: &[u8], claimed: &str) -> Result<Digest, RuntimeError> {
         let wanted = match self {
             Self::Named(reference) => reference.digest(),
@@ -213,7 +208,6 @@ impl Wanted<'_> {
     }
 }
 
-/// Checks some bytes against a digest.
 pub(super) fn verify(wanted: &Digest, bytes: &[u8]) -> Result<(), RuntimeError> {
     let found = Hash::digest(wanted.algorithm(), bytes);
     if found == *wanted {
@@ -223,7 +217,7 @@ pub(super) fn verify(wanted: &Digest, bytes: &[u8]) -> Result<(), RuntimeError> 
     Err(corrupt(format!("its digest is `{found}`, not `{wanted}`")).with_fault(fault))
 }
 
-/// The same error with what it is about before it; kind and hint stay.
+/// Prefixes an error with its context; kind and hint stay.
 pub(crate) fn about(error: RuntimeError, context: &str) -> RuntimeError {
     let hint = error.hint().map(str::to_owned);
     let outer = RuntimeError::new(error.kind(), context).caused_by(error);

@@ -1,4 +1,4 @@
-//! Reads challenges by themselves, for fuzzers.
+//! Reads challenges for fuzzers.
 
 use std::error::Error;
 
@@ -6,7 +6,6 @@ use http::{HeaderMap, HeaderValue, header};
 
 use super::auth::challenge;
 
-/// A scheme with its parameters.
 pub(crate) type Plain = (String, Vec<(String, String)>);
 
 pub(crate) fn challenges(values: &[HeaderValue]) -> Result<Vec<Plain>, Box<dyn Error>> {

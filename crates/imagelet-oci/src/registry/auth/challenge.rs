@@ -1,15 +1,11 @@
-//! Reads `WWW-Authenticate`: what a registry wants to be shown.
+//! Parses `WWW-Authenticate`.
 
 use http::{HeaderMap, header};
 
-/// Most bytes of challenges that are read.
 const CHALLENGE_BYTES_MAX: usize = 8 << 10;
-/// Most challenges in one answer.
 const CHALLENGES_MAX: usize = 8;
-/// Most parameters in one challenge.
 const PARAMETERS_MAX: usize = 16;
 
-/// One way of authentication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Challenge {
     /// `basic`, `bearer`, …, in lower case.
@@ -17,7 +13,6 @@ pub(crate) struct Challenge {
     parameters: Vec<(String, String)>,
 }
 
-/// The header cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChallengeError {
     #[error("the header is longer than {CHALLENGE_BYTES_MAX} bytes")]
@@ -31,7 +26,6 @@ impl Challenge {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// All parameters in the order of the header.
     #[cfg(feature = "fuzzing")]
     pub(crate) fn parameters(&self) -> &[(String, String)] {
         &self.parameters
@@ -71,7 +65,7 @@ fn parse(text: &str, found: &mut Vec<Challenge>) -> Result<(), ChallengeError> {
                 rest.skip(is_space);
                 let value = rest.value()?;
                 let name = word.to_ascii_lowercase();
-                // A repeated parameter is an attempt to be read in two ways.
+                // A repeated parameter is an attack: two parsers may read different values.
                 if challenge.parameter(&name).is_some() || challenge.parameters.len() == PARAMETERS_MAX {
                     return Err(ChallengeError::Malformed);
                 }
@@ -92,7 +86,7 @@ fn parse(text: &str, found: &mut Vec<Challenge>) -> Result<(), ChallengeError> {
     }
 }
 
-/// What is still to be read.
+/// The unread part of the header.
 struct Rest<'a>(&'a str);
 
 impl<'a> Rest<'a> {
@@ -107,13 +101,13 @@ impl<'a> Rest<'a> {
         !self.take_while(accept).is_empty()
     }
 
-    /// Whether the `=` ahead pads a base64 text rather than opens a value.
+    /// Whether the next `=` is base64 padding and not the start of a value.
     fn is_padding(&self) -> bool {
         let behind = self.0.trim_start_matches('=').trim_start();
         behind.is_empty() || behind.starts_with(',')
     }
 
-    /// Skips the one opaque word that some schemes carry instead of parameters.
+    /// Skips the single token68 that some schemes carry instead of parameters.
     fn skip_token68(&mut self) {
         let mut ahead = Rest(self.0);
         let word = ahead.take_while(|byte| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte));
@@ -126,7 +120,7 @@ impl<'a> Rest<'a> {
 
     fn value(&mut self) -> Result<String, ChallengeError> {
         if !self.0.starts_with('"') {
-            // Some registries leave the quotes off URLs too, so more than a token is taken.
+            // Some registries send URLs without quotes, so more characters than a token's are accepted.
             let word = self.take_while(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte));
             return if word.is_empty() { Err(ChallengeError::Malformed) } else { Ok(word.to_owned()) };
         }

@@ -1,4 +1,4 @@
-//! The header that a host is shown: a token or a password, and its number among those of a pull.
+//! The `Authorization` header that a host receives, numbered within its pull.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use http::HeaderValue;
 use imagelet_core::credentials::{Credential, CredentialKind, Secret};
 use zeroize::Zeroizing;
 
-/// What a host is shown until it no longer takes it.
+/// The header of one host, used until the host rejects it.
 #[derive(Clone)]
 pub(crate) struct Grant {
     pub(crate) header: HeaderValue,
@@ -22,7 +22,7 @@ impl fmt::Debug for Grant {
 }
 
 impl Grant {
-    /// The grant of a credential that needs no exchange.
+    /// The grant of a credential that needs no token exchange.
     pub(crate) fn ready(credential: &Credential) -> Option<Self> {
         match &credential.kind {
             CredentialKind::RegistryToken(token) => Self::new("Bearer", token.clone(), 0).ok(),
@@ -38,7 +38,7 @@ impl Grant {
     }
 }
 
-/// What goes behind `Basic`.
+/// The value of a `Basic` header.
 pub(crate) fn basic(username: &str, password: &Secret) -> Secret {
     let pair = Zeroizing::new(format!("{username}:{}", password.expose()));
     Secret::new(base64::engine::general_purpose::STANDARD.encode(pair.as_bytes()))

@@ -1,7 +1,8 @@
 //! Authenticates requests to a registry.
 //!
-//! **Invariant:** a credential, and every token got with it, lives in one pull session and is shown to one origin: the
-//! registry it was given for, and the token service that registry names, if that passes [`check_realm`] and [`may_see`].
+//! **Invariant:** a credential, and every token obtained with it, lives in one pull session and is sent to one
+//! origin:
+//! its own registry, and that registry's token service if it passes [`check_realm`] and [`may_see`].
 
 pub(super) mod challenge;
 pub(super) mod grant;
@@ -37,7 +38,7 @@ const CLIENT_ID: &str = "imagelet";
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 impl Registry {
-    /// Handles a 401: gets what the challenge asks for. `shown` is the grant that was not taken.
+    /// Answers a 401. `shown` is the rejected grant.
     pub(super) async fn authenticate(
         &self,
         session: &PullSession,
@@ -78,7 +79,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Gets a token that allows to pull this one repository.
+    /// Gets a token to pull this one repository.
     async fn token(&self, session: &PullSession, index: usize, challenge: &Challenge) -> Result<Secret, Failure> {
         let host = session.host(index);
         let realm = challenge.parameter("realm").unwrap_or_default();
@@ -87,7 +88,7 @@ impl Registry {
         let own = session.credential_for(host);
         let credential = own.filter(|_| may_see(&target.origin, &host.origin));
         if own.is_some() && credential.is_none() {
-            // What the registry shows to all is had without it.
+            // Public content needs no credential.
             session.withhold(index, &target.origin);
         }
         let request = token_request(target, challenge.parameter("service"), &session.scope(host), credential, host)?;
@@ -112,7 +113,7 @@ impl Registry {
                     denied(format!("token service `{place}` answered without a token{}", of_type(kind))).into()
                 });
             }
-            // A token may be in any answer of such a service, whatever its status says.
+            // Such a service may return a token with any status.
             let has_token = body.windows(6).any(|part| part == b"token\"");
             let shown: &[u8] = if has_token { &[] } else { &body[..body.len().min(8 << 10)] };
             let words = explanation(kind, shown, body.len() > 8 << 10, &session.secrets());
@@ -154,7 +155,7 @@ fn token_refused(
     Failure { error: refused.error.with_fault(fault), again: refused.again }
 }
 
-/// The request for a token: a GET, or a POST when a refresh token is to be exchanged.
+/// A GET, or a POST to exchange a refresh token.
 fn token_request(
     target: Target,
     service: Option<&str>,
@@ -187,23 +188,23 @@ fn token_request(
         Some(CredentialKind::RegistryToken(_)) | None => {}
     }
     let target = if query.is_empty() { target } else { target.with_query(&query.join("&")) };
-    // The token service is verified as the registry is, but shown a certificate only where it is the registry.
+    // The registry's TLS settings apply; the client certificate is sent only to the registry's own origin.
     let mut tls = host.tls.clone();
     tls.identity = tls.identity.filter(|_| target.origin == host.origin);
     let (redirects, hop) = (Redirects::SameOrigin, Stage::Token);
     Ok(Request { target, tls, bound, open: HeaderMap::new(), method: Method::GET, form, redirects, hop })
 }
 
-/// Whether a token service is shown the registry's credential: over HTTPS, or as the very origin it was given for. On
-/// a plain way anyone can rewrite the challenge and have the credential sent elsewhere.
+/// Whether a token service may receive the registry's credential: over HTTPS, or as the registry's own origin.
+/// Over plain HTTP an attacker can rewrite the challenge and redirect the credential.
 fn may_see(service: &Origin, registry: &Origin) -> bool {
     service.is_https() || service == registry
 }
 
-/// Where a challenge sends for a token, if that may be asked at all.
+/// The target of a token request, if it is allowed.
 ///
-/// It need not be the registry's own host (Docker Hub's is not), so the rules are: encrypted, unless the registry
-/// itself is not and it is the same host; and no address inside the network, unless the registry is one.
+/// The realm may be another host (Docker Hub's is). It must be encrypted, unless it is the host of an unencrypted
+/// registry. It must not be an internal address, unless the registry has one.
 fn check_realm(realm: &str, registry: &Origin) -> Result<Target, RuntimeError> {
     let place = registry.authority();
     let refuse = |why: String| denied(format!("registry `{place}` names a token service that is not asked: {why}"));

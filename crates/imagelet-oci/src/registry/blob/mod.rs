@@ -1,4 +1,4 @@
-//! Reads blobs as one exact stream, however often the connection breaks.
+//! Reads a blob as one exact stream across broken connections.
 
 pub(super) mod parallel;
 mod range_concurrency;
@@ -31,7 +31,7 @@ use crate::manifest::{Descriptor, corrupt, unacceptable};
 const REFILL_BYTES: u64 = 1 << 20;
 
 impl Registry {
-    /// Fetches a small blob whole, and checks its size and digest. A mirror that sends another blob is passed over.
+    /// Fetches a small blob and verifies its size and digest. A mirror with wrong content is skipped.
     pub(crate) async fn fetch_blob_bytes(
         &self,
         session: &PullSession,
@@ -52,7 +52,7 @@ impl Registry {
         }
     }
 
-    /// A blob, to be read in one stream or in several.
+    /// A blob that can be read in one stream or in several.
     pub(crate) fn blob(&self, session: &PullSession, descriptor: &Descriptor) -> BlobSource {
         BlobSource {
             registry: self.clone(),
@@ -63,7 +63,7 @@ impl Registry {
     }
 
     #[cfg(test)]
-    /// Opens a blob at an offset. Its size is held to, its digest is the reader's to check.
+    /// Opens a blob at an offset. The stream enforces the size; the reader verifies the digest.
     pub(crate) async fn open_blob(
         &self,
         session: &PullSession,
@@ -82,7 +82,7 @@ impl Registry {
         Ok(stream)
     }
 
-    /// Asks one host for a span of a blob; returns where the body ends as well.
+    /// Requests a span of a blob from one host; also returns where the body ends.
     async fn open_blob_at(
         &self,
         session: &PullSession,
@@ -99,7 +99,7 @@ impl Registry {
     }
 }
 
-/// A blob of a session, and what was learnt about the hosts that may have it. Clones share what they learn.
+/// Clones share the state of the hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct BlobSource {
     registry: Registry,
@@ -108,14 +108,14 @@ pub(crate) struct BlobSource {
     notes: Arc<Mutex<HostNotes>>,
 }
 
-/// Hosts, as places in the session's list.
+/// Hosts, as indices of the session's list.
 #[derive(Debug, Default)]
 struct HostNotes {
-    /// Bytes came from them.
+    /// Hosts that sent bytes.
     served: BTreeSet<usize>,
-    /// What they sent was not the blob; they are not asked for it again.
+    /// Hosts that sent wrong content; they are not used again.
     distrusted: BTreeSet<usize>,
-    /// Their connection stalled; they are asked again only where every host stalled.
+    /// Hosts that stalled; they are retried only after every host stalled.
     stalled: BTreeSet<usize>,
 }
 
@@ -128,7 +128,7 @@ impl BlobSource {
         self.descriptor.size
     }
 
-    /// A stream of some of its bytes. Nothing is asked for yet.
+    /// A stream of a span. Sends no request yet.
     pub(crate) fn stream(&self, span: Range<u64>) -> BlobStream {
         BlobStream {
             source: self.clone(),
@@ -144,9 +144,9 @@ impl BlobSource {
         }
     }
 
-    /// What came was not the blob: the mirrors that sent of it are not asked for it again, and named in the log.
+    /// Excludes and logs the mirrors that sent bytes of a wrong blob.
     ///
-    /// `false`: nothing came from a mirror, or no host is left.
+    /// `false`: no mirror sent bytes, or no host is left.
     pub(crate) fn distrust_mirrors(&self, error: &RuntimeError) -> bool {
         let mut notes = self.notes();
         let served = std::mem::take(&mut notes.served);
@@ -185,19 +185,18 @@ impl BlobSource {
     }
 }
 
-/// The bytes of a blob, or of a span of it, in order, each once.
+/// The bytes of a blob, or of a span, in order.
 #[derive(Debug)]
 pub(crate) struct BlobStream {
     source: BlobSource,
     body: Option<Incoming>,
-    /// The sender, and its place in the session's list.
+    /// The sender, and its index in the session's list.
     place: String,
     host: usize,
     patience: Patience,
-    /// Bytes of the blob that are read, the skipped ones included.
+    /// Bytes read, skipped ones included.
     reached: u64,
     end: u64,
-    /// An answer came at least once.
     is_open: bool,
     /// Bytes since the last break.
     unbroken: u64,
@@ -205,7 +204,7 @@ pub(crate) struct BlobStream {
 }
 
 impl BlobStream {
-    /// Waits until a host has begun to answer, so that an error of all hosts is known.
+    /// Waits for the response head, so that an error of all hosts is known.
     pub(crate) async fn ready(&mut self) -> Result<(), RuntimeError> {
         let is_empty = self.reached == self.end && self.source.size() > 0;
         if self.is_open || is_empty {
@@ -214,10 +213,10 @@ impl BlobStream {
         self.open().await
     }
 
-    /// The next bytes; `None` when the span is complete.
+    /// The next bytes; `None` at the end of the span.
     ///
-    /// A broken connection is taken up again where it broke, a few times. The time between calls does not count
-    /// against the sender. Dropping the future loses nothing.
+    /// A broken connection is resumed where it broke, with bounded retries. The time between calls does not count as
+    /// silence. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             let Some(body) = &mut self.body else {
@@ -237,7 +236,7 @@ impl BlobStream {
                 }
                 Err(error) => {
                     self.body = None;
-                    // All was here before the end was: nothing is missing.
+                    // The connection broke after the last byte: nothing is missing.
                     if self.reached < self.end {
                         self.broken(error).await?;
                     }
@@ -250,12 +249,11 @@ impl BlobStream {
         self.body = None;
     }
 
-    /// How many bytes of the blob are read.
     pub(crate) fn reached(&self) -> u64 {
         self.reached
     }
 
-    /// Where the stream ends: later than asked for when the host sends the whole blob whatever is asked.
+    /// Where the stream ends: after the requested end when the host ignores ranges.
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
@@ -340,7 +338,7 @@ impl BlobStream {
     }
 }
 
-/// The header that asks for a span; none for the whole, and no end where the blob ends.
+/// The `Range` header of a span; `None` for the whole blob, open-ended at the blob's end.
 fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     match (span.start, span.end) {
         (0, end) if end == size => None,
@@ -349,7 +347,7 @@ fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     }
 }
 
-/// Where the body ends if the head promises exactly the span, or, for a request from the first byte on, the whole blob.
+/// Where the body ends, if the head promises exactly the span, or the whole blob for a request from offset 0.
 fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: u64) -> Result<u64, String> {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let Range { start, end } = *span;
@@ -382,7 +380,6 @@ fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: 
     }
 }
 
-/// `bytes START-LAST/SIZE`, or `*` for an unknown size.
 fn is_span(range: &str, span: &Range<u64>, size: u64) -> bool {
     let parsed = || {
         let (found, total) = range.trim().strip_prefix("bytes ")?.split_once('/')?;
@@ -444,7 +441,7 @@ mod tests {
         assert_eq!(check_head(StatusCode::PARTIAL_CONTENT, &rest, &(4..10), 10), Ok(10));
         let part = head(&[(header::CONTENT_RANGE, "bytes 0-3/10"), (header::CONTENT_LENGTH, "4")]);
         assert_eq!(check_head(StatusCode::PARTIAL_CONTENT, &part, &(0..4), 10), Ok(4));
-        // A host that ignores ranges sends all of it, which is as good from the first byte on.
+        // A host that ignores ranges sends everything, which is correct from offset 0.
         assert_eq!(check_head(StatusCode::OK, &length("10"), &(0..4), 10), Ok(10));
         let short = head(&[(header::CONTENT_RANGE, "bytes 0-3/10"), (header::CONTENT_LENGTH, "3")]);
         for (status, headers, span) in [

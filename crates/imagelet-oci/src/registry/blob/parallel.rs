@@ -1,4 +1,4 @@
-//! One blob over as many connections as its reader can use, delivered in order, each byte asked for once.
+//! One blob over as many connections as its reader can use, delivered in order, each byte requested once.
 
 #[cfg(test)]
 mod tests;
@@ -26,12 +26,12 @@ use super::{
     range_concurrency::{LEAD, PART, Pace, RANGED_MIN, TransferSample},
 };
 
-/// Bytes that all blobs together may hold that are read before their turn.
+/// Bytes that all blobs together may read ahead.
 const READ_AHEAD_MAX: usize = 12 << 20;
-/// Connections of all blobs together beyond the one that each has.
+/// Connections of all blobs together beyond the first of each.
 const EXTRA_CONNECTIONS_MAX: usize = 12;
 
-/// What all blobs of a client share: the bounds on reading ahead.
+/// The read-ahead bounds that all blobs of a client share.
 #[derive(Debug)]
 pub(crate) struct ReadAhead {
     bytes: Arc<Semaphore>,
@@ -47,7 +47,7 @@ impl Default for ReadAhead {
     }
 }
 
-/// How long the reader of a blob has waited for bytes. The reader counts, the stream decides by it.
+/// How long the reader of a blob has waited for bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReaderWait(Arc<AtomicU64>);
 
@@ -70,22 +70,21 @@ pub(crate) struct RangedStream {
     started: Instant,
     meter: Arc<Meter>,
     head: BlobStream,
-    /// What was read of the part that is due now before its turn; then its stream becomes the head.
+    /// Bytes of the current part that were read ahead; then its stream becomes the head.
     turned: Option<Part>,
-    /// The parts after it, in order.
+    /// Later parts, in order.
     ahead: VecDeque<Part>,
-    /// The first byte that is not requested yet.
+    /// The first byte without a request.
     planned: u64,
 }
 
-/// What the connections of a blob have done.
 #[derive(Debug, Default)]
 struct Meter {
     received: AtomicU64,
     answered: AtomicUsize,
 }
 
-/// A span that is read before its turn, by a task of its own.
+/// A span that is read ahead by a task of its own.
 #[derive(Debug)]
 struct Part {
     held: mpsc::UnboundedReceiver<BufferedBytes>,
@@ -94,24 +93,21 @@ struct Part {
     _connection: Option<OwnedSemaphorePermit>,
 }
 
-/// Bytes and the room they take.
+/// Bytes and their read-ahead permit.
 #[derive(Debug)]
 struct BufferedBytes {
     bytes: Bytes,
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// When a part begins to read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reads {
-    /// At once.
     Ahead,
-    /// When it is its turn; until then it is only asked for.
+    /// Only the request is sent early.
     AtItsTurn,
 }
 
 impl BlobSource {
-    /// Opens the rest of the blob from an offset on.
     pub(crate) async fn open_ranged(
         &self,
         offset: u64,
@@ -122,7 +118,7 @@ impl BlobSource {
         let planned = if size.saturating_sub(offset) < RANGED_MIN { size } else { offset + pace.next_range() };
         let mut head = self.stream(offset..planned);
         match head.ready().await {
-            // Some registries refuse a range instead of ignoring it, and serve the whole.
+            // Some registries reject a range instead of ignoring it, and serve the whole blob.
             Err(error) if error.kind() == RuntimeErrorKind::Other && offset == 0 && planned < size => {
                 tracing::debug!(error = error.chain(), "a range was refused, asking for the whole blob");
                 head = self.stream(0..size);
@@ -145,7 +141,6 @@ impl BlobSource {
 }
 
 impl RangedStream {
-    /// The next bytes; `None` when the blob is complete.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             self.adapt();
@@ -175,19 +170,19 @@ impl RangedStream {
         }
     }
 
-    /// Whether all that came ahead of its turn was handed on.
+    /// Whether all read-ahead bytes are delivered.
     pub(crate) fn can_rest(&self) -> bool {
         self.turned.is_none()
     }
 
-    /// Gives its connections back. The next bytes are asked for anew, from where it stands.
+    /// Closes the connections. The next bytes are requested again from the current offset.
     pub(crate) fn rest(&mut self) {
         self.head.rest();
         self.ahead.clear();
         self.planned = self.head.end();
     }
 
-    /// A host that ignores ranges sends the whole blob: then no other host has to be asked.
+    /// A host that ignores ranges sends the whole blob: no other connection is needed.
     fn heed_extent(&mut self) {
         let behind = self.ahead.front().is_some() && self.head.end() == self.source.size();
         if behind {
@@ -196,7 +191,7 @@ impl RangedStream {
         self.planned = self.planned.max(self.head.end());
     }
 
-    /// Looks how it goes, and asks for more where that helps.
+    /// Measures the rate and opens a further connection where that helps.
     fn adapt(&mut self) {
         let size = self.source.size();
         if self.planned >= size {
@@ -227,7 +222,7 @@ impl RangedStream {
     fn plan(&mut self) -> Range<u64> {
         let start = self.planned;
         let (size, range) = (self.source.size(), self.pace.next_range());
-        // A short rest is not worth a request of its own.
+        // A short rest is not worth its own request.
         self.planned = if size - start < range + PART / 2 { size } else { start + range };
         start..self.planned
     }
@@ -247,7 +242,7 @@ impl RangedStream {
 impl Part {
     fn take_turn(&mut self) {
         if let Some(turn) = self.turn.take() {
-            // A reader that is done does not listen any more.
+            // The reader may have ended.
             let _ = turn.send(());
         }
     }
@@ -260,7 +255,7 @@ impl Part {
     }
 }
 
-/// Reads a part into memory until its turn comes, and hands its stream back.
+/// Reads a part into memory until its turn, then returns its stream.
 struct Reader {
     stream: BlobStream,
     room: Arc<Semaphore>,
@@ -271,7 +266,7 @@ struct Reader {
 
 impl Reader {
     async fn run(mut self, reads: Reads) -> Result<BlobStream, RuntimeError> {
-        // Not given up half way: what a host has begun to send would be sent twice.
+        // Not cancelled: the host would have to send the same bytes again.
         self.stream.ready().await?;
         if reads == Reads::AtItsTurn {
             let _ = self.turned.await;
@@ -289,7 +284,7 @@ impl Reader {
             let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             let room = tokio::select! {
                 room = Arc::clone(&self.room).acquire_many_owned(length) => room.ok(),
-                // The bytes are due now, and leave as fast as the reader takes them.
+                // The part's turn has come: the reader takes the bytes directly.
                 _ = &mut self.turned => None,
             };
             let is_due = room.is_none();

@@ -1,60 +1,59 @@
-//! How many connections one blob is worth: decides, and touches nothing.
+//! Decides the number of connections of one blob; does no I/O.
 //!
-//! One connection as long as the stage behind has work. When that stage waits for bytes, one connection more at a time,
-//! as long as each makes the blob come faster; when it no longer waits, one fewer.
+//! One connection is enough while the next stage has work. When that stage waits for bytes, connections are added
+//! one at
+//! a time, as long as each raises the rate; when it no longer waits, one is removed.
 
 use std::time::Duration;
 
 pub(crate) const RANGED_MIN: u64 = 16 << 20;
-/// The first range of a larger one, short enough to learn early.
+/// The first range of a larger blob, short enough to measure early.
 pub(crate) const RANGE_FIRST: u64 = 4 << 20;
-/// What each further range of a lone connection is longer than the one before.
+/// Growth of each further range of a single connection.
 const RANGE_GROWTH: u64 = 4;
-/// The longest range of a lone connection: a host that turns slow in it is kept until its end.
+/// The longest range of a single connection: a host that becomes slow is used to the end of its range.
 const RANGE_MAX: u64 = 32 << 20;
 pub(crate) const PART: u64 = 2 << 20;
-/// With this much left of a range the next one is asked for, so that no round trip shows.
+/// With this much left of a range the next one is requested, to hide the round trip.
 pub(crate) const LEAD: u64 = 2 << 20;
-/// Most connections for one blob.
 const CONNECTIONS_MAX: usize = 8;
 
-/// How long is looked before something is decided, at least.
+/// The shortest window of a measurement.
 const WINDOW: Duration = Duration::from_millis(50);
-/// Bytes that must have come meanwhile; fewer say nothing about a rate.
+/// Fewer bytes do not give a rate.
 const WINDOW_BYTES: u64 = 128 << 10;
 /// With fewer bytes, a window ends after this.
 const WINDOW_MAX: Duration = Duration::from_secs(1);
-/// The share of a window that the stage behind waits when the network is the slower one.
+/// Above this share of waiting time the network is the bottleneck.
 const READER_WAIT_HIGH: f64 = 0.25;
 const READER_WAIT_LOW: f64 = 0.05;
-/// The share of a connection's due that it must add to stay: `n` connections bring `n / (n - 1)` of what was.
+/// The share of its expected gain that a connection must add to stay: `n` connections bring `n / (n - 1)` of the
+/// rate.
 const GAIN_SHARE: f64 = 0.3;
-/// After a connection that added nothing, none is tried for this long.
+/// The pause after a connection that added nothing.
 const HOLD: Duration = Duration::from_secs(2);
 
-/// What is known at a moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferSample {
     pub(crate) at: Duration,
-    /// Bytes that came over all its connections.
+    /// Bytes over all connections.
     pub(crate) received: u64,
-    /// Time the stage behind has waited for bytes.
+    /// Time the next stage has waited for bytes.
     pub(crate) reader_wait: Duration,
-    /// Parts of it that have begun to come over further connections, ever.
+    /// Further connections' parts that have begun to arrive, in total.
     pub(crate) answered: usize,
     pub(crate) has_room: bool,
 }
 
-/// The decisions for one blob.
 #[derive(Debug)]
 pub(crate) struct Pace {
     connections: usize,
     range: u64,
     mark: Option<TransferSample>,
-    /// The rate before the last connection came, while it is on trial.
+    /// The rate before the newest connection, while it is on trial.
     on_trial: Option<f64>,
     hold_until: Duration,
-    /// So many parts must have begun to come before a rate says something about the newest connection.
+    /// A rate counts for the newest connection once this many parts have begun to arrive.
     settled_at: usize,
 }
 
@@ -84,10 +83,10 @@ impl Pace {
         range
     }
 
-    /// Looks again. Cheap; to be called whenever bytes came.
+    /// Measures and decides. Cheap; called whenever bytes arrive.
     pub(crate) fn look(&mut self, seen: TransferSample) {
         let Some(mark) = self.mark.filter(|_| seen.answered >= self.settled_at) else {
-            // A connection that is still being made says nothing about a rate: it counts from its first byte.
+            // A connection that is still being opened does not count: its trial starts with its first byte.
             self.mark = Some(seen);
             return;
         };
@@ -129,7 +128,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Plays windows of 100 ms: megabytes received, percent of the time that the reader waits; returns the connections after each.
+    /// Plays windows of 100 ms: megabytes received, percent of time the reader waits; returns the connections after
+    /// each.
     fn play(windows: &[(u64, u64)]) -> Vec<usize> {
         let mut pace = Pace::new();
         let mut seen = TransferSample {

@@ -1,4 +1,4 @@
-//! Where a request goes: an origin that credentials are bound to, and a path on it.
+//! A request's target: an origin that credentials are bound to, and a path on it.
 
 use std::{
     fmt,
@@ -10,11 +10,11 @@ use http::Uri;
 
 const URL_BYTES_MAX: usize = 16 << 10;
 
-/// Scheme, host and port. What was given for one is never shown to another.
+/// Scheme, host and port. A credential of one origin is never sent to another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Origin {
     is_https: bool,
-    /// In lower case; IPv6 in brackets.
+    /// Lower case; IPv6 in brackets.
     host: String,
     port: u16,
 }
@@ -31,7 +31,7 @@ impl Origin {
         self.is_https
     }
 
-    /// Host, and port where it is not the scheme's own: what a message calls it.
+    /// Host, and port unless it is the scheme's default, for messages.
     pub(crate) fn authority(&self) -> String {
         if self.has_default_port() { self.host.clone() } else { format!("{}:{}", self.host, self.port) }
     }
@@ -40,7 +40,7 @@ impl Origin {
         self.port == if self.is_https { 443 } else { 80 }
     }
 
-    /// Same host and port, whatever the scheme.
+    /// Same host and port with any scheme.
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
         self.host == other.host && (self.port == other.port || (self.has_default_port() && other.has_default_port()))
     }
@@ -57,7 +57,7 @@ impl Origin {
         }
     }
 
-    /// Whether it names, as a literal, a place that only this machine or its network can reach.
+    /// Whether the host is a literal address of this machine or a private network.
     pub(crate) fn is_internal(&self) -> bool {
         match host_kind(&self.host) {
             HostKind::Address(IpAddr::V4(address)) => is_internal_v4(address),
@@ -67,7 +67,6 @@ impl Origin {
         }
     }
 
-    /// Whether `HOST[:PORT]` is this machine.
     pub(crate) fn is_loopback_authority(authority: &str) -> bool {
         Target::parse(&format!("http://{authority}")).is_ok_and(|target| target.origin.is_loopback())
     }
@@ -80,7 +79,7 @@ impl fmt::Display for Origin {
 }
 
 impl Target {
-    /// Reads an absolute URL of `http` or `https`. The complaint does not repeat it.
+    /// Parses an absolute `http` or `https` URL. The error does not repeat it.
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
         let url = plain(url)?;
         let uri = Uri::from_str(&url).map_err(|_| "not a URL".to_owned())?;
@@ -106,7 +105,7 @@ impl Target {
         Ok(Self { origin: Origin { is_https, host, port }, path_and_query })
     }
 
-    /// Where a `Location` that came from here leads.
+    /// Resolves a `Location` header.
     pub(crate) fn join(&self, location: &str) -> Result<Self, String> {
         let location = plain(location.trim())?;
         let scheme_end =
@@ -128,7 +127,6 @@ impl Target {
         Self::parse(&format!("{}{joined}", self.origin))
     }
 
-    /// The path without the query.
     pub(crate) fn path(&self) -> &str {
         self.path_and_query.split('?').next().unwrap_or_default()
     }
@@ -159,7 +157,7 @@ impl fmt::Debug for Target {
     }
 }
 
-/// Without fragment, and with whatever is no URL character escaped. Control characters are refused.
+/// Drops the fragment, escapes other than URL characters, rejects control characters.
 fn plain(url: &str) -> Result<String, String> {
     if url.len() > URL_BYTES_MAX {
         return Err("a URL that is too long".to_owned());
@@ -207,7 +205,7 @@ fn without_dots(path_and_query: &str) -> String {
 
 enum HostKind {
     Address(IpAddr),
-    /// An address in a spelling that resolvers take, such as `127.1` or `0x7f000001`.
+    /// An address in a form that resolvers accept, such as `127.1` or `0x7f000001`.
     OddAddress,
     Localhost,
     Name,

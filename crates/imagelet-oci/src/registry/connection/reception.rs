@@ -1,7 +1,7 @@
-//! What one pull receives from the network: how long no byte came over any of its connections, and how fast they come.
+//! The network side of one pull: time without a byte over all connections, and the rate.
 //!
-//! Only time counts in which a request of the pull waits for the network. Time in which layers are unpacked, wait for a
-//! place or for a registry that asked to be asked later is not the network's.
+//! Only time in which a request waits for the network counts. Unpacking, the wait for a place and a registry's
+//! `Retry-After` do not count.
 
 use std::{
     future::Future,
@@ -12,25 +12,24 @@ use std::{
 
 use tokio::time::{Instant, timeout_at};
 
-/// Below which rate a pull trickles.
+/// The rate below which a pull trickles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trickle {
-    /// Bytes a second, over all connections of the pull.
+    /// Bytes per second over all connections of the pull.
     pub bytes_per_second: u64,
-    /// Over this time of waiting for the network.
+    /// The rate is measured over this time of waiting for the network.
     pub window: Duration,
 }
 
-/// What the network brought to one pull. Its connections share it.
+/// Shared by the connections of one pull.
 #[derive(Debug)]
 pub(crate) struct Reception {
-    /// The longest time without a byte; `None`: each connection's own limit is all there is.
+    /// The longest time without a byte; `None`: only the limit of each connection applies.
     silence_max: Option<Duration>,
     trickle: Option<Trickle>,
     state: Mutex<Received>,
 }
 
-/// Why a wait ended without a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Silent {
     #[error("the connection brought no byte for {} s", .0.as_secs_f32())]
@@ -46,11 +45,11 @@ struct Received {
     silent: Duration,
     waited: Duration,
     bytes: u64,
-    /// By the last window that ended.
+    /// Result of the last complete window.
     trickles: bool,
 }
 
-/// Counts as waiting for the network until it is dropped.
+/// Counts as waiting for the network until dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting<'a>(&'a Reception);
 
@@ -67,12 +66,12 @@ impl Reception {
         Self { silence_max, trickle, state: Mutex::new(Received::new(Instant::now())) }
     }
 
-    /// Bytes came: of a body, or the head of an answer.
+    /// Records received bytes of a body or a response head.
     pub(crate) fn heard(&self, bytes: u64) {
         self.lock().heard(bytes, self.trickle, Instant::now());
     }
 
-    /// Whether the pull came slower than it may while others wait, and has had this much time, at least a window.
+    /// Whether the pull has been slow for this time, at least one window.
     pub(crate) fn trickles_for(&self, time: Duration) -> bool {
         self.trickle.is_some_and(|trickle| time >= trickle.window) && self.lock().trickles
     }
@@ -84,7 +83,7 @@ impl Reception {
         Waiting(self)
     }
 
-    /// Waits for what the network brings, at most this long for this connection and no longer than the pull may be silent.
+    /// Waits for the network, bounded by this connection's limit and the pull's silence limit.
     pub(crate) async fn within<F: Future>(&self, limit: Duration, future: F) -> Result<F::Output, Silent> {
         let mut future = pin!(future);
         let _waiting = self.waiting();
@@ -99,13 +98,13 @@ impl Reception {
             match (self.ends(now), self.silence_max) {
                 (Some(ends), Some(silence_max)) if now >= ends => return Err(Silent::Pull(silence_max)),
                 _ if now >= given_up => return Err(Silent::Connection(limit)),
-                // Another connection of the pull brought bytes meanwhile.
+                // Another connection of the pull received bytes meanwhile.
                 _ => {}
             }
         }
     }
 
-    /// When the pull has been silent for too long, if no byte comes until then.
+    /// The time at which the pull's silence limit ends.
     fn ends(&self, now: Instant) -> Option<Instant> {
         let silence_max = self.silence_max?;
         let mut state = self.lock();
@@ -123,7 +122,7 @@ impl Received {
         Self { waits: 0, counted: now, silent: Duration::ZERO, waited: Duration::ZERO, bytes: 0, trickles: false }
     }
 
-    /// Counts the time since the last look, once however many requests wait.
+    /// Adds the time since the last call, once for all waiting requests.
     fn pass(&mut self, now: Instant) {
         if self.waits > 0 {
             let passed = now.saturating_duration_since(self.counted);
@@ -165,7 +164,7 @@ mod tests {
             assert_eq!(began.elapsed().as_secs(), seconds);
         }
         sleep(Duration::from_secs(7)).await;
-        // A pause that is the registry's or ours does not count, and the third wait ends both.
+        // A pause of the registry or of ours does not count; the third wait ends both.
         assert_eq!(reception.within(CONNECTION, pending::<()>()).await, Err(Silent::Pull(PULL)));
         assert_eq!(began.elapsed().as_secs(), 67);
         assert_eq!(
@@ -188,7 +187,7 @@ mod tests {
             assert_eq!(reception.within(CONNECTION, sleep(Duration::from_secs(19))).await, Ok(()));
             reception.heard(1);
         }
-        // 95 s in which a byte came each 19 s; then no more.
+        // A byte each 19 s for 95 s, then none.
         assert_eq!(silent.await.unwrap(), (Err(Silent::Pull(PULL)), Duration::from_secs(155)));
     }
 
@@ -198,7 +197,7 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(reception.within(CONNECTION, sleep(Duration::from_millis(10))).await, Ok(()));
             reception.heard(1);
-            // The disk takes its time.
+            // A slow disk.
             sleep(Duration::from_secs(50)).await;
         }
         assert!(!reception.trickles_for(PULL), "it was not the network");
@@ -226,7 +225,7 @@ mod tests {
                 reception.heard(bytes);
             }
             assert_eq!(reception.trickles_for(PULL), trickles, "{what}");
-            // A window that is fast again clears it.
+            // A fast window clears it.
             let waiting = reception.waiting();
             advance(PULL).await;
             drop(waiting);

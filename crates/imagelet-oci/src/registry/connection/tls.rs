@@ -1,4 +1,4 @@
-//! HTTP clients, one for each way of speaking TLS.
+//! HTTP clients, one per set of TLS settings.
 
 use std::{
     collections::HashMap,
@@ -31,25 +31,24 @@ use tokio::sync::OnceCell;
 
 use crate::registry::hosts::TlsSettings;
 
-/// Most clients that are kept; configuration that changes often starts over.
+/// Bounds the cache of clients: configuration that changes often starts over.
 const CLIENTS_MAX: usize = 64;
-/// Most bytes a connection reads ahead, and the longest head of an answer.
+/// Most bytes a connection reads ahead; also bounds the response head.
 const READ_AHEAD_MAX: usize = 128 << 10;
-/// Connections to one host that wait for their next request: as many as layers are fetched at once.
+/// Idle connections to one host: as many as layers are fetched at once.
 const IDLE_MAX: usize = 8;
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// Makes clients and keeps them, with their connections.
+/// Caches clients with their connections.
 pub(crate) struct Clients {
     provider: Arc<CryptoProvider>,
-    /// The system's certificate authorities, read at the first use of TLS: a node with a registry on loopback
-    /// and a command that asks no registry need neither the time nor the memory.
+    /// Read at the first use of TLS: a loopback registry or an offline command does not need them.
     roots: OnceCell<RootCertStore>,
     connect_timeout: Duration,
-    /// For plain HTTP; it trusts no certificate.
+    /// Plain HTTP; trusts no certificate.
     plain: OnceLock<HttpClient>,
     made: Mutex<HashMap<TlsSettings, HttpClient>>,
 }
@@ -69,7 +68,7 @@ impl Clients {
         Ok(self.plain.get_or_init(|| client).clone())
     }
 
-    /// The client for some settings. Without authorities of the system, only hosts with their own can be reached.
+    /// The client for these settings. Without system authorities only hosts with their own are reachable.
     pub(crate) async fn secure(&self, settings: &TlsSettings) -> Result<HttpClient, RuntimeError> {
         if let Some(client) = self.lock().get(settings) {
             return Ok(client.clone());
@@ -131,7 +130,7 @@ impl Clients {
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         };
         let Some(identity) = &settings.identity else { return Ok(builder.with_no_client_auth()) };
-        // The causes are left out: they could quote the key.
+        // The causes are dropped: they could quote the key.
         let chain = CertificateDer::pem_slice_iter(&identity.chain)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|_| unusable("`client` certificate"))?;
@@ -156,7 +155,7 @@ impl fmt::Debug for Clients {
     }
 }
 
-/// Checks a server's certificate where a configuration says more than the system's authorities.
+/// Verifies a server's certificate where the configuration extends the system's authorities.
 #[derive(Debug)]
 struct ConfiguredTrust {
     provider: Arc<CryptoProvider>,
@@ -165,14 +164,15 @@ struct ConfiguredTrust {
 
 #[derive(Debug)]
 enum Trust {
-    /// What `skip_verify` asks for: any server that holds the key of the certificate that it shows.
+    /// `skip_verify`: any server that holds the key of its certificate.
     Any,
-    /// A server that signed its own certificate shows one that says it is an authority. Webpki refuses an authority as a
-    /// server; where that very certificate is named as `ca`, there is nothing left to prove but its names.
+    /// Webpki rejects an authority as a server. A self-signed server certificate often is one; when `ca` names that
+    /// very
+    /// certificate, only its names are left to check.
     Named { webpki: Arc<WebPkiServerVerifier>, named: Vec<CertificateDer<'static>> },
 }
 
-/// Whether webpki refused only that an authority is the server. It looks at the time before that.
+/// Whether webpki rejected only that an authority is the server. It checks the validity period first.
 fn is_authority_as_server(error: &rustls::Error) -> bool {
     let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))

@@ -1,4 +1,4 @@
-//! Sends one request and follows where it is sent, leaving credentials behind at the door of another origin.
+//! Sends one request and follows its redirects; credentials stay with their origin.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,13 +19,12 @@ use crate::registry::{
     hosts::TlsSettings,
 };
 
-/// Most redirects that are followed, as curl and Go do.
+/// As curl and Go do.
 const REDIRECTS_MAX: usize = 10;
-/// Longest body that is read only to use its connection again.
+/// A longer body is not drained; its connection is closed.
 const DRAIN_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Sends requests.
 #[derive(Debug)]
 pub(crate) struct Transport {
     pub(crate) clients: Clients,
@@ -35,42 +34,39 @@ pub(crate) struct Transport {
     pub(crate) user_agent: HeaderValue,
 }
 
-/// One request.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) target: Target,
     pub(crate) tls: TlsSettings,
-    /// For the origin of `target` alone: its configured headers, and the authorization.
+    /// Only for the origin of `target`: its configured headers and the authorization.
     pub(crate) bound: HeaderMap,
     pub(crate) open: HeaderMap,
-    /// `GET`, or `HEAD` for an answer without its body.
     pub(crate) method: Method,
     pub(crate) form: Option<String>,
     pub(crate) redirects: Redirects,
     pub(crate) hop: Stage,
 }
 
-/// How far a request may be sent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Redirects {
-    /// Anywhere, without credentials.
+    /// To any origin, without credentials.
     Any,
     SameOrigin,
 }
 
-/// The head of an answer, and its body still to come.
+/// The head of a response, and the unread body.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Incoming,
     pub(crate) target: Target,
-    /// It came from, or by way of, another origin than was asked.
+    /// Another origin than that of the request sent or redirected it.
     pub(crate) strayed: bool,
 }
 
 impl Transport {
-    /// Sends a request and waits for the head of its answer.
+    /// Sends a request and waits for the response head.
     pub(crate) async fn send(&self, request: Request, reception: &Reception) -> Result<Answer, Failure> {
         let origin = request.target.origin.clone();
         // A client certificate is a credential too.
@@ -135,7 +131,7 @@ impl Transport {
             }
             Ok(Err(error)) => {
                 let error = unreachable(&place, error);
-                // Where there is a hint, there is something to mend first.
+                // A failure with a hint needs a correction first.
                 let again = if error.hint().is_some() { Again::Never } else { Again::Soon };
                 Err(Failure { error, again })
             }
@@ -147,7 +143,7 @@ impl Transport {
         }
     }
 
-    /// Reads a body of at most `limit` bytes; `true` when more was to come.
+    /// Reads at most `limit` bytes of a body; `true` when more follow.
     pub(crate) async fn read(
         &self,
         mut body: Incoming,
@@ -168,7 +164,6 @@ impl Transport {
     }
 }
 
-/// Why a body did not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
     #[error(transparent)]
@@ -190,7 +185,7 @@ impl ReadError {
     }
 }
 
-/// A silent connection is given up for another one; a silent pull is over.
+/// A silent connection is retried; a silent pull fails.
 fn again(silent: Silent) -> Again {
     match silent {
         Silent::Connection(_) => Again::Soon,
@@ -198,12 +193,11 @@ fn again(silent: Silent) -> Again {
     }
 }
 
-/// Waits for the bytes of one body, but not for ever. Only time spent waiting counts: a slow reader is not the sender's
-/// fault.
+/// Reads one body with a limit on the wait for each byte. A slow reader does not count.
 #[derive(Debug)]
 pub(crate) struct Patience {
     limit: Duration,
-    /// Since the last byte.
+    /// Time since the last byte.
     waited: Duration,
     reception: Arc<Reception>,
 }
@@ -213,7 +207,6 @@ impl Patience {
         Self { limit, waited: Duration::ZERO, reception: Arc::clone(reception) }
     }
 
-    /// The next bytes of a body; `None` at its end.
     pub(crate) async fn next(&mut self, body: &mut Incoming) -> Result<Option<Bytes>, ReadError> {
         loop {
             let started = Instant::now();
@@ -234,7 +227,7 @@ impl Patience {
     }
 }
 
-/// Reads a short body away, so that its connection serves the next request.
+/// Reads a short body to its end, so that its connection can be reused.
 pub(crate) async fn drain(mut body: Incoming) {
     if body.size_hint().lower() > DRAIN_BYTES_MAX as u64 {
         return;
@@ -249,7 +242,7 @@ pub(crate) async fn drain(mut body: Incoming) {
             };
         }
     };
-    // Whether it ended or not, the connection is dropped or kept by what was read.
+    // Hyper reuses or drops the connection according to what was read.
     let _ = timeout(DRAIN_TIMEOUT, read).await;
 }
 

@@ -6,14 +6,14 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
 use super::fake::FakeRegistry;
 use crate::registry::{Registry, RegistryConfig};
 
-/// A certificate for these names that says it is an authority, as `openssl req -x509` makes them.
+/// A self-signed certificate that is also an authority, as `openssl req -x509` makes it.
 fn authority_for(name: &str) -> CertificateParams {
     let mut parameters = CertificateParams::new([name.to_owned()]).expect("a name");
     parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     parameters
 }
 
-/// Pulls from a registry that shows its own certificate; `ca` is what the configuration names.
+/// Pulls from a registry with its own certificate; `ca` is the configured authority.
 async fn ask(parameters: &CertificateParams, ca: impl FnOnce(String) -> String) -> Result<(), (String, String)> {
     let (fake, pem) = FakeRegistry::start_showing(parameters, None).await;
     fake.put_image("v1", &[]);

@@ -1,4 +1,4 @@
-//! A registry on loopback that keeps or breaks its promises as a test asks, and remembers who asked it what.
+//! A registry on loopback that follows or breaks the protocol as a test asks, and records its requests.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,17 +24,15 @@ pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+jso
 pub(crate) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// A running registry. Stops when dropped.
 #[derive(Debug)]
 pub(crate) struct FakeRegistry {
     pub(crate) address: SocketAddr,
     state: Arc<Mutex<Inner>>,
     server: tokio::task::JoinHandle<()>,
-    /// Connections over which a client certificate came.
+    /// Connections with a client certificate.
     identified: Arc<AtomicUsize>,
 }
 
-/// A request as it came in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecordedRequest {
     pub(crate) method: String,
@@ -45,34 +43,35 @@ pub(crate) struct RecordedRequest {
     pub(crate) body: String,
 }
 
-/// What a registry asks to be shown.
+/// The credential that a registry requires.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Guard {
-    /// Nothing.
     #[default]
     Open,
-    /// This user and password.
     Basic(&'static str, &'static str),
-    /// A token from its own `/token`, which hands it out for this `Authorization` or form, or to anybody.
-    Bearer { shown: Option<String>, form: Option<String>, realm: Option<String> },
-    /// Something nobody has.
+    /// A token of its own `/token`, which grants it for this `Authorization` or form, or anonymously.
+    Bearer {
+        shown: Option<String>,
+        form: Option<String>,
+        realm: Option<String>,
+    },
+    /// A credential that does not exist.
     Never,
 }
 
-/// An answer instead of the usual one.
+/// A faulty response.
 #[derive(Clone, Debug)]
 pub(crate) enum Trick {
-    /// A status with headers and a body.
     Answer(u16, Vec<(&'static str, String)>, Bytes),
-    /// So many bytes of the body, then the connection is cut.
+    /// This many bytes of the body, then the connection is closed.
     CutAfter(usize),
-    /// So many bytes of the body, then nothing for ever.
+    /// This many bytes of the body, then silence.
     StallAfter(usize),
-    /// The whole body whatever range was asked for.
+    /// The whole body, whatever the requested range.
     IgnoreRange,
-    /// The usual answer with another header.
+    /// The usual response with another header.
     Header(&'static str, String),
-    /// The usual answer with another body, and no length told.
+    /// The usual response with another body and no length.
     Body(Bytes),
 }
 
@@ -81,23 +80,19 @@ struct Inner {
     documents: HashMap<String, (String, Bytes)>,
     blobs: HashMap<String, Bytes>,
     guard: Guard,
-    /// Tricks for paths that end so, each played so many times.
+    /// Tricks by the end of the path, with the number of uses left.
     tricks: Vec<(String, u32, Trick)>,
     seen: Vec<RecordedRequest>,
     tokens: u32,
-    /// Bytes a second over one connection; `None` for as fast as it goes.
+    /// Bytes per second over one connection; `None`: unlimited.
     rate: Option<u64>,
     traffic: Arc<Traffic>,
 }
 
-/// What the bodies of blobs did.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
-    /// Bytes of blobs that were sent.
     pub(crate) bytes: AtomicU64,
-    /// Bodies of blobs that are being sent.
     pub(crate) running: AtomicUsize,
-    /// The most that were sent at once.
     pub(crate) running_max: AtomicUsize,
 }
 
@@ -108,18 +103,18 @@ impl FakeRegistry {
         Self::serving(address, listener, Arc::default())
     }
 
-    /// One that speaks TLS, and the certificate in PEM that vouches for it.
+    /// A registry over TLS, and its certificate authority in PEM.
     pub(crate) async fn start_encrypted() -> (Self, String) {
         Self::start_asking_for(None).await
     }
 
-    /// The same that asks its clients for a certificate: this one; without it they are served as well.
+    /// A TLS registry that requests a client certificate and also serves clients without it.
     pub(crate) async fn start_asking_for(client: Option<CertificateDer<'static>>) -> (Self, String) {
         let parameters = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).expect("a name");
         Self::start_showing(&parameters, client).await
     }
 
-    /// One whose own certificate is signed by itself and made so.
+    /// A TLS registry with a self-signed certificate of these parameters.
     pub(crate) async fn start_showing(
         parameters: &rcgen::CertificateParams,
         client: Option<CertificateDer<'static>>,
@@ -162,7 +157,6 @@ impl FakeRegistry {
         Self { address, state, server, identified }
     }
 
-    /// How many connections came with a client certificate.
     pub(crate) fn identified(&self) -> usize {
         self.identified.load(Ordering::SeqCst)
     }
@@ -175,12 +169,12 @@ impl FakeRegistry {
         self.lock().guard = guard;
     }
 
-    /// Plays a trick on so many requests for paths that end so.
+    /// Plays a trick on this many requests for paths with this end.
     pub(crate) fn trick(&self, path_end: impl Into<String>, times: u32, trick: Trick) {
         self.lock().tricks.push((path_end.into(), times, trick));
     }
 
-    /// Makes tokens that were handed out worthless.
+    /// Invalidates all granted tokens.
     pub(crate) fn expire_tokens(&self) {
         self.lock().tokens += 1;
     }
@@ -202,7 +196,7 @@ impl FakeRegistry {
         digest
     }
 
-    /// An image of some layers under a tag; returns the digest of its manifest.
+    /// Stores an image under a tag; returns the digest of its manifest.
     pub(crate) fn put_image(&self, tag: &str, layers: &[&[u8]]) -> Digest {
         let config = br#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
         let describe = |media_type: &str, bytes: &[u8]| {
@@ -217,12 +211,12 @@ impl FakeRegistry {
         self.put_document(tag, OCI_MANIFEST, text)
     }
 
-    /// What was asked since the last call.
+    /// Requests since the last call.
     pub(crate) fn seen(&self) -> Vec<RecordedRequest> {
         std::mem::take(&mut self.lock().seen)
     }
 
-    /// Sends blobs with so many bytes a second over each connection.
+    /// Limits the rate of blobs over each connection.
     pub(crate) fn throttle(&self, rate: u64) {
         self.lock().rate = Some(rate);
     }
@@ -249,7 +243,7 @@ impl axum::serve::Listener for Encrypted {
     async fn accept(&mut self) -> (Self::Io, SocketAddr) {
         loop {
             let (stream, peer) = self.listener.accept().await.expect("a connection");
-            // Who does not shake hands is left; that is what some tests ask for.
+            // Some tests fail the handshake on purpose.
             if let Ok(stream) = self.acceptor.accept(stream).await {
                 let is_identified = stream.get_ref().1.peer_certificates().is_some();
                 self.identified.fetch_add(usize::from(is_identified), Ordering::SeqCst);
@@ -401,7 +395,7 @@ fn answer(status: u16, headers: &[(&'static str, String)], body: Bytes) -> Respo
     response.body(Body::from(body)).expect("a response")
 }
 
-/// A body that promises all and sends a part.
+/// A body that announces its full length and sends a part.
 fn broken(bytes: &Bytes, count: usize, stalls: bool, told: &mut BTreeMap<&str, String>) -> Body {
     use futures_util::{StreamExt as _, stream};
     told.insert("content-length", bytes.len().to_string());
@@ -410,7 +404,7 @@ fn broken(bytes: &Bytes, count: usize, stalls: bool, told: &mut BTreeMap<&str, S
     if stalls {
         return Body::from_stream(start.chain(stream::pending()));
     }
-    // The part must leave before the connection is cut, so the cut waits for its turn.
+    // The part must be sent before the connection is closed, so the close waits a turn.
     let cut = stream::once(async {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         Err(std::io::Error::other("cut"))
@@ -418,7 +412,6 @@ fn broken(bytes: &Bytes, count: usize, stalls: bool, told: &mut BTreeMap<&str, S
     Body::from_stream(start.chain(cut))
 }
 
-/// A body in small pieces that are counted, at a rate if there is one.
 fn metered(bytes: Bytes, rate: Option<u64>, traffic: &Arc<Traffic>) -> Body {
     struct Running(Arc<Traffic>);
     impl Drop for Running {

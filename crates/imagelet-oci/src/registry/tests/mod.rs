@@ -1,4 +1,4 @@
-//! Pulls from a registry that means well, and from ones that do not.
+//! Pulls from correct and from faulty registries.
 
 mod certificates;
 pub(crate) mod fake;
@@ -278,7 +278,7 @@ async fn a_redirect_to_another_origin_leaves_the_credential_behind() {
     assert_eq!(shown(&seen), [None]);
     assert_eq!(seen[0].query, "sig=secretsignature");
 
-    // Who asks for a credential there gets none, and the signature is not told.
+    // A 401 of the storage host receives no credential, and the message hides the signature.
     storage.guard(Guard::Never);
     let error = read(&resolved, &layer).await.unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Denied);
@@ -286,7 +286,7 @@ async fn a_redirect_to_another_origin_leaves_the_credential_behind() {
     assert_eq!(shown(&storage.seen()), [None]);
     fake.seen();
 
-    // Nor is it shown again on the way back.
+    // Nor after a redirect back to the registry.
     let back = format!("http://{}/v2/team/app/blobs/back", fake.address);
     storage.trick(layer.digest.as_str(), 9, answer(302, &[("location", &back)], ""));
     assert!(read(&resolved, &layer).await.is_err());
@@ -530,7 +530,7 @@ async fn an_encrypted_registry_is_believed_only_with_its_authority() {
             assert!(!error.is_outage(), "somebody is there, and is not trusted");
         }
     }
-    // Without configuration a loopback registry is asked in plain text, and nothing else is tried.
+    // Without configuration a loopback registry is tried in plain text only.
     assert_eq!(pull(&fake, None).await.unwrap_err().kind(), RuntimeErrorKind::RegistryUnavailable);
 }
 

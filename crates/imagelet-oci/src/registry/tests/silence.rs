@@ -1,4 +1,4 @@
-//! Registries, token services and stores behind redirects that fall silent, or never say a word.
+//! Registries, token services and stores behind redirects that stop sending.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::registry::{Registry, RegistryConfig, Resolved};
 
 const CONNECTION: Duration = Duration::from_secs(2);
 const PULL: Duration = Duration::from_secs(5);
-/// A pull that takes longer hangs.
+/// A slower pull hangs.
 const HANGS: Duration = Duration::from_secs(45);
 
 fn registry(retries: u32, silence_max: Option<Duration>) -> Registry {
@@ -52,12 +52,12 @@ async fn read(registry: &Registry, resolved: &Resolved) -> Result<usize, Runtime
     tokio::time::timeout(HANGS, read).await.expect("the pull hangs")
 }
 
-/// Takes connections and what is sent over them, and never says a word.
+/// Accepts connections and never answers.
 async fn silent() -> SocketAddr {
     speaking(b"", None).await
 }
 
-/// Answers with a beginning, and then with a byte each time.
+/// Answers with a head, then one byte per interval.
 async fn speaking(head: &'static [u8], every: Option<Duration>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! What strangers are shown: no password, token or certificate, wherever a registry, a redirect or a challenge sends.
+//! No redirect, challenge or mirror obtains a password, token or certificate of another origin.
 
 use std::{path::Path, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::registry::{Registry, RegistryConfig, Resolved};
 /// `Basic` for `user` and `hunter2pass`.
 const SHOWN: &str = "Basic dXNlcjpodW50ZXIycGFzcw==";
 
-/// A client that finds `settings` as the `hosts.toml` of the registry, and in `folder` the files these name.
+/// A client with `settings` as the registry's `hosts.toml`, and the files they name in `folder`.
 fn configured(folder: &Path, fake: &FakeRegistry, settings: &str) -> Registry {
     let own = folder.join(fake.address.to_string());
     std::fs::create_dir_all(&own).unwrap();
@@ -58,7 +58,7 @@ fn shown(seen: &[RecordedRequest]) -> Vec<Option<&str>> {
     seen.iter().map(|seen| seen.authorization.as_deref()).collect()
 }
 
-/// Every secret that came in, by header or form.
+/// Every secret received, by header or form.
 fn secrets_of(fake: &FakeRegistry) -> Vec<String> {
     let carries = |seen: &RecordedRequest| {
         seen.authorization.clone().or_else(|| Some(seen.body.clone()).filter(|it| !it.is_empty()))
@@ -73,7 +73,7 @@ async fn a_token_service_that_a_redirect_target_names_is_never_shown_the_passwor
     fake.put_image("v1", &[b"layer"]);
     fake.guard(Guard::Basic("user", "hunter2pass"));
     thief.guard(Guard::Bearer { shown: None, form: None, realm: None });
-    // It is trusted and speaks HTTPS: as the registry's own token service it would be shown the password.
+    // A trusted HTTPS host: as the registry's own token service it would receive the password.
     let realm = Some(format!("https://{}/token", thief.address));
     storage.guard(Guard::Bearer { shown: None, form: None, realm });
     let folder = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ async fn a_token_service_that_a_redirect_target_names_is_never_shown_the_passwor
     std::fs::write(folder.path().join(fake.address.to_string()).join("ca.pem"), authority).unwrap();
     let resolved = resolve(&registry, &fake, None).await;
     assert_eq!(resolved.unwrap_err().kind(), RuntimeErrorKind::Denied, "the registry wants the password");
-    // One that has shown it at the registry, and one that has not yet.
+    // One client that has used the credential at the registry, and one that has not.
     let resolved = resolve(&registry, &fake, Some(&password())).await.unwrap();
     let digest = resolved.manifest.layers[0].digest.clone();
     fake.trick(digest.as_str(), 9, sent_on(format!("http://{}/blobs/{digest}", storage.address)));
@@ -113,11 +113,11 @@ async fn a_password_and_an_identity_token_stay_away_from_a_plain_token_service_e
         assert!(text.contains(&service) && text.contains("not encrypted"), "{text}");
         assert!(error.hint().unwrap().contains("over HTTPS"), "{text}");
         assert_eq!(secrets_of(&thief), [""; 0]);
-        // What is open to all is pulled all the same, without the credential.
+        // Public content is pulled without the credential.
         thief.guard(Guard::Bearer { shown: None, form: None, realm: None });
         resolve(&registry, &fake, Some(&credential)).await.unwrap();
         assert_eq!(secrets_of(&thief), [""; 0]);
-        // A token for all may open less than the credential would; that it was not shown is said then as well.
+        // An anonymous token may grant less than the credential; the message then says that it was withheld.
         fake.expire_tokens();
         let error = resolve(&registry, &fake, Some(&credential)).await.unwrap_err();
         assert!(error.chain().contains(&service), "{}", error.chain());

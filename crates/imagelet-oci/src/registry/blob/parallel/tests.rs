@@ -1,4 +1,4 @@
-//! Blobs over several connections, from servers that are fast, slow, broken or liars.
+//! Blobs over several connections, from fast, slow, broken and lying servers.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::registry::{
 
 const MIB: usize = 1 << 20;
 
-/// Bytes that differ at every place a part could begin.
+/// Bytes that differ at every possible start of a part.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length.div_ceil(8))
         .flat_map(|index| (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
@@ -36,11 +36,10 @@ async fn source(fake: &FakeRegistry, registry: &Registry, layer: &[u8]) -> BlobS
     registry.blob(&resolved.session, &resolved.manifest.layers[0])
 }
 
-/// How fast the stage behind is.
+/// The speed of the next stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Behind {
     Hungry,
-    /// It never waits.
     Busy,
 }
 
@@ -95,7 +94,7 @@ async fn a_server_that_is_slow_over_one_connection_is_asked_over_several() {
     let started = Instant::now();
     assert!(read(&source, 0, Behind::Hungry).await.unwrap() == layer);
     let took = started.elapsed();
-    // Over one connection it takes six seconds.
+    // One connection would take six seconds.
     assert!(took < Duration::from_millis(3500), "{took:?}");
     let traffic = fake.traffic();
     assert_eq!(traffic.bytes.load(Ordering::SeqCst), layer.len() as u64, "no byte twice");
@@ -130,7 +129,7 @@ async fn what_is_read_ahead_stays_within_its_bound_while_the_reader_sleeps() {
     assert!(!stream.ahead.is_empty(), "it reads ahead");
     tokio::time::sleep(Duration::from_millis(800)).await;
     let held = stream.meter.received.load(Ordering::SeqCst) - read as u64;
-    // One piece a connection may be in hand while its room is waited for.
+    // One piece per connection may be in memory while it waits for its permit.
     let bound = (READ_AHEAD_MAX + 8 * 512 * 1024) as u64;
     assert!((1 << 20..=bound).contains(&held), "{held}");
     assert!(registry.shared.read_ahead.bytes.available_permits() < READ_AHEAD_MAX);
@@ -186,7 +185,7 @@ async fn a_server_that_lies_about_ranges_is_refused_and_nothing_is_spliced() {
         let error = read(&source, 0, Behind::Hungry).await.unwrap_err();
         assert_eq!(error.kind(), RuntimeErrorKind::Corrupt, "{lie}");
     }
-    // The first range was honoured, a later one is not: all of it is no answer to that.
+    // A host that honours the first range and not a later one sends bytes that are not the later part.
     let fake = FakeRegistry::start().await;
     let source = source(&fake, &registry(), &layer).await;
     let reader_wait = ReaderWait::default();
