@@ -1,4 +1,4 @@
-//! When to collect, and how far.
+//! The collection policy: when to collect, and how much.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     runtime::Freed,
 };
 
-/// When to collect, and how far. `low <= high` by construction.
+/// When to collect, and how much. `low <= high` by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
     high: Percent,
@@ -19,45 +19,45 @@ pub struct GcPolicy {
     age_counts: AgeCounts,
     way: GcWay,
     order: GcOrder,
-    /// `None`: inodes are not looked at.
+    /// `None`: inodes are ignored.
     inodes: Option<InodeMarks>,
-    /// `None`: nothing goes where the goal is out of reach.
+    /// `None`: an unreachable goal removes nothing.
     relief: Option<ReliefMarks>,
 }
 
-/// Which images go first, where room is wanted.
+/// The removal order for space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GcOrder {
-    /// The longest unused.
+    /// Least recently used first.
     #[default]
     Lru,
-    /// Those whose loss is expected to cost least for what only they take.
+    /// Lowest expected cost per exclusively used byte first.
     Cost,
 }
 
-/// What to collect.
+/// A collection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcRequest {
     /// Thresholds and ages.
     pub policy: GcPolicy,
     /// How far to go.
     pub goal: GcGoal,
-    /// Decide and report, remove nothing.
+    /// Decide and report without removing.
     pub dry_run: bool,
 }
 
-/// How far a collection goes. None of them takes an image in use, pinned, or younger than the policy's minimum.
+/// The goal of a collection. No goal removes an image in use, pinned, or younger than the minimum age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcGoal {
-    /// What is too old; then, if the disk is above the high threshold, down to the low one.
+    /// Old images; then, above the high threshold, down to the low one.
     Threshold,
-    /// This many bytes, whatever the disk.
+    /// This many bytes, whatever the disk usage.
     Free(ByteSize),
     /// Everything unused.
     AllUnused,
 }
 
-/// How full a disk's table of inodes may be; `low <= high` by construction.
+/// Thresholds of inode usage; `low <= high` by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InodeMarks {
     high: Percent,
@@ -65,64 +65,65 @@ pub struct InodeMarks {
 }
 
 impl InodeMarks {
-    /// Collecting starts at `high` percent in use and stops at `low`; a low mark above the high one is cut to it.
+    /// Collecting starts at `high` percent in use and stops at `low`, which is capped at `high`.
     pub fn new(high: Percent, low: Percent) -> Self {
         Self { high, low: low.min(high) }
     }
 }
 
-/// What a collection takes although the thresholds are out of reach.
+/// Limits for removals when the goal is out of reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReliefMarks {
-    /// Images go that were idle for at least this long.
+    /// Least idle time of an image to remove.
     pub idle_min: Duration,
-    /// From this share of the disk in use on, in percent, other images go as well, until less is in use.
+    /// Disk usage in percent from which other images are removed as well.
     pub critical: Percent,
 }
 
-/// Whose way of collecting.
+/// The collection algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GcWay {
-    /// Ours: planned as a whole before the first removal.
+    /// imagelet's: the whole plan is made before the first removal.
     #[default]
     Imagelet,
-    /// The kubelet's, to the letter (`docs/spec/gc.md §6-§8`).
+    /// The kubelet's, exactly (`docs/spec/gc.md §6-§8`).
     Kubelet,
 }
 
-/// From when the age of an image that was never used counts, where old images are removed for their age alone.
+/// The start of the age of a never used image, for removal by age.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AgeCounts {
-    /// From its last use, or from when it was first seen, whichever is later.
+    /// The later of last use and first sight.
     #[default]
     FromUseOrSight,
-    /// From its last use; one never used is infinitely old, even seconds after its pull. What the kubelet does.
+    /// The last use; a never used image is infinitely old, as in the kubelet.
     FromUse,
 }
 
-/// Why these numbers are no policy.
+/// Why the numbers are not a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GcPolicyError {
-    /// The high threshold is no percentage.
+    /// The high threshold is not a percentage.
     #[error("invalid HighThresholdPercent {0}, must be in range [0-100]")]
     High(i64),
-    /// The low threshold is no percentage.
+    /// The low threshold is not a percentage.
     #[error("invalid LowThresholdPercent {0}, must be in range [0-100]")]
     Low(i64),
-    /// The thresholds cross.
+    /// The low threshold exceeds the high one.
     #[error("LowThresholdPercent {low} can not be higher than HighThresholdPercent {high}")]
     Crossed {
-        /// Where collecting would stop.
+        /// The low threshold.
         low: i64,
-        /// Where it would start.
+        /// The high threshold.
         high: i64,
     },
 }
 
 impl GcPolicy {
-    /// Checks the thresholds: collecting starts at `high` percent of the disk used and stops at `low`.
+    /// Collecting starts at `high` percent of the disk in use and stops at `low`.
     ///
-    /// An image first seen less than `age_min` ago stays; one unused for longer than `age_max` goes whatever the disk.
+    /// An image first seen less than `age_min` ago stays; one idle for longer than `age_max` is removed whatever the
+    /// disk usage.
     pub fn new(high: i64, low: i64, age_min: Duration, age_max: Option<Duration>) -> Result<Self, GcPolicyError> {
         let high_percent = Percent::new(high).map_err(|_| GcPolicyError::High(high))?;
         let low_percent = Percent::new(low).map_err(|_| GcPolicyError::Low(low))?;
@@ -143,83 +144,83 @@ impl GcPolicy {
         })
     }
 
-    /// The same policy, counting ages otherwise.
+    /// Sets the start of ages.
     #[must_use]
     pub fn counting(self, age_counts: AgeCounts) -> Self {
         Self { age_counts, ..self }
     }
 
-    /// The same policy in another way.
+    /// Sets the algorithm.
     #[must_use]
     pub fn in_way(self, way: GcWay) -> Self {
         Self { way, ..self }
     }
 
-    /// The same policy in another order.
+    /// Sets the removal order.
     #[must_use]
     pub fn in_order(self, order: GcOrder) -> Self {
         Self { order, ..self }
     }
 
-    /// The same policy, looking at inodes as well. The kubelet's way does not.
+    /// Sets the inode thresholds, which the kubelet's algorithm ignores.
     #[must_use]
     pub fn watching_inodes(self, inodes: Option<InodeMarks>) -> Self {
         Self { inodes, ..self }
     }
 
-    /// The same policy, taking some images although the thresholds are out of reach. The kubelet's way takes all.
+    /// Sets the relief limits, which the kubelet's algorithm ignores: it removes all candidates.
     #[must_use]
     pub fn relieving(self, relief: Option<ReliefMarks>) -> Self {
         Self { relief, ..self }
     }
 
-    /// What goes where the thresholds are out of reach.
+    /// The relief limits.
     pub fn relief(&self) -> Option<ReliefMarks> {
         self.relief
     }
 
-    /// Which images go first.
+    /// The removal order.
     pub fn order(&self) -> GcOrder {
         self.order
     }
 
-    /// Whose way of collecting.
+    /// The algorithm.
     pub fn way(&self) -> GcWay {
         self.way
     }
 
-    /// Where collecting starts.
+    /// The high threshold.
     pub fn high(&self) -> Percent {
         self.high
     }
 
-    /// Where collecting stops.
+    /// The low threshold.
     pub fn low(&self) -> Percent {
         self.low
     }
 
-    /// How long an image stays after it was first seen, or asked for.
+    /// The least time since the first sight or the last request.
     pub fn age_min(&self) -> Duration {
         self.age_min
     }
 
-    /// How long an image stays unused.
+    /// The longest idle time.
     pub fn age_max(&self) -> Option<Duration> {
         self.age_max
     }
 
-    /// From when ages count.
+    /// The start of ages.
     pub fn age_counts(&self) -> AgeCounts {
         self.age_counts
     }
 
-    /// Whether the loop has anything to do at all (`docs/spec/gc.md §9`). Collection that is switched off so ignores inodes, too.
+    /// Whether periodic collection is disabled (`docs/spec/gc.md §9`); inode thresholds do not enable it.
     pub fn is_off(&self) -> bool {
         self.high.get() == 100 && self.age_max.is_none()
     }
 
-    /// How many inodes must go to come down to the low mark, and how many to be below the high one at least; `None`
-    /// while the disk is below it, or does not count them.
+    /// Inodes to free down to the low mark, and the least number to get below the high one; `None` below the high mark
+    /// or without inode counts.
     pub(crate) fn inodes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
         let marks = self.inodes?;
         let least = inodes_below(marks.high, disk)?;
@@ -229,8 +230,7 @@ impl GcPolicy {
         Some((low, least.min(low)))
     }
 
-    /// How much must go for this disk to be below the critical mark, nothing where it is; `None`: nothing goes where the
-    /// thresholds are out of reach.
+    /// The amount to free to get below the critical mark; `None` without relief limits.
     pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
         let critical = self.relief?.critical;
         let bytes = if disk.used_percent() < critical.get() { ByteSize::ZERO } else { space_below(critical, disk) };
@@ -238,29 +238,28 @@ impl GcPolicy {
         Some(Freed { bytes, inodes })
     }
 
-    /// How much must go for this disk to come down to the low threshold; `None` while it is below the high one.
-    ///
-    /// Zero where the thresholds meet and rounding left nothing to do.
+    /// Bytes to free down to the low threshold; `None` below the high one. Zero where the thresholds are equal and
+    /// rounding leaves nothing to free.
     pub(crate) fn space_wanted(&self, disk: &DiskUse) -> Option<ByteSize> {
         if disk.used_percent() < self.high.get() {
             return None;
         }
-        // 128 bits: a hundred times a capacity overflows 64 bits above 92 PB.
+        // A hundred times a capacity overflows 64 bits above 92 PB.
         let free_wanted = u128::from(disk.capacity.0) * u128::from(100 - self.low.get()) / 100;
         let missing = free_wanted.saturating_sub(u128::from(disk.available.0));
         Some(ByteSize(u64::try_from(missing).unwrap_or(u64::MAX)))
     }
 
-    /// The kubelet's amount to free down to the low threshold: below zero where more is free already.
+    /// The kubelet's number of bytes to free; negative below the low threshold.
     pub(crate) fn excess(&self, disk: &DiskUse) -> i64 {
         let free_wanted = i128::from(disk.capacity.0) * i128::from(100 - self.low.get()) / 100;
         let excess = free_wanted - i128::from(disk.available.0);
         i64::try_from(excess).unwrap_or(if excess < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// How much must go at least for this disk to be below the high threshold, where no collection begins.
+    /// The least number of bytes to free to get below the high threshold.
     ///
-    /// More than the disk holds where the threshold is so low that no disk is ever below it.
+    /// Exceeds the capacity where no disk can be below the threshold.
     pub(crate) fn space_below_high(&self, disk: &DiskUse) -> ByteSize {
         space_below(self.high, disk)
     }
@@ -272,7 +271,7 @@ fn space_below(mark: Percent, disk: &DiskUse) -> ByteSize {
     ByteSize(u64::try_from(missing).unwrap_or(u64::MAX))
 }
 
-/// `None`: the disk is below the mark, or does not count inodes.
+/// `None`: below the mark, or no inode counts.
 fn inodes_below(mark: Percent, disk: &DiskUse) -> Option<u64> {
     let (all, free) = (u128::from(disk.inodes?), u128::from(disk.inodes_free?));
     if all == 0 || 100 - free.min(all) * 100 / all < u128::from(mark.get()) {
@@ -299,7 +298,7 @@ mod tests {
         assert_eq!(policy.inodes_wanted(&disk(0)), None);
         let policy = policy.watching_inodes(Some(marks(95, 90)));
         assert_eq!(policy.inodes_wanted(&disk(60)), None);
-        // 94.1 percent are reported as 95.
+        // 94.1 percent is reported as 95.
         assert_eq!(policy.inodes_wanted(&disk(59)), Some((41, 1)));
         assert_eq!(policy.inodes_wanted(&disk(10)), Some((90, 50)));
         assert_eq!(policy.inodes_wanted(&DiskUse::default()), None);
@@ -330,7 +329,7 @@ mod tests {
         let disk = |capacity, available| DiskUse::of(ByteSize(capacity), ByteSize(available));
         assert_eq!(policy.space_wanted(&disk(1000, 600)), None);
         assert_eq!(policy.space_wanted(&disk(1000, 110)), None);
-        // 89.9 percent are reported as 90.
+        // 89.9 percent is reported as 90.
         assert_eq!(policy.space_wanted(&disk(1000, 101)), Some(ByteSize(99)));
         assert_eq!(policy.space_wanted(&disk(1000, 100)), Some(ByteSize(100)));
         assert_eq!(policy.space_wanted(&disk(1000, 50)), Some(ByteSize(150)));

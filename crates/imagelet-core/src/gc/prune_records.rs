@@ -20,13 +20,11 @@ use crate::{
     runtime::error_chain,
 };
 
-/// The pull records that collections prune.
 #[derive(Debug)]
 pub(super) struct Pruning {
     pub(super) records: Arc<PullRecords>,
-    /// An empty list of images is trusted at once, as that of the node's own store.
+    /// Trust an empty image list at once, as that of the embedded store.
     pub(super) trusts_empty_list: bool,
-    /// The last collection found no image at all.
     found_none: AtomicBool,
 }
 
@@ -35,9 +33,8 @@ impl Pruning {
         Self { records, trusts_empty_list, found_none: AtomicBool::new(false) }
     }
 
-    /// Whether this number of images left is to be trusted: a runtime that lists none although none was removed, as one
-    /// that has just been started might, is trusted from the second collection on. Without its record an image that comes
-    /// back would count as one that was always there, and be open to all.
+    /// A runtime that lists no image although none was removed may have just started. Its list is trusted from the
+    /// second collection on: an image without a pull record would count as preloaded and be accessible to all pods.
     fn trusts(&self, left: usize, removed: usize) -> bool {
         let found_none_before = self.found_none.swap(left == 0, Ordering::Relaxed);
         self.trusts_empty_list || left > 0 || removed > 0 || found_none_before
@@ -45,10 +42,10 @@ impl Pruning {
 }
 
 impl ImageGc {
-    /// Removes the records, older than the mark, of images that the collection left absent.
+    /// Removes the records, older than the mark, of absent images.
     pub(super) async fn prune_records(&self, request: &GcRequest, report: &GcReport, mark: Option<PruneMark>) {
         let (Some(pruning), Some(mark), Some(present)) = (&self.pruning, mark, &report.present) else { return };
-        // The kubelet prunes in its hooks, and goes by less than what is present.
+        // The kubelet prunes in its hooks, by a list smaller than the present images.
         let is_due = match request.policy.way() {
             GcWay::Imagelet => pruning.trusts(present.len(), report.removed().count()),
             GcWay::Kubelet => report.hook.is_some(),
@@ -72,7 +69,7 @@ impl ImageGc {
         self.resolve_open_intents().await;
     }
 
-    /// Looks for what interrupted pulls have fetched: it asks for credentials from now on.
+    /// Resolves the intents of interrupted pulls, so that their images require credentials from now on.
     async fn resolve_open_intents(&self) {
         let Some(pruning) = self.pruning.as_ref().filter(|pruning| pruning.records.has_open_intents()) else { return };
         let images = match self.runtime.list(None).await {

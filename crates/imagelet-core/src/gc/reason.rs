@@ -1,4 +1,4 @@
-//! Why an image stays or goes: a stable code with its inputs, and the words for people.
+//! The reason for keeping or removing an image: a stable code with its inputs, and a text.
 
 use std::{
     fmt,
@@ -10,13 +10,13 @@ use serde_json::Value;
 
 use crate::{image::ByteSize, text::duration_text};
 
-/// Why an image stays or goes. The code is stable; what stands beside it are the inputs that decided.
+/// Why an image stays or is removed. The code is stable; the fields are the inputs of the decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "code", rename_all = "snake_case")]
 pub enum Reason {
-    /// Stays: containers, mounts or exports hold it.
+    /// Stays: in use by containers, mounts or exports.
     InUse {
-        /// Which.
+        /// The users.
         by: Vec<String>,
     },
     /// Stays: pinned.
@@ -24,104 +24,103 @@ pub enum Reason {
         /// Patterns, `runtime`, or `sandbox image`.
         by: Vec<String>,
     },
-    /// Stays: a rule of the configuration keeps it.
+    /// Stays: matches a keep rule.
     Rule {
-        /// As the configuration spells it.
+        /// The rule as configured.
         rule: String,
     },
-    /// Stays: a rule would keep it if it had a label, and its labels are not known.
+    /// Stays: a label rule may match, and the labels are unknown.
     LabelsUnknown {
-        /// As the configuration spells it.
+        /// The rule as configured.
         rule: String,
     },
-    /// Stays: imagelet neither pulled nor adopted it, and only such images go.
+    /// Stays: imagelet neither pulled nor adopted it, and the configuration removes only such images.
     NotOwned,
     /// Stays: the runtime lists it without an id, so it cannot be removed.
     NoId,
-    /// Stays: it was first seen less than the minimum age ago.
+    /// Stays: first seen less than the minimum age ago.
     Young {
-        /// The minimum.
+        /// The minimum age.
         age_min: Duration,
     },
-    /// Stays: it was asked for a moment ago, and no container is seen yet.
+    /// Stays: requested recently, and no container is seen yet.
     Leased {
-        /// How long that protects it.
+        /// Duration of the lease.
         lease: Duration,
     },
-    /// Stays: it was asked for, and the container it is for may still come.
+    /// Stays: requested, and its container may still start.
     Awaited {
-        /// Until then at the latest, in whole seconds; `None`: another caller is about to remove it.
+        /// Latest end, in whole seconds; `None`: another caller is about to remove it.
         #[serde(default, skip_serializing_if = "Option::is_none", with = "moment")]
         until: Option<SystemTime>,
     },
-    /// Stays: it was in use at the last look but one; a list may have missed its user.
+    /// Stays: in use at the last pass but one; a list may have missed its user.
     Released,
     /// Stays: it was used since the collection began.
     JustUsed,
-    /// Stays: there was no need, or enough goes before it.
+    /// Stays: no space was needed, or earlier removals free enough.
     NotNeeded,
-    /// Stays: not even everything that may go would reach the goal, and its removal would win nothing.
+    /// Stays: the goal is out of reach, so its removal gains nothing.
     InVain,
-    /// Stays: not even everything that may go would reach the goal, and it was not idle for long enough to go all the
-    /// same.
+    /// Stays: the goal is out of reach, and it was not idle long enough to be removed in that case.
     Recent {
-        /// How long it was not used.
+        /// Its idle time.
         idle: Idle,
-        /// How long it would have to be.
+        /// The required idle time.
         idle_min: Duration,
     },
-    /// It was gone before its turn came.
+    /// Absent before its removal.
     Gone,
     /// Stays: the collection ended early.
     Aborted {
-        /// Why.
+        /// The cause.
         why: String,
     },
-    /// Stays: the runtime refused to remove it, as something holds it that only the runtime knows of.
+    /// Stays: the runtime refused the removal because of a user that only the runtime sees.
     Refused {
-        /// What it said.
+        /// The runtime's error.
         error: String,
     },
-    /// Stays: the runtime did not remove it.
+    /// Stays: the removal failed.
     Failed {
-        /// What it said.
+        /// The runtime's error.
         error: String,
     },
-    /// Goes: unused for too long.
+    /// Removed: idle for too long.
     Old {
-        /// How long it was not used.
+        /// Its idle time.
         idle: Idle,
-        /// The maximum.
+        /// The maximum idle time.
         age_max: Duration,
     },
-    /// Goes: room is wanted.
+    /// Removed: space is wanted.
     Room {
-        /// How long it was not used.
+        /// Its idle time.
         idle: Idle,
-        /// What its removal frees after those before it.
+        /// Bytes freed after the previous removals.
         frees: ByteSize,
     },
-    /// Goes: everything unused was to go.
+    /// Removed: the goal is all unused images.
     Unused {
-        /// How long it was not used.
+        /// Its idle time.
         idle: Idle,
     },
 }
 
-/// What an image goes for.
+/// The purpose of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GcPhase {
-    /// It was unused for too long.
+    /// Idle for too long.
     Age,
-    /// Room is wanted.
+    /// Space is wanted.
     Space,
-    /// All unused images were to go.
+    /// All unused images are removed.
     All,
 }
 
 impl GcPhase {
-    /// The word in metrics; the kubelet counts the removal of all unused images as `space`, too.
+    /// The metrics label; the kubelet counts the removal of all unused images as `space`, too.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Age => "age",
@@ -140,13 +139,13 @@ impl fmt::Display for GcPhase {
     }
 }
 
-/// How long an image was not used.
+/// The idle time of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Idle {
     /// Since its last use.
     Used(Duration),
-    /// Never used; since it was first seen.
+    /// Never used; since its first sight.
     Never(Duration),
 }
 
@@ -167,7 +166,7 @@ impl fmt::Display for Idle {
     }
 }
 
-/// A moment as documents have it: RFC 3339, UTC.
+/// RFC 3339 times in UTC.
 mod moment {
     use std::time::SystemTime;
 
@@ -193,14 +192,14 @@ mod moment {
 }
 
 impl Reason {
-    /// It is held for a container until this moment, at the latest the next full second.
+    /// Rounds the end of the lease up to a full second.
     pub(crate) fn awaited(until: SystemTime) -> Self {
         let since = until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let seconds = since.as_secs() + u64::from(since.subsec_nanos() > 0);
         Self::Awaited { until: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)) }
     }
 
-    /// The machine's word for it; stable.
+    /// The stable machine-readable code.
     pub fn code(&self) -> &'static str {
         match self {
             Self::InUse { .. } => "in_use",
@@ -229,8 +228,7 @@ impl Reason {
 }
 
 impl Reason {
-    /// What it rests on, as a document without the code, in the style of all documents for programs: keys in camelCase,
-    /// durations in seconds under a key that says so. Null where that is nothing.
+    /// The inputs as a document: camelCase keys, durations in seconds with the unit in the key. Null without inputs.
     pub fn inputs(&self) -> Value {
         let Ok(Value::Object(mut fields)) = serde_json::to_value(self) else { return Value::Null };
         fields.remove("code");
@@ -252,7 +250,7 @@ impl Reason {
     }
 }
 
-/// A number of seconds, whole where it can be; null for a time without a beginning.
+/// Seconds, whole where possible; null for an infinite duration.
 fn seconds(duration: Duration) -> Value {
     match duration {
         Duration::MAX => Value::Null,
@@ -272,7 +270,6 @@ fn camel_case(name: &str) -> String {
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// The first users say enough.
         const USERS_SHOWN_MAX: usize = 3;
         match self {
             Self::InUse { by } => {

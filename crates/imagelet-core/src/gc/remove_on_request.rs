@@ -1,4 +1,4 @@
-//! The removal of one image on request: of a command, or of a caller over CRI.
+//! The removal of one image on request of a command or a CRI caller.
 
 use std::time::SystemTime;
 
@@ -11,50 +11,50 @@ use crate::{
     runtime::RuntimeError,
 };
 
-/// What becomes of an image that containers or mounts use.
+/// How a removal treats an image in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedImages {
-    /// It stays.
+    /// Keep it.
     Stay,
-    /// It goes, as far as the store lets it go; its users are not asked for.
+    /// Remove it as far as the store permits, without listing its users.
     Go,
 }
 
-/// Why an image was not removed on order.
+/// Why a requested removal failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// These use it.
+    /// The image is in use.
     #[error("image `{image}` is in use by {}", by.join(", "))]
     InUse {
-        /// The name it was ordered by.
+        /// The requested name.
         image: String,
-        /// Containers, mounts, or what else is done with it right now.
+        /// Containers, mounts, or running work on the image.
         by: Vec<String>,
     },
-    /// Its users could not be listed, or the list is not to be trusted.
+    /// The users could not be listed, or the list is not trusted.
     #[error(transparent)]
     Unknown(#[from] GcError),
-    /// The store did not find or remove it.
+    /// The store did not find or remove the image.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
 }
 
 impl ImageGc {
-    /// Removes one image: age, pins and leases do not stand against it, users do unless it is to go all the same. `None`:
-    /// it is not there.
+    /// Removes one image despite its age, pins and leases, and despite its users where the request says so. `None`: the
+    /// image is absent.
     ///
-    /// A caller that asks for it meanwhile waits, and finds it absent; so does one that requests the same removal.
+    /// A concurrent request for the image waits and then finds it absent.
     ///
     /// # Errors
-    /// When it is in use, when that cannot be found out, or when the store refuses.
+    /// When the image is in use, when its users are unknown, or when the store refuses.
     pub async fn remove_ordered(
         &self,
         spec: &ImageSpec,
         used: UsedImages,
         now: SystemTime,
     ) -> Result<Option<Image>, OrderError> {
-        // One collection or order at a time.
+        // One collection or requested removal at a time.
         let waiting = Instant::now();
         let _turn = self.turn.lock().await;
         let now = now + waiting.elapsed();

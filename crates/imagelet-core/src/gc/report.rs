@@ -1,4 +1,4 @@
-//! What a collection did, and why: the decision on each image, the totals, the failures and the kubelet's event texts.
+//! The report of a collection: decisions, totals, failures and the kubelet's event texts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,144 +14,143 @@ use crate::{
     text::{aggregate, duration_text},
 };
 
-/// What a collection did, and why. In a dry run: what it would have done.
+/// The results of a collection, or the predicted results of a dry run.
 #[derive(Debug)]
 pub struct GcReport {
-    /// The disk at the start; all zero where it could not be measured and the goal does not need it.
+    /// The disk at the start; all zero where not measured and not needed by the goal.
     pub disk_before: DiskUse,
-    /// The disk at the end; `None` where nothing was removed or it could not be measured.
+    /// The disk at the end; `None` without removals or without a measurement.
     pub disk_after: Option<DiskUse>,
-    /// How much was to be freed; `None` where no space was wanted, or everything unused was.
+    /// Bytes to free; `None` where no space or everything unused was wanted.
     pub goal_bytes: Option<ByteSize>,
-    /// One for each image: those that were to go, in order; then those that stay, by key.
+    /// One decision per image: planned removals in order, then the others by key.
     pub decisions: Vec<GcDecision>,
-    /// The sizes of the removed images as the runtime lists them. Layers shared with others count although they stay.
+    /// Listed sizes of the removed images, which include shared layers that stay.
     pub claimed: ByteSize,
-    /// What the removals free by what is known of shared layers; see `certainty`.
+    /// Bytes freed according to known shared layers; see `certainty`.
     pub freed: Freed,
-    /// What would be free if everything that may go went.
+    /// Bytes that all candidates would free.
     pub could_free: ByteSize,
-    /// How sure `freed` and `could_free` are.
+    /// The certainty of `freed` and `could_free`.
     pub certainty: Certainty,
-    /// How much more is available on the disk than before; `None` where nothing was removed or measured.
-    ///
-    /// May lag behind where the runtime frees later, and includes what others wrote and removed meanwhile.
+    /// Gain of available bytes on the disk, including concurrent writes and removals; `None` without removals or a
+    /// measurement. May lag where the runtime frees asynchronously.
     pub measured: Option<ByteSize>,
-    /// What went wrong although the collection went on, in order.
+    /// Errors that did not end the collection, in order.
     pub failures: Vec<GcError>,
     /// Events to record on the node.
     pub events: Vec<GcEvent>,
-    /// Ids of all images that are there after it; `None` in a dry run or where they could not be listed.
+    /// Ids of all present images; `None` in a dry run or after a failed listing.
     pub present: Option<Vec<ImageId>>,
-    /// In the kubelet's policy: the ids that it hands to its hooks, after a space phase without a failure. They are
-    /// those it looked at and kept, and not all that are there.
+    /// The kubelet's policy: the ids for its hooks after a space phase without failure. They are the images it
+    /// considered and kept, not all present ones.
     pub hook: Option<Vec<ImageId>>,
 }
 
 impl GcReport {
-    /// What the collection failed with, as one text: what the kubelet would have returned. `None`: it succeeded.
+    /// The error text that the kubelet would return; `None` after a success.
     pub fn failure(&self) -> Option<String> {
-        // That nothing more can go is a state with an event of its own, and no failure of each run that sees it.
+        // An exhausted collection is a state with its own event, not a failure of each run.
         let failures = self.failures.iter().filter(|error| !matches!(error, GcError::OutOfReach { .. }));
         let texts: Vec<String> = failures.map(ToString::to_string).collect();
         (!texts.is_empty()).then(|| aggregate(&texts))
     }
 
-    /// The images that were removed, in order.
+    /// The removed images, in order.
     pub fn removed(&self) -> impl Iterator<Item = &GcDecision> {
         self.decisions.iter().filter(|it| it.outcome == GcOutcome::Removed)
     }
 
-    /// The images that went, or in a dry run would go.
+    /// The removed images, or the selected ones of a dry run.
     pub fn chosen(&self) -> impl Iterator<Item = &GcDecision> {
         self.decisions.iter().filter(|it| matches!(it.outcome, GcOutcome::Removed | GcOutcome::Chosen))
     }
 }
 
-/// What became of one image.
+/// The decision on one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcDecision {
-    /// The image as the inventory knew it.
+    /// The inventory's entry.
     pub entry: Arc<ImageEntry>,
-    /// What became of it.
+    /// The outcome.
     pub outcome: GcOutcome,
-    /// Why.
+    /// The reason of the outcome.
     pub reason: Reason,
-    /// What it was to go for; `None`: it was to stay.
+    /// The purpose of the planned removal; `None`: no removal was planned.
     pub phase: Option<GcPhase>,
-    /// What its removal frees after those before it.
+    /// Bytes freed after the previous removals.
     pub frees: ByteSize,
 }
 
 impl GcDecision {
-    /// Which image.
+    /// The image's key.
     pub fn key(&self) -> ImageKey {
         self.entry.key()
     }
 }
 
-/// What became of one image.
+/// The outcome of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GcOutcome {
-    /// It stays.
+    /// Not selected.
     Kept,
-    /// It was to go, and stays; the reason says what stood against it.
+    /// Selected, but a later check prevented the removal.
     Spared,
-    /// Dry run: it would go.
+    /// Dry run: selected.
     Chosen,
-    /// It is gone.
+    /// Removed.
     Removed,
-    /// The runtime did not remove it.
+    /// The removal failed.
     Failed {
-        /// What it said.
+        /// The runtime's error.
         error: String,
     },
 }
 
-/// A warning for the node's event list.
+/// A warning event on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcEvent {
-    /// The word alerts match on.
+    /// The event reason that alerts match.
     pub reason: &'static str,
-    /// The text, to the kubelet's letter.
+    /// The kubelet's exact text.
     pub message: String,
 }
 
 impl GcEvent {
-    /// The kubelet's event for an image that is listed without an id.
+    /// The kubelet's event for an image without an id.
     pub(super) fn invalid_id(key: &ImageKey) -> Self {
         Self { reason: "InvalidImageID", message: format!("ImageID is not valid, skipping, image: {key}") }
     }
 }
 
-/// Why a collection failed, or a part of it.
+/// Why a collection failed in whole or in part.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GcError {
-    /// The inventory could not be taken.
+    /// The inventory could not be refreshed.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
     /// The runtime does not report where its images are.
     #[error(transparent)]
     Filesystem(RuntimeError),
-    /// It reports no place at all.
+    /// The runtime reports no image file system.
     #[error("imageFs information is unavailable")]
     NoImageFilesystem,
-    /// The disk could not be measured. The kubelet's text, so the cause is in it.
+    /// The disk could not be measured. The kubelet's text includes the cause.
     #[error("get filesystem info: Failed to get the info of the filesystem with mountpoint: {cause}")]
     Probe {
-        /// What the system said.
+        /// The system's error.
         cause: std::io::Error,
     },
-    /// A disk without capacity, or one not visible from here.
+    /// A disk without capacity, or an invisible one.
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
     /// Removals of old images failed.
     #[error("wanted to free images older than {}, encountered errors in image deletion: {errors}", duration_text(*age_max))]
     AgeRemovals {
-        /// How old.
+        /// The maximum age.
         age_max: Duration,
-        /// All their texts.
+        /// The error texts.
         errors: String,
     },
     /// Removals for space failed.
@@ -159,12 +158,12 @@ pub enum GcError {
     SpaceRemovals {
         /// Bytes wanted.
         wanted: i64,
-        /// Bytes freed all the same.
+        /// Bytes freed.
         freed: u64,
-        /// All their texts.
+        /// The error texts.
         errors: String,
     },
-    /// The kubelet's policy: all that could go went, and the disk is still too full.
+    /// The kubelet's policy: the disk is still too full after all possible removals.
     #[error(
         "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). Failed to free \
          sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it could be used \
@@ -172,37 +171,37 @@ pub enum GcError {
         size_text(capacity.0)
     )]
     NotEnough {
-        /// How full the disk was before.
+        /// Disk usage at the start.
         used_percent: u8,
-        /// How large it is.
+        /// Disk capacity.
         capacity: ByteSize,
-        /// What went.
+        /// Bytes freed.
         freed: u64,
     },
-    /// All that may go together is not enough.
+    /// All candidates together do not free enough.
     #[error("{}", plan::message(*used_percent, *capacity, *outcome, shortfall, *certainty))]
     OutOfReach {
-        /// How full the disk was before.
+        /// Disk usage at the start.
         used_percent: u8,
-        /// How large it is.
+        /// Disk capacity.
         capacity: ByteSize,
-        /// What went all the same.
+        /// What the removals freed.
         outcome: ShortOutcome,
-        /// What holds the space now.
+        /// What holds the space.
         shortfall: Shortfall,
-        /// How sure that is.
+        /// The certainty of the shortfall.
         certainty: Certainty,
     },
-    /// No containers are listed where there were some: nothing is removed on such an answer.
+    /// The runtime lists no containers after it listed some; the list is not trusted.
     #[error("the runtime lists no containers where it listed some before; removed nothing on that answer")]
     ContainersVanished,
-    /// What is in use could not be asked again before a removal.
+    /// The users could not be checked again before a removal.
     #[error("could not ask what is in use before removing an image")]
     Recheck(#[source] InventoryError),
 }
 
 impl GcError {
-    /// The event the kubelet records for it.
+    /// The kubelet's event for this error.
     pub fn event(&self) -> Option<GcEvent> {
         let reason = match self {
             Self::NoCapacity => "InvalidDiskCapacity",
@@ -212,7 +211,7 @@ impl GcError {
         Some(GcEvent { reason, message: self.to_string() })
     }
 
-    /// Whether the goal was not reached although nothing went wrong.
+    /// Whether the goal was missed without an error.
     pub fn is_shortfall(&self) -> bool {
         matches!(self, Self::NotEnough { .. } | Self::OutOfReach { .. })
     }

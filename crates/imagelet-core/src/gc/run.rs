@@ -1,5 +1,5 @@
-//! A collection: refresh, plan, check again and remove, refresh; a new plan where something stood against a removal;
-//! then prune the pull records of absent images.
+//! One collection: refresh, plan, check again and remove, refresh; a new plan where a check prevented a removal; then
+//! prune the pull records of absent images.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,20 +26,20 @@ use crate::{
     text::{aggregate, split_grpc_error},
 };
 
-/// How often a collection plans anew because images turned out not to be free.
+/// Bound of new plans after prevented removals.
 const PLANS_MAX: usize = 8;
 
 impl ImageGc {
     /// Collects once.
     ///
-    /// A removal that fails, or an image that is taken into use meanwhile, is part of the report, and another one goes
-    /// instead. Dropping the future leaves the removals done so far.
+    /// A failed removal, or an image taken into use meanwhile, is part of the report, and another image is removed
+    /// instead. Dropping the future keeps the removals done so far.
     ///
     /// # Errors
-    /// When nothing was done because images, users or the disk are not known.
+    /// When images, users or the disk are unknown and nothing was done.
     pub async fn run(&self, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
-        // Held over the whole pass on purpose: two collections at once would both count what one of them removed, and
-        // together go further than either was asked to.
+        // Held over the whole pass: two concurrent collections would both count the other's removals and together free
+        // more than requested.
         let waiting = Instant::now();
         let _turn = self.turn.lock().await;
         let now = now + waiting.elapsed();
@@ -57,15 +57,13 @@ impl ImageGc {
     }
 }
 
-/// How the try to remove an image ended.
 enum Attempt {
     Removed,
     Failed(String),
-    /// It stays, or the run is over.
+    /// The image stays, or the collection is over.
     Spared,
 }
 
-/// One collection under way.
 struct Run<'a> {
     gc: &'a ImageGc,
     request: &'a GcRequest,
@@ -75,29 +73,29 @@ struct Run<'a> {
     containers: usize,
     containers_vanished: bool,
     disk: DiskUse,
-    /// What the first plan that knew the disk wanted.
+    /// The amount wanted by the first plan with a known disk.
     wanted: Option<Freed>,
     could_free: Freed,
     certainty: Certainty,
-    /// What was to go, in order.
+    /// Attempted removals, in order.
     attempts: Vec<GcDecision>,
-    /// The last plan and what it was made for.
+    /// The last plan and its snapshot.
     last: Option<(Arc<Snapshot>, Plan)>,
-    /// Images not to be planned for again, and why.
+    /// Images excluded from new plans, and why.
     spared: BTreeMap<ImageKey, Reason>,
     aged: Freed,
     freed: Freed,
     claimed: ByteSize,
-    /// The listed sizes of what was removed for space; `None`: nothing was.
+    /// Listed sizes of the images removed for space; `None` without such removals.
     removed_for_space: Option<ByteSize>,
     age_failures: Vec<String>,
     space_failures: Vec<String>,
     failures: Vec<GcError>,
     events: Vec<GcEvent>,
     hook: Option<Vec<ImageId>>,
-    /// Why no further removal is tried.
+    /// Why no further removal is attempted.
     aborted: Option<String>,
-    /// Something was to be removed, so operators want to know why the rest stays.
+    /// A removal was planned, so the reasons of the other images are worth logging.
     is_active: bool,
 }
 
@@ -144,10 +142,9 @@ impl<'a> Run<'a> {
         self.now + self.began.elapsed()
     }
 
-    /// Plans and removes until nothing is left to do.
     async fn collect(&mut self, mut snapshot: Arc<Snapshot>) -> Result<(), GcError> {
         if self.is_kubelet() && self.request.goal == GcGoal::Threshold && !self.dry_run() {
-            // The kubelet measures the disk once old images went, and only where none failed to.
+            // The kubelet measures the disk after the removals by age, and only if none failed.
             self.pass(&snapshot, None, true).await;
         }
         if self.age_failures.is_empty() || !self.is_kubelet() {
@@ -164,7 +161,7 @@ impl<'a> Run<'a> {
                 self.containers_vanished |= snapshot.containers_vanished;
             }
             if let Err(error) = disk {
-                // Nothing was done, so there is nothing to report but this.
+                // Nothing was done, so this error is the result.
                 if self.attempts.is_empty() && self.aborted.is_none() {
                     return Err(error);
                 }
@@ -175,7 +172,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Measures the disk, which a goal in bytes can do without.
+    /// A goal in bytes does not need the disk.
     async fn measure(&self) -> Result<DiskUse, GcError> {
         let disk = measure(&self.gc.runtime, &self.gc.probe).await;
         match self.request.goal {
@@ -189,7 +186,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Makes one plan and acts on it. Returns whether something stood against it, so that another plan may do better.
+    /// Executes one plan. Returns whether a removal was prevented, so that a new plan may do better.
     async fn pass(&mut self, snapshot: &Arc<Snapshot>, disk: Option<DiskUse>, is_last: bool) -> bool {
         let gc = self.gc;
         let layers = gc.runtime.layers().await.unwrap_or_else(|error| {
@@ -203,10 +200,10 @@ impl<'a> Run<'a> {
             goal: self.request.goal,
             now: self.now,
             watched_since: snapshot.watched_since,
-            // What goes is counted; the disk of the start stays the one the goal is measured by.
+            // Removals are counted; the goal refers to the disk at the start.
             disk,
             freed: self.freed,
-            // The kubelet measured the disk after it.
+            // The kubelet measures the disk after the removals by age.
             aged: if self.is_kubelet() { Freed::default() } else { self.aged },
             entries: &snapshot.entries,
             ruled: &ruled,
@@ -228,7 +225,7 @@ impl<'a> Run<'a> {
         is_disturbed && self.aborted.is_none() && !self.is_kubelet()
     }
 
-    /// Notes what a plan says of the whole; the first plan that knows the disk says what is wanted.
+    /// The first plan with a known disk sets the wanted amount.
     fn note(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         self.is_active |= plan.wanted.is_some() || !plan.steps.is_empty();
         if self.last.is_none() {
@@ -255,7 +252,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Counts all that is planned as done, and removes nothing.
+    /// A dry run: counts all planned removals as done.
     fn foresee(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         for step in &plan.steps {
             let entry = &input.entries[step.place];
@@ -266,10 +263,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Takes the steps of a plan, and counts what was freed.
+    /// Executes the steps of a plan and counts the freed bytes. Returns whether a step was not executed.
     ///
-    /// Where images share layers, a step that is not taken may leave others without effect: the rest waits for a new plan,
-    /// unless this is the last. In the kubelet's policy the next in order goes instead. Returns whether a step was not taken.
+    /// With shared layers, a skipped step may leave others without effect: the rest waits for a new plan, unless this
+    /// is the last. The kubelet's policy continues with the next image in order.
     async fn act(&mut self, plan: &Plan, input: &PlanInput<'_>, is_last: bool) -> bool {
         let (mut aged, mut gone) = (Vec::new(), Vec::new());
         let mut is_whole = true;
@@ -292,7 +289,7 @@ impl<'a> Run<'a> {
                 break;
             }
         }
-        // What stayed keeps what it shares with what went.
+        // Images that stay keep their shared layers.
         let order: Vec<usize> = aged.iter().chain(&gone).copied().collect();
         for (at, (_, frees)) in frees(input, &order).into_iter().enumerate() {
             let freed = if at < aged.len() { &mut self.aged } else { &mut self.freed };
@@ -301,13 +298,13 @@ impl<'a> Run<'a> {
         !is_whole
     }
 
-    /// Whether the kubelet would stop here: after a removal for space, by the listed sizes.
+    /// The kubelet stops after a removal for space once the listed sizes are enough.
     fn has_enough(&self, plan: &Plan) -> bool {
         let wanted = plan.wanted.map_or(u64::MAX, |wanted| wanted.bytes.0);
         self.removed_for_space.is_some_and(|removed| removed.0 >= wanted)
     }
 
-    /// Removes one image unless something has come between.
+    /// Removes one image after a fresh check.
     async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> Attempt {
         if let Some(why) = self.aborted.clone() {
             return self.spare(entry, step, Reason::Aborted { why });
@@ -338,12 +335,12 @@ impl<'a> Run<'a> {
         self.gc.record_removal(entry, &step.reason, self.clock());
         let (id, size) = (entry.image.id.to_string(), entry.image.size);
         let runtime_handler = entry.image.spec.runtime_handler.as_str();
-        // The kubelet's line, with its names of the fields; the names of the image are ours.
+        // The kubelet's log line with its field names; the image names are an addition.
         let (names, phase) = (entry.image.names().join(" "), step.phase);
         tracing::info!(imageID = %id, names, size = size.0, runtimeHandler = runtime_handler, %phase, "Removing image to free bytes");
         let spec = match self.request.policy.way() {
             GcWay::Imagelet => ImageSpec { image: id, ..entry.image.spec.clone() },
-            // The kubelet's names the id alone; a use under any handler kept the image from coming this far.
+            // The kubelet passes the id alone; a use under any handler prevents the removal earlier.
             GcWay::Kubelet => ImageSpec::new(id),
         };
         match self.gc.runtime.remove(&spec).await {
@@ -356,7 +353,7 @@ impl<'a> Run<'a> {
                 self.decide(entry, step, GcOutcome::Removed, step.reason.clone());
                 Attempt::Removed
             }
-            // Something holds it that only the store knows of, or it came into use since the check: another one goes.
+            // A user that only the store sees, or a use since the check: another image is removed instead.
             Err(error) if error.kind() == RuntimeErrorKind::InUse && !self.is_kubelet() => {
                 self.spare(entry, step, Reason::Refused { error: split_grpc_error(&error.chain()).1.to_owned() })
             }
@@ -388,13 +385,13 @@ impl<'a> Run<'a> {
         Reason::Aborted { why }
     }
 
-    /// Notes a failure that does not end the run, and its event.
+    /// Records a failure that does not end the run, and its event.
     fn fail(&mut self, error: GcError) {
         self.events.extend(error.event());
         self.failures.push(error);
     }
 
-    /// Notes what the kubelet hands to its hooks: what a space phase without a failure looked at and kept.
+    /// Records the images for the kubelet's hooks: those a space phase without failure considered and kept.
     fn note_hook(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         let has_space_phase = input.goal != GcGoal::Threshold || plan.wanted.is_some();
         if !has_space_phase || !self.space_failures.is_empty() || self.aborted.is_some() || self.dry_run() {
@@ -415,7 +412,6 @@ impl<'a> Run<'a> {
         self.hook = Some(left.map(|place| input.id(*place).clone()).collect());
     }
 
-    /// What went wrong, reported once.
     fn report_failures(&mut self) {
         let (policy, goal) = (self.request.policy, self.request.goal);
         let is_old_alone = self.is_kubelet() && !self.age_failures.is_empty();
@@ -448,7 +444,7 @@ impl<'a> Run<'a> {
             }
             return;
         }
-        // What came between is known to the last plan alone.
+        // Only the last plan includes the prevented removals.
         let short = self.last.as_ref().and_then(|(_, plan)| Some((plan.shortfall?, plan.certainty)));
         let Some((shortfall, certainty)) = short else {
             self.gc.shortfall.clear();
@@ -457,14 +453,14 @@ impl<'a> Run<'a> {
         let outcome =
             if self.dry_run() { ShortOutcome::WouldFree(self.freed) } else { ShortOutcome::Freed(self.freed) };
         let error = GcError::OutOfReach { used_percent, capacity, outcome, shortfall, certainty };
-        // A command gets the failure each time; the node's event is recorded once, until something changes.
+        // A command gets the failure each time; the node's event repeats only after a change.
         if goal == GcGoal::Threshold && !self.dry_run() && self.gc.shortfall.is_new(&self.disk, &shortfall) {
             self.events.extend(error.event());
         }
         self.failures.push(error);
     }
 
-    /// One decision for each image: what was to go, in order, then what stays.
+    /// One decision per image: planned removals in order, then the others.
     fn decisions(&mut self) -> Vec<GcDecision> {
         let mut decisions = std::mem::take(&mut self.attempts);
         let tried: BTreeSet<ImageKey> = decisions.iter().map(GcDecision::key).collect();
@@ -490,7 +486,6 @@ impl<'a> Run<'a> {
         decisions
     }
 
-    /// Refreshes and measures again, and reports all.
     async fn report(mut self) -> GcReport {
         let decisions = self.decisions();
         let (mut disk_after, mut present) = (None, None);

@@ -1,8 +1,8 @@
-//! What is logged of periodic runs: one failure may be the start's, a second in a row is an event (`docs/spec/gc.md §9`).
+//! The health of periodic runs: a first failure is logged, a second in a row is an event (`docs/spec/gc.md §9`).
 
 use super::report::GcEvent;
 
-/// Whether the run before failed. One for each daemon.
+/// Whether the previous run failed. One per daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GcRuns {
     failed: bool,
@@ -11,27 +11,27 @@ pub struct GcRuns {
 /// The log level of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunLevel {
-    /// An error.
+    /// A failed run.
     Error,
-    /// Worth a line: it is well again. The kubelet's verbosity 1.
+    /// The first success after a failure; the kubelet's verbosity 1.
     Recovered,
-    /// A detail. The kubelet's verbosity 4.
+    /// Any other success; the kubelet's verbosity 4.
     Routine,
 }
 
-/// What is logged of a run that ended.
+/// The log message of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunMessage {
     /// The level.
     pub level: RunLevel,
-    /// The line, to the kubelet's letter.
+    /// The kubelet's exact text.
     pub text: &'static str,
-    /// What is recorded on the node beside it.
+    /// The event to record on the node.
     pub event: Option<GcEvent>,
 }
 
 impl GcRuns {
-    /// Takes note of how a run ended.
+    /// Records the result of a run.
     pub fn ended(&mut self, result: Result<(), &str>) -> RunMessage {
         let failed_before = std::mem::replace(&mut self.failed, result.is_err());
         let (level, text, event) = match (result, failed_before) {
@@ -60,7 +60,6 @@ mod tests {
     use super::*;
     use crate::{gc::GcPolicy, testing::vectors};
 
-    /// As the vectors spell it.
     fn spelled(message: &RunMessage) -> Vec<String> {
         let level = match message.level {
             RunLevel::Error => "log-error",
@@ -90,7 +89,7 @@ mod tests {
             let age_max = Duration::from_nanos(input["image_maximum_gc_age"].as_u64().unwrap());
             let policy = GcPolicy::new(high, high - 1, Duration::ZERO, Some(age_max)).unwrap();
             assert_eq!(expected["image_gc_loop_started"], !policy.is_off(), "{name}");
-            // The program's `jobs.rs` runs these cases too, for the jobs of detection.
+            // The program's `jobs.rs` runs these cases for detection jobs, too.
         }
     }
 }

@@ -1,48 +1,48 @@
-//! Shadow mode: what was predicted, compared with what then happened.
+//! Shadow mode: predictions compared with the actual removals.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::report::{GcOutcome, GcReport};
 use crate::image::{ByteSize, ImageKey};
 
-/// How often prediction and event agreed, and the bytes of the difference.
+/// Counts and bytes of agreement between predictions and actual removals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShadowCounts {
-    /// Collections compared with the one before them.
+    /// Collections compared with the previous one.
     pub compared: u64,
-    /// Images that went, and that shadow mode would have removed, too.
+    /// Removed images that shadow mode selected, too.
     pub agreed: u64,
-    /// Images that went although shadow mode would have kept them.
+    /// Removed images that shadow mode kept.
     pub kept_in_vain: u64,
-    /// Their bytes: what would not have had to be pulled again, if it is.
+    /// Bytes of these images.
     pub kept_in_vain_bytes: ByteSize,
-    /// Images that came back after they had gone against the prediction.
+    /// Removed images that shadow mode kept and that came back.
     pub came_back: u64,
-    /// Their bytes: what was pulled again in truth, and would not have been.
+    /// Bytes that were pulled again and that shadow mode would have kept.
     pub saved_bytes: ByteSize,
-    /// Images that shadow mode would remove now, and that are still there.
+    /// Present images that shadow mode selected.
     pub still_there: u64,
-    /// Their bytes.
+    /// Bytes of these images.
     pub still_there_bytes: ByteSize,
 }
 
-/// Images remembered as gone against the prediction; more are not followed.
+/// Limit of followed images that were removed against the prediction.
 const GONE_MAX: usize = 10_000;
 
-/// Compares predictions with what then happened: each collection with the next.
+/// Compares each shadow collection with the images present at the next one.
 #[derive(Clone, Debug, Default)]
 pub struct Shadow {
-    /// The images of the last collection in shadow mode, and whether it would have removed them.
+    /// The images of the last shadow collection, and whether it selected them.
     last: BTreeMap<ImageKey, (ByteSize, bool)>,
-    /// Images that were removed on request since.
+    /// Images removed on request since.
     asked: BTreeSet<ImageKey>,
-    /// Images that went against the prediction, and may come back.
+    /// Images removed against the prediction, which may come back.
     gone: BTreeMap<ImageKey, ByteSize>,
     counts: ShadowCounts,
 }
 
 impl Shadow {
-    /// Takes a collection in shadow mode: the images that are present now show what became of the one before.
+    /// Records a shadow collection; its present images are the result of the previous prediction.
     pub fn record(&mut self, report: &GcReport) {
         let decided = report.decisions.iter();
         let now: BTreeMap<ImageKey, (ByteSize, bool)> =
@@ -78,12 +78,12 @@ impl Shadow {
         self.asked.clear();
     }
 
-    /// It was removed on request, which says nothing of another collector.
+    /// Records a removal on request, which is not a decision of the other collector.
     pub fn removed_on_request(&mut self, key: &ImageKey) {
         self.asked.insert(key.clone());
     }
 
-    /// The counts so far.
+    /// The current counts.
     pub fn counts(&self) -> ShadowCounts {
         self.counts
     }
@@ -157,14 +157,14 @@ mod tests {
         shadow.record(&report(&[("a", 10, true), ("b", 20, false), ("c", 40, false), ("d", 80, true)]));
         assert_eq!(shadow.counts().still_there_bytes, ByteSize(90));
         assert_eq!(shadow.counts().compared, 0);
-        // It took `a`, as predicted, and `b`, which was not; `c` was removed on request.
+        // The other collector removed `a`, as predicted, and `b`, against the prediction; `c` was removed on request.
         shadow.removed_on_request(&ImageKey::parse("c"));
         shadow.record(&report(&[("d", 80, true)]));
         let counts = shadow.counts();
         assert_eq!((counts.compared, counts.agreed, counts.kept_in_vain), (1, 1, 1));
         assert_eq!((counts.kept_in_vain_bytes, counts.saved_bytes), (ByteSize(20), ByteSize::ZERO));
         assert_eq!((counts.still_there, counts.still_there_bytes), (1, ByteSize(80)));
-        // `b` was needed after all.
+        // `b` was needed again.
         shadow.record(&report(&[("b", 20, false), ("d", 80, true)]));
         assert_eq!((shadow.counts().came_back, shadow.counts().saved_bytes), (1, ByteSize(20)));
         shadow.record(&report(&[("b", 20, false), ("d", 80, true)]));

@@ -12,9 +12,9 @@ pub(super) struct Tag<'a> {
     pub(super) image: usize,
 }
 
-/// The images that the last tags name, until there are so many of them; those of versions and those of other tags each.
+/// The images of the last `count` version tags and of the last `count` other tags.
 ///
-/// The same for tags in any order, as long as no two tags have both their text and their first sight in common.
+/// The order of the input does not matter unless two tags share both text and first sight.
 pub(super) fn last(tags: Vec<Tag<'_>>, count: usize) -> Vec<usize> {
     let (mut versions, mut others) = (Vec::new(), Vec::new());
     for tag in tags {

@@ -1,4 +1,4 @@
-//! Goals out of reach: what holds the space, the text of the report, and how often it is reported.
+//! Unreachable goals: the holders of the space, the report text, and the report rate.
 
 use std::{
     collections::BTreeMap,
@@ -13,27 +13,26 @@ use crate::{
     runtime::{Certainty, Freed},
 };
 
-/// What holds the space once all that is planned has gone. The parts add up to what is used on the disk then.
+/// Holders of the disk space after all planned removals. The parts add up to the used bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shortfall {
-    /// By images in use alone.
+    /// Images in use.
     pub in_use: ByteSize,
-    /// By pinned images that are not in use.
+    /// Pinned images that are not in use.
     pub pinned: ByteSize,
-    /// By images that stay for another reason.
+    /// Images that stay for another reason.
     pub kept: ByteSize,
-    /// By layers of images that may go, which images that stay have as well, or running pulls.
+    /// Layers that candidates share with images that stay or with running pulls.
     pub shared: ByteSize,
-    /// By what could go, all at once, and stays.
+    /// Candidates that stay.
     pub free: ByteSize,
-    /// By anything but images.
+    /// Data other than images.
     pub others: ByteSize,
-    /// How much more must be free at least.
+    /// The least missing amount.
     pub missing: Freed,
 }
 
-/// Splits what is used on the disk by what holds it, once the images at the places `gone` have freed so much.
-/// `candidates`: places of images that may go.
+/// Splits the used space by holder, after the images at the indices `gone` have freed this much. `candidates`: indices.
 pub(in crate::gc) fn shortfall(
     input: &PlanInput<'_>,
     candidates: impl Iterator<Item = usize>,
@@ -60,7 +59,7 @@ pub(in crate::gc) fn shortfall(
         }
     }
     if let Some(graph) = input.layers {
-        // The strongest and the weakest hold on each layer; an unknown image is kept.
+        // The strongest and the weakest hold on each layer; an unknown image counts as kept.
         let mut of: Vec<Option<(Hold, Hold)>> = vec![None; graph.layers.len()];
         for (image, parts) in &graph.images {
             let hold = holds.get(image).copied().unwrap_or(Hold::Kept);
@@ -85,7 +84,7 @@ pub(in crate::gc) fn shortfall(
     shortfall
 }
 
-/// How firmly an image is held.
+/// Strength of the hold on an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Hold {
     Gone,
@@ -109,13 +108,13 @@ impl Shortfall {
     }
 }
 
-/// The shortfall that was reported last. It is reported once, and again when it was over in between, when a part of it has
-/// changed by more than a twentieth of the disk, or after a restart.
+/// The last reported shortfall. A shortfall is reported again after it ended, after a part changed by more than a
+/// twentieth of the disk, or after a restart.
 #[derive(Debug, Default)]
 pub(in crate::gc) struct ReportedShortfall(Mutex<Option<Shortfall>>);
 
 impl ReportedShortfall {
-    /// Whether this is another shortfall than the one reported last; from now on it is that one.
+    /// Whether the shortfall differs from the last reported one, which it then replaces.
     pub(in crate::gc) fn is_new(&self, disk: &DiskUse, shortfall: &Shortfall) -> bool {
         let mut reported = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if reported.as_ref().is_some_and(|reported| is_alike(reported, shortfall, disk)) {
@@ -125,13 +124,13 @@ impl ReportedShortfall {
         true
     }
 
-    /// The goal was reached, or there was none: the next shortfall is reported.
+    /// The goal was reached or absent: the next shortfall is reported.
     pub(in crate::gc) fn clear(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// Pods that come and go change less than this.
+/// Normal pod churn changes less than this.
 const CHANGE_MIN_PERCENT: u64 = 5;
 
 fn is_alike(one: &Shortfall, other: &Shortfall, disk: &DiskUse) -> bool {
@@ -144,16 +143,16 @@ fn is_alike(one: &Shortfall, other: &Shortfall, disk: &DiskUse) -> bool {
     bytes && is_small(inodes, disk.inodes.unwrap_or_default())
 }
 
-/// What came of a collection whose goal is out of reach.
+/// The result of a collection with an unreachable goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShortOutcome {
-    /// What went freed this.
+    /// Bytes that the removals freed.
     Freed(Freed),
-    /// In a dry run: what would go would free this.
+    /// Bytes that the removals of a dry run would free.
     WouldFree(Freed),
 }
 
-/// The text of the event. It begins as the kubelet's does, which alerts match on.
+/// The event text. It begins like the kubelet's, which alerts match.
 pub(in crate::gc) fn message(
     used_percent: u8,
     capacity: ByteSize,
@@ -209,7 +208,7 @@ pub(in crate::gc) fn message(
     )
 }
 
-/// A size with one decimal in binary units, TiB the largest.
+/// A size with one decimal in binary units up to TiB.
 pub(in crate::gc) fn size_text(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
@@ -237,7 +236,7 @@ mod tests {
             let (bytes, text) = (&case["input"]["bytes"], case["expected"]["text"].as_str().unwrap());
             match bytes.as_u64() {
                 Some(bytes) => assert_eq!(size_text(bytes), text, "{}", case["name"]),
-                // The one case of a size below zero: here no such size can be written down, and nothing prints as it does.
+                // The only negative size; `u64` cannot represent it.
                 None => assert_eq!((bytes.as_i64(), text), (Some(-1), "-1 B")),
             }
         }

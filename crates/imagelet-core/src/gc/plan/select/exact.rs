@@ -9,7 +9,7 @@ const CANDIDATES_MAX: usize = 64;
 /// A visit costs as much as its groups; with more groups fewer sets are visited.
 const GROUPS_USUAL: usize = 100;
 
-/// Improves a set if a better one exists. Returns whether the search was complete.
+/// Improves a set if a better one exists. Returns whether the result is proven optimal.
 pub(super) fn improve(problem: &Problem, target: Weight, best: &mut Vec<u32>, nodes_max: usize) -> bool {
     let users: Vec<u32> =
         (0..number(problem.costs.len())).filter(|user| !problem.groups_of[place(*user)].is_empty()).collect();

@@ -303,7 +303,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Removes unneeded images from the set, most expensive first. Returns the removed images.
+/// Drops unneeded images from the set, most expensive first. Returns the dropped images, which stay.
 fn leave_out(state: &mut CoverState<'_>, target: Weight) -> Vec<u32> {
     let mut slack = state.gone().less(target);
     let mut set = state.set();

@@ -1,7 +1,7 @@
-//! Selects which of the images that may go do go for space.
+//! Selects the candidates to remove for space.
 //!
-//! Where layers are known, the set that frees enough at the least cost is a set-cover problem (`cover.rs`); where
-//! only sizes are, each image stands for itself (`independent.rs`).
+//! With known layers, the cheapest set that frees enough is a set-cover problem (`cover.rs`). With sizes alone, images
+//! are independent (`independent.rs`).
 
 mod cover;
 mod exact;
@@ -26,43 +26,41 @@ use crate::{
     runtime::{Freed, LayerGraph},
 };
 
-/// An image that may go, by its place in the input.
+/// A candidate for removal, by index in the input.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
     pub(super) place: usize,
-    /// What the runtime lists it with.
     pub(super) size: ByteSize,
-    /// Idle for so long that it goes although the goal is out of reach.
+    /// Idle long enough to be removed although the goal is out of reach.
     pub(super) is_idle: bool,
 }
 
-/// How much must go for space.
+/// How much to free for space.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    /// To reach the goal.
+    /// The goal.
     pub(super) all: Freed,
-    /// With less than this the goal is out of reach.
+    /// The least amount; below it the goal is out of reach.
     pub(super) least: Freed,
-    /// Where it is out of reach: what is idle goes, and more until this is free. `None`: nothing goes.
+    /// The amount to free when the goal is out of reach, besides idle images. `None`: remove nothing.
     pub(super) relief: Option<Freed>,
 }
 
-/// What goes for space.
 #[derive(Debug, Default)]
 pub(super) struct Selection {
-    /// Images by their place in the input, in order, and what each frees after those before it.
+    /// Indices in removal order, and the bytes freed after the previous ones.
     pub(super) goes: Vec<(usize, Freed)>,
-    /// In the kubelet's policy: what goes next where a removal fails.
+    /// The kubelet's policy: the next removals after a failed one.
     pub(super) reserve: Vec<(usize, Freed)>,
-    /// What would be free if all candidates went.
+    /// Bytes that all candidates free together.
     pub(super) possible: Freed,
-    /// All candidates are not enough for the goal.
+    /// All candidates do not reach the goal.
     pub(super) is_short: bool,
-    /// Not even enough for the least that is wanted.
+    /// All candidates do not reach the least amount.
     pub(super) is_out_of_reach: bool,
 }
 
-/// Selects from the candidates, which are in the order of last use; `old` went for their age.
+/// Candidates are in the order of last use; `old` images are removed by age.
 pub(super) fn select(
     input: &PlanInput<'_>,
     old: &[usize],
@@ -95,7 +93,7 @@ pub(super) fn select(
     Selection { goes, possible, is_short: true, is_out_of_reach: true, ..Selection::default() }
 }
 
-/// What these images free one after the other: by layers, or by their sizes where layers are not known.
+/// Bytes that these images free in sequence: by layers, or by listed sizes where layers are unknown.
 pub(in crate::gc) fn frees(input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
     match input.layers {
         Some(graph) => by_layers(graph, input, places),
@@ -103,10 +101,10 @@ pub(in crate::gc) fn frees(input: &PlanInput<'_>, places: &[usize]) -> Vec<(usiz
     }
 }
 
-/// What goes although the goal is out of reach: what is idle, and of the rest as much as frees `least` with it.
+/// The removals when the goal is out of reach: idle images, and others until `least` is free.
 fn relieve(field: &Field<'_>, old: &[usize], candidates: &[Candidate], least: Freed) -> Vec<(usize, Freed)> {
     let id = |it: &Candidate| field.input.id(it.place);
-    // An image of several handlers is as idle as the one that used it last.
+    // An image of several handlers is as idle as its last used entry.
     let recent: BTreeSet<&ImageId> = candidates.iter().filter(|it| !it.is_idle).map(id).collect();
     let idle: Vec<Candidate> = candidates.iter().copied().filter(|it| !recent.contains(id(it))).collect();
     let mut goes = field.choose(&idle, field.most(&idle));
@@ -122,7 +120,7 @@ fn relieve(field: &Field<'_>, old: &[usize], candidates: &[Candidate], least: Fr
     goes
 }
 
-/// What candidates free: by the layers that they share, or by their sizes where layers are not known.
+/// The bytes that candidates free: by shared layers, or by listed sizes where layers are unknown.
 struct Field<'a> {
     input: &'a PlanInput<'a>,
     graph: Option<Cow<'a, LayerGraph>>,
@@ -133,7 +131,6 @@ impl<'a> Field<'a> {
         Self { input, graph: input.layers.map(|graph| without(graph, input, gone)) }
     }
 
-    /// What would be free if all of them went.
     fn most(&self, candidates: &[Candidate]) -> Freed {
         let Some(graph) = &self.graph else { return bytes(candidates.iter().map(|it| it.size).sum()) };
         let items: Vec<Item> = by_image(self.input, candidates).into_keys().map(|id| Item::new(id, 0)).collect();
@@ -147,17 +144,17 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Whether so much may be enough. Sizes say nothing of inodes: only bytes can say that it is not.
+    /// Whether this may be enough. Sizes do not cover inodes, so only bytes can rule it out.
     fn may_meet(&self, possible: Freed, wanted: Freed) -> bool {
         possible.meets(if self.graph.is_some() { wanted } else { bytes(wanted.bytes) })
     }
 
-    /// As much of what is wanted as is possible; all where it is not known how much that is.
+    /// The wanted amount, capped at the possible one where that is known.
     fn within(&self, wanted: Freed, possible: Freed) -> Freed {
         if self.graph.is_none() && wanted.inodes > 0 { possible } else { wanted.at_most(possible) }
     }
 
-    /// Those that free so much, which is possible, in the order in which they go.
+    /// The candidates that free the wanted amount, in removal order; the amount must be possible.
     fn choose(&self, candidates: &[Candidate], wanted: Freed) -> Vec<(usize, Freed)> {
         let input = self.input;
         match (&self.graph, input.policy.order()) {
@@ -169,7 +166,7 @@ impl<'a> Field<'a> {
                 let Some(cover) = cover::choose(graph, &items, wanted) else { return Vec::new() };
                 let entries = |(image, frees): &(ImageId, Freed)| {
                     let at = &of_image[image];
-                    // The last entry of an image of several handlers frees what the image frees.
+                    // The last entry of a multi-handler image frees its bytes.
                     let last = at.len() - 1;
                     let each = |(number, at): (usize, &usize)| {
                         (candidates[*at].place, if number == last { *frees } else { Freed::default() })
@@ -199,7 +196,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// The first of them that are enough together.
+/// The shortest prefix that frees enough.
 fn until(goes: Vec<(usize, Freed)>, wanted: Freed) -> Vec<(usize, Freed)> {
     let mut sum = Freed::default();
     let is_wanted = |(_, frees): &(usize, Freed)| {
@@ -211,7 +208,7 @@ fn until(goes: Vec<(usize, Freed)>, wanted: Freed) -> Vec<(usize, Freed)> {
 }
 
 fn by_layers(graph: &LayerGraph, input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
-    // An image of several handlers goes with the last of its entries.
+    // A multi-handler image is removed with its last entry.
     let mut left: BTreeMap<&ImageId, usize> = BTreeMap::new();
     let goes = places.iter().map(|place| {
         let left = left.entry(input.id(*place)).or_insert_with(|| handlers(input, *place).len());
@@ -230,7 +227,7 @@ fn places(candidates: &[Candidate]) -> Vec<usize> {
     candidates.iter().map(|it| it.place).collect()
 }
 
-/// The entries of the image at this place: one for each handler that has it.
+/// The entries of the image at this index, one per handler.
 fn handlers(input: &PlanInput<'_>, place: usize) -> Range<usize> {
     let id = input.id(place);
     let mut of_image = place..place + 1;
@@ -243,7 +240,6 @@ fn handlers(input: &PlanInput<'_>, place: usize) -> Range<usize> {
     of_image
 }
 
-/// The graph without what is gone.
 fn without<'a>(graph: &'a LayerGraph, input: &PlanInput<'_>, gone: &[usize]) -> Cow<'a, LayerGraph> {
     if gone.is_empty() {
         return Cow::Borrowed(graph);
@@ -258,7 +254,7 @@ fn without<'a>(graph: &'a LayerGraph, input: &PlanInput<'_>, gone: &[usize]) -> 
     Cow::Owned(graph)
 }
 
-/// Positions of the candidates by image: an image of several handlers may go only if each of them lets it.
+/// Indices of candidates by image: a multi-handler image needs all its entries as candidates.
 fn by_image<'a>(input: &'a PlanInput<'_>, candidates: &[Candidate]) -> BTreeMap<&'a ImageId, Vec<usize>> {
     let mut of_image: BTreeMap<&ImageId, Vec<usize>> = BTreeMap::new();
     for (at, it) in candidates.iter().enumerate() {
@@ -268,9 +264,9 @@ fn by_image<'a>(input: &'a PlanInput<'_>, candidates: &[Candidate]) -> BTreeMap<
     of_image
 }
 
-/// Leaves out what is not needed, the last used first.
+/// Drops unneeded images from the selection, the last used first.
 fn leave_out(graph: &LayerGraph, input: &PlanInput<'_>, chosen: &mut Vec<usize>, wanted: Freed) {
-    /// Each try looks at the whole graph.
+    /// Each try walks the whole graph.
     const TRIES_MAX: usize = 64;
     let freed = |places: &[usize]| graph.freed_by(places.iter().map(|place| input.id(*place)));
     let mut at = chosen.len();

@@ -7,11 +7,10 @@ use crate::{
     runtime::{Freed, LayerGraph},
 };
 
-/// An image that may go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Item {
     pub(super) image: ImageId,
-    /// What its removal is expected to cost, in any unit that all items share.
+    /// Expected removal cost, in a unit common to all items.
     pub(super) cost: u64,
 }
 
@@ -21,7 +20,7 @@ impl Item {
     }
 }
 
-/// What a disk has again, wide enough for any sum (`docs/spec/gc.md W21`).
+/// Freed bytes and inodes, wide enough for any sum (`docs/spec/gc.md W21`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Weight {
     pub(super) bytes: u128,
@@ -46,22 +45,20 @@ impl Weight {
         Self { bytes: self.bytes + other.bytes, inodes: self.inodes + other.inodes }
     }
 
-    /// What is left, or nothing.
+    /// Saturates at zero.
     pub(super) fn less(self, other: Self) -> Self {
         Self { bytes: self.bytes.saturating_sub(other.bytes), inodes: self.inodes.saturating_sub(other.inodes) }
     }
 }
 
-/// Layers that exactly these candidates have: they come free together.
+/// Layers with exactly these candidates as users; they are freed together.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// Ascending.
     pub(super) users: Vec<u32>,
     pub(super) weight: Weight,
 }
 
-/// Candidates and the groups they have. Each candidate that has any group has one of its own, if need be a weightless
-/// one.
+/// Candidates and their groups. Each candidate with a group also has its own one, possibly weightless.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) images: Vec<ImageId>,
@@ -91,7 +88,7 @@ impl Problem {
             groups: Vec::new(),
             groups_of: vec![Vec::new(); candidates.len()],
         };
-        // Most layers have one user, which is looked up faster than a list.
+        // Most layers have one user, and an array is faster than a list.
         let mut own: Vec<Option<usize>> = vec![None; candidates.len()];
         let mut shared: HashMap<Vec<u32>, usize> = HashMap::new();
         for (layer, users) in graph.layers.iter().zip(users.0).filter(|(layer, _)| !layer.held) {
@@ -113,7 +110,7 @@ impl Problem {
         problem
     }
 
-    /// Images that share nothing, by cost and size, and are known by their positions alone.
+    /// Independent images by cost and size, identified by index.
     pub(super) fn independent(images: impl Iterator<Item = (u64, ByteSize)>) -> Self {
         let mut problem = Self { images: Vec::new(), costs: Vec::new(), groups: Vec::new(), groups_of: Vec::new() };
         for (user, (cost, frees)) in images.enumerate() {
@@ -134,20 +131,16 @@ impl Problem {
         group
     }
 
-    /// What comes free when all candidates go.
     pub(super) fn all(&self) -> Weight {
         self.groups.iter().fold(Weight::default(), |sum, group| sum.plus(group.weight))
     }
 }
 
-/// The users of each layer of a graph.
 struct Users(Vec<LayerUsers>);
 
-/// The users of one layer.
 #[derive(Clone)]
 enum LayerUsers {
     None,
-    /// One candidate.
     One(u32),
     /// Candidates, ascending.
     Several(Vec<u32>),
@@ -160,7 +153,7 @@ impl Users {
         Self(vec![LayerUsers::None; layers])
     }
 
-    /// Notes what an image has, which is a candidate or stays; candidates come in ascending order.
+    /// Records the layers of a candidate or of an image that stays; candidates come in ascending order.
     fn has(&mut self, user: Option<u32>, parts: &[u32]) {
         for part in parts {
             let Some(layer) = usize::try_from(*part).ok().and_then(|part| self.0.get_mut(part)) else { continue };
@@ -178,12 +171,12 @@ impl Users {
     }
 }
 
-/// A set of candidates that shall go.
+/// A set of candidates to remove.
 #[derive(Clone, Debug)]
 pub(super) struct CoverState<'a> {
     problem: &'a Problem,
     taken: Vec<bool>,
-    /// How many users of each group stay.
+    /// Remaining users of each group.
     left: Vec<u32>,
     gone: Weight,
     cost: u128,
@@ -231,7 +224,7 @@ impl<'a> CoverState<'a> {
         }
     }
 
-    /// What would not come free if this one stayed.
+    /// What would not be freed without this candidate.
     pub(super) fn loss(&self, user: u32) -> Weight {
         let groups = self.problem.groups_of[place(user)].iter();
         groups
@@ -243,7 +236,6 @@ impl<'a> CoverState<'a> {
         self.taken[place(user)]
     }
 
-    /// How many users of a group stay.
     pub(super) fn left(&self, group: u32) -> u32 {
         self.left[place(group)]
     }
@@ -256,12 +248,11 @@ impl<'a> CoverState<'a> {
         self.cost
     }
 
-    /// What each candidate costs.
     pub(super) fn costs(&self) -> &'a [u64] {
         &self.problem.costs
     }
 
-    /// The set, ascending.
+    /// Ascending.
     pub(super) fn set(&self) -> Vec<u32> {
         (0_u32..).zip(&self.taken).filter(|(_, taken)| **taken).map(|(user, _)| user).collect()
     }
